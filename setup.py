@@ -1,6 +1,8 @@
-"""Compiles the C++ kernels into the wheel. Everything else about the package stands in pyproject.toml.
+"""Compiles the C++ kernels into the wheel. Everything else about the package stands in
+pyproject.toml.
 
-Without a compiler the wheel is a pure one: the engine then builds the library on first use, or goes without.
+Without a compiler the wheel is a pure one: the engine then builds the library on first use, or goes
+without.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """An LLM inference and serving engine: a small kernel, everything else a plugin.
 
-`from core import LLM, AsyncLLM, SamplingParams` is the Python API; importing this module imports no torch.
+`from core import LLM, AsyncLLM, SamplingParams` is the Python API; importing this module imports no
+torch.
 """
 
 from __future__ import annotations

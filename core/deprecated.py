@@ -1,4 +1,7 @@
-"""The list of what plugins should stop using. An item stays for one version of the contracts, then it is removed."""
+"""The list of what plugins should stop using.
+
+An item stays for one version of the contracts, then it is removed.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +30,10 @@ class Deprecation:
 
 
 ROWS_OF_A_CUT_TENSOR: Final = (
-    "load(layer, suffix, tensor, rows) gets tensors that are cut along their first axis, which packed, transposed and "
-    "block-scaled formats do not stand; write load(layer, suffix, tensor, part) with core.api.Part and cut there."
+    "load(layer, suffix, tensor, rows) gets tensors that are cut along their first axis, which "
+    "packed, transposed and "
+    "block-scaled formats do not stand; write load(layer, suffix, tensor, part) with core.api.Part "
+    "and cut there."
 )
 """Said of quantization methods written before `Part`; they still load."""
 
@@ -58,8 +63,12 @@ def advice(api: int) -> str:
 
 
 def by_request(extra_tokens: Callable[[Any], int]) -> Callable[[Any], list[int]]:
-    """Return `guesses(rows)` of a scheduler extension, made of the older method that is asked about one request at a time."""
-    warnings.warn("extra_tokens(request) is deprecated; write guesses(rows)", DeprecationWarning, stacklevel=2)
+    """Return `guesses(rows)` of a scheduler extension, made of the older method that is asked about
+    one request at a time.
+    """
+    warnings.warn(
+        "extra_tokens(request) is deprecated; write guesses(rows)", DeprecationWarning, stacklevel=2
+    )
 
     def guesses(rows: Any) -> list[int]:
         return [extra_tokens(rows.request(row)) for row in rows.rows.tolist()]

@@ -43,14 +43,19 @@ class InvalidRequest(EngineError, ValueError):
 
 
 def prompt_too_long(message: str) -> InvalidRequest:
-    """Return the refusal of a prompt that has more tokens than the context holds; `message` says how many."""
-    return InvalidRequest("prompt", f"{message} Shorten it, or set truncate_prompt_tokens.", TOO_LONG)
+    """Return the refusal of a prompt that has more tokens than the context holds; `message` says
+    how many.
+    """
+    return InvalidRequest(
+        "prompt", f"{message} Shorten it, or set truncate_prompt_tokens.", TOO_LONG
+    )
 
 
 class PluginError(EngineError):
     """A plugin that is missing, broken or breaks a contract; always names whose it is.
 
-    The message is for whoever runs the engine: it has files and the exception. `told` is for clients.
+    The message is for whoever runs the engine: it has files and the exception. `told` is for
+    clients.
     """
 
     culprit: str
@@ -64,7 +69,9 @@ class PluginError(EngineError):
         self._answer = None if self.is_fault else str(cause)
 
     def told(self, request_id: str | None) -> str:
-        """Return what the client of a request is told: whose fault it is, and the id under which the log has the rest."""
+        """Return what the client of a request is told: whose fault it is, and the id under which
+        the log has the rest.
+        """
         if self._answer is not None:
             return self._answer
         who = f"plugin {self.culprit!r}" if self.culprit else "a plugin"
@@ -73,7 +80,9 @@ class PluginError(EngineError):
 
 
 def shown(error: BaseException | None) -> str:
-    """Return why an engine has ended, in words that clients may read: of a plugin's exception nothing but whose it is."""
+    """Return why an engine has ended, in words that clients may read: of a plugin's exception
+    nothing but whose it is.
+    """
     if error is None:
         return "shut down"
     return error.told(None) if isinstance(error, PluginError) else str(error)
@@ -84,10 +93,13 @@ class ModelError(EngineError):
 
 
 NO_CHOICE: Final = (
-    "every token is excluded, so none could be generated; allowed_token_ids, bad_words, logit_bias, min_tokens "
+    "every token is excluded, so none could be generated; allowed_token_ids, bad_words, "
+    "logit_bias, min_tokens "
     "and structured_outputs of this request leave nothing"
 )
-"""Of a request that cannot go on because of what it asks for: found out in a step, when all of it has been applied."""
+"""Of a request that cannot go on because of what it asks for: found out in a step, when all of it
+has been applied.
+"""
 
 
 class RequestFailed(EngineError):
@@ -115,11 +127,15 @@ class LastStageFailed(EngineError):
 
 
 class EngineDead(EngineError):
-    """The engine has ended, or a process it needs; no request can be served by this object any more."""
+    """The engine has ended, or a process it needs; no request can be served by this object any
+    more.
+    """
 
 
 class ProcessKilled(EngineDead):
-    """A process of the engine was ended from outside: killed by somebody, or by the system for want of memory."""
+    """A process of the engine was ended from outside: killed by somebody, or by the system for want
+    of memory.
+    """
 
 
 class ProcessFrozen(ProcessKilled):
@@ -127,7 +143,9 @@ class ProcessFrozen(ProcessKilled):
 
 
 def make_all(calls: Iterable[Callable[[], object]]) -> None:
-    """Make every call, whatever others raise; then raise what the first has raised, with notes of what came after it."""
+    """Make every call, whatever others raise; then raise what the first has raised, with notes of
+    what came after it.
+    """
     first: Exception | None = None
     for call in calls:
         try:
@@ -142,7 +160,9 @@ def make_all(calls: Iterable[Callable[[], object]]) -> None:
 
 
 def error_called(kind: str, message: str) -> EngineError | None:
-    """Return an exception of ours by the name of its class; None if it is none, or needs more than a message."""
+    """Return an exception of ours by the name of its class; None if it is none, or needs more than
+    a message.
+    """
     ours = globals().get(kind)
     if not (isinstance(ours, type) and issubclass(ours, EngineError)) or ours is InvalidRequest:
         return None
@@ -150,9 +170,11 @@ def error_called(kind: str, message: str) -> EngineError | None:
 
 
 def did_you_mean(name: str, known: Iterable[str], most: int = 1) -> str:
-    """Return `; did you mean 'x'?` for the nearest known name, or for the `most` nearest, or an empty string.
+    """Return `; did you mean 'x'?` for the nearest known name, or for the `most` nearest, or an
+    empty string.
 
-    Capitals count for nothing. Names of architectures are alike only where the families are: the ends of all are.
+    Capitals count for nothing. Names of architectures are alike only where the families are: the
+    ends of all are.
     """
     by_folded = {one.casefold(): one for one in known}
     found = difflib.get_close_matches(name.casefold(), by_folded, n=most, cutoff=_NEAR)

@@ -1,4 +1,7 @@
-"""The plugin called `kernel`: the smallest entries without which no engine runs. It cannot be left out."""
+"""The plugin called `kernel`: the smallest entries without which no engine runs.
+
+It cannot be left out.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,13 @@ from core.plugin.entry import Entry, hookimpl
 @hookimpl
 def engine_clients() -> list[Entry]:
     """Give the client that needs no other process."""
-    return [Entry("thread", "core.engine.thread_client:ThreadClient", "the engine in a thread of this process")]
+    return [
+        Entry(
+            "thread",
+            "core.engine.thread_client:ThreadClient",
+            "the engine in a thread of this process",
+        )
+    ]
 
 
 @hookimpl

@@ -1,6 +1,7 @@
 """Hashes of the files that a distribution's packages are imported from, wherever they lie.
 
-What an installer wrote down (RECORD) is no proof: a file may be edited behind it, and an editable install lists none of them.
+What an installer wrote down (RECORD) is no proof: a file may be edited behind it, and an editable
+install lists none of them.
 """
 
 from __future__ import annotations
@@ -14,24 +15,33 @@ from typing import Final
 from importlib_metadata import PackageNotFoundError, distribution
 
 Files = Mapping[str, Mapping[str, str]]
-"""By distribution, the SHA-256 of each file by its path from the folder that its top package is in."""
+"""By distribution, the SHA-256 of each file by its path from the folder that its top package is in.
+"""
 _CODE: Final = frozenset({".py", ".so", ".pyd", ".dylib", ".dll"})
 _MOST_NAMED: Final = 5
 
 
 def files_of(name: str, targets: Iterable[str]) -> dict[str, str]:
-    """Return the hashes of every file of code in the packages of a distribution: its plugins' and all others it names."""
+    """Return the hashes of every file of code in the packages of a distribution: its plugins' and
+    all others it names.
+    """
     tops = {target.partition(".")[0] for target in targets} | _tops(name)
     return dict(sorted((place, _sha256(file)) for top in tops for place, file in _code(top)))
 
 
 def changed_files(locked: Files) -> list[str]:
-    """Return a sentence for each distribution whose files are not those that were written down, naming the files."""
+    """Return a sentence for each distribution whose files are not those that were written down,
+    naming the files.
+    """
     found = []
     for name, before in locked.items():
         now = files_of(name, (place.partition("/")[0].removesuffix(".py") for place in before))
         words = [
-            *(f"{place} is edited" for place, sha256 in before.items() if now.get(place, sha256) != sha256),
+            *(
+                f"{place} is edited"
+                for place, sha256 in before.items()
+                if now.get(place, sha256) != sha256
+            ),
             *(f"{place} is missing" for place in before if place not in now),
             *(f"{place} is new" for place in now if place not in before),
         ]
@@ -49,13 +59,22 @@ def _shown(name: str) -> str:
 
 
 def _tops(name: str) -> set[str]:
-    """Return the top packages and modules that a distribution's metadata names; none where it is not installed."""
+    """Return the top packages and modules that a distribution's metadata names; none where it is
+    not installed.
+    """
     try:
         found = distribution(name)
     except PackageNotFoundError:
         return set()
-    listed = {file.parts[0] for file in found.files or () if str(file).endswith(".py") and ".." not in file.parts}
-    names = {*(found.read_text("top_level.txt") or "").split(), *(part.removesuffix(".py") for part in listed)}
+    listed = {
+        file.parts[0]
+        for file in found.files or ()
+        if str(file).endswith(".py") and ".." not in file.parts
+    }
+    names = {
+        *(found.read_text("top_level.txt") or "").split(),
+        *(part.removesuffix(".py") for part in listed),
+    }
     return {name for name in names if name.isidentifier() and not name.startswith("__editable__")}
 
 

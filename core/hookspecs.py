@@ -1,7 +1,8 @@
 """All hooks. The docs page and `engine plugins show` are generated from the docstrings here.
 
-A hook named after a kind returns the entries a plugin has of that kind; it is called once per process while
-the registry is built. The lifecycle hooks below them are called at the moments they name, never in a step.
+A hook named after a kind returns the entries a plugin has of that kind; it is called once per
+process while the registry is built. The lifecycle hooks below them are called at the moments they
+name, never in a step.
 """
 
 from __future__ import annotations
@@ -14,10 +15,16 @@ from core.plugin.entry import hookspec
 if TYPE_CHECKING:
     from core.config import EngineConfig
     from core.config.fields import Option
-    from core.contracts import AdmissionExtension, ModelSource, Registry, RunnerExtension, SchedulerExtension
+    from core.contracts import (
+        AdmissionExtension,
+        ModelSource,
+        Registry,
+        RunnerExtension,
+        SchedulerExtension,
+    )
     from core.plugin.entry import Entry
 
-# --- kinds -----------------------------------------------------------------------------------------------
+# --- kinds ----------------------------------------------------------------------------------------
 
 
 @hookspec
@@ -64,13 +71,19 @@ def engine_quant_methods() -> Sequence[Entry]:
 
 @hookspec
 def engine_attention_backends() -> Sequence[Entry]:
-    """Attention over paged keys and values (`--attention-backend`). Contract: `core.contracts.AttentionBackend`."""
+    """Attention over paged keys and values (`--attention-backend`).
+
+    Contract: `core.contracts.AttentionBackend`.
+    """
     raise NotImplementedError
 
 
 @hookspec
 def engine_op_impls() -> Sequence[Entry]:
-    """Implementations of ops, named `op` or `op/variant`. Contract: the op's reference in `core.ops.reference`."""
+    """Implementations of ops, named `op` or `op/variant`.
+
+    Contract: the op's reference in `core.ops.reference`.
+    """
     raise NotImplementedError
 
 
@@ -88,31 +101,46 @@ def engine_runners() -> Sequence[Entry]:
 
 @hookspec
 def engine_poolers() -> Sequence[Entry]:
-    """What of a prompt's hidden states stands for it (`--pooler-config`). Contract: `core.contracts.Pooler`."""
+    """What of a prompt's hidden states stands for it (`--pooler-config`).
+
+    Contract: `core.contracts.Pooler`.
+    """
     raise NotImplementedError
 
 
 @hookspec
 def engine_speculators() -> Sequence[Entry]:
-    """Ways of guessing tokens (`--speculative-config`'s `method`). Contract: `core.contracts.Speculator`."""
+    """Ways of guessing tokens (`--speculative-config`'s `method`).
+
+    Contract: `core.contracts.Speculator`.
+    """
     raise NotImplementedError
 
 
 @hookspec
 def engine_kv_connectors() -> Sequence[Entry]:
-    """Places that cached blocks go to and come from (`--kv-transfer-config`). Contract: `core.contracts.KVConnector`."""
+    """Places that cached blocks go to and come from (`--kv-transfer-config`).
+
+    Contract: `core.contracts.KVConnector`.
+    """
     raise NotImplementedError
 
 
 @hookspec
 def engine_kv_eviction() -> Sequence[Entry]:
-    """Orders in which cached blocks go (`--kv-eviction-policy`). Contract: `core.contracts.KVEviction`."""
+    """Orders in which cached blocks go (`--kv-eviction-policy`).
+
+    Contract: `core.contracts.KVEviction`.
+    """
     raise NotImplementedError
 
 
 @hookspec
 def engine_scheduling_policies() -> Sequence[Entry]:
-    """Orders in which requests run (`--scheduling-policy`). Contract: `core.contracts.SchedulingPolicy`."""
+    """Orders in which requests run (`--scheduling-policy`).
+
+    Contract: `core.contracts.SchedulingPolicy`.
+    """
     raise NotImplementedError
 
 
@@ -130,19 +158,28 @@ def engine_chat_renderers() -> Sequence[Entry]:
 
 @hookspec
 def engine_tool_parsers() -> Sequence[Entry]:
-    """How model families write tool calls (`--tool-call-parser`). Contract: `core.contracts.ToolFormat`."""
+    """How model families write tool calls (`--tool-call-parser`).
+
+    Contract: `core.contracts.ToolFormat`.
+    """
     raise NotImplementedError
 
 
 @hookspec
 def engine_reasoning_parsers() -> Sequence[Entry]:
-    """How model families tell thoughts from answers (`--reasoning-parser`). Contract: `core.contracts.ReasoningFormat`."""
+    """How model families tell thoughts from answers (`--reasoning-parser`).
+
+    Contract: `core.contracts.ReasoningFormat`.
+    """
     raise NotImplementedError
 
 
 @hookspec
 def engine_grammar_backends() -> Sequence[Entry]:
-    """Libraries that hold outputs to a schema, regex or grammar. Contract: `core.contracts.GrammarBackend`."""
+    """Libraries that hold outputs to a schema, regex or grammar.
+
+    Contract: `core.contracts.GrammarBackend`.
+    """
     raise NotImplementedError
 
 
@@ -154,7 +191,10 @@ def engine_servers() -> Sequence[Entry]:
 
 @hookspec
 def engine_routes() -> Sequence[Entry]:
-    """HTTP route groups. From third parties only when the plugin is named. Contract: `core.contracts.RouteGroup`."""
+    """HTTP route groups.
+
+    From third parties only when the plugin is named. Contract: `core.contracts.RouteGroup`.
+    """
     raise NotImplementedError
 
 
@@ -170,23 +210,26 @@ def engine_commands() -> Sequence[Entry]:
     raise NotImplementedError
 
 
-# --- lifecycle -------------------------------------------------------------------------------------------
+# --- lifecycle ------------------------------------------------------------------------------------
 
 
 @hookspec
 def engine_options() -> Sequence[Option]:
-    """Options of the plugin: shown under its name in `--help`, read from flags, config file and keywords."""
+    """Options of the plugin: shown under its name in `--help`, read from flags, config file and
+    keywords.
+    """
     raise NotImplementedError
 
 
 @hookspec
 def engine_find_model(model: str, config: EngineConfig) -> ModelSource | str | None:
-    """Recognise a model name (`scripted:`, a folder, a hub id) and say what it is; None if not yours.
+    """Recognise a model name (`scripted:`, a folder, a hub id) and say what it is; None if not
+    yours.
 
     A string is another name for it, a folder for example, which is asked for instead.
 
-    Plugins are asked in the order of their names, those with `tryfirst` before and `trylast` after them; the
-    first answer counts.
+    Plugins are asked in the order of their names, those with `tryfirst` before and `trylast` after
+    them; the first answer counts.
     """
     raise NotImplementedError
 
@@ -195,19 +238,26 @@ def engine_find_model(model: str, config: EngineConfig) -> ModelSource | str | N
 def engine_resolve(decisions: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """See every automatic decision once, by name, before anything is built; return those to change.
 
-    A change is logged with the plugin's name. Two plugins that change one decision differently stop start-up.
+    A change is logged with the plugin's name. Two plugins that change one decision differently stop
+    start-up.
     """
     raise NotImplementedError
 
 
 @hookspec
-def engine_admission_extensions(config: EngineConfig, registry: Registry) -> Sequence[AdmissionExtension]:
-    """What features that the configuration switches on do with requests before the engine sees them."""
+def engine_admission_extensions(
+    config: EngineConfig, registry: Registry
+) -> Sequence[AdmissionExtension]:
+    """What features that the configuration switches on do with requests before the engine sees
+    them.
+    """
     raise NotImplementedError
 
 
 @hookspec
-def engine_scheduler_extensions(config: EngineConfig, registry: Registry) -> Sequence[SchedulerExtension]:
+def engine_scheduler_extensions(
+    config: EngineConfig, registry: Registry
+) -> Sequence[SchedulerExtension]:
     """Scheduler halves of features that the configuration switches on.
 
     `registry.shared` holds what the halves of a feature share where they are in one process.
@@ -231,7 +281,7 @@ def engine_process_start(process: str) -> None:
 def engine_add_hooks() -> Sequence[Any]:
     """Hook specification modules a plugin adds, so that other plugins can extend it.
 
-    Their names begin with `engine_`, as all do. The plugin asks them with `registry.ask(hook, **arguments)` wherever it is
-    given the registry.
+    Their names begin with `engine_`, as all do. The plugin asks them with `registry.ask(hook,
+    **arguments)` wherever it is given the registry.
     """
     raise NotImplementedError

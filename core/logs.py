@@ -16,7 +16,9 @@ PAUSE_S: Final = 60.0
 
 
 class StderrHandler(logging.StreamHandler[TextIO]):
-    """Writes to what standard error is at the moment: it may be replaced after the logging is set up."""
+    """Writes to what standard error is at the moment: it may be replaced after the logging is set
+    up.
+    """
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
@@ -43,21 +45,28 @@ class JsonFormatter(logging.Formatter):
             "process": self._process,
             "message": record.getMessage(),
         }
-        if request_id := getattr(record, "request_id", ""):  # given as `extra` by who logs about one request
+        if request_id := getattr(
+            record, "request_id", ""
+        ):  # given as `extra` by who logs about one request
             line["request_id"] = request_id
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line)
 
 
-def setup_logging(level: str, packages: Iterable[str] = (), *, log_format: str = "text", process: str = "") -> None:
-    """Log to stderr: the engine and `packages` from `level` on, everything else warnings (all, if debug).
+def setup_logging(
+    level: str, packages: Iterable[str] = (), *, log_format: str = "text", process: str = ""
+) -> None:
+    """Log to stderr: the engine and `packages` from `level` on, everything else warnings (all, if
+    debug).
 
-    `process` names a child in its lines. May be called again when plugins, and so their packages, or the format are
-    known.
+    `process` names a child in its lines. May be called again when plugins, and so their packages,
+    or the format are known.
     """
     root = logging.getLogger()
-    handler = next((handler for handler in root.handlers if isinstance(handler, StderrHandler)), None)
+    handler = next(
+        (handler for handler in root.handlers if isinstance(handler, StderrHandler)), None
+    )
     if handler is None:
         handler = StderrHandler()
         root.addHandler(handler)
@@ -66,17 +75,22 @@ def setup_logging(level: str, packages: Iterable[str] = (), *, log_format: str =
         logging.captureWarnings(True)  # they are lines, too
     else:
         where = f" [{process}]" if process else ""
-        handler.setFormatter(logging.Formatter(f"%(levelname)s %(asctime)s{where} %(name)s: %(message)s", "%H:%M:%S"))
+        handler.setFormatter(
+            logging.Formatter(f"%(levelname)s %(asctime)s{where} %(name)s: %(message)s", "%H:%M:%S")
+        )
     root.setLevel(logging.DEBUG if level == "debug" else logging.WARNING)
     for package in (*OURS, *packages):
         logging.getLogger(package).setLevel(level.upper())
 
 
 class Seldom:
-    """Logs faults that may come with every request: of each subject the first, then one a minute, with their number."""
+    """Logs faults that may come with every request: of each subject the first, then one a minute,
+    with their number.
+    """
 
     def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
-        self._log, self._clock = log, clock
+        self._log = log
+        self._clock = clock
         self._next: dict[str, float] = {}
         self._held_back: dict[str, int] = {}
         self.counted: dict[str, tuple[int, str]] = {}

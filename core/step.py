@@ -1,9 +1,9 @@
 """What crosses between scheduler, worker and client: plain data only.
 
-The scheduler writes a `StepPlan`, the worker answers with a `StepResult` of the same step id. Both are
-msgspec structs, so the same objects travel in process and, encoded as msgpack, between processes. A row is
-the index of a request in the worker's persistent batch; it belongs to one request from its `NewRow` until a
-later plan lists it in `ended`.
+The scheduler writes a `StepPlan`, the worker answers with a `StepResult` of the same step id. Both
+are msgspec structs, so the same objects travel in process and, encoded as msgpack, between
+processes. A row is the index of a request in the worker's persistent batch; it belongs to one
+request from its `NewRow` until a later plan lists it in `ended`.
 """
 
 from __future__ import annotations
@@ -24,21 +24,27 @@ MIN_CONTENT_HASH_BYTES: Final = 16
 
 
 class Span(msgspec.Struct, array_like=True, frozen=True, order=True):
-    """A stretch of a prompt whose token ids are placeholders: what is cached of it depends on the content instead."""
+    """A stretch of a prompt whose token ids are placeholders: what is cached of it depends on the
+    content instead.
+    """
 
     start: int
     length: int
     domain: str
     """What kind of content it is and how it was prepared."""
     content_hash: bytes
-    """Of the content in the form the model takes; at least 16 bytes, made by a hash nobody finds collisions of."""
+    """Of the content in the form the model takes; at least 16 bytes, made by a hash nobody finds
+    collisions of.
+    """
 
     def __post_init__(self) -> None:
         """Raise ValueError for a span that identifies nothing."""
         if self.start < 0 or self.length < 1 or len(self.content_hash) < MIN_CONTENT_HASH_BYTES:
             raise ValueError(
-                f"span of {self.length} tokens at {self.start} with a content hash of {len(self.content_hash)} bytes: "
-                f"it starts at 0 or later, has a token, and a hash of at least {MIN_CONTENT_HASH_BYTES} bytes."
+                f"span of {self.length} tokens at {self.start} with a content hash of "
+                f"{len(self.content_hash)} bytes: "
+                "it starts at 0 or later, has a token, and a hash of at least "
+                f"{MIN_CONTENT_HASH_BYTES} bytes."
             )
 
 
@@ -58,17 +64,24 @@ class EngineRequest(msgspec.Struct, kw_only=True, frozen=True):
     cache_salt: str = ""
     """Prefix-cache entries are shared only between requests with an equal salt."""
     cache_domains: tuple[tuple[str, bytes], ...] = ()
-    """Likewise for contents that bear on the whole request: (domain, content hash), an adapter's for example."""
+    """Likewise for contents that bear on the whole request: (domain, content hash), an adapter's
+    for example.
+    """
     spans: tuple[Span, ...] = ()
     """Where the prompt's token ids are placeholders for contents."""
     output_token_ids: list[int] = []
-    """Tokens already generated (and sent) by an earlier life of the request; generation goes on after them."""
+    """Tokens already generated (and sent) by an earlier life of the request; generation goes on
+    after them.
+    """
     pooling: PoolingParams | None = None
-    """What to make of the prompt instead of generating: the request ends with the step that ends the prompt."""
+    """What to make of the prompt instead of generating: the request ends with the step that ends
+    the prompt.
+    """
     features: dict[str, bytes] = {}
     """What features at the edge tell their other halves about it, by feature; opaque."""
     beside: int = 0
-    """Positions beside its tokens that it keeps keys and values of, in groups of cross attention."""
+    """Positions beside its tokens that it keeps keys and values of, in groups of cross attention.
+    """
 
 
 class NewRow(msgspec.Struct, array_like=True, frozen=True):
@@ -94,15 +107,18 @@ class NewRow(msgspec.Struct, array_like=True, frozen=True):
 class StepPlan(msgspec.Struct, array_like=True, frozen=True):
     """What one forward step must do: complete for new rows, columnar differences for running ones.
 
-    `ended` is applied first, then `new`, then `blocks`. The order of the tokens in the step is that of `steady`, then
-    of `rows`, to which `starts` and `counts` are parallel. Prefill, chunks and decode differ only in the counts. A
-    plan holds positions, never sampled ids: a token not yet returned is in the worker's own token buffer. Its lists
-    may be those of an earlier plan: nobody changes them.
+    `ended` is applied first, then `new`, then `blocks`. The order of the tokens in the step is that
+    of `steady`, then of `rows`, to which `starts` and `counts` are parallel. Prefill, chunks and
+    decode differ only in the counts. A plan holds positions, never sampled ids: a token not yet
+    returned is in the worker's own token buffer. Its lists may be those of an earlier plan: nobody
+    changes them.
     """
 
     step: int
     ended: list[int]
-    """Rows whose request has left; nothing in flight names them any more when they are given to another."""
+    """Rows whose request has left; nothing in flight names them any more when they are given to
+    another.
+    """
     new: list[NewRow]
     blocks: list[tuple[int, int, list[int]]]
     """(row, group, block ids to append to that table), for running rows only."""
@@ -118,7 +134,8 @@ class StepPlan(msgspec.Struct, array_like=True, frozen=True):
     steady: list[int] = []
     """Rows that go on where their last step ended, with one token (and its guesses), and sample."""
     guesses: list[int] = []
-    """Per row that samples (`steady`, then those of `samples`), how many of its tokens are guesses behind the known ones;
+    """Per row that samples (`steady`, then those of `samples`), how many of its tokens are guesses
+    behind the known ones;
     empty where none is. `counts` include them."""
 
     @property
@@ -150,17 +167,25 @@ class StepResult(msgspec.Struct, array_like=True, frozen=True):
     errors: dict[int, str] = {}
     """Rows that failed alone, with the reason (plugin named where one is to blame)."""
     payloads: dict[str, list[bytes]] = {}
-    """What the worker halves of features returned, by feature: one of each rank that had something to say, in order."""
+    """What the worker halves of features returned, by feature: one of each rank that had something
+    to say, in order.
+    """
     accepted: list[int] = []
     """Number of `tokens` per row; empty where it is one each."""
     pooled: dict[int, Pooled] = {}
     """Per row, what a pooling model made of its prompt; its token means nothing then."""
 
     def by_row(self) -> list[list[int]]:
-        """Return the accepted tokens of each row. Raises `EngineError` if numbers and tokens disagree."""
+        """Return the accepted tokens of each row.
+
+        Raises `EngineError` if numbers and tokens disagree.
+        """
         counts = self.accepted or [1] * len(self.rows)
         if len(counts) != len(self.rows) or sum(counts) != len(self.tokens):
-            raise EngineError(f"{len(self.tokens)} tokens are not those of {len(self.rows)} rows with {counts} each.")
+            raise EngineError(
+                f"{len(self.tokens)} tokens are not those of {len(self.rows)} rows with {counts} "
+                "each."
+            )
         tokens = iter(self.tokens)
         return [list(islice(tokens, count)) for count in counts]
 
@@ -177,7 +202,8 @@ class RequestDelta(msgspec.Struct, kw_only=True, array_like=True, frozen=True):
     logprobs: list[Logprobs] | None = None
     prompt_logprobs: list[Logprobs] | None = None
     num_cached_tokens: int = 0
-    """Prompt tokens served from the prefix cache at first admission; stated with the first token."""
+    """Prompt tokens served from the prefix cache at first admission; stated with the first token.
+    """
     error: str | None = None
     pooled: Pooled | None = None
     """What a pooling model made of the prompt."""
@@ -231,12 +257,15 @@ class WorkerInfo(msgspec.Struct, kw_only=True, frozen=True):
     def combine(cls, infos: Sequence[WorkerInfo], tensor: int) -> WorkerInfo:
         """Return what ranks, counted stage by stage with `tensor` in each, are together.
 
-        Its KV memory is what all layers of one rank per stage may take, such that no rank exceeds its own.
+        Its KV memory is what all layers of one rank per stage may take, such that no rank exceeds
+        its own.
         """
         layers = [layer for info in infos[::tensor] for layer in info.layers]
         return cls(
             layers=layers,
-            kv_memory_bytes=min(int(info.kv_memory_bytes / _share(info.layers, layers)) for info in infos),
+            kv_memory_bytes=min(
+                int(info.kv_memory_bytes / _share(info.layers, layers)) for info in infos
+            ),
             vocab_size=infos[-1].vocab_size,
             weight_bytes=sum(info.weight_bytes for info in infos),
             device=infos[0].device,
@@ -247,7 +276,9 @@ class WorkerInfo(msgspec.Struct, kw_only=True, frozen=True):
 
 
 def _share(own: Iterable[LayerKV], layers: Iterable[LayerKV]) -> float:
-    """Return the largest part of the cache that these layers can need: of unlike layers, one slot serves several."""
+    """Return the largest part of the cache that these layers can need: of unlike layers, one slot
+    serves several.
+    """
     fewest: dict[int, int] = {}
     for spec, count in Counter(layer.spec for layer in layers).items():
         size = spec.page_bytes(1)

@@ -1,4 +1,6 @@
-"""Prints a constraints file without the pins of distributions that can already be imported from here."""
+"""Prints a constraints file without the pins of distributions that can already be imported from
+here.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from pathlib import Path
 
 
 def present(name: str) -> bool:
-    """Say whether a distribution of this name is installed, or visible through the system's packages."""
+    """Say whether a distribution of this name is installed, or visible through the system's
+    packages.
+    """
     try:
         distribution(name)
     except PackageNotFoundError:

@@ -1,4 +1,5 @@
-"""Writes what is made from the code: pages of hooks, configuration, sampling parameters, parsers, flags and architectures, and the
+"""Writes what is made from the code: pages of hooks, configuration, sampling parameters, parsers,
+flags and architectures, and the
 list of public names. `--check` compares.
 """
 
@@ -59,7 +60,8 @@ def sampling_page() -> str:
         if bound is not None:
             kind = type_text(typing.get_args(hint)[0]).replace("|", "\\|")
             rows.append(
-                f"| `{name}` | `{kind}` | `{default_text(defaults[name])}` | {limits_text(bound)} | {bound.doc} |\n"
+                f"| `{name}` | `{kind}` | `{default_text(defaults[name])}` | {limits_text(bound)} "
+                f"| {bound.doc} |\n"
             )
     return SAMPLING_INTRO + "".join(rows)
 
@@ -112,7 +114,11 @@ def main() -> int:
     files = {FOLDER / name: text for name, text in pages.items()}
     promised = msgspec.json.format(msgspec.json.encode(public_names()), indent=1).decode() + "\n"
     files[RELEASED / f"{minor(Version(core.__version__))}.json"] = promised
-    stale = [file for file, text in files.items() if not file.is_file() or file.read_text(encoding="utf-8") != text]
+    stale = [
+        file
+        for file, text in files.items()
+        if not file.is_file() or file.read_text(encoding="utf-8") != text
+    ]
     if "--check" not in sys.argv:
         for file in stale:
             file.parent.mkdir(parents=True, exist_ok=True)

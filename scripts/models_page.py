@@ -1,4 +1,6 @@
-"""The page of architectures: what `engine models` lists, with the count of transformers' types that are served."""
+"""The page of architectures: what `engine models` lists, with the count of transformers' types that
+are served.
+"""
 
 from __future__ import annotations
 
@@ -37,17 +39,33 @@ HIDDEN = "ScriptedModel"
 def models_page() -> str:
     """Return the page, of the builtins alone."""
     strangers = [f"no:{ref.name}" for ref in discover() if not ref.builtin]
-    known = [row for row in rows(load_plan(make_plan(strangers)).entries("models")) if row.architecture != HIDDEN]
-    counts = {how: sum(len(row.model_types) for row in known if row.how == how) for how in ("native", "generic", "no")}
+    known = [
+        row
+        for row in rows(load_plan(make_plan(strangers)).entries("models"))
+        if row.architecture != HIDDEN
+    ]
+    counts = {
+        how: sum(len(row.model_types) for row in known if row.how == how)
+        for how in ("native", "generic", "no")
+    }
     text = INTRO.format(
-        types=sum(counts.values()), version="5.23", served=counts["native"] + counts["generic"], **counts
+        types=sum(counts.values()),
+        version="5.23",
+        served=counts["native"] + counts["generic"],
+        **counts,
     )
     text += "".join(_served(row) for row in known if row.how != "no")
     return text + REST + "".join(_refused(row) for row in known if row.how == "no")
 
 
 def _served(row: Row) -> str:
-    flags = (row.sliding_window, row.running_state, row.quantization, row.tensor_parallel, row.pooling)
+    flags = (
+        row.sliding_window,
+        row.running_state,
+        row.quantization,
+        row.tensor_parallel,
+        row.pooling,
+    )
     marks = " | ".join("" if flag is None else "yes" if flag else "no" for flag in flags)
     return f"| {row.architecture} | {_listed(row.model_types)} | {row.how} | {marks} | {_listed(row.lora_targets)} |\n"
 

@@ -1,4 +1,5 @@
-"""Tries every architecture in its tiny form and writes what it supports, or why it is not served, for `engine models`.
+"""Tries every architecture in its tiny form and writes what it supports, or why it is not served,
+for `engine models`.
 
 Run after an architecture was added, then `make docs`: python scripts/survey_models.py
 """
@@ -47,16 +48,26 @@ def survey() -> dict[str, dict[str, Any]]:
     for name in sorted({*types, *native}):
         kinds = types.get(name, [])
         facts = of_native(registry, native[name]) if name in native else of_generic(kinds)
-        table[name] = {"model_types": kinds, "tried": "native" if name in native else "generic", **facts}
+        table[name] = {
+            "model_types": kinds,
+            "tried": "native" if name in native else "generic",
+            **facts,
+        }
     return table
 
 
 def of_native(registry: Registry, registered: Any) -> dict[str, Any]:
-    """Return what an architecture with an entry of its own supports; nothing where it has no tiny form."""
+    """Return what an architecture with an entry of its own supports; nothing where it has no tiny
+    form.
+    """
     try:
         config = json.loads(tiny_config(registered.entry.name).to_json_string())
         spec = registry.load(registered)(_Fields(config))
-        made = Decoder(spec, plain_context()) if isinstance(spec, DecoderSpec) else spec.build(plain_context())
+        made = (
+            Decoder(spec, plain_context())
+            if isinstance(spec, DecoderSpec)
+            else spec.build(plain_context())
+        )
     except (EngineError, AttributeError, TypeError, ValueError) as error:
         sys.stderr.write(f"{registered.entry.name}: not tried ({error})\n")
         return {}
@@ -66,7 +77,9 @@ def of_native(registry: Registry, registered: Any) -> dict[str, Any]:
         "quantization": any(isinstance(part, Linear) for part in made.modules()),
         "tensor_parallel": splits and _splits(spec),
         "pooling": isinstance(spec, DecoderSpec) or hasattr(spec, "pooling"),
-        "lora_targets": _linear_layers(dict(made.weight_shapes())) if hasattr(made, "weight_shapes") else [],
+        "lora_targets": _linear_layers(dict(made.weight_shapes()))
+        if hasattr(made, "weight_shapes")
+        else [],
     }
 
 
@@ -86,9 +99,15 @@ def of_generic(model_types: list[str]) -> dict[str, Any]:
             with torch.inference_mode():
                 made.load_weights(tensors.items())
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the finding
-            reason = str(error).partition("\n")[0] if isinstance(error, EngineError) else _short(error)
+            reason = (
+                str(error).partition("\n")[0] if isinstance(error, EngineError) else _short(error)
+            )
             continue
-        linear = [n for n, part in made.named_modules() if isinstance(part, torch.nn.Linear) and LAYER.search(n)]
+        linear = [
+            n
+            for n, part in made.named_modules()
+            if isinstance(part, torch.nn.Linear) and LAYER.search(n)
+        ]
         return {
             **_kept(made),
             "quantization": False,

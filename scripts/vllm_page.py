@@ -19,7 +19,8 @@ NOTES: Final[Mapping[str, str]] = {
     "allowed_origins": "browsers of other sites may call only when they are named",
     "api_key": "`ENGINE_API_KEY` too; on every path but probes, there only below `/v1`",
     "async_scheduling": "left open: on where the platform computes beside the host, off on CPUs",
-    "attention_backend": "names of plugins: `engine plugins explain attention_backends`; [names there](../gpu.md#recorded-steps) of what is here",
+    "attention_backend": "names of plugins: `engine plugins explain attention_backends`; [names "
+    "there](../gpu.md#recorded-steps) of what is here",
     "block_size": "there the platform chooses",
     "disable_log_requests": "deprecated there, too; what it says is the default",
     "disable_fastapi_docs": "accepted; there are no such pages",
@@ -38,9 +39,11 @@ NOTES: Final[Mapping[str, str]] = {
     "max_num_batched_tokens": "left open: 2048, offline 4096",
     "max_num_seqs": "left open: 128, offline 256",
     "model": "the argument of `engine serve`, as there",
-    "pooler_config": "[of pooling models](../pooling.md#how-it-is-pooled); unknown keys are refused",
+    "pooler_config": "[of pooling models](../pooling.md#how-it-is-pooled); unknown keys are "
+    "refused",
     "prefix_caching_hash_algo": "`sha256` only",
-    "quantization": "[formats of checkpoints](../quantization.md) and rounding while loading (`int8`, `int4`) are built in; plugins bring others",
+    "quantization": "[formats of checkpoints](../quantization.md) and rounding while loading "
+    "(`int8`, `int4`) are built in; plugins bring others",
     "runner": "no `draft`",
     "tokenizer_mode": "names of plugins",
     "trust_remote_code": "runs code of tokenizers only, never of models",
@@ -77,22 +80,41 @@ OURS: Final = """\
 
 
 def vllm_page(table: FieldTable) -> str:
-    """Return the page. Raises `ValueError` for a flag of vLLM that nobody knows, and a note that nobody reads."""
+    """Return the page.
+
+    Raises `ValueError` for a flag of vLLM that nobody knows, and a note that nobody reads.
+    """
     theirs: dict[str, Any] = json.loads(FLAGS.read_text(encoding="utf-8"))
     unknown = sorted(set(theirs) - set(table.by_name))
-    served = [table.by_name[name] for name in theirs if name not in unknown and not table.by_name[name].refuse]
-    refused = [table.by_name[name] for name in theirs if name not in unknown and table.by_name[name].refuse]
+    served = [
+        table.by_name[name]
+        for name in theirs
+        if name not in unknown and not table.by_name[name].refuse
+    ]
+    refused = [
+        table.by_name[name] for name in theirs if name not in unknown and table.by_name[name].refuse
+    ]
     useless = sorted(set(NOTES) - {found.name for found in served})
     if unknown or useless:
-        raise ValueError(f"flags of vLLM that are no options here: {unknown}; notes of flags not served: {useless}")
+        raise ValueError(
+            f"flags of vLLM that are no options here: {unknown}; notes of flags not served: "
+            f"{useless}"
+        )
     features: dict[str, list[str]] = {}
     for found in refused:
         features.setdefault(found.help or "", []).append(_spelling(found))
-    own = [_spelling(found) for found in table.by_name.values() if found.name not in theirs and not found.refuse]
+    own = [
+        _spelling(found)
+        for found in table.by_name.values()
+        if found.name not in theirs and not found.refuse
+    ]
     return "".join(
         [
             f"{INTRO}\n{SERVED}",
-            *(f"| {_spelling(found)} | {_default(found, theirs[found.name])} | {_note(found)} |\n" for found in served),
+            *(
+                f"| {_spelling(found)} | {_default(found, theirs[found.name])} | {_note(found)} |\n"
+                for found in served
+            ),
             f"\n{REFUSED}",
             *(f"| {feature} | {', '.join(flags)} |\n" for feature, flags in features.items()),
             f"\n{OURS}{', '.join(own)}: see the [configuration reference](configuration.md).\n",

@@ -1,6 +1,8 @@
-"""What holds for every test: logging is as it was before, and threads that have nothing to do sleep.
+"""What holds for every test: logging is as it was before, and threads that have nothing to do
+sleep.
 
-The files that take longest begin first. Any test may ask the demo model, whose answers can be right or wrong.
+The files that take longest begin first. Any test may ask the demo model, whose answers can be right
+or wrong.
 """
 
 from __future__ import annotations
@@ -50,17 +52,23 @@ LONGEST = (
     "structured_outputs/test_mask_budgets.py",
     "proofs/test_survival.py",
 )
-"""A worker takes whole files in this order, then all others: so that none has minutes to do when the rest has ended."""
+"""A worker takes whole files in this order, then all others: so that none has minutes to do when
+the rest has ended.
+"""
 
-# Read when torch is loaded, here and in child processes. Where more programs want the cores than there are, threads that
-# wait for each other by spinning make an engine's step twenty times as long.
+# Read when torch is loaded, here and in child processes. Where more programs want the cores than
+# there are, threads that wait for each other by spinning make an engine's step twenty times as
+# long.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-# Read when Triton's kernels are defined: its interpreter computes them on the CPU. `TRITON_INTERPRET=0` is for tests on a GPU.
+# Read when Triton's kernels are defined: its interpreter computes them on the CPU.
+# `TRITON_INTERPRET=0` is for tests on a GPU.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 # How long an example takes says how busy the machine is.
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("any machine")
 
 
@@ -71,13 +79,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Spare the garbage collector what stays to the end: some ten thousand tests, and the modules they have imported."""
+    """Spare the garbage collector what stays to the end: some ten thousand tests, and the modules
+    they have imported.
+    """
     gc.collect()
     gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Sum up what was slowest by file, too, where `--durations=N` asks what was: `LONGEST` is made of it."""
+    """Sum up what was slowest by file, too, where `--durations=N` asks what was: `LONGEST` is made
+    of it.
+    """
     most = terminalreporter.config.getoption("durations")
     if most is None:
         return
@@ -95,7 +107,9 @@ def logging_is_left_alone() -> Iterator[None]:
     handlers = {name: list(logger.handlers) for name, logger in LOGGERS.items()}
     yield
     for name, logger in LOGGERS.items():
-        logger.setLevel(LEVELS[name])  # not what it was before the test: an engine for several tests may have set it
+        logger.setLevel(
+            LEVELS[name]
+        )  # not what it was before the test: an engine for several tests may have set it
         logger.handlers[:] = handlers[name]
 
 
@@ -116,7 +130,9 @@ def demo_folder() -> Path:
 
 @pytest.fixture(scope="session")
 def demo_llm() -> Iterator[LLM]:
-    """The demo model, for tests of what an answer means; in float32 what holds by a nat holds on every machine."""
+    """The demo model, for tests of what an answer means; in float32 what holds by a nat holds on
+    every machine.
+    """
     from core import LLM
 
     with LLM(str(DEMO), dtype="float32", max_num_seqs=64, num_threads=1) as llm:

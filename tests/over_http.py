@@ -1,4 +1,6 @@
-"""Chat answers of the scripted model over HTTP, in this process: one engine, a server application for each question."""
+"""Chat answers of the scripted model over HTTP, in this process: one engine, a server application
+for each question.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class Question:
 
 @contextmanager
 def scripted_engine(texts: Iterable[str], special: Iterable[str] = ()) -> Iterator[AsyncLLM]:
-    """Make an engine that says the texts in some 4 characters a token; `special` are special tokens of its tokenizer."""
+    """Make an engine that says the texts in some 4 characters a token; `special` are special tokens
+    of its tokenizer.
+    """
     engine = AsyncLLM(
         "scripted:",
         scripted_special_tokens=sorted(special),
@@ -73,7 +77,9 @@ def answers(engine: AsyncLLM, questions: Sequence[Question]) -> list[tuple[Parse
     for question in questions:
         config = EngineConfig(options={**question.options, "trust_request_chat_template": True})
         key = json.dumps(question.options)
-        apps[key] = apps.get(key) or HttpServer(engine, engine.config, [OpenAIRoutes(engine, config)]).app
+        apps[key] = (
+            apps.get(key) or HttpServer(engine, engine.config, [OpenAIRoutes(engine, config)]).app
+        )
 
     async def ask_all() -> list[Parsed]:
         calls = [
@@ -105,7 +111,9 @@ async def _ask(app: Any, question: Question, stream: bool) -> Parsed:
 
 
 def joined(deltas: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the message that a client makes of deltas: texts joined, pieces of calls put together by their index."""
+    """Return the message that a client makes of deltas: texts joined, pieces of calls put together
+    by their index.
+    """
     message: dict[str, Any] = {}
     calls: dict[int, dict[str, Any]] = {}
     for delta in deltas:
@@ -116,15 +124,22 @@ def joined(deltas: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             for piece in value:
                 call = calls.setdefault(piece["index"], {"function": {"arguments": ""}})
                 function = {**call["function"], **piece["function"]}
-                function["arguments"] = call["function"]["arguments"] + piece["function"]["arguments"]
-                call.update({key: given for key, given in piece.items() if key != "index"}, function=function)
+                function["arguments"] = (
+                    call["function"]["arguments"] + piece["function"]["arguments"]
+                )
+                call.update(
+                    {key: given for key, given in piece.items() if key != "index"},
+                    function=function,
+                )
     return message | ({"tool_calls": [*calls.values()]} if calls else {})
 
 
 def _parsed(message: Mapping[str, Any], reason: str | None) -> Parsed:
-    whole, broken = [], []
+    whole = []
+    broken = []
     for call in message.get("tool_calls") or []:
-        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        name = call["function"]["name"]
+        arguments = call["function"]["arguments"]
         try:
             whole.append((name, json.loads(arguments)))
         except ValueError:

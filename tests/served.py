@@ -15,7 +15,8 @@ from patience import PATIENCE_S
 COMMAND = "import sys; from core.cli.main import main; sys.exit(main())"
 
 
-# Most servers here see no constraint, and none waits for what constraints need; give it as true to have it otherwise.
+# Most servers here see no constraint, and none waits for what constraints need; give it as true to
+# have it otherwise.
 COLD = ("--structured-outputs-config.warm_up", "false")
 
 
@@ -32,7 +33,9 @@ def served(*arguments: str) -> Iterator[openai.OpenAI]:
     assert process.stdout is not None
     try:
         url = process.stdout.readline().split()[-1]
-        with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
+        with openai.OpenAI(
+            base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S
+        ) as client:
             yield client
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_S) == 0

@@ -8,7 +8,12 @@ import pytest
 
 from core.errors import did_you_mean, make_all
 
-ARCHITECTURES = ["LlamaForCausalLM", "MambaForCausalLM", "XGLMForCausalLM", "PLBartForConditionalGeneration"]
+ARCHITECTURES = [
+    "LlamaForCausalLM",
+    "MambaForCausalLM",
+    "XGLMForCausalLM",
+    "PLBartForConditionalGeneration",
+]
 
 
 @pytest.mark.parametrize(
@@ -24,7 +29,9 @@ def test_a_misspelt_architecture_names_the_one_that_was_meant(written: str, mean
     assert did_you_mean(written, ARCHITECTURES) == f"; did you mean {meant!r}?"
 
 
-@pytest.mark.parametrize("written", ["LlavaForConditionalGeneration", "BeamForCausalLM", "ForCausalLM"])
+@pytest.mark.parametrize(
+    "written", ["LlavaForConditionalGeneration", "BeamForCausalLM", "ForCausalLM"]
+)
 def test_a_model_of_another_family_is_no_misspelling(written: str) -> None:
     assert did_you_mean(written, ARCHITECTURES) == ""
 
@@ -42,7 +49,12 @@ def test_all_calls_are_made_and_the_first_error_is_raised() -> None:
             raise error
 
     first = OSError("no room")
-    calls = [partial(call, "a"), partial(call, "b", first), partial(call, "c"), partial(call, "d", KeyError("x"))]
+    calls = [
+        partial(call, "a"),
+        partial(call, "b", first),
+        partial(call, "c"),
+        partial(call, "d", KeyError("x")),
+    ]
     with pytest.raises(OSError, match="no room") as told:
         make_all(calls)
     assert made == ["a", "b", "c", "d"]

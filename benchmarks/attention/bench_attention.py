@@ -1,9 +1,11 @@
-"""Time of one layer's paged attention, every backend that fits a CPU beside one call over contiguous keys.
+"""Time of one layer's paged attention, every backend that fits a CPU beside one call over
+contiguous keys.
 
-Run: `python benchmarks/attention/bench_attention.py [float32|bfloat16 ...] [--only TEXT]`. 16 heads over 8 key-value heads
-of 128, or 16 over latents of 576; blocks of 16 dealt at random; one thread. Prints milliseconds of the thread's own time:
-the layer, what planning the step adds once, and a single `scaled_dot_product_attention` that needs no cache. Each run reads
-other memory, as the layers of a model do, so that keys come from where they lie and not from the processor's cache.
+Run: `python benchmarks/attention/bench_attention.py [float32|bfloat16 ...] [--only TEXT]`. 16 heads
+over 8 key-value heads of 128, or 16 over latents of 576; blocks of 16 dealt at random; one thread.
+Prints milliseconds of the thread's own time: the layer, what planning the step adds once, and a
+single `scaled_dot_product_attention` that needs no cache. Each run reads other memory, as the
+layers of a model do, so that keys come from where they lie and not from the processor's cache.
 """
 
 from __future__ import annotations
@@ -75,12 +77,14 @@ def copies(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 def make_step(case: Case, dtype: torch.dtype) -> tuple[AttentionInputs, int, list[torch.Tensor]]:
     """Return a step's inputs, the blocks its cache needs, and its query, key and value."""
-    params, sequences = case.params, case.sequences
+    params = case.params
+    sequences = case.sequences
     most = max(-(-length // BLOCK) for length, _ in sequences)
     blocks = torch.randperm(most * len(sequences), generator=torch.Generator().manual_seed(0)) + 1
     table = blocks.view(len(sequences), most)
     table[:, : case.shared // BLOCK] = table[0, : case.shared // BLOCK]
-    slots, query_starts = [], [0]
+    slots = []
+    query_starts = [0]
     for row, (length, count) in zip(table, sequences, strict=True):
         positions = torch.arange(length - count, length)
         slots.append(row[positions // BLOCK] * BLOCK + positions % BLOCK)
@@ -90,19 +94,33 @@ def make_step(case: Case, dtype: torch.dtype) -> tuple[AttentionInputs, int, lis
     lengths = [length for length, _ in sequences]
     inputs = AttentionInputs(query_starts, lengths, table.int(), torch.cat(slots), BLOCK, spec)
     heads = (params.heads, params.kv_heads, params.kv_heads)
-    query, key, value = (torch.randn(query_starts[-1], h, params.head_size).to(dtype) for h in heads)
-    return inputs, len(blocks) + 1, [query, key, value if params.value_size is None else key[..., : params.value_size]]
+    query, key, value = (
+        torch.randn(query_starts[-1], h, params.head_size).to(dtype) for h in heads
+    )
+    return (
+        inputs,
+        len(blocks) + 1,
+        [query, key, value if params.value_size is None else key[..., : params.value_size]],
+    )
 
 
 def contiguous(case: Case, dtype: torch.dtype) -> float:
-    """Return the time of one call over all sequences, padded to the longest, a prompt causal; values are keys."""
-    params, sequences = case.params, case.sequences
-    longest, count = max(length for length, _ in sequences), sequences[0][1]
+    """Return the time of one call over all sequences, padded to the longest, a prompt causal;
+    values are keys.
+    """
+    params = case.params
+    sequences = case.sequences
+    longest = max(length for length, _ in sequences)
+    count = sequences[0][1]
     per_kv = params.heads // params.kv_heads
     decode = count == 1
-    shape = (len(sequences), params.kv_heads, per_kv) if decode else (params.kv_heads, per_kv, count)
+    shape = (
+        (len(sequences), params.kv_heads, per_kv) if decode else (params.kv_heads, per_kv, count)
+    )
     query = torch.randn(*shape, params.head_size).to(dtype)
-    every = copies(torch.randn(*shape[:2] if decode else shape[:1], longest, params.head_size).to(dtype))
+    every = copies(
+        torch.randn(*shape[:2] if decode else shape[:1], longest, params.head_size).to(dtype)
+    )
     every = every if decode else [keys[:, None].expand(-1, per_kv, -1, -1) for keys in every]
     mask = None if decode else torch.ones(count, longest, dtype=torch.bool).tril(longest - count)
     causal = count == longest
@@ -110,7 +128,9 @@ def contiguous(case: Case, dtype: torch.dtype) -> float:
     def call(run: int) -> torch.Tensor:
         keys = every[run % len(every)]
         masked = None if causal else mask
-        return scaled_dot_product_attention(query, keys, keys, masked, is_causal=causal, scale=params.scale)
+        return scaled_dot_product_attention(
+            query, keys, keys, masked, is_causal=causal, scale=params.scale
+        )
 
     return fastest(call)
 
@@ -120,8 +140,14 @@ def measure(backend: Any, case: Case, dtype: torch.dtype) -> tuple[float, float]
     inputs, num_blocks, tensors = make_step(case, dtype)
     every = copies(torch.zeros(backend.cache_shape(inputs.spec, num_blocks, BLOCK), dtype=dtype))
     plan = backend.prepare(inputs)
-    layer = fastest(lambda run: backend.attend(case.params, *tensors, every[run % len(every)], plan))
-    both = fastest(lambda run: backend.attend(case.params, *tensors, every[run % len(every)], backend.prepare(inputs)))
+    layer = fastest(
+        lambda run: backend.attend(case.params, *tensors, every[run % len(every)], plan)
+    )
+    both = fastest(
+        lambda run: backend.attend(
+            case.params, *tensors, every[run % len(every)], backend.prepare(inputs)
+        )
+    )
     return layer, max(0.0, both - layer)
 
 
@@ -137,7 +163,9 @@ def main() -> None:
     facts |= dict.fromkeys(("window", "chunk", "softcap", "latent", "distance_bias"), False)
     for name in chosen.dtypes:
         ranked = registry.rank("attention_backends", {**facts, "dtype": name})
-        backends = {c.registered.entry.name: registry.load(c.registered)() for c in ranked if not c.reason}
+        backends = {
+            c.registered.entry.name: registry.load(c.registered)() for c in ranked if not c.reason
+        }
         for label, case in CASES.items():
             if chosen.only not in label:
                 continue

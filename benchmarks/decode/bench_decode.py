@@ -1,8 +1,10 @@
-"""Prefill and decoding against transformers' `generate`: one process, both models loaded, rounds interleaved.
+"""Prefill and decoding against transformers' `generate`: one process, both models loaded, rounds
+interleaved.
 
-For every task the median seconds of each and the median of the paired ratios (above 1: the engine is faster).
-Without a model a random one of four layers in the shape of Qwen3-0.6B is made on the spot.
-Run: python benchmarks/decode/bench_decode.py [--model FOLDER] [--threads N] [--rounds N] [--dtype bfloat16]
+For every task the median seconds of each and the median of the paired ratios (above 1: the engine
+is faster). Without a model a random one of four layers in the shape of Qwen3-0.6B is made on the
+spot. Run: python benchmarks/decode/bench_decode.py [--model FOLDER] [--threads N] [--rounds N]
+[--dtype bfloat16]
 """
 
 from __future__ import annotations
@@ -68,7 +70,9 @@ def run_transformers(model: Any) -> Run:
     def run(prompts: list[list[int]], length: int) -> None:
         ids = torch.tensor(prompts)
         lengths = {"max_new_tokens": length, "min_new_tokens": length}
-        out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, pad_token_id=0, **lengths)
+        out = model.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, pad_token_id=0, **lengths
+        )
         assert out.shape[1] == ids.shape[1] + length
 
     return run
@@ -100,9 +104,14 @@ def compare(folder: Path, args: argparse.Namespace) -> None:
     """Load a checkpoint twice, run every task in turns, print the table."""
     load: Any = transformers.AutoModelForCausalLM.from_pretrained
     model = load(folder, dtype=getattr(torch, args.dtype), attn_implementation="sdpa").eval()
-    settings: dict[str, Any] = {"dtype": args.dtype, "num_threads": args.threads, "kv_cache_memory_bytes": 1 << 30}
+    settings: dict[str, Any] = {
+        "dtype": args.dtype,
+        "num_threads": args.threads,
+        "kv_cache_memory_bytes": 1 << 30,
+    }
     with LLM(str(folder), max_model_len=512, log_level="error", **settings) as llm:
-        ours, theirs = run_engine(llm), run_transformers(model)
+        ours = run_engine(llm)
+        theirs = run_transformers(model)
         print(f"{'task':<22} {'engine s':>9} {'transformers s':>15} {'ratio':>6}")
         for name, (count, length, out) in TASKS.items():
             pairs = []

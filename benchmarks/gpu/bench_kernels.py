@@ -1,7 +1,9 @@
-"""How near the Triton kernels come to what a GPU can move and multiply, beside torch's own for the same work.
+"""How near the Triton kernels come to what a GPU can move and multiply, beside torch's own for the
+same work.
 
-Prints one table: time, bytes a second, and the share of the bandwidth that a copy reaches in the same run. With `--smoke`
-toy shapes are computed, in Triton's interpreter where there is no GPU, and nothing is timed.
+Prints one table: time, bytes a second, and the share of the bandwidth that a copy reaches in the
+same run. With `--smoke` toy shapes are computed, in Triton's interpreter where there is no GPU, and
+nothing is timed.
 """
 
 from __future__ import annotations
@@ -48,13 +50,20 @@ TOY = Sizes(3, 32, 48, 4, 2, 16, (20, 7), (70, 3, 1), 300)
 
 def cases(sizes: Sizes, device: str) -> list[Case]:
     """Return all work on tensors of random numbers."""
-    from core_kernels.triton import gated, norms, sampling  # lazy: the interpreter is chosen by then
+    from core_kernels.triton import (
+        gated,
+        norms,
+        sampling,
+    )  # lazy: the interpreter is chosen by then
 
     def draw(*shape: int) -> torch.Tensor:
         return torch.randn(shape, device=device).to(torch.bfloat16)
 
-    x, residual, weight = draw(sizes.tokens, sizes.hidden), draw(sizes.tokens, sizes.hidden), draw(sizes.hidden)
-    both, logits = draw(sizes.tokens, 2 * sizes.width), draw(sizes.tokens, sizes.vocab).float()
+    x = draw(sizes.tokens, sizes.hidden)
+    residual = draw(sizes.tokens, sizes.hidden)
+    weight = draw(sizes.hidden)
+    both = draw(sizes.tokens, 2 * sizes.width)
+    logits = draw(sizes.tokens, sizes.vocab).float()
     seeds = torch.arange(sizes.tokens, device=device)
     half = sizes.width
 
@@ -65,7 +74,12 @@ def cases(sizes: Sizes, device: str) -> list[Case]:
         return torch.nn.functional.silu(both[:, :half]) * both[:, half:]
 
     return [
-        Case("add_rms_norm", 4 * x.nbytes, lambda: norms.add_rms_norm(x, residual, weight, 1e-6), torch_norm),
+        Case(
+            "add_rms_norm",
+            4 * x.nbytes,
+            lambda: norms.add_rms_norm(x, residual, weight, 1e-6),
+            torch_norm,
+        ),
         Case("silu_and_mul", both.nbytes * 3 // 2, lambda: gated.gated(both, "silu"), torch_gated),
         Case("best", logits.nbytes, lambda: sampling.best(logits), lambda: logits.max(-1)),
         Case(
@@ -85,12 +99,16 @@ def decode(name: str, sizes: Sizes, lengths: tuple[int, ...], device: str) -> Ca
     from core.api import AttentionInputs, AttentionParams
     from core.spec.kv import FullAttention
 
-    size, count = 16, len(lengths)
+    size = 16
+    count = len(lengths)
     blocks = [-(-length // size) for length in lengths]
     backend = TritonAttention()
     spec = FullAttention(sizes.kv_heads, sizes.head_size, "bfloat16")
-    cache = torch.randn(backend.cache_shape(spec, sum(blocks) + 1, size), device=device).to(torch.bfloat16)
-    table, dealt = torch.zeros(count, max(blocks), dtype=torch.int32), torch.randperm(sum(blocks)) + 1
+    cache = torch.randn(backend.cache_shape(spec, sum(blocks) + 1, size), device=device).to(
+        torch.bfloat16
+    )
+    table = torch.zeros(count, max(blocks), dtype=torch.int32)
+    dealt = torch.randperm(sum(blocks)) + 1
     for row, own in enumerate(dealt.split(blocks)):
         table[row, : len(own)] = own
     ends = torch.tensor(lengths) - 1
@@ -137,7 +155,9 @@ def measure() -> None:
         own = seconds(case.ours)
         other = "" if case.torchs is None else f"{seconds(case.torchs) * 1e6:.1f}"
         rate = case.moved_bytes / own
-        print(f"| {case.name} | {own * 1e6:.1f} | {other} | {rate / 1e12:.2f} | {rate / most:.0%} |")
+        print(
+            f"| {case.name} | {own * 1e6:.1f} | {other} | {rate / 1e12:.2f} | {rate / most:.0%} |"
+        )
 
 
 def main() -> int:
@@ -153,7 +173,9 @@ def main() -> int:
             print(f"{case.name}: computed, nothing is timed")
         return 0
     if not has_gpu:
-        print("there is no GPU that torch sees; --smoke computes toy shapes in Triton's interpreter")
+        print(
+            "there is no GPU that torch sees; --smoke computes toy shapes in Triton's interpreter"
+        )
         return 0
     measure()
     return 0

@@ -1,4 +1,6 @@
-"""What a device gives today: bytes that are read and copied in a second, products of 16 and of 8 bits."""
+"""What a device gives today: bytes that are read and copied in a second, products of 16 and of 8
+bits.
+"""
 
 from __future__ import annotations
 
@@ -42,17 +44,25 @@ def measure(clock: Clock, num_bytes: int, side: int) -> Ceilings:
 def _moved(clock: Clock, num_bytes: int) -> tuple[float, float]:
     """Return the bytes a second that are read, and that are copied."""
     source = torch.randint(0, 255, (num_bytes,), dtype=torch.uint8, device=clock.device)
-    target, words = torch.empty_like(source), source.view(torch.int32)
-    return num_bytes / clock.seconds([words.amax]), 2 * num_bytes / clock.seconds([lambda: target.copy_(source)])
+    target = torch.empty_like(source)
+    words = source.view(torch.int32)
+    return num_bytes / clock.seconds([words.amax]), 2 * num_bytes / clock.seconds(
+        [lambda: target.copy_(source)]
+    )
 
 
 def _multiplied(clock: Clock, side: int) -> tuple[float, float]:
-    """Return operations a second with bfloat16 and with eight-bit floats; of random numbers, since zeros take less power."""
+    """Return operations a second with bfloat16 and with eight-bit floats; of random numbers, since
+    zeros take less power.
+    """
     a, b = (torch.randn(side, side, device=clock.device).to(torch.bfloat16) for _ in range(2))
     flop = 2 * side**3
     wide = flop / clock.seconds([lambda: a @ b])
     if clock.device == "cuda" and torch.cuda.get_device_capability() < (8, 9):
         return wide, math.nan
-    one, (x, y) = torch.ones((), device=clock.device), (each.to(torch.float8_e4m3fn) for each in (a, b))
+    one, (x, y) = (
+        torch.ones((), device=clock.device),
+        (each.to(torch.float8_e4m3fn) for each in (a, b)),
+    )
     work = partial(torch._scaled_mm, x, y.T, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
     return wide, flop / clock.seconds([work])

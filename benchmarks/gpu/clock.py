@@ -1,4 +1,6 @@
-"""Who times work on a device: events around a recorded graph, a wall clock around an engine; or nobody, of toys."""
+"""Who times work on a device: events around a recorded graph, a wall clock around an engine; or
+nobody, of toys.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ class Clock(Protocol):
     device: str
 
     def seconds(self, works: Sequence[Work]) -> float:
-        """Return the time of one of several works that do the same on other memory, so that no cache has it."""
+        """Return the time of one of several works that do the same on other memory, so that no
+        cache has it.
+        """
 
     def wall(self, work: Work) -> float:
         """Return the time of work that the host takes part in."""

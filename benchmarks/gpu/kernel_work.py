@@ -1,4 +1,6 @@
-"""W4, W5's attention and W6: single kernels in the shapes of a model of 8 billion parameters, beside torch's own."""
+"""W4, W5's attention and W6: single kernels in the shapes of a model of 8 billion parameters,
+beside torch's own.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,12 @@ def decoding(clock: Clock, ceilings: Ceilings, sizes: KernelSizes) -> Iterator[R
     for name, lengths in sizes.decodes.items():
         case = decode(name, sizes.attention, lengths, clock.device)
         target = "0.92" if len(set(lengths)) == 1 else "0.85"
-        yield Row(f"W4 {name}", clock.seconds([case.ours]), case.moved_bytes / ceilings.read_bytes_s, target)
+        yield Row(
+            f"W4 {name}",
+            clock.seconds([case.ours]),
+            case.moved_bytes / ceilings.read_bytes_s,
+            target,
+        )
 
 
 def prompt_attention(clock: Clock, ceilings: Ceilings, sizes: KernelSizes) -> Iterator[Row]:
@@ -61,18 +68,28 @@ def prompt_attention(clock: Clock, ceilings: Ceilings, sizes: KernelSizes) -> It
     from core.api import AttentionInputs, AttentionParams
     from core.spec.kv import FullAttention
 
-    own, count, size = sizes.attention, sizes.prompt, 16
+    own = sizes.attention
+    count = sizes.prompt
+    size = 16
     blocks = -(-count // size)
-    backend, spec = TritonAttention(), FullAttention(own.kv_heads, own.head_size, "bfloat16")
+    backend = TritonAttention()
+    spec = FullAttention(own.kv_heads, own.head_size, "bfloat16")
 
     def draw(heads: int) -> torch.Tensor:
         return torch.randn(count, heads, own.head_size, device=clock.device).to(torch.bfloat16)
 
-    query, key, value = draw(own.heads), draw(own.kv_heads), draw(own.kv_heads)
-    cache = torch.zeros(backend.cache_shape(spec, blocks + 1, size), dtype=torch.bfloat16, device=clock.device)
+    query = draw(own.heads)
+    key = draw(own.kv_heads)
+    value = draw(own.kv_heads)
+    cache = torch.zeros(
+        backend.cache_shape(spec, blocks + 1, size), dtype=torch.bfloat16, device=clock.device
+    )
     table = torch.arange(1, blocks + 1, dtype=torch.int32, device=clock.device)[None]
-    slots, lengths = torch.arange(size, size + count, device=clock.device), torch.tensor([count], device=clock.device)
-    plan = backend.prepare(AttentionInputs([0, count], [count], table, slots, size, spec, lengths=lengths))
+    slots = torch.arange(size, size + count, device=clock.device)
+    lengths = torch.tensor([count], device=clock.device)
+    plan = backend.prepare(
+        AttentionInputs([0, count], [count], table, slots, size, spec, lengths=lengths)
+    )
     params = AttentionParams(own.heads, own.kv_heads, own.head_size, own.head_size**-0.5)
     ours = clock.seconds([lambda: backend.attend(params, query, key, value, cache, plan)])
     q, k, v = (each.transpose(0, 1)[None] for each in (query, key, value))
@@ -95,7 +112,11 @@ def products(clock: Clock, ceilings: Ceilings, sizes: KernelSizes) -> Iterator[R
             1.0,
             "float8",
         ),
-        "FP8, 128": (lambda shape: floats(clock, ScaledFloatOps(torch.float8_e4m3fn, 128), *shape), 1.0, "float8"),
+        "FP8, 128": (
+            lambda shape: floats(clock, ScaledFloatOps(torch.float8_e4m3fn, 128), *shape),
+            1.0,
+            "float8",
+        ),
     }
     for count in sizes.rows:
         plain = sum(
@@ -103,9 +124,14 @@ def products(clock: Clock, ceilings: Ceilings, sizes: KernelSizes) -> Iterator[R
             for shape in sizes.products
         )
         for name, (make, bytes_each, kind) in formats.items():
-            seconds = sum(clock.seconds(rotated(clock, shape, count, make, bytes_each)) for shape in sizes.products)
+            seconds = sum(
+                clock.seconds(rotated(clock, shape, count, make, bytes_each))
+                for shape in sizes.products
+            )
             limit = sum(
-                ceilings.least_s(rows * width * bytes_each, 2 * count * rows * width, of_float8=bool(kind))
+                ceilings.least_s(
+                    rows * width * bytes_each, 2 * count * rows * width, of_float8=bool(kind)
+                )
                 for rows, width in sizes.products
             )
             yield Row(
@@ -124,10 +150,14 @@ def aim(name: str, count: int) -> str:
     return "1.9" if count <= 64 else "1.75" if count >= 4096 else ""
 
 
-def rotated(clock: Clock, shape: tuple[int, int], count: int, make: object, bytes_each: float) -> list[Work]:
+def rotated(
+    clock: Clock, shape: tuple[int, int], count: int, make: object, bytes_each: float
+) -> list[Work]:
     """Return the product of as many weights as take turns."""
     rows, width = shape
-    copies = max(1, int(ROTATED_BYTES / (rows * width * bytes_each))) if clock.device == "cuda" else 1
+    copies = (
+        max(1, int(ROTATED_BYTES / (rows * width * bytes_each))) if clock.device == "cuda" else 1
+    )
     x = torch.randn(count, width, device=clock.device).to(torch.bfloat16)
 
     def work(multiply: object) -> Work:

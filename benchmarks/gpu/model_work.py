@@ -1,4 +1,6 @@
-"""W1, W2a, W3 and W5: the engine with random weights in real shapes, and transformers' continuous batching on the same requests."""
+"""W1, W2a, W3 and W5: the engine with random weights in real shapes, and transformers' continuous
+batching on the same requests.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ TOY = ModelSizes(_TINY, _TINY, _TINY, 3, 2, 5, (2, 6, 3), (3, 9), 3, ((1, 5), (2
 
 
 def small_batch(clock: Clock, ceilings: Ceilings, sizes: ModelSizes) -> Iterator[Row]:
-    """W1: requests of mixed lengths on a small model, with and without overlap, and beside transformers; then W3 of it."""
+    """W1: requests of mixed lengths on a small model, with and without overlap, and beside
+    transformers; then W3 of it.
+    """
     requests = mixed(sizes)
     limit = least_s(requests, sizes.small, ceilings.rates)
     settings = {"temperature": 0.6}
@@ -71,11 +75,19 @@ def small_batch(clock: Clock, ceilings: Ceilings, sizes: ModelSizes) -> Iterator
         with engine(clock, folder, sizes.most * 2, max_num_seqs=256) as llm:
             generate(llm, requests[: len(requests) // 4], **settings)
             ours = clock.wall(lambda: generate(llm, requests, **settings))
-            streams = list(single_stream(clock, ceilings, sizes, llm, sizes.small, sizes.contexts[:1], "0.6B", "0.60"))
+            streams = list(
+                single_stream(
+                    clock, ceilings, sizes, llm, sizes.small, sizes.contexts[:1], "0.6B", "0.60"
+                )
+            )
         with engine(clock, folder, sizes.most * 2, max_num_seqs=256, async_scheduling=False) as llm:
             generate(llm, requests[: len(requests) // 4], **settings)
             alone = clock.wall(lambda: generate(llm, requests, **settings))
-        theirs = clock.wall(lambda: by_transformers(folder, requests)) if clock.device == "cuda" else float("nan")
+        theirs = (
+            clock.wall(lambda: by_transformers(folder, requests))
+            if clock.device == "cuda"
+            else float("nan")
+        )
     about = f"{sum(len(r.prompt) for r in requests):,} in, {sum(r.output for r in requests):,} out"
     beside = f"transformers {theirs / ours:.2f} times as long (2.0, with its start); without overlap {alone / ours:.2f} (1.10)"
     yield Row(f"W1 {len(requests)} requests, {about}", ours, limit, "0.60, later 0.80", beside)
@@ -89,13 +101,20 @@ def large_model(clock: Clock, ceilings: Ceilings, sizes: ModelSizes) -> Iterator
         checkpoint("LlamaForCausalLM", sizes.large) as folder,
         engine(clock, folder, longest, max_num_seqs=8, max_num_batched_tokens=longest) as llm,
     ):
-        yield from single_stream(clock, ceilings, sizes, llm, sizes.large, sizes.contexts, "8B", "0.80, later 0.90")
+        yield from single_stream(
+            clock, ceilings, sizes, llm, sizes.large, sizes.contexts, "8B", "0.80, later 0.90"
+        )
         for count, tokens in sizes.prompts:
             requests = [Request(ids(tokens, sizes.large, number), 1) for number in range(count)]
             generate(llm, requests)
             seconds = clock.wall(lambda given=requests: generate(llm, given))  # type: ignore[misc]
             target = "0.88" if tokens <= 8192 else "0.80"
-            yield Row(f"W5 {count} x {tokens} prompt", seconds, least_s(requests, sizes.large, ceilings.rates), target)
+            yield Row(
+                f"W5 {count} x {tokens} prompt",
+                seconds,
+                least_s(requests, sizes.large, ceilings.rates),
+                target,
+            )
 
 
 def wide_batch(clock: Clock, ceilings: Ceilings, sizes: ModelSizes) -> Iterator[Row]:
@@ -130,7 +149,9 @@ def single_stream(
         whole = clock.wall(lambda given=prompt: generate(llm, [Request(given, sizes.answer)]))  # type: ignore[misc]
         middle = context + sizes.answer // 2
         limit = step_s(shape, ceilings.rates, 16, rows=1, sampled=1, pairs=middle, positions=middle)
-        yield Row(f"W3 {name}, a token behind {context}", (whole - first) / (sizes.answer - 1), limit, aim)
+        yield Row(
+            f"W3 {name}, a token behind {context}", (whole - first) / (sizes.answer - 1), limit, aim
+        )
 
 
 def mixed(sizes: ModelSizes) -> list[Request]:
@@ -138,7 +159,8 @@ def mixed(sizes: ModelSizes) -> list[Request]:
     drawn = random.Random(0)
     top = min(10_000, sizes.small.vocab - 1)
     prompts = [
-        [drawn.randint(0, top) for _ in range(drawn.randint(sizes.least, sizes.most))] for _ in range(sizes.requests)
+        [drawn.randint(0, top) for _ in range(drawn.randint(sizes.least, sizes.most))]
+        for _ in range(sizes.requests)
     ]
     return [Request(prompt, drawn.randint(sizes.least, sizes.most)) for prompt in prompts]
 
@@ -150,14 +172,20 @@ def ids(count: int, shape: Shape, seed: int) -> list[int]:
 
 
 def least_s(requests: Sequence[Request], shape: Shape, rates: Rates) -> float:
-    """Return the least time: all prompts in one step, then a step for each further token of the longest answer."""
+    """Return the least time: all prompts in one step, then a step for each further token of the
+    longest answer.
+    """
     prompts = [len(request.prompt) for request in requests]
     pairs = sum(count**2 / 2 for count in prompts)
-    total = step_s(shape, rates, 16, rows=sum(prompts), sampled=len(requests), pairs=pairs, positions=0)
+    total = step_s(
+        shape, rates, 16, rows=sum(prompts), sampled=len(requests), pairs=pairs, positions=0
+    )
     for step in range(1, max(request.output for request in requests)):
         running = [len(request.prompt) + step for request in requests if request.output > step]
         seen = sum(running)
-        total += step_s(shape, rates, 16, rows=len(running), sampled=len(running), pairs=seen, positions=seen)
+        total += step_s(
+            shape, rates, 16, rows=len(running), sampled=len(running), pairs=seen, positions=seen
+        )
     return total
 
 
@@ -193,9 +221,17 @@ def engine(clock: Clock, folder: str, longest: int, **settings: Any) -> Iterator
         own: dict[str, Any] = {"device": "cuda"}
     else:
         stand_in = str(Path(__file__).with_name("stand_in.py"))
-        own = {"device": "stand_in", "plugins": [stand_in, "no:ops_cpu", "no:quant_packed", "no:attention_paged"]}
+        own = {
+            "device": "stand_in",
+            "plugins": [stand_in, "no:ops_cpu", "no:quant_packed", "no:attention_paged"],
+        }
         own["num_gpu_blocks_override"] = 16
-    fixed = {"load_format": "dummy", "skip_tokenizer_init": True, "enable_prefix_caching": False, "log_level": "error"}
+    fixed = {
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "enable_prefix_caching": False,
+        "log_level": "error",
+    }
     with LLM(folder, dtype="bfloat16", max_model_len=longest, **fixed, **own, **settings) as llm:
         yield llm
     gc.collect()
@@ -208,20 +244,34 @@ def generate(llm: Any, requests: Sequence[Request], temperature: float = 0.0) ->
     from core import SamplingParams  # lazy: as above
 
     sampling = [
-        SamplingParams(temperature=temperature, seed=number, max_tokens=each.output, ignore_eos=True, detokenize=False)
+        SamplingParams(
+            temperature=temperature,
+            seed=number,
+            max_tokens=each.output,
+            ignore_eos=True,
+            detokenize=False,
+        )
         for number, each in enumerate(requests)
     ]
     llm.generate([{"prompt_token_ids": each.prompt} for each in requests], sampling, use_tqdm=False)
 
 
 def by_transformers(folder: str, requests: Sequence[Request]) -> None:
-    """Complete the requests by transformers' continuous batching, whose attention is its best that is installed."""
-    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig  # lazy: slow to import
+    """Complete the requests by transformers' continuous batching, whose attention is its best that
+    is installed.
+    """
+    from transformers import (
+        AutoConfig,
+        AutoModelForCausalLM,
+        GenerationConfig,
+    )  # lazy: slow to import
 
     config = AutoConfig.from_pretrained(folder)
     with torch.device("cuda"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
-    generation = GenerationConfig(do_sample=True, temperature=0.6, max_new_tokens=max(each.output for each in requests))
+    generation = GenerationConfig(
+        do_sample=True, temperature=0.6, max_new_tokens=max(each.output for each in requests)
+    )
     with model.continuous_batching_context_manager(generation_config=generation) as manager:
         for each in requests:
             manager.add_request(each.prompt, max_new_tokens=each.output, eos_token_id=-1)

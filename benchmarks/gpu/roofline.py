@@ -1,10 +1,12 @@
-"""How near the engine comes to what a GPU can do, in one table of shares beside the targets, in under eight minutes.
+"""How near the engine comes to what a GPU can do, in one table of shares beside the targets, in
+under eight minutes.
 
 Run: python benchmarks/gpu/roofline.py [--only W1,W4] [--seconds 380]
 
-First what the device gives is measured, then kernels (W4, W6, attention of W5), a small model (W1, W3; the same engine without
-overlap; transformers' continuous batching), and models of 8 billion parameters (W3, W5, W2a), all with random weights. The share of a
-row is its least possible time, by the run's own ceilings, over its time. What there is no time for is left out by name. `--smoke`
+First what the device gives is measured, then kernels (W4, W6, attention of W5), a small model (W1,
+W3; the same engine without overlap; transformers' continuous batching), and models of 8 billion
+parameters (W3, W5, W2a), all with random weights. The share of a row is its least possible time, by
+the run's own ceilings, over its time. What there is no time for is left out by name. `--smoke`
 computes toy shapes, in Triton's interpreter where there is no GPU, and times nothing.
 """
 
@@ -36,7 +38,9 @@ PARTS: tuple[tuple[str, Part, Any, Any], ...] = (
     ("W3 W5", model_work.large_model, model_work.REAL, model_work.TOY),
     ("W2a", model_work.wide_batch, model_work.REAL, model_work.TOY),
 )
-"""Workloads, what computes them, and its sizes, real ones and toys; in the order in which they are worth their time."""
+"""Workloads, what computes them, and its sizes, real ones and toys; in the order in which they are
+worth their time.
+"""
 
 
 def run(clock: Clock, *, toys: bool, only: set[str], budget_s: float) -> None:
@@ -45,7 +49,10 @@ def run(clock: Clock, *, toys: bool, only: set[str], budget_s: float) -> None:
     found = ceilings.measure(clock, 1 << 16 if toys else 8 << 30, 64 if toys else 8192)
     if not toys:
         say(found)
-    print("| work | ms | limit, ms | share | target | beside |\n| --- | ---: | ---: | ---: | ---: | --- |")
+    print(
+        "| work | ms | limit, ms | share | target | beside |\n| --- | ---: | ---: | ---: | ---: | "
+        "--- |"
+    )
     for names, part, real, toy in PARTS:
         if only and not only & {*names.split()}:
             continue
@@ -58,9 +65,14 @@ def run(clock: Clock, *, toys: bool, only: set[str], budget_s: float) -> None:
 
 def say(found: ceilings.Ceilings) -> None:
     """Print what the device gives, which every limit below follows from."""
-    reads, copies = (f"{rate / 1e12:.2f} TB/s" for rate in (found.read_bytes_s, found.copied_bytes_s))
+    reads, copies = (
+        f"{rate / 1e12:.2f} TB/s" for rate in (found.read_bytes_s, found.copied_bytes_s)
+    )
     wide, narrow = (f"{rate / 1e12:.0f} TFLOP/s" for rate in (found.flop_s, found.float8_flop_s))
-    print(f"{torch.cuda.get_device_name()}: read {reads}, copied {copies}, bfloat16 {wide}, float8 {narrow}\n")
+    print(
+        f"{torch.cuda.get_device_name()}: read {reads}, copied {copies}, bfloat16 {wide}, float8 "
+        f"{narrow}\n"
+    )
 
 
 def line(row: Row) -> str:
@@ -73,19 +85,27 @@ def line(row: Row) -> str:
 
 def main() -> int:
     """Measure, or compute toys."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--smoke", action="store_true", help="compute toy shapes and time nothing")
     parser.add_argument("--only", default="", help="workloads, by commas: W1,W2a,W3,W4,W5,W6")
-    parser.add_argument("--seconds", type=float, default=380.0, help="begin no workload after so many (default 380)")
+    parser.add_argument(
+        "--seconds", type=float, default=380.0, help="begin no workload after so many (default 380)"
+    )
     given = parser.parse_args()
     has_gpu = torch.cuda.is_available()
     if not (has_gpu or given.smoke):
-        print("there is no GPU that torch sees; --smoke computes toy shapes in Triton's interpreter")
+        print(
+            "there is no GPU that torch sees; --smoke computes toy shapes in Triton's interpreter"
+        )
         return 0
     if not has_gpu:
         os.environ["TRITON_INTERPRET"] = "1"
     clock = NoClock("cuda" if has_gpu else "cpu") if given.smoke else DeviceClock()
-    run(clock, toys=given.smoke, only={*filter(None, given.only.split(","))}, budget_s=given.seconds)
+    run(
+        clock, toys=given.smoke, only={*filter(None, given.only.split(","))}, budget_s=given.seconds
+    )
     return 0
 
 

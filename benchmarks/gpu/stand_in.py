@@ -1,4 +1,7 @@
-"""A GPU that is none: the GPU platform's path on a CPU, kernels by Triton's interpreter. For toys, not for measuring."""
+"""A GPU that is none: the GPU platform's path on a CPU, kernels by Triton's interpreter.
+
+For toys, not for measuring.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Time to compile a constraint and to make one mask: through the engine's own way, beside the libraries called directly.
+"""Time to compile a constraint and to make one mask: through the engine's own way, beside the
+libraries called directly.
 
 Both sides take the same outputs through the same schemas, in turns; ratios are medians of pairs.
 """
@@ -34,7 +35,12 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "properties": {"s": {"type": "string"}, "t": {"type": "string"}},
         "required": ["s", "t"],
     },
-    "list": {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "minItems": 20, "maxItems": 40},
+    "list": {
+        "type": "array",
+        "items": {"enum": ["red", "green", "blue"]},
+        "minItems": 20,
+        "maxItems": 40,
+    },
     "tree": {
         "$ref": "#/$defs/node",
         "$defs": {
@@ -71,15 +77,20 @@ class Tokens:
 
 def made_up(size: int) -> Vocabulary:
     """Return bytes and random words: as large as a real vocabulary, and as unfavourable as none."""
-    choose, words = random.Random(0), {bytes((i,)): None for i in range(256)}
+    choose = random.Random(0)
+    words = {bytes((i,)): None for i in range(256)}
     while len(words) < size - 1:
-        words["".join(choose.choices('etaoinshrdlu {}[],:"0123', k=choose.randint(2, 7))).encode()] = None
+        words[
+            "".join(choose.choices('etaoinshrdlu {}[],:"0123', k=choose.randint(2, 7))).encode()
+        ] = None
     return Vocabulary((*words, b""), (size - 1,))
 
 
 def output_of(grammar: Any, vocabulary: Vocabulary, most: int) -> list[int]:
     """Return the tokens of an output drawn from the masks."""
-    state, choose, tokens = grammar.start(), random.Random(1), []
+    state = grammar.start()
+    choose = random.Random(1)
+    tokens = []
     mask = np.zeros(-(-len(vocabulary.tokens) // 32), dtype=np.int32)
     while len(tokens) < most and not state.is_done():
         state.fill(mask)
@@ -96,10 +107,15 @@ def timed(work: Callable[[], Any]) -> float:
     return time.perf_counter() - started
 
 
-def in_turns(rounds: int, ours: Callable[[], Any], theirs: Callable[[], Any]) -> tuple[float, float, float]:
+def in_turns(
+    rounds: int, ours: Callable[[], Any], theirs: Callable[[], Any]
+) -> tuple[float, float, float]:
     """Return the median seconds of both sides and the median ratio of neighbours."""
     pairs = [(timed(ours), timed(theirs)) for _ in range(rounds)]
-    return (*(statistics.median(side) for side in zip(*pairs, strict=True)), statistics.median(a / b for a, b in pairs))
+    return (
+        *(statistics.median(side) for side in zip(*pairs, strict=True)),
+        statistics.median(a / b for a, b in pairs),
+    )
 
 
 def follow_row(grammar: Any, tokens: list[int], masks: TokenMasks, nothing: Reasoning) -> None:
@@ -132,7 +148,8 @@ def measure(name: str, vocabulary: Vocabulary, rounds: int) -> None:
     """Print one line for a schema."""
     import xgrammar
 
-    backend, constraint = XGrammar(vocabulary), Constraint("json", json.dumps(SCHEMAS[name]), any_whitespace=False)
+    backend = XGrammar(vocabulary)
+    constraint = Constraint("json", json.dumps(SCHEMAS[name]), any_whitespace=False)
     info = xgrammar.TokenizerInfo(
         list(vocabulary.tokens),
         xgrammar.VocabType.RAW,
@@ -153,12 +170,16 @@ def measure(name: str, vocabulary: Vocabulary, rounds: int) -> None:
     nothing = Reasoning((), (), ByteTokenizer(), vocabulary, ())
     mask = np.zeros((1, -(-len(vocabulary.tokens) // 32)), dtype=np.int32)
     each = in_turns(
-        rounds, lambda: follow_row(grammar, tokens, masks, nothing), lambda: follow_xgrammar(compiled, tokens, mask)
+        rounds,
+        lambda: follow_row(grammar, tokens, masks, nothing),
+        lambda: follow_xgrammar(compiled, tokens, mask),
     )
     micros = [seconds / len(tokens) * 1e6 for seconds in each[:2]]
     print(
-        f"{name}: compile {compile_[0] * 1e3:.2f} ms beside {compile_[1] * 1e3:.2f} ms ({compile_[2]:.2f} times); "
-        f"mask {micros[0]:.1f} us beside {micros[1]:.1f} us ({each[2]:.2f} times), {len(tokens)} tokens"
+        f"{name}: compile {compile_[0] * 1e3:.2f} ms beside {compile_[1] * 1e3:.2f} ms "
+        f"({compile_[2]:.2f} times); "
+        f"mask {micros[0]:.1f} us beside {micros[1]:.1f} us ({each[2]:.2f} times), {len(tokens)} "
+        "tokens"
     )
     beside_llguidance(name, vocabulary, rounds)
 
@@ -170,23 +191,42 @@ def beside_llguidance(name: str, vocabulary: Vocabulary, rounds: int) -> None:
         from engine_llguidance.backend import LLGuidance, _Tokens
     except ModuleNotFoundError:
         return
-    tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Tokens(vocabulary)), n_vocab=len(vocabulary.tokens))
-    closed = {**SCHEMAS[name], "additionalProperties": False} if "properties" in SCHEMAS[name] else SCHEMAS[name]
+    tokenizer = llguidance.LLTokenizer(
+        llguidance.TokenizerWrapper(_Tokens(vocabulary)), n_vocab=len(vocabulary.tokens)
+    )
+    closed = (
+        {**SCHEMAS[name], "additionalProperties": False}
+        if "properties" in SCHEMAS[name]
+        else SCHEMAS[name]
+    )
     options: Any = {"whitespace_flexible": False}
     text = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(closed), overrides=options)
-    compile_s = statistics.median(timed(lambda: llguidance.LLMatcher(tokenizer, text)) for _ in range(min(rounds, 9)))
+    compile_s = statistics.median(
+        timed(lambda: llguidance.LLMatcher(tokenizer, text)) for _ in range(min(rounds, 9))
+    )
     mask = np.zeros(-(-len(vocabulary.tokens) // 32), dtype=np.int32)
     matcher = llguidance.LLMatcher(tokenizer, text)
     # Its masks are of its own outputs: it lays JSON out in another way.
-    tokens = output_of(LLGuidance(vocabulary).compile(Constraint("json", json.dumps(closed), False)), vocabulary, 200)
-    each = statistics.median(timed(lambda: follow_llguidance(matcher, tokens[:-1], mask)) for _ in range(rounds))
-    print(f"    llguidance: compile {compile_s * 1e3:.2f} ms, mask {each / max(1, len(tokens) - 1) * 1e6:.1f} us")
+    tokens = output_of(
+        LLGuidance(vocabulary).compile(Constraint("json", json.dumps(closed), False)),
+        vocabulary,
+        200,
+    )
+    each = statistics.median(
+        timed(lambda: follow_llguidance(matcher, tokens[:-1], mask)) for _ in range(rounds)
+    )
+    print(
+        f"    llguidance: compile {compile_s * 1e3:.2f} ms, mask "
+        f"{each / max(1, len(tokens) - 1) * 1e6:.1f} us"
+    )
 
 
 def main() -> None:
     """Measure all schemas."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tokenizer", type=Path, help="a tokenizer.json; default: a made-up vocabulary")
+    parser.add_argument(
+        "--tokenizer", type=Path, help="a tokenizer.json; default: a made-up vocabulary"
+    )
     parser.add_argument("--size", type=int, default=32000, help="tokens of the made-up vocabulary")
     parser.add_argument("--rounds", type=int, default=51)
     args = parser.parse_args()

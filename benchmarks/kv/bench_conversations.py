@@ -1,11 +1,14 @@
-"""Conversations that take turns over a cache which holds few of them, with blocks kept in host memory or a folder and without.
+"""Conversations that take turns over a cache which holds few of them, with blocks kept in host
+memory or a folder and without.
 
-Every conversation says something, then all others do, so that each comes back to a cache that has forgotten it. Per connector, beside an
-engine without one, with what it must come to: whether the tokens are the same, the share of the tokens that could be found again and were,
-the median time to the first token of turns that come back, and what a step of rows that decode takes while blocks move, by what it takes
-while none do (steps in which a prompt is computed are left out). As it stands it takes ten minutes on two cores, most of it without a connector.
-Run: python -m benchmarks.kv.bench_conversations [--model FOLDER] [--conversations N] [--turns N] [--held N] [--says N] [--answers N]
-[--steps N] [--rounds N]
+Every conversation says something, then all others do, so that each comes back to a cache that has
+forgotten it. Per connector, beside an engine without one, with what it must come to: whether the
+tokens are the same, the share of the tokens that could be found again and were, the median time to
+the first token of turns that come back, and what a step of rows that decode takes while blocks
+move, by what it takes while none do (steps in which a prompt is computed are left out). As it
+stands it takes ten minutes on two cores, most of it without a connector. Run: python -m
+benchmarks.kv.bench_conversations [--model FOLDER] [--conversations N] [--turns N] [--held N]
+[--says N] [--answers N] [--steps N] [--rounds N]
 """
 
 from __future__ import annotations
@@ -25,7 +28,9 @@ BLOCK: Final = 16
 ROWS: Final = 4
 """That decode while blocks move."""
 GIB: Final = 1 << 30
-FOUND, FIRST, STEPS = 0.95, 0.35, 1.05
+FOUND = 0.95
+FIRST = 0.35
+STEPS = 1.05
 """The least share of tokens, and the most times."""
 
 
@@ -40,18 +45,25 @@ class Run:
     """Of turns that come back."""
     quiet_s: list[float] = field(default_factory=list)
     moving_s: list[float] = field(default_factory=list)
-    """Of steps in which rows decode and nothing else is computed, while no blocks move and while some do."""
+    """Of steps in which rows decode and nothing else is computed, while no blocks move and while
+    some do.
+    """
 
 
 def said(conversation: int, turn: int, count: int) -> list[int]:
     """Return what is said: the same in every run."""
-    return [7 + (conversation * 7919 + turn * 104729 + at * at * 31 + at) % 1000 for at in range(count)]
+    return [
+        7 + (conversation * 7919 + turn * 104729 + at * at * 31 + at) % 1000 for at in range(count)
+    ]
 
 
 def converse(llm: LLM, args: argparse.Namespace) -> Run:
     """Let all conversations have all their turns."""
-    run, texts = Run(), [list[int]() for _ in range(args.conversations)]
-    params = SamplingParams(temperature=0, max_tokens=args.answers, ignore_eos=True, detokenize=False)
+    run = Run()
+    texts = [list[int]() for _ in range(args.conversations)]
+    params = SamplingParams(
+        temperature=0, max_tokens=args.answers, ignore_eos=True, detokenize=False
+    )
     for turn in range(args.turns):
         for number, text in enumerate(texts):
             known = len(text)
@@ -69,9 +81,16 @@ def converse(llm: LLM, args: argparse.Namespace) -> Run:
 
 
 def decode_beside(llm: LLM, run: Run, args: argparse.Namespace, first: int) -> None:
-    """Measure steps of rows that decode, while conversations from the `first` on come back and leave again."""
+    """Measure steps of rows that decode, while conversations from the `first` on come back and
+    leave again.
+    """
     half = next(
-        (m.__wrapped__.__self__ for name, m in llm.core.scheduler._extensions._planned if name == "kv_connectors"), None
+        (
+            m.__wrapped__.__self__
+            for name, m in llm.core.scheduler._extensions._planned
+            if name == "kv_connectors"
+        ),
+        None,
     )
     long = SamplingParams(temperature=0, max_tokens=args.steps, ignore_eos=True, detokenize=False)
     short = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, detokenize=False)
@@ -88,7 +107,9 @@ def decode_beside(llm: LLM, run: Run, args: argparse.Namespace, first: int) -> N
         if step % 12 == 11 and half is not None:
             back = (first + step // 12) % args.conversations
             llm.add_request(
-                f"back {step}", said(back, 0, args.says) + run.tokens[back] + said(back, 1, args.says), short
+                f"back {step}",
+                said(back, 0, args.says) + run.tokens[back] + said(back, 1, args.says),
+                short,
             )
         moved = half is not None and len(half._moves) > 0
         llm.step()
@@ -98,8 +119,12 @@ def decode_beside(llm: LLM, run: Run, args: argparse.Namespace, first: int) -> N
 
 def main() -> None:
     """Run every engine and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, help="default: random weights in the shape of Qwen3-0.6B")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--model", type=Path, help="default: random weights in the shape of Qwen3-0.6B"
+    )
     parser.add_argument("--dtype", default="bfloat16")
     for name, count in (
         ("conversations", 50),
@@ -124,7 +149,11 @@ def main() -> None:
         }
         base: Run | None = None
         for name in ["none", *args.connectors]:
-            transfer = {"kv_connector": name, "kv_connector_extra_config": extras[name]} if name in extras else None
+            transfer = (
+                {"kv_connector": name, "kv_connector_extra_config": extras[name]}
+                if name in extras
+                else None
+            )
             with LLM(
                 str(model),
                 dtype=args.dtype,
@@ -135,7 +164,9 @@ def main() -> None:
                 log_level="error",
             ) as llm:
                 run = converse(llm, args)
-                for turn in range(args.rounds):  # few steps move blocks: those of one round differ by more than 5 %
+                for turn in range(
+                    args.rounds
+                ):  # few steps move blocks: those of one round differ by more than 5 %
                     decode_beside(llm, run, args, turn * (args.steps // 12))
             if base is None:
                 base = run
@@ -147,12 +178,14 @@ def main() -> None:
 
 def told(run: Run, base: Run) -> Iterator[str]:
     """Yield what is to be shown of an engine, beside one without a connector."""
-    same, found = sum(map(list.__eq__, run.tokens, base.tokens)), run.found / run.reusable
+    same = sum(map(list.__eq__, run.tokens, base.tokens))
+    found = run.found / run.reusable
     yield f"answers the same        {same} of {len(base.tokens)}; target all: {verdict(same == len(base.tokens))}"
     yield f"tokens found again      {found:.1%} of {run.reusable:,}; target {FOUND:.0%}: {verdict(found >= FOUND)}"
     first, without = (statistics.median(each.first_token_s) for each in (run, base))
     yield f"first token             {1e3 * first:.0f} ms, {first / without:.3f} times; target {FIRST}: {verdict(first / without <= FIRST)}"
-    quiet, moving = statistics.median(run.quiet_s), statistics.median(run.moving_s or [float("nan")])
+    quiet = statistics.median(run.quiet_s)
+    moving = statistics.median(run.moving_s or [float("nan")])
     much = f"{1e3 * moving:.1f} ms, {moving / quiet:.3f} times ({len(run.moving_s)} steps)"
     yield f"steps while blocks move {much}; target {STEPS}: {verdict(moving / quiet <= STEPS)}"
 

@@ -1,9 +1,12 @@
-"""How long streams wait between two tokens while long prompts come: one engine that does both, and two behind `engine route`.
+"""How long streams wait between two tokens while long prompts come: one engine that does both, and
+two behind `engine route`.
 
-python -m benchmarks.kv.bench_disaggregated [--prompts 6] [--prompt-tokens 8192] [--streams 4] [--threads 2]
+python -m benchmarks.kv.bench_disaggregated [--prompts 6] [--prompt-tokens 8192] [--streams 4]
+[--threads 2]
 
-Prompts come one after the other, each when the last is answered, and streams go on all the while. The one engine has all threads; the two
-share them. Random weights of 8 layers of 512 numbers: a prompt takes seconds. Shown are times between the events of a stream.
+Prompts come one after the other, each when the last is answered, and streams go on all the while.
+The one engine has all threads; the two share them. Random weights of 8 layers of 512 numbers: a
+prompt takes seconds. Shown are times between the events of a stream.
 """
 
 from __future__ import annotations
@@ -52,8 +55,11 @@ def serving(*arguments: str, threads: int = 1) -> Iterator[str]:
     port = free_port()
     command = [sys.executable, "-P", "-c", COMMAND, *arguments, "--port", str(port)]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment, start_new_session=True)
-    url, end_s = f"http://127.0.0.1:{port}", time.monotonic() + PATIENCE_S
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, env=environment, start_new_session=True
+    )
+    url = f"http://127.0.0.1:{port}"
+    end_s = time.monotonic() + PATIENCE_S
     try:
         while True:
             with suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=PATIENCE_S):
@@ -99,11 +105,18 @@ def _flags(model: Path, threads: int) -> list[str]:
 
 async def stream(url: str, index: int, gaps_s: list[float], ready: asyncio.Event) -> None:
     """Read a stream for ever, and note how long each token is waited for after the first ones."""
-    body = {"prompt": _prompt(1000 + index, 32), "max_tokens": 16000, "ignore_eos": True, "stream": True}
+    body = {
+        "prompt": _prompt(1000 + index, 32),
+        "max_tokens": 16000,
+        "ignore_eos": True,
+        "stream": True,
+    }
     async with ask(*_request(url, body)) as answer:
-        count, last_s = 0, 0.0
+        count = 0
+        last_s = 0.0
         async for piece in answer.pieces:
-            events, now_s = piece.count(b"data: {"), time.perf_counter()
+            events = piece.count(b"data: {")
+            now_s = time.perf_counter()
             if not events:
                 continue
             count += events
@@ -117,7 +130,9 @@ async def measure(url: str, args: argparse.Namespace) -> tuple[list[float], list
     gaps_s: list[float] = []
     took_s: list[float] = []
     ready = asyncio.Event()
-    streams = [asyncio.create_task(stream(url, index, gaps_s, ready)) for index in range(args.streams)]
+    streams = [
+        asyncio.create_task(stream(url, index, gaps_s, ready)) for index in range(args.streams)
+    ]
     await asyncio.sleep(args.settle_s)
     ready.set()
     for index in range(args.prompts):
@@ -144,13 +159,23 @@ def _request(url: str, body: dict[str, Any]) -> tuple[Address, bytes, bytes, Any
 
 
 def _prompt(number: int, count: int) -> list[int]:
-    return [3 + (number * 7919 + at * at * 31 + at * (number + 1)) % VOCABULARY for at in range(count)]
+    return [
+        3 + (number * 7919 + at * at * 31 + at * (number + 1)) % VOCABULARY for at in range(count)
+    ]
 
 
 def main() -> None:
     """Measure both and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, count in (("prompts", 6), ("prompt-tokens", 8192), ("streams", 4), ("threads", 2), ("settle-s", 3)):
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name, count in (
+        ("prompts", 6),
+        ("prompt-tokens", 8192),
+        ("streams", 4),
+        ("threads", 2),
+        ("settle-s", 3),
+    ):
         parser.add_argument(f"--{name}", type=int, default=count)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -162,7 +187,8 @@ def main() -> None:
             cuts = statistics.quantiles(gaps_s, n=100)
             worst.append(cuts[98])
             print(
-                f"{name}: between tokens p50 {cuts[49] * 1e3:.1f} ms, p99 {cuts[98] * 1e3:.1f}, longest {max(gaps_s) * 1e3:.1f} "
+                f"{name}: between tokens p50 {cuts[49] * 1e3:.1f} ms, p99 {cuts[98] * 1e3:.1f}, "
+                f"longest {max(gaps_s) * 1e3:.1f} "
                 f"({len(gaps_s)} tokens); a prompt took {statistics.median(took_s):.1f} s",
                 flush=True,
             )

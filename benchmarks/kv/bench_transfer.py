@@ -1,10 +1,12 @@
-"""How fast blocks move: to host memory and back beside a plain copy, and between engines beside a bare socket.
+"""How fast blocks move: to host memory and back beside a plain copy, and between engines beside a
+bare socket.
 
 Blocks are sealed as they leave the cache and checked as they come back, by what engines do it with.
 
 python -m benchmarks.kv.bench_transfer [--block-kib 1792] [--parts 28] [--blocks 96] [--rounds 9]
 
-Blocks have the size of 16 tokens of a model in the shape of Qwen3-0.6B in bfloat16. Rounds take turns; medians are shown.
+Blocks have the size of 16 tokens of a model in the shape of Qwen3-0.6B in bfloat16. Rounds take
+turns; medians are shown.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ def parts_of(args: argparse.Namespace) -> StoreParts:
     size = args.block_kib << 10
     group = GroupLayout(FullAttention(8, 128, "bfloat16"), [*range(args.parts)], 16, 0)
     layout = KVLayout(
-        groups=[group], pools=[PoolLayout(args.blocks, size // args.parts, args.parts)], hash_block_size=16
+        groups=[group],
+        pools=[PoolLayout(args.blocks, size // args.parts, args.parts)],
+        hash_block_size=16,
     )
     return StoreParts(layout, 0, 1, "0" * 64, [size], {"dtype": "bfloat16"})
 
@@ -53,19 +57,26 @@ class Rank:
     """A cache, and what a rank's half does with it, beside a store."""
 
     def __init__(self, args: argparse.Namespace, store: Any) -> None:
-        self.store, self._sealer = store, sealer_on("cpu")
+        self.store = store
+        self._sealer = sealer_on("cpu")
         slots = [
-            torch.zeros(args.blocks, (args.block_kib << 10) // args.parts, dtype=torch.uint8) for _ in range(args.parts)
+            torch.zeros(args.blocks, (args.block_kib << 10) // args.parts, dtype=torch.uint8)
+            for _ in range(args.parts)
         ]
         for index in range(args.blocks):
             for slot in slots:
                 slot[index] = index
-        self._blocks = CacheBlocks(parts_of(args).layout, {(0, slot): tensor for slot, tensor in enumerate(slots)})
+        self._blocks = CacheBlocks(
+            parts_of(args).layout, {(0, slot): tensor for slot, tensor in enumerate(slots)}
+        )
 
     def write(self, index: int) -> None:
         """Store a block."""
-        block, place = self._blocks.look(0, index), self.store.place(key_of(index))
-        self.store.keep(key_of(index), place, self._sealer.copy(key_of(index), block, block.sizes.cut(place)))
+        block = self._blocks.look(0, index)
+        place = self.store.place(key_of(index))
+        self.store.keep(
+            key_of(index), place, self._sealer.copy(key_of(index), block, block.sizes.cut(place))
+        )
 
     def read(self, index: int, source: bytes = b"") -> None:
         """Load a block, and check it."""
@@ -78,7 +89,9 @@ class Rank:
 
 
 def serve(args: argparse.Namespace, port: int, bare: socket.socket, ready: Any) -> None:
-    """Be the other engine: have blocks, and send as many bytes over a bare socket to whoever connects."""
+    """Be the other engine: have blocks, and send as many bytes over a bare socket to whoever
+    connects.
+    """
     rank = Rank(args, TcpStore(parts_of(args), TOKEN, f"tcp://127.0.0.1:{port}", TIMEOUT_S))
     for index in range(args.blocks):
         rank.write(index)
@@ -98,11 +111,17 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     args = parser.parse_args()
     size = args.block_kib << 10
-    with socket.create_server(("127.0.0.1", 0)) as bare, socket.create_server(("127.0.0.1", 0)) as taken:
-        port, bare_port = taken.getsockname()[1], bare.getsockname()[1]
+    with (
+        socket.create_server(("127.0.0.1", 0)) as bare,
+        socket.create_server(("127.0.0.1", 0)) as taken,
+    ):
+        port = taken.getsockname()[1]
+        bare_port = bare.getsockname()[1]
         taken.close()
         ready = multiprocessing.get_context("fork").Event()
-        other = multiprocessing.get_context("fork").Process(target=serve, args=(args, port, bare, ready), daemon=True)
+        other = multiprocessing.get_context("fork").Process(
+            target=serve, args=(args, port, bare, ready), daemon=True
+        )
         other.start()  # before any thread is there, which it would miss
         memory = Rank(args, HostMemory(parts_of(args)))
         copies = [np.zeros(size, np.uint8) for _ in range(args.blocks)]
@@ -148,10 +167,14 @@ def main() -> None:
                     took[name].append(time.perf_counter() - began)
         fetching.store.close()
         other.kill()
-    speeds = {name: args.blocks * size / statistics.median(each) / 1e9 for name, each in took.items()}
+    speeds = {
+        name: args.blocks * size / statistics.median(each) / 1e9 for name, each in took.items()
+    }
     for name, (_, beside, target) in ways.items():
         share = speeds[name] / speeds[beside]
-        verdict = f"  target {target:.2f}: {'met' if share >= target else 'missed'}" if target else ""
+        verdict = (
+            f"  target {target:.2f}: {'met' if share >= target else 'missed'}" if target else ""
+        )
         print(f"{name:16} {speeds[name]:6.2f} GB/s  {share:5.2f} of a {beside}{verdict}")
 
 

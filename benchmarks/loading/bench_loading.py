@@ -1,10 +1,11 @@
-"""From a checkpoint's files to the first forward pass, against reading the files' bytes into memory.
+"""From a checkpoint's files to the first forward pass, against reading the files' bytes into
+memory.
 
-Each is done in a process of its own, its imports over, in turns: after the files were dropped from the page cache
-(cold) and after they were read (warm). Memory is what the process grows by while it loads, pages of files included; there is
-no cache of keys and values yet.
-Run: python benchmarks/loading/bench_loading.py [--model FOLDER_OR_FILE] [--rounds N] [--threads N]
-Without a model, one of 473 million parameters in bfloat16 is made, with random weights.
+Each is done in a process of its own, its imports over, in turns: after the files were dropped from
+the page cache (cold) and after they were read (warm). Memory is what the process grows by while it
+loads, pages of files included; there is no cache of keys and values yet. Run: python
+benchmarks/loading/bench_loading.py [--model FOLDER_OR_FILE] [--rounds N] [--threads N] Without a
+model, one of 473 million parameters in bfloat16 is made, with random weights.
 """
 
 from __future__ import annotations
@@ -53,7 +54,11 @@ def write_checkpoint(folder: Path) -> None:
     def filled(shape: torch.Size) -> torch.Tensor:
         return noise.repeat(-(-shape.numel() // noise.numel()))[: shape.numel()].view(shape)
 
-    tensors = {name: filled(tensor.shape) for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+    tensors = {
+        name: filled(tensor.shape)
+        for name, tensor in model.state_dict().items()
+        if name != "lm_head.weight"
+    }
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(CONFIG))
 
@@ -74,7 +79,9 @@ def read_all(folder: Path) -> None:
 
 
 def load(folder: Path, threads: int) -> Iterator[None]:
-    """Yield when everything is imported, when the weights are in, and after a forward pass of one token."""
+    """Yield when everything is imported, when the weights are in, and after a forward pass of one
+    token.
+    """
     import torch
 
     from core.config import EngineConfig
@@ -85,7 +92,9 @@ def load(folder: Path, threads: int) -> Iterator[None]:
     from core.testing.one_sequence import OneSequenceAttention, Session
 
     torch.set_num_threads(threads)
-    config = EngineConfig(ModelConfig(str(folder), max_model_len=256), load=LoadConfig(use_tqdm_on_load=False))
+    config = EngineConfig(
+        ModelConfig(str(folder), max_model_len=256), load=LoadConfig(use_tqdm_on_load=False)
+    )
     registry = load_plan(make_plan([]))
     source = registry.find_model(str(folder), config)
     assert source is not None
@@ -112,15 +121,20 @@ def measure(what: str, folder: Path, threads: int) -> dict[str, float]:
     if steps is not None:
         next(steps)
     Path("/proc/self/clear_refs").write_text("5")  # from here on, the peak is counted anew
-    before, start, used = status("VmRSS"), time.perf_counter(), time.process_time()
+    before = status("VmRSS")
+    start = time.perf_counter()
+    used = time.process_time()
     if steps is None:
         read_all(folder)
-        loaded, peak = time.perf_counter() - start, status("VmHWM") - before
+        loaded = time.perf_counter() - start
+        peak = status("VmHWM") - before
     else:
         next(steps)
-        loaded, peak = time.perf_counter() - start, status("VmHWM") - before
+        loaded = time.perf_counter() - start
+        peak = status("VmHWM") - before
         next(steps)
-    seconds, processor = time.perf_counter() - start, time.process_time() - used
+    seconds = time.perf_counter() - start
+    processor = time.process_time() - used
     return {"seconds": seconds, "loaded": loaded, "processor": processor, "peak": peak}
 
 
@@ -140,24 +154,42 @@ def in_a_process(what: str, folder: Path, threads: int, *, cold: bool) -> dict[s
             else:
                 while file.read(READ_BYTES):
                     pass
-    command = [sys.executable, __file__, "--child", what, "--model", str(folder), "--threads", str(threads)]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+    command = [
+        sys.executable,
+        __file__,
+        "--child",
+        what,
+        "--model",
+        str(folder),
+        "--threads",
+        str(threads),
+    ]
+    return json.loads(
+        subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1]
+    )
 
 
 def report(folder: Path, rounds: int, threads: int) -> None:
     """Print medians of interleaved rounds."""
     sizes = [path.stat().st_size for path in files_of(folder)]
-    print(f"{sum(sizes) / 1e6:.0f} MB in {len(sizes)} files, load of the machine {os.getloadavg()[0]:.1f}")
+    print(
+        f"{sum(sizes) / 1e6:.0f} MB in {len(sizes)} files, load of the machine "
+        f"{os.getloadavg()[0]:.1f}"
+    )
     for cold in (True, False):
         found: dict[str, list[dict[str, float]]] = {"read": [], "load": []}
         for number in range(rounds):
-            for what in list(found)[:: -1 if number % 2 else 1]:  # neither has the other's traces before it every time
+            for what in list(found)[
+                :: -1 if number % 2 else 1
+            ]:  # neither has the other's traces before it every time
                 found[what].append(in_a_process(what, folder, threads, cold=cold))
         print(f"{'cold' if cold else 'warm'}, medians of {rounds} rounds:")
         for what, results in found.items():
-            place, peak = "in memory" if what == "read" else "in place", middle(results, "peak")
+            place = "in memory" if what == "read" else "in place"
+            peak = middle(results, "peak")
             print(
-                f"  {what}: {middle(results, 'loaded'):.2f} s until {place}, {middle(results, 'seconds'):.2f} s in all, "
+                f"  {what}: {middle(results, 'loaded'):.2f} s until {place}, "
+                f"{middle(results, 'seconds'):.2f} s in all, "
                 f"{middle(results, 'processor'):.2f} s of processor, grew by {peak / 1e6:.0f} MB, "
                 f"{peak / sum(sizes):.2f} of the files"
             )
@@ -165,7 +197,9 @@ def report(folder: Path, rounds: int, threads: int) -> None:
             pairs = zip(found["load"], found["read"], strict=True)
             ratio = statistics.median(ours[figure] / theirs[figure] for ours, theirs in pairs)
             best = [min(result[figure] for result in found[what]) for what in ("load", "read")]
-            print(f"  {figure}: {ratio:.2f} times reading, best against best {best[0] / best[1]:.2f}")
+            print(
+                f"  {figure}: {ratio:.2f} times reading, best against best {best[0] / best[1]:.2f}"
+            )
 
 
 def middle(results: list[dict[str, float]], name: str) -> float:

@@ -1,10 +1,13 @@
-"""What adapters cost a decoding step: an engine without LoRA, one with it whose rows have none, and the same with many in a batch.
+"""What adapters cost a decoding step: an engine without LoRA, one with it whose rows have none, and
+the same with many in a batch.
 
-One process, both engines on the same checkpoint (a random one in the shape of Qwen3-0.6B, bfloat16, unless --model names another),
-rounds in turns. For each kind of batch: the median of a step's time, the median of its ratios to the first kind's in the same round,
-the ratio of both kinds' best rounds (what the neighbours' noise changes least), and what reading alone would make of it: the bytes of
-the weights and of the adapters in the batch, by those of the weights.
-Run: python -m benchmarks.lora.bench_lora [--model FOLDER] [--rows N] [--adapters N] [--rank N] [--rounds N] [--steps N]
+One process, both engines on the same checkpoint (a random one in the shape of Qwen3-0.6B, bfloat16,
+unless --model names another), rounds in turns. For each kind of batch: the median of a step's time,
+the median of its ratios to the first kind's in the same round, the ratio of both kinds' best rounds
+(what the neighbours' noise changes least), and what reading alone would make of it: the bytes of
+the weights and of the adapters in the batch, by those of the weights. Run: python -m
+benchmarks.lora.bench_lora [--model FOLDER] [--rows N] [--adapters N] [--rank N] [--rounds N]
+[--steps N]
 """
 
 from __future__ import annotations
@@ -44,7 +47,9 @@ def write_adapter(model: Path, folder: Path, rank: int, seed: int) -> int:
             out, *inner = file.get_slice(name).get_shape()
             if "_proj.weight" in name and inner:
                 key = f"base_model.model.{name.removesuffix('.weight')}"
-                made[f"{key}.lora_A.weight"] = torch.randn(rank, *inner).bfloat16() / inner[0] ** 0.5
+                made[f"{key}.lora_A.weight"] = (
+                    torch.randn(rank, *inner).bfloat16() / inner[0] ** 0.5
+                )
                 made[f"{key}.lora_B.weight"] = torch.randn(out, rank).bfloat16() / 64
     folder.mkdir()
     save_file(made, folder / "adapter_model.safetensors")
@@ -60,7 +65,9 @@ def step_ms(llm: LLM, rows: Adapters, steps: int) -> float:
     given: dict[str, Any] = {"lora_request": list(rows)} if any(rows) else {}
     outputs = llm.generate(prompts, params, use_tqdm=False, **given)
     times = [output.metrics for output in outputs if output.metrics is not None]
-    first, last = (max(getattr(each, name) for each in times) for name in ("first_token_s", "last_token_s"))
+    first, last = (
+        max(getattr(each, name) for each in times) for name in ("first_token_s", "last_token_s")
+    )
     return 1e3 * float(last - first) / (steps - 1)
 
 
@@ -80,7 +87,11 @@ def compare(model: Path, folder: Path, args: argparse.Namespace) -> None:
             "without LoRA": (without, nobody, 0),
             "with it, no adapter in the batch": (served, nobody, 0),
             f"{len({*each})} adapters, in every row": (served, each, len({*each})),
-            f"{len({*half} - {None})} adapters, in every other row": (served, half, len({*half} - {None})),
+            f"{len({*half} - {None})} adapters, in every other row": (
+                served,
+                half,
+                len({*half} - {None}),
+            ),
             "one adapter, in every row": (served, one, 1),
         }
         times: dict[str, list[float]] = {name: [] for name in kinds}
@@ -89,7 +100,10 @@ def compare(model: Path, folder: Path, args: argparse.Namespace) -> None:
                 found = step_ms(llm, rows, args.steps)
                 if turn:  # the first warms up
                     times[name].append(found)
-        print(f"{args.rows} rows, rank {args.rank}, {args.threads} threads, {weights / 1e6:.0f} MB of weights")
+        print(
+            f"{args.rows} rows, rank {args.rank}, {args.threads} threads, {weights / 1e6:.0f} MB "
+            "of weights"
+        )
         print(f"{'':<36} {'ms a step':>9} {'ratio':>6} {'best':>6} {'bytes':>6}")
         base = times["without LoRA"]
         for name, (_, _, count) in kinds.items():
@@ -97,13 +111,18 @@ def compare(model: Path, folder: Path, args: argparse.Namespace) -> None:
             bound = 1 + count * sizes[0] / weights
             best = min(times[name]) / min(base)
             median = statistics.median(times[name])
-            print(f"{name:<36} {median:>9.2f} {statistics.median(ratios):>6.3f} {best:>6.3f} {bound:>6.3f}")
+            print(
+                f"{name:<36} {median:>9.2f} {statistics.median(ratios):>6.3f} {best:>6.3f} "
+                f"{bound:>6.3f}"
+            )
 
 
 def main() -> None:
     """Make what is missing, and compare."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, help="folder of a checkpoint with linear layers named as Llama's")
+    parser.add_argument(
+        "--model", type=Path, help="folder of a checkpoint with linear layers named as Llama's"
+    )
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--adapters", type=int, default=8)
     parser.add_argument("--rank", type=int, default=16)

@@ -1,8 +1,10 @@
-"""How long steps of running requests take while adapters are read beside them, by how long they take alone.
+"""How long steps of running requests take while adapters are read beside them, by how long they
+take alone.
 
-One engine, every row decoding; phases in turns, in one of which another adapter is loaded as soon as the one before is there (host memory
-holds few, so each is read from its file). A step's time is that between two tokens of a stream.
-Run: python -m benchmarks.lora.step_time_during_loads [--model FOLDER] [--rows N] [--adapters N] [--rank N] [--phases N] [--steps N]
+One engine, every row decoding; phases in turns, in one of which another adapter is loaded as soon
+as the one before is there (host memory holds few, so each is read from its file). A step's time is
+that between two tokens of a stream. Run: python -m benchmarks.lora.step_time_during_loads [--model
+FOLDER] [--rows N] [--adapters N] [--rank N] [--phases N] [--steps N]
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ from core import AsyncLLM, LoRARequest, SamplingParams
 HELD = 3
 
 
-async def measure(engine: AsyncLLM, wanted: list[Wanted], used: LoRARequest, args: argparse.Namespace) -> None:
+async def measure(
+    engine: AsyncLLM, wanted: list[Wanted], used: LoRARequest, args: argparse.Namespace
+) -> None:
     """Let streams run, and print the medians of both kinds of phases."""
     total = 2 * args.phases * args.steps + 2 * args.steps
     params = SamplingParams(temperature=0, max_tokens=total, ignore_eos=True, detokenize=False)
@@ -43,11 +47,13 @@ async def measure(engine: AsyncLLM, wanted: list[Wanted], used: LoRARequest, arg
 
     streams = asyncio.gather(*(stream(row) for row in range(args.rows)))
     found: dict[bool, list[float]] = {False: [], True: []}
-    others, num_loads = cycle(wanted), 0
+    others = cycle(wanted)
+    num_loads = 0
     while len(times) < args.steps:  # they all have begun
         await asyncio.sleep(0.01)
     for phase in range(2 * args.phases):
-        first, loads = len(times), bool(phase % 2)
+        first = len(times)
+        loads = bool(phase % 2)
         while len(times) < first + args.steps:
             if loads:
                 own = next(others)
@@ -64,13 +70,18 @@ async def measure(engine: AsyncLLM, wanted: list[Wanted], used: LoRARequest, arg
     alone, beside = (statistics.median(found[kind]) for kind in (False, True))
     ratio = statistics.median(b / a for a, b in zip(found[False], found[True], strict=True))
     print(f"{args.rows} rows, {args.threads} threads, {num_loads} loads of rank {args.rank}")
-    print(f"a step alone {alone:.2f} ms, while adapters are read {beside:.2f} ms, median of ratios {ratio:.3f}")
+    print(
+        f"a step alone {alone:.2f} ms, while adapters are read {beside:.2f} ms, median of ratios "
+        f"{ratio:.3f}"
+    )
 
 
 def main() -> None:
     """Make what is missing, and measure."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, help="folder of a checkpoint with linear layers named as Llama's")
+    parser.add_argument(
+        "--model", type=Path, help="folder of a checkpoint with linear layers named as Llama's"
+    )
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--adapters", type=int, default=8)
     parser.add_argument("--rank", type=int, default=16)
@@ -87,14 +98,21 @@ def main() -> None:
         for number in range(args.adapters + 1):
             own = folder / f"a{number}"
             write_adapter(model, own, args.rank, number)
-            wanted.append(Wanted(AdapterFiles.of(own, 1 << 40).digest(), str(own.resolve()), f"a{number}"))
+            wanted.append(
+                Wanted(AdapterFiles.of(own, 1 << 40).digest(), str(own.resolve()), f"a{number}")
+            )
         settings: dict[str, Any] = SETTINGS | {
             "max_num_seqs": args.rows,
             "num_threads": args.threads,
             "max_model_len": 64 + (2 * args.phases + 2) * args.steps,
         }
         engine = AsyncLLM(
-            str(model), enable_lora=True, max_loras=2, max_cpu_loras=HELD, max_lora_rank=args.rank, **settings
+            str(model),
+            enable_lora=True,
+            max_loras=2,
+            max_cpu_loras=HELD,
+            max_lora_rank=args.rank,
+            **settings,
         )
         try:
             asyncio.run(measure(engine, wanted[1:], LoRARequest("a0", 1, wanted[0].folder), args))

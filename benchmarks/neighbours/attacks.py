@@ -1,10 +1,12 @@
-"""What attacks cost those beside them: healthy greedy streams of the demo model, with an attack and without, in turns.
+"""What attacks cost those beside them: healthy greedy streams of the demo model, with an attack and
+without, in turns.
 
-Parts: `attacks` sends each file of the corpus again and again while the streams run. The same requests sent to a stand-in,
-which reads them and says no, show what their sender alone costs on the same cores; a run is compared with that and with
-a quiet one, all three in turns; `busy` sends 500 valid requests of all kinds while four loops want the cores; `soak` mixes valid load with
-the fuzzer and looks at the memory of each process.
-Run: python benchmarks/neighbours/attacks.py [attacks|busy|soak] [--only NAME ...] [--rounds N] [--seconds N]
+Parts: `attacks` sends each file of the corpus again and again while the streams run. The same
+requests sent to a stand-in, which reads them and says no, show what their sender alone costs on the
+same cores; a run is compared with that and with a quiet one, all three in turns; `busy` sends 500
+valid requests of all kinds while four loops want the cores; `soak` mixes valid load with the fuzzer
+and looks at the memory of each process. Run: python benchmarks/neighbours/attacks.py
+[attacks|busy|soak] [--only NAME ...] [--rounds N] [--seconds N]
      [--output-json FILE] [--output-md FILE]
 """
 
@@ -37,7 +39,9 @@ from fuzz import Made, Tally
 
 STREAMS = 8
 TOKENS = 1024
-WORST_GAP, WORST_TOTAL, WORST_MEMORY = 1.5, 1.2, 1.1
+WORST_GAP = 1.5
+WORST_TOTAL = 1.2
+WORST_MEMORY = 1.1
 """What must hold of the ratios."""
 SETTLE_S = 30.0
 """Longest wait for memory to come back."""
@@ -102,7 +106,8 @@ class Row:
 def healthy_streams(server: Attacked, begun: Callable[[], None] = lambda: None) -> Run:
     """Run all streams at once; `begun` is called when each has its first token.
 
-    What comes is put aside and read when all is over: the client shares the cores with what it measures.
+    What comes is put aside and read when all is over: the client shares the cores with what it
+    measures.
     """
     received: list[list[tuple[float, bytes]]] = [[] for _ in range(STREAMS)]
     first = threading.Barrier(STREAMS + 1)
@@ -115,7 +120,9 @@ def healthy_streams(server: Attacked, begun: Callable[[], None] = lambda: None) 
         head += f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
         waiting = True
         try:
-            with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as connection:
+            with socket.create_connection(
+                ("127.0.0.1", server.port), timeout=PATIENCE_S
+            ) as connection:
                 connection.sendall(head.encode() + content)
                 while chunk := connection.recv(1 << 16):
                     received[i].append((time.perf_counter(), chunk))
@@ -150,14 +157,20 @@ def _read_stream(chunks: list[tuple[float, bytes]]) -> tuple[list[int], list[flo
         *lines, begun = (begun + chunk).split(b"\n")
         for line in lines:
             if line.startswith(b"data: {"):
-                found = [t for c in json.loads(line[6:]).get("choices", ()) for t in c.get("token_ids") or ()]
+                found = [
+                    t
+                    for c in json.loads(line[6:]).get("choices", ())
+                    for t in c.get("token_ids") or ()
+                ]
                 tokens += found
                 times += [at] if found else []
     return tokens, times
 
 
 def memory_mb(server: Attacked, kind: str = "Rss") -> dict[int, float]:
-    """Return what each process of the server holds; as `Pss` its part of what it shares with any other."""
+    """Return what each process of the server holds; as `Pss` its part of what it shares with any
+    other.
+    """
     found = {}
     for pid in server.processes():
         with suppress(OSError):
@@ -168,7 +181,8 @@ def memory_mb(server: Attacked, kind: str = "Rss") -> dict[int, float]:
 
 def fill_cache(server: Attacked) -> None:
     """Have the server touch all of its KV cache, which grows until then."""
-    rng, held = random.Random(0), 0.0
+    rng = random.Random(0)
+    held = 0.0
     while (now := total_mb(server)) > held + 4:
         held = now
         for _ in range(8):
@@ -182,9 +196,15 @@ def total_mb(server: Attacked) -> float:
     return sum(memory_mb(server, "Pss").values())
 
 
-def send_until_over(url: str, name: str, pause_s: float, ready: Any, go: Any, over: Any, found: Any) -> None:
-    """Send everything an attack has, in full size, again and again: in a process of its own, as any client is."""
-    server, attack, row = Attacked(None, url), load_corpus()[name], Row(name)
+def send_until_over(
+    url: str, name: str, pause_s: float, ready: Any, go: Any, over: Any, found: Any
+) -> None:
+    """Send everything an attack has, in full size, again and again: in a process of its own, as any
+    client is.
+    """
+    server = Attacked(None, url)
+    attack = load_corpus()[name]
+    row = Row(name)
     ready.set()
     go.wait()
     while True:
@@ -218,7 +238,9 @@ class _No(socketserver.BaseRequestHandler):
             left = (int(length[1]) if length else 0) - len(begun)
             while left > 0 and (part := self.request.recv(1 << 20)):
                 left -= len(part)
-            self.request.sendall(b"HTTP/1.1 400 No\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
+            self.request.sendall(
+                b"HTTP/1.1 400 No\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+            )
 
 
 class _StandIn(socketserver.ThreadingTCPServer):
@@ -230,7 +252,9 @@ class _StandIn(socketserver.ThreadingTCPServer):
 def stand_in() -> Iterator[str]:
     """Run a server that costs next to nothing, in a process of its own; return where it listens."""
     listener = _StandIn(("127.0.0.1", 0), _No)
-    process = multiprocessing.get_context("fork").Process(target=listener.serve_forever, daemon=True)
+    process = multiprocessing.get_context("fork").Process(
+        target=listener.serve_forever, daemon=True
+    )
     process.start()
     try:
         yield f"http://127.0.0.1:{listener.server_address[1]}"
@@ -243,8 +267,13 @@ def stand_in() -> Iterator[str]:
 def beside_attack(server: Attacked, row: Row, pause_s: float, url: str) -> Run:
     """Run the streams beside an attack on `url`; count what it sent."""
     context = multiprocessing.get_context("spawn")
-    ready, go, over, found = context.Event(), context.Event(), context.Event(), context.Queue()
-    sender = context.Process(target=send_until_over, args=(url, row.name, pause_s, ready, go, over, found))
+    ready = context.Event()
+    go = context.Event()
+    over = context.Event()
+    found = context.Queue()
+    sender = context.Process(
+        target=send_until_over, args=(url, row.name, pause_s, ready, go, over, found)
+    )
     sender.start()
     ready.wait()
     run = healthy_streams(server, go.set)
@@ -260,8 +289,11 @@ def beside_attack(server: Attacked, row: Row, pause_s: float, url: str) -> Run:
 def measure(server: Attacked, name: str, rounds: int, pause_s: float, elsewhere: str) -> Row:
     """Compare runs with an attack, with the same sent elsewhere, and without, in turns."""
     row = Row(name)
-    quiet, sent, beside = [], [], []
-    engines, restarts = server.engines(), server.get("/health").json()["restarts"]
+    quiet = []
+    sent = []
+    beside = []
+    engines = server.engines()
+    restarts = server.get("/health").json()["restarts"]
     healthy_streams(server)
     row.memory_mb = total_mb(server)
     for _ in range(rounds):
@@ -271,7 +303,9 @@ def measure(server: Attacked, name: str, rounds: int, pause_s: float, elsewhere:
     row.unchanged = all(run.tokens == quiet[0].tokens for run in (*quiet, *sent, *beside))
     row.p99_ratio, row.total_ratio = ratios(beside, sent)
     row.quiet_p99_ratio, row.quiet_total_ratio = ratios(beside, quiet)
-    row.replaced = not engines <= server.engines() or server.get("/health").json()["restarts"] != restarts
+    row.replaced = (
+        not engines <= server.engines() or server.get("/health").json()["restarts"] != restarts
+    )
     until = time.monotonic() + SETTLE_S
     while (after := total_mb(server)) > WORST_MEMORY * row.memory_mb and time.monotonic() < until:
         time.sleep(0.5)
@@ -288,25 +322,39 @@ def ratios(runs: list[Run], others: list[Run]) -> tuple[float, float]:
 
 def attacks(args: argparse.Namespace) -> tuple[str, Any, bool]:
     """Measure every file of the corpus that sends something."""
-    chosen = args.only or [name for name, attack in load_corpus().items() if attack.request or attack.raw]
+    chosen = args.only or [
+        name for name, attack in load_corpus().items() if attack.request or attack.raw
+    ]
     rows = []
     with stand_in() as elsewhere, attacked(*FLAGS) as server:
         fill_cache(server)
         for name in chosen:
             rows.append(measure(server, name, args.rounds, args.pause, elsewhere))
             print(line_of(rows[-1]), flush=True)
-    head = (
-        "| attack | sent | answers | tokens | p99 | total | p99, to quiet | total | processes | memory, MB | holds |\n"
-    )
+    head = "| attack | sent | answers | tokens | p99 | total | p99, to quiet | total | processes | memory, MB | holds |\n"
     table = head + "| --- " * 11 + "|\n" + "\n".join(map(line_of, rows)) + "\n"
-    return table, [asdict(row) | {"holds": row.holds} for row in rows], all(row.holds for row in rows)
+    return (
+        table,
+        [asdict(row) | {"holds": row.holds} for row in rows],
+        all(row.holds for row in rows),
+    )
 
 
 def line_of(row: Row) -> str:
     """Return the row as the table has it."""
     answers = ", ".join(f"{count} x {status}" for status, count in sorted(row.answers.items()))
-    cells = [row.name, str(row.sent), answers, "unchanged" if row.unchanged else "CHANGED", f"{row.p99_ratio:.2f}"]
-    cells += [f"{row.total_ratio:.2f}", f"{row.quiet_p99_ratio:.2f}", f"{row.quiet_total_ratio:.2f}"]
+    cells = [
+        row.name,
+        str(row.sent),
+        answers,
+        "unchanged" if row.unchanged else "CHANGED",
+        f"{row.p99_ratio:.2f}",
+    ]
+    cells += [
+        f"{row.total_ratio:.2f}",
+        f"{row.quiet_p99_ratio:.2f}",
+        f"{row.quiet_total_ratio:.2f}",
+    ]
     cells += ["REPLACED" if row.replaced else "kept"]
     cells += [f"{row.memory_mb:.0f} -> {row.memory_after_mb:.0f}", "yes" if row.holds else "NO"]
     return f"| {' | '.join(cells)} |"
@@ -315,23 +363,61 @@ def line_of(row: Row) -> str:
 def valid_requests(count: int, seed: int) -> Iterator[Request]:
     """Return valid requests of all kinds; the first is constrained."""
     rng = random.Random(seed)
-    chat, completions = "/v1/chat/completions", "/v1/completions"
+    chat = "/v1/chat/completions"
+    completions = "/v1/completions"
     kinds: list[Callable[[], tuple[str, dict[str, Any]]]] = [
-        lambda: (completions, {"prompt": "a", "structured_outputs": {"choice": ["sunny", "cloudy"]}}),
-        lambda: (completions, {"prompt": "a", "structured_outputs": {"regex": f"[a-z]{{1,{rng.randint(2, 9)}}}"}}),
-        lambda: (completions, {"prompt": "a", "structured_outputs": {"json": CITY}, "max_tokens": 24}),
-        lambda: (completions, {"prompt": "a", "structured_outputs": {"grammar": 'root ::= "a" | "b" root'}}),
-        lambda: (completions, {"prompt": [[1, 2, 3], [4, 5]], "n": 2, "seed": rng.randrange(99), "logprobs": 3}),
-        lambda: (completions, {"prompt": "word " * rng.randint(1, 300), "top_p": 0.9, "stop": ["x"]}),
+        lambda: (
+            completions,
+            {"prompt": "a", "structured_outputs": {"choice": ["sunny", "cloudy"]}},
+        ),
+        lambda: (
+            completions,
+            {"prompt": "a", "structured_outputs": {"regex": f"[a-z]{{1,{rng.randint(2, 9)}}}"}},
+        ),
+        lambda: (
+            completions,
+            {"prompt": "a", "structured_outputs": {"json": CITY}, "max_tokens": 24},
+        ),
+        lambda: (
+            completions,
+            {"prompt": "a", "structured_outputs": {"grammar": 'root ::= "a" | "b" root'}},
+        ),
+        lambda: (
+            completions,
+            {"prompt": [[1, 2, 3], [4, 5]], "n": 2, "seed": rng.randrange(99), "logprobs": 3},
+        ),
+        lambda: (
+            completions,
+            {"prompt": "word " * rng.randint(1, 300), "top_p": 0.9, "stop": ["x"]},
+        ),
         lambda: (completions, {"prompt": "long " * 3000, "truncate_prompt_tokens": 20}),
-        lambda: (chat, {"messages": [{"role": "user", "content": rng.choice(QUESTIONS)}], "temperature": 0}),
-        lambda: (chat, {"messages": [{"role": "user", "content": "Hi"}], "response_format": {"type": "json_object"}}),
-        lambda: (chat, {"messages": [{"role": "user", "content": "Weather in Rome?"}], "tools": [TOOL]}),
         lambda: (
             chat,
-            {"messages": [{"role": "user", "content": "Rome?"}], "tools": [TOOL], "tool_choice": "required"},
+            {"messages": [{"role": "user", "content": rng.choice(QUESTIONS)}], "temperature": 0},
         ),
-        lambda: (chat, {"messages": [{"role": "user", "content": "Count."}], "stream": True, "logprobs": True}),
+        lambda: (
+            chat,
+            {
+                "messages": [{"role": "user", "content": "Hi"}],
+                "response_format": {"type": "json_object"},
+            },
+        ),
+        lambda: (
+            chat,
+            {"messages": [{"role": "user", "content": "Weather in Rome?"}], "tools": [TOOL]},
+        ),
+        lambda: (
+            chat,
+            {
+                "messages": [{"role": "user", "content": "Rome?"}],
+                "tools": [TOOL],
+                "tool_choice": "required",
+            },
+        ),
+        lambda: (
+            chat,
+            {"messages": [{"role": "user", "content": "Count."}], "stream": True, "logprobs": True},
+        ),
         lambda: ("/tokenize", {"prompt": "word " * rng.randint(1, 200)}),
         lambda: ("/detokenize", {"tokens": [rng.randrange(3000) for _ in range(40)]}),
     ]
@@ -361,9 +447,12 @@ def _spin() -> None:
         pass
 
 
-def ask_all(server: Attacked, requests: Iterator[Request], clients: int, over: threading.Event | None = None) -> Tally:
+def ask_all(
+    server: Attacked, requests: Iterator[Request], clients: int, over: threading.Event | None = None
+) -> Tally:
     """Send requests by several clients; return what came of it. What is not 200 counts as a fault."""
-    tally, lock = Tally(), threading.Lock()
+    tally = Tally()
+    lock = threading.Lock()
 
     def client() -> None:
         while over is None or not over.is_set():
@@ -376,7 +465,11 @@ def ask_all(server: Attacked, requests: Iterator[Request], clients: int, over: t
                 tally.sent += 1
                 tally.by_status[answer.status] = tally.by_status.get(answer.status, 0) + 1
                 if answer.status not in request.status or '"error":' in answer.text:
-                    tally.faults.append(f"{answer.status} {answer.text[:300]} to {request.path} {request.body}"[:900])
+                    tally.faults.append(
+                        f"{answer.status} {answer.text[:300]} to {request.path} {request.body}"[
+                            :900
+                        ]
+                    )
 
     threads = [threading.Thread(target=client) for _ in range(clients)]
     for thread in threads:
@@ -395,19 +488,27 @@ def busy(args: argparse.Namespace) -> tuple[str, Any, bool]:
             tally = ask_all(server, valid_requests(args.requests, args.seed), clients=4)
             took_s = time.monotonic() - started - ready_s
     lines = [
-        f"{tally.sent} valid requests beside four busy loops: {tally.by_status}, {len(tally.faults)} refused or failed"
+        f"{tally.sent} valid requests beside four busy loops: {tally.by_status}, "
+        f"{len(tally.faults)} refused or failed"
     ]
-    lines += [f"ready after {ready_s:.1f} s, all answered after {took_s:.1f} s more", *tally.faults[:20]]
+    lines += [
+        f"ready after {ready_s:.1f} s, all answered after {took_s:.1f} s more",
+        *tally.faults[:20],
+    ]
     return "\n".join(lines) + "\n", asdict(tally), not tally.faults
 
 
 def soak(args: argparse.Namespace) -> tuple[str, Any, bool]:
-    """Mix valid load with the fuzzer; compare each process' memory at the end with that at half-time."""
+    """Mix valid load with the fuzzer; compare each process' memory at the end with that at
+    half-time.
+    """
     samples: list[tuple[float, dict[int, float]]] = []
     with attacked(*FLAGS) as server:
         fill_cache(server)
-        over, began = threading.Event(), time.monotonic()
-        made, fuzzed = Made(server.get("/openapi.json").json(), random.Random(args.seed)), Tally()
+        over = threading.Event()
+        began = time.monotonic()
+        made = Made(server.get("/openapi.json").json(), random.Random(args.seed))
+        fuzzed = Tally()
         valid: list[Tally] = []
 
         def send_fuzz() -> None:
@@ -418,7 +519,9 @@ def soak(args: argparse.Namespace) -> tuple[str, Any, bool]:
         threads = [threading.Thread(target=send_fuzz)]
         threads.append(
             threading.Thread(
-                target=lambda: valid.append(ask_all(server, valid_requests(10**9, args.seed), clients=4, over=over))
+                target=lambda: valid.append(
+                    ask_all(server, valid_requests(10**9, args.seed), clients=4, over=over)
+                )
             )
         )
         for thread in threads:
@@ -430,7 +533,8 @@ def soak(args: argparse.Namespace) -> tuple[str, Any, bool]:
         for thread in threads:
             thread.join()
         names = {pid: server.name_of(pid) for pid in samples[-1][1]}
-    lines, growth = [], {}
+    lines = []
+    growth = {}
     for pid, name in names.items():
         series = [(at, held[pid]) for at, held in samples if pid in held]
         half = [mb for at, mb in series if 0.45 <= at / args.seconds <= 0.55]
@@ -438,23 +542,37 @@ def soak(args: argparse.Namespace) -> tuple[str, Any, bool]:
         if half and end:
             growth[f"{name} ({pid})"] = statistics.mean(end) / statistics.mean(half)
             lines.append(
-                f"{name} ({pid}): {series[0][1]:.0f} MB at the start, {statistics.mean(half):.0f} at half-time, "
+                f"{name} ({pid}): {series[0][1]:.0f} MB at the start, {statistics.mean(half):.0f} "
+                "at half-time, "
                 f"{statistics.mean(end):.0f} at the end ({growth[f'{name} ({pid})'] - 1:+.1%})"
             )
     counted = Counter(valid[0].by_status)
-    lines.append(f"valid: {dict(counted)}, faults {len(valid[0].faults)}; fuzzed: {fuzzed.by_status}")
+    lines.append(
+        f"valid: {dict(counted)}, faults {len(valid[0].faults)}; fuzzed: {fuzzed.by_status}"
+    )
     lines += [*valid[0].faults[:10], *fuzzed.faults[:10]]
-    good = all(ratio <= 1.03 for ratio in growth.values()) and not valid[0].faults and not fuzzed.faults
+    good = (
+        all(ratio <= 1.03 for ratio in growth.values())
+        and not valid[0].faults
+        and not fuzzed.faults
+    )
     return "\n".join(lines) + "\n", {"growth": growth, "samples": samples}, good
 
 
 def main() -> int:
     """Run one part."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("part", nargs="?", choices=("attacks", "busy", "soak"), default="attacks")
     parser.add_argument("--only", nargs="+", help="files of the corpus")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--pause", type=float, default=0.2, help="seconds between two rounds of an attack's requests")
+    parser.add_argument(
+        "--pause",
+        type=float,
+        default=0.2,
+        help="seconds between two rounds of an attack's requests",
+    )
     parser.add_argument("--requests", type=int, default=500)
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--seed", type=int, default=1)

@@ -1,8 +1,10 @@
-"""What do nine clients lose to a tenth that asks fifty things at once? Rounds with and without it, in turns, on one server.
+"""What do nine clients lose to a tenth that asks fifty things at once? Rounds with and without it,
+in turns, on one server.
 
-Each of the nine asks one thing after the other; the tenth keeps fifty requests open. Clients are told apart by their keys.
-The figure is the tokens that the nine got, with the tenth divided by without: the median over pairs of rounds.
-Run: python benchmarks/neighbours/fair_clients.py [--rounds N] [--round-s S] [--max-tokens N] [-- FLAGS OF engine serve]
+Each of the nine asks one thing after the other; the tenth keeps fifty requests open. Clients are
+told apart by their keys. The figure is the tokens that the nine got, with the tenth divided by
+without: the median over pairs of rounds. Run: python benchmarks/neighbours/fair_clients.py
+[--rounds N] [--round-s S] [--max-tokens N] [-- FLAGS OF engine serve]
 """
 
 from __future__ import annotations
@@ -19,15 +21,29 @@ import httpx
 from serving import Served, served
 
 TARGET = 0.9
-PROMPTS = ("Tell me about the sea.", "What is a lighthouse?", "Write a line on bread.", "Why is the sky blue?")
+PROMPTS = (
+    "Tell me about the sea.",
+    "What is a lighthouse?",
+    "Write a line on bread.",
+    "Why is the sky blue?",
+)
 
 
-async def loop(client: httpx.AsyncClient, key: str, max_tokens: int, got: dict[str, int], until_s: float) -> None:
+async def loop(
+    client: httpx.AsyncClient, key: str, max_tokens: int, got: dict[str, int], until_s: float
+) -> None:
     """Ask one thing after the other, and count tokens as they come."""
-    rng, headers = random.Random(key), {"authorization": f"Bearer {key}"}
+    rng = random.Random(key)
+    headers = {"authorization": f"Bearer {key}"}
     while time.monotonic() < until_s:
         prompt = rng.choice(PROMPTS) + str(rng.random())
-        body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
+        body = {
+            "prompt": prompt,
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+        }
         async with client.stream("POST", "/v1/completions", json=body, headers=headers) as reply:
             reply.raise_for_status()
             async for line in reply.aiter_lines():
@@ -36,15 +52,23 @@ async def loop(client: httpx.AsyncClient, key: str, max_tokens: int, got: dict[s
                 got[key] = got.get(key, 0) + line.startswith('data: {"id"')
 
 
-async def one_round(server: Served, hostile: int, round_s: float, max_tokens: int) -> tuple[float, float]:
+async def one_round(
+    server: Served, hostile: int, round_s: float, max_tokens: int
+) -> tuple[float, float]:
     """Return the tokens per second of the nine, and of the tenth."""
     limits = httpx.Limits(max_connections=200)
     async with httpx.AsyncClient(base_url=server.url, timeout=120, limits=limits) as client:
         got: dict[str, int] = {}
         until_s = time.monotonic() + round_s
-        tasks = [asyncio.create_task(loop(client, f"key-{i}", max_tokens, got, until_s)) for i in range(9)]
+        tasks = [
+            asyncio.create_task(loop(client, f"key-{i}", max_tokens, got, until_s))
+            for i in range(9)
+        ]
         await asyncio.sleep(0.2)
-        others = [asyncio.create_task(loop(client, "key-9", max_tokens, got, until_s)) for _ in range(hostile)]
+        others = [
+            asyncio.create_task(loop(client, "key-9", max_tokens, got, until_s))
+            for _ in range(hostile)
+        ]
         await asyncio.gather(*tasks)
         for task in others:
             task.cancel()
@@ -59,17 +83,22 @@ async def measure(server: Served, rounds: int, round_s: float, max_tokens: int) 
     ratios = []
     for number in range(rounds):
         order = (0, 50) if number % 2 == 0 else (50, 0)
-        found = {hostile: await one_round(server, hostile, round_s, max_tokens) for hostile in order}
+        found = {
+            hostile: await one_round(server, hostile, round_s, max_tokens) for hostile in order
+        }
         ratios.append(found[50][0] / found[0][0])
         print(
-            f"round {number}: the nine {found[0][0]:.0f} tokens/s alone, {found[50][0]:.0f} with the tenth, "
+            f"round {number}: the nine {found[0][0]:.0f} tokens/s alone, {found[50][0]:.0f} with "
+            "the tenth, "
             f"which got {found[50][1]:.0f}: {ratios[-1]:.3f}"
         )
     return statistics.median(ratios)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--round-s", type=float, default=8.0)
     parser.add_argument("--max-tokens", type=int, default=48)

@@ -1,9 +1,10 @@
-"""How long does `/livez` wait beside bodies of the largest size? And what do prompts cost whose clients have left?
+"""How long does `/livez` wait beside bodies of the largest size? And what do prompts cost whose
+clients have left?
 
-The first part sends each body while `/livez` is asked every few milliseconds over a connection of its own. The second
-sends eight prompts of 9 MB with `truncate_prompt_tokens: 10`, leaves after a second, and looks at memory, at how long
-`/metrics` takes and at how soon the server ends.
-Run: python benchmarks/neighbours/large_bodies.py [-- FLAGS OF engine serve]
+The first part sends each body while `/livez` is asked every few milliseconds over a connection of
+its own. The second sends eight prompts of 9 MB with `truncate_prompt_tokens: 10`, leaves after a
+second, and looks at memory, at how long `/metrics` takes and at how soon the server ends. Run:
+python benchmarks/neighbours/large_bodies.py [-- FLAGS OF engine serve]
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ def bodies() -> Iterator[tuple[str, str, bytes]]:
         return b'{"messages":[' + messages + b'],"max_tokens":1}'
 
     text = b"a word or two and then some more. "
-    complete, talk = "/v1/completions", "/v1/chat/completions"
+    complete = "/v1/completions"
+    talk = "/v1/chat/completions"
     yield "nothing", complete, prompt(b"a")
     yield "zeros", complete, b'{"prompt":[' + b"0," * (SIZE // 2) + b"0]}"
     yield "zeros without an end", complete, b'{"prompt":[' + b"0," * (SIZE // 2)
@@ -53,8 +55,18 @@ def bodies() -> Iterator[tuple[str, str, bytes]]:
     yield "escapes", complete, prompt(b"\\u6f22" * (SIZE // 6))
     yield "line ends", complete, prompt(b"\\n" * (SIZE // 2))
     yield "signs", complete, prompt(b"{[,:" * (SIZE // 4))
-    yield "a conversation", talk, chat(b'{"role":"user","content":"' + text * (SIZE // len(text)) + b'"}')
-    turn = b'{"role":"user","content":"' + text * 30 + b'"},{"role":"assistant","content":"' + text * 30 + b'"},'
+    yield (
+        "a conversation",
+        talk,
+        chat(b'{"role":"user","content":"' + text * (SIZE // len(text)) + b'"}'),
+    )
+    turn = (
+        b'{"role":"user","content":"'
+        + text * 30
+        + b'"},{"role":"assistant","content":"'
+        + text * 30
+        + b'"},'
+    )
     yield "a long conversation", talk, chat(turn * (SIZE // len(turn)) + turn[:-1])
     yield (
         "a thousand texts",
@@ -81,7 +93,9 @@ async def request(server: Served, head: str, body: bytes = b"") -> tuple[int, by
 
 
 async def worst_beside(server: Served, path: str, body: bytes) -> tuple[float, int, float]:
-    """Return how long `/livez` took at most beside a body, the body's status, and how long its answer took."""
+    """Return how long `/livez` took at most beside a body, the body's status, and how long its
+    answer took.
+    """
     waits: list[float] = []
     ended = asyncio.Event()
 
@@ -94,7 +108,9 @@ async def worst_beside(server: Served, path: str, body: bytes) -> tuple[float, i
             while b"alive" not in data:
                 chunk = await reader.read(65536)
                 if not chunk:
-                    raise ConnectionError(f"the server has closed the connection that asks /livez: {data!r}")
+                    raise ConnectionError(
+                        f"the server has closed the connection that asks /livez: {data!r}"
+                    )
                 data += chunk
             waits.append(time.perf_counter() - began_s)
             await asyncio.sleep(0.002)
@@ -119,7 +135,8 @@ async def all_bodies(server: Served, rounds: int) -> float:
         worst_s = max(worst_s, least)
         times = ", ".join(f"{each[0] * 1e3:.0f}" for each in found)
         print(
-            f"{name:28} {len(body) / MB:5.1f} MB: {found[0][1]} after {found[0][2]:6.2f} s; /livez at most {times} ms"
+            f"{name:28} {len(body) / MB:5.1f} MB: {found[0][1]} after {found[0][2]:6.2f} s; /livez "
+            f"at most {times} ms"
         )
     return worst_s
 
@@ -144,7 +161,9 @@ async def abandoned(server: Served) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("flags", nargs="*", help="of engine serve")
     args = parser.parse_args()
@@ -152,7 +171,10 @@ def main() -> int:
         worst_s = asyncio.run(all_bodies(server, args.rounds))
         asyncio.run(abandoned(server))
         print(f"SIGTERM obeyed after {server.stop():.1f} s")
-    print(f"/livez waits {worst_s * 1e3:.0f} ms at most, of the best of {args.rounds} (target {TARGET_S * 1e3:.0f} ms)")
+    print(
+        f"/livez waits {worst_s * 1e3:.0f} ms at most, of the best of {args.rounds} (target "
+        f"{TARGET_S * 1e3:.0f} ms)"
+    )
     return 0 if worst_s <= TARGET_S else 1
 
 

@@ -1,13 +1,16 @@
-"""Where an oversubscribed cache gives another token: how near was the draw to the border of the two?
+"""Where an oversubscribed cache gives another token: how near was the draw to the border of the
+two?
 
-The demo model in float32 answers the same seeded requests twice, with room for all and with a cache so small that they
-preempt each other all the time. At the first token that differs, the distribution is computed anew from the common
-beginning in several ways. Printed are, in shares of the probability: how far the number drawn lies
-from the border between the two tokens, and by how much that border moves from one way of computing it to another: in
-several batches at once, and token by token. A draw that the border moves over, or nearly, is a near-tie, which
-rounding decides; one further away would be a fault.
+The demo model in float32 answers the same seeded requests twice, with room for all and with a cache
+so small that they preempt each other all the time. At the first token that differs, the
+distribution is computed anew from the common beginning in several ways. Printed are, in shares of
+the probability: how far the number drawn lies from the border between the two tokens, and by how
+much that border moves from one way of computing it to another: in several batches at once, and
+token by token. A draw that the border moves over, or nearly, is a near-tie, which rounding decides;
+one further away would be a fault.
 
-Run: python benchmarks/neighbours/near_ties.py [--requests N] [--tokens N] [--blocks N] [--dtype float32|bfloat16]
+Run: python benchmarks/neighbours/near_ties.py [--requests N] [--tokens N] [--blocks N] [--dtype
+float32|bfloat16]
 """
 
 from __future__ import annotations
@@ -62,10 +65,13 @@ def open_engine(args: argparse.Namespace, blocks: int) -> LLM:
 def answers(llm: LLM, args: argparse.Namespace) -> tuple[list[Answer], int]:
     """Return every sequence of every request, and the number of preemptions."""
     prompts = [
-        f"Tell me about number {31 * i % 97} and about {17 * i % 89}, then greet me." for i in range(args.requests)
+        f"Tell me about number {31 * i % 97} and about {17 * i % 89}, then greet me."
+        for i in range(args.requests)
     ]
     params = [
-        SamplingParams(temperature=TEMPERATURE, seed=i % 5, n=3, max_tokens=args.tokens, ignore_eos=True)
+        SamplingParams(
+            temperature=TEMPERATURE, seed=i % 5, n=3, max_tokens=args.tokens, ignore_eos=True
+        )
         for i in range(args.requests)
     ]
     before = llm.core.scheduler.num_preemptions
@@ -86,18 +92,28 @@ def seed_of(answer: Answer) -> int:
 
 
 def read_again(llm: LLM, prefix: tuple[int, ...], size: int) -> torch.Tensor:
-    """Return where each token's share ends, float64 [vocab], behind a beginning that is read at once beside others."""
+    """Return where each token's share ends, float64 [vocab], behind a beginning that is read at
+    once beside others.
+    """
     prompts = [{"prompt_token_ids": list(prefix)}] + [
-        {"prompt_token_ids": [(7 * row + token) % 3000 for token in prefix]} for row in range(1, size)
+        {"prompt_token_ids": [(7 * row + token) % 3000 for token in prefix]}
+        for row in range(1, size)
     ]
     params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=-1)
     return shares(llm.generate(prompts, params, use_tqdm=False)[0].outputs[0], 0)  # type: ignore[arg-type]
 
 
 def said_again(llm: LLM, answer: Answer, at: int) -> torch.Tensor | None:
-    """Return the same behind a beginning that is generated token by token; None where that comes out otherwise."""
+    """Return the same behind a beginning that is generated token by token; None where that comes
+    out otherwise.
+    """
     params = SamplingParams(
-        temperature=TEMPERATURE, seed=answer.params.seed, n=3, max_tokens=at + 1, ignore_eos=True, logprobs=-1
+        temperature=TEMPERATURE,
+        seed=answer.params.seed,
+        n=3,
+        max_tokens=at + 1,
+        ignore_eos=True,
+        logprobs=-1,
     )
     prompts = [{"prompt_token_ids": list(answer.prompt)}]
     sequence = llm.generate(prompts, params, use_tqdm=False)[0].outputs[answer.index]  # type: ignore[arg-type]
@@ -120,22 +136,28 @@ def judge(llm: LLM, one: Answer, other: Answer) -> bool:
     ways = [read_again(llm, prefix, size) for size in BATCHES]
     said = said_again(llm, one, at)
     ways += [] if said is None else [said]
-    # Of the tokens between the two, none was drawn: the draw lies between the ends of the lower one and of the last below
-    # the higher one, as far as they move.
+    # Of the tokens between the two, none was drawn: the draw lies between the ends of the lower one
+    # and of the last below the higher one, as far as they move.
     ends = [float(way[token]) for way in ways for token in (low, high - 1)]
-    moves = max(max(float(way[t]) for way in ways) - min(float(way[t]) for way in ways) for t in (low, high - 1))
+    moves = max(
+        max(float(way[t]) for way in ways) - min(float(way[t]) for way in ways)
+        for t in (low, high - 1)
+    )
     distance = max(0.0, min(ends) - drawn, drawn - max(ends))
     print(
-        f"token {at}: {low} or {high}; drawn {drawn:.9f}, their border {min(ends):.9f} to {max(ends):.9f}, which rounding "
+        f"token {at}: {low} or {high}; drawn {drawn:.9f}, their border {min(ends):.9f} to "
+        f"{max(ends):.9f}, which rounding "
         f"moves by {moves:.1e}: the draw is {distance:.1e} outside of it"
     )
     return distance <= FACTOR * max(moves, LEAST)
 
 
 def odds(llm: LLM, found: list[Answer]) -> float:
-    """Return how probable it is that a draw falls where rounding has moved a border: the mean over some beginnings.
+    """Return how probable it is that a draw falls where rounding has moved a border: the mean over
+    some beginnings.
 
-    A beginning that was said token by token is compared with the same one read at once, as it is after a preemption.
+    A beginning that was said token by token is compared with the same one read at once, as it is
+    after a preemption.
     """
     shares_moved = []
     for answer in found[:: max(1, len(found) // LOOKED_AT)]:
@@ -149,11 +171,15 @@ def odds(llm: LLM, found: list[Answer]) -> float:
 
 def main() -> int:
     """Compare and print; 1 where rounding does not explain a difference."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--requests", type=int, default=40)
     parser.add_argument("--tokens", type=int, default=120)
     parser.add_argument("--blocks", type=int, default=40)
-    parser.add_argument("--plugins", nargs="*", default=[], help="as for serve: no:NAME leaves kernels out")
+    parser.add_argument(
+        "--plugins", nargs="*", default=[], help="as for serve: no:NAME leaves kernels out"
+    )
     parser.add_argument("--most", type=int, default=10, help="differences that are looked into")
     parser.add_argument("--dtype", default="float32")
     args = parser.parse_args()
@@ -161,11 +187,19 @@ def main() -> int:
         usual, _ = answers(roomy, args)
         with open_engine(args, args.blocks) as tight:
             pressed, preemptions = answers(tight, args)
-        pairs = [(one, other) for one, other in zip(usual, pressed, strict=True) if one.tokens != other.tokens]
-        print(f"{len(usual)} sequences, {preemptions} preemptions: {len(pairs)} differ ({args.dtype})")
-        likely, draws = odds(roomy, usual), sum(len(answer.tokens) for answer in usual)
+        pairs = [
+            (one, other)
+            for one, other in zip(usual, pressed, strict=True)
+            if one.tokens != other.tokens
+        ]
         print(
-            f"of {draws} draws, {likely:.1e} each fall where rounding moves a border: {likely * draws:.2g} are expected to"
+            f"{len(usual)} sequences, {preemptions} preemptions: {len(pairs)} differ ({args.dtype})"
+        )
+        likely = odds(roomy, usual)
+        draws = sum(len(answer.tokens) for answer in usual)
+        print(
+            f"of {draws} draws, {likely:.1e} each fall where rounding moves a border: "
+            f"{likely * draws:.2g} are expected to"
         )
         explained = [judge(roomy, one, other) for one, other in pairs[: args.most]]
     return int(not all(explained))

@@ -12,7 +12,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-ENGINE = (sys.executable, "-P", "-c", "import sys; from core.cli.main import main; sys.exit(main())")
+ENGINE = (
+    sys.executable,
+    "-P",
+    "-c",
+    "import sys; from core.cli.main import main; sys.exit(main())",
+)
 PATIENCE_S = 120.0
 
 
@@ -30,7 +35,9 @@ class Served:
         return f"http://{self.host}:{self.port}"
 
     def rss_mb(self) -> dict[str, int]:
-        """Return the memory of its processes, each under its place in the tree and what it is called."""
+        """Return the memory of its processes, each under its place in the tree and what it is
+        called.
+        """
         found: dict[str, int] = {}
         for pid in _tree(self.process.pid):
             try:
@@ -38,7 +45,9 @@ class Served:
                 name = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()[-60:]
             except OSError:
                 continue
-            resident = next((line.split()[1] for line in status.splitlines() if line.startswith("VmRSS")), "0")
+            resident = next(
+                (line.split()[1] for line in status.splitlines() if line.startswith("VmRSS")), "0"
+            )
             found[f"{pid} {name}"] = int(resident) // 1024
         return found
 

@@ -1,14 +1,18 @@
-"""Does the memory of a server stop growing? Ten minutes of valid requests of all kinds, and the size of each process.
+"""Does the memory of a server stop growing? Ten minutes of valid requests of all kinds, and the
+size of each process.
 
-A server of the demo model answers clients that ask, one request at a time each, what users ask: completions and chats,
-whole and streamed, with several sequences, log-probabilities, tools, schemas, regular expressions, stop texts, long
-prompts, beginnings that others have too, and connections closed in the middle of a stream. Prompts never repeat. Every
-second the resident memory of every process is read, and what `/metrics` says who owns.
+A server of the demo model answers clients that ask, one request at a time each, what users ask:
+completions and chats, whole and streamed, with several sequences, log-probabilities, tools,
+schemas, regular expressions, stop texts, long prompts, beginnings that others have too, and
+connections closed in the middle of a stream. Prompts never repeat. Every second the resident memory
+of every process is read, and what `/metrics` says who owns.
 
-Printed are means over twentieths of the time, and by how much the second half grew: the mean of its last quarter against
-that of its first. The target holds for a cache that was filled once; `--kv-cache-memory-bytes` says how large it is.
+Printed are means over twentieths of the time, and by how much the second half grew: the mean of its
+last quarter against that of its first. The target holds for a cache that was filled once;
+`--kv-cache-memory-bytes` says how large it is.
 
-Run: python benchmarks/neighbours/soak.py [--seconds N] [--clients N] [--only KIND ...] [--json FILE] [-- FLAGS OF ENGINE SERVE]
+Run: python benchmarks/neighbours/soak.py [--seconds N] [--clients N] [--only KIND ...] [--json
+FILE] [-- FLAGS OF ENGINE SERVE]
 """
 
 from __future__ import annotations
@@ -33,7 +37,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-ENGINE = (sys.executable, "-P", "-c", "import sys; from core.cli.main import main; sys.exit(main())")
+ENGINE = (
+    sys.executable,
+    "-P",
+    "-c",
+    "import sys; from core.cli.main import main; sys.exit(main())",
+)
 FLAGS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--reasoning-parser", "think")
 CACHE = ("--kv-cache-memory-bytes", "128M")
 TARGET = 0.03
@@ -45,7 +54,11 @@ TOOL = {
     "function": {
         "name": "get_weather",
         "description": "Get the weather of a city.",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+        },
     },
 }
 
@@ -55,7 +68,11 @@ Body = dict[str, Any]
 def chat(rng: random.Random, text: str, **fields: Any) -> tuple[str, Body]:
     """Return a chat request."""
     messages = [{"role": "user", "content": f"{text} ({rng.randrange(10**9)})"}]
-    return "/v1/chat/completions", {"messages": messages, "max_tokens": rng.randrange(8, 96), **fields}
+    return "/v1/chat/completions", {
+        "messages": messages,
+        "max_tokens": rng.randrange(8, 96),
+        **fields,
+    }
 
 
 def completion(rng: random.Random, words: int, **fields: Any) -> tuple[str, Body]:
@@ -69,7 +86,9 @@ def schema(rng: random.Random) -> Body:
     names = rng.sample(("name", "age", "city", "score", "tags"), rng.randrange(1, 4))
     kinds = {"name": "string", "age": "integer", "city": "string", "score": "number"}
     made = {
-        name: {"type": kinds[name]} if name in kinds else {"type": "array", "items": {"type": "string"}, "maxItems": 3}
+        name: {"type": kinds[name]}
+        if name in kinds
+        else {"type": "array", "items": {"type": "string"}, "maxItems": 3}
         for name in names
     }
     return {"type": "object", "properties": made, "required": names, "additionalProperties": False}
@@ -77,25 +96,45 @@ def schema(rng: random.Random) -> Body:
 
 def shared(rng: random.Random) -> tuple[str, Body]:
     """Return a chat behind one of a few long system prompts."""
-    system = " ".join(f"Rule {i}: be kind to {NAMES[i % len(NAMES)]}." for i in range(10 + rng.randrange(4)))
-    messages = [{"role": "system", "content": system}, {"role": "user", "content": f"Hello {rng.randrange(10**9)}"}]
+    system = " ".join(
+        f"Rule {i}: be kind to {NAMES[i % len(NAMES)]}." for i in range(10 + rng.randrange(4))
+    )
+    messages = [
+        {"role": "system", "content": system},
+        {"role": "user", "content": f"Hello {rng.randrange(10**9)}"},
+    ]
     return "/v1/chat/completions", {"messages": messages, "max_tokens": 24}
 
 
 KINDS: Mapping[str, Callable[[random.Random], tuple[str, Body]]] = {
-    "sum": lambda rng: chat(rng, f"What is {rng.randrange(999)} + {rng.randrange(999)}?", stream=True),
+    "sum": lambda rng: chat(
+        rng, f"What is {rng.randrange(999)} + {rng.randrange(999)}?", stream=True
+    ),
     "sum, whole": lambda rng: chat(rng, f"What is {rng.randrange(999)} + {rng.randrange(999)}?"),
-    "tools": lambda rng: chat(rng, f"What is the weather in {rng.choice(PLACES)}?", tools=[TOOL], stream=True),
-    "forced tool": lambda rng: chat(rng, f"Weather in {rng.choice(PLACES)}?", tools=[TOOL], tool_choice="required"),
+    "tools": lambda rng: chat(
+        rng, f"What is the weather in {rng.choice(PLACES)}?", tools=[TOOL], stream=True
+    ),
+    "forced tool": lambda rng: chat(
+        rng, f"Weather in {rng.choice(PLACES)}?", tools=[TOOL], tool_choice="required"
+    ),
     "several": lambda rng: completion(rng, 20, n=3, temperature=1.0, seed=rng.randrange(1 << 30)),
     "log-probabilities": lambda rng: completion(rng, 10, logprobs=5, temperature=0.7),
     "long": lambda rng: completion(rng, 300, stream=True),
     "stop": lambda rng: completion(rng, 30, stop=["a", "12"], temperature=1.0),
-    "penalties": lambda rng: completion(rng, 30, frequency_penalty=0.5, top_p=0.9, top_k=40, min_p=0.01),
-    "schema": lambda rng: chat(
-        rng, "Ada is 36.", response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema(rng)}}
+    "penalties": lambda rng: completion(
+        rng, 30, frequency_penalty=0.5, top_p=0.9, top_k=40, min_p=0.01
     ),
-    "regex": lambda rng: completion(rng, 5, structured_outputs={"regex": f"[a-{rng.choice('fghij')}]{{3,9}}"}),
+    "schema": lambda rng: chat(
+        rng,
+        "Ada is 36.",
+        response_format={
+            "type": "json_schema",
+            "json_schema": {"name": "x", "schema": schema(rng)},
+        },
+    ),
+    "regex": lambda rng: completion(
+        rng, 5, structured_outputs={"regex": f"[a-{rng.choice('fghij')}]{{3,9}}"}
+    ),
     "choice": lambda rng: completion(rng, 5, structured_outputs={"choice": rng.sample(PLACES, 3)}),
     "shared": shared,
     "left": lambda rng: completion(rng, 40, stream=True),
@@ -138,7 +177,16 @@ def ask(url: urllib.parse.ParseResult, rng: random.Random, tally: Tally, kinds: 
 @contextmanager
 def served(flags: list[str]) -> Iterator[tuple[int, str]]:
     """Start a server, yield its process and address, and stop it."""
-    command = [*ENGINE, "serve", "--port", "0", "--disable-uvicorn-access-log", "--log-level", "warning", *flags]
+    command = [
+        *ENGINE,
+        "serve",
+        "--port",
+        "0",
+        "--disable-uvicorn-access-log",
+        "--log-level",
+        "warning",
+        *flags,
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
@@ -154,13 +202,17 @@ def family(root: int) -> dict[int, str]:
     parents: dict[int, int] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, IndexError, ValueError):
-            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            parents[int(folder.name)] = int(
+                (folder / "stat").read_text().rpartition(")")[2].split()[1]
+            )
     found = {root: "server"}
     while fresh := [pid for pid, parent in parents.items() if parent in found and pid not in found]:
         for pid in fresh:
             with suppress(OSError):
                 words = (Path("/proc") / str(pid) / "cmdline").read_text().split("\0")
-                found[pid] = next((w for w in words if w.startswith(("core.", "builtin_plugins."))), "other")
+                found[pid] = next(
+                    (w for w in words if w.startswith(("core.", "builtin_plugins."))), "other"
+                )
     return found
 
 
@@ -175,7 +227,11 @@ def owners(url: str) -> dict[str, float]:
     """Return what the server says who owns how many bytes."""
     with urllib.request.urlopen(f"{url}/metrics", timeout=600) as answer:
         text = answer.read().decode()
-    found = re.findall(r'^engine_memory_bytes\{.*?owner="([^"]*)".*?process="([^"]*)".*?\} (\S+)$', text, re.MULTILINE)
+    found = re.findall(
+        r'^engine_memory_bytes\{.*?owner="([^"]*)".*?process="([^"]*)".*?\} (\S+)$',
+        text,
+        re.MULTILINE,
+    )
     return {f"{process}: {owner}": float(value) for owner, process, value in found}
 
 
@@ -196,7 +252,9 @@ def watch(pid: int, seconds: float) -> tuple[dict[str, list[int]], dict[str, set
 
 
 def growth(sizes: list[int]) -> float:
-    """Return by which share the second half grew: the mean of its last quarter against that of its first."""
+    """Return by which share the second half grew: the mean of its last quarter against that of its
+    first.
+    """
     half = sizes[len(sizes) // 2 :]
     part = max(1, len(half) // 4)
     return statistics.mean(half[-part:]) / statistics.mean(half[:part]) - 1
@@ -204,19 +262,28 @@ def growth(sizes: list[int]) -> float:
 
 def main() -> int:
     """Measure and print; 1 when a process grew by more than the target, or a request failed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", nargs="+", choices=list(KINDS), default=list(KINDS), help="kinds of requests")
+    parser.add_argument(
+        "--only", nargs="+", choices=list(KINDS), default=list(KINDS), help="kinds of requests"
+    )
     parser.add_argument("--json", type=Path, help="file for all samples")
     args, flags = parser.parse_known_args()
     flags = [flag for flag in flags if flag != "--"]
     tally = Tally()
-    with served([*FLAGS, *(() if "--kv-cache-memory-bytes" in flags else CACHE), *flags]) as (pid, url):
+    with served([*FLAGS, *(() if "--kv-cache-memory-bytes" in flags else CACHE), *flags]) as (
+        pid,
+        url,
+    ):
         address = urllib.parse.urlparse(url)
         threads = [
-            threading.Thread(target=ask, args=(address, random.Random(f"{args.seed} {i}"), tally, args.only))
+            threading.Thread(
+                target=ask, args=(address, random.Random(f"{args.seed} {i}"), tally, args.only)
+            )
             for i in range(args.clients)
         ]
         first = owners(url)
@@ -228,7 +295,9 @@ def main() -> int:
         for thread in threads:
             thread.join()
     if args.json:
-        args.json.write_text(json.dumps({"sizes": sizes, "first": first, "last": last, "done": tally.done}))
+        args.json.write_text(
+            json.dumps({"sizes": sizes, "first": first, "last": last, "done": tally.done})
+        )
     return show(sizes, pids, first, last, tally, args.seconds)
 
 
@@ -242,18 +311,31 @@ def show(
 ) -> int:
     """Print the table and the judgement."""
     total = sum(tally.done.values())
-    print(f"{total} requests in {seconds:.0f} s, {sum(tally.faults.values())} failed; resident MiB by twentieths")
+    print(
+        f"{total} requests in {seconds:.0f} s, {sum(tally.faults.values())} failed; resident MiB "
+        "by twentieths"
+    )
     grew = False
     for name, values in sizes.items():
         step = max(1, len(values) // TWENTIETHS)
-        means = [statistics.mean(values[at : at + step]) / 2**20 for at in range(0, len(values), step)]
+        means = [
+            statistics.mean(values[at : at + step]) / 2**20 for at in range(0, len(values), step)
+        ]
         share = growth(values)
-        judged = len(values) > len(next(iter(sizes.values()))) // 2  # a process of the moment has no halves
+        judged = (
+            len(values) > len(next(iter(sizes.values()))) // 2
+        )  # a process of the moment has no halves
         grew |= judged and share > TARGET
-        print(f"{name} ({len(pids[name])} processes): second half {share:+.1%}   (target: at most {TARGET:+.0%})")
+        print(
+            f"{name} ({len(pids[name])} processes): second half {share:+.1%}   (target: at most "
+            f"{TARGET:+.0%})"
+        )
         print("  " + " ".join(f"{mean:.0f}" for mean in means))
     for owner in sorted(first.keys() | last.keys()):
-        print(f"  {owner:<40} {first.get(owner, 0) / 2**20:10.1f} -> {last.get(owner, 0) / 2**20:10.1f} MiB")
+        print(
+            f"  {owner:<40} {first.get(owner, 0) / 2**20:10.1f} -> "
+            f"{last.get(owner, 0) / 2**20:10.1f} MiB"
+        )
     for fault, count in tally.faults.most_common(10):
         print(f"  {count} times {fault}")
     return int(grew or bool(tally.faults))

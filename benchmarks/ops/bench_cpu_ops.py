@@ -1,7 +1,8 @@
-"""C++ ops against the plain torch reference: paired and interleaved, so that both meet the same machine.
+"""C++ ops against the plain torch reference: paired and interleaved, so that both meet the same
+machine.
 
-For every op, dtype and number of tokens: the median of each one's times and the median of the paired ratios.
-Run: python benchmarks/ops/bench_cpu_ops.py [--threads N] [--rounds N]
+For every op, dtype and number of tokens: the median of each one's times and the median of the
+paired ratios. Run: python benchmarks/ops/bench_cpu_ops.py [--threads N] [--rounds N]
 """
 
 from __future__ import annotations
@@ -17,13 +18,18 @@ import torch
 from builtin_plugins.op_impls.cpu import ops
 from core.ops import reference
 
-HIDDEN, WIDTH, HEADS, KV_HEADS, SIZE = 1024, 3072, 16, 8, 128
+HIDDEN = 1024
+WIDTH = 3072
+HEADS = 16
+KV_HEADS = 8
+SIZE = 128
 TOKENS = (1, 8, 64, 1024)
 
 
 def cases(tokens: int, dtype: torch.dtype) -> dict[str, tuple[object, ...]]:
     """Return the arguments of each op for one step of a 0.6B model."""
-    hidden, weight = torch.randn(tokens, HIDDEN).to(dtype), torch.ones(HIDDEN, dtype=dtype)
+    hidden = torch.randn(tokens, HIDDEN).to(dtype)
+    weight = torch.ones(HIDDEN, dtype=dtype)
     fused = torch.randn(tokens, HEADS + 2 * KV_HEADS, SIZE).to(dtype)
     angles = torch.rand(2048, SIZE // 2)
     gate_up = torch.randn(tokens, 2 * WIDTH).to(dtype)
@@ -82,7 +88,10 @@ def main() -> int:
             for name, inputs in cases(tokens, dtype).items():
                 slow, fast, ratio = compare(name, inputs, arguments.rounds)
                 label = str(dtype).removeprefix("torch.")
-                print(f"{name:22} {label:9} {tokens:6} {slow * 1e6:10.1f} {fast * 1e6:10.1f} {ratio:6.1f}x")
+                print(
+                    f"{name:22} {label:9} {tokens:6} {slow * 1e6:10.1f} {fast * 1e6:10.1f} "
+                    f"{ratio:6.1f}x"
+                )
     return 0
 
 

@@ -1,9 +1,11 @@
-"""Linear layers with packed and with stored weights against torch's and what the machine gives: paired and interleaved.
+"""Linear layers with packed and with stored weights against torch's and what the machine gives:
+paired and interleaved.
 
-For each number of tokens: GB of weights per second and GFLOP per second of each, and the median of paired ratios: how many
-times as fast packed weights are as torch's, and weights of eight and four bits, integers and floats, as packed ones. With one
-thread the clock is the thread's own CPU time, so that neighbours on the machine count less.
-Run: python benchmarks/ops/bench_linear.py [--threads N] [--rounds N] [--layers N] [--isa avx512_bf16|amx|...]
+For each number of tokens: GB of weights per second and GFLOP per second of each, and the median of
+paired ratios: how many times as fast packed weights are as torch's, and weights of eight and four
+bits, integers and floats, as packed ones. With one thread the clock is the thread's own CPU time,
+so that neighbours on the machine count less. Run: python benchmarks/ops/bench_linear.py [--threads
+N] [--rounds N] [--layers N] [--isa avx512_bf16|amx|...]
                                            [--tokens 1 8 ...] [--kinds "int4 32" fp8 ...]
 """
 
@@ -35,7 +37,9 @@ KINDS: dict[str, Callable[[Library], Ops]] = {
     "int8 128": lambda library: QuantizedOps(library, 8, 128),
     "int4 32": lambda library: QuantizedOps(library, 4, 32),
     "int4 128": lambda library: QuantizedOps(library, 4, 128),
-    "int4 128 zeros": lambda library: QuantizedOps(library, 4, 128, torch.float16, zeros=torch.int16),
+    "int4 128 zeros": lambda library: QuantizedOps(
+        library, 4, 128, torch.float16, zeros=torch.int16
+    ),
     "fp8": lambda library: FloatOps(library, torch.float8_e4m3fn, 128),
     "mxfp4": lambda library: QuantizedOps(library, 4, 32, is_float=True),
     "nvfp4": lambda library: QuantizedOps(library, 4, 16, torch.float16, is_float=True),
@@ -52,12 +56,11 @@ def seconds(function: Callable[[], object], clock: Callable[[], float]) -> float
 
 def limits(clock: Callable[[], float]) -> str:
     """Return what the machine gives right now: reading memory, and a large product."""
-    memory, square = torch.ones(1 << 27), torch.randn(2048, 2048).bfloat16()
+    memory = torch.ones(1 << 27)
+    square = torch.randn(2048, 2048).bfloat16()
     read = min(seconds(memory.sum, clock) for _ in range(5))
     product = min(seconds(lambda: linear(square, square), clock) for _ in range(5))
-    return (
-        f"reads {memory.nbytes / read / 1e9:.1f} GB/s, multiplies 2048^3 at {2 * 2048**3 / product / 1e9:.0f} GFLOP/s"
-    )
+    return f"reads {memory.nbytes / read / 1e9:.1f} GB/s, multiplies 2048^3 at {2 * 2048**3 / product / 1e9:.0f} GFLOP/s"
 
 
 def main() -> int:
@@ -68,7 +71,9 @@ def main() -> int:
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--isa", help="instruction set of the kernels instead of the best one")
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=["int8 128", "int4 32", "int4 128"])
+    parser.add_argument(
+        "--kinds", nargs="+", choices=KINDS, default=["int8 128", "int4 32", "int4 128"]
+    )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     library = load_library()
@@ -76,14 +81,28 @@ def main() -> int:
         return 1
     if options.isa and not library.core_kernels_use(options.isa.encode()):
         parser.error(f"this machine has no {options.isa}")
-    kinds: dict[str, Ops] = {"packed": PackedOps(library)} | {name: KINDS[name](library) for name in options.kinds}
+    kinds: dict[str, Ops] = {"packed": PackedOps(library)} | {
+        name: KINDS[name](library) for name in options.kinds
+    }
     clock = time.thread_time if options.threads == 1 else time.perf_counter
-    print(f"{library.core_kernels_isa().decode()}, {options.threads} threads, bfloat16; {limits(clock)}")
-    weights = [(torch.randn(shape) * 0.02).bfloat16() for _ in range(options.layers) for shape in SHAPES.values()]
+    print(
+        f"{library.core_kernels_isa().decode()}, {options.threads} threads, bfloat16; "
+        f"{limits(clock)}"
+    )
+    weights = [
+        (torch.randn(shape) * 0.02).bfloat16()
+        for _ in range(options.layers)
+        for shape in SHAPES.values()
+    ]
     kept = {name: [packed(ops, weight) for weight in weights] for name, ops in kinds.items()}
     numbers = sum(weight.numel() for weight in weights)
-    num_bytes = {"torch": 2 * numbers} | {name: sum(own.nbytes for own in kept[name]) for name in kinds}
-    print("tokens" + "".join(f"  {name + ' GB/s':>14} {'GFLOP/s':>7} {'ratio':>5}" for name in num_bytes))
+    num_bytes = {"torch": 2 * numbers} | {
+        name: sum(own.nbytes for own in kept[name]) for name in kinds
+    }
+    print(
+        "tokens"
+        + "".join(f"  {name + ' GB/s':>14} {'GFLOP/s':>7} {'ratio':>5}" for name in num_bytes)
+    )
     for tokens in options.tokens:
         inputs = {shape[1]: torch.randn(tokens, shape[1]).bfloat16() for shape in SHAPES.values()}
         rounds: dict[str, list[float]] = {name: [] for name in num_bytes}
@@ -107,8 +126,11 @@ def main() -> int:
                 rounds[name].append(seconds(partial(own_kernel, name), clock))
         line = f"{tokens:>6}"
         for name, times in rounds.items():
-            median, base = statistics.median(times[1:]), rounds["torch" if name in ("torch", "packed") else "packed"]
-            ratio = statistics.median(first / second for first, second in zip(base[1:], times[1:], strict=True))
+            median = statistics.median(times[1:])
+            base = rounds["torch" if name in ("torch", "packed") else "packed"]
+            ratio = statistics.median(
+                first / second for first, second in zip(base[1:], times[1:], strict=True)
+            )
             rate = f"{num_bytes[name] / median / 1e9:.1f}"
             line += f"  {rate:>14} {2 * numbers * tokens / median / 1e9:>7.0f} {ratio:>5.2f}"
         print(line, flush=True)
@@ -116,13 +138,20 @@ def main() -> int:
 
 
 def packed(ops: Ops, weight: torch.Tensor) -> torch.Tensor:
-    """Return a weight as these operations keep it; stored numbers are any, since they only take time here."""
+    """Return a weight as these operations keep it; stored numbers are any, since they only take
+    time here.
+    """
     rows, width = weight.shape
     if isinstance(ops, SuperblockOps):
         own = ops.empty(rows, width)
         blocks = width // ops.block.inputs
         # Small bytes, so that none of them is an infinite scale.
-        ops.pack(own, rows, 0, torch.randint(0, 60, (rows, blocks, ops.block.num_bytes), dtype=torch.uint8))
+        ops.pack(
+            own,
+            rows,
+            0,
+            torch.randint(0, 60, (rows, blocks, ops.block.num_bytes), dtype=torch.uint8),
+        )
         return own
     own = ops.empty(rows, width, weight.dtype)
     if isinstance(ops, FloatOps):
@@ -131,7 +160,9 @@ def packed(ops: Ops, weight: torch.Tensor) -> torch.Tensor:
     elif isinstance(ops, QuantizedOps) and (ops.is_float or ops.zeros):
         codes = (weight.float() * 50).to(torch.int8).clamp(-4, 4)
         scales = torch.full((rows, -(-weight.shape[1] // ops.group)), 0.02)
-        ops.place(own, rows, 0, codes, scales, torch.ones_like(scales).short() if ops.zeros else None)
+        ops.place(
+            own, rows, 0, codes, scales, torch.ones_like(scales).short() if ops.zeros else None
+        )
     else:
         ops.pack(own, rows, 0, weight)
     return own

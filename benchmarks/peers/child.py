@@ -39,7 +39,10 @@ class Answer:
 
 
 class Child:
-    """A process and its children. All but one that is asked are stopped, so they cost no core, only memory."""
+    """A process and its children.
+
+    All but one that is asked are stopped, so they cost no core, only memory.
+    """
 
     def __init__(
         self,
@@ -50,7 +53,10 @@ class Child:
         *,
         answers: bool = True,
     ) -> None:
-        """Start the process. The file gets its error output, and all that it prints when it is not one that answers."""
+        """Start the process.
+
+        The file gets its error output, and all that it prints when it is not one that answers.
+        """
         self.name = name
         self.began = time.monotonic()
         self._log = log
@@ -69,7 +75,10 @@ class Child:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         """End the process."""
         self.close()
@@ -109,12 +118,17 @@ class Child:
         return machine.pss_bytes(self.family())
 
     def hear(self) -> Mapping[str, Any]:
-        """Return the next line that the process says. Raises `ChildEndedError` with the end of its log."""
+        """Return the next line that the process says.
+
+        Raises `ChildEndedError` with the end of its log.
+        """
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
             end = "\n".join(self._log.read_text(errors="replace").splitlines()[-6:])
-            raise ChildEndedError(f"{self.name} has ended; the last lines of {self._log} are:\n{end}")
+            raise ChildEndedError(
+                f"{self.name} has ended; the last lines of {self._log} are:\n{end}"
+            )
         content: Mapping[str, Any] = json.loads(line)
         return content
 
@@ -127,18 +141,23 @@ class Child:
         """Send one line and wait for the answer. The process has to be running."""
         assert self.process.stdin is not None
         line = json.dumps(request) + "\n"
-        own_s, all_s, began = machine.cpu_s(self.family()), machine.busy_s(), time.monotonic()
+        own_s = machine.cpu_s(self.family())
+        all_s = machine.busy_s()
+        began = time.monotonic()
         with contextlib.suppress(BrokenPipeError):  # `hear` says what happened
             self.process.stdin.write(line)
             self.process.stdin.flush()
         content = self.hear()
         elapsed_s = time.monotonic() - began
-        own_s, all_s = machine.cpu_s(self.family()) - own_s, machine.busy_s() - all_s
+        own_s = machine.cpu_s(self.family()) - own_s
+        all_s = machine.busy_s() - all_s
         return Answer(content, elapsed_s, own_s / elapsed_s, max(0.0, all_s - own_s) / elapsed_s)
 
 
 def unwind_on_terminate() -> None:
-    """Make SIGTERM end this process as an error does, so that children are ended: a stopped one would stay for ever."""
+    """Make SIGTERM end this process as an error does, so that children are ended: a stopped one
+    would stay for ever.
+    """
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 

@@ -1,11 +1,14 @@
-"""This engine beside its peers: the same prompts as token ids, the same threads, in turns; medians and the machine's limits.
+"""This engine beside its peers: the same prompts as token ids, the same threads, in turns; medians
+and the machine's limits.
 
-Each engine is one process that stays alive; all but the one whose turn it is are stopped. In every round the machine's read
-bandwidth and rate of products are measured, then every task is done by everyone, in an order that chance makes. A peer that
-was far slower than the best in the first round is not asked again for that task. What other processes took of the cores is
-recorded, and runs that were disturbed are not in the medians. Writes results.json, table.md and plot.svg.
+Each engine is one process that stays alive; all but the one whose turn it is are stopped. In every
+round the machine's read bandwidth and rate of products are measured, then every task is done by
+everyone, in an order that chance makes. A peer that was far slower than the best in the first round
+is not asked again for that task. What other processes took of the cores is recorded, and runs that
+were disturbed are not in the medians. Writes results.json, table.md and plot.svg.
 
-Run: python -m benchmarks.peers.compare --models FOLDER --peers FOLDER [--only NAME,NAME] [--bits 16,8,4] [--tasks abcdep]
+Run: python -m benchmarks.peers.compare --models FOLDER --peers FOLDER [--only NAME,NAME] [--bits
+16,8,4] [--tasks abcdep]
 """
 
 from __future__ import annotations
@@ -49,12 +52,17 @@ class Rival:
         time.sleep(REST_S)
         first_s = None
         if task.first_alone:
-            answer = self.child.ask({"prompts": make_prompts(task, seed + OTHER_SEEDS), "num_tokens": 1})
+            answer = self.child.ask(
+                {"prompts": make_prompts(task, seed + OTHER_SEEDS), "num_tokens": 1}
+            )
             first_s = answer.content["seconds"]
         answer = self.child.ask({"prompts": make_prompts(task, seed), "num_tokens": task.output})
         self.child.pause()
         if (counts := answer.content["counts"]) != [task.output] * task.requests:
-            raise SystemExit(f"{self.contender.name} made {counts} tokens for task {task.key}, not {task.output} each.")
+            raise SystemExit(
+                f"{self.contender.name} made {counts} tokens for task {task.key}, not "
+                f"{task.output} each."
+            )
         return figures(task, answer.content["seconds"], first_s), answer.cores, answer.others
 
 
@@ -71,13 +79,26 @@ class Rules:
 class Comparison:
     """The processes of one comparison, and what they have shown."""
 
-    def __init__(self, place: Place, out: Path, stack: ExitStack, results: Results, rules: Rules) -> None:
+    def __init__(
+        self, place: Place, out: Path, stack: ExitStack, results: Results, rules: Rules
+    ) -> None:
         """Start what measures the machine."""
         self.results = results
-        self._place, self._out, self._stack, self._rules = place, out, stack, rules
+        self._place = place
+        self._out = out
+        self._stack = stack
+        self._rules = rules
         shape = Shape.read(place.models / CHECKPOINT)
-        script, products = HERE / "drivers" / "measure_machine.py", json.dumps(list(shape.products.values()))
-        command = [sys.executable, str(script), "--threads", str(place.threads), "--products", products]
+        script = HERE / "drivers" / "measure_machine.py"
+        products = json.dumps(list(shape.products.values()))
+        command = [
+            sys.executable,
+            str(script),
+            "--threads",
+            str(place.threads),
+            "--products",
+            products,
+        ]
         self._machine = stack.enter_context(Child("the machine", command, out / "machine.log"))
         self._machine.hear()
         self._machine.pause()
@@ -85,16 +106,21 @@ class Comparison:
 
     def enter(self, contender: Contender) -> None:
         """Start a contender, or note why it is not there."""
-        problem, results = self._place.lacking(contender), self.results
+        problem = self._place.lacking(contender)
+        results = self.results
         if problem is None:
             log = self._out / f"{contender.name.replace(' ', '_')}.log"
             busy = machine.busy_s()
-            child = Child(contender.name, self._place.command(contender), log, self._place.env(contender))
+            child = Child(
+                contender.name, self._place.command(contender), log, self._place.env(contender)
+            )
             self._stack.enter_context(child)
             try:
                 start_s = child.hear_s()
                 others = (machine.busy_s() - busy - machine.cpu_s(child.family())) / start_s
-                start = Start(contender.name, contender.bits, start_s, child.pss_bytes(), max(0.0, others))
+                start = Start(
+                    contender.name, contender.bits, start_s, child.pss_bytes(), max(0.0, others)
+                )
                 rival = Rival(contender, child)
                 rival.do(WARM_UP, 0)
             except ChildEndedError as error:
@@ -123,9 +149,14 @@ class Comparison:
                 except ChildEndedError as error:
                     self._leave(rival, f"{task.key}, round {number + 1}: {error}")
                     continue
-                self.results.runs.append(Run(rival.contender.name, task.key, number, found, cores, others))
+                self.results.runs.append(
+                    Run(rival.contender.name, task.key, number, found, cores, others)
+                )
                 shown = ", ".join(f"{value:.1f} {name}" for name, value in found.items())
-                say(f"round {number + 1}, {task.key}, {rival.contender.name}: {shown} (others {others:.2f} cores)")
+                say(
+                    f"round {number + 1}, {task.key}, {rival.contender.name}: {shown} (others "
+                    f"{others:.2f} cores)"
+                )
         for rival in self._rivals:
             self.results.final_pss_bytes[rival.contender.name] = rival.child.pss_bytes()
 
@@ -136,10 +167,19 @@ class Comparison:
         say(f"{rival.contender.name} is no longer there: {why}")
 
     def _near(self, rival: Rival, task: Task) -> bool:
-        """Say whether a peer is not far behind the best of its bits in what it has shown of a task, undisturbed."""
-        alike = {other.contender.name for other in self._rivals if other.contender.bits == rival.contender.bits}
+        """Say whether a peer is not far behind the best of its bits in what it has shown of a task,
+        undisturbed.
+        """
+        alike = {
+            other.contender.name
+            for other in self._rivals
+            if other.contender.bits == rival.contender.bits
+        }
         rates = [
-            (run.contender, list(run.figures.values())[-1])  # the last figure of every task is a rate
+            (
+                run.contender,
+                list(run.figures.values())[-1],
+            )  # the last figure of every task is a rate
             for run in self.results.runs
             if run.task == task.key and run.contender in alike and run.others <= self._rules.others
         ]
@@ -154,19 +194,40 @@ def say(text: str) -> None:
 
 def arguments() -> argparse.Namespace:
     """Return what the command line says."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     Place.add_arguments(parser, models_required=False)
-    parser.add_argument("--only", type=lambda text: text.split(","), default=[], help="beginnings of names")
-    parser.add_argument("--bits", type=lambda text: [int(part) for part in text.split(",")], default=[16])
     parser.add_argument(
-        "--tasks", default="".join(TASKS), help="; ".join(f"{t.key}: {t.about}" for t in TASKS.values())
+        "--only", type=lambda text: text.split(","), default=[], help="beginnings of names"
+    )
+    parser.add_argument(
+        "--bits", type=lambda text: [int(part) for part in text.split(",")], default=[16]
+    )
+    parser.add_argument(
+        "--tasks",
+        default="".join(TASKS),
+        help="; ".join(f"{t.key}: {t.about}" for t in TASKS.values()),
     )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--again-within", type=float, default=1.5, help="times slower than the best")
-    parser.add_argument("--others", type=float, default=0.3, help="cores that others may take beside a run that counts")
-    parser.add_argument("--engine", type=json.loads, default={}, help="options of this engine, as JSON")
-    parser.add_argument("--engine8", type=json.loads, default={"quantization": "int8"}, help="for 8 bits")
-    parser.add_argument("--engine4", type=json.loads, default={"quantization": "int4"}, help="for 4 bits")
+    parser.add_argument(
+        "--again-within", type=float, default=1.5, help="times slower than the best"
+    )
+    parser.add_argument(
+        "--others",
+        type=float,
+        default=0.3,
+        help="cores that others may take beside a run that counts",
+    )
+    parser.add_argument(
+        "--engine", type=json.loads, default={}, help="options of this engine, as JSON"
+    )
+    parser.add_argument(
+        "--engine8", type=json.loads, default={"quantization": "int8"}, help="for 8 bits"
+    )
+    parser.add_argument(
+        "--engine4", type=json.loads, default={"quantization": "int4"}, help="for 4 bits"
+    )
     parser.add_argument("--out", type=Path, default=Path("peers-results"))
     return parser.parse_args()
 
@@ -184,7 +245,8 @@ def main() -> None:
             write_model(models / CHECKPOINT)
         settings = {name: str(value) for name, value in vars(given).items()}
         results = Results(machine.describe(), settings)
-        place, rules = Place(models, given.peers, given.threads), Rules(given.again_within, given.others)
+        place = Place(models, given.peers, given.threads)
+        rules = Rules(given.again_within, given.others)
         comparison = Comparison(place, given.out, stack, results, rules)
         for contender in choose(everyone, given.bits, given.only):
             comparison.enter(contender)

@@ -1,4 +1,6 @@
-"""Who can be measured: drivers, their environments and models, and which of them are on this machine."""
+"""Who can be measured: drivers, their environments and models, and which of them are on this
+machine.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ class Contender:
     tasks: str = EVERY_TASK
     options: Mapping[str, Any] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
-    """`{venv}` stands for the folder of the environment, `{cores}` for the cores that it may use."""
+    """`{venv}` stands for the folder of the environment, `{cores}` for the cores that it may use.
+    """
 
     @property
     def ours(self) -> bool:
@@ -52,7 +55,9 @@ class Place:
     threads: int
 
     @classmethod
-    def add_arguments(cls, parser: argparse.ArgumentParser, *, models_required: bool = True) -> None:
+    def add_arguments(
+        cls, parser: argparse.ArgumentParser, *, models_required: bool = True
+    ) -> None:
         """Add what a place is made of to a command line."""
         add = parser.add_argument
         add(
@@ -61,12 +66,21 @@ class Place:
             required=models_required,
             help=f"folder with {CHECKPOINT} and what is made of it",
         )
-        add("--peers", type=_absolute, default=_absolute("peers"), help="folder with the peers' environments")
+        add(
+            "--peers",
+            type=_absolute,
+            default=_absolute("peers"),
+            help="folder with the peers' environments",
+        )
         add("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of each engine")
 
     def python(self, contender: Contender) -> Path:
         """Return the interpreter that runs a contender's driver."""
-        return self.peers / contender.venv / "bin" / "python" if contender.venv else Path(sys.executable)
+        return (
+            self.peers / contender.venv / "bin" / "python"
+            if contender.venv
+            else Path(sys.executable)
+        )
 
     def lacking(self, contender: Contender) -> str | None:
         """Return what is missing to run a contender, or None."""
@@ -75,7 +89,8 @@ class Place:
 
     def command(self, contender: Contender) -> list[str]:
         """Return the command of a contender's driver."""
-        driver, model = HERE / "drivers" / contender.driver, self.models / contender.model
+        driver = HERE / "drivers" / contender.driver
+        model = self.models / contender.model
         flags = ["--threads", str(self.threads), "--options", json.dumps(dict(contender.options))]
         return [str(self.python(contender)), str(driver), "--model", str(model), *flags]
 
@@ -84,7 +99,9 @@ class Place:
         cores = ",".join(map(str, range(self.threads)))
         venv = self.peers / (contender.venv or "")
         threads = {} if contender.venv == "vllm" else {"OMP_NUM_THREADS": str(self.threads)}
-        given = {name: value.format(venv=venv, cores=cores) for name, value in contender.env.items()}
+        given = {
+            name: value.format(venv=venv, cores=cores) for name, value in contender.env.items()
+        }
         return {"HF_HUB_OFFLINE": "1", **threads, **given}
 
 
@@ -117,7 +134,9 @@ def contenders(engine_options: Mapping[int, Mapping[str, Any]]) -> tuple[Contend
             )
             for bits, options in engine_options.items()
         ),
-        Contender("vLLM", "run_vllm.py", CHECKPOINT, "vllm", options={"max_model_len": 2048}, env=VLLM_ENV),
+        Contender(
+            "vLLM", "run_vllm.py", CHECKPOINT, "vllm", options={"max_model_len": 2048}, env=VLLM_ENV
+        ),
         Contender("OpenVINO", "run_openvino.py", "openvino-16", "ov", options=vino),
         Contender("OpenVINO int8", "run_openvino.py", "openvino-8", "ov", 8, options=vino),
         Contender("OpenVINO int4", "run_openvino.py", "openvino-4", "ov", 4, options=vino),
@@ -128,7 +147,14 @@ def contenders(engine_options: Mapping[int, Mapping[str, Any]]) -> tuple[Contend
     )
 
 
-def choose(everyone: Iterable[Contender], bits: Iterable[int], only: Iterable[str]) -> list[Contender]:
+def choose(
+    everyone: Iterable[Contender], bits: Iterable[int], only: Iterable[str]
+) -> list[Contender]:
     """Return those of some bits whose names begin with one of `only`, which may be empty for all."""
-    names, widths = tuple(name.lower() for name in only), set(bits)
-    return [one for one in everyone if one.bits in widths and (not names or one.name.lower().startswith(names))]
+    names = tuple(name.lower() for name in only)
+    widths = set(bits)
+    return [
+        one
+        for one in everyone
+        if one.bits in widths and (not names or one.name.lower().startswith(names))
+    ]

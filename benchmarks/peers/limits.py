@@ -1,7 +1,9 @@
-"""The least time that a machine can take for a task, from its read bandwidth and its rate of products.
+"""The least time that a machine can take for a task, from its read bandwidth and its rate of
+products.
 
-A step takes at least max(weights / bandwidth, FLOP / rate) + keys and values read / bandwidth. The prompts of a task are one
-step, each further token of all its requests is one. What prompts share is computed once and read once.
+A step takes at least max(weights / bandwidth, FLOP / rate) + keys and values read / bandwidth. The
+prompts of a task are one step, each further token of all its requests is one. What prompts share is
+computed once and read once.
 """
 
 from __future__ import annotations
@@ -80,8 +82,19 @@ class Shape:
         return self.layers * 2 * self.kv_heads * self.head_dim * 2
 
 
-def step_s(shape: Shape, rates: Rates, bits: int, *, rows: int, sampled: int, pairs: float, positions: float) -> float:
-    """Return the least time of a step with so many rows, (query, key) pairs and positions read from the cache."""
+def step_s(
+    shape: Shape,
+    rates: Rates,
+    bits: int,
+    *,
+    rows: int,
+    sampled: int,
+    pairs: float,
+    positions: float,
+) -> float:
+    """Return the least time of a step with so many rows, (query, key) pairs and positions read from
+    the cache.
+    """
     linear = 2 * (shape.layer_weights * rows + shape.head_weights * sampled)
     attention = 4 * pairs * shape.heads * shape.head_dim * shape.layers
     computing_s = (linear + attention) / rates.flop_s

@@ -1,4 +1,7 @@
-"""What Linux says of processes and cores: who is busy, how long, with how much memory. Knows no engine."""
+"""What Linux says of processes and cores: who is busy, how long, with how much memory.
+
+Knows no engine.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,9 @@ def pss_bytes(pids: Iterable[int]) -> int:
 
 
 def busy_s() -> float:
-    """Return the seconds that all cores together have worked since the machine started, steal included."""
+    """Return the seconds that all cores together have worked since the machine started, steal
+    included.
+    """
     user, nice, system, _idle, _iowait, irq, softirq, steal = map(
         int, (PROC / "stat").read_text().split(maxsplit=9)[1:9]
     )

@@ -1,4 +1,5 @@
-"""Write a random checkpoint in the shape of Qwen3-0.6B, bfloat16, 32,000 tokens: 473 million weights, 946 MB.
+"""Write a random checkpoint in the shape of Qwen3-0.6B, bfloat16, 32,000 tokens: 473 million
+weights, 946 MB.
 
 Run: python -m benchmarks.peers.make_model FOLDER
 """
@@ -34,10 +35,14 @@ def write_model(folder: Path) -> None:
 
 
 def spell_out(file: Path) -> None:
-    """Give each of the model's tokens a text: clients count what has one, and drawn tokens are of all kinds."""
+    """Give each of the model's tokens a text: clients count what has one, and drawn tokens are of
+    all kinds.
+    """
     tokenizer = json.loads(file.read_text())
     vocab = tokenizer["model"]["vocab"]
-    vocab |= {token["content"]: token["id"] for token in tokenizer["added_tokens"]}  # else they move behind all others
+    vocab |= {
+        token["content"]: token["id"] for token in tokenizer["added_tokens"]
+    }  # else they move behind all others
     known = set(vocab.values())
     vocab |= {f"Ġ{token}": token for token in range(SHAPE["vocab_size"]) if token not in known}
     file.write_text(json.dumps(tokenizer))

@@ -56,17 +56,24 @@ class Results:
         file.write_text(json.dumps(asdict(self), indent=1) + "\n")
 
     def median_rates(self, limit: float) -> Rates:
-        """Return the medians of what the machine gave, undisturbed; of its products, those of the best kind."""
+        """Return the medians of what the machine gave, undisturbed; of its products, those of the
+        best kind.
+        """
         read = statistics.median(rate["read_bytes_s"] for rate in self.kept_rates(limit))
         return Rates(read, max(self.products(limit).values()))
 
     def products(self, limit: float) -> dict[str, float]:
         """Return the median FLOP a second of each kind of product."""
         kept = self.kept_rates(limit)
-        return {kind: statistics.median(rate["flop_s"][kind] for rate in kept) for kind in kept[0]["flop_s"]}
+        return {
+            kind: statistics.median(rate["flop_s"][kind] for rate in kept)
+            for kind in kept[0]["flop_s"]
+        }
 
     def kept_rates(self, limit: float) -> list[Mapping[str, Any]]:
-        """Return what was measured while others took at most so many cores; everything, when nothing was."""
+        """Return what was measured while others took at most so many cores; everything, when
+        nothing was.
+        """
         return [rate for rate in self.rates if rate["others"] <= limit] or self.rates
 
 
@@ -83,13 +90,17 @@ class Median:
 
 
 def undisturbed(runs: Iterable[Run], limit: float) -> list[Run]:
-    """Return the runs beside which others took at most so many cores; all, when there is no such run."""
+    """Return the runs beside which others took at most so many cores; all, when there is no such
+    run.
+    """
     listed = list(runs)
     return [run for run in listed if run.others <= limit] or listed
 
 
 def medians(runs: Sequence[Run], limit: float) -> dict[tuple[str, str], dict[str, Median]]:
-    """Return by (task, figure) and contender the median of the undisturbed runs, in the order of the runs."""
+    """Return by (task, figure) and contender the median of the undisturbed runs, in the order of
+    the runs.
+    """
     found: dict[tuple[str, str], dict[str, Median]] = {}
     for task, contender in dict.fromkeys((run.task, run.contender) for run in runs):
         every = [run for run in runs if (run.task, run.contender) == (task, contender)]
@@ -97,7 +108,9 @@ def medians(runs: Sequence[Run], limit: float) -> dict[tuple[str, str], dict[str
         for figure in kept[0].figures:
             value = statistics.median(run.figures[figure] for run in kept)
             column = found.setdefault((task, figure), {})
-            column[contender] = Median(value, len(kept), len(every) - len(kept), kept[0].others > limit)
+            column[contender] = Median(
+                value, len(kept), len(every) - len(kept), kept[0].others > limit
+            )
     return found
 
 

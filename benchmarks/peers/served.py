@@ -1,9 +1,11 @@
-"""Servers side by side: the same closed loop of requests over HTTP, 64 tokens in and 32 out, at several concurrencies.
+"""Servers side by side: the same closed loop of requests over HTTP, 64 tokens in and 32 out, at
+several concurrencies.
 
-The client is `engine bench serve`, the same for every server; prompts are token ids. All servers stay alive, all but the one
-whose turn it is are stopped. Writes served.json and served.md.
+The client is `engine bench serve`, the same for every server; prompts are token ids. All servers
+stay alive, all but the one whose turn it is are stopped. Writes served.json and served.md.
 
-Run: python -m benchmarks.peers.served --models FOLDER --peers FOLDER [--only NAME,NAME] [--rounds N] [--concurrency 8,64]
+Run: python -m benchmarks.peers.served --models FOLDER --peers FOLDER [--only NAME,NAME] [--rounds
+N] [--concurrency 8,64]
 """
 
 from __future__ import annotations
@@ -29,7 +31,12 @@ from benchmarks.peers import machine
 from benchmarks.peers.child import Child, unwind_on_terminate
 from benchmarks.peers.contenders import CHECKPOINT, KV_GB, OURS, VLLM_ENV, Contender, Place
 
-COMMAND: Final = (sys.executable, "-P", "-c", "import sys; from core.cli.main import main; sys.exit(main())")
+COMMAND: Final = (
+    sys.executable,
+    "-P",
+    "-c",
+    "import sys; from core.cli.main import main; sys.exit(main())",
+)
 FAILED: Final = "failed"
 FIGURES: Final = {
     "request_throughput": "requests/s",
@@ -68,24 +75,42 @@ class Server:
 
 def servers(place: Place) -> list[tuple[Contender, list[str]]]:
     """Return who can serve, and the command of each, `{port}` left open."""
-    model, threads = str(place.models / CHECKPOINT), str(place.threads)
+    model = str(place.models / CHECKPOINT)
+    threads = str(place.threads)
     vllm = Contender("vLLM", "", CHECKPOINT, "vllm", env=VLLM_ENV)
     llama = Contender("llama.cpp", "", "bf16.gguf", "llama")
     ours = Contender(OURS, "", CHECKPOINT)
     length = ["--max-model-len", "2048"]
     cache = ["--kv-cache-memory-bytes", str(KV_GB << 30), "--num-threads", threads]
     quiet = ["--disable-uvicorn-access-log"]
-    vllm_bin, llama_bin = place.peers / "vllm" / "bin" / "vllm", place.peers / "llama" / "bin" / "llama-server"
+    vllm_bin = place.peers / "vllm" / "bin" / "vllm"
+    llama_bin = place.peers / "llama" / "bin" / "llama-server"
     gguf = ["-m", str(place.models / llama.model), "--threads", threads, "-np", "64", "-c", "8192"]
     return [
         (ours, [*COMMAND, "serve", model, *length, *cache, *quiet, "--port", "{port}"]),
-        (vllm, [str(vllm_bin), "serve", model, "--dtype", "bfloat16", *length, *quiet, "--port", "{port}"]),
+        (
+            vllm,
+            [
+                str(vllm_bin),
+                "serve",
+                model,
+                "--dtype",
+                "bfloat16",
+                *length,
+                *quiet,
+                "--port",
+                "{port}",
+            ],
+        ),
         (llama, [str(llama_bin), *gguf, "--port", "{port}"]),
     ]
 
 
 def start(contender: Contender, command: Sequence[str], place: Place, log: Path) -> Server:
-    """Start a server and wait until it has made a token. Raises `TimeoutError` when it does not come up."""
+    """Start a server and wait until it has made a token.
+
+    Raises `TimeoutError` when it does not come up.
+    """
     with closing(socket.socket()) as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -107,20 +132,32 @@ def ask_one(url: str) -> None:
     """Ask for one token."""
     with urllib.request.urlopen(f"{url}/v1/models") as answer:
         model = json.loads(answer.read())["data"][0]["id"]
-    body = json.dumps({"model": model, "prompt": list(range(1000, 1016)), "max_tokens": 1, "temperature": 0}).encode()
-    request = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
+    body = json.dumps(
+        {"model": model, "prompt": list(range(1000, 1016)), "max_tokens": 1, "temperature": 0}
+    ).encode()
+    request = urllib.request.Request(
+        f"{url}/v1/completions", body, {"Content-Type": "application/json"}
+    )
     urllib.request.urlopen(request).close()
 
 
-def load(server: Server, model: Path, concurrency: int, seed: int, file: Path) -> tuple[dict[str, Any], float]:
+def load(
+    server: Server, model: Path, concurrency: int, seed: int, file: Path
+) -> tuple[dict[str, Any], float]:
     """Let the client ask a server; return its figures, and the mean cores that others took."""
     sizes = ["--num-prompts", str(WAVES * concurrency), "--max-concurrency", str(concurrency)]
     lengths = ["--input-len", "64", "--output-len", "32", "--num-warmups", "0", "--seed", str(seed)]
     asked = ["--base-url", server.url, "--tokenizer", str(model), "--output-json", str(file)]
     server.child.resume()
-    own_s, all_s, began = machine.cpu_s(server.child.family()), machine.busy_s(), time.monotonic()
+    own_s = machine.cpu_s(server.child.family())
+    all_s = machine.busy_s()
+    began = time.monotonic()
     client_s = sum(os.times()[2:4])
-    subprocess.run([*COMMAND, "bench", "serve", *asked, *sizes, *lengths], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [*COMMAND, "bench", "serve", *asked, *sizes, *lengths],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     elapsed_s = time.monotonic() - began
     own_s = machine.cpu_s(server.child.family()) - own_s + sum(os.times()[2:4]) - client_s
     others = max(0.0, machine.busy_s() - all_s - own_s) / elapsed_s
@@ -129,11 +166,11 @@ def load(server: Server, model: Path, concurrency: int, seed: int, file: Path) -
 
 
 def table(runs: Sequence[Served], others: float) -> str:
-    """Return medians of the undisturbed runs, as Markdown; the last column is the engine against the best of the others."""
+    """Return medians of the undisturbed runs, as Markdown; the last column is the engine against
+    the best of the others.
+    """
     names = list(dict.fromkeys(run.server for run in runs))
-    text = (
-        f"| concurrency | figure | {' | '.join(names)} | engine / best |\n| --- | --- |{' ---: |' * (len(names) + 1)}\n"
-    )
+    text = f"| concurrency | figure | {' | '.join(names)} | engine / best |\n| --- | --- |{' ---: |' * (len(names) + 1)}\n"
     for concurrency in dict.fromkeys(run.concurrency for run in runs):
         for figure, title in FIGURES.items():
             found: dict[str, float] = {}
@@ -154,40 +191,71 @@ def table(runs: Sequence[Served], others: float) -> str:
 
 def main() -> None:
     """Serve, ask, write and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     Place.add_arguments(parser)
-    parser.add_argument("--only", type=lambda text: text.lower().split(","), default=[], help="names")
-    parser.add_argument("--concurrency", type=lambda text: [int(part) for part in text.split(",")], default=[8, 64])
+    parser.add_argument(
+        "--only", type=lambda text: text.lower().split(","), default=[], help="names"
+    )
+    parser.add_argument(
+        "--concurrency", type=lambda text: [int(part) for part in text.split(",")], default=[8, 64]
+    )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--others", type=float, default=0.3, help="cores that others may take beside a run that counts")
+    parser.add_argument(
+        "--others",
+        type=float,
+        default=0.3,
+        help="cores that others may take beside a run that counts",
+    )
     parser.add_argument("--out", type=Path, default=Path("peers-results"))
     given = parser.parse_args()
     unwind_on_terminate()
     given.out.mkdir(parents=True, exist_ok=True)
-    place, order = Place(given.models, given.peers, given.threads), random.Random(0)
+    place = Place(given.models, given.peers, given.threads)
+    order = random.Random(0)
     runs: list[Served] = []
     with ExitStack() as stack:
         running = []
         for contender, command in servers(place):
-            problem = place.lacking(contender) or (None if Path(command[0]).exists() else f"no {command[0]}")
+            problem = place.lacking(contender) or (
+                None if Path(command[0]).exists() else f"no {command[0]}"
+            )
             if problem or (given.only and contender.name.lower() not in given.only):
-                print(f"{contender.name} is not asked{f': {problem}' if problem else ''}", flush=True)
+                print(
+                    f"{contender.name} is not asked{f': {problem}' if problem else ''}", flush=True
+                )
                 continue
-            running.append(start(contender, command, place, given.out / f"serve_{contender.name}.log"))
+            running.append(
+                start(contender, command, place, given.out / f"serve_{contender.name}.log")
+            )
             stack.enter_context(running[-1].child)
-            print(f"{contender.name}: first token {running[-1].ready_s:.1f} s after its start", flush=True)
+            print(
+                f"{contender.name}: first token {running[-1].ready_s:.1f} s after its start",
+                flush=True,
+            )
             load(running[-1], given.models / CHECKPOINT, 8, 1000, given.out / "client.json")
         for number in range(given.rounds):
             for concurrency in given.concurrency:
                 order.shuffle(running)
                 for server in running:
                     found, others = load(
-                        server, given.models / CHECKPOINT, concurrency, number, given.out / "client.json"
+                        server,
+                        given.models / CHECKPOINT,
+                        concurrency,
+                        number,
+                        given.out / "client.json",
                     )
                     figures = {name: found[name] for name in FIGURES}
                     runs.append(Served(server.child.name, concurrency, number, figures, others))
-                    print(f"round {number + 1}, {concurrency} at once, {server.child.name}: {figures}", flush=True)
-            (given.out / "served.json").write_text(json.dumps([asdict(run) for run in runs], indent=1) + "\n")
+                    print(
+                        f"round {number + 1}, {concurrency} at once, {server.child.name}: "
+                        f"{figures}",
+                        flush=True,
+                    )
+            (given.out / "served.json").write_text(
+                json.dumps([asdict(run) for run in runs], indent=1) + "\n"
+            )
     text = table(runs, given.others)
     (given.out / "served.md").write_text(text)
     print(text)

@@ -1,10 +1,13 @@
-"""Decoding beside busy loops: how much of its fair share of the cores each engine makes use of, and how even its steps are.
+"""Decoding beside busy loops: how much of its fair share of the cores each engine makes use of, and
+how even its steps are.
 
-One stream decodes alone, then beside one, two and four processes that do nothing but run. With as many threads as cores, each
-of `threads + loops` gets an equal part of the cores; the rate alone times that part is the fair share. Step times are those
-between tokens, the first left out. Engines take turns; all but one are stopped. Writes shared_cores.json and shared_cores.md.
+One stream decodes alone, then beside one, two and four processes that do nothing but run. With as
+many threads as cores, each of `threads + loops` gets an equal part of the cores; the rate alone
+times that part is the fair share. Step times are those between tokens, the first left out. Engines
+take turns; all but one are stopped. Writes shared_cores.json and shared_cores.md.
 
-Run: python -m benchmarks.peers.shared_cores --models FOLDER --peers FOLDER [--only NAME,NAME] [--rounds N]
+Run: python -m benchmarks.peers.shared_cores --models FOLDER --peers FOLDER [--only NAME,NAME]
+[--rounds N]
 """
 
 from __future__ import annotations
@@ -73,41 +76,58 @@ def decode(child: Child, task: Task, loops: int, number: int) -> Shared:
     if len(times) != task.output:
         raise SystemExit(f"{child.name} made {len(times)} tokens, not {task.output}.")
     steps_s = [after - before for before, after in pairwise(times)]
-    return Shared(child.name, loops, number, steps_s, max(0.0, answer.others - loops_s / answer.elapsed_s))
+    return Shared(
+        child.name, loops, number, steps_s, max(0.0, answer.others - loops_s / answer.elapsed_s)
+    )
 
 
 def table(runs: Sequence[Shared], threads: int, cores: int, others: float) -> str:
     """Return medians of the undisturbed rounds, as Markdown."""
-    text = "| | loops | tokens/s | of its rate alone | of its fair share | p99 step / median step |\n"
+    text = (
+        "| | loops | tokens/s | of its rate alone | of its fair share | p99 step / median step |\n"
+    )
     text += "| --- | ---: | ---: | ---: | ---: | ---: |\n"
     for name in dict.fromkeys(run.contender for run in runs):
         alone = 0.0
         for loops in sorted({run.loops for run in runs}):
             every_run = [run for run in runs if (run.contender, run.loops) == (name, loops)]
-            mine = [run.steps_s for run in every_run if run.others <= others] or [run.steps_s for run in every_run]
+            mine = [run.steps_s for run in every_run if run.others <= others] or [
+                run.steps_s for run in every_run
+            ]
             rate = statistics.median(len(steps) / sum(steps) for steps in mine)
             alone = alone or rate
             every = sorted(step for steps in mine for step in steps)
             uneven = every[int(0.99 * (len(every) - 1))] / statistics.median(every)
-            kept, fair = rate / alone, fair_share(threads, cores, loops)
+            kept = rate / alone
+            fair = fair_share(threads, cores, loops)
             text += f"| {name} | {loops} | {rate:.1f} | {kept:.0%} | {kept / fair:.0%} | {uneven:.1f} |\n"
     return text
 
 
 def main() -> None:
     """Measure, write and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     Place.add_arguments(parser)
     parser.add_argument("--only", type=lambda text: text.split(","), default=["engine", "openvino"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--others", type=float, default=0.3, help="cores that others may take beside a run that counts")
-    parser.add_argument("--engine", type=json.loads, default={}, help="options of this engine as JSON")
+    parser.add_argument(
+        "--others",
+        type=float,
+        default=0.3,
+        help="cores that others may take beside a run that counts",
+    )
+    parser.add_argument(
+        "--engine", type=json.loads, default={}, help="options of this engine as JSON"
+    )
     parser.add_argument("--out", type=Path, default=Path("peers-results"))
     given = parser.parse_args()
     unwind_on_terminate()
     given.out.mkdir(parents=True, exist_ok=True)
-    place, order = Place(given.models, given.peers, given.threads), random.Random(0)
+    place = Place(given.models, given.peers, given.threads)
+    order = random.Random(0)
     task = Task("s", "one stream", 1, 64, given.tokens)
     runs: list[Shared] = []
     with ExitStack() as stack:
@@ -128,10 +148,13 @@ def main() -> None:
                     runs.append(decode(child, task, loops, number))
                     rate = len(runs[-1].steps_s) / sum(runs[-1].steps_s)
                     print(
-                        f"round {number + 1}, {loops} loops, {child.name}: {rate:.1f} tokens/s (others {runs[-1].others:.2f})",
+                        f"round {number + 1}, {loops} loops, {child.name}: {rate:.1f} tokens/s "
+                        f"(others {runs[-1].others:.2f})",
                         flush=True,
                     )
-            (given.out / "shared_cores.json").write_text(json.dumps([asdict(run) for run in runs]) + "\n")
+            (given.out / "shared_cores.json").write_text(
+                json.dumps([asdict(run) for run in runs]) + "\n"
+            )
     text = table(runs, given.threads, machine.describe()["cores"], given.others)
     (given.out / "shared_cores.md").write_text(text)
     print(text)

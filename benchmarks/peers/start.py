@@ -1,4 +1,5 @@
-"""From the start of a process to its first token, and the memory it then has: whole processes one after the other, in turns.
+"""From the start of a process to its first token, and the memory it then has: whole processes one
+after the other, in turns.
 
 Each generates one token from 16; the files are in the page cache. Prints medians.
 Run: python -m benchmarks.peers.start --models FOLDER --peers FOLDER [--only NAME,NAME] [--rounds N]
@@ -17,22 +18,32 @@ from benchmarks.peers.contenders import Contender, Place, choose, contenders
 
 
 def start(contender: Contender, place: Place, log: Path) -> tuple[float, int]:
-    """Start a contender once; return the seconds until its first token and the bytes of memory then."""
+    """Start a contender once; return the seconds until its first token and the bytes of memory
+    then.
+    """
     with Child(contender.name, place.command(contender), log, place.env(contender)) as child:
         return child.hear_s(), child.pss_bytes()
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     Place.add_arguments(parser)
-    parser.add_argument("--only", type=lambda text: text.split(","), default=[], help="beginnings of names")
+    parser.add_argument(
+        "--only", type=lambda text: text.split(","), default=[], help="beginnings of names"
+    )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--engine", type=json.loads, default={}, help="options of this engine as JSON")
+    parser.add_argument(
+        "--engine", type=json.loads, default={}, help="options of this engine as JSON"
+    )
     given = parser.parse_args()
     unwind_on_terminate()
     place = Place(given.models, given.peers, given.threads)
-    chosen = [c for c in choose(contenders({16: given.engine}), [16], given.only) if not place.lacking(c)]
+    chosen = [
+        c for c in choose(contenders({16: given.engine}), [16], given.only) if not place.lacking(c)
+    ]
     starts: dict[str, list[tuple[float, int]]] = {contender.name: [] for contender in chosen}
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(given.rounds):

@@ -1,4 +1,6 @@
-"""The table of a comparison: a row for each figure of a task, a column for each contender, the limit and two ratios beside."""
+"""The table of a comparison: a row for each figure of a task, a column for each contender, the
+limit and two ratios beside.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ def tables(results: Results, shape: Shape, others: float) -> str:
     parts = [_conditions(results, others)]
     for width in sorted(set(bits.values()), reverse=True):
         names = [name for name in bits if bits[name] == width]
-        parts += [f"## Weights of {width} bits\n", _table(found, results.median_rates(others), shape, names, width)]
+        parts += [
+            f"## Weights of {width} bits\n",
+            _table(found, results.median_rates(others), shape, names, width),
+        ]
     if gains := _gains(found, bits):
         parts.append(gains)
     parts.append(_starts(results, shape))
@@ -27,10 +32,13 @@ def tables(results: Results, shape: Shape, others: float) -> str:
 
 def _conditions(results: Results, others: float) -> str:
     about = ", ".join(f"{name} {value}" for name, value in results.machine.items())
-    products = ", ".join(f"{kind} {rate / 1e9:.0f}" for kind, rate in results.products(others).items())
+    products = ", ".join(
+        f"{kind} {rate / 1e9:.0f}" for kind, rate in results.products(others).items()
+    )
     read = results.median_rates(others).read_bytes_s / 1e9
     return (
-        f"{about}.\nMeasured in the same run, medians of {len(results.kept_rates(others))} of {len(results.rates)} rounds: reads {read:.1f} GB/s; multiplies "
+        f"{about}.\nMeasured in the same run, medians of {len(results.kept_rates(others))} of "
+        f"{len(results.rates)} rounds: reads {read:.1f} GB/s; multiplies "
         f"bfloat16 (GFLOP/s): {products}.\n"
     )
 
@@ -40,7 +48,11 @@ def _row(*cells: str) -> str:
 
 
 def _table(
-    found: Mapping[tuple[str, str], Mapping[str, Median]], rates: Rates, shape: Shape, names: list[str], bits: int
+    found: Mapping[tuple[str, str], Mapping[str, Median]],
+    rates: Rates,
+    shape: Shape,
+    names: list[str],
+    bits: int,
 ) -> str:
     text = _row("work", "figure", *names, "limit", "engine / best peer", "engine / limit")
     text += _row("---", "---", *["---:"] * (len(names) + 3))
@@ -50,9 +62,14 @@ def _table(
             continue
         limit = limit_figures(TASKS[key], shape, rates, bits)[figure]
         own = next((shown[name].value for name in shown if name.startswith(OURS)), None)
-        against = [ratio(figure, own, m.value) for n, m in shown.items() if own and not n.startswith(OURS)]
+        against = [
+            ratio(figure, own, m.value) for n, m in shown.items() if own and not n.startswith(OURS)
+        ]
         cells = [_cell(shown.get(name)) for name in names]
-        last = [f"{min(against):.2f}" if against else "", f"{ratio(figure, own, limit):.2f}" if own else ""]
+        last = [
+            f"{min(against):.2f}" if against else "",
+            f"{ratio(figure, own, limit):.2f}" if own else "",
+        ]
         text += _row(TASKS[key].about, figure, *cells, f"{limit:.1f}", *last)
     return text
 
@@ -85,14 +102,26 @@ def _gains(found: Mapping[tuple[str, str], Mapping[str, Median]], bits: Mapping[
 
 def _starts(results: Results, shape: Shape) -> str:
     text = "## Start and memory\n\n"
-    text += _row("", "first token after, s", "memory then, MB", "memory at the end, MB", "end / (weights + cache)")
+    text += _row(
+        "",
+        "first token after, s",
+        "memory then, MB",
+        "memory at the end, MB",
+        "end / (weights + cache)",
+    )
     text += _row("---", *["---:"] * 4)
     for start in results.starts:
         end = results.final_pss_bytes.get(start.contender, start.pss_bytes)
         should = shape.weight_bytes(start.bits) + (KV_GB << 30)
-        cells = f"{start.first_token_s:.1f}", f"{start.pss_bytes / 1e6:.0f}", f"{end / 1e6:.0f}", f"{end / should:.2f}"
+        cells = (
+            f"{start.first_token_s:.1f}",
+            f"{start.pss_bytes / 1e6:.0f}",
+            f"{end / 1e6:.0f}",
+            f"{end / should:.2f}",
+        )
         text += _row(start.contender, *cells)
     return (
         text
-        + f"\nEach cache may hold {KV_GB} GB of keys and values. Memory is shared out among those that share it (PSS).\n"
+        + f"\nEach cache may hold {KV_GB} GB of keys and values. Memory is shared out among those "
+        "that share it (PSS).\n"
     )

@@ -1,4 +1,6 @@
-"""The work that every engine gets: prompts as token ids, made from seeds, and the figures that its times give."""
+"""The work that every engine gets: prompts as token ids, made from seeds, and the figures that its
+times give.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,10 @@ WARM_UP: Final = Task("warm", "4 requests, 64 in, 8 out", 4, 64, 8)
 
 
 def make_prompts(task: Task, seed: int) -> list[list[int]]:
-    """Return the prompts of a task. Another seed shares nothing with them, so no prefix cache carries over."""
+    """Return the prompts of a task.
+
+    Another seed shares nothing with them, so no prefix cache carries over.
+    """
     source = random.Random(f"{task.key} {seed}")
     shared = source.choices(TOKENS, k=task.shared)
     return [shared + source.choices(TOKENS, k=task.prompt) for _ in range(task.requests)]
@@ -59,7 +64,11 @@ def figures(task: Task, whole_s: float, first_s: float | None = None) -> dict[st
     if first_s is not None:
         decoded = task.requests * (task.output - 1)
         rate = decoded / max(whole_s - first_s, 1e-9)
-        return {FIRST_MS: 1e3 * first_s, "decode, tokens/s": rate} if task.requests == 1 else {"decode, tokens/s": rate}
+        return (
+            {FIRST_MS: 1e3 * first_s, "decode, tokens/s": rate}
+            if task.requests == 1
+            else {"decode, tokens/s": rate}
+        )
     if task.output == 1:
         return {"prompt tokens/s": task.requests * (task.shared + task.prompt) / whole_s}
     return {"tokens/s": task.requests * task.output / whole_s}

@@ -1,11 +1,14 @@
-"""How much faster one stream is with rounded weights than with the checkpoint's own, in turns of neighbouring processes.
+"""How much faster one stream is with rounded weights than with the checkpoint's own, in turns of
+neighbouring processes.
 
-Run on a machine that does nothing else, with the model of `benchmarks/peers/make_model.py` or any other:
+Run on a machine that does nothing else, with the model of `benchmarks/peers/make_model.py` or any
+other:
 
-    python -m benchmarks.quantization.decode MODELS/qwen3-0.6b [--methods int8 int4] [--threads 2] [--rounds 5]
+    python -m benchmarks.quantization.decode MODELS/qwen3-0.6b [--methods int8 int4] [--threads 2]
+    [--rounds 5]
 
-Prints each turn's tokens a second behind the first, then each method's median, and the median of its ratios to the
-checkpoint's own weights in the same round.
+Prints each turn's tokens a second behind the first, then each method's median, and the median of
+its ratios to the checkpoint's own weights in the same round.
 """
 
 from __future__ import annotations
@@ -21,7 +24,8 @@ from benchmarks.peers.child import Child, unwind_on_terminate
 
 DRIVER = Path(__file__).parents[1] / "peers" / "drivers" / "run_engine.py"
 PLAIN = "plain"
-PROMPT_TOKENS, NEW_TOKENS = 16, 64
+PROMPT_TOKENS = 16
+NEW_TOKENS = 64
 
 
 def rate(child: Child, salt: int) -> float:
@@ -45,7 +49,9 @@ def start(name: str, model: Path, threads: int, logs: Path) -> Child:
 
 def main() -> None:
     """Measure, and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", type=Path)
     parser.add_argument("--methods", nargs="*", default=["int8", "int4"])
     parser.add_argument("--threads", type=int, default=2)
@@ -66,7 +72,10 @@ def main() -> None:
                     child.pause()
                     if turn:
                         rates[name].append(found)
-                    print(f"{f'round {turn}' if turn else 'warming up'}: {name}: {found:.1f}", flush=True)
+                    print(
+                        f"{f'round {turn}' if turn else 'warming up'}: {name}: {found:.1f}",
+                        flush=True,
+                    )
         finally:
             for child in children.values():
                 child.close()

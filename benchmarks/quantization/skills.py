@@ -1,6 +1,8 @@
-"""Scores the demo model, rounded while it loads, beside itself: how many points each number of bits costs.
+"""Scores the demo model, rounded while it loads, beside itself: how many points each number of bits
+costs.
 
-    python benchmarks/quantization/skills.py [--items 60] [--methods int8 int4 fp8] [--model FOLDER ...]
+    python benchmarks/quantization/skills.py [--items 60] [--methods int8 int4 fp8] [--model FOLDER
+    ...]
 
 `--model` adds checkpoints of it that are stored quantized, as `engine quantize` writes them.
 """
@@ -35,16 +37,23 @@ def row(name: str, found: dict[str, float]) -> str:
 
 def main() -> None:
     """Print a table, line by line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--items", type=int, default=60, help="items per skill")
     parser.add_argument("--methods", nargs="*", default=["int8", "int4", "fp8"])
-    parser.add_argument("--model", action="append", default=[], help="a quantized checkpoint; may be repeated")
+    parser.add_argument(
+        "--model", action="append", default=[], help="a quantized checkpoint; may be repeated"
+    )
     arguments = parser.parse_args()
     items = [item for skill in SKILLS for item in evaluation_items(skill, 0, arguments.items)]
     print(f"| | {' | '.join(SKILLS)} | mean |\n| --- |{' ---: |' * (len(SKILLS) + 1)}")
     print(row("shipped", totals(str(SHIPPED), items)), flush=True)
     for name in arguments.methods:
-        print(row(f"`--quantization {name}`", totals(str(SHIPPED), items, quantization=name)), flush=True)
+        print(
+            row(f"`--quantization {name}`", totals(str(SHIPPED), items, quantization=name)),
+            flush=True,
+        )
     for folder in arguments.model:
         print(row(Path(folder).name, totals(folder, items)), flush=True)
 

@@ -1,7 +1,8 @@
 """Time from logits to tokens: the part of a worker's step that is not the model, on one thread.
 
-Run: `python benchmarks/sampling/bench_sampling.py [vocabulary ...]`. Prints milliseconds per step, the best of
-several, for rows that all have the same parameters; the copy of the logits that each step needs is included.
+Run: `python benchmarks/sampling/bench_sampling.py [vocabulary ...]`. Prints milliseconds per step,
+the best of several, for rows that all have the same parameters; the copy of the logits that each
+step needs is included.
 """
 
 from __future__ import annotations
@@ -69,7 +70,9 @@ def measure(rows: int, vocab_size: int, params: dict[str, Any], steps: int = 30)
     names = list(range(rows))
     fastest = float("inf")
     for step in range(steps):
-        plan = StepPlan(step, [], new if step == 0 else [], [], names, [2 + step] * rows, [1] * rows, names)
+        plan = StepPlan(
+            step, [], new if step == 0 else [], [], names, [2 + step] * rows, [1] * rows, names
+        )
         inputs = batch.take(plan)
         batch.enter(inputs)
         for row in plan.new:

@@ -1,4 +1,5 @@
-"""Writes the recorded chunks of one stream to every client, one write each: as little as a server can do. uvloop if installed.
+"""Writes the recorded chunks of one stream to every client, one write each: as little as a server
+can do. uvloop if installed.
 
 Run: python benchmarks/serving/bare_writer.py SECONDS_BETWEEN_CHUNKS RECORDED; prints its port.
 """
@@ -42,7 +43,9 @@ class Bare(asyncio.Protocol):
 async def bare(pause_s: float, head: bytes, chunks: list[bytes]) -> None:
     """Write each stream its next chunk, all of them in turn, at a pace."""
     streams: dict[Bare, int] = {}
-    server = await asyncio.get_running_loop().create_server(lambda: Bare(head, streams), HOST, 0, backlog=2048)
+    server = await asyncio.get_running_loop().create_server(
+        lambda: Bare(head, streams), HOST, 0, backlog=2048
+    )
     print(server.sockets[0].getsockname()[1], flush=True)
     due_s = time.monotonic()
     while True:

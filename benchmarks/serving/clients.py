@@ -1,4 +1,7 @@
-"""Many readers of event streams in one process: opens them, reads what comes, counts events. Costs the server nothing."""
+"""Many readers of event streams in one process: opens them, reads what comes, counts events.
+
+Costs the server nothing.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 POLL_S: Final = 0.005
-"""Between two looks. A client that waits is woken by each write, at the writer's cost; many together rarely wait."""
+"""Between two looks.
+
+A client that waits is woken by each write, at the writer's cost; many together rarely wait.
+"""
 
 
 @dataclass
@@ -50,7 +56,9 @@ class Reader:
         return not data or self.is_whole
 
 
-def read_all(host: str, port: int, path: str, body: bytes, num_streams: int, *, keep: bool = False) -> list[Reader]:
+def read_all(
+    host: str, port: int, path: str, body: bytes, num_streams: int, *, keep: bool = False
+) -> list[Reader]:
     """Open streams and read them to their ends; with `keep` the first one keeps what it reads."""
     request = Reader.asking(host, path, body)
     readers = [Reader(socket.create_connection((host, port))) for _ in range(num_streams)]
@@ -76,7 +84,12 @@ def main() -> None:
     body = json.dumps(given["body"]).encode()
     began_s = time.monotonic()
     readers = read_all(
-        given["host"], given["port"], given["path"], body, given["streams"], keep=given.get("keep", False)
+        given["host"],
+        given["port"],
+        given["path"],
+        body,
+        given["streams"],
+        keep=given.get("keep", False),
     )
     found = {
         "seconds": time.monotonic() - began_s,

@@ -1,11 +1,14 @@
-"""What a streamed chunk costs the process that answers HTTP, beside a bare writer of the same bytes and plain FastAPI.
+"""What a streamed chunk costs the process that answers HTTP, beside a bare writer of the same bytes
+and plain FastAPI.
 
-The engine is a mock: scheduler and engine process are real, tokens are random and come at a pace, so that each is an event of
-its own (the server joins those that come faster than it writes; `--pace 0` shows how many tokens it sends then).
-512 streams of 128 tokens by default. Costs are processor time of the serving process, its kernel's included; what it
-takes to begin as many requests is measured with streams of one token, and taken off. Sides take turns.
+The engine is a mock: scheduler and engine process are real, tokens are random and come at a pace,
+so that each is an event of its own (the server joins those that come faster than it writes; `--pace
+0` shows how many tokens it sends then). 512 streams of 128 tokens by default. Costs are processor
+time of the serving process, its kernel's included; what it takes to begin as many requests is
+measured with streams of one token, and taken off. Sides take turns.
 
-Run: python benchmarks/serving/front_end.py [--streams N] [--tokens N] [--pace STEPS_PER_SECOND] [--rounds N] [--route chat]
+Run: python benchmarks/serving/front_end.py [--streams N] [--tokens N] [--pace STEPS_PER_SECOND]
+[--rounds N] [--route chat]
 """
 
 from __future__ import annotations
@@ -26,7 +29,12 @@ from pathlib import Path
 from typing import Any, Final
 
 HERE: Final = Path(__file__).parent
-ENGINE: Final = (sys.executable, "-P", "-c", "import sys; from core.cli.main import main; sys.exit(main())")
+ENGINE: Final = (
+    sys.executable,
+    "-P",
+    "-c",
+    "import sys; from core.cli.main import main; sys.exit(main())",
+)
 TARGETS: Final = {"bare": 0.6, "fastapi": 4.0}
 ROUTES: Final = {
     "completions": {"prompt": "a b c"},
@@ -60,9 +68,18 @@ class Server:
 @contextmanager
 def ours(args: argparse.Namespace, *flags: str) -> Iterator[Server]:
     """Serve the demo model's tokenizer in front of the mock engine."""
-    rows, blocks = args.streams, args.streams * (4 + args.tokens // 16)
-    sizes = [f"--max-num-seqs={rows}", f"--num-gpu-blocks-override={blocks}", f"--max-model-len={args.tokens + 128}"]
-    mock = [f"--plugins=+{HERE / 'mock_engine.py'}", "--distributed-executor-backend=mock", "--fair-rows=0"]
+    rows = args.streams
+    blocks = args.streams * (4 + args.tokens // 16)
+    sizes = [
+        f"--max-num-seqs={rows}",
+        f"--num-gpu-blocks-override={blocks}",
+        f"--max-model-len={args.tokens + 128}",
+    ]
+    mock = [
+        f"--plugins=+{HERE / 'mock_engine.py'}",
+        "--distributed-executor-backend=mock",
+        "--fair-rows=0",
+    ]
     pace = [f"--mock-steps-per-second={args.pace}"] if args.pace else []
     quiet = ["--disable-uvicorn-access-log", "--log-level=error", "--uvicorn-log-level=error"]
     command = [*ENGINE, "serve", "--port=0", *mock, *pace, *sizes, *quiet, *flags]
@@ -95,19 +112,31 @@ def _started(command: list[str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
 def _serving(parent: int) -> int:
     """Return the process that answers HTTP: the parent's child of that name, or itself."""
     children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    return next((int(pid) for pid in children if "api" in Path(f"/proc/{pid}/comm").read_text()), parent)
+    return next(
+        (int(pid) for pid in children if "api" in Path(f"/proc/{pid}/comm").read_text()), parent
+    )
 
 
-def ask(server: Server, args: argparse.Namespace, num_tokens: int, *, keep: bool = False) -> dict[str, Any]:
+def ask(
+    server: Server, args: argparse.Namespace, num_tokens: int, *, keep: bool = False
+) -> dict[str, Any]:
     """Read all streams; return what came, with the processor time that it cost the server."""
     most = "max_output_tokens" if args.route == "responses" else "max_tokens"
     body = {**ROUTES[args.route], most: num_tokens, "ignore_eos": True, "stream": True}
     given = {"host": "127.0.0.1", "port": server.port, "path": PATHS[args.route], "body": body}
-    command = [sys.executable, str(HERE / "clients.py"), json.dumps({**given, "streams": args.streams, "keep": keep})]
+    command = [
+        sys.executable,
+        str(HERE / "clients.py"),
+        json.dumps({**given, "streams": args.streams, "keep": keep}),
+    ]
     before_s = server.cpu_s()
-    found: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    found: dict[str, Any] = json.loads(
+        subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    )
     if found["complete"] != args.streams:
-        raise SystemExit(f"{args.streams - found['complete']} of {args.streams} streams are not complete")
+        raise SystemExit(
+            f"{args.streams - found['complete']} of {args.streams} streams are not complete"
+        )
     return found | {"cpu_s": server.cpu_s() - before_s}
 
 
@@ -115,7 +144,11 @@ def record(server: Server, args: argparse.Namespace, file: Path) -> None:
     """Write what one stream of ours is made of: its head, its chunks, its texts."""
     kept = ask(server, args, args.tokens, keep=True)["kept"]
     head, _, body = kept.partition("\r\n\r\n")
-    chunks = [each for each in re.findall(r"[0-9a-f]+\r\n.*?\r\n(?=[0-9a-f]+\r\n|$)", body, re.DOTALL) if each]
+    chunks = [
+        each
+        for each in re.findall(r"[0-9a-f]+\r\n.*?\r\n(?=[0-9a-f]+\r\n|$)", body, re.DOTALL)
+        if each
+    ]
     events = [json.loads(found) for found in re.findall(r"data: ({.*})", body)]
     texts = [choice.get("text", "") for event in events for choice in event.get("choices", ())]
     file.write_text(json.dumps({"head": f"{head}\r\n\r\n", "chunks": chunks, "texts": texts}))
@@ -123,7 +156,9 @@ def record(server: Server, args: argparse.Namespace, file: Path) -> None:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--streams", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--pace", type=float, default=15.0, help="steps a second; 0: no limit")
@@ -136,7 +171,10 @@ def main() -> None:
         recorded = Path(folder) / "recorded.json"
         record(server, args, recorded)
         with ExitStack() as peers:
-            sides = {"ours": server, "bare": peers.enter_context(peer("bare_writer", args, recorded))}
+            sides = {
+                "ours": server,
+                "bare": peers.enter_context(peer("bare_writer", args, recorded)),
+            }
             if args.route == "completions":  # which is the one that is written with FastAPI, too
                 sides["fastapi"] = peers.enter_context(peer("plain_fastapi", args, recorded))
             for _ in range(args.rounds):
@@ -152,19 +190,33 @@ def measure(name: str, side: Server, args: argparse.Namespace) -> float:
     events = found["events"] - begun["events"]
     cost_us = 1e6 * (found["cpu_s"] - begun["cpu_s"]) / events
     joined = args.streams * args.tokens / found["events"]
-    print(f"{name:>8} {cost_us:6.1f} us a chunk, {joined:.2f} tokens in each; {found['seconds']:.1f} s", flush=True)
+    print(
+        f"{name:>8} {cost_us:6.1f} us a chunk, {joined:.2f} tokens in each; {found['seconds']:.1f} "
+        "s",
+        flush=True,
+    )
     return cost_us
 
 
 def show(costs: dict[str, list[float]], args: argparse.Namespace) -> None:
     """Print medians and the two ratios."""
     middle = {name: statistics.median(found) for name, found in costs.items()}
-    print(f"{args.streams} streams of {args.tokens} tokens over {PATHS[args.route]}, medians of {args.rounds}")
+    print(
+        f"{args.streams} streams of {args.tokens} tokens over {PATHS[args.route]}, medians of "
+        f"{args.rounds}"
+    )
     for name, cost_us in middle.items():
-        print(f"{name:>8} {cost_us:6.1f} us a chunk: {1e6 / cost_us:9,.0f} chunks a second of a core")
-    print(f"share of the bare writer: {middle['bare'] / middle['ours']:.2f} (aim: {TARGETS['bare']})")
+        print(
+            f"{name:>8} {cost_us:6.1f} us a chunk: {1e6 / cost_us:9,.0f} chunks a second of a core"
+        )
+    print(
+        f"share of the bare writer: {middle['bare'] / middle['ours']:.2f} (aim: {TARGETS['bare']})"
+    )
     if "fastapi" in middle:
-        print(f"times plain FastAPI: {middle['fastapi'] / middle['ours']:.2f} (aim: {TARGETS['fastapi']})")
+        print(
+            f"times plain FastAPI: {middle['fastapi'] / middle['ours']:.2f} (aim: "
+            f"{TARGETS['fastapi']})"
+        )
 
 
 if __name__ == "__main__":

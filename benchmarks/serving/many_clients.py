@@ -1,10 +1,11 @@
-"""What many clients at once, slow ones, and those that leave may do to a server, each as a figure. The engine is the mock.
+"""What many clients at once, slow ones, and those that leave may do to a server, each as a figure.
+The engine is the mock.
 
-streams  1,000 streams at once, each with a connection of its own: how many are complete
-busy     the same beside four processes that compute all the time, with fewer clients
-slow     1,000 clients that read a byte a second: memory of the process that answers HTTP
-leave    clients that leave in the middle: steps planned with their rows between the close and the abort
-drain    SIGTERM with 200 open streams: how many are complete, and what new requests are told
+streams  1,000 streams at once, each with a connection of its own: how many are complete busy
+the same beside four processes that compute all the time, with fewer clients slow     1,000 clients
+that read a byte a second: memory of the process that answers HTTP leave    clients that leave in
+the middle: steps planned with their rows between the close and the abort drain    SIGTERM with 200
+open streams: how many are complete, and what new requests are told
 
 Run: python benchmarks/serving/many_clients.py [streams busy slow leave drain] [--seconds N]
 Exit status 1 where something was lost.
@@ -53,19 +54,25 @@ def serving(streams: int, tokens: int, pace: float, *flags: str) -> Iterator[Ser
         yield server
 
 
-def streams(args: argparse.Namespace, num: int = 1000, tokens: int = 100, pace: float = 5.0) -> bool:
+def streams(
+    args: argparse.Namespace, num: int = 1000, tokens: int = 100, pace: float = 5.0
+) -> bool:
     """Open all at once; count those that came whole."""
     with serving(num, tokens, pace) as server:
-        began_s, cpu_s = time.monotonic(), server.cpu_s()
+        began_s = time.monotonic()
+        cpu_s = server.cpu_s()
         readers = read_all(HOST, server.port, PATH, body(tokens), num)
-        took_s, cpu_s = time.monotonic() - began_s, server.cpu_s() - cpu_s
+        took_s = time.monotonic() - began_s
+        cpu_s = server.cpu_s() - cpu_s
         health = httpx.get(f"http://{HOST}:{server.port}/health").json()
     whole = sum(reader.is_whole for reader in readers)
     print(
-        f"streams: {whole} of {num} whole, {num * tokens} tokens in {took_s:.1f} s ({tokens / pace:.0f} at the engine's pace)"
+        f"streams: {whole} of {num} whole, {num * tokens} tokens in {took_s:.1f} s "
+        f"({tokens / pace:.0f} at the engine's pace)"
     )
     print(
-        f"  processor time of the API process: {1e6 * cpu_s / (num * tokens):.1f} us a token; restarts: {health['restarts']}"
+        f"  processor time of the API process: {1e6 * cpu_s / (num * tokens):.1f} us a token; "
+        f"restarts: {health['restarts']}"
     )
     return whole == num and health["restarts"] == 0
 
@@ -83,7 +90,9 @@ def busy(args: argparse.Namespace) -> bool:
 
 
 def slow(args: argparse.Namespace, num: int = 1000, tokens: int = LONG) -> bool:
-    """Let clients read a byte a second while more and more waits for them; others are served beside."""
+    """Let clients read a byte a second while more and more waits for them; others are served
+    beside.
+    """
     with serving(num + 8, tokens, 100.0, "--stream-stall-timeout=60") as server:
         before = _resident_bytes(server.pid)
         request = Reader.asking(HOST, PATH, body(tokens))
@@ -94,7 +103,9 @@ def slow(args: argparse.Namespace, num: int = 1000, tokens: int = LONG) -> bool:
             connection.connect((HOST, server.port))
             connection.sendall(request)
             connections.append(connection)
-        until_s, seen, waits_s = time.monotonic() + args.seconds, [before], []
+        until_s = time.monotonic() + args.seconds
+        seen = [before]
+        waits_s = []
         while time.monotonic() < until_s:
             for connection in connections:
                 connection.recv(1)
@@ -109,8 +120,14 @@ def slow(args: argparse.Namespace, num: int = 1000, tokens: int = LONG) -> bool:
             connection.close()
     grown = (max(seen) - before) / num / 1024
     late = (seen[-1] - seen[len(seen) // 2]) / num / 1024
-    print(f"slow: {num} readers of a byte a second for {args.seconds:g} s: memory +{grown:.0f} KiB a reader at most,")
-    print(f"  {late:+.1f} KiB in the second half; others were answered in {statistics.median(waits_s):.2f} s (median)")
+    print(
+        f"slow: {num} readers of a byte a second for {args.seconds:g} s: memory +{grown:.0f} KiB a "
+        "reader at most,"
+    )
+    print(
+        f"  {late:+.1f} KiB in the second half; others were answered in "
+        f"{statistics.median(waits_s):.2f} s (median)"
+    )
     return grown < 256
 
 
@@ -119,9 +136,13 @@ def _resident_bytes(pid: int) -> int:
 
 
 def leave(args: argparse.Namespace, num: int = 200, pace: float = 25.0) -> bool:
-    """Close streams one after the other; count the steps that were planned until the engine was told."""
+    """Close streams one after the other; count the steps that were planned until the engine was
+    told.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        journal, closed_s, draw = Path(folder) / "journal", [], random.Random(0)
+        journal = Path(folder) / "journal"
+        closed_s = []
+        draw = random.Random(0)
         with serving(num, LONG, pace, f"--journal={journal}") as server:
             request = Reader.asking(HOST, PATH, body(LONG))
             connections = [socket.create_connection((HOST, server.port)) for _ in range(num)]
@@ -135,21 +156,28 @@ def leave(args: argparse.Namespace, num: int = 200, pace: float = 25.0) -> bool:
                 connection.close()
             while httpx.get(f"http://{HOST}:{server.port}/health").json()["running"]:
                 time.sleep(0.05)
-        aborted_s, planned_s = _times(journal, "abort"), _times(journal, "plan")
-    steps = [sum(a <= at <= b for at in planned_s) for a, b in zip(closed_s, aborted_s, strict=True)]
+        aborted_s = _times(journal, "abort")
+        planned_s = _times(journal, "plan")
+    steps = [
+        sum(a <= at <= b for at in planned_s) for a, b in zip(closed_s, aborted_s, strict=True)
+    ]
     waits_ms = sorted(1e3 * (b - a) for a, b in zip(closed_s, aborted_s, strict=True))
     print(
-        f"leave: {num} clients, a step every {1e3 / pace:.0f} ms: {max(steps)} steps planned at most between close and abort,"
+        f"leave: {num} clients, a step every {1e3 / pace:.0f} ms: {max(steps)} steps planned at "
+        "most between close and abort,"
     )
     print(
-        f"  {statistics.mean(steps):.2f} on average; {statistics.median(waits_ms):.1f} ms (median), {waits_ms[-1]:.1f} ms at most"
+        f"  {statistics.mean(steps):.2f} on average; {statistics.median(waits_ms):.1f} ms "
+        f"(median), {waits_ms[-1]:.1f} ms at most"
     )
     return max(steps) <= 2  # one may be planned already, one while the server sees the close
 
 
 def _times(journal: Path, kind: str) -> list[float]:
     """Return when calls of a kind were written down."""
-    data, at, found = journal.read_bytes(), 0, []
+    data = journal.read_bytes()
+    at = 0
+    found = []
     while at + 4 <= len(data):
         size = int.from_bytes(data[at : at + 4], "little")
         frame: Any = msgspec.msgpack.decode(data[at + 4 : at + 4 + size])
@@ -163,7 +191,9 @@ def drain(args: argparse.Namespace, num: int = 200, tokens: int = 100, pace: flo
     """Send SIGTERM in the middle of all; ask for more."""
     with serving(num, tokens, pace) as server:
         found: list[Reader] = []
-        reading = threading.Thread(target=lambda: found.extend(read_all(HOST, server.port, PATH, body(tokens), num)))
+        reading = threading.Thread(
+            target=lambda: found.extend(read_all(HOST, server.port, PATH, body(tokens), num))
+        )
         reading.start()
         url = f"http://{HOST}:{server.port}"
         while httpx.get(f"{url}/health").json()["open_requests"] < num:
@@ -179,7 +209,8 @@ def drain(args: argparse.Namespace, num: int = 200, tokens: int = 100, pace: flo
     whole = sum(reader.is_whole for reader in found)
     told = {(reply.status_code, reply.headers.get("retry-after")) for reply in refused}
     print(
-        f"drain: {whole} of {num} streams whole after SIGTERM; {len(refused)} new requests were told {told}; exit {status}"
+        f"drain: {whole} of {num} streams whole after SIGTERM; {len(refused)} new requests were "
+        f"told {told}; exit {status}"
     )
     return whole == num and told == {(503, "1")} and status == 0
 
@@ -189,7 +220,9 @@ SHOWN: Final = {"streams": streams, "busy": busy, "slow": slow, "leave": leave, 
 
 def main() -> int:
     """Run what is named, or all."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*", choices=[[], *SHOWN], default=[])
     parser.add_argument("--seconds", type=float, default=30.0, help="that slow clients read")
     args = parser.parse_args()

@@ -1,6 +1,8 @@
-"""The plugin of an engine that computes nothing: scheduler and process are real, tokens are random, at a given pace.
+"""The plugin of an engine that computes nothing: scheduler and process are real, tokens are random,
+at a given pace.
 
-Measures what stands in front of an engine. Load it as a file: `--plugins ./mock_engine.py --distributed-executor-backend mock`.
+Measures what stands in front of an engine. Load it as a file: `--plugins ./mock_engine.py
+--distributed-executor-backend mock`.
 """
 
 from __future__ import annotations
@@ -10,7 +12,16 @@ import time
 from typing import Annotated, Any, Final
 
 from builtin_plugins.commands.bench.stub import StubExecutor
-from core.api import EngineConfig, Entry, ModelSource, Option, StepPlan, StepResult, Within, hookimpl
+from core.api import (
+    EngineConfig,
+    Entry,
+    ModelSource,
+    Option,
+    StepPlan,
+    StepResult,
+    Within,
+    hookimpl,
+)
 
 TOKENS: Final = range(300, 3000)
 """Of the demo model: ordinary ones."""
@@ -28,11 +39,15 @@ def engine_executors() -> list[Entry]:
 def engine_options() -> list[Option]:
     """Give the pace."""
     text = "Steps a second; default: as many as the engine makes."
-    return [Option("mock_steps_per_second", Annotated[float, Within(0.001, 1e6)] | None, None, text)]
+    return [
+        Option("mock_steps_per_second", Annotated[float, Within(0.001, 1e6)] | None, None, text)
+    ]
 
 
 class MockExecutor(StubExecutor):
-    """Every row that samples gets a random token; a step is answered no sooner than the pace allows."""
+    """Every row that samples gets a random token; a step is answered no sooner than the pace
+    allows.
+    """
 
     def __init__(self, config: EngineConfig, registry: Any, source: ModelSource) -> None:
         super().__init__(config, registry, source)
@@ -49,4 +64,6 @@ class MockExecutor(StubExecutor):
             time.sleep(wait_s)
         self._due_s = max(self._due_s + self._step_s, time.monotonic() - self._step_s)
         at = plan.step * 61 % (POOL // 2)
-        return StepResult(found.step, found.rows, self._random[at : at + len(found.rows)], accepted=found.accepted)
+        return StepResult(
+            found.step, found.rows, self._random[at : at + len(found.rows)], accepted=found.accepted
+        )

@@ -1,7 +1,9 @@
-"""The completions route as FastAPI's documentation has it: a model of each chunk, a generator, a `StreamingResponse`.
+"""The completions route as FastAPI's documentation has it: a model of each chunk, a generator, a
+`StreamingResponse`.
 
-Its tokens come from a task in the same process, so it has no engine to listen to and no text to make.
-Run: python benchmarks/serving/plain_fastapi.py SECONDS_BETWEEN_CHUNKS RECORDED; prints its port.
+Its tokens come from a task in the same process, so it has no engine to listen to and no text to
+make. Run: python benchmarks/serving/plain_fastapi.py SECONDS_BETWEEN_CHUNKS RECORDED; prints its
+port.
 """
 
 from __future__ import annotations
@@ -62,11 +64,17 @@ async def serve(pause_s: float, texts: list[str]) -> None:
     async def complete(body: Body) -> StreamingResponse:
         queue: asyncio.Queue[str | None] = asyncio.Queue()
         queues[queue] = 0
-        answer_id, created = f"cmpl-{secrets.token_hex(16)}", int(time.time())
+        answer_id = f"cmpl-{secrets.token_hex(16)}"
+        created = int(time.time())
 
         async def events() -> AsyncGenerator[str]:
             while (text := await queue.get()) is not None:
-                chunk = Chunk(id=answer_id, created=created, model="demo", choices=[Choice(index=0, text=text)])
+                chunk = Chunk(
+                    id=answer_id,
+                    created=created,
+                    model="demo",
+                    choices=[Choice(index=0, text=text)],
+                )
                 yield f"data: {chunk.model_dump_json()}\n\n"
             yield "data: [DONE]\n\n"
 
@@ -103,7 +111,9 @@ def run_on_the_quickest_loop(serving: Coroutine[Any, Any, None]) -> None:
 
 def main() -> None:
     """Serve until ended."""
-    run_on_the_quickest_loop(serve(float(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text())["texts"]))
+    run_on_the_quickest_loop(
+        serve(float(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text())["texts"])
+    )
 
 
 if __name__ == "__main__":

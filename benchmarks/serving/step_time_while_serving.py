@@ -1,14 +1,17 @@
-"""Does serving slow the engine's steps down? Steps of a served engine against those of an offline one, interleaved.
+"""Does serving slow the engine's steps down? Steps of a served engine against those of an offline
+one, interleaved.
 
-Both engines hold the same model and are alive all the time; rounds of the same work alternate between them: a batch of
-prompts through `LLM.generate`, the same number of streams over HTTP through `engine serve`, asked by `engine bench
-serve`. Times come from the engines' own journals, so nothing in between is counted: a step is from its plan to
-its result, a period from result to result. Only steps in which every sequence decodes one token count. Also: the mean
-of the served engine's own metric over the same rounds (all steps, prompts included), and the processor time of the
-process that answers HTTP.
+Both engines hold the same model and are alive all the time; rounds of the same work alternate
+between them: a batch of prompts through `LLM.generate`, the same number of streams over HTTP
+through `engine serve`, asked by `engine bench serve`. Times come from the engines' own journals, so
+nothing in between is counted: a step is from its plan to its result, a period from result to
+result. Only steps in which every sequence decodes one token count. Also: the mean of the served
+engine's own metric over the same rounds (all steps, prompts included), and the processor time of
+the process that answers HTTP.
 
-Without a model a random one in the shape of Qwen3-0.6B is made on the spot (a minute, 3 GB of memory).
-Run: python benchmarks/serving/step_time_while_serving.py [--model FOLDER] [--batch N] [--rounds N] [--output-len N]
+Without a model a random one in the shape of Qwen3-0.6B is made on the spot (a minute, 3 GB of
+memory). Run: python benchmarks/serving/step_time_while_serving.py [--model FOLDER] [--batch N]
+[--rounds N] [--output-len N]
 """
 
 from __future__ import annotations
@@ -37,7 +40,12 @@ from core import LLM, SamplingParams
 from core.step import StepPlan
 from core.testing.checkpoints import make_checkpoint
 
-ENGINE = (sys.executable, "-P", "-c", "import sys; from core.cli.main import main; sys.exit(main())")
+ENGINE = (
+    sys.executable,
+    "-P",
+    "-c",
+    "import sys; from core.cli.main import main; sys.exit(main())",
+)
 TARGET = 1.05
 VOCAB = 32_000
 SHAPE: dict[str, Any] = {
@@ -75,7 +83,9 @@ class Server:
         """Return the processor time of the process that answers HTTP, without others."""
         stats = [stat.read_text() for stat in Path("/proc").glob("[0-9]*/stat") if stat.exists()]
         below = f") S {self.process.pid} ", f") R {self.process.pid} "
-        apart = (stat for stat in stats if "(engine-api)" in stat and any(part in stat for part in below))
+        apart = (
+            stat for stat in stats if "(engine-api)" in stat and any(part in stat for part in below)
+        )
         serving = next(apart, Path(f"/proc/{self.process.pid}/stat").read_text())
         fields = serving.rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -85,7 +95,8 @@ class Server:
         with urllib.request.urlopen(f"{self.url}/metrics") as answer:
             text = answer.read().decode()
         found = [
-            re.search(rf"^engine_step_time_seconds_{part}\S* (\S+)$", text, re.MULTILINE) for part in ("sum", "count")
+            re.search(rf"^engine_step_time_seconds_{part}\S* (\S+)$", text, re.MULTILINE)
+            for part in ("sum", "count")
         ]
         assert all(found), "the server shows no engine_step_time_seconds"
         return tuple(float(one[1]) for one in found if one)  # type: ignore[return-value]
@@ -115,33 +126,62 @@ def ask_offline(llm: LLM, args: argparse.Namespace, seed: int) -> Interval:
     return began, time.monotonic()
 
 
-def ask_served(server: Server, args: argparse.Namespace, seed: int, folder: Path) -> tuple[Interval, dict[str, Any]]:
+def ask_served(
+    server: Server, args: argparse.Namespace, seed: int, folder: Path
+) -> tuple[Interval, dict[str, Any]]:
     """Open as many streams; return when, and what the client measured."""
     file = folder / "served.json"
-    sizes = ["--num-prompts", str(args.batch), "--input-len", str(args.input_len), "--output-len", str(args.output_len)]
-    flags = ["--base-url", server.url, "--num-warmups", "0", "--seed", str(seed), "--output-json", str(file)]
+    sizes = [
+        "--num-prompts",
+        str(args.batch),
+        "--input-len",
+        str(args.input_len),
+        "--output-len",
+        str(args.output_len),
+    ]
+    flags = [
+        "--base-url",
+        server.url,
+        "--num-warmups",
+        "0",
+        "--seed",
+        str(seed),
+        "--output-json",
+        str(file),
+    ]
     began = time.monotonic()
-    subprocess.run([*ENGINE, "bench", "serve", *sizes, *flags], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [*ENGINE, "bench", "serve", *sizes, *flags], check=True, stdout=subprocess.DEVNULL
+    )
     return (began, time.monotonic()), json.loads(file.read_text())
 
 
 def read_steps(journal: Path, intervals: list[Interval], batch: int) -> Steps:
     """Return the steps within the intervals in which every sequence decodes."""
-    data, at = journal.read_bytes(), 0
+    data = journal.read_bytes()
+    at = 0
     planned: dict[int, float] = {}
-    step_s, period_s, last = [], [], (0.0, -1)
+    step_s = []
+    period_s = []
+    last = (0.0, -1)
     while at < len(data):
         size = int.from_bytes(data[at : at + 4], "little")
         frame = msgspec.msgpack.decode(data[at + 4 : at + 4 + size])
         at += 4 + size
         if not isinstance(frame, list):
             continue  # the header
-        kind, clock_s, content = frame[0], frame[1], frame[3]
+        kind = frame[0]
+        clock_s = frame[1]
+        content = frame[3]
         if kind == "plan":
             plan = msgspec.convert(content, StepPlan)
             if len(plan.steady) + len(plan.rows) == batch == plan.num_tokens:
                 planned[plan.step] = clock_s
-        elif kind == "result" and content[0] in planned and any(a <= clock_s <= b for a, b in intervals):
+        elif (
+            kind == "result"
+            and content[0] in planned
+            and any(a <= clock_s <= b for a, b in intervals)
+        ):
             step_s.append(clock_s - planned[content[0]])
             if last[1] == content[0] - 1:
                 period_s.append(clock_s - last[0])
@@ -151,7 +191,9 @@ def read_steps(journal: Path, intervals: list[Interval], batch: int) -> Steps:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", type=Path, help="folder of a checkpoint")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=5)
@@ -169,7 +211,11 @@ def measure(model: Path, args: argparse.Namespace, folder: Path) -> None:
     settings = {"max_model_len": 512, "kv_cache_memory_bytes": 1 << 29, "log_level": "error"}
     if args.num_threads:
         settings["num_threads"] = args.num_threads
-    flags = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    flags = [
+        part
+        for name, value in settings.items()
+        for part in (f"--{name.replace('_', '-')}", str(value))
+    ]
     journals = folder / "offline", folder / "served"
     offline: list[Interval] = []
     online: list[Interval] = []
@@ -189,24 +235,41 @@ def measure(model: Path, args: argparse.Namespace, folder: Path) -> None:
             cpu_s += server.cpu_s() - before_s
             online.append(interval)
             tokens += result["total_output_tokens"]
-        sums, counts = (after - before for after, before in zip(server.step_metric(), metric, strict=True))
-    sides = [read_steps(journal, times, args.batch) for journal, times in zip(journals, (offline, online), strict=True)]
+        sums, counts = (
+            after - before for after, before in zip(server.step_metric(), metric, strict=True)
+        )
+    sides = [
+        read_steps(journal, times, args.batch)
+        for journal, times in zip(journals, (offline, online), strict=True)
+    ]
     show(sides, args)
-    print(f"served, mean of engine_step_time_seconds (all steps): {1e3 * sums / counts:.2f} ms, {counts:.0f} steps")
-    print(f"processor time of the API process: {1e3 * cpu_s / tokens:.3f} s per 1,000 streamed tokens")
+    print(
+        f"served, mean of engine_step_time_seconds (all steps): {1e3 * sums / counts:.2f} ms, "
+        f"{counts:.0f} steps"
+    )
+    print(
+        f"processor time of the API process: {1e3 * cpu_s / tokens:.3f} s per 1,000 streamed tokens"
+    )
 
 
 def show(sides: list[Steps], args: argparse.Namespace) -> None:
     """Print medians and their ratios."""
-    print(f"{args.batch} sequences, {args.rounds} rounds each, interleaved; steps in which all decode; medians")
+    print(
+        f"{args.batch} sequences, {args.rounds} rounds each, interleaved; steps in which all "
+        "decode; medians"
+    )
     print(f"{'':>10} {'steps':>7} {'step ms':>9} {'period ms':>10}")
     medians = []
     for name, side in zip(("offline", "served"), sides, strict=True):
-        step, period = statistics.median(side.step_s), statistics.median(side.period_s)
+        step = statistics.median(side.step_s)
+        period = statistics.median(side.period_s)
         medians.append((step, period))
         print(f"{name:>10} {len(side.step_s):>7} {1e3 * step:>9.2f} {1e3 * period:>10.2f}")
     (step, period), (served_step, served_period) = medians
-    print(f"{'ratio':>10} {'':>7} {served_step / step:>9.3f} {served_period / period:>10.3f}   (target: {TARGET})")
+    print(
+        f"{'ratio':>10} {'':>7} {served_step / step:>9.3f} {served_period / period:>10.3f}   "
+        f"(target: {TARGET})"
+    )
 
 
 if __name__ == "__main__":

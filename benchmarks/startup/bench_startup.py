@@ -1,8 +1,10 @@
-"""Start to first token, against `import torch, transformers`: whole processes, interleaved, medians.
+"""Start to first token, against `import torch, transformers`: whole processes, interleaved,
+medians.
 
-`engine generate` of one token in a fresh process, its exit included, is an upper bound of the time to the first
-token. A tiny checkpoint is made on the spot; a real one is also compared with the time to read its weight files.
-Run: python benchmarks/startup/bench_startup.py [--model FOLDER] [--rounds N] [--cold]
+`engine generate` of one token in a fresh process, its exit included, is an upper bound of the time
+to the first token. A tiny checkpoint is made on the spot; a real one is also compared with the time
+to read its weight files. Run: python benchmarks/startup/bench_startup.py [--model FOLDER] [--rounds
+N] [--cold]
 """
 
 from __future__ import annotations
@@ -74,12 +76,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, help="folder of a checkpoint; default: a tiny one")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--cold", action="store_true", help="drop the weights from the page cache before each use")
+    parser.add_argument(
+        "--cold", action="store_true", help="drop the weights from the page cache before each use"
+    )
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = args.model or make_tiny(Path(folder))
         times = measure(model, args.rounds, cold=args.cold)
-    imports, read, first = (statistics.median(times[name]) for name in ("imports", "read", "generate"))
+    imports, read, first = (
+        statistics.median(times[name]) for name in ("imports", "read", "generate")
+    )
     print(f"import torch, transformers   {imports:6.2f} s")
     print(f"reading the weight files     {read:6.2f} s")
     print(f"start to first token         {first:6.2f} s")

@@ -1,17 +1,21 @@
-"""The scheduler and its block manager against nano-vllm's, driven the same way, interleaved in one process.
+"""The scheduler and its block manager against nano-vllm's, driven the same way, interleaved in one
+process.
 
-nano-vllm is not part of this repository: give the folder of a checkout. Three of its files are used, as they are:
-`engine/scheduler.py`, `engine/block_manager.py` and `engine/sequence.py`; what they import of its configuration, which
-needs a model, is replaced by a plain object. Its sequences have blocks of 256 tokens unless told otherwise, so both
-sides are told 16. It needs numpy and xxhash; without xxhash, hashlib's BLAKE2 stands in, and that is said.
+nano-vllm is not part of this repository: give the folder of a checkout. Three of its files are
+used, as they are: `engine/scheduler.py`, `engine/block_manager.py` and `engine/sequence.py`; what
+they import of its configuration, which needs a model, is replaced by a plain object. Its sequences
+have blocks of 256 tokens unless told otherwise, so both sides are told 16. It needs numpy and
+xxhash; without xxhash, hashlib's BLAKE2 stands in, and that is said.
 
-Both keep the same number of requests running, with prompts of 64 random tokens, in two ways. Steady: all decode,
-nobody comes or ends; the median turn divided by the requests, then the mean, which has the turns in which blocks are
-full. Arrivals: one of a hundred requests ends in a step and
-another arrives; the time of all turns divided by all tokens generated, because nano-vllm computes prompts and decodes
-in different steps, and ours does both in one. A turn is: queue what arrives, schedule, take in a token for each.
+Both keep the same number of requests running, with prompts of 64 random tokens, in two ways.
+Steady: all decode, nobody comes or ends; the median turn divided by the requests, then the mean,
+which has the turns in which blocks are full. Arrivals: one of a hundred requests ends in a step and
+another arrives; the time of all turns divided by all tokens generated, because nano-vllm computes
+prompts and decodes in different steps, and ours does both in one. A turn is: queue what arrives,
+schedule, take in a token for each.
 
-Run: python benchmarks/step/compare_nano_vllm.py NANO_VLLM_FOLDER [--running N ...] [--rounds N] [--steps N]
+Run: python benchmarks/step/compare_nano_vllm.py NANO_VLLM_FOLDER [--running N ...] [--rounds N]
+[--steps N]
 """
 
 from __future__ import annotations
@@ -60,7 +64,9 @@ class Ours:
             max_model_len=CONTEXT,
             max_num_seqs=rows,
         )
-        self.scheduler = Scheduler(SchedulerLimits(max(BUDGET, rows), rows, CONTEXT), KVManager(layout))
+        self.scheduler = Scheduler(
+            SchedulerLimits(max(BUDGET, rows), rows, CONTEXT), KVManager(layout)
+        )
         self._names = iter(range(1 << 60))
 
     def make(self, prompt: list[int], max_tokens: int) -> Any:
@@ -154,17 +160,23 @@ def load_nano(folder: Path) -> tuple[types.SimpleNamespace, str]:
         note = "xxhash is not installed, BLAKE2 stands in"
     for name, path in (("nanovllm", home), ("nanovllm.engine", home / "engine")):
         package = types.ModuleType(name)
-        package.__path__ = [str(path)]  # without the package's own imports, which need torch with CUDA
+        package.__path__ = [
+            str(path)
+        ]  # without the package's own imports, which need torch with CUDA
         sys.modules[name] = package
     config: Any = types.ModuleType("nanovllm.config")
     config.Config = types.SimpleNamespace
     sys.modules["nanovllm.config"] = config
-    from nanovllm.engine.scheduler import Scheduler as NanoScheduler  # lazy: found by what was set up above
+    from nanovllm.engine.scheduler import (
+        Scheduler as NanoScheduler,
+    )  # lazy: found by what was set up above
     from nanovllm.engine.sequence import Sequence
     from nanovllm.sampling_params import SamplingParams as NanoParams
 
     Sequence.block_size = BLOCK
-    return types.SimpleNamespace(Scheduler=NanoScheduler, Sequence=Sequence, SamplingParams=NanoParams), note
+    return types.SimpleNamespace(
+        Scheduler=NanoScheduler, Sequence=Sequence, SamplingParams=NanoParams
+    ), note
 
 
 def _blake2_as_xxhash() -> Any:
@@ -182,7 +194,9 @@ def _blake2_as_xxhash() -> Any:
 
 
 def drive(side: Any, rows: int, steps: int, seed: int, *, arrivals: bool) -> tuple[float, float]:
-    """Run one side for a round; return microseconds: of the median turn a request, of all turns a generated token."""
+    """Run one side for a round; return microseconds: of the median turn a request, of all turns a
+    generated token.
+    """
     rng = random.Random(seed)
 
     def request(max_tokens: int) -> Any:
@@ -194,7 +208,8 @@ def drive(side: Any, rows: int, steps: int, seed: int, *, arrivals: bool) -> tup
     for _ in range(WARMUP):
         plan = side.schedule()
         side.update(plan, side.answer(plan))
-    times, tokens = [], 0
+    times = []
+    tokens = 0
     gc.collect()
     gc.freeze()
     for _ in range(steps):
@@ -214,7 +229,9 @@ def drive(side: Any, rows: int, steps: int, seed: int, *, arrivals: bool) -> tup
 
 def main() -> None:
     """Measure and print one line per number of running requests."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path, help="checkout of nano-vllm")
     parser.add_argument("--running", type=int, nargs="+", default=[1, 64, 256, 1024])
     parser.add_argument("--rounds", type=int, default=7)
@@ -222,8 +239,13 @@ def main() -> None:
     args = parser.parse_args()
     parts, note = load_nano(args.folder.resolve())
     sides: list[Callable[[int], Any]] = [Ours, lambda rows: Nano(rows, parts)]
-    print(f"microseconds, medians of {args.rounds} interleaved rounds of {args.steps} steps; {note}")
-    print(f"{'':>8} {'steady, median, a request':^32} {'steady, mean, a token':^32} {'1 % arrivals, a token':^32}")
+    print(
+        f"microseconds, medians of {args.rounds} interleaved rounds of {args.steps} steps; {note}"
+    )
+    print(
+        f"{'':>8} {'steady, median, a request':^32} {'steady, mean, a token':^32} "
+        f"{'1 % arrivals, a token':^32}"
+    )
     print(f"{'running':>8} " + 3 * f"{'ours':>10} {'nano-vllm':>11} {'ratio':>9} ")
     for rows in args.running:
         cells = []
@@ -231,9 +253,13 @@ def main() -> None:
             found: list[list[tuple[float, float]]] = [[], []]
             for turn in range(args.rounds):
                 for index in (0, 1) if turn % 2 else (1, 0):
-                    found[index].append(drive(sides[index](rows), rows, args.steps, turn, arrivals=arrivals))
+                    found[index].append(
+                        drive(sides[index](rows), rows, args.steps, turn, arrivals=arrivals)
+                    )
             for kind in (1,) if arrivals else (0, 1):
-                ours, nano = (statistics.median(figures[kind] for figures in side) for side in found)
+                ours, nano = (
+                    statistics.median(figures[kind] for figures in side) for side in found
+                )
                 cells.append(f"{ours:>10.3f} {nano:>11.3f} {nano / ours:>8.2f}x")
         print(f"{rows:>8} {' '.join(cells)}", flush=True)
     print(f"The ratio to reach is {TARGET:g}.")

@@ -1,7 +1,9 @@
-"""Text and prefixes against the least that can be done: ratios in one run, medians of interleaved rounds, own CPU time.
+"""Text and prefixes against the least that can be done: ratios in one run, medians of interleaved
+rounds, own CPU time.
 
-Prefix: a prompt of 50,000 tokens, 49,000 of them cached, is hashed and found; beside it a bare loop of hashlib chains the
-same bytes. Detokenizing: one token after the other, beside the tokenizers library's own DecodeStream.
+Prefix: a prompt of 50,000 tokens, 49,000 of them cached, is hashed and found; beside it a bare loop
+of hashlib chains the same bytes. Detokenizing: one token after the other, beside the tokenizers
+library's own DecodeStream.
 
 Run: python benchmarks/text/bench_text.py [--rounds N] [--tokenizer TOKENIZER.JSON]
 """
@@ -39,7 +41,9 @@ def clocked(function: Callable[[], object]) -> float:
     return time.thread_time() - started
 
 
-def compare(name: str, ours: Callable[[], object], other: Callable[[], object], rounds: int, per: int) -> None:
+def compare(
+    name: str, ours: Callable[[], object], other: Callable[[], object], rounds: int, per: int
+) -> None:
     """Print microseconds of both for each of `per` things, and the ratio."""
     pairs = [(clocked(ours), clocked(other)) for _ in range(rounds)]
     mine, theirs = (1e6 * statistics.median(side) / per for side in zip(*pairs, strict=True))
@@ -68,7 +72,8 @@ def prefix(rounds: int) -> None:
         assert kv.find(kv.open(), tokens, PROMPT - 1).num_tokens == CACHED - CACHED % BLOCK
 
     def bare() -> None:
-        data, parent = array("I", tokens).tobytes(), bytes(32)
+        data = array("I", tokens).tobytes()
+        parent = bytes(32)
         keys = []
         for start in range(0, len(data), 4 * BLOCK):
             parent = hashlib.sha256(parent + data[start : start + 4 * BLOCK]).digest()
@@ -98,7 +103,9 @@ def detokenize(path: Path, rounds: int) -> None:
 
 def main() -> None:
     """Measure both."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--tokenizer", type=Path, default=DEMO)
     args = parser.parse_args()

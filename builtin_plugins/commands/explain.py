@@ -32,15 +32,22 @@ class Explain:
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add whose story is wanted, and where the server is."""
-        parser.add_argument("request_id", help="id of the answer, or the X-Request-Id that the request came with")
+        parser.add_argument(
+            "request_id", help="id of the answer, or the X-Request-Id that the request came with"
+        )
         parser.add_argument("--url", default=URL, help=f"address of the server (default: {URL})")
         parser.add_argument("--api-key", metavar="KEY", help="default: ENGINE_API_KEY")
         parser.add_argument("--json", action="store_true", help="print JSON")
 
     def run(self, context: Any) -> int:
-        """Print what the server knows. Raises `EngineError` with what it says where it knows nothing."""
+        """Print what the server knows.
+
+        Raises `EngineError` with what it says where it knows nothing.
+        """
         args = context.args
-        answer = _ask(args.url, args.request_id, args.api_key or read_environment().get("ENGINE_API_KEY"))
+        answer = _ask(
+            args.url, args.request_id, args.api_key or read_environment().get("ENGINE_API_KEY")
+        )
         print(json.dumps(answer, indent=2) if args.json else "\n".join(answer["told"]))
         return 0
 
@@ -58,7 +65,9 @@ def _ask(url: str, request_id: str, key: str | None) -> dict[str, Any]:
     except urllib.error.HTTPError as error:
         raise EngineError(_refusal(error)) from error
     except (OSError, ValueError) as error:
-        raise EngineError(f"no server answers at {base}: {error}. Say where it is with --url.") from error
+        raise EngineError(
+            f"no server answers at {base}: {error}. Say where it is with --url."
+        ) from error
     return answer
 
 

@@ -26,7 +26,9 @@ SAMPLING = (
     "frequency_penalty",
     "repetition_penalty",
 )
-"""Sampling parameters that are flags of the command; `--seed` is the engine's, from which requests get theirs."""
+"""Sampling parameters that are flags of the command; `--seed` is the engine's, from which requests
+get theirs.
+"""
 MAX_TOKENS = 256
 """Enough for an answer to read, and an end for models that never stop."""
 
@@ -38,45 +40,76 @@ def engine_commands() -> list[Entry]:
 
 
 class Generate:
-    """Completes prompts from `--prompt` or, without one, from standard input (one prompt, all of it)."""
+    """Completes prompts from `--prompt` or, without one, from standard input (one prompt, all of
+    it).
+    """
 
     help = "Complete prompts in this process and print the text as it comes."
     takes_engine_options = True
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add prompts, sampling parameters and the form of the output."""
-        parser.add_argument("model", nargs="?", help="local folder or hub id; without one, a small demo model")
         parser.add_argument(
-            "--prompt", action="append", metavar="TEXT", help="may be repeated; default: standard input"
+            "model", nargs="?", help="local folder or hub id; without one, a small demo model"
         )
         parser.add_argument(
-            "--stop", action="append", metavar="TEXT", help="text that ends the output; may be repeated"
+            "--prompt",
+            action="append",
+            metavar="TEXT",
+            help="may be repeated; default: standard input",
         )
-        parser.add_argument("--ignore-eos", action="store_true", default=None, help="go on after the end of sequence")
+        parser.add_argument(
+            "--stop",
+            action="append",
+            metavar="TEXT",
+            help="text that ends the output; may be repeated",
+        )
+        parser.add_argument(
+            "--ignore-eos",
+            action="store_true",
+            default=None,
+            help="go on after the end of sequence",
+        )
         hints = typing.get_type_hints(SamplingParams, include_extras=True)
         for name in SAMPLING:
             hint, bound = typing.get_args(hints[name])
             kind, shown = (float, "FLOAT") if hint is float else (int, "INT")
-            default, note = (MAX_TOKENS, f" (default: {MAX_TOKENS})") if name == "max_tokens" else (None, "")
+            default, note = (
+                (MAX_TOKENS, f" (default: {MAX_TOKENS})") if name == "max_tokens" else (None, "")
+            )
             flag = "--" + name.replace("_", "-")
-            parser.add_argument(flag, type=kind, default=default, metavar=shown, help=bound.doc + note)
-        parser.add_argument("--json", action="store_true", help="print one JSON object per prompt, when it is done")
-        parser.add_argument("--no-stream", action="store_true", help="print each text when it is done")
+            parser.add_argument(
+                flag, type=kind, default=default, metavar=shown, help=bound.doc + note
+            )
+        parser.add_argument(
+            "--json", action="store_true", help="print one JSON object per prompt, when it is done"
+        )
+        parser.add_argument(
+            "--no-stream", action="store_true", help="print each text when it is done"
+        )
 
     def run(self, context: Any) -> int:
         """Generate; 1 when a request failed."""
         wanted = {name: getattr(context.args, name) for name in (*SAMPLING, "stop", "ignore_eos")}
         chosen = {name: value for name, value in wanted.items() if value is not None}
-        SamplingParams(**chosen)  # said now what is wrong with them, not after the model has been loaded
+        SamplingParams(
+            **chosen
+        )  # said now what is wrong with them, not after the model has been loaded
         prompts = context.args.prompt or [_read_prompt()]
-        from core import LLM  # lazy: torch is slow to import, and what can be checked without it has been
+        from core import (
+            LLM,
+        )  # lazy: torch is slow to import, and what can be checked without it has been
 
         with LLM.from_config(context.config, context.registry) as llm:
             sampling = llm.get_default_sampling_params().clone(**chosen)
             if context.args.json or context.args.no_stream or len(prompts) > 1:
                 outputs = llm.generate(prompts, sampling, use_tqdm=False)
                 for output in outputs:
-                    print(json.dumps(_as_json(output)) if context.args.json else output.outputs[0].text)
+                    print(
+                        json.dumps(_as_json(output))
+                        if context.args.json
+                        else output.outputs[0].text
+                    )
             else:
                 outputs = [_stream(llm, prompts[0], sampling)]
         failed = [output for output in outputs if output.error]
@@ -90,7 +123,9 @@ def _read_prompt() -> str:
         raise ConfigError("no prompt: give --prompt TEXT, or a text on standard input.")
     text = sys.stdin.read().rstrip("\n")
     if not text:
-        raise ConfigError("no prompt: standard input is empty; give --prompt TEXT or pipe a text in.")
+        raise ConfigError(
+            "no prompt: standard input is empty; give --prompt TEXT or pipe a text in."
+        )
     return text
 
 

@@ -47,14 +47,31 @@ class Parse:
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add parsers, tools, the way to cut the text, and the output format."""
-        parser.add_argument("--tool-call-parser", metavar="NAME", help="how the model writes tool calls")
-        parser.add_argument("--reasoning-parser", metavar="NAME", help="how the model writes thoughts")
-        parser.add_argument("--model", metavar="FOLDER", help="take the parsers that its chat template suggests")
+        parser.add_argument(
+            "--tool-call-parser", metavar="NAME", help="how the model writes tool calls"
+        )
+        parser.add_argument(
+            "--reasoning-parser", metavar="NAME", help="how the model writes thoughts"
+        )
+        parser.add_argument(
+            "--model", metavar="FOLDER", help="take the parsers that its chat template suggests"
+        )
         parser.add_argument("--tools", metavar="FILE", help="JSON: the tools as a request has them")
-        parser.add_argument("--prompt-end", metavar="TEXT", default="", help="how the prompt ends, e.g. `<think>`")
-        parser.add_argument("--template-kwargs", metavar="JSON", default="{}", help='e.g. `{"enable_thinking": false}`')
-        parser.add_argument("--special", metavar="TEXT", action="append", default=[], help="text of a special token")
-        parser.add_argument("--chunk-size", type=int, metavar="N", help="cut the text every N characters")
+        parser.add_argument(
+            "--prompt-end", metavar="TEXT", default="", help="how the prompt ends, e.g. `<think>`"
+        )
+        parser.add_argument(
+            "--template-kwargs",
+            metavar="JSON",
+            default="{}",
+            help='e.g. `{"enable_thinking": false}`',
+        )
+        parser.add_argument(
+            "--special", metavar="TEXT", action="append", default=[], help="text of a special token"
+        )
+        parser.add_argument(
+            "--chunk-size", type=int, metavar="N", help="cut the text every N characters"
+        )
         parser.add_argument("--seed", type=int, metavar="N", help="cut the text at random places")
         parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -67,34 +84,54 @@ class Parse:
             found = suggest(template_of(Path(args.model)), formats[TOOLS], formats[REASONING])
             names = {kind: names[kind] or one for kind, one in zip(FLAGS, found, strict=True)}
         described = response_template_of(Path(args.model)) if args.model is not None else None
-        chosen = {kind: chosen_format(kind, names[kind], formats[kind], described) for kind in FLAGS}
+        chosen = {
+            kind: chosen_format(kind, names[kind], formats[kind], described) for kind in FLAGS
+        }
         tools = read_file(args.tools) if args.tools else []
         cut = args.chunk_size is not None or args.seed is not None
         template_kwargs = json_value("--template-kwargs", args.template_kwargs)
-        request = ParseRequest(tools, template_kwargs, args.prompt_end, whole=not cut, in_pieces=cut)
+        request = ParseRequest(
+            tools, template_kwargs, args.prompt_end, whole=not cut, in_pieces=cut
+        )
         text = sys.stdin.read()
 
         def new() -> OutputParser:
             return OutputParser(
-                request, tools=chosen[TOOLS], reasoning=chosen[REASONING], special=frozenset(args.special)
+                request,
+                tools=chosen[TOOLS],
+                reasoning=chosen[REASONING],
+                special=frozenset(args.special),
             )
 
-        whole, steps = new().whole(*spelled(text, args.special)), []
+        whole = new().whole(*spelled(text, args.special))
+        steps = []
         if cut:
-            steps = list(stream(new(), pieces(atoms(text, args.special), args.chunk_size, args.seed), args.special))
+            steps = list(
+                stream(
+                    new(),
+                    pieces(atoms(text, args.special), args.chunk_size, args.seed),
+                    args.special,
+                )
+            )
         show = print_json if args.json else print_text
         show(names, whole, steps)
         return 0
 
 
-def chosen_format(kind: str, name: str | None, formats: Mapping[str, Any], described: Mapping[str, Any] | None) -> Any:
-    """Return the format of a name, as the checkpoint describes it. Raises `ConfigError` for an unknown one."""
+def chosen_format(
+    kind: str, name: str | None, formats: Mapping[str, Any], described: Mapping[str, Any] | None
+) -> Any:
+    """Return the format of a name, as the checkpoint describes it.
+
+    Raises `ConfigError` for an unknown one.
+    """
     if name is None:
         return None
     if name in formats:
         return fitted(formats[name], described)
     raise ConfigError(
-        f"{FLAGS[kind]} {name} is not known; there are {', '.join(sorted(formats))}{did_you_mean(name, formats)}"
+        f"{FLAGS[kind]} {name} is not known; there are "
+        f"{', '.join(sorted(formats))}{did_you_mean(name, formats)}"
     )
 
 
@@ -105,9 +142,14 @@ def template_of(folder: Path) -> str:
             text = (folder / name).read_text(encoding="utf-8")
             template = text if name.endswith("jinja") else json.loads(text).get("chat_template")
             if template:
-                return template if isinstance(template, str) else json.dumps(template, ensure_ascii=False)
+                return (
+                    template
+                    if isinstance(template, str)
+                    else json.dumps(template, ensure_ascii=False)
+                )
     raise ConfigError(
-        f"{folder} has no chat template to suggest parsers from; name them by {' and '.join(FLAGS.values())}."
+        f"{folder} has no chat template to suggest parsers from; name them by "
+        f"{' and '.join(FLAGS.values())}."
     )
 
 
@@ -137,7 +179,8 @@ def json_value(source: str, text: str) -> Any:
 
 def spelled(text: str, special: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
     """Return a text and where in it special tokens are spelled."""
-    found, at = [], 0
+    found = []
+    at = 0
     for atom in atoms(text, special):
         if atom in special:
             found.append((at, at + len(atom)))
@@ -153,14 +196,17 @@ def atoms(text: str, special: Sequence[str]) -> list[str]:
 
 def pieces(parts: Sequence[str], size: int | None, seed: int | None) -> Iterator[str]:
     """Yield atoms in pieces of some number, or of random numbers."""
-    rng, at = random.Random(seed), 0
+    rng = random.Random(seed)
+    at = 0
     while at < len(parts):
         step = max(1, size) if size is not None else rng.randint(1, 12)
         yield "".join(parts[at : at + step])
         at += step
 
 
-def stream(parser: OutputParser, parts: Iterator[str], special: Sequence[str]) -> Iterator[tuple[str, ParsedDelta]]:
+def stream(
+    parser: OutputParser, parts: Iterator[str], special: Sequence[str]
+) -> Iterator[tuple[str, ParsedDelta]]:
     """Yield each piece and what it brings, at last what the end brings."""
     for part in parts:
         yield part, parser.feed(*spelled(part, special))
@@ -168,7 +214,9 @@ def stream(parser: OutputParser, parts: Iterator[str], special: Sequence[str]) -
 
 
 def as_json(delta: ParsedDelta, *, indexed: bool = False) -> dict[str, Any]:
-    """Return what is in a delta, as a message has it; with an index, calls are what a stream has of them."""
+    """Return what is in a delta, as a message has it; with an index, calls are what a stream has of
+    them.
+    """
     calls: dict[int, dict[str, Any]] = {}
     for piece in delta.pieces:
         if isinstance(piece, CallBegun):
@@ -180,30 +228,43 @@ def as_json(delta: ParsedDelta, *, indexed: bool = False) -> dict[str, Any]:
                 "function": {"name": piece.name, "arguments": ""},
             }
         elif isinstance(piece, ArgumentsPiece):
-            call = calls.setdefault(piece.index, {"index": piece.index, "function": {"arguments": ""}})
+            call = calls.setdefault(
+                piece.index, {"index": piece.index, "function": {"arguments": ""}}
+            )
             call["function"]["arguments"] += piece.text
-    fields = {"reasoning": delta.reasoning, "content": delta.content, "tool_calls": [*calls.values()]}
+    fields = {
+        "reasoning": delta.reasoning,
+        "content": delta.content,
+        "tool_calls": [*calls.values()],
+    }
     return {name: value for name, value in fields.items() if value}
 
 
-def print_json(names: Mapping[str, str | None], whole: ParsedDelta, steps: Sequence[tuple[str, ParsedDelta]]) -> None:
+def print_json(
+    names: Mapping[str, str | None], whole: ParsedDelta, steps: Sequence[tuple[str, ParsedDelta]]
+) -> None:
     """Print all as one JSON object."""
     found: dict[str, Any] = {FLAGS[kind].removeprefix("--"): name for kind, name in names.items()}
     found["message"] = as_json(whole)
     if whole.recoveries:
         found["recoveries"] = whole.recoveries
     if steps:
-        found["stream"] = [{"text": text, "delta": as_json(delta, indexed=True)} for text, delta in steps]
+        found["stream"] = [
+            {"text": text, "delta": as_json(delta, indexed=True)} for text, delta in steps
+        ]
     print(json.dumps(found, indent=2, ensure_ascii=False))
 
 
-def print_text(names: Mapping[str, str | None], whole: ParsedDelta, steps: Sequence[tuple[str, ParsedDelta]]) -> None:
+def print_text(
+    names: Mapping[str, str | None], whole: ParsedDelta, steps: Sequence[tuple[str, ParsedDelta]]
+) -> None:
     """Print all by lines."""
     for kind, name in names.items():
         print(f"{FLAGS[kind].removeprefix('--'):<17} {name or 'none'}")
     for text, delta in steps:
         print(
-            f"{text!r:<17} {json.dumps(as_json(delta, indexed=True), ensure_ascii=False) if as_json(delta) else ''}".rstrip()
+            f"{text!r:<17} "
+            f"{json.dumps(as_json(delta, indexed=True), ensure_ascii=False) if as_json(delta) else ''}".rstrip()
         )
     print(f"{'reasoning':<17} {whole.reasoning!r}")
     print(f"{'content':<17} {whole.content!r}")

@@ -1,4 +1,7 @@
-"""The demo model lies beside this file; it is `demo:`, and `default`, the model of who names none. Its adapters are `demo:NAME`."""
+"""The demo model lies beside this file; it is `demo:`, and `default`, the model of who names none.
+
+Its adapters are `demo:NAME`.
+"""
 
 from __future__ import annotations
 

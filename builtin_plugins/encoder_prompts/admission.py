@@ -1,4 +1,6 @@
-"""At the edge: what the encoder reads is taken apart from what the decoder begins with, checked, and sent along."""
+"""At the edge: what the encoder reads is taken apart from what the decoder begins with, checked,
+and sent along.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,15 @@ from core.api import Draft, Edge, EncoderFacts, EncoderInput, InvalidRequest, Pr
 
 FEATURE: Final = "encoder"
 """Under this name models state facts, and rows carry inputs."""
-ENCODER, DECODER, FEATURES = "encoder_prompt", "decoder_prompt", "input_features"
+ENCODER = "encoder_prompt"
+DECODER = "decoder_prompt"
+FEATURES = "input_features"
 
 
 class EncoderPrompts:
-    """Of a model with an encoder a prompt is what that reads, unless it is a dict with a part for each."""
+    """Of a model with an encoder a prompt is what that reads, unless it is a dict with a part for
+    each.
+    """
 
     prompt_keys: tuple[str, ...] = ()
 
@@ -27,7 +33,9 @@ class EncoderPrompts:
         self._read = edge.read
         names = (ENCODER, DECODER, FEATURES)
         self.prompt_keys = names if self._facts is not None else ()
-        self.unserved = dict.fromkeys(names, Unserved("is for models with an encoder, and this one has none"))
+        self.unserved = dict.fromkeys(
+            names, Unserved("is for models with an encoder, and this one has none")
+        )
 
     def concerns(self, draft: Draft) -> bool:
         """Say whether the model has an encoder."""
@@ -46,7 +54,11 @@ class EncoderPrompts:
             features={**draft.features, FEATURE: msgspec.msgpack.encode(read)},
             beside=read.length,
             cache_salt=draft.cache_salt or source.cache_salt,
-            shown={**draft.shown, "encoder_prompt": source.text, "encoder_prompt_token_ids": read.token_ids},
+            shown={
+                **draft.shown,
+                "encoder_prompt": source.text,
+                "encoder_prompt_token_ids": read.token_ids,
+            },
         )
 
     def _parts(self, draft: Draft, facts: EncoderFacts) -> tuple[Prompt, Prompt]:
@@ -59,7 +71,9 @@ class EncoderPrompts:
             (FEATURES, FEATURES in given),
         ):
             if is_given:
-                raise InvalidRequest(name, f"stands beside {ENCODER} and {DECODER}, where nothing reads it.")
+                raise InvalidRequest(
+                    name, f"stands beside {ENCODER} and {DECODER}, where nothing reads it."
+                )
         if ENCODER not in given:
             raise InvalidRequest(ENCODER, "is missing; it is what this model's encoder reads.")
         source = self._read(given[ENCODER], True, facts.max_len)
@@ -79,12 +93,15 @@ def token_input(source: Prompt, facts: EncoderFacts) -> EncoderInput:
     if len(token_ids) > facts.max_len:
         raise InvalidRequest(
             ENCODER,
-            f"has {len(token_ids)} tokens, but the model's encoder takes {facts.max_len}. Shorten it, or raise "
+            f"has {len(token_ids)} tokens, but the model's encoder takes {facts.max_len}. Shorten "
+            "it, or raise "
             "--max-model-len where the model allows.",
         )
     for token in token_ids:
         if type(token) is not int or not 0 <= token < facts.vocab_size:
-            raise InvalidRequest(ENCODER, f"token id {token!r} is outside the vocabulary of {facts.vocab_size}.")
+            raise InvalidRequest(
+                ENCODER, f"token id {token!r} is outside the vocabulary of {facts.vocab_size}."
+            )
     return EncoderInput(len(token_ids), list(token_ids))
 
 
@@ -96,10 +113,13 @@ def features_input(source: Prompt, facts: EncoderFacts) -> EncoderInput:
     if FEATURES not in source.given:
         raise InvalidRequest(
             ENCODER,
-            f"has no {FEATURES!r}: this model's encoder reads features, an array of [{size}, {frames}] numbers, not text.",
+            f"has no {FEATURES!r}: this model's encoder reads features, an array of [{size}, "
+            f"{frames}] numbers, not text.",
         )
     if source.token_ids or source.text is not None:
-        raise InvalidRequest("prompt", f"stands beside {FEATURES!r}; this model's encoder reads nothing else.")
+        raise InvalidRequest(
+            "prompt", f"stands beside {FEATURES!r}; this model's encoder reads nothing else."
+        )
     try:
         array = np.ascontiguousarray(source.given[FEATURES], dtype="<f4")
     except (TypeError, ValueError) as error:
@@ -107,7 +127,8 @@ def features_input(source: Prompt, facts: EncoderFacts) -> EncoderInput:
     if array.shape != facts.shape:
         raise InvalidRequest(
             FEATURES,
-            f"has the shape {list(array.shape)}; the model takes [{size}, {frames}], one input at a time, as its "
+            f"has the shape {list(array.shape)}; the model takes [{size}, {frames}], one input at "
+            "a time, as its "
             "feature extractor makes and fills them up.",
         )
     if not np.isfinite(array).all():

@@ -9,6 +9,8 @@ from core.api import EngineConfig, hookimpl
 
 @hookimpl
 def engine_admission_extensions(config: EngineConfig, registry: Any) -> list[Any]:
-    from builtin_plugins.encoder_prompts.admission import EncoderPrompts  # lazy: start-up stays quick
+    from builtin_plugins.encoder_prompts.admission import (
+        EncoderPrompts,
+    )  # lazy: start-up stays quick
 
     return [EncoderPrompts()]

@@ -1,4 +1,5 @@
-"""Rows are shared evenly among clients while several of them want some: the option, and the halves at the edge and beside
+"""Rows are shared evenly among clients while several of them want some: the option, and the halves
+at the edge and beside
 the scheduler.
 """
 

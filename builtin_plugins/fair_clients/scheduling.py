@@ -1,12 +1,14 @@
 """The scheduler half: while several clients want rows, nobody gets more than an even share of them.
 
-Looks at requests when they arrive, when they may start and when they end, at no running one. What is running goes on: a
-client that was alone may have more than its share until its requests end. And a client whose last request has ended keeps its
-share for a while: who asks one thing after the other is gone between two of them, and would find its place taken.
+Looks at requests when they arrive, when they may start and when they end, at no running one. What
+is running goes on: a client that was alone may have more than its share until its requests end. And
+a client whose last request has ended keeps its share for a while: who asks one thing after the
+other is gone between two of them, and would find its place taken.
 
-Where there are more clients than rows to share, a row each is more than a share. Then they take turns: who has had more
-tokens than the others on average waits until they caught up, unless nothing else would run (the virtual counters of
-"Fairness in Serving Large Language Models", Sheng et al., OSDI 2024).
+Where there are more clients than rows to share, a row each is more than a share. Then they take
+turns: who has had more tokens than the others on average waits until they caught up, unless nothing
+else would run (the virtual counters of "Fairness in Serving Large Language Models", Sheng et al.,
+OSDI 2024).
 """
 
 from __future__ import annotations
@@ -21,14 +23,18 @@ from core.api import StepPlan
 KEPT_STEPS: Final = 256
 """Steps for which a client that has left keeps its share: those of a usual answer."""
 CROWD_WEIGHT: Final = 2
-"""By how much a token counts of a client with several requests open: a crowd costs the others more than its tokens."""
+"""By how much a token counts of a client with several requests open: a crowd costs the others more
+than its tokens.
+"""
 REMEMBERED: Final = 1000
 """Requests after which a client that has sent none of them is forgotten."""
 
 
 @dataclass(slots=True)
 class _Client:
-    """One client's requests: all that have not ended, of these the ones that may start or have, and those that were parked."""
+    """One client's requests: all that have not ended, of these the ones that may start or have, and
+    those that were parked.
+    """
 
     num_open: int = 0
     admitted: set[str] = field(default_factory=set)
@@ -48,12 +54,15 @@ class Shares:
         self._clients: dict[bytes, _Client] = {}
         """Those that want rows now."""
         self._left: dict[bytes, int] = {}
-        """Those that wanted some until a while ago: the last step for which their share is kept, the earliest first."""
+        """Those that wanted some until a while ago: the last step for which their share is kept,
+        the earliest first.
+        """
         self._step = 0
         self._seen: dict[bytes, int] = {}
         """By client, the number of its newest request; the oldest of these stands first."""
         self._had: dict[bytes, int] = {}
-        """Tokens of the requests that have ended, of those that are here or left a while ago; who comes anew has had as
+        """Tokens of the requests that have ended, of those that are here or left a while ago; who
+        comes anew has had as
         many as the one with the fewest."""
         self._num_seen = 0
 
@@ -76,7 +85,9 @@ class Shares:
         if name is None:
             return True
         client = self._clients[name]
-        if request.request_id in client.admitted:  # woken, or asked again for want of room or after it was preempted
+        if (
+            request.request_id in client.admitted
+        ):  # woken, or asked again for want of room or after it was preempted
             return True
         if len(client.admitted) < self._share() and self._has_turn(name):
             client.admitted.add(request.request_id)
@@ -119,7 +130,11 @@ class Shares:
 
     def _wake(self) -> None:
         share = self._share()
-        waiting = [name for name, each in self._clients.items() if each.parked and len(each.admitted) < share]
+        waiting = [
+            name
+            for name, each in self._clients.items()
+            if each.parked and len(each.admitted) < share
+        ]
         for name in sorted(waiting, key=lambda name: self._had[name]):
             if not self._has_turn(name):
                 return  # nor has who had more
@@ -132,16 +147,23 @@ class Shares:
     def _share(self) -> int:
         """Return how many rows each client may have now.
 
-        One that is alone may have all but a few, which are kept for those that were there a while ago.
+        One that is alone may have all but a few, which are kept for those that were there a while
+        ago.
         """
         num_clients = len(self._clients) + len(self._left)
         if num_clients > 1:
             return -(-self._shared_rows // num_clients)
-        return self._num_rows if len(self._seen) < 2 else max(1, self._num_rows - self._num_rows // 8)
+        return (
+            self._num_rows if len(self._seen) < 2 else max(1, self._num_rows - self._num_rows // 8)
+        )
 
     def _has_turn(self, name: bytes) -> bool:
-        """Say whether a client has had no more than its due, where there are too many for a row each."""
-        if len(self._had) <= self._shared_rows or not any(each.admitted for each in self._clients.values()):
+        """Say whether a client has had no more than its due, where there are too many for a row
+        each.
+        """
+        if len(self._had) <= self._shared_rows or not any(
+            each.admitted for each in self._clients.values()
+        ):
             return True
         return self._had[name] * len(self._had) <= sum(self._had.values())
 

@@ -1,4 +1,5 @@
-"""What KV connectors of other distributions are written with: their settings, a bounded directory, names of blocks, and a way for
+"""What KV connectors of other distributions are written with: their settings, a bounded directory,
+names of blocks, and a way for
 blocks between engines.
 
 What is here is promised as `core.api` is, and `core.contracts` says what a connector is.

@@ -1,4 +1,6 @@
-"""Blocks of a rank's cache as bytes in host memory, and what is the same wherever these bytes mean the same."""
+"""Blocks of a rank's cache as bytes in host memory, and what is the same wherever these bytes mean
+the same.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ class Packed(Protocol):
 
 
 class Beside:
-    """Work of a thread on a device, beside its steps: in a stream of its own where there are streams."""
+    """Work of a thread on a device, beside its steps: in a stream of its own where there are
+    streams.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._module: Any = None if device.type == "cpu" else torch.get_device_module(device)
@@ -57,7 +61,8 @@ class CacheBlocks:
         memory: Mapping[tuple[int, int], torch.Tensor],
         packed: Callable[[Sequence[torch.Tensor]], Packed | None] | None = None,
     ) -> None:
-        """`memory`: by (pool, slot), uint8 [blocks, bytes]. `packed` makes what moves blocks of a group's caches; None: the
+        """`memory`: by (pool, slot), uint8 [blocks, bytes]. `packed` makes what moves blocks of a
+        group's caches; None: the
         device says."""
         slots: dict[int, list[torch.Tensor]] = {}
         for (pool, _), tensor in sorted(memory.items(), key=lambda item: item[0]):
@@ -65,19 +70,28 @@ class CacheBlocks:
         self._slots = [slots.get(group.pool, []) for group in layout.groups]
         self._packed = list(map(packed or _packed_on_device, self._slots))
         self._beside = Beside(
-            next((tensor.device for of_group in self._slots for tensor in of_group), torch.device("cpu"))
+            next(
+                (tensor.device for of_group in self._slots for tensor in of_group),
+                torch.device("cpu"),
+            )
         )
         self.block_bytes = [sum(tensor.shape[1] for tensor in of_group) for of_group in self._slots]
         """Of a block on this rank, by group."""
         self._staging = [
-            torch.empty(size, dtype=torch.uint8, pin_memory=any(tensor.is_cuda for tensor in of_group))
+            torch.empty(
+                size, dtype=torch.uint8, pin_memory=any(tensor.is_cuda for tensor in of_group)
+            )
             for size, of_group in zip(self.block_bytes, self._slots, strict=True)
         ]
         self._staged = [
             Sizes([tensor.shape[1] for tensor in of_group]).cut(staging.numpy())
             for staging, of_group in zip(self._staging, self._slots, strict=True)
         ]
-        self._cached = {group: Lying(self._slots[group]) for group, packed in enumerate(self._packed) if packed is None}
+        self._cached = {
+            group: Lying(self._slots[group])
+            for group, packed in enumerate(self._packed)
+            if packed is None
+        }
         """Of those that lie in host memory."""
 
     def look(self, group: int, block: int) -> Pieces:
@@ -105,9 +119,12 @@ class CacheBlocks:
 
     def put(self, group: int, block: int) -> None:
         """Copy what is in staging into the cache."""
-        packed, slots = self._packed[group], self._slots[group]
+        packed = self._packed[group]
+        slots = self._slots[group]
         if packed is None:
-            for part, place in zip(self.staging(group).arrays(), self.look(group, block).arrays(), strict=True):
+            for part, place in zip(
+                self.staging(group).arrays(), self.look(group, block).arrays(), strict=True
+            ):
                 np.copyto(place, part)
         else:
             with self._beside.behind_steps():
@@ -145,15 +162,19 @@ def facts_of(
 ) -> dict[str, Any]:
     """Return, by names that users know, what is the same wherever bytes under a key mean the same.
 
-    Keys stand for the model's files and the tokens. What else bears on a block is how its layers are laid out, who computes
-    them with what, and which part of them is this rank's.
+    Keys stand for the model's files and the tokens. What else bears on a block is how its layers
+    are laid out, who computes them with what, and which part of them is this rank's.
     """
     model = config.model
     return {
         "format": FORMAT,
         "dtype": model.dtype,
         "kv_cache_dtype": sorted(
-            {group.spec.dtype for group in layout.groups if not isinstance(group.spec, RecurrentState)}
+            {
+                group.spec.dtype
+                for group in layout.groups
+                if not isinstance(group.spec, RecurrentState)
+            }
         ),
         "quantization": model.quantization,
         "model_impl": model.model_impl,

@@ -9,7 +9,9 @@ from core.api import BlockKey
 
 
 class BoundedDirectory:
-    """Holds what stores were told to keep, up to a number of bytes; who goes first is the order's to say."""
+    """Holds what stores were told to keep, up to a number of bytes; who goes first is the order's
+    to say.
+    """
 
     def __init__(self, most_bytes: int, group_bytes: Sequence[int], order: Name) -> None:
         """`group_bytes`: of a block of each KV group."""
@@ -29,7 +31,8 @@ class BoundedDirectory:
         size = self._group_bytes[key.group]
         if key in self._order or key in self._coming:
             return None
-        going, missing = [], self.num_bytes + size - self.most_bytes
+        going = []
+        missing = self.num_bytes + size - self.most_bytes
         if missing > 0:
             for other in self._order:
                 if other not in pinned:

@@ -1,6 +1,8 @@
-"""A folder behind the cache: a file for each block, found again after a restart, and shared by engines of one kind.
+"""A folder behind the cache: a file for each block, found again after a restart, and shared by
+engines of one kind.
 
-Files are read by `preadv`. They are not mapped: a mapped file that somebody cuts short kills whoever looks at it.
+Files are read by `preadv`. They are not mapped: a mapped file that somebody cuts short kills
+whoever looks at it.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ class Disk:
     def __init__(self, config: EngineConfig, settings: KVTransferConfig) -> None:
         self._settings = read_extra(Settings, settings)
         if self._settings.max_bytes <= 0:
-            raise ConfigError(f"{FLAG}.{EXTRA}.max_bytes must be more than 0, not {self._settings.max_bytes}.")
+            raise ConfigError(
+                f"{FLAG}.{EXTRA}.max_bytes must be more than 0, not {self._settings.max_bytes}."
+            )
 
     @staticmethod
     def trial(folder: str) -> Mapping[str, Any]:
@@ -57,10 +61,15 @@ class Disk:
     def directory(self, layout: KVLayout, num_ranks: int) -> BoundedDirectory:
         """Return a directory of this rank's share, however many stages the layers are split into."""
         group_bytes = [layout.pools[group.pool].block_bytes for group in layout.groups]
-        return BoundedDirectory(self._settings.max_bytes // num_ranks, group_bytes, self._settings.eviction_policy)
+        return BoundedDirectory(
+            self._settings.max_bytes // num_ranks, group_bytes, self._settings.eviction_policy
+        )
 
     def store(self, parts: StoreParts) -> Folder:
-        """Return this rank's part of the folder. Raises `ConfigError` where it cannot be written to."""
+        """Return this rank's part of the folder.
+
+        Raises `ConfigError` where it cannot be written to.
+        """
         path = Path(self._settings.folder).expanduser() / parts.fingerprint
         check_writable(path, "folder", self._settings.folder)
         return Folder(path, parts.block_bytes)
@@ -71,7 +80,10 @@ class Disk:
 
 
 def check_writable(path: Path, field: str, given: str) -> None:
-    """Make a folder. Raises `ConfigError` naming the field it was `given` in where nothing can be written to it."""
+    """Make a folder.
+
+    Raises `ConfigError` naming the field it was `given` in where nothing can be written to it.
+    """
     try:
         path.mkdir(parents=True, exist_ok=True)
         probe = path / f"{os.getpid()}{UNFINISHED}"
@@ -79,7 +91,8 @@ def check_writable(path: Path, field: str, given: str) -> None:
         probe.unlink()
     except OSError as error:
         raise ConfigError(
-            f"{FLAG}.{EXTRA}.{field} {given!r} cannot be written to: {error.strerror}. Name another."
+            f"{FLAG}.{EXTRA}.{field} {given!r} cannot be written to: {error.strerror}. Name "
+            "another."
         ) from error
 
 
@@ -96,11 +109,14 @@ class Folder:
         self._num_written = 0
 
     def survey(self) -> Iterable[BlockKey]:
-        """Return the blocks there are; files that are none of ours, or not whole, are removed where they are stale."""
+        """Return the blocks there are; files that are none of ours, or not whole, are removed where
+        they are stale.
+        """
         found = []
         for entry in self._entries():
             with suppress(OSError):  # another engine may remove it meanwhile
-                stat, key = entry.stat(follow_symlinks=False), key_of(entry.name, len(self._file_bytes))
+                stat = entry.stat(follow_symlinks=False)
+                key = key_of(entry.name, len(self._file_bytes))
                 if key is not None and stat.st_size == self._file_bytes[key.group]:
                     found.append((stat.st_mtime_ns, key))
                 elif key is not None or time.time() - stat.st_mtime > STALE_S:
@@ -110,7 +126,10 @@ class Folder:
     def _entries(self) -> Iterator[os.DirEntry[str]]:
         with suppress(FileNotFoundError), os.scandir(self._path) as folders:
             for folder in folders:
-                with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder.path) as files:
+                with (
+                    suppress(FileNotFoundError, NotADirectoryError),
+                    os.scandir(folder.path) as files,
+                ):
                     yield from files
 
     def write(self, key: BlockKey, block: Block, seal: bytes) -> None:
@@ -129,7 +148,10 @@ class Folder:
             raise
 
     def read(self, key: BlockKey, block: Block) -> bytes:
-        """Read a file; it counts as used now. Raises `Damaged` for one that is not whole, `OSError` for one of others."""
+        """Read a file; it counts as used now.
+
+        Raises `Damaged` for one that is not whole, `OSError` for one of others.
+        """
         head = bytearray(len(self._magic) + SEAL_BYTES)
         with open(self._path / path_of(key), "rb", buffering=0) as file:
             _transfer(os.preadv, file.fileno(), [head, *block])
@@ -150,8 +172,12 @@ class Folder:
 
 
 def _transfer(call: Any, descriptor: int, pieces: Iterable[Any]) -> None:
-    """Read or write all bytes of the pieces. Raises `OSError` where the disk is full, `Damaged` where the file ends."""
-    views, at = [memoryview(piece).cast("B") for piece in pieces if len(piece)], 0
+    """Read or write all bytes of the pieces.
+
+    Raises `OSError` where the disk is full, `Damaged` where the file ends.
+    """
+    views = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
+    at = 0
     while views:
         count = call(descriptor, views[:MOST_PIECES], at)
         if not count:

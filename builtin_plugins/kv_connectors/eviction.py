@@ -1,4 +1,6 @@
-"""Which block goes first where there is room for no other: the least recently used, or what ARC says."""
+"""Which block goes first where there is room for no other: the least recently used, or what ARC
+says.
+"""
 
 from __future__ import annotations
 
@@ -57,9 +59,10 @@ class LeastRecentlyUsed:
 
 
 class AdaptiveReplacement:
-    """ARC (Megiddo and Modha, 2003): blocks used once and blocks used again are two lists, and what is asked for shortly
-    after it has gone says which of them should be longer. So a long run of prompts that nobody asks for again does not
-    take the place of what is asked for often.
+    """ARC (Megiddo and Modha, 2003): blocks used once and blocks used again are two lists, and what
+    is asked for shortly
+    after it has gone says which of them should be longer. So a long run of prompts that nobody asks
+    for again does not take the place of what is asked for often.
     """
 
     def __init__(self) -> None:
@@ -83,11 +86,16 @@ class AdaptiveReplacement:
     def add(self, key: BlockKey) -> None:
         """It is new, or comes back."""
         if key in self._gone_once:
-            self._share = min(len(self) + 1.0, self._share + max(1.0, len(self._gone_often) / len(self._gone_once)))
+            self._share = min(
+                len(self) + 1.0,
+                self._share + max(1.0, len(self._gone_often) / len(self._gone_once)),
+            )
             del self._gone_once[key]
             self._often[key] = None
         elif key in self._gone_often:
-            self._share = max(0.0, self._share - max(1.0, len(self._gone_once) / len(self._gone_often)))
+            self._share = max(
+                0.0, self._share - max(1.0, len(self._gone_once) / len(self._gone_often))
+            )
             del self._gone_often[key]
             self._often[key] = None
         else:
@@ -101,7 +109,9 @@ class AdaptiveReplacement:
 
     def remove(self, key: BlockKey, *, evicted: bool) -> None:
         """Remember that it was there, if it went for others."""
-        held, gone = (self._once, self._gone_once) if key in self._once else (self._often, self._gone_often)
+        held, gone = (
+            (self._once, self._gone_once) if key in self._once else (self._often, self._gone_often)
+        )
         del held[key]
         if evicted:
             gone[key] = None

@@ -1,4 +1,7 @@
-"""What other engines have for requests of this one, and what its requests leave for others. Knows no bytes and no address."""
+"""What other engines have for requests of this one, and what its requests leave for others.
+
+Knows no bytes and no address.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +15,32 @@ from builtin_plugins.kv_connectors.trouble import Trouble
 from core.api import BlockKey, RemoteKVDirectory
 
 MOST_OTHERS: Final = 1024
-_encode, _decode = msgspec.msgpack.encode, msgspec.msgpack.decode
+_encode = msgspec.msgpack.encode
+_decode = msgspec.msgpack.decode
 
 
 class Exchange:
     """Beside a tier whose connector is one between engines."""
 
     def __init__(
-        self, directory: RemoteKVDirectory, connector: str, scheduler: Any, name: Callable[[int, bytes], BlockKey]
+        self,
+        directory: RemoteKVDirectory,
+        connector: str,
+        scheduler: Any,
+        name: Callable[[int, bytes], BlockKey],
     ) -> None:
         """`name`: what stores call a cached block, by group and key."""
-        self._directory, self._connector, self._scheduler, self._name = directory, connector, scheduler, name
+        self._directory = directory
+        self._connector = connector
+        self._scheduler = scheduler
+        self._name = name
         self._sizes = [group.block_size for group in scheduler.kv.layout.groups]
         self._link = scheduler.kv.layout.hash_block_size
         self._others: dict[bytes, Trouble] = {}
         self._leaving: dict[str, list[BlockKey]] = {}
-        """Blocks of ended requests that another engine was told of, kept until they are being written."""
+        """Blocks of ended requests that another engine was told of, kept until they are being
+        written.
+        """
 
     @property
     def troubles(self) -> Sequence[Trouble]:
@@ -56,7 +69,9 @@ class Exchange:
         params = request.features.get(NAME)
         if params is None or not (params := _decode(params)).get("do_remote_prefill"):
             return
-        self._scheduler.kv.find(request.lease, request.tokens, request.num_tokens, tiers=False)  # which makes its keys
+        self._scheduler.kv.find(
+            request.lease, request.tokens, request.num_tokens, tiers=False
+        )  # which makes its keys
         blocks = params.get("remote_block_ids")
         most = len(request.keys) if blocks is None else len(blocks) * self._sizes[0] // self._link
         expected = [self._name(*key) for key in self._keys_of(request.keys[:most])]
@@ -65,7 +80,8 @@ class Exchange:
     def finished(self, request: Any, fresh: Container[BlockKey]) -> bool:
         """Tell who asks how another engine gets what this one has computed.
 
-        Say whether any of it has yet to be written (it is `fresh`): its blocks are kept until `let_go`.
+        Say whether any of it has yet to be written (it is `fresh`): its blocks are kept until
+        `let_go`.
         """
         self._directory.forget(request.request_id)
         params = request.features.get(NAME)
@@ -79,7 +95,8 @@ class Exchange:
         return bool(unwritten)
 
     def let_go(self, fresh: Container[BlockKey], *, writes: bool) -> None:
-        """Give back what ended requests have kept, once each of its blocks is being written or (unless it `writes`) never
+        """Give back what ended requests have kept, once each of its blocks is being written or
+        (unless it `writes`) never
         will be."""
         for request_id, unwritten in [*self._leaving.items()]:
             if not writes or not any(key in fresh for key in unwritten):

@@ -1,4 +1,6 @@
-"""What a tier has, by the names that its stores know: the connector's directory, and what is to be dropped for others."""
+"""What a tier has, by the names that its stores know: the connector's directory, and what is to be
+dropped for others.
+"""
 
 from __future__ import annotations
 
@@ -65,5 +67,6 @@ class Holdings:
 
     def take_drops(self) -> list[BlockKey]:
         """Return these blocks, once."""
-        drops, self._drops = self._drops, []
+        drops = self._drops
+        self._drops = []
         return drops

@@ -39,10 +39,16 @@ class GivenUp(Exception):
 
 
 class Lane(Generic[T]):
-    """One thread. `work` does one order; `done` is told of a batch, with what `work` raised by order."""
+    """One thread.
+
+    `work` does one order; `done` is told of a batch, with what `work` raised by order.
+    """
 
     def __init__(
-        self, name: str, work: Callable[[T, Claim], None], done: Callable[[Sequence[T], dict[int, str]], None]
+        self,
+        name: str,
+        work: Callable[[T, Claim], None],
+        done: Callable[[Sequence[T], dict[int, str]], None],
     ) -> None:
         self._work: Callable[[T, Claim], None] = work
         self._done: Callable[[Sequence[T], dict[int, str]], None] = done
@@ -63,9 +69,15 @@ class Lane(Generic[T]):
         self._queue.put(batch)
 
     def late(self, timeout_s: float) -> list[int]:
-        """Return, once each, the orders that have waited for longer: they are given up, and touch the cache no more."""
+        """Return, once each, the orders that have waited for longer: they are given up, and touch
+        the cache no more.
+        """
         with self._lock:
-            found = [b for b in self._waiting if not b.is_late and time.monotonic() - b.since_s > timeout_s]
+            found = [
+                b
+                for b in self._waiting
+                if not b.is_late and time.monotonic() - b.since_s > timeout_s
+            ]
         with self._touching:
             for batch in found:
                 batch.is_late = True

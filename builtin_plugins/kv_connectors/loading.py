@@ -1,4 +1,5 @@
-"""Which blocks come back, and for whom: a request waits with its blocks until all of them are there and right. Where one is not,
+"""Which blocks come back, and for whom: a request waits with its blocks until all of them are there
+and right. Where one is not,
 it is computed."""
 
 from __future__ import annotations
@@ -29,13 +30,19 @@ class Loading:
         recomputes: bool,
     ) -> None:
         """`trouble`: of reading; `recomputes`: or else requests fail whose blocks do not come."""
-        self._scheduler, self._kv = scheduler, scheduler.kv
-        self._holdings, self._moves, self._trouble, self._exchange = holdings, moves, trouble, exchange
+        self._scheduler = scheduler
+        self._kv = scheduler.kv
+        self._holdings = holdings
+        self._moves = moves
+        self._trouble = trouble
+        self._exchange = exchange
         self._sizes = [group.block_size for group in self._kv.layout.groups]
         self._link = self._kv.layout.hash_block_size
         self._recomputes = recomputes
         self.num_loaded = self.num_unloaded = 0
-        """Blocks since the start, and those whose reading failed, or that were not what was written."""
+        """Blocks since the start, and those whose reading failed, or that were not what was
+        written.
+        """
         self.hit_tokens = 0
         """That requests began with because of what was brought for them."""
         self._reads: deque[tuple[Load, Move]] = deque()
@@ -53,7 +60,9 @@ class Loading:
     def holds(self, group: int, key: bytes) -> bool:
         """Say whether a block can be had now."""
         name = self._holdings.name(group, key)
-        return bool(self._holdings.directory.holds(name)) and self._asks(self._source(name)).may_ask(self._kv.issued)
+        return bool(self._holdings.directory.holds(name)) and self._asks(
+            self._source(name)
+        ).may_ask(self._kv.issued)
 
     def _source(self, name: BlockKey) -> bytes:
         """Return which other engine has a block; empty: it is here."""
@@ -61,12 +70,19 @@ class Loading:
 
     def _asks(self, source: bytes) -> Trouble:
         """Return what is known of whoever is asked for a block."""
-        return self._trouble if self._exchange is None or not source else self._exchange.trouble(source)
+        return (
+            self._trouble
+            if self._exchange is None or not source
+            else self._exchange.trouble(source)
+        )
 
     # --- requests
 
     def may_start(self, request_id: str) -> bool:
-        """Say whether a request waits for nothing. Raises for one whose blocks did not come, where that is wanted."""
+        """Say whether a request waits for nothing.
+
+        Raises for one whose blocks did not come, where that is wanted.
+        """
         if (error := self._errors.pop(request_id, None)) is not None:
             raise RequestFailed(error)
         return request_id not in self._loads
@@ -74,19 +90,25 @@ class Loading:
     def park(self, request: Any, wanted: Sequence[Any]) -> None:
         """Have blocks read; the request waits for them."""
         extent = self._extent(request, {(each.group, each.key) for each in wanted})
-        load = Load(self._moves.lease(self._moves.number()), request.request_id, *extent, len(wanted))
+        load = Load(
+            self._moves.lease(self._moves.number()), request.request_id, *extent, len(wanted)
+        )
         tables: list[list[int]] = [[] for _ in self._sizes]
         for each in wanted:
             tables[each.group].append(each.block)
             name = self._holdings.name(each.group, each.key)
             source = self._source(name)
             self._holdings.pinned[name] += 1
-            self._reads.append((load, self._moves.make(name, each.block, load, self._asks(source), source)))
+            self._reads.append(
+                (load, self._moves.make(name, each.block, load, self._asks(source), source))
+            )
         self._scheduler.keep(load.name, tables)
         self._loads[request.request_id] = load
 
     def _extent(self, request: Any, wanted: set[tuple[int, bytes]]) -> tuple[int, int]:
-        """Return the first position of blocks that are brought for a request, and that behind the last."""
+        """Return the first position of blocks that are brought for a request, and that behind the
+        last.
+        """
         ends = [
             (group, (place + 1) * self._link)
             for group in range(len(self._sizes))
@@ -96,7 +118,9 @@ class Loading:
         return min(end - self._sizes[group] for group, end in ends), max(end for _, end in ends)
 
     def forget(self, request_id: str) -> None:
-        """Nobody waits for this request's blocks; they are kept until nobody writes to them any more."""
+        """Nobody waits for this request's blocks; they are kept until nobody writes to them any
+        more.
+        """
         self._errors.pop(request_id, None)
         if (load := self._loads.pop(request_id, None)) is not None:
             load.request_id = None
@@ -128,7 +152,9 @@ class Loading:
     def give_up(self) -> None:
         """Nobody waits for whoever is left alone for a while."""
         step = self._kv.issued + 1
-        self._drop(lambda move: not move.trouble.may_ask(step), "its connector is left alone for a while")
+        self._drop(
+            lambda move: not move.trouble.may_ask(step), "its connector is left alone for a while"
+        )
 
     def refilled(self) -> None:
         """What was to be read is of other weights."""
@@ -136,7 +162,8 @@ class Loading:
 
     def _drop(self, is_wrong: Callable[[Move], bool], error: str) -> None:
         """Do not begin with those that are wrong."""
-        reads, self._reads = self._reads, deque()
+        reads = self._reads
+        self._reads = deque()
         for load, move in reads:
             if is_wrong(move):
                 self._read_ended(load, move.order.key, error)
@@ -158,7 +185,8 @@ class Loading:
         """Let the request that waits start: with what was brought, or without it."""
         if load.request_id is None:
             return
-        request_id, load.request_id = load.request_id, None
+        request_id = load.request_id
+        load.request_id = None
         del self._loads[request_id]
         if not load.error:
             self.hit_tokens += load.end - load.position
@@ -166,7 +194,8 @@ class Loading:
             return
         if not self._recomputes:
             self._errors[request_id] = (
-                f"its cached beginning could not be loaded ({load.error}), and kv_load_failure_policy is fail; send it again."
+                f"its cached beginning could not be loaded ({load.error}), and "
+                "kv_load_failure_policy is fail; send it again."
             )
         self._scheduler.recompute(request_id, load.position)
         self._scheduler.wake(request_id)

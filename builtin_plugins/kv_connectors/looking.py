@@ -1,6 +1,8 @@
-"""Which blocks are asked for that only the stores know of: a request waits until all ranks have said what they have for it.
+"""Which blocks are asked for that only the stores know of: a request waits until all ranks have
+said what they have for it.
 
-For places that others write to, and that cannot be listed. A request that finds all of its beginning here asks for nothing.
+For places that others write to, and that cannot be listed. A request that finds all of its
+beginning here asks for nothing.
 """
 
 from __future__ import annotations
@@ -26,12 +28,17 @@ class Asked:
 class Looking:
     """The questions of one tier."""
 
-    def __init__(self, scheduler: Any, holdings: Holdings, trouble: Trouble, num_ranks: int) -> None:
+    def __init__(
+        self, scheduler: Any, holdings: Holdings, trouble: Trouble, num_ranks: int
+    ) -> None:
         """`trouble`: of asking."""
         self.trouble = trouble
         self.unasked: list[Look] = []
         """Questions that have yet to go out."""
-        self._scheduler, self._kv, self._holdings, self._num_ranks = scheduler, scheduler.kv, holdings, num_ranks
+        self._scheduler = scheduler
+        self._kv = scheduler.kv
+        self._holdings = holdings
+        self._num_ranks = num_ranks
         self._sizes = [group.block_size for group in self._kv.layout.groups]
         self._link = self._kv.layout.hash_block_size
         self._num_looks = 0
@@ -40,12 +47,18 @@ class Looking:
         """By request that waits."""
 
     def arrived(self, request: Any) -> None:
-        """Ask for what a request begins with, as far as it is neither cached nor known to be in a tier."""
+        """Ask for what a request begins with, as far as it is neither cached nor known to be in a
+        tier.
+        """
         if not self.trouble.may_ask(self._kv.issued):
             return
         # Which makes its keys, too.
         found = self._kv.find(request.lease, request.tokens, request.num_tokens).num_tokens
-        keys = [name for name in self._names(request.keys, found) if not self._holdings.directory.holds(name)]
+        keys = [
+            name
+            for name in self._names(request.keys, found)
+            if not self._holdings.directory.holds(name)
+        ]
         if not keys:
             return
         self._num_looks += 1
@@ -72,7 +85,8 @@ class Looking:
 
     def take(self) -> list[Look]:
         """Return the questions that go out, once."""
-        looks, self.unasked = self.unasked, []
+        looks = self.unasked
+        self.unasked = []
         return looks
 
     def looked(self, told: Looked) -> None:

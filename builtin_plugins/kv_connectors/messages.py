@@ -34,7 +34,10 @@ class Look(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Orders(msgspec.Struct, array_like=True, frozen=True):
-    """What begins with a step. A block is dropped before others are written; none of those that are read is dropped."""
+    """What begins with a step.
+
+    A block is dropped before others are written; none of those that are read is dropped.
+    """
 
     reads: list[Order] = []
     writes: list[Order] = []
@@ -45,7 +48,9 @@ class Orders(msgspec.Struct, array_like=True, frozen=True):
 
 
 UNLIKE: Final = "SetUpOtherwise: "
-"""What errors begin with of engines whose blocks mean something else here; behind it stands in what they differ."""
+"""What errors begin with of engines whose blocks mean something else here; behind it stands in what
+they differ.
+"""
 OTHER_WEIGHTS: Final = "the weights were changed"
 """What is said of orders of before; it is nobody's fault."""
 
@@ -56,7 +61,9 @@ class Refilled(msgspec.Struct, array_like=True, frozen=True, tag=True):
     rank: int
     version: int
     domain: bytes
-    """What tells the keys of blocks from now on from those of before: nobody knows which weights these are."""
+    """What tells the keys of blocks from now on from those of before: nobody knows which weights
+    these are.
+    """
 
 
 class Opened(msgspec.Struct, array_like=True, frozen=True, tag=True):
@@ -90,7 +97,8 @@ class Moved(msgspec.Struct, array_like=True, frozen=True, tag=True):
 
 
 class Late(msgspec.Struct, array_like=True, frozen=True, tag=True):
-    """Orders that a rank should have been done with. It may still work on them, and touches none of their blocks; in the
+    """Orders that a rank should have been done with. It may still work on them, and touches none of
+    their blocks; in the
     end it says `Moved`, or `Looked`, of them, too."""
 
     rank: int

@@ -1,4 +1,7 @@
-"""Blocks on their way between the cache and the stores of all ranks. Knows neither why they move nor what is done then."""
+"""Blocks on their way between the cache and the stores of all ranks.
+
+Knows neither why they move nor what is done then.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,9 @@ class Moves:
         """`block_bytes`: on one rank, by group."""
         self.num_bytes = 0
         """Of those under way, on each rank."""
-        self._name, self._block_bytes, self._num_ranks = name, block_bytes, num_ranks
+        self._name = name
+        self._block_bytes = block_bytes
+        self._num_ranks = num_ranks
         self._moves: dict[int, Move] = {}
         self._given_up: dict[tuple[int, int], Trouble] = {}
         """By rank and order: whose end, if it comes, says that something works again."""
@@ -76,10 +81,14 @@ class Moves:
         return self._num_orders
 
     def lease(self, number: int) -> str:
-        """Return the name under which the scheduler keeps blocks for an order or a load of this number."""
+        """Return the name under which the scheduler keeps blocks for an order or a load of this
+        number.
+        """
         return f"{self._name}/{number}"
 
-    def make(self, name: BlockKey, block: int, load: Load | None, trouble: Trouble, source: bytes = b"") -> Move:
+    def make(
+        self, name: BlockKey, block: int, load: Load | None, trouble: Trouble, source: bytes = b""
+    ) -> Move:
         """Return a move that has not begun."""
         order = Order(self.number(), name, block, source)
         return Move(order, self._block_bytes[name.group], self._num_ranks, load, trouble)
@@ -96,7 +105,10 @@ class Moves:
             move.distrusted |= move.order.key == name
 
     def late(self, told: Late, step: int) -> list[Move]:
-        """A rank has given these up: return them. What it says of them later only tells that it works again."""
+        """A rank has given these up: return them.
+
+        What it says of them later only tells that it works again.
+        """
         late = [self._moves[each] for each in told.ids if each in self._moves]
         for trouble in dict.fromkeys(move.trouble for move in late):
             trouble.late([move.order.id for move in late if move.trouble is trouble], step)

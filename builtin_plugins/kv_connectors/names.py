@@ -1,4 +1,6 @@
-"""What blocks are called where others can see them, as files in a folder or objects in a bucket, and what lies there instead."""
+"""What blocks are called where others can see them, as files in a folder or objects in a bucket,
+and what lies there instead.
+"""
 
 from __future__ import annotations
 

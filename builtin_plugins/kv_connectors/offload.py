@@ -1,4 +1,6 @@
-"""Host memory behind the cache: blocks that the device has no room for, as long as the engine lives."""
+"""Host memory behind the cache: blocks that the device has no room for, as long as the engine
+lives.
+"""
 
 from __future__ import annotations
 
@@ -49,15 +51,19 @@ class Offload:
             raise ConfigError(f"{FLAG}.{EXTRA} needs 'cpu_bytes_to_use' or 'num_cpu_blocks'.")
         if own.cpu_bytes_to_use and own.num_cpu_blocks:
             raise ConfigError(
-                f"{FLAG}.{EXTRA}: cpu_bytes_to_use and num_cpu_blocks both say how much it is; leave one out."
+                f"{FLAG}.{EXTRA}: cpu_bytes_to_use and num_cpu_blocks both say how much it is; "
+                "leave one out."
             )
         if own.cpu_bytes_to_use and own.cpu_bytes_to_use < LEAST_BYTES:
             raise ConfigError(
-                f"{FLAG}.{EXTRA}.cpu_bytes_to_use {own.cpu_bytes_to_use} holds no block; state bytes of host memory."
+                f"{FLAG}.{EXTRA}.cpu_bytes_to_use {own.cpu_bytes_to_use} holds no block; state "
+                "bytes of host memory."
             )
         for name in ("num_cpu_blocks", "block_size"):
             if getattr(own, name) < 0:
-                raise ConfigError(f"{FLAG}.{EXTRA}.{name} must be more than 0, not {getattr(own, name)}.")
+                raise ConfigError(
+                    f"{FLAG}.{EXTRA}.{name} must be more than 0, not {getattr(own, name)}."
+                )
 
     @staticmethod
     def trial(folder: str) -> Mapping[str, Any]:
@@ -77,7 +83,8 @@ class Offload:
 
     def host_bytes(self, model: Any, config: EngineConfig) -> int:
         """Return this rank's share."""
-        cache, blocks = config.cache, list[tuple[int, int]]()
+        cache = config.cache
+        blocks = list[tuple[int, int]]()
         for spec in (layer.spec for layer in model.kv_layers):
             usual = cache.mamba_block_size if isinstance(spec, RecurrentState) else cache.block_size
             size = spec.block_size or usual
@@ -85,15 +92,22 @@ class Offload:
         return self._most_bytes(self._num_ranks, blocks)
 
     def _most_bytes(self, num_ranks: int, blocks: Iterable[tuple[int, int]]) -> int:
-        """Return one rank's share. `blocks`: tokens and bytes of a block of each group or layer there."""
+        """Return one rank's share.
+
+        `blocks`: tokens and bytes of a block of each group or layer there.
+        """
         own = self._settings
         if not own.num_cpu_blocks:
             return own.cpu_bytes_to_use // num_ranks
-        return own.num_cpu_blocks * sum(-(-(own.block_size or size) // size) * num_bytes for size, num_bytes in blocks)
+        return own.num_cpu_blocks * sum(
+            -(-(own.block_size or size) // size) * num_bytes for size, num_bytes in blocks
+        )
 
 
 class HostMemory:
-    """A buffer for each block; those of blocks that have gone are used again, so that memory is touched once."""
+    """A buffer for each block; those of blocks that have gone are used again, so that memory is
+    touched once.
+    """
 
     seal: Literal["sum", "crc32"] = "sum"
 
@@ -123,7 +137,9 @@ class HostMemory:
             return self._held[key]
 
     def _room(self, size: int) -> Bytes:
-        """Return memory for a block: where there are blocks of several sizes, that of others is given back first."""
+        """Return memory for a block: where there are blocks of several sizes, that of others is
+        given back first.
+        """
         if self._free.get(size):
             return self._free[size].pop()
         self._free.clear()

@@ -1,4 +1,6 @@
-"""KV connectors: the options, those that are shipped, and the halves in the scheduler and in workers."""
+"""KV connectors: the options, those that are shipped, and the halves in the scheduler and in
+workers.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,10 @@ def engine_options() -> list[Option]:
             "kv_transfer_config",
             dict[str, Any] | None,
             None,
-            "Where cached blocks go that the device has no room for, and come back from: kv_connector (offload, disk, shared_storage, tcp, multi), kv_role, "
-            "kv_load_failure_policy, kv_connector_extra_config, step_bytes, most_bytes_under_way, timeout_s.",
+            "Where cached blocks go that the device has no room for, and come back from: "
+            "kv_connector (offload, disk, shared_storage, tcp, multi), kv_role, "
+            "kv_load_failure_policy, kv_connector_extra_config, step_bytes, most_bytes_under_way, "
+            "timeout_s.",
         ),
         Option(
             "kv_offloading_size",
@@ -31,7 +35,8 @@ def engine_options() -> list[Option]:
             "kv_offloading_backend",
             Literal["native", "lmcache"] | None,
             None,
-            "Who keeps them; native: the engine itself; lmcache: LMCache, by the plugin engine-lmcache.",
+            "Who keeps them; native: the engine itself; lmcache: LMCache, by the plugin "
+            "engine-lmcache.",
         ),
     ]
 
@@ -39,14 +44,20 @@ def engine_options() -> list[Option]:
 @hookimpl
 def engine_kv_connectors() -> list[Entry]:
     return [
-        Entry("offload", f"{CONNECTORS}.offload:Offload", "host memory, as long as the engine lives"),
+        Entry(
+            "offload", f"{CONNECTORS}.offload:Offload", "host memory, as long as the engine lives"
+        ),
         Entry("disk", f"{CONNECTORS}.disk:Disk", "a folder, which is found again after a restart"),
         Entry(
             "shared_storage",
             f"{CONNECTORS}.shared_storage:SharedStorage",
             "a folder of several engines, looked into each time",
         ),
-        Entry("tcp", f"{CONNECTORS}.tcp.connector:Tcp", "blocks of other engines, and this one's for them"),
+        Entry(
+            "tcp",
+            f"{CONNECTORS}.tcp.connector:Tcp",
+            "blocks of other engines, and this one's for them",
+        ),
     ]
 
 
@@ -89,7 +100,10 @@ def engine_runner_extensions(config: EngineConfig, registry: Any) -> list[Any]:
     from builtin_plugins.kv_connectors.worker import Mover  # lazy: only workers need torch
 
     made = [(_made(config, settings, registry), settings) for settings in wanted]
-    return [Mover(connector, settings, name_of(place)) for place, (connector, settings) in enumerate(made)]
+    return [
+        Mover(connector, settings, name_of(place))
+        for place, (connector, settings) in enumerate(made)
+    ]
 
 
 def _made(config: EngineConfig, settings: KVTransferConfig, registry: Any) -> Any:

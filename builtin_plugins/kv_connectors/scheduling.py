@@ -1,7 +1,8 @@
-"""The scheduler half: what the scheduler, the cache and the worker halves say to a tier, and what begins with each step.
+"""The scheduler half: what the scheduler, the cache and the worker halves say to a tier, and what
+begins with each step.
 
-A block is stored once the step that computed it has returned (`storing`). A request whose beginning is in the store waits until
-all of it is there and right (`loading`).
+A block is stored once the step that computed it has returned (`storing`). A request whose beginning
+is in the store waits until all of it is there and right (`loading`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,16 @@ from builtin_plugins.kv_connectors.exchange import Exchange
 from builtin_plugins.kv_connectors.holdings import Holdings
 from builtin_plugins.kv_connectors.loading import Loading
 from builtin_plugins.kv_connectors.looking import Looking
-from builtin_plugins.kv_connectors.messages import NAME, Found, Late, Looked, Opened, Orders, Refilled, Told
+from builtin_plugins.kv_connectors.messages import (
+    NAME,
+    Found,
+    Late,
+    Looked,
+    Opened,
+    Orders,
+    Refilled,
+    Told,
+)
 from builtin_plugins.kv_connectors.moves import TOO_LATE, Move, Moves
 from builtin_plugins.kv_connectors.storing import Storing
 from builtin_plugins.kv_connectors.trouble import Trouble
@@ -56,16 +66,23 @@ class Traffic:
         name: str = NAME,
         above: Sequence[Traffic] = (),
     ) -> None:
-        """`tensor`: ranks that split every layer, of all `num_ranks`. `watchers`: told of what the tier has and has lost.
+        """`tensor`: ranks that split every layer, of all `num_ranks`. `watchers`: told of what the
+        tier has and has lost.
 
         `above`: tiers that are asked before this one.
         """
-        self.name, self._above = name, above
-        self._connector, self._settings = connector, settings
-        self._tensor, self._num_ranks, self._watchers = tensor, num_ranks, watchers
+        self.name = name
+        self._above = above
+        self._connector = connector
+        self._settings = settings
+        self._tensor = tensor
+        self._num_ranks = num_ranks
+        self._watchers = watchers
         self._loads_any = settings.kv_role != "kv_producer"
         self._stores_any = settings.kv_role != "kv_consumer"
-        self._reading, self._writing = (Trouble(settings.kv_connector, verb) for verb in ("reading", "writing"))
+        self._reading, self._writing = (
+            Trouble(settings.kv_connector, verb) for verb in ("reading", "writing")
+        )
         self._exchange: Exchange | None = None
         """None: its connector knows no other engine."""
         self._looking: Looking | None = None
@@ -81,9 +98,12 @@ class Traffic:
 
     def attach(self, scheduler: Any) -> None:
         """Become a tier of the scheduler's cache."""
-        self._scheduler, kv = scheduler, scheduler.kv
-        self._kv, layout = kv, kv.layout
-        self._sizes, self._link = [group.block_size for group in layout.groups], layout.hash_block_size
+        self._scheduler = scheduler
+        kv = scheduler.kv
+        self._kv = kv
+        layout = kv.layout
+        self._sizes = [group.block_size for group in layout.groups]
+        self._link = layout.hash_block_size
         block_bytes = [layout.pools[group.pool].block_bytes for group in layout.groups]
         own: Any = self._connector.directory(layout, self._tensor)
         medium = getattr(self._connector, "medium", self._settings.kv_connector)
@@ -97,12 +117,16 @@ class Traffic:
             trouble = Trouble(self._settings.kv_connector, "looking for blocks")
             self._looking = Looking(scheduler, holdings, trouble, self._num_ranks)
         recomputes = self._settings.kv_load_failure_policy == "recompute"
-        self._loading = Loading(scheduler, holdings, moves, self._reading, self._exchange, recomputes=recomputes)
+        self._loading = Loading(
+            scheduler, holdings, moves, self._reading, self._exchange, recomputes=recomputes
+        )
         kv.watch(self._offered, self._forgotten)
         kv.add_tier(self.holds)
 
     def info(self) -> Mapping[str, str]:
-        """Return the labels by which the tier is shown: whether it works, and if not, the kind of error."""
+        """Return the labels by which the tier is shown: whether it works, and if not, the kind of
+        error.
+        """
         degraded = self._degraded
         state = "degraded" if degraded else "ready" if self._is_open else "opening"
         return {
@@ -120,7 +144,10 @@ class Traffic:
 
     def numbers(self) -> Mapping[str, float]:
         """Return what is counted, by metric."""
-        counts = {f"kv_connector_{name}_blocks_total": float(value) for name, value in asdict(self.counts).items()}
+        counts = {
+            f"kv_connector_{name}_blocks_total": float(value)
+            for name, value in asdict(self.counts).items()
+        }
         directory = self._holdings.directory
         return counts | {
             "kv_connector_hit_tokens_total": self._loading.hit_tokens,
@@ -132,7 +159,8 @@ class Traffic:
     @property
     def counts(self) -> Counts:
         """What has happened."""
-        storing, loading = self._storing, self._loading
+        storing = self._storing
+        loading = self._loading
         return Counts(
             stored=storing.num_stored,
             loaded=loading.num_loaded,
@@ -156,7 +184,9 @@ class Traffic:
             self._storing.offered(lease, start)
 
     def _forgotten(self, group: int, key: bytes, block: int, right: bool) -> None:
-        """What the cache loses before it was stored is lost; what it does not trust is not to be had here either."""
+        """What the cache loses before it was stored is lost; what it does not trust is not to be
+        had here either.
+        """
         self._storing.fresh.pop(BlockKey(group, key), None)
         if not right:
             name = self._holdings.name(group, key)
@@ -174,7 +204,10 @@ class Traffic:
             self._looking.arrived(request)
 
     def may_start(self, request: Any) -> bool:
-        """Say whether it waits for blocks. Raises for one whose blocks did not come, where that is wanted."""
+        """Say whether it waits for blocks.
+
+        Raises for one whose blocks did not come, where that is wanted.
+        """
         may_start = self._loading.may_start(request.request_id)
         if self._loads_any and not self._is_open:
             self._early.append(request.request_id)
@@ -186,22 +219,29 @@ class Traffic:
         wanted = [
             each
             for each in loads
-            if self.holds(each.group, each.key) and not any(tier.holds(each.group, each.key) for tier in self._above)
+            if self.holds(each.group, each.key)
+            and not any(tier.holds(each.group, each.key) for tier in self._above)
         ]
         if wanted:
             self._loading.park(request, wanted)
         return not wanted
 
     def finished(self, request: Any) -> bool:
-        """Its beginning was asked for again, if it was found: that is kept longer, and the first of it the longest."""
+        """Its beginning was asked for again, if it was found: that is kept longer, and the first of
+        it the longest.
+        """
         keeps = self._exchange is not None and self._exchange.finished(request, self._storing.fresh)
         self._loading.forget(request.request_id)
         if self._looking is not None:
             self._looking.forget(request.request_id)
         for group, size in enumerate(self._sizes):
             links = size // self._link
-            for place in reversed(range(min(request.num_cached, len(request.keys) * self._link) // size)):
-                self._holdings.directory.used(self._holdings.name(group, request.keys[(place + 1) * links - 1]))
+            for place in reversed(
+                range(min(request.num_cached, len(request.keys) * self._link) // size)
+            ):
+                self._holdings.directory.used(
+                    self._holdings.name(group, request.keys[(place + 1) * links - 1])
+                )
         return keeps
 
     # --- steps
@@ -220,9 +260,12 @@ class Traffic:
         return bool(self._storing.fresh) and has_room
 
     def planned(self, plan: StepPlan) -> bytes | None:
-        """Begin as much as may move beside the step: what requests wait for, then what is to be stored."""
+        """Begin as much as may move beside the step: what requests wait for, then what is to be
+        stored.
+        """
         if not self._is_open:
-            greeting, self._greeted = not self._greeted, True
+            greeting = not self._greeted
+            self._greeted = True
             return _encode(Orders()) if greeting else None
         most_bytes = self._settings.most_bytes_under_way
         computes = bool(plan.steady or plan.rows)
@@ -235,7 +278,9 @@ class Traffic:
         drops = self._holdings.take_drops()
         looks = [] if self._looking is None else self._looking.take()
         return (
-            _encode(Orders(reads, writes, drops, self._version, looks)) if reads or writes or drops or looks else None
+            _encode(Orders(reads, writes, drops, self._version, looks))
+            if reads or writes or drops or looks
+            else None
         )
 
     # --- what worker halves say
@@ -256,14 +301,17 @@ class Traffic:
             self._take_refilled(told)
         else:
             for each in told.ids:
-                self._end(self._moves.done(told.rank, each, told.errors.get(each, ""), self._kv.issued))
+                self._end(
+                    self._moves.done(told.rank, each, told.errors.get(each, ""), self._kv.issued)
+                )
         if self._loading.waits_any:
             self._loading.give_up()
 
     def _take_opened(self, rank: int) -> None:
         self._opened.add(rank)
         if self._is_open:
-            early, self._early = self._early, []
+            early = self._early
+            self._early = []
             for request_id in early:
                 self._scheduler.wake(request_id)
 
@@ -276,7 +324,9 @@ class Traffic:
             self._loading.refilled()
 
     def _take_late(self, told: Late) -> None:
-        """The rank has given these up: nobody waits for them, and their blocks are free as if they had failed."""
+        """The rank has given these up: nobody waits for them, and their blocks are free as if they
+        had failed.
+        """
         for move in self._moves.late(told, self._kv.issued):
             if move.load is not None:
                 self._loading.late(move.load)

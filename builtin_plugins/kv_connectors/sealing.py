@@ -1,4 +1,6 @@
-"""The seal by which what comes back is known to be what was sent, and copies that make it in the same pass over memory."""
+"""The seal by which what comes back is known to be what was sent, and copies that make it in the
+same pass over memory.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ class Sealer:
     def seal(self, key: BlockKey, pieces: Pieces, how: Literal["sum", "crc32"]) -> bytes:
         """Return the seal of a block where it lies."""
         if how == "crc32":
-            found: Sequence[int] | npt.NDArray[np.uint64] = [zlib.crc32(part.data) for part in pieces.arrays()]
+            found: Sequence[int] | npt.NDArray[np.uint64] = [
+                zlib.crc32(part.data) for part in pieces.arrays()
+            ]
         elif self._copies is None:
             found = [_sum(part) for part in pieces.arrays()]
         else:
@@ -75,7 +79,10 @@ class Sealer:
 
 
 def sealer_on(device: str) -> Sealer:
-    """Return the sealer of a worker. On devices that compute nothing by the library it is not compiled for this alone."""
+    """Return the sealer of a worker.
+
+    On devices that compute nothing by the library it is not compiled for this alone.
+    """
     library = load_library() if device == "cpu" else open_library(FOLDER / LIBRARY_NAME)[0]
     return Sealer(None if library is None else SummedCopies(library))
 
@@ -86,7 +93,11 @@ def _sum(part: Bytes) -> int:
 
 
 def _digest(key: BlockKey, found: Sequence[int] | npt.NDArray[np.uint64], sizes: Sizes) -> bytes:
-    """Return 16 bytes that are others where a number found, the order of the pieces, or the key is another."""
+    """Return 16 bytes that are others where a number found, the order of the pieces, or the key is
+    another.
+    """
     told = np.empty((len(sizes.each), 2), "<u8")
     told[:, 0], told[:, 1] = found, sizes.each
-    return hashlib.blake2b(key.group.to_bytes(4, "little") + key.key + told.tobytes(), digest_size=16).digest()
+    return hashlib.blake2b(
+        key.group.to_bytes(4, "little") + key.key + told.tobytes(), digest_size=16
+    ).digest()

@@ -1,4 +1,7 @@
-"""`--kv-transfer-config` and `--kv-offloading-size`: typed, checked once. Knows connectors by their names only."""
+"""`--kv-transfer-config` and `--kv-offloading-size`: typed, checked once.
+
+Knows connectors by their names only.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +30,14 @@ ALIASES: Final[Mapping[str, str]] = {
 }
 """vLLM's names of connectors that are here."""
 ABSENT: Final[Mapping[str, str]] = {
-    "LMCacheMPConnector": "it speaks with a server of LMCache's, which cuts prompts into chunks of its own. Name lmcache: engines "
+    "LMCacheMPConnector": "it speaks with a server of LMCache's, which cuts prompts into chunks of "
+    "its own. Name lmcache: engines "
     "share what its l2_adapters say.",
 }
 """vLLM's names of connectors that cannot be here, and what to take."""
 CURES: Final[Mapping[str, str]] = {
-    name: f"It is installed apart: `pip install plugins/engine-{name.replace('_', '-')}` in a checkout of the engine."
+    name: f"It is installed apart: `pip install plugins/engine-{name.replace('_', '-')}` in a "
+    "checkout of the engine."
     for name in ("nixl", "mooncake", "object_store", LMCACHE)
 }
 """What to do where a connector is not loaded."""
@@ -56,13 +61,19 @@ class Listed:
 
 
 def tiers_of(config: EngineConfig) -> list[KVTransferConfig]:
-    """Return the settings of every tier behind the cache, the one asked first first. Raises `ConfigError` naming the key."""
+    """Return the settings of every tier behind the cache, the one asked first first.
+
+    Raises `ConfigError` naming the key.
+    """
     options = config.options
-    given, size = dict(options.get("kv_transfer_config") or {}), options.get("kv_offloading_size")
+    given = dict(options.get("kv_transfer_config") or {})
+    size = options.get("kv_offloading_size")
     tiers = []
     if size is not None:
         if not 0 < size < float("inf"):
-            raise ConfigError(f"{SIZE_FLAG} {size} is no size; state the GiB of host memory, more than 0.")
+            raise ConfigError(
+                f"{SIZE_FLAG} {size} is no size; state the GiB of host memory, more than 0."
+            )
         if options.get("kv_offloading_backend") == LMCACHE:
             tiers.append(KVTransferConfig(LMCACHE, kv_connector_extra_config={"l1_size_gb": size}))
         else:
@@ -72,24 +83,31 @@ def tiers_of(config: EngineConfig) -> list[KVTransferConfig]:
         tiers += _listed(given)
     if tiers and not config.cache.enable_prefix_caching:
         raise ConfigError(
-            f"{FLAG if given else SIZE_FLAG} needs prefix caching, by whose keys blocks are found again; "
+            f"{FLAG if given else SIZE_FLAG} needs prefix caching, by whose keys blocks are found "
+            "again; "
             "leave out --no-enable-prefix-caching."
         )
     return tiers
 
 
 def _listed(given: Mapping[str, Any]) -> list[KVTransferConfig]:
-    """Return one connector's settings, or those that `multi` lists: what these do not say, the whole says for them."""
+    """Return one connector's settings, or those that `multi` lists: what these do not say, the
+    whole says for them.
+    """
     whole = _read(given)
     if whole.kv_connector != MULTI:
         return [whole]
     listed = read_extra(Listed, whole).connectors
     if not listed:
-        raise ConfigError(f"{FLAG}.{EXTRA}.connectors is empty; list the settings of one connector at least.")
+        raise ConfigError(
+            f"{FLAG}.{EXTRA}.connectors is empty; list the settings of one connector at least."
+        )
     said = {key: value for key, value in given.items() if key not in ("kv_connector", EXTRA)}
     tiers = [_read({**said, **each}) for each in listed]
     if any(each.kv_connector == MULTI for each in tiers):
-        raise ConfigError(f"{FLAG}.{EXTRA}.connectors: a list in a list is a list; name the connectors in one.")
+        raise ConfigError(
+            f"{FLAG}.{EXTRA}.connectors: a list in a list is a list; name the connectors in one."
+        )
     return tiers
 
 
@@ -98,19 +116,29 @@ def _read(given: Mapping[str, Any]) -> KVTransferConfig:
     for key, value in given.items():
         if key in IDLE:
             if value not in IDLE[key]:
-                raise ConfigError(f"{FLAG}.{key} {value!r:.100} is not served: nothing here reads it. Leave it out.")
+                raise ConfigError(
+                    f"{FLAG}.{key} {value!r:.100} is not served: nothing here reads it. Leave it "
+                    "out."
+                )
         elif key not in known:
             hint = did_you_mean(key, known)
             raise ConfigError(
-                f"{FLAG} has no {key!r}{hint}{'' if hint else '; known: ' + ', '.join(sorted(known)) + '.'}"
+                f"{FLAG} has no "
+                f"{key!r}{hint}{'' if hint else '; known: ' + ', '.join(sorted(known)) + '.'}"
             )
     values = {key: value for key, value in given.items() if key in known}
     if not values.get("kv_connector"):
-        raise ConfigError(f'{FLAG} needs the name of a connector, such as {{"kv_connector": "offload"}}.')
+        raise ConfigError(
+            f'{FLAG} needs the name of a connector, such as {{"kv_connector": "offload"}}.'
+        )
     settings = read_fields(KVTransferConfig, values, FLAG)
     if settings.kv_connector in ABSENT:
-        raise ConfigError(f"{FLAG}.kv_connector {settings.kv_connector}: {ABSENT[settings.kv_connector]}")
-    settings = replace(settings, kv_connector=ALIASES.get(settings.kv_connector, settings.kv_connector))
+        raise ConfigError(
+            f"{FLAG}.kv_connector {settings.kv_connector}: {ABSENT[settings.kv_connector]}"
+        )
+    settings = replace(
+        settings, kv_connector=ALIASES.get(settings.kv_connector, settings.kv_connector)
+    )
     for key in ("step_bytes", "most_bytes_under_way", "timeout_s"):
         if not 0 < getattr(settings, key) < float("inf"):
             raise ConfigError(f"{FLAG}.{key} must be more than 0, not {getattr(settings, key)!r}.")
@@ -118,7 +146,8 @@ def _read(given: Mapping[str, Any]) -> KVTransferConfig:
         value = getattr(settings, key)
         if settings.kv_connector in ALONE and value != getattr(KVTransferConfig("none"), key):
             raise ConfigError(
-                f"{FLAG}.{key} {value!r:.100} is for connectors between engines. Leave it out, or name tcp."
+                f"{FLAG}.{key} {value!r:.100} is for connectors between engines. Leave it out, or "
+                "name tcp."
             )
     return settings
 
@@ -129,12 +158,18 @@ def read_extra(kind: type[T], settings: KVTransferConfig) -> T:
 
 
 def read_fields(kind: type[T], given: Mapping[str, Any], flag: str) -> T:
-    """Return a dataclass of values that users have given, each of its field's type. Raises `ConfigError` naming the key."""
-    types, values = get_type_hints(kind), {}
+    """Return a dataclass of values that users have given, each of its field's type.
+
+    Raises `ConfigError` naming the key.
+    """
+    types = get_type_hints(kind)
+    values = {}
     for key, value in given.items():
         if key not in types:
             hint = did_you_mean(key, types)
-            raise ConfigError(f"{flag} has no {key!r}{hint}{'' if hint else '; known: ' + ', '.join(types) + '.'}")
+            raise ConfigError(
+                f"{flag} has no {key!r}{hint}{'' if hint else '; known: ' + ', '.join(types) + '.'}"
+            )
         values[key] = _checked(value, types[key], f"{flag}.{key}")
     for field in fields(kind):  # type: ignore[arg-type]  # it is a dataclass
         if field.default is field.default_factory is MISSING and field.name not in values:

@@ -1,7 +1,8 @@
-"""A folder that engines share, without an index: what is there is looked for whenever somebody asks. The reference connector.
+"""A folder that engines share, without an index: what is there is looked for whenever somebody
+asks. The reference connector.
 
-One file for each block and rank, as `disk` writes them. Whatever another engine has put there is found with the next request,
-at the price of a look into the folder for each block of it.
+One file for each block and rank, as `disk` writes them. Whatever another engine has put there is
+found with the next request, at the price of a look into the folder for each block of it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ class Settings:
 
     shared_storage_path: str
     max_bytes: int = 16 << 30
-    """What this engine writes and leaves there, of all ranks together; what others write is theirs to remove."""
+    """What this engine writes and leaves there, of all ranks together; what others write is theirs
+    to remove.
+    """
     eviction_policy: Name = "lru"
 
 
@@ -44,7 +47,9 @@ class SharedStorage:
         self._settings = read_extra(Settings, settings)
         self._config = config
         if self._settings.max_bytes <= 0:
-            raise ConfigError(f"{FLAG}.{EXTRA}.max_bytes must be more than 0, not {self._settings.max_bytes}.")
+            raise ConfigError(
+                f"{FLAG}.{EXTRA}.max_bytes must be more than 0, not {self._settings.max_bytes}."
+            )
 
     @staticmethod
     def trial(folder: str) -> Mapping[str, Any]:
@@ -57,14 +62,18 @@ class SharedStorage:
         folders = [self._folder(layout, rank) for rank in range(num_ranks * stages)]
         group_bytes = [layout.pools[group.pool].block_bytes for group in layout.groups]
         return SharedDirectory(
-            folders, self._settings.max_bytes // num_ranks, group_bytes, self._settings.eviction_policy
+            folders,
+            self._settings.max_bytes // num_ranks,
+            group_bytes,
+            self._settings.eviction_policy,
         )
 
     def store(self, parts: StoreParts) -> SharedFolder:
         """Return this rank's folder. Raises `ConfigError` where it cannot be written to."""
         path = self._folder(parts.layout, parts.rank)
         check_writable(path, "shared_storage_path", self._settings.shared_storage_path)
-        # Whoever looks for files knows less than what bears on their bytes: the rest is asked of each file.
+        # Whoever looks for files knows less than what bears on their bytes: the rest is asked of
+        # each file.
         return SharedFolder(path, parts.block_bytes, MAGIC + bytes.fromhex(parts.fingerprint))
 
     def _folder(self, layout: KVLayout, rank: int) -> Path:
@@ -87,11 +96,15 @@ class SharedStorage:
 class SharedDirectory(BoundedDirectory):
     """Holds what every rank has a file of, whoever wrote it, and counts what this engine wrote."""
 
-    def __init__(self, folders: Sequence[Path], most_bytes: int, group_bytes: Sequence[int], order: Name) -> None:
+    def __init__(
+        self, folders: Sequence[Path], most_bytes: int, group_bytes: Sequence[int], order: Name
+    ) -> None:
         super().__init__(most_bytes, group_bytes, order)
         self._folders = folders
         self._seen: OrderedDict[BlockKey, None] = OrderedDict()
-        """Of others, and still there as far as anybody knows: what was said once must hold until it is read."""
+        """Of others, and still there as far as anybody knows: what was said once must hold until it
+        is read.
+        """
 
     def holds(self, key: BlockKey) -> bool:
         """Look for the files, unless they are known."""

@@ -1,4 +1,7 @@
-"""Which blocks leave: those that a step has computed, once its result is in. Nobody else gets one before it is written."""
+"""Which blocks leave: those that a step has computed, once its result is in.
+
+Nobody else gets one before it is written.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,19 @@ class Storing:
 
     def __init__(self, scheduler: Any, holdings: Holdings, moves: Moves, trouble: Trouble) -> None:
         """`trouble`: of writing."""
-        self._scheduler, self._kv = scheduler, scheduler.kv
-        self._holdings, self._moves, self._trouble = holdings, moves, trouble
+        self._scheduler = scheduler
+        self._kv = scheduler.kv
+        self._holdings = holdings
+        self._moves = moves
+        self._trouble = trouble
         self._sizes = [group.block_size for group in self._kv.layout.groups]
         self._link = self._kv.layout.hash_block_size
         self.num_stored = self.num_unstored = 0
         """Blocks since the start, and those of them whose writing failed."""
         self.fresh: dict[BlockKey, int] = {}
-        """Blocks to be stored, by the key they are cached under, and the step whose result must be in."""
+        """Blocks to be stored, by the key they are cached under, and the step whose result must be
+        in.
+        """
 
     def offered(self, lease: Any, start: int) -> None:
         """Note what a step computes from a position on."""
@@ -52,7 +60,9 @@ class Storing:
         return begun
 
     def _move(self, key: BlockKey) -> Move | None:
-        """Return the move of a block that is still cached and that there is room for, kept until it is done."""
+        """Return the move of a block that is still cached and that there is room for, kept until it
+        is done.
+        """
         pool = self._kv.pools[self._kv.layout.groups[key.group].pool]
         block = pool.find(key.group).get(key.key)
         name = self._holdings.name(*key)

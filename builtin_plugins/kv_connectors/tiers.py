@@ -1,4 +1,6 @@
-"""Several tiers behind one cache, as they are shown: one that is as well as the worst of them, and what each counts."""
+"""Several tiers behind one cache, as they are shown: one that is as well as the worst of them, and
+what each counts.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,13 @@ class Tiers:
 
     def numbers(self) -> Mapping[str, float]:
         """Return what each counts, by metric and tier."""
-        numbers, seen = dict[str, float](), Counter[str]()
+        numbers = dict[str, float]()
+        seen = Counter[str]()
         for tier in self._tiers:
             name = tier.info()["connector"]
             seen[name] += 1
             shown = name if seen[name] == 1 else f"{name} {seen[name]}"
-            numbers |= {labelled(metric, "tier", shown): value for metric, value in tier.numbers().items()}
+            numbers |= {
+                labelled(metric, "tier", shown): value for metric, value in tier.numbers().items()
+            }
         return numbers

@@ -1,4 +1,7 @@
-"""`kv_transfer_params`: what requests say of blocks that another engine has, or will want. The half at the edge."""
+"""`kv_transfer_params`: what requests say of blocks that another engine has, or will want.
+
+The half at the edge.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,8 @@ class Admission:
     fields = (FIELD,)
 
     def __init__(self, connector: RemoteKVConnector, settings: KVTransferConfig) -> None:
-        self._connector, self._settings = connector, settings
+        self._connector = connector
+        self._settings = settings
 
     def concerns(self, draft: Draft) -> bool:
         """Say whether it asks for anything."""
@@ -44,17 +48,24 @@ class Admission:
         except msgspec.ValidationError as error:
             raise InvalidRequest(FIELD, f"{error}.") from error
         if wish.do_remote_decode and wish.do_remote_prefill:
-            raise InvalidRequest(FIELD, "asks for do_remote_decode and do_remote_prefill; one engine does one of them.")
+            raise InvalidRequest(
+                FIELD,
+                "asks for do_remote_decode and do_remote_prefill; one engine does one of them.",
+            )
         if wish.do_remote_decode and self._settings.kv_role == "kv_consumer":
             raise InvalidRequest(
-                FIELD, "asks for do_remote_decode, and this engine is a kv_consumer: ask one that stores blocks."
+                FIELD,
+                "asks for do_remote_decode, and this engine is a kv_consumer: ask one that stores "
+                "blocks.",
             )
         if wish.do_remote_prefill:
             self._connector.check(params)
         try:
             said = msgspec.msgpack.encode(params)
         except (OverflowError, RecursionError) as error:
-            raise InvalidRequest(FIELD, "is larger than any engine's answer: pass on what one has answered.") from error
+            raise InvalidRequest(
+                FIELD, "is larger than any engine's answer: pass on what one has answered."
+            ) from error
         return replace(draft, features={**draft.features, NAME: said})
 
     def finished(self, features: Mapping[str, bytes]) -> Mapping[str, Any]:

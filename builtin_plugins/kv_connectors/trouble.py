@@ -1,4 +1,6 @@
-"""Whether a place that blocks go to is worth asking: one that fails or does not answer is left alone for a while."""
+"""Whether a place that blocks go to is worth asking: one that fails or does not answer is left
+alone for a while.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,11 @@ log = logging.getLogger(__name__)
 PATIENCE: Final = 3
 """Failures one after the other that are nobody's trouble."""
 WATCHED: Final = 64
-"""Blocks that must come back right, one behind the other, before damage is not told any more: a place that has damaged one may others."""
-SHORTEST_REST, LONGEST_REST = 32, 4096
+"""Blocks that must come back right, one behind the other, before damage is not told any more: a
+place that has damaged one may others.
+"""
+SHORTEST_REST = 32
+LONGEST_REST = 4096
 """Steps for which it is left alone, doubled each time it fails again."""
 
 
@@ -22,7 +27,8 @@ class Trouble:
 
     def __init__(self, name: str, verb: str) -> None:
         """`verb`: what it is asked to do."""
-        self._name, self._verb = name, verb
+        self._name = name
+        self._verb = verb
         self.reason = ""
         """What went wrong last; empty: all is well."""
         self._failures = 0
@@ -35,12 +41,20 @@ class Trouble:
 
     @property
     def shown(self) -> str:
-        """Return the kind of what went wrong, without what is another each time; of engines that do not fit, in what they differ."""
-        return self.reason.removeprefix(UNLIKE) if self.reason.startswith(UNLIKE) else self.reason.partition(":")[0]
+        """Return the kind of what went wrong, without what is another each time; of engines that do
+        not fit, in what they differ.
+        """
+        return (
+            self.reason.removeprefix(UNLIKE)
+            if self.reason.startswith(UNLIKE)
+            else self.reason.partition(":")[0]
+        )
 
     @property
     def is_degraded(self) -> bool:
-        """Say whether it failed lately and has not worked since, or has not worked for long since it damaged something."""
+        """Say whether it failed lately and has not worked since, or has not worked for long since
+        it damaged something.
+        """
         return bool(self._stuck or self._watched) or self._failures >= PATIENCE
 
     def may_ask(self, step: int) -> bool:
@@ -66,7 +80,12 @@ class Trouble:
             self._watched = max(0, self._watched - 1)
         if error:
             # Who says at once that a block is gone works: what is written anew is found there.
-            self._failed(error, step, PATIENCE if error.startswith(UNLIKE) else 1, rests=not error.startswith(GONE))
+            self._failed(
+                error,
+                step,
+                PATIENCE if error.startswith(UNLIKE) else 1,
+                rests=not error.startswith(GONE),
+            )
         elif self.reason and not self._stuck:
             if self._rest:
                 log.info("%s by the KV connector %s works again", self._verb, self._name)
@@ -79,7 +98,10 @@ class Trouble:
         if rests and self._failures >= PATIENCE and step >= self._until:
             if not self._rest:
                 log.warning(
-                    "%s by the KV connector %s fails; it is left alone for a while: %s", self._verb, self._name, reason
+                    "%s by the KV connector %s fails; it is left alone for a while: %s",
+                    self._verb,
+                    self._name,
+                    reason,
                 )
             self._rest = min(LONGEST_REST, max(SHORTEST_REST, 2 * self._rest))
             self._until = step + self._rest

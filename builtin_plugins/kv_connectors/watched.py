@@ -13,11 +13,15 @@ class WatchedDirectory:
     """Another directory, as it is."""
 
     def __init__(self, inner: Any, medium: str, watchers: Sequence[Watcher]) -> None:
-        self._inner, self._medium, self._watchers = inner, medium, watchers
+        self._inner = inner
+        self._medium = medium
+        self._watchers = watchers
         self.holds = inner.holds  # asked most often
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)  # what tells of no change, and what only some directories have
+        return getattr(
+            self._inner, name
+        )  # what tells of no change, and what only some directories have
 
     def admit(self, key: BlockKey, pinned: Container[BlockKey]) -> list[BlockKey] | None:
         """Make room, and tell of those that go for it."""

@@ -36,7 +36,9 @@ from core.spec.kv import CrossAttention
 
 log = logging.getLogger(__name__)
 SURVEY_SHARE: Final = 1 / 16
-"""Of a store's size: after so many bytes written it is looked through again for what others have put there."""
+"""Of a store's size: after so many bytes written it is looked through again for what others have
+put there.
+"""
 FOUND_AT_ONCE: Final = 4096
 CLOSE_S: Final = 3.0
 UNLIKE_WRITTEN: Final = "what was read is not what was written"
@@ -45,15 +47,20 @@ _decode = msgspec.msgpack.Decoder(Orders).decode
 
 
 class Unfit(Exception):
-    """A block of another engine does not fit its seal: it may have made room for another while it was read."""
+    """A block of another engine does not fit its seal: it may have made room for another while it
+    was read.
+    """
 
 
 class Mover:
     """Obeys the half beside the scheduler, and tells it what has become of each order."""
 
-    def __init__(self, connector: KVConnector, settings: KVTransferConfig, name: str = NAME) -> None:
+    def __init__(
+        self, connector: KVConnector, settings: KVTransferConfig, name: str = NAME
+    ) -> None:
         self.name = name
-        self._connector, self._settings = connector, settings
+        self._connector = connector
+        self._settings = settings
         self._lanes: tuple[Lane[Any], ...] = ()
         self._ended = threading.Event()
         self._asked_s: float | None = None
@@ -69,10 +76,14 @@ class Mover:
         """When it is next looked through whatever is written, by the monotonic clock."""
 
     def loaded(self, parts: LoadedParts) -> list[Any]:
-        """Remember what lays out the cache. Raises `ModelError` for one that is not found again by its tokens."""
+        """Remember what lays out the cache.
+
+        Raises `ModelError` for one that is not found again by its tokens.
+        """
         if any(isinstance(layer.spec, CrossAttention) for layer in parts.model.kv_layers):
             raise ModelError(
-                "--kv-transfer-config: what this model caches depends on what its encoder read (cross attention), so it is "
+                "--kv-transfer-config: what this model caches depends on what its encoder read "
+                "(cross attention), so it is "
                 "not found again by its tokens. Leave KV connectors out."
             )
         self._backend = parts.context.attention
@@ -84,14 +95,22 @@ class Mover:
 
     def attach(self, parts: WorkerParts) -> None:
         """Open the store. Raises `ConfigError` where it cannot work."""
-        group, pipeline, layout = parts.group, parts.pipeline, parts.layout
-        self._rank, num_ranks = pipeline.rank * group.size + group.rank, pipeline.size * group.size
+        group = parts.group
+        pipeline = parts.pipeline
+        layout = parts.layout
+        self._rank = pipeline.rank * group.size + group.rank
+        num_ranks = pipeline.size * group.size
         facts = facts_of(parts.config, layout, self._backend, parts.device, self._rank, num_ranks)
-        self._outgoing, self._incoming = CacheBlocks(layout, parts.memory), CacheBlocks(layout, parts.memory)
-        self._block_bytes, self._sealer = self._outgoing.block_bytes, sealer_on(parts.device)
+        self._outgoing = CacheBlocks(layout, parts.memory)
+        self._incoming = CacheBlocks(layout, parts.memory)
+        self._block_bytes = self._outgoing.block_bytes
+        self._sealer = sealer_on(parts.device)
         self._send = parts.tell
-        self._model, self._times_filled = parts.model, _times_filled(parts.model)
-        store_parts = StoreParts(layout, self._rank, num_ranks, fingerprint_of(facts), self._block_bytes, facts)
+        self._model = parts.model
+        self._times_filled = _times_filled(parts.model)
+        store_parts = StoreParts(
+            layout, self._rank, num_ranks, fingerprint_of(facts), self._block_bytes, facts
+        )
         self._store: Any = self._connector.store(store_parts)
         self._is_memory = hasattr(self._store, "held")
         directory = self._connector.directory(layout, group.size)
@@ -162,7 +181,11 @@ class Mover:
                 self._store.drop(key)
             except Exception as error:  # noqa: BLE001 - stores may raise anything; who wants its room finds none
                 if not self._keeps_all:
-                    log.warning("the KV connector %s cannot drop blocks: %s", self._settings.kv_connector, error)
+                    log.warning(
+                        "the KV connector %s cannot drop blocks: %s",
+                        self._settings.kv_connector,
+                        error,
+                    )
                 self._keeps_all = True
 
     def _write(self, order: Order, claim: Claim) -> None:
@@ -177,22 +200,34 @@ class Mover:
             with claim():
                 block = self._outgoing.look(key.group, order.block)
                 seal = self._sealer.seal(key, block, self._store.seal)
-            # From here on it may be given up and its block be somebody else's: then it does not fit its seal.
+            # From here on it may be given up and its block be somebody else's: then it does not fit
+            # its seal.
             self._store.write(key, block.arrays(), seal)
         self._unsurveyed += self._block_bytes[key.group]
         if self._unsurveyed > self._survey_bytes:
             self._survey()
 
     def _read(self, order: Order, claim: Claim) -> None:
-        key, incoming = order.key, self._incoming
+        key = order.key
+        incoming = self._incoming
         if order.source or self._is_memory:
-            held, sealed = self._store.fetch(order.source, key) if order.source else self._store.held(key)
+            held, sealed = (
+                self._store.fetch(order.source, key) if order.source else self._store.held(key)
+            )
             with claim():
                 landing = incoming.landing(key.group, order.block)
                 if self._sealer.copy(key, landing.sizes.cut(held), landing) != sealed:
                     for part in landing.arrays():
-                        part.fill(0)  # damaged numbers may be none, and what is computed there reads all of a block
-                    raise Unfit("it is not what was sealed") if order.source else Damaged(UNLIKE_WRITTEN)
+                        part.fill(
+                            0
+                            # damaged numbers may be none, and what is computed there reads all of a
+                            # block
+                        )
+                    raise (
+                        Unfit("it is not what was sealed")
+                        if order.source
+                        else Damaged(UNLIKE_WRITTEN)
+                    )
                 incoming.land(key.group, order.block)
             return
         staging = incoming.staging(key.group)
@@ -220,7 +255,11 @@ class Mover:
         """Say what takes too long; who waits for it goes on without."""
         timeout_s = self._settings.timeout_s
         while not self._ended.wait(min(1.0, timeout_s / 4)):
-            if not self._is_open and self._asked_s is not None and time.monotonic() - self._asked_s > timeout_s:
+            if (
+                not self._is_open
+                and self._asked_s is not None
+                and time.monotonic() - self._asked_s > timeout_s
+            ):
                 self._say_open()  # what the store has will be known later
             if self._is_open and time.monotonic() > self._survey_s:
                 self._survey_s = math.inf  # it is said anew when that has been done

@@ -1,4 +1,7 @@
-"""Events in vLLM's format: msgpack arrays, a tag before each event's fields. Fields were only ever added at the end."""
+"""Events in vLLM's format: msgpack arrays, a tag before each event's fields.
+
+Fields were only ever added at the end.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +107,8 @@ class Writer:
     def __init__(self, layout: KVLayout, *, as_bytes: bool) -> None:
         self._as_bytes = as_bytes
         self._groups = [
-            (group.block_size, KINDS[type(group.spec)], getattr(group.spec, "window", None)) for group in layout.groups
+            (group.block_size, KINDS[type(group.spec)], getattr(group.spec, "window", None))
+            for group in layout.groups
         ]
 
     def events(self, changes: Iterable[Change]) -> list[Event]:
@@ -118,7 +122,9 @@ class Writer:
                 if isinstance(last, BlockRemoved) and (last.medium, last.group_idx) == change[:2]:
                     last.block_hashes.append(self._hash(change.key))
                 else:
-                    events.append(BlockRemoved([self._hash(change.key)], change.medium, change.group))
+                    events.append(
+                        BlockRemoved([self._hash(change.key)], change.medium, change.group)
+                    )
             else:
                 events.append(self._stored(change))
         return events

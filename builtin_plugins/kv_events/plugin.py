@@ -14,7 +14,8 @@ def engine_options() -> list[Option]:
             "kv_events_config",
             dict[str, Any] | None,
             None,
-            "Who is told what the prefix cache remembers and forgets: enable_kv_cache_events, publisher (null, zmq), endpoint, "
+            "Who is told what the prefix cache remembers and forgets: enable_kv_cache_events, "
+            "publisher (null, zmq), endpoint, "
             "replay_endpoint, buffer_steps, hwm, max_queue_size, topic, block_hashes (int, bytes).",
         )
     ]

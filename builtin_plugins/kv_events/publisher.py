@@ -1,7 +1,9 @@
-"""Publishes events over ZeroMQ, from a thread of its own, and again to whoever asks for what it has missed.
+"""Publishes events over ZeroMQ, from a thread of its own, and again to whoever asks for what it has
+missed.
 
-A message is (topic, number, batch), numbers counting up from 0 as eight bytes, big-endian. Asked with a number, the replay
-socket answers with (number, batch) for each batch from there on that is still kept, then (-1, nothing).
+A message is (topic, number, batch), numbers counting up from 0 as eight bytes, big-endian. Asked
+with a number, the replay socket answers with (number, batch) for each batch from there on that is
+still kept, then (-1, nothing).
 """
 
 from __future__ import annotations
@@ -39,9 +41,17 @@ class Publisher:
         self._events = self._context.socket(zmq.PUB)
         self._events.set_hwm(settings.hwm)
         self._replay = self._context.socket(zmq.ROUTER)
-        self._replay.sndhwm = settings.buffer_steps + 1  # an answer fits; who does not read it gets no second one
-        binds = settings.endpoint.startswith("ipc://") or "*" in settings.endpoint or "::" in settings.endpoint
-        self._open("endpoint", settings.endpoint, self._events.bind if binds else self._events.connect)
+        self._replay.sndhwm = (
+            settings.buffer_steps + 1
+        )  # an answer fits; who does not read it gets no second one
+        binds = (
+            settings.endpoint.startswith("ipc://")
+            or "*" in settings.endpoint
+            or "::" in settings.endpoint
+        )
+        self._open(
+            "endpoint", settings.endpoint, self._events.bind if binds else self._events.connect
+        )
         if settings.replay_endpoint is not None:
             self._open("replay_endpoint", settings.replay_endpoint, self._replay.bind)
         self._waiting: deque[Change] = deque()
@@ -86,7 +96,9 @@ class Publisher:
             how(endpoint)
         except zmq.ZMQError as error:
             self._context.destroy(0)
-            raise ConfigError(f"{FLAG}.{name} {endpoint}: {error.strerror}; choose another address.") from error
+            raise ConfigError(
+                f"{FLAG}.{name} {endpoint}: {error.strerror}; choose another address."
+            ) from error
 
     # --- the thread
 
@@ -109,7 +121,9 @@ class Publisher:
         if changes:
             batch = msgspec.msgpack.encode(EventBatch(time.time(), self._write(changes), RANK))
             self._kept.append((self._next, batch))
-            self._events.send_multipart((self._settings.topic.encode(), self._next.to_bytes(8, "big"), batch))
+            self._events.send_multipart(
+                (self._settings.topic.encode(), self._next.to_bytes(8, "big"), batch)
+            )
             self._next += 1
         if self._lost:
             self._lost = False
@@ -123,7 +137,11 @@ class Publisher:
     def _answer(self, request: list[bytes]) -> None:
         who, *rest = request
         if len(rest) != 2 or rest[0] or len(rest[1]) != len(END):
-            log.debug("a replay was asked for with %d frames; give an empty one and a number of eight bytes", len(rest))
+            log.debug(
+                "a replay was asked for with %d frames; give an empty one and a number of eight "
+                "bytes",
+                len(rest),
+            )
             return
         since = int.from_bytes(rest[1], "big")
         for number, batch in self._kept:

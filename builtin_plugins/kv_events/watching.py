@@ -1,4 +1,6 @@
-"""The half beside the scheduler: notes what the cache and its tiers remember and forget, as it happens. Keeps none of it."""
+"""The half beside the scheduler: notes what the cache and its tiers remember and forget, as it
+happens. Keeps none of it.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ class Sender(Protocol):
 
 
 class Watching:
-    """Says of every key of the index when it can be found, once a step in flight has computed it, and when no longer."""
+    """Says of every key of the index when it can be found, once a step in flight has computed it,
+    and when no longer.
+    """
 
     name = NAME
 
@@ -39,7 +43,9 @@ class Watching:
         kv = scheduler.kv
         self._sizes = [group.block_size for group in kv.layout.groups]
         self._link = kv.layout.hash_block_size
-        self._found = [kv.pools[group.pool].find(index) for index, group in enumerate(kv.layout.groups)]
+        self._found = [
+            kv.pools[group.pool].find(index) for index, group in enumerate(kv.layout.groups)
+        ]
         kv.watch(self._offered, self._forgotten)
         self._sender.start(Writer(kv.layout, as_bytes=self._as_bytes).events)
         self._sender.send(Cleared())
@@ -49,7 +55,10 @@ class Watching:
         self._sender.close()
 
     def tier_changed(self, medium: str, key: BlockKey, has: bool) -> None:
-        """A tier has a block from now on, or not any more. What it holds is not known but by its key."""
+        """A tier has a block from now on, or not any more.
+
+        What it holds is not known but by its key.
+        """
         if has:
             self._num_in_tiers += 1
             self._sender.send(Stored(medium, key.group, [key.key], None, []))
@@ -59,11 +68,20 @@ class Watching:
 
     def _offered(self, lease: Any, tokens: Any, start: int) -> None:
         """Tell of blocks that this lease has put into the index, those in a row together."""
-        for group, (size, table, found) in enumerate(zip(self._sizes, lease.tables, self._found, strict=True)):
-            links, first, end = size // self._link, start // size, lease.offered // size
+        for group, (size, table, found) in enumerate(
+            zip(self._sizes, lease.tables, self._found, strict=True)
+        ):
+            links = size // self._link
+            first = start // size
+            end = lease.offered // size
             for place in range(first, end + 1):
-                # A block whose key another one has already stays unknown, and so does what a window has passed.
-                if place < end and table[place] and found.get(lease.keys[(place + 1) * links - 1]) == table[place]:
+                # A block whose key another one has already stays unknown, and so does what a window
+                # has passed.
+                if (
+                    place < end
+                    and table[place]
+                    and found.get(lease.keys[(place + 1) * links - 1]) == table[place]
+                ):
                     continue
                 if place > first:
                     keys = lease.keys[(first + 1) * links - 1 : place * links : links]

@@ -1,4 +1,7 @@
-"""`kv_retention`: what a request says of the blocks that it leaves in the cache. The half at the edge."""
+"""`kv_retention`: what a request says of the blocks that it leaves in the cache.
+
+The half at the edge.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,9 @@ class Admission:
         """Check it. Raises `InvalidRequest` naming what is wrong."""
         said = read(draft.given[FIELD])
         if self._ignored_with:
-            raise InvalidRequest(FIELD, f"is heeded by nobody with {self._ignored_with}; leave it out.")
+            raise InvalidRequest(
+                FIELD, f"is heeded by nobody with {self._ignored_with}; leave it out."
+            )
         return replace(draft, features={**draft.features, NAME: msgspec.msgpack.encode(said)})
 
 
@@ -43,9 +48,14 @@ def read(given: Any) -> Retention:
         place = _PLACE.search(str(error))
         name = f"{FIELD}.{place.group(1)}" if place and place.group(1) else FIELD
         raise InvalidRequest(name, f"{_PLACE.sub('', str(error))}.") from error
-    for name, value, most in (("priority", said.priority, MOST_PRIORITY), ("duration_s", said.duration_s, MOST_S)):
+    for name, value, most in (
+        ("priority", said.priority, MOST_PRIORITY),
+        ("duration_s", said.duration_s, MOST_S),
+    ):
         if not 0 <= value <= most:
             raise InvalidRequest(f"{FIELD}.{name}", f"must be from 0 to {most:g}, not {value!r}.")
     if said.first_tokens is not None and not 0 < said.first_tokens < 1 << 31:
-        raise InvalidRequest(f"{FIELD}.first_tokens", f"must be 1 or more, not {said.first_tokens!r}.")
+        raise InvalidRequest(
+            f"{FIELD}.first_tokens", f"must be 1 or more, not {said.first_tokens!r}."
+        )
     return said

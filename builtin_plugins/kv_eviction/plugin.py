@@ -1,4 +1,6 @@
-"""Which cached block goes first: the options, the orders that are shipped, and the halves at the edge and beside the scheduler."""
+"""Which cached block goes first: the options, the orders that are shipped, and the halves at the
+edge and beside the scheduler.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ def engine_options() -> list[Option]:
             "kv_eviction_policy",
             str | None,
             None,
-            "Which cached block goes first: retention (what requests say, kv_retention, then the least recently used; "
+            "Which cached block goes first: retention (what requests say, kv_retention, then the "
+            "least recently used; "
             "the default), lru, or a plugin's.",
         ),
         Option(
@@ -34,8 +37,16 @@ def engine_options() -> list[Option]:
 def engine_kv_eviction() -> list[Entry]:
     eviction = "builtin_plugins.kv_eviction"
     return [
-        Entry("retention", f"{eviction}.retention:Retaining", "what requests say, then the least recently used first"),
-        Entry("lru", f"{eviction}.lru:LeastRecentlyUsed", "the least recently used first, whatever requests say"),
+        Entry(
+            "retention",
+            f"{eviction}.retention:Retaining",
+            "what requests say, then the least recently used first",
+        ),
+        Entry(
+            "lru",
+            f"{eviction}.lru:LeastRecentlyUsed",
+            "the least recently used first, whatever requests say",
+        ),
     ]
 
 
@@ -45,7 +56,11 @@ def engine_admission_extensions(config: EngineConfig, registry: Any) -> list[Any
 
     if config.cache.enable_prefix_caching is False:
         return [Admission("--no-enable-prefix-caching")]
-    return [Admission("--kv-eviction-policy lru" if config.options.get("kv_eviction_policy") == "lru" else "")]
+    return [
+        Admission(
+            "--kv-eviction-policy lru" if config.options.get("kv_eviction_policy") == "lru" else ""
+        )
+    ]
 
 
 @hookimpl

@@ -1,7 +1,9 @@
-"""Blocks go by what requests have said that they are worth, those of equal worth in the order in which they were last held.
+"""Blocks go by what requests have said that they are worth, those of equal worth in the order in
+which they were last held.
 
-What is worth more than usual is kept for a time, and never more than a share of a pool: whoever asks for more of it shortens
-what was kept so far, and others find what they have left behind as if nobody had asked.
+What is worth more than usual is kept for a time, and never more than a share of a pool: whoever
+asks for more of it shortens what was kept so far, and others find what they have left behind as if
+nobody had asked.
 """
 
 from __future__ import annotations
@@ -80,7 +82,9 @@ class RetainingOrder:
         self._num_kept -= level > USUAL
 
     def popitem(self, last: bool = True) -> tuple[int, None]:
-        """Let the block go that is worth least; of several, that which was held the longest time ago."""
+        """Let the block go that is worth least; of several, that which was held the longest time
+        ago.
+        """
         level = next(level for level in self._levels if self._queues[level])
         block, _ = self._queues[level].popitem(last=False)
         del self._level_of[block]
@@ -96,7 +100,9 @@ class RetainingOrder:
 
     def _gives_way(self, level: int) -> bool:
         """Make a block usual that is worth no more than a level; say whether there is one."""
-        lowest = next((each for each in self._levels if each > USUAL and self._queues[each]), level + 1)
+        lowest = next(
+            (each for each in self._levels if each > USUAL and self._queues[each]), level + 1
+        )
         if lowest > level:
             return False
         block, _ = self._queues[lowest].popitem(last=False)
@@ -107,7 +113,9 @@ class RetainingOrder:
     # --- what blocks are worth
 
     def used(self, blocks: Sequence[int], said: Retention | None, now_s: float) -> None:
-        """Of what several requests say of a block the highest counts, and of equal ones that which ends last."""
+        """Of what several requests say of a block the highest counts, and of equal ones that which
+        ends last.
+        """
         self._now_s = now_s
         self._end_some()
         new = Worth(USUAL, inf) if said is None else Worth(said.priority, inf)

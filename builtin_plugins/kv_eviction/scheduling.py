@@ -1,6 +1,8 @@
-"""The scheduler half: puts an order in the place of the pools' own, and tells it what requests say of their blocks.
+"""The scheduler half: puts an order in the place of the pools' own, and tells it what requests say
+of their blocks.
 
-By itself an order comes with the first request that says anything: until then nothing is asked or told in any step.
+By itself an order comes with the first request that says anything: until then nothing is asked or
+told in any step.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ class Eviction:
 
     def __init__(self, policy: KVEviction, *, at_once: bool) -> None:
         """`at_once`: the policy orders blocks of which nobody has said anything, too."""
-        self._policy, self._at_once = policy, at_once
+        self._policy = policy
+        self._at_once = at_once
         self._orders: list[EvictionOrder] = []
         """By pool."""
         self._now_s = 0.0
@@ -73,7 +76,13 @@ class Eviction:
             for pool, group, size, links, place in self._groups:
                 found = pool.find(group)
                 keys = request.keys[links - 1 : request.num_offered // size * links : links]
-                about = len(keys) if said is None or said.first_tokens is None else said.first_tokens // size
+                about = (
+                    len(keys)
+                    if said is None or said.first_tokens is None
+                    else said.first_tokens // size
+                )
                 for part, words in ((keys[:about], said), (keys[about:], None)):
-                    self._orders[place].used([found[key] for key in part if key in found], words, self._now_s)
+                    self._orders[place].used(
+                        [found[key] for key in part if key in found], words, self._now_s
+                    )
         return False

@@ -1,1 +1,3 @@
-"""How long blocks of the prefix cache stay, and how long it takes until they are wanted again (`--kv-cache-metrics`)."""
+"""How long blocks of the prefix cache stay, and how long it takes until they are wanted again
+(`--kv-cache-metrics`).
+"""

@@ -11,9 +11,17 @@ from core.api import ConfigError, EngineConfig, Option, Within, hookimpl
 def engine_options() -> list[Option]:
     return [
         Option(
-            "kv_cache_metrics", bool, False, "Measure how long cached blocks stay and how soon they are wanted again."
+            "kv_cache_metrics",
+            bool,
+            False,
+            "Measure how long cached blocks stay and how soon they are wanted again.",
         ),
-        Option("kv_cache_metrics_sample", Annotated[float, Within(0, 1)], 0.01, "Share of blocks that are looked at."),
+        Option(
+            "kv_cache_metrics_sample",
+            Annotated[float, Within(0, 1)],
+            0.01,
+            "Share of blocks that are looked at.",
+        ),
     ]
 
 

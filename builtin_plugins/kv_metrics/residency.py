@@ -1,4 +1,5 @@
-"""Watches some blocks of the prefix cache from when they can be found until they no longer can. Knows no tier.
+"""Watches some blocks of the prefix cache from when they can be found until they no longer can.
+Knows no tier.
 
 What vLLM calls an access is a request that begins with the block. Names of metrics are vLLM's.
 """
@@ -30,7 +31,8 @@ class Residency:
 
     def __init__(self, share: float, clock: Callable[[], float] = time.monotonic) -> None:
         """`share`: of blocks that are watched, above 0 and up to 1."""
-        self._share, self._clock = share, clock
+        self._share = share
+        self._clock = clock
         self._random = Random().random
         self._watched: dict[tuple[int, bytes], tuple[float, float]] = {}
         """When a block came, and when a request last began with it."""
@@ -46,7 +48,9 @@ class Residency:
         kv = scheduler.kv
         self._links = [group.block_size // kv.layout.hash_block_size for group in kv.layout.groups]
         self._sizes = [group.block_size for group in kv.layout.groups]
-        self._found = [kv.pools[group.pool].find(index) for index, group in enumerate(kv.layout.groups)]
+        self._found = [
+            kv.pools[group.pool].find(index) for index, group in enumerate(kv.layout.groups)
+        ]
         kv.watch(self._offered, self._forgotten)
 
     def arrived(self, request: Any) -> None:
@@ -62,10 +66,13 @@ class Residency:
         """See which blocks requests begin with that start in this step."""
         if not (plan.new and self._watched):
             return
-        starts, now_s = dict(zip(plan.rows, plan.starts, strict=True)), self._clock()
+        starts = dict(zip(plan.rows, plan.starts, strict=True))
+        now_s = self._clock()
         for new in plan.new:
             keys = self._requests[new.request_id].keys
-            for group, (size, links, blocks) in enumerate(zip(self._sizes, self._links, new.blocks, strict=True)):
+            for group, (size, links, blocks) in enumerate(
+                zip(self._sizes, self._links, new.blocks, strict=True)
+            ):
                 for place in range(starts[new.row] // size):
                     key = (group, keys[(place + 1) * links - 1])
                     if blocks[place] and key in self._watched:
@@ -75,8 +82,12 @@ class Residency:
 
     def _offered(self, lease: Any, tokens: Any, start: int) -> None:
         now_s = self._clock()
-        for group, (size, links, found) in enumerate(zip(self._sizes, self._links, self._found, strict=True)):
-            for key in lease.keys[(start // size + 1) * links - 1 : lease.offered // size * links : links]:
+        for group, (size, links, found) in enumerate(
+            zip(self._sizes, self._links, self._found, strict=True)
+        ):
+            for key in lease.keys[
+                (start // size + 1) * links - 1 : lease.offered // size * links : links
+            ]:
                 if self._random() < self._share and key in found:
                     self._watched.setdefault((group, key), (now_s, now_s))
 

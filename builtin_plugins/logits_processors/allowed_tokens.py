@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 @hookimpl
 def engine_logits_processors() -> list[Entry]:
     """Give the processor."""
-    return [Entry("allowed_tokens", f"{__name__}:AllowedTokens", "allowed_token_ids: only these tokens")]
+    return [
+        Entry("allowed_tokens", f"{__name__}:AllowedTokens", "allowed_token_ids: only these tokens")
+    ]
 
 
 class AllowedTokens:
@@ -32,7 +34,9 @@ class AllowedTokens:
         """Only requests with a list."""
         return sampling.allowed_token_ids is not None
 
-    def added(self, row: int, sampling: SamplingParams, token_ids: Sequence[int], prompt_len: int) -> None:
+    def added(
+        self, row: int, sampling: SamplingParams, token_ids: Sequence[int], prompt_len: int
+    ) -> None:
         """Remember the row's list."""
         self._allowed.put(row, sampling.allowed_token_ids or ())
 

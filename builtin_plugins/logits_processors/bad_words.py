@@ -1,11 +1,21 @@
-"""`bad_words`: texts that are never generated, as token sequences of which the last token is refused in time."""
+"""`bad_words`: texts that are never generated, as token sequences of which the last token is
+refused in time.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from core.api import Entry, InvalidRequest, SamplerContext, SampleRows, SamplingParams, Tokenizer, hookimpl
+from core.api import (
+    Entry,
+    InvalidRequest,
+    SamplerContext,
+    SampleRows,
+    SamplingParams,
+    Tokenizer,
+    hookimpl,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -49,9 +59,13 @@ class BadWords:
         """Only requests with words."""
         return bool(sampling.bad_words_token_ids)
 
-    def added(self, row: int, sampling: SamplingParams, token_ids: Sequence[int], prompt_len: int) -> None:
+    def added(
+        self, row: int, sampling: SamplingParams, token_ids: Sequence[int], prompt_len: int
+    ) -> None:
         """Remember the row's words; one with a token the model cannot produce needs no care."""
-        self._words[row] = [w for w in sampling.bad_words_token_ids if w and max(w) < self._vocab_size]
+        self._words[row] = [
+            w for w in sampling.bad_words_token_ids if w and max(w) < self._vocab_size
+        ]
         self._made_for = None
 
     def removed(self, row: int) -> None:
@@ -65,7 +79,8 @@ class BadWords:
             self._made = self._make(rows)
             self._made_for = list(rows.rows)
         index, beginnings, last = self._made
-        length, prompt = rows.length_index[index], rows.prompt_index[index]
+        length = rows.length_index[index]
+        prompt = rows.prompt_index[index]
         span = beginnings.shape[1]
         back = beginnings.new_ones(span).cumsum(0).flip(0)  # span, ..., 2, 1 tokens ago
         places = length[:, None] - back  # [words, span]
@@ -78,9 +93,15 @@ class BadWords:
         return logits.reshape(-1).index_add_(0, flat, refusal).view(logits.shape)
 
     def _make(self, rows: SampleRows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return, per word: index of its row, its tokens but the last (padded in front with -1), its last token."""
+        """Return, per word: index of its row, its tokens but the last (padded in front with -1),
+        its last token.
+        """
         words = [(i, word) for i, row in enumerate(rows.rows) for word in self._words[row]]
         span = max((len(word) - 1 for _, word in words), default=0)
         new = rows.row_index.new_tensor
         beginnings = new([[-1] * (span + 1 - len(word)) + word[:-1] for _, word in words])
-        return new([i for i, _ in words]), beginnings.view(len(words), span), new([word[-1] for _, word in words])
+        return (
+            new([i for i, _ in words]),
+            beginnings.view(len(words), span),
+            new([word[-1] for _, word in words]),
+        )

@@ -32,7 +32,9 @@ class LogitBias:
         """Only requests with a bias."""
         return bool(sampling.logit_bias)
 
-    def added(self, row: int, sampling: SamplingParams, token_ids: Sequence[int], prompt_len: int) -> None:
+    def added(
+        self, row: int, sampling: SamplingParams, token_ids: Sequence[int], prompt_len: int
+    ) -> None:
         """Remember the row's biases."""
         biases = sampling.logit_bias or {}
         self._biases.put(row, list(biases), list(biases.values()))

@@ -1,4 +1,7 @@
-"""Token ids that rows have listed, as places in a step's logits. Built again only when the rows change."""
+"""Token ids that rows have listed, as places in a step's logits.
+
+Built again only when the rows change.
+"""
 
 from __future__ import annotations
 
@@ -34,11 +37,14 @@ class ListedTokens:
     def places(
         self, logits: torch.Tensor, rows: SampleRows, indices: list[int] | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return indices into the flattened logits, and the values, of all rows or of those at `indices`."""
+        """Return indices into the flattened logits, and the values, of all rows or of those at
+        `indices`.
+        """
         chosen = list(range(len(rows.rows))) if indices is None else indices
         wanted = (chosen, [rows.rows[i] for i in chosen])
         if self._made_for != wanted:
-            flat, values = [], []
+            flat = []
+            values = []
             for i, row in zip(*wanted, strict=True):
                 ids, own = self._lists[row]
                 flat += [i * self._vocab_size + token for token in ids]

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 @hookimpl
 def engine_logits_processors() -> list[Entry]:
     """Give the processor."""
-    return [Entry("min_p", f"{__name__}:MinP", "min_p: drop what is improbable beside the best token")]
+    return [
+        Entry("min_p", f"{__name__}:MinP", "min_p: drop what is improbable beside the best token")
+    ]
 
 
 class MinP:
@@ -32,7 +34,9 @@ class MinP:
         """Only requests that set it."""
         return sampling.min_p > 0
 
-    def added(self, row: int, sampling: SamplingParams, token_ids: Sequence[int], prompt_len: int) -> None:
+    def added(
+        self, row: int, sampling: SamplingParams, token_ids: Sequence[int], prompt_len: int
+    ) -> None:
         """Remember the row's ratio."""
         self._log_ratios[row] = math.log(sampling.min_p)
 

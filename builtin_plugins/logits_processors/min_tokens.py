@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 @hookimpl
 def engine_logits_processors() -> list[Entry]:
     """Give the processor."""
-    return [Entry("min_tokens", f"{__name__}:MinTokens", "min_tokens: no end before so many tokens")]
+    return [
+        Entry("min_tokens", f"{__name__}:MinTokens", "min_tokens: no end before so many tokens")
+    ]
 
 
 class MinTokens:
@@ -33,7 +35,9 @@ class MinTokens:
         """Only requests with a minimum and something that could end them."""
         return sampling.min_tokens > 0 and bool(sampling.stop_token_ids)
 
-    def added(self, row: int, sampling: SamplingParams, token_ids: Sequence[int], prompt_len: int) -> None:
+    def added(
+        self, row: int, sampling: SamplingParams, token_ids: Sequence[int], prompt_len: int
+    ) -> None:
         """Remember what ends the row, and from when on it may."""
         self._stops.put(row, sampling.stop_token_ids)
         self._at_least[row] = sampling.min_tokens
@@ -46,7 +50,11 @@ class MinTokens:
     def apply(self, logits: torch.Tensor, rows: SampleRows) -> torch.Tensor:
         """Mask the rows that have generated too little."""
         facts = zip(rows.rows, rows.lengths, rows.prompt_lens, strict=True)
-        short = [i for i, (row, length, prompt) in enumerate(facts) if length - prompt < self._at_least[row]]
+        short = [
+            i
+            for i, (row, length, prompt) in enumerate(facts)
+            if length - prompt < self._at_least[row]
+        ]
         if not short:
             return logits
         places, _ = self._stops.places(logits, rows, short)

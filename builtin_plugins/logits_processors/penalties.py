@@ -1,4 +1,6 @@
-"""Repetition, presence and frequency penalties, computed from the token history alone; nothing is counted along."""
+"""Repetition, presence and frequency penalties, computed from the token history alone; nothing is
+counted along.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ class Penalties:
         """Only requests with a penalty that does something."""
         return _penalties(sampling) != (1.0, 0.0, 0.0)
 
-    def added(self, row: int, sampling: SamplingParams, token_ids: Sequence[int], prompt_len: int) -> None:
+    def added(
+        self, row: int, sampling: SamplingParams, token_ids: Sequence[int], prompt_len: int
+    ) -> None:
         """Remember the row's penalties."""
         self._penalties[row] = _penalties(sampling)
 
@@ -43,15 +47,20 @@ class Penalties:
     def apply(self, logits: torch.Tensor, rows: SampleRows) -> torch.Tensor:
         """Change the logits of every token a row has seen.
 
-        Each place of the history computes its token's final logit; a token seen twice is written twice, alike.
+        Each place of the history computes its token's final logit; a token seen twice is written
+        twice, alike.
         """
         factors = logits.new_tensor([self._penalties[row] for row in rows.rows])  # [n, 3]
-        repetition, presence, frequency = factors[:, :1], factors[:, 1:2], factors[:, 2:]
+        repetition = factors[:, :1]
+        presence = factors[:, 1:2]
+        frequency = factors[:, 2:]
         longest = max(rows.lengths)
         history = rows.token_ids[:, :longest].index_select(0, rows.row_index)  # [n, longest]
         places = history.new_ones(longest).cumsum(0) - 1
         known = places < rows.length_index[:, None]
-        history = history.where(known, history[:, :1])  # beyond a row's end: its first token once more
+        history = history.where(
+            known, history[:, :1]
+        )  # beyond a row's end: its first token once more
         generated = known & (places >= rows.prompt_index[:, None])
         counts = logits.new_zeros(logits.shape).scatter_add_(1, history, generated.to(logits.dtype))
         counts = counts.gather(1, history)

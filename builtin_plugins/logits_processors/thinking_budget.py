@@ -1,7 +1,8 @@
-"""`thinking_token_budget`: thoughts that have used up their tokens are ended, and the answer begins.
+"""`thinking_token_budget`: thoughts that have used up their tokens are ended, and the answer
+begins.
 
-The arguments are `extra_args`: the budget, and the texts between which the model thinks. Over HTTP the field of the same
-name sets all three, as the server's reasoning parser says.
+The arguments are `extra_args`: the budget, and the texts between which the model thinks. Over HTTP
+the field of the same name sets all three, as the server's reasoning parser says.
 """
 
 from __future__ import annotations
@@ -10,7 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from core.api import Entry, InvalidRequest, SamplerContext, SampleRows, SamplingParams, Tokenizer, hookimpl
+from core.api import (
+    Entry,
+    InvalidRequest,
+    SamplerContext,
+    SampleRows,
+    SamplingParams,
+    Tokenizer,
+    hookimpl,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +35,9 @@ _PROMPT_END_TOKENS: Final = 8
 @hookimpl
 def engine_logits_processors() -> list[Entry]:
     """Give the processor."""
-    return [Entry("thinking_budget", f"{__name__}:ThinkingBudget", f"{BUDGET}: most tokens of thoughts")]
+    return [
+        Entry("thinking_budget", f"{__name__}:ThinkingBudget", f"{BUDGET}: most tokens of thoughts")
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +48,8 @@ class _Row:
     """Position of the first token that counts."""
     budget: int
     starts: Sequence[Sequence[int]]
-    """One of these must stand at the beginning of the output; none: the prompt has begun the thoughts, or they are a
+    """One of these must stand at the beginning of the output; none: the prompt has begun the
+    thoughts, or they are a
     habit."""
     end: Sequence[int]
 
@@ -55,19 +67,32 @@ class ThinkingBudget:
 
     @staticmethod
     def prepare(sampling: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
-        """Add the tokens of the texts. Without texts, thoughts are between `<think>` and `</think>`."""
+        """Add the tokens of the texts.
+
+        Without texts, thoughts are between `<think>` and `</think>`.
+        """
         given = sampling.extra_args or {}
         if BUDGET not in given:
             return sampling
         if tokenizer is None:
-            raise InvalidRequest(f"extra_args.{BUDGET}", "there is no tokenizer, so thoughts cannot be told.")
+            raise InvalidRequest(
+                f"extra_args.{BUDGET}", "there is no tokenizer, so thoughts cannot be told."
+            )
         if not isinstance(given[BUDGET], int) or given[BUDGET] < 0:
             raise InvalidRequest(
-                f"extra_args.{BUDGET}", f"must be an integer of at least 0, not {given[BUDGET]!r:.80}."
+                f"extra_args.{BUDGET}",
+                f"must be an integer of at least 0, not {given[BUDGET]!r:.80}.",
             )
-        starts, end = given.get(STARTS, ["<think>"]), given.get(END, "</think>")
-        if not (isinstance(starts, list) and all(isinstance(text, str) for text in (*starts, end)) and end):
-            raise InvalidRequest(f"extra_args.{END}", "must be a text, and the starts a list of texts.")
+        starts = given.get(STARTS, ["<think>"])
+        end = given.get(END, "</think>")
+        if not (
+            isinstance(starts, list)
+            and all(isinstance(text, str) for text in (*starts, end))
+            and end
+        ):
+            raise InvalidRequest(
+                f"extra_args.{END}", "must be a text, and the starts a list of texts."
+            )
         ids = [tokenizer.encode(text, add_special_tokens=False) for text in (end, *starts)]
         return sampling.clone(extra_args={**given, _IDS: ids})
 
@@ -75,8 +100,12 @@ class ThinkingBudget:
         """Only requests with a budget."""
         return BUDGET in (sampling.extra_args or {})
 
-    def added(self, row: int, sampling: SamplingParams, token_ids: Sequence[int], prompt_len: int) -> None:
-        """Look whether the prompt has begun the thoughts, or ended them, in which case there is nothing to do."""
+    def added(
+        self, row: int, sampling: SamplingParams, token_ids: Sequence[int], prompt_len: int
+    ) -> None:
+        """Look whether the prompt has begun the thoughts, or ended them, in which case there is
+        nothing to do.
+        """
         given = sampling.extra_args or {}
         end, *starts = given[_IDS]
         tail = list(token_ids[max(0, prompt_len - _PROMPT_END_TOKENS) : prompt_len])
@@ -95,9 +124,13 @@ class ThinkingBudget:
 
     def apply(self, logits: torch.Tensor, rows: SampleRows) -> torch.Tensor:
         """Force the tokens of the end, in the few steps in which they are due."""
-        for i, (row, prompt_len, length) in enumerate(zip(rows.rows, rows.prompt_lens, rows.lengths, strict=True)):
+        for i, (row, prompt_len, length) in enumerate(
+            zip(rows.rows, rows.prompt_lens, rows.lengths, strict=True)
+        ):
             thoughts = self._rows.get(row)
-            if thoughts is None or not 0 <= length - thoughts.first - thoughts.budget < len(thoughts.end):
+            if thoughts is None or not 0 <= length - thoughts.first - thoughts.budget < len(
+                thoughts.end
+            ):
                 continue
             output = rows.token_ids[row, prompt_len:length]
             place = length - thoughts.first - thoughts.budget
@@ -108,7 +141,9 @@ class ThinkingBudget:
 
 
 def _thinks(output: torch.Tensor, thoughts: _Row) -> torch.Tensor:
-    """Say, without a look from the host, whether the output began with thoughts and has not ended them."""
+    """Say, without a look from the host, whether the output began with thoughts and has not ended
+    them.
+    """
     end = output.new_tensor(thoughts.end)
     begun = output.new_tensor(not thoughts.starts).bool()
     for start in thoughts.starts:

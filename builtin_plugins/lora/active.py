@@ -18,19 +18,28 @@ Tensor = torch.Tensor
 class Active:
     """The slots of one step's tokens."""
 
-    def __init__(self, kernel: Kernel | None, dtype: torch.dtype, device: str, num_slots: int) -> None:
+    def __init__(
+        self, kernel: Kernel | None, dtype: torch.dtype, device: str, num_slots: int
+    ) -> None:
         """`dtype`: of adapters; `kernel` takes packed ones, where there is one."""
-        self._kernel, self._dtype, self._device = kernel, dtype, device
+        self._kernel = kernel
+        self._dtype = dtype
+        self._device = device
         self._num_slots = num_slots
         self._rows = None if kernel is None else kernel.rows(num_slots)
         self._of_token = np.empty(0, dtype=np.int32)
         self._places: list[tuple[int, Tensor | None]] | None = None
-        """Of the step's tokens by slot, once somebody has asked; None in place of places: all are of one slot."""
+        """Of the step's tokens by slot, once somebody has asked; None in place of places: all are
+        of one slot.
+        """
 
     def set(self, slot_of_row: Sequence[int], counts: Sequence[int]) -> None:
         """Take note of a step's tokens."""
-        of_token = np.repeat(np.asarray(slot_of_row, dtype=np.int32), np.asarray(counts, dtype=np.int64))
-        self._of_token, self._places = of_token, None
+        of_token = np.repeat(
+            np.asarray(slot_of_row, dtype=np.int32), np.asarray(counts, dtype=np.int64)
+        )
+        self._of_token = of_token
+        self._places = None
         if self._rows is not None:
             self._rows.take(of_token)
 
@@ -50,15 +59,22 @@ class Active:
             if self._places is None:
                 self._places = self._find(self._of_token)
             return self._places
-        return self._find(self._of_token[tokens if isinstance(tokens, slice) else tokens.cpu().numpy()])
+        return self._find(
+            self._of_token[tokens if isinstance(tokens, slice) else tokens.cpu().numpy()]
+        )
 
     def _find(self, numbers: npt.NDArray[np.int32]) -> list[tuple[int, Tensor | None]]:
         slots = [int(slot) for slot in np.unique(numbers) if slot >= 0]
         if slots and (numbers == slots[0]).all():
             return [(slots[0], None)]
-        return [(s, torch.from_numpy(np.flatnonzero(numbers == s)).to(self._device, non_blocking=True)) for s in slots]
+        return [
+            (s, torch.from_numpy(np.flatnonzero(numbers == s)).to(self._device, non_blocking=True))
+            for s in slots
+        ]
 
-    def add_packed(self, table: Table, x: Tensor, out: Tensor, tokens: Tensor | slice | None) -> None:
+    def add_packed(
+        self, table: Table, x: Tensor, out: Tensor, tokens: Tensor | slice | None
+    ) -> None:
         """Add to out [n, columns] what the packed adapter of each row makes of x [n, inputs]."""
         assert self._kernel is not None, "without it nothing is packed"
         assert self._rows is not None
@@ -76,7 +92,8 @@ class Handler:
 
     def __init__(self, active: Active, num_parts: int) -> None:
         """`num_parts`: of the module's weight in checkpoints."""
-        self._active, self._num_parts = active, num_parts
+        self._active = active
+        self._num_parts = num_parts
         self._table: Table | None = None
         self._deltas: dict[int, Delta] = {}
         """By slot: what is left to torch."""
@@ -98,7 +115,9 @@ class Handler:
             self._table.put(slot, None)
 
     def __call__(self, layer: Any, *given: Any) -> Tensor:
-        """Return the changed product; what is given is as `Adapter`, `VocabAdapter`, `ExpertsAdapter` or `HeadsAdapter` say."""
+        """Return the changed product; what is given is as `Adapter`, `VocabAdapter`,
+        `ExpertsAdapter` or `HeadsAdapter` say.
+        """
         tokens: Tensor | slice | None = None
         more: tuple[Any, ...] = ()
         if isinstance(given[0], str):  # of experts and of heads: which of their products it is
@@ -115,7 +134,12 @@ class Handler:
         return product.view(out.shape)
 
     def _add_plain(
-        self, layer: Any, x: Tensor, product: Tensor, tokens: Tensor | slice | None, more: tuple[Any, ...]
+        self,
+        layer: Any,
+        x: Tensor,
+        product: Tensor,
+        tokens: Tensor | slice | None,
+        more: tuple[Any, ...],
     ) -> Tensor:
         for slot, own in self._active.places(tokens):
             delta = self._deltas.get(slot)
@@ -130,7 +154,9 @@ class Handler:
 
 
 def _by_token(x: Tensor, out: Tensor, more: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
-    """Return both with one axis for tokens: recurrent layers have them by segment; heads of latents stay an axis."""
+    """Return both with one axis for tokens: recurrent layers have them by segment; heads of latents
+    stay an axis.
+    """
     if more or x.dtype == torch.int64 or x.ndim == 2:
         return x, out
     return x.reshape(-1, x.shape[-1]), out.reshape(-1, out.shape[-1])

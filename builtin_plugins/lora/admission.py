@@ -1,4 +1,6 @@
-"""The half at the edge: a request is completed by its adapter, whose content is part of what its cache depends on."""
+"""The half at the edge: a request is completed by its adapter, whose content is part of what its
+cache depends on.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ class Admission:
         self._adapters = adapters
 
     async def prepare(self, draft: Draft) -> Draft:
-        """Return the request with its adapter. Raises `InvalidRequest` for one that cannot be served."""
+        """Return the request with its adapter.
+
+        Raises `InvalidRequest` for one that cannot be served.
+        """
         request = draft.given[FIELD]
         wanted = await self._adapters.wanted(request)
         return replace(

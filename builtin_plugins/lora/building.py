@@ -1,4 +1,7 @@
-"""From an adapter's tensors to what it adds to each module on this rank. Everything that does not fit is named."""
+"""From an adapter's tensors to what it adds to each module on this rank.
+
+Everything that does not fit is named.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,8 @@ from core.nn.latent_attention import LatentAttention
 
 Tensor = torch.Tensor
 PIECE: Final = 1 << 14
-"""Numbers converted at once: so few that torch needs none of the threads that steps compute with."""
+"""Numbers converted at once: so few that torch needs none of the threads that steps compute with.
+"""
 _DTYPES: Final[Mapping[str, tuple[type[np.generic], torch.dtype]]] = {
     "F64": (np.int64, torch.float64),
     "F32": (np.int32, torch.float32),
@@ -56,7 +60,9 @@ class Built:
     def num_bytes(self) -> int:
         """Of all that is kept."""
         packed = sum(layer.num_bytes for layer in self.packed.values())
-        return packed + sum(tensor.nbytes for delta in self.deltas.values() for tensor in delta.tensors)
+        return packed + sum(
+            tensor.nbytes for delta in self.deltas.values() for tensor in delta.tensors
+        )
 
 
 class Builder:
@@ -73,10 +79,16 @@ class Builder:
         max_rank: int,
         sharded: bool,
     ) -> None:
-        """`sharded`: ranks share out both factors of split layers, and not only the one that follows the weight."""
+        """`sharded`: ranks share out both factors of split layers, and not only the one that
+        follows the weight.
+        """
         self._kernel = kernel
-        self._places, self._group, self._dtype, self._device = places, group, dtype, device
-        self._max_rank, self._sharded = max_rank, sharded
+        self._places = places
+        self._group = group
+        self._dtype = dtype
+        self._device = device
+        self._max_rank = max_rank
+        self._sharded = sharded
 
     def build(self, files: AdapterFiles, kept: Mapping[str, Bits]) -> Built:
         """Return the adapter. Raises `BadAdapter` naming what does not fit."""
@@ -87,7 +99,9 @@ class Builder:
             bits, dtype = _DTYPES[stored.dtype]
             tensor = torch.from_numpy(kept[stored.name].view(bits)).view(dtype)
             if what.role in roles.setdefault(what.module, {}):
-                raise BadAdapter(f"{stored.name!r:.200} is there twice, under names of one meaning.")
+                raise BadAdapter(
+                    f"{stored.name!r:.200} is there twice, under names of one meaning."
+                )
             roles[what.module][what.role] = stored.name, tensor
         built = Built()
         placed: dict[str, Place] = {}
@@ -101,7 +115,11 @@ class Builder:
         _check_complete(config, placed, self._places)
         if self._kernel is not None:
             built.packed = pack(self._kernel, built.deltas, self._dtype)
-            built.deltas = {module: delta for module, delta in built.deltas.items() if module not in built.packed}
+            built.deltas = {
+                module: delta
+                for module, delta in built.deltas.items()
+                if module not in built.packed
+            }
         for delta in built.deltas.values():
             if isinstance(delta, LinearDelta):
                 delta.finish()
@@ -120,7 +138,8 @@ class Builder:
             return
         if "weight" in own.roles:
             raise BadAdapter(
-                f"{own.name('weight')} would replace a weight of {place.prefix}; modules_to_save is served for the "
+                f"{own.name('weight')} would replace a weight of {place.prefix}; modules_to_save "
+                "is served for the "
                 "embedding and the head."
             )
         if isinstance(layer, Experts):
@@ -131,18 +150,23 @@ class Builder:
             self._put_linear(built, place, own)
 
     def _put_linear(self, built: Built, place: Place, own: _Module) -> None:
-        part, group = place.part, self._group
+        part = place.part
+        group = self._group
         delta = built.deltas.setdefault(place.module, LinearDelta())
         assert isinstance(delta, LinearDelta), "other kinds of modules are dealt with above"
         cuts_columns = part.columns_in != slice(0, part.in_features)
         cuts_rows = part.target.stop - part.target.start < part.out_features
         if own.has_factors:
             a, b = own.factors((part.in_features,), (part.out_features,), self._max_rank)
-            a, b = part.columns(a, -1), part.rows(b, -2)
+            a = part.columns(a, -1)
+            b = part.rows(b, -2)
             shared = self._sharded and group.size > 1 and (cuts_columns or cuts_rows)
             if shared:
-                rank = -(-len(a) // group.size) * group.size  # filled up with zeros, which add nothing
-                a, b = _widened(a, rank, 0), _widened(b, rank, 1)
+                rank = (
+                    -(-len(a) // group.size) * group.size
+                )  # filled up with zeros, which add nothing
+                a = _widened(a, rank, 0)
+                b = _widened(b, rank, 1)
                 rows = place.rows
                 if cuts_rows:
                     a = group.cut(a, 0)
@@ -153,7 +177,9 @@ class Builder:
             met = (group, cuts_rows) if shared else (None, False)
             delta.parts.append(Factors(rows, self._kept(a), self._kept(b, own.scale), *met))
         for role, scale in (("bias", 1.0), ("added bias", own.scale)):
-            if role in own.roles and not (cuts_columns and group.rank):  # it is added once, before ranks are summed
+            if role in own.roles and not (
+                cuts_columns and group.rank
+            ):  # it is added once, before ranks are summed
                 self._add_bias(delta, place, own, role, scale)
 
     def _share_of_rows(self, b: Tensor, rows: slice) -> tuple[Tensor, slice]:
@@ -162,14 +188,18 @@ class Builder:
         last = min(first + each, len(b))
         return b[first:last], slice(rows.start + first, rows.start + last)
 
-    def _add_bias(self, delta: LinearDelta, place: Place, own: _Module, role: str, scale: float) -> None:
+    def _add_bias(
+        self, delta: LinearDelta, place: Place, own: _Module, role: str, scale: float
+    ) -> None:
         layer: Any = place.module
         new = place.part.rows(own.tensor(role, (place.part.out_features,))).float() * scale
         if role == "bias":
             new = new - self._base_bias(layer, place.rows, own)
         if delta.bias is None:
             size = getattr(layer, "out_features", place.rows.stop)
-            delta.bias = torch.zeros(size, dtype=layer_dtype(layer, self._dtype), device=self._device)
+            delta.bias = torch.zeros(
+                size, dtype=layer_dtype(layer, self._dtype), device=self._device
+            )
         delta.bias[place.rows] += new.to(delta.bias)
 
     @staticmethod
@@ -180,34 +210,49 @@ class Builder:
         return bias.data[rows].float()  # type: ignore[no-any-return]
 
     def _put_vocab(self, built: Built, place: Place, own: _Module) -> None:
-        part, count = place.part, place.rows.stop - place.rows.start
+        part = place.part
+        count = place.rows.stop - place.rows.start
         delta = built.deltas.setdefault(place.module, VocabDelta(count))
         assert isinstance(delta, VocabDelta), "other kinds of modules are dealt with above"
         sizes = (part.in_features,), (part.out_features,)
         if own.has_factors:
             a, b = own.factors(*sizes, self._max_rank)
-            delta.a, delta.b = self._kept(a), self._kept(part.rows(b, -2), own.scale)
+            delta.a = self._kept(a)
+            delta.b = self._kept(part.rows(b, -2), own.scale)
         elif "embedding A" in own.roles or "embedding B" in own.roles:
-            b, a = own.factors(*sizes[::-1], self._max_rank, kind="embedding ")  # PEFT: [rank, vocab], [hidden, rank]
-            delta.a, delta.b = self._kept(a.T), self._kept(part.rows(b.T, 0), own.scale)
+            b, a = own.factors(
+                *sizes[::-1], self._max_rank, kind="embedding "
+            )  # PEFT: [rank, vocab], [hidden, rank]
+            delta.a = self._kept(a.T)
+            delta.b = self._kept(part.rows(b.T, 0), own.scale)
         if "weight" in own.roles:
-            delta.weight = self._kept(part.rows(own.tensor("weight", (part.out_features, part.in_features)), 0))
+            delta.weight = self._kept(
+                part.rows(own.tensor("weight", (part.out_features, part.in_features)), 0)
+            )
         if "bias" in own.roles:
             rows = part.pieces[0][0]
             new = own.tensor("bias", (part.out_features,))[rows].float()
             delta.bias = self._kept(new - self._base_bias(place.module, rows, own))
 
     def _tied_head(self, layer: nn.Module) -> Any:
-        heads = (place.module for place in self._places.by_prefix.values() if isinstance(place.module, Head))
+        heads = (
+            place.module
+            for place in self._places.by_prefix.values()
+            if isinstance(place.module, Head)
+        )
         return next((head for head in heads if head.rows is layer), None)
 
     def _put_latent(self, built: Built, place: Place, own: _Module) -> None:
         layer: Any = place.module
-        spec, part = layer.spec, place.part
+        spec = layer.spec
+        part = place.part
         a, b = own.factors((part.in_features,), (part.out_features,), self._max_rank)
         by_head = part.rows(b, -2).view(layer.heads, spec.key_size + spec.value_size, len(a))
-        key, value = by_head[:, : spec.key_size], by_head[:, spec.key_size :]
-        built.deltas[layer] = LatentDelta(self._kept(a), self._kept(key, own.scale), self._kept(value, own.scale))
+        key = by_head[:, : spec.key_size]
+        value = by_head[:, spec.key_size :]
+        built.deltas[layer] = LatentDelta(
+            self._kept(a), self._kept(key, own.scale), self._kept(value, own.scale)
+        )
 
     # --- experts
 
@@ -218,7 +263,9 @@ class Builder:
         delta = self._experts(built, layer)
         if part.num_experts:
             a, b = _of_all_experts(own, part, self._max_rank)
-            delta.parts.setdefault(part.matrix, []).append(self._expert_factors(place, a, b, own.scale))
+            delta.parts.setdefault(part.matrix, []).append(
+                self._expert_factors(place, a, b, own.scale)
+            )
             return
         a, b = own.factors((part.in_features,), (part.out_features,), self._max_rank)
         listed = delta.parts.setdefault(part.matrix, [])
@@ -228,8 +275,12 @@ class Builder:
             rank = len(a) if found is None else max(len(a), found.a.shape[1])
             grown = ExpertFactors(
                 place.rows,
-                torch.zeros(count, rank, _length(part.columns_in), dtype=self._dtype, device=self._device),
-                torch.zeros(count, _length(place.rows), rank, dtype=self._dtype, device=self._device),
+                torch.zeros(
+                    count, rank, _length(part.columns_in), dtype=self._dtype, device=self._device
+                ),
+                torch.zeros(
+                    count, _length(place.rows), rank, dtype=self._dtype, device=self._device
+                ),
             )
             if found is not None:
                 grown.a[:, : found.a.shape[1]] = found.a
@@ -240,8 +291,12 @@ class Builder:
         found.a[part.expert, : len(a)] = self._kept(part.columns(a, -1))
         found.b[part.expert, :, : len(a)] = self._kept(part.rows(b, -2), own.scale)
 
-    def _put_together(self, built: Built, module: str, roles: Mapping[str, Any], config: PeftConfig) -> bool:
-        """Put tensors that PEFT keeps of a module's parameters, whose names it leaves out (`target_parameters`)."""
+    def _put_together(
+        self, built: Built, module: str, roles: Mapping[str, Any], config: PeftConfig
+    ) -> bool:
+        """Put tensors that PEFT keeps of a module's parameters, whose names it leaves out
+        (`target_parameters`).
+        """
         outer = module
         while outer.endswith(".base_layer"):
             outer = outer.removesuffix(".base_layer")
@@ -251,7 +306,9 @@ class Builder:
             if own.has_factors and _fits_experts(own, part):
                 a, b = _of_all_experts(own, part, self._max_rank)
                 delta = self._experts(built, place.module)
-                delta.parts.setdefault(part.matrix, []).append(self._expert_factors(place, a, b, own.scale))
+                delta.parts.setdefault(part.matrix, []).append(
+                    self._expert_factors(place, a, b, own.scale)
+                )
                 return True
         return False
 
@@ -262,7 +319,8 @@ class Builder:
     def _experts(self, built: Built, layer: Any) -> ExpertsDelta:
         if not hasattr(layer.method, "product"):
             raise BadAdapter(
-                f"the experts' weights are kept by {type(layer.method).__name__}, which has no product by expert, so they "
+                f"the experts' weights are kept by {type(layer.method).__name__}, which has no "
+                "product by expert, so they "
                 "take no adapter; serve the model unquantized, or adapt other modules."
             )
         delta = built.deltas.setdefault(layer, ExpertsDelta())
@@ -272,7 +330,8 @@ class Builder:
     def _kept(self, tensor: Tensor, scale: float = 1.0) -> Tensor:
         """Return a copy in our dtype, multiplied in float32."""
         out = torch.empty(tensor.shape, dtype=self._dtype)
-        flat, target = tensor.contiguous().view(-1), out.view(-1)
+        flat = tensor.contiguous().view(-1)
+        target = out.view(-1)
         for at in range(0, len(flat), PIECE):
             piece = flat[at : at + PIECE]
             target[at : at + PIECE] = piece if scale == 1.0 else piece.float() * scale
@@ -282,9 +341,13 @@ class Builder:
 class _Module:
     """The tensors of one module of the adapter, with its rank and scale."""
 
-    def __init__(self, module: str, roles: Mapping[str, tuple[str, Tensor]], config: PeftConfig) -> None:
+    def __init__(
+        self, module: str, roles: Mapping[str, tuple[str, Tensor]], config: PeftConfig
+    ) -> None:
         self.roles = roles
-        self.rank, self.scale, self._base = config.rank_of(module), config.scale_of(module), config.base_model
+        self.rank = config.rank_of(module)
+        self.scale = config.scale_of(module)
+        self._base = config.base_model
 
     @property
     def has_factors(self) -> bool:
@@ -301,7 +364,8 @@ class _Module:
         if tuple(tensor.shape) != shape:
             trained = f" ({self._base!r:.100})" if self._base else ""
             raise BadAdapter(
-                f"{name!r:.200} has the shape {list(tensor.shape)}, and the model's weight needs {list(shape)}: the "
+                f"{name!r:.200} has the shape {list(tensor.shape)}, and the model's weight needs "
+                f"{list(shape)}: the "
                 f"adapter was trained on another model{trained}, or its config states another rank."
             )
         return tensor
@@ -311,13 +375,18 @@ class _Module:
     ) -> tuple[Tensor, Tensor]:
         """Return A [rank, inputs] and B [outputs, rank]."""
         self.check(most, kind)
-        return self.tensor(f"{kind}A", (self.rank, *inputs)), self.tensor(f"{kind}B", (*outputs, self.rank))
+        return self.tensor(f"{kind}A", (self.rank, *inputs)), self.tensor(
+            f"{kind}B", (*outputs, self.rank)
+        )
 
     def check(self, most: int, kind: str = "") -> None:
         """Raise `BadAdapter` where one factor is missing, or the rank is too large."""
         for one, other in (("A", "B"), ("B", "A")):
             if kind + one not in self.roles:
-                raise BadAdapter(f"{self.name(kind + other)} is there, and its lora_{one} is missing; save it again.")
+                raise BadAdapter(
+                    f"{self.name(kind + other)} is there, and its lora_{one} is missing; save it "
+                    "again."
+                )
         if self.rank > most:
             raise BadAdapter(f"LoRA rank {self.rank} is greater than max_lora_rank {most}.")
 
@@ -333,14 +402,19 @@ def _fits_experts(own: _Module, part: Any) -> bool:
 def _of_all_experts(own: _Module, part: Any, most: int) -> tuple[Tensor, Tensor]:
     """Return A [experts, rank, inputs] and B [experts, outputs, rank].
 
-    PEFT keeps [experts * rank, inputs] and [outputs, rank * experts], and of a parameter that it takes for transposed what
-    belongs to the other side.
+    PEFT keeps [experts * rank, inputs] and [outputs, rank * experts], and of a parameter that it
+    takes for transposed what belongs to the other side.
     """
     own.check(most)
-    a, b = own.roles["A"][1], own.roles["B"][1]
-    count, rank, inputs, outputs = part.num_experts, own.rank, part.in_features, part.out_features
+    a = own.roles["A"][1]
+    b = own.roles["B"][1]
+    count = part.num_experts
+    rank = own.rank
+    inputs = part.in_features
+    outputs = part.out_features
     if a.ndim == b.ndim == 2 and a.shape[0] == b.shape[1] == count * rank:
-        a, b = a.view(count, rank, -1), b.view(len(b), rank, count).permute(2, 0, 1)
+        a = a.view(count, rank, -1)
+        b = b.view(len(b), rank, count).permute(2, 0, 1)
         if (a.shape[2], b.shape[1]) == (outputs, inputs) and inputs != outputs:
             a, b = b.transpose(1, 2), a.transpose(1, 2)
     if tuple(a.shape) != (count, rank, inputs) or tuple(b.shape) != (count, outputs, rank):
@@ -368,10 +442,13 @@ def layer_dtype(layer: Any, otherwise: torch.dtype) -> torch.dtype:
 def _check_complete(config: PeftConfig, placed: Mapping[str, Place], places: Places) -> None:
     """Raise `BadAdapter` for a target that other layers have tensors of and this one has none.
 
-    Modules are compared whose names differ in numbers only; names of this model's that the adapter does not use at all may be
-    of modules that were not there when it was trained.
+    Modules are compared whose names differ in numbers only; names of this model's that the adapter
+    does not use at all may be of modules that were not there when it was trained.
     """
-    forms = {re.sub(r"\d+", "#", place.prefix): (module, place.prefix) for module, place in placed.items()}
+    forms = {
+        re.sub(r"\d+", "#", place.prefix): (module, place.prefix)
+        for module, place in placed.items()
+    }
     there = {place.prefix for place in placed.values()}
     for prefix, place in places.by_prefix.items():
         known = forms.get(re.sub(r"\d+", "#", prefix))
@@ -380,7 +457,8 @@ def _check_complete(config: PeftConfig, placed: Mapping[str, Place], places: Pla
         expected = _renumbered(*known, prefix)
         if config.wants(expected):
             raise BadAdapter(
-                f"tensors of {expected!r:.200} are missing, which target_modules names; the file is not complete. Save "
+                f"tensors of {expected!r:.200} are missing, which target_modules names; the file "
+                "is not complete. Save "
                 "the adapter again, or state its layers in layers_to_transform."
             )
 

@@ -1,4 +1,6 @@
-"""What programs and routes ask of the other halves: to load an adapter, forget it, keep it in its slot, and list them."""
+"""What programs and routes ask of the other halves: to load an adapter, forget it, keep it in its
+slot, and list them.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ _held = msgspec.json.Decoder(list[Held]).decode
 
 async def loaded(call: Call, wanted: Wanted) -> None:
     """Have an adapter loaded, and wait for it. Raises `InvalidRequest` with what is wrong with it."""
-    verb, data = "lora.load", _encode(wanted)
+    verb = "lora.load"
+    data = _encode(wanted)
     while True:
         answer, *_ = await call(verb, data)
         found = next((held for held in _held(answer) if held.digest == wanted.digest.hex()), None)
@@ -55,10 +58,14 @@ class Methods:
         }
 
     def add(self, llm: Any, lora_request: LoRARequest) -> bool:
-        """Load an adapter before anybody asks for it. Raises `InvalidRequest` for a bad one, and while requests are open."""
+        """Load an adapter before anybody asks for it.
+
+        Raises `InvalidRequest` for a bad one, and while requests are open.
+        """
         if llm.has_unfinished_requests():
             raise InvalidRequest(
-                FIELD, "cannot be loaded by itself while requests are unfinished; add a request with it."
+                FIELD,
+                "cannot be loaded by itself while requests are unfinished; add a request with it.",
             )
 
         async def load() -> None:
@@ -75,7 +82,10 @@ class Methods:
         return True
 
     def remove(self, llm: Any, lora_id: int) -> bool:
-        """Forget an adapter by its id; False for an unknown one. Requests that have it keep it to their end."""
+        """Forget an adapter by its id; False for an unknown one.
+
+        Requests that have it keep it to their end.
+        """
         name = self._name(lora_id)
         known = None if name is None else self._adapters.remove(name)
         if known is not None and known.wanted is not None:
@@ -83,11 +93,16 @@ class Methods:
         return known is not None
 
     def pin(self, llm: Any, lora_id: int) -> bool:
-        """Keep an adapter that is loaded in its slot until it is removed. Raises `InvalidRequest` where that cannot be."""
+        """Keep an adapter that is loaded in its slot until it is removed.
+
+        Raises `InvalidRequest` where that cannot be.
+        """
         name = self._name(lora_id)
         known = None if name is None else self._adapters.known[name]
         if known is None or known.wanted is None:
-            raise InvalidRequest("lora_id", f"{lora_id} is no adapter that is loaded; add_lora it first.")
+            raise InvalidRequest(
+                "lora_id", f"{lora_id} is no adapter that is loaded; add_lora it first."
+            )
         llm.core.call("lora.pin", _encode(known.wanted))
         return True
 
@@ -96,7 +111,11 @@ class Methods:
         answer, *_ = llm.core.call("lora.list", b"")
         there = {held.digest for held in _held(answer) if held.state == "ready"}
         known = self._adapters.known.values()
-        return {each.request.lora_int_id for each in known if each.wanted and each.wanted.digest.hex() in there}
+        return {
+            each.request.lora_int_id
+            for each in known
+            if each.wanted and each.wanted.digest.hex() in there
+        }
 
     def _name(self, lora_id: int) -> str | None:
         named = self._adapters.known.items()

@@ -1,4 +1,6 @@
-"""What one adapter adds to one module, on this rank: plain torch, the meaning that faster code is compared with."""
+"""What one adapter adds to one module, on this rank: plain torch, the meaning that faster code is
+compared with.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +38,20 @@ class Factors:
     group: ParallelGroup | None = None
     """Set where ranks share out both factors: they put together, or sum, what is between them."""
     gathers: bool = False
-    """The ranks' first factors have a share of the rank each; else their second ones a share of the rows."""
+    """The ranks' first factors have a share of the rank each; else their second ones a share of the
+    rows.
+    """
 
     def between(self, x: Tensor) -> Tensor:
         """Return x @ a.T, of all ranks together."""
         narrow = x @ self.a.T
         if self.group is None:
             return narrow
-        return self.group.all_gather(narrow.contiguous()) if self.gathers else self.group.all_reduce(narrow)
+        return (
+            self.group.all_gather(narrow.contiguous())
+            if self.gathers
+            else self.group.all_reduce(narrow)
+        )
 
 
 @dataclass(slots=True)
@@ -70,7 +78,11 @@ class LinearDelta:
     def tensors(self) -> list[Tensor]:
         """All it keeps."""
         first = [part.a for part in self.parts] if self.stacked is None else [self.stacked]
-        return [*first, *(part.b for part in self.parts), *(() if self.bias is None else (self.bias,))]
+        return [
+            *first,
+            *(part.b for part in self.parts),
+            *(() if self.bias is None else (self.bias,)),
+        ]
 
     def add(self, layer: Any, x: Tensor, out: Tensor, *given: Any) -> Tensor:
         """Add each part's product, then the bias."""
@@ -153,7 +165,9 @@ class ExpertsDelta:
     @property
     def tensors(self) -> list[Tensor]:
         """All it keeps."""
-        return [each for parts in self.parts.values() for part in parts for each in (part.a, part.b)]
+        return [
+            each for parts in self.parts.values() for part in parts for each in (part.a, part.b)
+        ]
 
     def add(self, layer: Any, x: Tensor, out: Tensor, *given: Any) -> Tensor:
         """Add to the products of one matrix; each row is of the expert that `given` says."""

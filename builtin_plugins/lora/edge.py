@@ -49,14 +49,21 @@ class Adapters:
     last_id: int = 0
 
     def described(self, name: str, path: str, base_model: str | None = None) -> Known:
-        """Return one that operators name, with an id of its own. Raises `BadAdapter` where there is none."""
+        """Return one that operators name, with an id of its own.
+
+        Raises `BadAdapter` where there is none.
+        """
         self.last_id += 1
-        return self._at(LoRARequest(name, self.last_id, path, base_model_name=base_model), listed=True)
+        return self._at(
+            LoRARequest(name, self.last_id, path, base_model_name=base_model), listed=True
+        )
 
     def _at(self, request: LoRARequest, *, listed: bool) -> Known:
         folder = Path(self.locate(request.lora_path)).expanduser()
         if not folder.is_dir():
-            raise BadAdapter(f"{request.lora_path!r:.200} is no folder with a LoRA adapter ({CONFIG}).")
+            raise BadAdapter(
+                f"{request.lora_path!r:.200} is no folder with a LoRA adapter ({CONFIG})."
+            )
         self.last_id = max(self.last_id, request.lora_int_id)
         return Known(request, folder, request.base_model_name, listed=listed)
 
@@ -67,7 +74,8 @@ class Adapters:
         if roots and not any(folder.is_relative_to(root) for root in roots):
             allowed = ", ".join(map(str, roots))
             raise BadAdapter(
-                f"{path!r:.200} lies outside of the folders that adapters may be loaded from (--lora-roots {allowed})."
+                f"{path!r:.200} lies outside of the folders that adapters may be loaded from "
+                f"(--lora-roots {allowed})."
             )
 
     async def wanted(self, request: Any) -> Wanted:
@@ -98,13 +106,17 @@ class Adapters:
             self._check_id(request)
             return self._at(request, listed=False)
         raise BadAdapter(
-            f"the name is that of {found.request.lora_path!r:.200}; give this one another name, or load_inplace=True."
+            f"the name is that of {found.request.lora_path!r:.200}; give this one another name, or "
+            "load_inplace=True."
         )
 
     def _check_id(self, request: LoRARequest) -> None:
         for name, known in self.known.items():
             if known.request.lora_int_id == request.lora_int_id and name != request.lora_name:
-                raise BadAdapter(f"its id {request.lora_int_id} is that of {name!r:.100}; give each adapter its own.")
+                raise BadAdapter(
+                    f"its id {request.lora_int_id} is that of {name!r:.100}; give each adapter its "
+                    "own."
+                )
 
     def read(self, known: Known) -> Known:
         """Return it with the hash of its files, which were looked through. Raises `BadAdapter`."""
@@ -112,7 +124,8 @@ class Adapters:
         config = PeftConfig.of(files.config)
         if config.most_rank > self.settings.max_rank:
             raise BadAdapter(
-                f"LoRA rank {config.most_rank} is greater than max_lora_rank {self.settings.max_rank}. Raise --max-lora-rank."
+                f"LoRA rank {config.most_rank} is greater than max_lora_rank "
+                f"{self.settings.max_rank}. Raise --max-lora-rank."
             )
         if not files.tensors:
             raise BadAdapter(f"{known.folder} holds no tensors; save the adapter again.")

@@ -1,4 +1,6 @@
-"""What a tensor of an adapter's file is: a factor of a product of low rank, or a weight or bias in place of the model's."""
+"""What a tensor of an adapter's file is: a factor of a product of low rank, or a weight or bias in
+place of the model's.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,10 @@ def meaning(name: str) -> Meaning:
     """Return what a tensor is by its name. Raises `BadAdapter`."""
     inner = _ROOT.sub("", name)
     if "lora_magnitude_vector" in inner:
-        raise BadAdapter(f"{name!r:.200} is of DoRA, which is not served. Merge the adapter into its model instead.")
+        raise BadAdapter(
+            f"{name!r:.200} is of DoRA, which is not served. Merge the adapter into its model "
+            "instead."
+        )
     for form, role in _FORMS:
         found = form.fullmatch(inner)
         if found is not None:

@@ -58,11 +58,17 @@ class Kernel(Protocol):
         """Return what notes whose rows are."""
 
     def add(self, out: torch.Tensor, x: torch.Tensor, rows: Any, table: Any) -> None:
-        """Add to out [rows, columns] what the adapter of each row makes of x [rows, in]; numbers of a row are neighbours."""
+        """Add to out [rows, columns] what the adapter of each row makes of x [rows, in]; numbers of
+        a row are neighbours.
+        """
 
 
-def kernel_for(dtype: torch.dtype, device: str, most_rank: int, *, has_triton: bool) -> Kernel | None:
-    """Return the kernel for adapters of a dtype and of ranks up to `most_rank`; None: plain torch is to do it."""
+def kernel_for(
+    dtype: torch.dtype, device: str, most_rank: int, *, has_triton: bool
+) -> Kernel | None:
+    """Return the kernel for adapters of a dtype and of ranks up to `most_rank`; None: plain torch
+    is to do it.
+    """
     if dtype not in DTYPES:
         return None
     if has_triton:
@@ -73,8 +79,12 @@ def kernel_for(dtype: torch.dtype, device: str, most_rank: int, *, has_triton: b
     return None if library is None else low_rank.LowRankOps(library)
 
 
-def pack(kernel: Kernel, deltas: Mapping[nn.Module, Delta], dtype: torch.dtype) -> dict[nn.Module, Packed]:
-    """Return those that the kernel takes, packed: all but where ranks share out both factors, and have to meet between."""
+def pack(
+    kernel: Kernel, deltas: Mapping[nn.Module, Delta], dtype: torch.dtype
+) -> dict[nn.Module, Packed]:
+    """Return those that the kernel takes, packed: all but where ranks share out both factors, and
+    have to meet between.
+    """
     taken = {
         module: LowRankParts(
             [Plain(part.rows.start, part.a, part.b) for part in delta.parts],

@@ -1,4 +1,7 @@
-"""What `adapter_config.json` says, as PEFT writes it: ranks, scales, targets. What is not served is refused by name."""
+"""What `adapter_config.json` says, as PEFT writes it: ranks, scales, targets.
+
+What is not served is refused by name.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +75,9 @@ class PeftConfig:
     rank_pattern: Mapping[str, int]
     alpha_pattern: Mapping[str, float]
     targets: str | tuple[str, ...]
-    """Ends of modules' names, or a regex for whole names; "all-linear": every linear layer but the head."""
+    """Ends of modules' names, or a regex for whole names; "all-linear": every linear layer but the
+    head.
+    """
     modules_to_save: tuple[str, ...]
     layers: tuple[int, ...] | None
     """Those that are adapted; None: all."""
@@ -89,11 +94,15 @@ class PeftConfig:
             raise BadAdapter(f"peft_type is {kind!r:.50}; only LORA is served.")
         for key, value in config.items():
             if key in _REFUSED and value:
-                raise BadAdapter(f"{key} is not served: {_REFUSED[key]}. Merge the adapter into its model instead.")
+                raise BadAdapter(
+                    f"{key} is not served: {_REFUSED[key]}. Merge the adapter into its model "
+                    "instead."
+                )
             if key not in _KNOWN and key not in _REFUSED and value:
                 hint = did_you_mean(key, _KNOWN)
                 raise BadAdapter(
-                    f"{key!r:.100} of adapter_config.json is not known{hint}; it may change what is meant."
+                    f"{key!r:.100} of adapter_config.json is not known{hint}; it may change what "
+                    "is meant."
                 )
         targets = config.get("target_modules")
         saved = config.get("modules_to_save")
@@ -105,8 +114,14 @@ class PeftConfig:
             rank=_rank("r", config.get("r")),
             alpha=_number("lora_alpha", config.get("lora_alpha")),
             rslora=bool(config.get("use_rslora")),
-            rank_pattern={name: _rank("rank_pattern", r) for name, r in _pattern(config, "rank_pattern").items()},
-            alpha_pattern={name: _number("alpha_pattern", a) for name, a in _pattern(config, "alpha_pattern").items()},
+            rank_pattern={
+                name: _rank("rank_pattern", r)
+                for name, r in _pattern(config, "rank_pattern").items()
+            },
+            alpha_pattern={
+                name: _number("alpha_pattern", a)
+                for name, a in _pattern(config, "alpha_pattern").items()
+            },
             targets=targets if isinstance(targets, str) else _texts("target_modules", targets),
             modules_to_save=_texts("modules_to_save", saved),
             layers=None if layers is None else _layers(layers),
@@ -128,7 +143,8 @@ class PeftConfig:
     def scale_of(self, module: str) -> float:
         """Return what a module's product of low rank is multiplied by."""
         key = _match(self.alpha_pattern, module)
-        alpha, rank = self.alpha if key is None else self.alpha_pattern[key], self.rank_of(module)
+        alpha = self.alpha if key is None else self.alpha_pattern[key]
+        rank = self.rank_of(module)
         return alpha / (math.sqrt(rank) if self.rslora else rank)
 
     def wants(self, module: str) -> bool:
@@ -136,7 +152,9 @@ class PeftConfig:
         if isinstance(self.targets, str):
             named = self.targets == "all-linear" or _full(self.targets, module)
         else:
-            named = any(module == target or module.endswith(f".{target}") for target in self.targets)
+            named = any(
+                module == target or module.endswith(f".{target}") for target in self.targets
+            )
         if not named or self.layers is None:
             return named
         numbers = [int(part) for part in module.split(".") if part.isdigit()]
@@ -152,7 +170,9 @@ def _full(pattern: str, text: str) -> bool:
     try:
         return re.fullmatch(pattern, text) is not None
     except re.error as error:
-        raise BadAdapter(f"{pattern!r:.100} of adapter_config.json is no regular expression ({error}).") from error
+        raise BadAdapter(
+            f"{pattern!r:.100} of adapter_config.json is no regular expression ({error})."
+        ) from error
 
 
 def _pattern(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -183,6 +203,10 @@ def _layers(value: Any) -> tuple[int, ...]:
 
 def _texts(key: str, value: Any) -> tuple[str, ...]:
     listed: Sequence[Any] = [] if value is None else value
-    if isinstance(listed, str) or not isinstance(listed, Sequence) or not all(isinstance(each, str) for each in listed):
+    if (
+        isinstance(listed, str)
+        or not isinstance(listed, Sequence)
+        or not all(isinstance(each, str) for each in listed)
+    ):
         raise BadAdapter(f"{key} must be a list of names, not {value!r:.50}.")
     return tuple(listed)

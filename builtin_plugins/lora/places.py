@@ -1,4 +1,6 @@
-"""Where in a model adapters may add: every module with `prefixes`, found by the names that its weights have."""
+"""Where in a model adapters may add: every module with `prefixes`, found by the names that its
+weights have.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ class Places:
             if not hasattr(module, "adapter") or id(module) in others:
                 continue
             for prefix, rows in prefixes.items():
-                # Of a tied head and its embedding, which may have one name, the embedding comes first.
+                # Of a tied head and its embedding, which may have one name, the embedding comes
+                # first.
                 self.by_prefix.setdefault(prefix, Place(prefix, module, module.parts[prefix], rows))
         self._renamed = getattr(getattr(model, "weights", None), "renamed", lambda name: name)
 
@@ -51,7 +54,9 @@ class Places:
         return self.by_prefix[ends[0]] if len(ends) == 1 else None
 
     def experts(self, module: str) -> list[Place]:
-        """Return the places of all experts' matrices together, by the name of the module that holds them."""
+        """Return the places of all experts' matrices together, by the name of the module that holds
+        them.
+        """
         for name in (module, *self._other_names(module)):
             found = [
                 place
@@ -65,4 +70,7 @@ class Places:
     def _other_names(self, module: str) -> tuple[str, ...]:
         here = self._renamed(f"{module}.weight").removesuffix(".weight"), self._renamed(module)
         # transformers calls every mixture `mlp`, whatever its checkpoints do.
-        return *here, *(module.replace(".mlp.", f".{other}.") for other in ("block_sparse_moe", "feed_forward", "ffn"))
+        return *here, *(
+            module.replace(".mlp.", f".{other}.")
+            for other in ("block_sparse_moe", "feed_forward", "ffn")
+        )

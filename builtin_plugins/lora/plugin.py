@@ -13,24 +13,53 @@ Json = dict[str, Any]
 @hookimpl
 def engine_options() -> list[Option]:
     count = Annotated[int, Within(1, 1 << 16)]
-    held = (
-        "Adapters kept in host memory, those in slots among them; at least --max-loras, which is the default (0 too)."
-    )
+    held = "Adapters kept in host memory, those in slots among them; at least --max-loras, which is the default (0 too)."
     return [
         Option("enable_lora", bool, False, "Serve LoRA adapters beside the model."),
         Option("max_loras", count, 1, "Adapters in one batch."),
-        Option("max_lora_rank", Rank, 16, "Largest rank of an adapter; what is set takes no memory by itself."),
+        Option(
+            "max_lora_rank",
+            Rank,
+            16,
+            "Largest rank of an adapter; what is set takes no memory by itself.",
+        ),
         Option("max_cpu_loras", Annotated[int, Within(-1, 1 << 20)] | None, None, held),
-        Option("fully_sharded_loras", bool, False, "Ranks share out both factors of an adapter, not only one."),
-        Option("lora_dtype", str, "auto", "Of adapters in memory: auto (the model's), bfloat16, float16 or float32."),
         Option(
-            "lora_modules", list[str] | None, None, "Adapters from the start: NAME=PATH, or JSON. Switches LoRA on."
+            "fully_sharded_loras",
+            bool,
+            False,
+            "Ranks share out both factors of an adapter, not only one.",
         ),
         Option(
-            "lora_roots", list[str] | None, None, "Folders that adapters named at run time may lie in; default: any."
+            "lora_dtype",
+            str,
+            "auto",
+            "Of adapters in memory: auto (the model's), bfloat16, float16 or float32.",
         ),
-        Option("max_lora_bytes", Annotated[int, Within(1, 1 << 60)], MOST_ADAPTER_BYTES, "Largest file of an adapter."),
-        Option("default_mm_loras", Json | None, None, "Adapters by modality; refused until there are any but text."),
+        Option(
+            "lora_modules",
+            list[str] | None,
+            None,
+            "Adapters from the start: NAME=PATH, or JSON. Switches LoRA on.",
+        ),
+        Option(
+            "lora_roots",
+            list[str] | None,
+            None,
+            "Folders that adapters named at run time may lie in; default: any.",
+        ),
+        Option(
+            "max_lora_bytes",
+            Annotated[int, Within(1, 1 << 60)],
+            MOST_ADAPTER_BYTES,
+            "Largest file of an adapter.",
+        ),
+        Option(
+            "default_mm_loras",
+            Json | None,
+            None,
+            "Adapters by modality; refused until there are any but text.",
+        ),
     ]
 
 

@@ -1,6 +1,8 @@
-"""The scheduler half: which adapters are in host memory and in slots, who holds them, and who waits for one.
+"""The scheduler half: which adapters are in host memory and in slots, who holds them, and who waits
+for one.
 
-A request holds its adapter from when it may start to its end, so a slot changes hands only when nobody computes with it.
+A request holds its adapter from when it may start to its end, so a slot changes hands only when
+nobody computes with it.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from builtin_plugins.lora.settings import NAME
 from core.api import EngineError, InvalidRequest, QueueFull, RequestFailed, StepPlan
 
 PATIENCE_STEPS: Final = 64
-"""For so many steps requests of adapters in slots may start before one that came earlier and waits for a slot."""
+"""For so many steps requests of adapters in slots may start before one that came earlier and waits
+for a slot.
+"""
 KEPT_FAILURES: Final = 64
 _encode = msgspec.msgpack.Encoder().encode
 _told = msgspec.msgpack.Decoder(Told).decode
@@ -52,12 +56,15 @@ class Slots:
     name = NAME
 
     def __init__(self, max_loras: int, max_held: int, num_ranks: int) -> None:
-        self._max_held, self._num_ranks = max_held, num_ranks
+        self._max_held = max_held
+        self._num_ranks = num_ranks
         self._adapters: dict[bytes, Adapter] = {}
         self._slots: list[bytes] = [b""] * max_loras
         """Digests; empty: nothing was ever in it."""
         self._waiting: dict[str, tuple[bytes, int]] = {}
-        """Parked requests, the earliest first: their adapter, and the step since which they wait for room."""
+        """Parked requests, the earliest first: their adapter, and the step since which they wait
+        for room.
+        """
         self._failed: dict[bytes, str] = {}
         self._errors: dict[str, str] = {}
         """Of requests that are to be told why."""
@@ -75,7 +82,8 @@ class Slots:
 
     def may_start(self, request: Any) -> bool:
         """Let it start once its adapter is in a slot. Raises why there will be none."""
-        data, request_id = request.features.get(NAME), request.request_id
+        data = request.features.get(NAME)
+        request_id = request.request_id
         if data is None:
             return True
         if request_id in self._errors:
@@ -86,7 +94,12 @@ class Slots:
             return True
         self._check_pins(adapter)
         since = self._waiting.pop(request_id, (b"", self._step))[1]
-        if adapter is not None and adapter.ready and self._has_turn(since, adapter) and self._in_slot(adapter):
+        if (
+            adapter is not None
+            and adapter.ready
+            and self._has_turn(since, adapter)
+            and self._in_slot(adapter)
+        ):
             adapter.waiting.discard(request_id)
             adapter.holders.add(request_id)
             self._turn += 1
@@ -101,9 +114,13 @@ class Slots:
         """Raise `RequestFailed` where pinned adapters leave no place that could ever become free."""
         pinned = sum(each.pinned for each in self._adapters.values())
         if adapter is None and pinned >= self._max_held:
-            raise RequestFailed("all places of --max-cpu-loras have adapters that are pinned; remove one.")
+            raise RequestFailed(
+                "all places of --max-cpu-loras have adapters that are pinned; remove one."
+            )
         if adapter is not None and adapter.slot < 0 and pinned >= len(self._slots):
-            raise RequestFailed("all slots (--max-loras) have adapters that are pinned; remove one.")
+            raise RequestFailed(
+                "all slots (--max-loras) have adapters that are pinned; remove one."
+            )
 
     def _has_turn(self, since: int, adapter: Adapter) -> bool:
         """Say whether it may start now: not where one that came much earlier would wait on."""
@@ -141,12 +158,15 @@ class Slots:
         slot = next((index for index, digest in enumerate(self._slots) if not digest), None)
         if slot is None:
             idle = [
-                each for each in map(self._adapters.__getitem__, self._slots) if not each.holders and not each.pinned
+                each
+                for each in map(self._adapters.__getitem__, self._slots)
+                if not each.holders and not each.pinned
             ]
             if not idle:
                 return False
             before = min(idle, key=lambda each: (bool(each.waiting), each.used))
-            slot, before.slot = before.slot, -1
+            slot = before.slot
+            before.slot = -1
             self._put = [each for each in self._put if each[0] != slot]
         self._slots[slot], adapter.slot = adapter.wanted.digest, slot
         self._put.append((slot, adapter.wanted.digest))
@@ -154,7 +174,8 @@ class Slots:
 
     def finished(self, request: Any) -> bool:
         """Give back what it held; tell the edge why it failed, where an adapter was to blame."""
-        data, request_id = request.features.get(NAME), request.request_id
+        data = request.features.get(NAME)
+        request_id = request.request_id
         if data is None:
             return False
         error = self._errors.pop(request_id, "")
@@ -169,10 +190,18 @@ class Slots:
         return False
 
     def _wake(self) -> None:
-        """Ask those again who may start now: no more adapters than there is room for, the earliest first."""
+        """Ask those again who may start now: no more adapters than there is room for, the earliest
+        first.
+        """
         idle = sum(not digest for digest in self._slots)
-        idle += sum(not each.holders and not each.pinned for each in self._adapters.values() if each.slot >= 0)
-        room = len(self._adapters) < self._max_held or any(each.is_free for each in self._adapters.values())
+        idle += sum(
+            not each.holders and not each.pinned
+            for each in self._adapters.values()
+            if each.slot >= 0
+        )
+        room = len(self._adapters) < self._max_held or any(
+            each.is_free for each in self._adapters.values()
+        )
         chosen: set[bytes] = set()
         for request_id, (digest, _) in list(self._waiting.items()):
             adapter = self._adapters.get(digest)
@@ -207,7 +236,9 @@ class Slots:
         if not (rows or self._load or self._drop or self._put):
             return None
         news = News(self._load, self._drop, self._put, rows)
-        self._load, self._drop, self._put = [], [], []
+        self._load = []
+        self._drop = []
+        self._put = []
         return _encode(news)
 
     def result(self, payload: bytes) -> None:
@@ -224,17 +255,17 @@ class Slots:
         if not error and homeless:
             listed = sorted(homeless)
             more = f" and {len(listed) - 3} more" if len(listed) > 3 else ""
-            error = (
-                f"the model has no place for {', '.join(map(repr, listed[:3]))}{more}: it was trained on another model."
-            )
+            error = f"the model has no place for {', '.join(map(repr, listed[:3]))}{more}: it was trained on another model."
         if error:
             self._fail(adapter, error)
         else:
-            adapter.ready, adapter.asked = True, False
+            adapter.ready = True
+            adapter.asked = False
         self._wake()
 
     def _fail(self, adapter: Adapter, error: str) -> None:
-        digest, name = adapter.wanted.digest, adapter.wanted.name
+        digest = adapter.wanted.digest
+        name = adapter.wanted.name
         for request_id in adapter.waiting:
             self._errors[request_id] = f"adapter {name!r:.100}: {error}"
             self._waiting.pop(request_id, None)
@@ -247,7 +278,10 @@ class Slots:
     # --- calls
 
     def call(self, verb: str, data: bytes) -> bytes | None:
-        """`load` and `unload` an adapter (`Wanted`), `pin` it, `list` all. Raises `InvalidRequest` and `QueueFull`."""
+        """`load` and `unload` an adapter (`Wanted`), `pin` it, `list` all.
+
+        Raises `InvalidRequest` and `QueueFull`.
+        """
         if verb == "list":
             return self._list()
         if verb not in ("load", "unload", "pin"):
@@ -259,13 +293,17 @@ class Slots:
             if adapter is None:
                 adapter = self._begin(wanted)
                 if adapter is None:
-                    raise QueueFull(f"all {self._max_held} places of --max-cpu-loras are in use; try again later.")
+                    raise QueueFull(
+                        f"all {self._max_held} places of --max-cpu-loras are in use; try again "
+                        "later."
+                    )
                 adapter.asked = True
                 self._load.remove(wanted)  # workers get the call itself
         elif verb == "pin":
             if adapter is None or not adapter.ready or not self._in_slot(adapter):
                 raise InvalidRequest(
-                    "lora_name", f"{wanted.name!r:.100} cannot be pinned: it is not loaded, or no slot is free."
+                    "lora_name",
+                    f"{wanted.name!r:.100} cannot be pinned: it is not loaded, or no slot is free.",
                 )
             adapter.pinned = True
         elif adapter is not None:
@@ -276,14 +314,18 @@ class Slots:
         return self._list()
 
     def info(self) -> dict[str, str]:
-        """Return the labels of `lora_requests_info`, with vLLM's names: which adapters run, and which are waited for."""
+        """Return the labels of `lora_requests_info`, with vLLM's names: which adapters run, and
+        which are waited for.
+        """
         waiting = {digest for digest, _ in self._waiting.values()}
         running = sorted(each.wanted.name for each in self._adapters.values() if each.holders)
         return {
             "max_lora": str(len(self._slots)),
             "running_lora_adapters": ",".join(running),
             "waiting_lora_adapters": ",".join(
-                sorted(each.wanted.name for digest, each in self._adapters.items() if digest in waiting)
+                sorted(
+                    each.wanted.name for digest, each in self._adapters.items() if digest in waiting
+                )
             ),
         }
 
@@ -301,7 +343,10 @@ class Slots:
             )
             for each in self._adapters.values()
         ]
-        listed += [Held(name="", digest=digest.hex(), state="failed", error=e) for digest, e in self._failed.items()]
+        listed += [
+            Held(name="", digest=digest.hex(), state="failed", error=e)
+            for digest, e in self._failed.items()
+        ]
         return msgspec.json.encode(listed)
 
     def check(self) -> None:

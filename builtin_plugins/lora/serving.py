@@ -16,7 +16,10 @@ from core.familiar.adapters import LoRARequest
 
 
 def adapters_of(config: EngineConfig, registry: Any) -> Adapters:
-    """Return the adapters of this process, those of `--lora-modules` among them. Raises `ConfigError` for a bad one."""
+    """Return the adapters of this process, those of `--lora-modules` among them.
+
+    Raises `ConfigError` for a bad one.
+    """
     made: Adapters = registry.shared("lora adapters", lambda: _made(config, registry))
     return made
 
@@ -32,7 +35,10 @@ def _made(config: EngineConfig, registry: Any) -> Adapters:
     adapters = Adapters(settings, locate)
     for module in settings.modules:
         if module.name in served_names(config):
-            raise ConfigError(f"--lora-modules {module.name}: that is the name of the model; give the adapter another.")
+            raise ConfigError(
+                f"--lora-modules {module.name}: that is the name of the model; give the adapter "
+                "another."
+            )
         try:
             known = adapters.described(module.name, module.path, module.base_model_name)
             adapters.known[known.name] = adapters.read(known)
@@ -47,7 +53,9 @@ class Served:
     """Adapters as variants of the model: listed with it, chosen by name, and looked for elsewhere."""
 
     def __init__(self, config: EngineConfig, registry: Any, adapters: Adapters) -> None:
-        self._config, self._registry, self._adapters = config, registry, adapters
+        self._config = config
+        self._registry = registry
+        self._adapters = adapters
         self._resolving: dict[str, asyncio.Task[Known | None]] = {}
 
     def variants(self) -> Sequence[Variant]:
@@ -55,7 +63,10 @@ class Served:
         return [_variant(known) for known in self._adapters.listed()]
 
     async def find(self, name: str) -> Variant | None:
-        """Return the adapter of this name; resolvers are asked for one that nobody knows. Raises `InvalidRequest`."""
+        """Return the adapter of this name; resolvers are asked for one that nobody knows.
+
+        Raises `InvalidRequest`.
+        """
         known = self._adapters.known.get(name)
         if known is None:
             task = self._resolving.get(name)
@@ -65,14 +76,21 @@ class Served:
             known = await asyncio.shield(task)
         return None if known is None else _variant(known)
 
-    async def load(self, call: Call, name: str, path: str, parent: str | None, *, again: bool) -> None:
-        """Serve an adapter from now on. Raises `InvalidRequest` for a bad one, and what was served stays."""
+    async def load(
+        self, call: Call, name: str, path: str, parent: str | None, *, again: bool
+    ) -> None:
+        """Serve an adapter from now on.
+
+        Raises `InvalidRequest` for a bad one, and what was served stays.
+        """
         adapters = self._adapters
         before = adapters.known.get(name)
         if before is not None and not again:
             raise InvalidRequest("lora_name", f"The lora adapter {name!r} has already been loaded.")
         if name in served_names(self._config):
-            raise InvalidRequest("lora_name", f"{name!r:.100} is the name of the model; give the adapter another.")
+            raise InvalidRequest(
+                "lora_name", f"{name!r:.100} is the name of the model; give the adapter another."
+            )
         try:
             adapters.check_root(path)
             known = await asyncio.to_thread(adapters.read, adapters.described(name, path, parent))
@@ -81,7 +99,11 @@ class Served:
         assert known.wanted is not None, "it was read"
         await loaded(call, known.wanted)
         adapters.known[name] = known
-        if before is not None and before.wanted is not None and before.wanted.digest != known.wanted.digest:
+        if (
+            before is not None
+            and before.wanted is not None
+            and before.wanted.digest != known.wanted.digest
+        ):
             await unloaded(call, before.wanted)
 
     async def unload(self, call: Call, name: str) -> bool:
@@ -105,7 +127,9 @@ class Served:
                 except EngineError:
                     raise
                 except Exception as error:
-                    raise InvalidRequest("model", f"resolver {ref.name} failed for {name!r:.100}: {error}") from error
+                    raise InvalidRequest(
+                        "model", f"resolver {ref.name} failed for {name!r:.100}: {error}"
+                    ) from error
         return None
 
     async def _added(self, name: str, found: Any) -> Known:
@@ -122,5 +146,7 @@ def served_names(config: EngineConfig) -> Sequence[str]:
 
 def _variant(known: Known) -> Variant:
     request = known.request
-    asked = LoRARequest(request.lora_name, request.lora_int_id, request.lora_path, request.base_model_name)
+    asked = LoRARequest(
+        request.lora_name, request.lora_int_id, request.lora_path, request.base_model_name
+    )
     return Variant(known.name, str(known.folder), known.base_model, {FIELD: asked})

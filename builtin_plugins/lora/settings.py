@@ -1,4 +1,6 @@
-"""What the user has set of adapters: how many, how large, which ones from the start, and where files may lie."""
+"""What the user has set of adapters: how many, how large, which ones from the start, and where
+files may lie.
+"""
 
 from __future__ import annotations
 
@@ -46,26 +48,37 @@ class Settings:
 
     @classmethod
     def of(cls, config: EngineConfig) -> Settings | None:
-        """Return the settings, None where adapters are off. Raises `ConfigError` for what cannot be served."""
+        """Return the settings, None where adapters are off.
+
+        Raises `ConfigError` for what cannot be served.
+        """
         options = config.options
         modules = tuple(read_module(text) for text in options.get("lora_modules") or ())
         if options.get("default_mm_loras"):
             raise ConfigError(
-                "--default-mm-loras: Default modality-specific LoRA(s) were provided for a non multimodal model; images "
+                "--default-mm-loras: Default modality-specific LoRA(s) were provided for a non "
+                "multimodal model; images "
                 "and audio are not part of this version. Leave it out."
             )
         if not (options.get("enable_lora") or modules):
             return None
         names = [module.name for module in modules]
         if twice := next((name for name in names if names.count(name) > 1), None):
-            raise ConfigError(f"--lora-modules names {twice!r} twice; give each adapter a name of its own.")
-        slots, held = options.get("max_loras", 1), options.get("max_cpu_loras") or 0
+            raise ConfigError(
+                f"--lora-modules names {twice!r} twice; give each adapter a name of its own."
+            )
+        slots = options.get("max_loras", 1)
+        held = options.get("max_cpu_loras") or 0
         if 0 < held < slots:
-            raise ConfigError(f"--max-cpu-loras {held} is less than --max-loras {slots}; use at least {slots}.")
+            raise ConfigError(
+                f"--max-cpu-loras {held} is less than --max-loras {slots}; use at least {slots}."
+            )
         _check_guesses(config)
         dtype = options.get("lora_dtype") or "auto"
         if dtype not in DTYPES:
-            raise ConfigError(f"--lora-dtype {dtype!r:.50} is not served; it is one of {', '.join(DTYPES)}.")
+            raise ConfigError(
+                f"--lora-dtype {dtype!r:.50} is not served; it is one of {', '.join(DTYPES)}."
+            )
         return cls(
             max_loras=slots,
             max_rank=options.get("max_lora_rank", 16),
@@ -73,19 +86,26 @@ class Settings:
             dtype=dtype,
             fully_sharded=bool(options.get("fully_sharded_loras")),
             modules=modules,
-            roots=tuple(Path(root).expanduser().resolve() for root in options.get("lora_roots") or ()),
+            roots=tuple(
+                Path(root).expanduser().resolve() for root in options.get("lora_roots") or ()
+            ),
             most_bytes=options.get("max_lora_bytes", MOST_ADAPTER_BYTES),
         )
 
 
 def _check_guesses(config: EngineConfig) -> None:
-    """Raise `ConfigError` where a step has no room for every row's token and guesses: rows of one adapter would wait."""
+    """Raise `ConfigError` where a step has no room for every row's token and guesses: rows of one
+    adapter would wait.
+    """
     guesses = (config.options.get("speculative_config") or {}).get("num_speculative_tokens") or 0
-    room, rows = config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs
+    room = config.scheduler.max_num_batched_tokens
+    rows = config.scheduler.max_num_seqs
     if guesses and room is not None and rows is not None and room < rows * (guesses + 1):
         raise ConfigError(
-            f"--max-num-batched-tokens {room} is less than {rows} rows of {guesses + 1} tokens, which adapters and guesses need "
-            "together. Consider increasing max_num_batched_tokens or decreasing num_speculative_tokens."
+            f"--max-num-batched-tokens {room} is less than {rows} rows of {guesses + 1} tokens, "
+            "which adapters and guesses need "
+            "together. Consider increasing max_num_batched_tokens or decreasing "
+            "num_speculative_tokens."
         )
 
 
@@ -98,7 +118,10 @@ def read_module(text: str) -> Module:
     if not text.lstrip().startswith("{"):
         name, equals, path = text.partition("=")
         if not (equals and name.strip() and path.strip()):
-            raise ConfigError(f'{shown} is neither NAME=PATH nor JSON such as {{"name": "a", "path": "/adapters/a"}}.')
+            raise ConfigError(
+                f"{shown} is neither NAME=PATH nor JSON such as "
+                f'{{"name": "a", "path": "/adapters/a"}}.'
+            )
         return Module(name.strip(), path.strip())
     try:
         found: Mapping[str, Any] = json.loads(text)
@@ -106,7 +129,10 @@ def read_module(text: str) -> Module:
         raise ConfigError(f"{shown} is no JSON ({error}).") from error
     for key, value in found.items():
         if key not in _KEYS:
-            raise ConfigError(f"{shown}: {key!r} is not known{did_you_mean(key, _KEYS)}; known: {', '.join(_KEYS)}.")
+            raise ConfigError(
+                f"{shown}: {key!r} is not known{did_you_mean(key, _KEYS)}; known: "
+                f"{', '.join(_KEYS)}."
+            )
         if not isinstance(value, str) and not (value is None and key == "base_model_name"):
             raise ConfigError(f"{shown}: {key} must be a text, not {value!r}.")
     if not (found.get("name") and found.get("path")):

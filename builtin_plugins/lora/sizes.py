@@ -12,7 +12,9 @@ from core.nn.embedding import Embedding, Head
 def adapter_bytes(places: Places, rank: int, dtype: torch.dtype) -> int:
     """Return what an adapter of this rank on every layer but embedding and head takes."""
     by_expert = {
-        id(place.module) for place in places.by_prefix.values() if place.part.matrix and not place.part.num_experts
+        id(place.module)
+        for place in places.by_prefix.values()
+        if place.part.matrix and not place.part.num_experts
     }
     return (
         sum(

@@ -1,4 +1,6 @@
-"""The worker half: reads adapters beside the steps, keeps them in host memory, and puts them into slots."""
+"""The worker half: reads adapters beside the steps, keeps them in host memory, and puts them into
+slots.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ class Deltas:
     name = NAME
 
     def __init__(self, settings: Settings, memory: Memory) -> None:
-        self._settings, self._memory = settings, memory
+        self._settings = settings
+        self._memory = memory
         self._held: dict[bytes, Built] = {}
         self._reading: set[bytes] = set()
         self._lock = threading.Lock()
@@ -48,7 +51,9 @@ class Deltas:
         self._set_for: tuple[int, ...] = ()
         """Slots whose adapters torch computes, of the step before."""
         self._packed: set[torch.nn.Module] = set()
-        """Modules that an adapter was packed for: once set they stay, so that steps with adapters are alike."""
+        """Modules that an adapter was packed for: once set they stay, so that steps with adapters
+        are alike.
+        """
         self._loader = ThreadPoolExecutor(1, "lora", initializer=step_aside)
 
     def loaded(self, parts: LoadedParts) -> list[Any]:
@@ -73,7 +78,9 @@ class Deltas:
     def host_bytes(self, model: Any, config: EngineConfig) -> int:
         """Return what all adapters in memory take, each as large as one may be."""
         dtype = dtype_of(self._settings, getattr(torch, config.model.dtype))
-        return self._settings.max_held * adapter_bytes(places_of(model), self._settings.max_rank, dtype)
+        return self._settings.max_held * adapter_bytes(
+            places_of(model), self._settings.max_rank, dtype
+        )
 
     def attach(self, parts: WorkerParts) -> None:
         """Take what the worker holds."""
@@ -81,7 +88,9 @@ class Deltas:
         self._tell = parts.tell
         self._rank = parts.pipeline.rank * parts.group.size + parts.group.rank
         self._slot_of_row = [-1] * ((config.scheduler.max_num_seqs or 1) + 1)
-        most = self._settings.max_held * adapter_bytes(self._places, self._settings.max_rank, self._dtype)
+        most = self._settings.max_held * adapter_bytes(
+            self._places, self._settings.max_rank, self._dtype
+        )
         self._memory.own("lora_adapters", self._num_bytes, lambda: most)
 
     def _num_bytes(self) -> int:
@@ -106,7 +115,9 @@ class Deltas:
             self._slot_of_row[row] = slot
 
     def call(self, name: str, data: bytes) -> bytes | None:
-        """Begin to read an adapter that is asked for by a call; what else concerns workers comes with plans."""
+        """Begin to read an adapter that is asked for by a call; what else concerns workers comes
+        with plans.
+        """
         if name == "load":
             self._begin_load(_wanted(data))
         return b"" if name in ("load", "unload", "pin", "list") else None
@@ -167,15 +178,20 @@ class Deltas:
         kept: dict[str, Bits] = {}
         if files.digest(kept) != wanted.digest:
             raise BadAdapter(
-                f"{wanted.folder} has changed since it was first named; load it again (load_inplace) to serve what is there."
+                f"{wanted.folder} has changed since it was first named; load it again "
+                "(load_inplace) to serve what is there."
             )
         return self._builder.build(files, kept)
 
     # --- steps
 
     def before_forward(self, batch: ForwardBatch, payload: bytes | None) -> None:
-        """Set the adapters of the step's rows, and no others: a layer without one is computed as if there were none."""
-        slots = [self._slot_of_row[row] if row < len(self._slot_of_row) else -1 for row in batch.rows]
+        """Set the adapters of the step's rows, and no others: a layer without one is computed as if
+        there were none.
+        """
+        slots = [
+            self._slot_of_row[row] if row < len(self._slot_of_row) else -1 for row in batch.rows
+        ]
         if max(slots, default=-1) < 0:
             if self._set:
                 self._set_adapters(set())
@@ -216,13 +232,16 @@ def places_of(model: Any) -> Places:
     """Return where a model can be adapted. Raises `ModelError` for one that cannot."""
     if getattr(model, "encoder", None) is not None or not getattr(model, "takes_adapters", True):
         raise ModelError(
-            "--enable-lora: in this model some products are not of the tokens that are computed (of an encoder, or of a table "
-            "of distances), so adapters are not served for it. Leave --enable-lora out, or merge the adapter into the model."
+            "--enable-lora: in this model some products are not of the tokens that are computed "
+            "(of an encoder, or of a table "
+            "of distances), so adapters are not served for it. Leave --enable-lora out, or merge "
+            "the adapter into the model."
         )
     places = Places(model)
     if not places.by_prefix:
         raise ModelError(
-            f"--enable-lora: {type(model).__name__} has no layers that take adapters (models that run through transformers' "
+            f"--enable-lora: {type(model).__name__} has no layers that take adapters (models that "
+            "run through transformers' "
             "own modules have none). Leave it out, or merge the adapter into the model."
         )
     return places

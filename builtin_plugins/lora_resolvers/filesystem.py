@@ -19,7 +19,11 @@ MOST_CONFIG_BYTES: Final = 1 << 20
 
 @hookimpl
 def engine_options() -> list[Option]:
-    return [Option(OPTION, str | None, None, "Folder of adapters that are found by their names: DIR/NAME.")]
+    return [
+        Option(
+            OPTION, str | None, None, "Folder of adapters that are found by their names: DIR/NAME."
+        )
+    ]
 
 
 @hookimpl(optionalhook=True)
@@ -37,11 +41,15 @@ class FilesystemResolver:
         """Raises `ConfigError` for what is no folder."""
         self._folder = folder.expanduser()
         if not self._folder.is_dir():
-            raise ConfigError(f"--lora-resolver-cache-dir {folder} must be set to a valid directory; it is none.")
+            raise ConfigError(
+                f"--lora-resolver-cache-dir {folder} must be set to a valid directory; it is none."
+            )
         self._bases = {config.model.model, *(config.model.served_model_name or ())}
 
     async def resolve_lora(self, base_model_name: str, lora_name: str) -> LoRARequest | None:
-        """Return the adapter in the folder of this name; None where there is none, or one of another model."""
+        """Return the adapter in the folder of this name; None where there is none, or one of
+        another model.
+        """
         if not NAME.fullmatch(lora_name):
             return None
         return await asyncio.to_thread(self._find, base_model_name, lora_name)
@@ -54,12 +62,16 @@ class FilesystemResolver:
         try:
             with (found / "adapter_config.json").open("rb") as file:
                 config = json.loads(file.read(MOST_CONFIG_BYTES))
-            kind, trained_on = config.get("peft_type"), config.get("base_model_name_or_path")
+            kind = config.get("peft_type")
+            trained_on = config.get("base_model_name_or_path")
         except (OSError, ValueError, AttributeError) as error:
-            raise InvalidRequest("model", f"adapter {name!r}: Invalid adapter configuration: {error}.") from error
+            raise InvalidRequest(
+                "model", f"adapter {name!r}: Invalid adapter configuration: {error}."
+            ) from error
         if kind != "LORA":
             raise InvalidRequest(
-                "model", f"adapter {name!r}: Invalid adapter configuration: peft_type is {kind!r:.50}."
+                "model",
+                f"adapter {name!r}: Invalid adapter configuration: peft_type is {kind!r:.50}.",
             )
         if trained_on not in {base, *self._bases}:
             return None

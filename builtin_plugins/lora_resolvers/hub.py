@@ -27,17 +27,22 @@ def engine_lora_resolvers(config: EngineConfig) -> list[Any]:
 
 
 class HubResolver:
-    """Fetches two files of a repository, whatever else it holds, once they are known to be no larger than adapters may be."""
+    """Fetches two files of a repository, whatever else it holds, once they are known to be no
+    larger than adapters may be.
+    """
 
     name = "hub"
 
     def __init__(self, allowed: Sequence[str], config: EngineConfig) -> None:
-        self._allowed, self._token = allowed, config.model.hf_token
+        self._allowed = allowed
+        self._token = config.model.hf_token
         self._most_bytes = int(config.options.get("max_lora_bytes", 1 << 30))
 
     async def resolve_lora(self, base_model_name: str, lora_name: str) -> LoRARequest | None:
         """Return the adapter of a repository; None for a name that is not allowed."""
-        if lora_name.count("/") != 1 or not any(fnmatchcase(lora_name, each) for each in self._allowed):
+        if lora_name.count("/") != 1 or not any(
+            fnmatchcase(lora_name, each) for each in self._allowed
+        ):
             return None
         folder = await asyncio.to_thread(self._fetch, lora_name)
         return LoRARequest(lora_name, 1, folder, base_model_name=base_model_name)
@@ -47,16 +52,28 @@ class HubResolver:
 
         try:
             found = HfApi(token=self._token).model_info(name, files_metadata=True)
-            sizes = {file.rfilename: file.size or 0 for file in found.siblings or () if file.rfilename in FILES}
+            sizes = {
+                file.rfilename: file.size or 0
+                for file in found.siblings or ()
+                if file.rfilename in FILES
+            }
             if len(sizes) < len(FILES):
                 missing = ", ".join(sorted(set(FILES) - set(sizes)))
-                raise InvalidRequest("model", f"LoRA adapter not found: {name} has no {missing} on the hub.")
+                raise InvalidRequest(
+                    "model", f"LoRA adapter not found: {name} has no {missing} on the hub."
+                )
             if max(sizes.values()) > self._most_bytes:
                 raise InvalidRequest(
-                    "model", f"adapter {name}: {max(sizes.values())} bytes; --max-lora-bytes allows {self._most_bytes}."
+                    "model",
+                    f"adapter {name}: {max(sizes.values())} bytes; --max-lora-bytes allows "
+                    f"{self._most_bytes}.",
                 )
-            return snapshot_download(name, revision=found.sha, allow_patterns=list(FILES), token=self._token)
+            return snapshot_download(
+                name, revision=found.sha, allow_patterns=list(FILES), token=self._token
+            )
         except InvalidRequest:
             raise
         except Exception as error:
-            raise InvalidRequest("model", f"adapter {name} cannot be had from the hub: {error}") from error
+            raise InvalidRequest(
+                "model", f"adapter {name} cannot be had from the hub: {error}"
+            ) from error

@@ -1,11 +1,23 @@
-"""`--enable-log-requests`: one line for each request, when it has ended. Sizes and times; never any text."""
+"""`--enable-log-requests`: one line for each request, when it has ended.
+
+Sizes and times; never any text.
+"""
 
 from __future__ import annotations
 
 import logging
 from typing import Annotated
 
-from core.api import EngineConfig, Entry, HttpStats, Option, RequestStats, StepStats, Within, hookimpl
+from core.api import (
+    EngineConfig,
+    Entry,
+    HttpStats,
+    Option,
+    RequestStats,
+    StepStats,
+    Within,
+    hookimpl,
+)
 
 log = logging.getLogger(__name__)
 
@@ -18,7 +30,12 @@ def engine_metric_sinks() -> list[Entry]:
 @hookimpl
 def engine_options() -> list[Option]:
     return [
-        Option("disable_log_requests", bool, False, "Former spelling of the default: requests are not logged."),
+        Option(
+            "disable_log_requests",
+            bool,
+            False,
+            "Former spelling of the default: requests are not logged.",
+        ),
         Option(
             "max_log_len",
             Annotated[int, Within(0, 1 << 40)] | None,
@@ -41,7 +58,8 @@ class RequestLog:
         """Log one request."""
         if self._wanted:
             log.info(
-                "request %s: %s, %d prompt tokens (%d cached), %d generated, n %d; queued %s, first token %s, all %s",
+                "request %s: %s, %d prompt tokens (%d cached), %d generated, n %d; queued %s, "
+                "first token %s, all %s",
                 stats.request_id,
                 stats.finish_reason,
                 stats.prompt_tokens,

@@ -1,4 +1,5 @@
-"""A log line every ten seconds of work: what runs and waits, tokens per second, the KV cache. None while nothing is asked.
+"""A log line every ten seconds of work: what runs and waits, tokens per second, the KV cache. None
+while nothing is asked.
 
 Knows totals and a clock; no thread: the step that ends an interval writes its line.
 """
@@ -11,14 +12,27 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from core.api import EngineConfig, Entry, Option, RequestStats, StepStats, TokenStats, Within, hookimpl
+from core.api import (
+    EngineConfig,
+    Entry,
+    Option,
+    RequestStats,
+    StepStats,
+    TokenStats,
+    Within,
+    hookimpl,
+)
 
 log = logging.getLogger(__name__)
 
 
 @hookimpl
 def engine_metric_sinks() -> list[Entry]:
-    return [Entry("stats_log", StatsLog, "a log line for every ten seconds of work (--log-stats-interval)")]
+    return [
+        Entry(
+            "stats_log", StatsLog, "a log line for every ten seconds of work (--log-stats-interval)"
+        )
+    ]
 
 
 @hookimpl
@@ -39,7 +53,10 @@ class _Totals:
 
 
 class StatsLog:
-    """Logs what an interval has brought. Time in which nothing runs or waits does not count, so rates are those of work."""
+    """Logs what an interval has brought.
+
+    Time in which nothing runs or waits does not count, so rates are those of work.
+    """
 
     def __init__(self, config: EngineConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self._interval_s: float = config.options.get("log_stats_interval", 10.0)
@@ -74,12 +91,15 @@ class StatsLog:
         """Pass requests over."""
 
     def _write(self, stats: StepStats) -> None:
-        told, seen = self._told, replace(self._now)
+        told = self._told
+        seen = replace(self._now)
         self._told = seen
-        busy_s, self._busy_s = self._busy_s, 0.0
+        busy_s = self._busy_s
+        self._busy_s = 0.0
         queried = seen.queried - told.queried
         log.info(
-            "%d running, %d waiting; prompts %.1f tokens/s, answers %.1f tokens/s; KV cache %.1f%% used, "
+            "%d running, %d waiting; prompts %.1f tokens/s, answers %.1f tokens/s; KV cache %.1f%% "
+            "used, "
             "prefix cache %s, %d preemptions",
             stats.num_running,
             stats.num_waiting,

@@ -56,7 +56,8 @@ def bloom(hf_config: object) -> DecoderSpec:
     norm = facts.layer_norm("layer_norm_epsilon")
     hidden = facts.count("hidden_size", facts.get("n_embed"))
     heads = facts.count("n_head", facts.get("num_attention_heads"))
-    size, slopes = facts.head_size(hidden, heads), alibi_slopes(heads)
+    size = facts.head_size(hidden, heads)
+    slopes = alibi_slopes(heads)
     layer = LayerSpec(
         attention=AttentionSpec(
             heads=heads, kv_heads=heads, head_size=size, alibi=slopes, qkv_bias=True, out_bias=True
@@ -81,11 +82,9 @@ def mpt(hf_config: object) -> DecoderSpec:
     """Return the facts of an MPT config."""
     facts = ModelFacts(hf_config)
     own = facts.part("attn_config")
-    norm, hidden, heads = (
-        facts.layer_norm("layer_norm_epsilon", bias=False),
-        facts.count("d_model"),
-        facts.count("n_heads"),
-    )
+    norm = facts.layer_norm("layer_norm_epsilon", bias=False)
+    hidden = facts.count("d_model")
+    heads = facts.count("n_heads")
     layer = LayerSpec(
         attention=AttentionSpec(
             heads=heads,
@@ -113,14 +112,15 @@ def mpt(hf_config: object) -> DecoderSpec:
 def falcon(hf_config: object) -> DecoderSpec:
     """Return the facts of a Falcon config: parts in parallel or not, behind one norm or two."""
     facts = ModelFacts(hf_config)
-    norm, bias, later = (
-        facts.layer_norm("layer_norm_epsilon"),
-        facts.flag("bias"),
-        facts.flag("new_decoder_architecture"),
-    )
-    hidden, heads = facts.count("hidden_size"), facts.count("num_attention_heads")
-    size, shared = facts.head_size(hidden, heads), facts.flag("multi_query", True) and not later
-    parallel, alibi = facts.flag("parallel_attn", True) or later, facts.flag("alibi")
+    norm = facts.layer_norm("layer_norm_epsilon")
+    bias = facts.flag("bias")
+    later = facts.flag("new_decoder_architecture")
+    hidden = facts.count("hidden_size")
+    heads = facts.count("num_attention_heads")
+    size = facts.head_size(hidden, heads)
+    shared = facts.flag("multi_query", True) and not later
+    parallel = facts.flag("parallel_attn", True) or later
+    alibi = facts.flag("alibi")
     two = facts.count("num_ln_in_parallel_attn", 2) == 2 and later
     layer = LayerSpec(
         attention=AttentionSpec(
@@ -154,4 +154,6 @@ def falcon(hf_config: object) -> DecoderSpec:
         up=BLOOM.up,
         down=BLOOM.down,
     )
-    return DecoderSpec(**facts.decoder(tied=True), layers=(layer,) * facts.num_layers(), norm=norm, names=names)
+    return DecoderSpec(
+        **facts.decoder(tied=True), layers=(layer,) * facts.num_layers(), norm=norm, names=names
+    )

@@ -15,7 +15,8 @@ def engine_models() -> list[Entry]:
 def spec(hf_config: object) -> DecoderSpec:
     """Return the facts of a Bamba config; half of each attention head turns."""
     facts = ModelFacts(hf_config)
-    norm, bias = facts.norm(eps=1e-5), facts.flag("attention_bias")
+    norm = facts.norm(eps=1e-5)
+    bias = facts.flag("attention_bias")
     heads = {**facts.heads(), "kv_heads": facts.count("num_key_value_heads", 8)}
     rope = facts.rope(heads["head_size"], share=0.5)
     attention = facts.attention(**heads, rope=rope, qkv_bias=bias, out_bias=bias)
@@ -23,7 +24,8 @@ def spec(hf_config: object) -> DecoderSpec:
         False: {"recurrent": mamba2(facts, norm=norm)},
         True: {"attention": attention},
     }
-    attending, mlp = facts.indices("attn_layer_indices"), facts.mlp(bias=facts.flag("mlp_bias"))
+    attending = facts.indices("attn_layer_indices")
+    mlp = facts.mlp(bias=facts.flag("mlp_bias"))
     layers = tuple(
         LayerSpec(**mixers[index in attending], mlp=mlp, attention_in=norm, mlp_in=norm)
         for index in range(facts.num_layers())

@@ -1,4 +1,6 @@
-"""BART and those that changed little of it: mBART, PLBart, Marian, Pegasus, M2M-100, NLLB, Blenderbot."""
+"""BART and those that changed little of it: mBART, PLBart, Marian, Pegasus, M2M-100, NLLB,
+Blenderbot.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -60,17 +62,28 @@ def engine_models() -> list[Entry]:
 
 def bart(hf_config: object) -> DecoderSpec:
     """Return the facts of a BART config: norms of sums, learned positions from row 2 on."""
-    return family(ModelFacts(hf_config), before=False, positions="learned", offset=2, embed_norm=NORM)
+    return family(
+        ModelFacts(hf_config), before=False, positions="learned", offset=2, embed_norm=NORM
+    )
 
 
 def mbart(hf_config: object) -> DecoderSpec:
     """Return the facts of an mBART config: norms before each part and at the end."""
-    return family(ModelFacts(hf_config), before=True, positions="learned", offset=2, embed_norm=NORM)
+    return family(
+        ModelFacts(hf_config), before=True, positions="learned", offset=2, embed_norm=NORM
+    )
 
 
 def plbart(hf_config: object) -> DecoderSpec:
     """Return the facts of a PLBart config: BART's, with scaled embeddings."""
-    return family(ModelFacts(hf_config), before=False, positions="learned", offset=2, embed_norm=NORM, scaled=True)
+    return family(
+        ModelFacts(hf_config),
+        before=False,
+        positions="learned",
+        offset=2,
+        embed_norm=NORM,
+        scaled=True,
+    )
 
 
 def marian(hf_config: object) -> DecoderSpec:
@@ -78,7 +91,11 @@ def marian(hf_config: object) -> DecoderSpec:
     facts = ModelFacts(hf_config)
     apart = not facts.flag("share_encoder_decoder_embeddings", True)
     spec = family(facts, before=False, positions="wide", apart=apart)
-    return replace(spec, vocab_size=facts.count("decoder_vocab_size", spec.vocab_size)) if apart else spec
+    return (
+        replace(spec, vocab_size=facts.count("decoder_vocab_size", spec.vocab_size))
+        if apart
+        else spec
+    )
 
 
 def pegasus(hf_config: object) -> DecoderSpec:
@@ -87,10 +104,14 @@ def pegasus(hf_config: object) -> DecoderSpec:
 
 
 def m2m100(hf_config: object) -> DecoderSpec:
-    """Return the facts of an M2M-100 config: other sinusoids, which begin behind the row of the padding token."""
+    """Return the facts of an M2M-100 config: other sinusoids, which begin behind the row of the
+    padding token.
+    """
     facts = ModelFacts(hf_config)
     offset = facts.count("pad_token_id", 1, least=0) + 1
-    return family(facts, before=True, positions="sinusoidal", offset=offset, scaled=True, activation="relu")
+    return family(
+        facts, before=True, positions="sinusoidal", offset=offset, scaled=True, activation="relu"
+    )
 
 
 def blenderbot(hf_config: object) -> DecoderSpec:
@@ -111,18 +132,23 @@ def family(
 ) -> DecoderSpec:
     """Return a model of BART's kind.
 
-    `before`: norms stand before each part, else they are of sums. `positions` are "learned", "sinusoidal" or "wide"
-    ones and begin at row `offset`; `scaled` and `activation` are defaults of the config class. `apart`: encoder and
-    decoder have embeddings of their own, as they have where the head is not tied.
+    `before`: norms stand before each part, else they are of sums. `positions` are "learned",
+    "sinusoidal" or "wide" ones and begin at row `offset`; `scaled` and `activation` are defaults of
+    the config class. `apart`: encoder and decoder have embeddings of their own, as they have where
+    the head is not tied.
     """
     tied = facts.flag("tie_word_embeddings", True)
-    encoder_names, names = ENCODER, DECODER
+    encoder_names = ENCODER
+    names = DECODER
     if apart or not tied:
         encoder_names = replace(ENCODER, embed="model.encoder.embed_tokens")
-        names = replace(DECODER, embed="model.decoder.embed_tokens", ignored=("model.shared.weight",))
+        names = replace(
+            DECODER, embed="model.decoder.embed_tokens", ignored=("model.shared.weight",)
+        )
     if positions != "learned":
         names = replace(names, ignored=(*names.ignored, "*.embed_positions.*"))
-    hidden, most = facts.count("d_model"), facts.num_positions(default=1024)
+    hidden = facts.count("d_model")
+    most = facts.num_positions(default=1024)
     table: dict[str, Any] = {"position_offset": offset, "embed_norm": embed_norm}
     table["embed_scale"] = hidden**0.5 if facts.flag("scale_embedding", scaled) else 1.0
     if positions == "learned":
@@ -156,15 +182,21 @@ def half(facts: ModelFacts, which: str, *, before: bool, activation: str) -> Lay
     """Return a layer of the encoder, or of the decoder, which attends to what that made."""
     heads = facts.count(f"{which}_attention_heads")
     size = facts.head_size(facts.count("d_model"), heads)
-    attention = AttentionSpec(heads=heads, kv_heads=heads, head_size=size, qkv_bias=True, out_bias=True)
+    attention = AttentionSpec(
+        heads=heads, kv_heads=heads, head_size=size, qkv_bias=True, out_bias=True
+    )
     first, last = (NORM, None) if before else (None, NORM)
     activation = facts.activation("activation_function", activation)
     return LayerSpec(
         attention=replace(attention, causal=which == "decoder"),
         attention_in=first,
         attention_out=last,
-        cross=CrossSpec(attention=attention, norm_in=first, norm_out=last) if which == "decoder" else None,
-        mlp=MlpSpec(width=facts.count(f"{which}_ffn_dim"), activation=activation, gated=False, bias=True),
+        cross=CrossSpec(attention=attention, norm_in=first, norm_out=last)
+        if which == "decoder"
+        else None,
+        mlp=MlpSpec(
+            width=facts.count(f"{which}_ffn_dim"), activation=activation, gated=False, bias=True
+        ),
         mlp_in=first,
         mlp_out=last,
         norm_sum=not before,

@@ -1,4 +1,6 @@
-"""Command R: attention and MLP in parallel behind one layer norm without bias, neighbours turn together."""
+"""Command R: attention and MLP in parallel behind one layer norm without bias, neighbours turn
+together.
+"""
 
 from core.api import DecoderSpec, Entry, LayerSpec, ModelFacts, NormSpec, RopeSpec, hookimpl
 
@@ -30,11 +32,15 @@ def cohere2(hf_config: object) -> DecoderSpec:
     norm = facts.layer_norm(bias=False)
     rope = facts.rope(facts.heads()["head_size"], interleaved=True)
     windows = facts.windows(facts.window(4096), full_every=facts.count("sliding_window_pattern", 4))
-    layers = [_layer(facts, norm, None if window is None else rope, window=window) for window in windows]
+    layers = [
+        _layer(facts, norm, None if window is None else rope, window=window) for window in windows
+    ]
     return _model(facts, norm, tuple(layers))
 
 
-def _layer(facts: ModelFacts, norm: NormSpec, rope: RopeSpec | None, **attention: object) -> LayerSpec:
+def _layer(
+    facts: ModelFacts, norm: NormSpec, rope: RopeSpec | None, **attention: object
+) -> LayerSpec:
     bias = facts.flag("attention_bias")
     return LayerSpec(
         attention=facts.attention(rope=rope, qkv_bias=bias, out_bias=bias, **attention),

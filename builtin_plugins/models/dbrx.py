@@ -39,12 +39,16 @@ def engine_models() -> list[Entry]:
 def spec(hf_config: object) -> DecoderSpec:
     """Return the facts of a DBRX config."""
     facts = ModelFacts(hf_config)
-    own, ffn = facts.part("attn_config"), facts.part("ffn_config")
+    own = facts.part("attn_config")
+    ffn = facts.part("ffn_config")
     power = ffn.number_or_none("moe_normalize_expert_weights", 1.0)
     if power not in (None, 1.0):
-        raise ModelError(f"moe_normalize_expert_weights in config.json is {power}; only 1 and null are served.")
+        raise ModelError(
+            f"moe_normalize_expert_weights in config.json is {power}; only 1 and null are served."
+        )
     norm = NormSpec("layer", eps=1e-5)
-    hidden, count = facts.count("d_model"), facts.count("n_heads")
+    hidden = facts.count("d_model")
+    count = facts.count("n_heads")
     size = facts.head_size(hidden, count)
     layer = LayerSpec(
         attention=AttentionSpec(

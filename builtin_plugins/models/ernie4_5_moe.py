@@ -1,6 +1,18 @@
-"""ERNIE 4.5 with mixtures of experts: a correction for the choice beside softmax scores, shared experts."""
+"""ERNIE 4.5 with mixtures of experts: a correction for the choice beside softmax scores, shared
+experts.
+"""
 
-from core.api import AheadSpec, DecoderSpec, Entry, LayerSpec, MlpSpec, ModelFacts, MoeSpec, WeightNames, hookimpl
+from core.api import (
+    AheadSpec,
+    DecoderSpec,
+    Entry,
+    LayerSpec,
+    MlpSpec,
+    ModelFacts,
+    MoeSpec,
+    WeightNames,
+    hookimpl,
+)
 
 NAMES = WeightNames(
     choice_bias="mlp.moe_statics.e_score_correction_bias",
@@ -12,14 +24,23 @@ NAMES = WeightNames(
 @hookimpl
 def engine_models() -> list[Entry]:
     """Return the architecture."""
-    return [Entry("Ernie4_5_MoeForCausalLM", "builtin_plugins.models.ernie4_5_moe:spec", "ERNIE 4.5, mixture")]
+    return [
+        Entry(
+            "Ernie4_5_MoeForCausalLM",
+            "builtin_plugins.models.ernie4_5_moe:spec",
+            "ERNIE 4.5, mixture",
+        )
+    ]
 
 
 def spec(hf_config: object) -> DecoderSpec:
     """Return the facts of an ERNIE 4.5 config with experts."""
     facts = ModelFacts(hf_config)
-    norm, bias, num_layers = facts.norm(eps=1e-5), facts.flag("use_bias"), facts.num_layers()
-    width, shared = facts.count("moe_intermediate_size"), facts.count("moe_num_shared_experts", 2, least=0)
+    norm = facts.norm(eps=1e-5)
+    bias = facts.flag("use_bias")
+    num_layers = facts.num_layers()
+    width = facts.count("moe_intermediate_size")
+    shared = facts.count("moe_num_shared_experts", 2, least=0)
     experts = MoeSpec(
         experts=facts.count("moe_num_experts"),
         top_k=facts.count("moe_k"),
@@ -27,11 +48,14 @@ def spec(hf_config: object) -> DecoderSpec:
         activation=facts.activation(),
         choice_bias=True,
         wide_router=True,
-        shared=MlpSpec(width=shared * width, activation=facts.activation(), bias=bias) if shared else None,
+        shared=MlpSpec(width=shared * width, activation=facts.activation(), bias=bias)
+        if shared
+        else None,
     )
     rope = facts.rope(facts.heads()["head_size"], theta=5e5, interleaved=True)
     attention = facts.attention(rope=rope, qkv_bias=bias, out_bias=bias)
-    every, first = facts.count("moe_layer_interval", 1), facts.count("moe_layer_start_index", 1, least=0)
+    every = facts.count("moe_layer_interval", 1)
+    first = facts.count("moe_layer_start_index", 1, least=0)
     last = facts.count("moe_layer_end_index", -1, least=-1)
     last = num_layers - 1 if last == -1 else last
     layers = tuple(
@@ -44,7 +68,9 @@ def spec(hf_config: object) -> DecoderSpec:
         for i in range(num_layers)
     )
     ahead = AheadSpec(
-        layer=LayerSpec(attention=attention, mlp=facts.mlp(bias=bias), attention_in=norm, mlp_in=norm),
+        layer=LayerSpec(
+            attention=attention, mlp=facts.mlp(bias=bias), attention_in=norm, mlp_in=norm
+        ),
         norm=norm,
         stored="model.mtp_block.0",
         tensors=("model.mtp_*.0.*",),
@@ -55,4 +81,6 @@ def spec(hf_config: object) -> DecoderSpec:
     )
     further = ahead if facts.count("num_nextn_predict_layers", 0, least=0) else None
     model = facts.decoder(tied=True)
-    return DecoderSpec(**model, layers=layers, norm=norm, head_bias=bias, ahead=further, names=NAMES)
+    return DecoderSpec(
+        **model, layers=layers, norm=norm, head_bias=bias, ahead=further, names=NAMES
+    )

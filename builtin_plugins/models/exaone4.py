@@ -1,4 +1,6 @@
-"""EXAONE 4: norms after each part and on the heads; among windowed layers, full ones have no positions."""
+"""EXAONE 4: norms after each part and on the heads; among windowed layers, full ones have no
+positions.
+"""
 
 from core.api import DecoderSpec, Entry, LayerSpec, ModelFacts, WeightNames, hookimpl
 
@@ -14,14 +16,23 @@ def engine_models() -> list[Entry]:
 def spec(hf_config: object) -> DecoderSpec:
     """Return the facts of an EXAONE 4 config."""
     facts = ModelFacts(hf_config)
-    norm, size = facts.norm(eps=1e-5), facts.window(4096)
+    norm = facts.norm(eps=1e-5)
+    size = facts.window(4096)
     rope = facts.rope(facts.heads()["head_size"])
-    pattern = facts.get("sliding_window_pattern", 4)  # a number, or a letter for each layer of the pattern
-    every = len(pattern) if isinstance(pattern, str) else facts.count("sliding_window_pattern", 4, least=0)
+    pattern = facts.get(
+        "sliding_window_pattern", 4
+    )  # a number, or a letter for each layer of the pattern
+    every = (
+        len(pattern)
+        if isinstance(pattern, str)
+        else facts.count("sliding_window_pattern", 4, least=0)
+    )
     layers = tuple(
         LayerSpec(
             attention=facts.attention(
-                rope=rope if size is None or window is not None else None, window=window, qk_norm=norm
+                rope=rope if size is None or window is not None else None,
+                window=window,
+                qk_norm=norm,
             ),
             mlp=facts.mlp(),
             attention_out=norm,

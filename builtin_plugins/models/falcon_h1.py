@@ -1,4 +1,6 @@
-"""Falcon H1: attention and Mamba 2 side by side in every layer, and factors on nearly every product."""
+"""Falcon H1: attention and Mamba 2 side by side in every layer, and factors on nearly every
+product.
+"""
 
 from typing import Any
 
@@ -15,10 +17,13 @@ def engine_models() -> list[Entry]:
 def spec(hf_config: object) -> DecoderSpec:
     """Return the facts of a Falcon H1 config. The factor on keys is one on scores."""
     facts = ModelFacts(hf_config)
-    norm, bias = facts.norm(eps=1e-5), facts.flag("attention_bias")
+    norm = facts.norm(eps=1e-5)
+    bias = facts.flag("attention_bias")
     heads = {**facts.heads(), "kv_heads": facts.count("num_key_value_heads", 8)}
     gate_scale, down_scale = _factors(facts, "mlp_multipliers", 2)
-    width = facts.get("mamba_d_ssm", 1024) or facts.count("mamba_expand", 2) * facts.count("hidden_size")
+    width = facts.get("mamba_d_ssm", 1024) or facts.count("mamba_expand", 2) * facts.count(
+        "hidden_size"
+    )
     size = facts.get("mamba_d_head", "auto")
     mixers: dict[str, Any] = {
         "attention": facts.attention(
@@ -56,5 +61,7 @@ def _factors(facts: ModelFacts, name: str, count: int) -> tuple[float, ...]:
     """Return a list of so many factors; ones where it is absent."""
     found = (1.0,) * count if facts.get(name) is None else facts.numbers(name)
     if len(found) != count:
-        raise ModelError(f"{name} in config.json has {len(found)} values; there are {count} factors.")
+        raise ModelError(
+            f"{name} in config.json has {len(found)} values; there are {count} factors."
+        )
     return found

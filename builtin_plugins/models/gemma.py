@@ -13,8 +13,10 @@ def spec(hf_config: object) -> DecoderSpec:
     """Return the facts of a Gemma config."""
     facts = ModelFacts(hf_config)
     facts.refuse("use_bidirectional_attention")
-    norm, bias = facts.norm(offset=1.0), facts.flag("attention_bias")
-    activation, heads = facts.activation(default="gelu_pytorch_tanh"), facts.heads(256)
+    norm = facts.norm(offset=1.0)
+    bias = facts.flag("attention_bias")
+    activation = facts.activation(default="gelu_pytorch_tanh")
+    heads = facts.heads(256)
     layer = LayerSpec(
         attention=facts.attention(**heads, qkv_bias=bias, out_bias=bias),
         # The first releases say gelu and mean its tanh form.

@@ -1,4 +1,6 @@
-"""Gemma 2: norms around both parts, soft caps on scores and logits, every other layer with a window."""
+"""Gemma 2: norms around both parts, soft caps on scores and logits, every other layer with a
+window.
+"""
 
 from core.api import DecoderSpec, Entry, LayerSpec, ModelFacts, NormSpec, WeightNames, hookimpl
 

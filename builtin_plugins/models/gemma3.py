@@ -1,8 +1,19 @@
-"""Gemma 3, text: Gemma 2 with norms on query and key heads and rotary positions of their own in windowed layers."""
+"""Gemma 3, text: Gemma 2 with norms on query and key heads and rotary positions of their own in
+windowed layers.
+"""
 
 from dataclasses import replace
 
-from core.api import DecoderSpec, Entry, LayerSpec, ModelFacts, NormSpec, PoolingSpec, WeightNames, hookimpl
+from core.api import (
+    DecoderSpec,
+    Entry,
+    LayerSpec,
+    ModelFacts,
+    NormSpec,
+    PoolingSpec,
+    WeightNames,
+    hookimpl,
+)
 
 HERE = "builtin_plugins.models.gemma3"
 BARE = ((r"^(?!model\.)(embed_tokens|layers|norm)\.", r"model.\1."),)
@@ -35,7 +46,9 @@ def spec(hf_config: object) -> DecoderSpec:
     bias = facts.flag("attention_bias")
     size = facts.heads(256)["head_size"]
     full = facts.rope(size, layer_type="full_attention", theta=1e6)
-    local = facts.rope(size, layer_type="sliding_attention", theta_name="rope_local_base_freq", scaled=False)
+    local = facts.rope(
+        size, layer_type="sliding_attention", theta_name="rope_local_base_freq", scaled=False
+    )
     layers = tuple(
         LayerSpec(
             attention=facts.attention(
@@ -68,4 +81,6 @@ def spec(hf_config: object) -> DecoderSpec:
 
 def embedding(hf_config: object) -> DecoderSpec:
     """Return the facts of a model without a head, such as EmbeddingGemma."""
-    return replace(spec(hf_config), pooling=PoolingSpec(pooler="mean"), names=replace(NAMES, rename=BARE))
+    return replace(
+        spec(hf_config), pooling=PoolingSpec(pooler="mean"), names=replace(NAMES, rename=BARE)
+    )

@@ -1,4 +1,6 @@
-"""Gemma 4, text: keys as values, keys of earlier layers, embeddings for each layer, experts beside the MLP."""
+"""Gemma 4, text: keys as values, keys of earlier layers, embeddings for each layer, experts beside
+the MLP.
+"""
 
 from typing import Any
 
@@ -39,7 +41,8 @@ def engine_models() -> list[Entry]:
 def spec(hf_config: object) -> DecoderSpec:
     """Return the facts of a Gemma 4 text config."""
     facts = ModelFacts(hf_config)
-    norm, scaling = facts.norm(), NormSpec(eps=facts.number("rms_norm_eps", 1e-6), weight=False)
+    norm = facts.norm()
+    scaling = NormSpec(eps=facts.number("rms_norm_eps", 1e-6), weight=False)
     activation = facts.activation("hidden_activation", "gelu_pytorch_tanh")
     windows = [*facts.windows(facts.window(512), full_every=6)[:-1], None]
     first_shared = len(windows) - facts.count("num_kv_shared_layers", 0, least=0)
@@ -59,7 +62,9 @@ def spec(hf_config: object) -> DecoderSpec:
                 qkv_bias=facts.flag("attention_bias"),
                 out_bias=facts.flag("attention_bias"),
             ),
-            mlp=facts.mlp(activation=activation, width=width * 2 if doubled and i >= first_shared else width),
+            mlp=facts.mlp(
+                activation=activation, width=width * 2 if doubled and i >= first_shared else width
+            ),
             beside=beside,
             attention_in=norm,
             attention_out=norm,
@@ -87,24 +92,36 @@ def _source(windows: list[int | None], window: int | None) -> int:
     """Return the last of the layers with own keys that sees as far."""
     found = [i for i, other in enumerate(windows) if other == window]
     if not found:
-        raise ModelError("num_kv_shared_layers in config.json leaves no layer with keys that the others could use.")
+        raise ModelError(
+            "num_kv_shared_layers in config.json leaves no layer with keys that the others could "
+            "use."
+        )
     return found[-1]
 
 
 def _heads(facts: ModelFacts, index: int, window: int | None) -> dict[str, Any]:
-    """Return the heads and positions of a layer: full ones may be larger, which config files state in two ways."""
+    """Return the heads and positions of a layer: full ones may be larger, which config files state
+    in two ways.
+    """
     own = facts.part("per_layer_config").part(str(index))
-    size, kv_heads = facts.count("head_dim", 256), facts.count("num_key_value_heads")
+    size = facts.count("head_dim", 256)
+    kv_heads = facts.count("num_key_value_heads")
     if window is None and facts.get("per_layer_config") is None:
         size = facts.count("global_head_dim", 512)
         if facts.flag("attention_k_eq_v"):
             kv_heads = facts.count("num_global_key_value_heads", kv_heads)
-    size, kv_heads = own.count("head_dim", size), own.count("num_key_value_heads", kv_heads)
+    size = own.count("head_dim", size)
+    kv_heads = own.count("num_key_value_heads", kv_heads)
     kind = "full_attention" if window is None else "sliding_attention"
     rope = facts.rope(size, layer_type=kind)
     if window is None and facts.get("rope_parameters") is None:
         rope = RopeSpec(size=size, theta=1e6, scaling=ProportionalScaling(0.25, 1.0))
-    return {"heads": facts.count("num_attention_heads"), "kv_heads": kv_heads, "head_size": size, "rope": rope}
+    return {
+        "heads": facts.count("num_attention_heads"),
+        "kv_heads": kv_heads,
+        "head_size": size,
+        "rope": rope,
+    }
 
 
 def _beside(facts: ModelFacts, norm: NormSpec, activation: str) -> BesideSpec:

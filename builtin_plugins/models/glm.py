@@ -1,4 +1,6 @@
-"""GLM 4: Llama's shape with gate and up fused, half of each head turning by neighbours; later with more norms."""
+"""GLM 4: Llama's shape with gate and up fused, half of each head turning by neighbours; later with
+more norms.
+"""
 
 from core.api import DecoderSpec, Entry, LayerSpec, ModelFacts, NormSpec, WeightNames, hookimpl
 
@@ -23,13 +25,16 @@ def glm4(hf_config: object) -> DecoderSpec:
     """Return the facts of a GLM 4 0414 config: norms after each part too."""
     facts = ModelFacts(hf_config)
     names = WeightNames(
-        gate_up="mlp.gate_up_proj", attention_out="post_self_attn_layernorm", mlp_out="post_mlp_layernorm"
+        gate_up="mlp.gate_up_proj",
+        attention_out="post_self_attn_layernorm",
+        mlp_out="post_mlp_layernorm",
     )
     return _alike(facts, facts.norm(eps=1.5625e-7), names)
 
 
 def _alike(facts: ModelFacts, after: NormSpec | None, names: WeightNames) -> DecoderSpec:
-    norm, heads = facts.norm(eps=1.5625e-7), facts.heads(128)
+    norm = facts.norm(eps=1.5625e-7)
+    heads = facts.heads(128)
     rope = facts.rope(heads["head_size"], share=0.5, interleaved=True)
     layer = LayerSpec(
         attention=facts.attention(**heads, rope=rope, qkv_bias=facts.flag("attention_bias", True)),
@@ -39,4 +44,6 @@ def _alike(facts: ModelFacts, after: NormSpec | None, names: WeightNames) -> Dec
         mlp_in=norm,
         mlp_out=after,
     )
-    return DecoderSpec(**facts.decoder(), layers=(layer,) * facts.num_layers(), norm=norm, names=names)
+    return DecoderSpec(
+        **facts.decoder(), layers=(layer,) * facts.num_layers(), norm=norm, names=names
+    )

@@ -1,8 +1,20 @@
-"""GPT-2: learned positions, layer norms with bias, one fused tensor for query, key and value, weights transposed."""
+"""GPT-2: learned positions, layer norms with bias, one fused tensor for query, key and value,
+weights transposed.
+"""
 
 from dataclasses import replace
 
-from core.api import AttentionSpec, DecoderSpec, Entry, LayerSpec, MlpSpec, ModelFacts, NormSpec, WeightNames, hookimpl
+from core.api import (
+    AttentionSpec,
+    DecoderSpec,
+    Entry,
+    LayerSpec,
+    MlpSpec,
+    ModelFacts,
+    NormSpec,
+    WeightNames,
+    hookimpl,
+)
 
 NAMES = WeightNames(
     embed="transformer.wte",
@@ -31,13 +43,19 @@ def spec(hf_config: object) -> DecoderSpec:
     """Return the facts of a GPT-2 config."""
     facts = ModelFacts(hf_config)
     norm = NormSpec("layer", eps=facts.number("layer_norm_epsilon", 1e-5), bias=True)
-    hidden, heads, positions = facts.count("n_embd"), facts.count("n_head"), facts.num_positions("n_positions", 1024)
+    hidden = facts.count("n_embd")
+    heads = facts.count("n_head")
+    positions = facts.num_positions("n_positions", 1024)
     size = facts.head_size(hidden, heads)
     base = size**-0.5 if facts.flag("scale_attn_weights", True) else 1.0
     by_layer = facts.flag("scale_attn_by_inverse_layer_idx")
-    attention = AttentionSpec(heads=heads, kv_heads=heads, head_size=size, qkv_bias=True, out_bias=True)
+    attention = AttentionSpec(
+        heads=heads, kv_heads=heads, head_size=size, qkv_bias=True, out_bias=True
+    )
     activation = facts.activation("activation_function", "gelu_new")
-    mlp = MlpSpec(width=facts.count("n_inner", 4 * hidden), activation=activation, gated=False, bias=True)
+    mlp = MlpSpec(
+        width=facts.count("n_inner", 4 * hidden), activation=activation, gated=False, bias=True
+    )
     layers = tuple(
         LayerSpec(
             attention=replace(attention, scale=base / (index + 1 if by_layer else 1)),

@@ -1,4 +1,6 @@
-"""Models of GPT's kind besides GPT-2 and GPT-NeoX: OPT, GPT-Neo, GPT-J, CodeGen, StarCoder 1, BioGPT, XGLM."""
+"""Models of GPT's kind besides GPT-2 and GPT-NeoX: OPT, GPT-Neo, GPT-J, CodeGen, StarCoder 1,
+BioGPT, XGLM.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -62,13 +64,17 @@ def engine_models() -> list[Entry]:
 
 
 def _attention(facts: ModelFacts, hidden: str, heads: str, **attention: Any) -> AttentionSpec:
-    """Return attention of equal heads over the width of the model; `hidden` and `heads` are the config's names."""
+    """Return attention of equal heads over the width of the model; `hidden` and `heads` are the
+    config's names.
+    """
     count = facts.count(heads)
     size = facts.head_size(facts.count(hidden), count)
     return AttentionSpec(**{"heads": count, "kv_heads": count, "head_size": size, **attention})
 
 
-def _decoder(facts: ModelFacts, hidden: str, positions: str, count: str, layer: LayerSpec, **more: Any) -> DecoderSpec:
+def _decoder(
+    facts: ModelFacts, hidden: str, positions: str, count: str, layer: LayerSpec, **more: Any
+) -> DecoderSpec:
     """Return a model of equal layers; the strings are the config's names."""
     return DecoderSpec(
         **{
@@ -83,14 +89,19 @@ def _decoder(facts: ModelFacts, hidden: str, positions: str, count: str, layer: 
 
 
 def opt(hf_config: object) -> DecoderSpec:
-    """Return the facts of an OPT config: the smallest but one has norms after sums and narrower embeddings."""
+    """Return the facts of an OPT config: the smallest but one has norms after sums and narrower
+    embeddings.
+    """
     facts = ModelFacts(hf_config)
-    affine, bias = facts.flag("layer_norm_elementwise_affine", True), facts.flag("enable_bias", True)
+    affine = facts.flag("layer_norm_elementwise_affine", True)
+    bias = facts.flag("enable_bias", True)
     norm = NormSpec("layer", eps=1e-5, weight=affine, bias=affine)
     before = facts.flag("do_layer_norm_before", True)
     activation = facts.activation("activation_function", "relu")
     layer = LayerSpec(
-        attention=_attention(facts, "hidden_size", "num_attention_heads", qkv_bias=bias, out_bias=bias),
+        attention=_attention(
+            facts, "hidden_size", "num_attention_heads", qkv_bias=bias, out_bias=bias
+        ),
         mlp=MlpSpec(width=facts.count("ffn_dim"), activation=activation, gated=False, bias=bias),
         attention_in=norm if before else None,
         attention_out=None if before else norm,
@@ -109,23 +120,24 @@ def opt(hf_config: object) -> DecoderSpec:
         layer="model.decoder.layers.{}",
         rename=((r"^decoder\.", "model.decoder."),),
     )
-    size, last = (
-        facts.count("word_embed_proj_dim", facts.count("hidden_size")),
-        not facts.flag("_remove_final_layer_norm"),
-    )
+    size = facts.count("word_embed_proj_dim", facts.count("hidden_size"))
+    last = not facts.flag("_remove_final_layer_norm")
     more = {"embed_size": size, "norm": norm if before and last else None, "names": names}
     more |= {"learned_positions": positions, "position_offset": 2}
-    return _decoder(facts, "hidden_size", "max_position_embeddings", "num_hidden_layers", layer, **more)
+    return _decoder(
+        facts, "hidden_size", "max_position_embeddings", "num_hidden_layers", layer, **more
+    )
 
 
 def gpt_neo(hf_config: object) -> DecoderSpec:
-    """Return the facts of a GPT-Neo config: scores are not scaled, layers see all or a window in turn."""
+    """Return the facts of a GPT-Neo config: scores are not scaled, layers see all or a window in
+    turn.
+    """
     facts = ModelFacts(hf_config)
-    norm, hidden = facts.layer_norm("layer_norm_epsilon"), facts.count("hidden_size")
-    width, activation = (
-        facts.count("intermediate_size", 4 * hidden),
-        facts.activation("activation_function", "gelu_new"),
-    )
+    norm = facts.layer_norm("layer_norm_epsilon")
+    hidden = facts.count("hidden_size")
+    width = facts.count("intermediate_size", 4 * hidden)
+    activation = facts.activation("activation_function", "gelu_new")
     attention = _attention(facts, "hidden_size", "num_heads", scale=1.0, out_bias=True)
     layer = LayerSpec(
         attention=attention,
@@ -134,24 +146,42 @@ def gpt_neo(hf_config: object) -> DecoderSpec:
         mlp_in=norm,
     )
     local = replace(layer, attention=replace(attention, window=facts.count("window_size", 256)))
-    kinds = [kind for pattern, times in facts.get("attention_types") or [] for _ in range(times) for kind in pattern]
+    kinds = [
+        kind
+        for pattern, times in facts.get("attention_types") or []
+        for _ in range(times)
+        for kind in pattern
+    ]
     kinds = facts.get("attention_layers") or kinds or ["global"]
-    names = replace(GPT, q="attn.attention.q_proj", k="attn.attention.k_proj", v="attn.attention.v_proj")
+    names = replace(
+        GPT, q="attn.attention.q_proj", k="attn.attention.k_proj", v="attn.attention.v_proj"
+    )
     names = replace(names, o="attn.attention.out_proj", up="mlp.c_fc", down="mlp.c_proj")
     names = replace(names, ignored=("*.attn.attention.bias", "*.attn.attention.masked_bias"))
-    layers = tuple(local if kinds[i % len(kinds)] == "local" else layer for i in range(facts.num_layers("num_layers")))
-    more = {"norm": norm, "names": names, "learned_positions": facts.num_positions(), "layers": layers}
+    layers = tuple(
+        local if kinds[i % len(kinds)] == "local" else layer
+        for i in range(facts.num_layers("num_layers"))
+    )
+    more = {
+        "norm": norm,
+        "names": names,
+        "learned_positions": facts.num_positions(),
+        "layers": layers,
+    }
     return _decoder(facts, "hidden_size", "max_position_embeddings", "num_layers", layer, **more)
 
 
 def _parallel(facts: ModelFacts, names: WeightNames) -> DecoderSpec:
     """Return GPT-J's shape: parts in parallel behind one norm, neighbours turn together."""
-    norm, hidden = facts.layer_norm("layer_norm_epsilon"), facts.count("n_embd")
+    norm = facts.layer_norm("layer_norm_epsilon")
+    hidden = facts.count("n_embd")
     activation = facts.activation("activation_function", "gelu_new")
     rope = RopeSpec(size=facts.count("rotary_dim", 64), interleaved=True)
     layer = LayerSpec(
         attention=_attention(facts, "n_embd", "n_head", rope=rope),
-        mlp=MlpSpec(width=facts.count("n_inner", 4 * hidden), activation=activation, gated=False, bias=True),
+        mlp=MlpSpec(
+            width=facts.count("n_inner", 4 * hidden), activation=activation, gated=False, bias=True
+        ),
         attention_in=norm,
         parallel=True,
     )
@@ -166,29 +196,47 @@ def gptj(hf_config: object) -> DecoderSpec:
 
 
 def codegen(hf_config: object) -> DecoderSpec:
-    """Return the facts of a CodeGen config: four parts of a fused tensor, each queries, values, keys of its heads."""
+    """Return the facts of a CodeGen config: four parts of a fused tensor, each queries, values,
+    keys of its heads.
+    """
     facts = ModelFacts(hf_config)
     each = facts.count("n_head") // 4
-    parts = [(3 * part + kind) * each + i for kind in (0, 2, 1) for part in range(4) for i in range(each)]
+    parts = [
+        (3 * part + kind) * each + i for kind in (0, 2, 1) for part in range(4) for i in range(each)
+    ]
     return _parallel(facts, replace(GPT, qkv="attn.qkv_proj", qkv_heads=tuple(parts)))
 
 
 def gpt_bigcode(hf_config: object) -> DecoderSpec:
     """Return the facts of a StarCoder config: GPT-2 with one key-value head."""
     facts = ModelFacts(hf_config)
-    norm, hidden = facts.layer_norm("layer_norm_epsilon"), facts.count("n_embd")
+    norm = facts.layer_norm("layer_norm_epsilon")
+    hidden = facts.count("n_embd")
     shared = facts.flag("multi_query", True)
     attention = _attention(facts, "n_embd", "n_head", qkv_bias=True, out_bias=True)
     scale = None if facts.flag("scale_attn_weights", True) else 1.0
     activation = facts.activation("activation_function", "gelu_pytorch_tanh")
     layer = LayerSpec(
         attention=replace(attention, scale=scale, kv_heads=1 if shared else attention.heads),
-        mlp=MlpSpec(width=facts.count("n_inner", 4 * hidden), activation=activation, gated=False, bias=True),
+        mlp=MlpSpec(
+            width=facts.count("n_inner", 4 * hidden), activation=activation, gated=False, bias=True
+        ),
         attention_in=norm,
         mlp_in=norm,
     )
-    names = replace(GPT, qkv="attn.c_attn", qkv_grouped=not shared, o="attn.c_proj", up="mlp.c_fc", down="mlp.c_proj")
-    more = {"norm": norm, "names": names, "learned_positions": facts.num_positions("n_positions", 1024)}
+    names = replace(
+        GPT,
+        qkv="attn.c_attn",
+        qkv_grouped=not shared,
+        o="attn.c_proj",
+        up="mlp.c_fc",
+        down="mlp.c_proj",
+    )
+    more = {
+        "norm": norm,
+        "names": names,
+        "learned_positions": facts.num_positions("n_positions", 1024),
+    }
     return _decoder(facts, "n_embd", "n_positions", "n_layer", layer, **more)
 
 
@@ -197,28 +245,47 @@ def biogpt(hf_config: object) -> DecoderSpec:
     facts = ModelFacts(hf_config)
     norm = NormSpec("layer", eps=1e-5, bias=True)
     layer = LayerSpec(
-        attention=_attention(facts, "hidden_size", "num_attention_heads", qkv_bias=True, out_bias=True),
+        attention=_attention(
+            facts, "hidden_size", "num_attention_heads", qkv_bias=True, out_bias=True
+        ),
         mlp=facts.mlp(activation=facts.activation(default="gelu"), gated=False, bias=True),
         attention_in=norm,
         mlp_in=norm,
     )
     names = replace(FAIRSEQ, head="output_projection", rename=((r"^biogpt\.", "model."),))
-    more = {"norm": norm, "names": names, "learned_positions": facts.num_positions(), "position_offset": 2}
-    more["embed_scale"] = facts.count("hidden_size") ** 0.5 if facts.flag("scale_embedding", True) else 1.0
-    return _decoder(facts, "hidden_size", "max_position_embeddings", "num_hidden_layers", layer, **more)
+    more = {
+        "norm": norm,
+        "names": names,
+        "learned_positions": facts.num_positions(),
+        "position_offset": 2,
+    }
+    more["embed_scale"] = (
+        facts.count("hidden_size") ** 0.5 if facts.flag("scale_embedding", True) else 1.0
+    )
+    return _decoder(
+        facts, "hidden_size", "max_position_embeddings", "num_hidden_layers", layer, **more
+    )
 
 
 def xglm(hf_config: object) -> DecoderSpec:
     """Return the facts of an XGLM config: positions are sines and cosines."""
     facts = ModelFacts(hf_config)
     facts.refuse("add_cross_attention")
-    norm, activation = NormSpec("layer", eps=1e-5, bias=True), facts.activation("activation_function", "gelu")
+    norm = NormSpec("layer", eps=1e-5, bias=True)
+    activation = facts.activation("activation_function", "gelu")
     layer = LayerSpec(
         attention=_attention(facts, "d_model", "attention_heads", qkv_bias=True, out_bias=True),
         mlp=MlpSpec(width=facts.count("ffn_dim"), activation=activation, gated=False, bias=True),
         attention_in=norm,
         mlp_in=norm,
     )
-    more: dict[str, Any] = {"norm": norm, "names": FAIRSEQ, "sinusoidal_positions": True, "position_offset": 2}
-    more["embed_scale"] = facts.count("d_model") ** 0.5 if facts.flag("scale_embedding", True) else 1.0
+    more: dict[str, Any] = {
+        "norm": norm,
+        "names": FAIRSEQ,
+        "sinusoidal_positions": True,
+        "position_offset": 2,
+    }
+    more["embed_scale"] = (
+        facts.count("d_model") ** 0.5 if facts.flag("scale_embedding", True) else 1.0
+    )
     return _decoder(facts, "d_model", "max_position_embeddings", "num_layers", layer, **more)

@@ -1,6 +1,17 @@
-"""GPT-NeoX and Pythia: attention and MLP in parallel, partial rotary positions, query, key and value fused by head."""
+"""GPT-NeoX and Pythia: attention and MLP in parallel, partial rotary positions, query, key and
+value fused by head.
+"""
 
-from core.api import AttentionSpec, DecoderSpec, Entry, LayerSpec, ModelFacts, NormSpec, WeightNames, hookimpl
+from core.api import (
+    AttentionSpec,
+    DecoderSpec,
+    Entry,
+    LayerSpec,
+    ModelFacts,
+    NormSpec,
+    WeightNames,
+    hookimpl,
+)
 
 NAMES = WeightNames(
     embed="gpt_neox.embed_in",
@@ -19,7 +30,9 @@ NAMES = WeightNames(
 @hookimpl
 def engine_models() -> list[Entry]:
     """Return the architecture."""
-    return [Entry("GPTNeoXForCausalLM", "builtin_plugins.models.gpt_neox:spec", "GPT-NeoX and Pythia")]
+    return [
+        Entry("GPTNeoXForCausalLM", "builtin_plugins.models.gpt_neox:spec", "GPT-NeoX and Pythia")
+    ]
 
 
 def spec(hf_config: object) -> DecoderSpec:
@@ -31,7 +44,9 @@ def spec(hf_config: object) -> DecoderSpec:
     rope = facts.rope(size, share=0.25, theta_name="rotary_emb_base", share_name="rotary_pct")
     bias = facts.flag("attention_bias", True)
     layer = LayerSpec(
-        attention=AttentionSpec(heads=heads, kv_heads=heads, head_size=size, rope=rope, qkv_bias=bias, out_bias=bias),
+        attention=AttentionSpec(
+            heads=heads, kv_heads=heads, head_size=size, rope=rope, qkv_bias=bias, out_bias=bias
+        ),
         mlp=facts.mlp(activation=facts.activation(default="gelu"), gated=False, bias=True),
         attention_in=norm,
         mlp_in=norm,

@@ -1,26 +1,46 @@
-"""gpt-oss: sinks in attention, every other layer with a window, experts with biases in four-bit blocks."""
+"""gpt-oss: sinks in attention, every other layer with a window, experts with biases in four-bit
+blocks.
+"""
 
 import math
 from dataclasses import replace
 
-from core.api import DecoderSpec, Entry, LayerSpec, ModelError, ModelFacts, MoeSpec, WeightNames, YarnScaling, hookimpl
+from core.api import (
+    DecoderSpec,
+    Entry,
+    LayerSpec,
+    ModelError,
+    ModelFacts,
+    MoeSpec,
+    WeightNames,
+    YarnScaling,
+    hookimpl,
+)
 
 
 @hookimpl
 def engine_models() -> list[Entry]:
     """Return the architecture."""
-    return [Entry("GptOssForCausalLM", "builtin_plugins.models.gpt_oss:spec", "gpt-oss 20B and 120B")]
+    return [
+        Entry("GptOssForCausalLM", "builtin_plugins.models.gpt_oss:spec", "gpt-oss 20B and 120B")
+    ]
 
 
 def spec(hf_config: object) -> DecoderSpec:
     """Return the facts of a gpt-oss config."""
     facts = ModelFacts(hf_config)
     if (facts.number("swiglu_alpha", 1.702), facts.number("swiglu_limit", 7.0)) != (1.702, 7.0):
-        raise ModelError("swiglu_alpha and swiglu_limit in config.json are served as 1.702 and 7.0 only.")
-    norm, bias, heads = facts.norm(eps=1e-5), facts.flag("attention_bias", True), facts.heads(64)
+        raise ModelError(
+            "swiglu_alpha and swiglu_limit in config.json are served as 1.702 and 7.0 only."
+        )
+    norm = facts.norm(eps=1e-5)
+    bias = facts.flag("attention_bias", True)
+    heads = facts.heads(64)
     rope = facts.rope(heads["head_size"], theta=150_000.0)
     if facts.get("rope_parameters") is None and facts.get("rope_scaling") is None:
-        rope = replace(rope, scaling=YarnScaling(32.0, 4096, 0.1 * math.log(32.0) + 1.0, truncate=False))
+        rope = replace(
+            rope, scaling=YarnScaling(32.0, 4096, 0.1 * math.log(32.0) + 1.0, truncate=False)
+        )
     experts = MoeSpec(
         experts=facts.count("num_local_experts"),
         top_k=facts.count("num_experts_per_tok", facts.get("experts_per_token")),
@@ -31,12 +51,16 @@ def spec(hf_config: object) -> DecoderSpec:
     )
     layers = tuple(
         LayerSpec(
-            attention=facts.attention(**heads, rope=rope, window=window, sinks=True, qkv_bias=bias, out_bias=bias),
+            attention=facts.attention(
+                **heads, rope=rope, window=window, sinks=True, qkv_bias=bias, out_bias=bias
+            ),
             mlp=experts,
             attention_in=norm,
             mlp_in=norm,
         )
         for window in facts.windows(facts.window(128), full_every=2)
     )
-    names = WeightNames(router="mlp.router", expert_gate_up="gate_up_proj", experts_layout="interleaved")
+    names = WeightNames(
+        router="mlp.router", expert_gate_up="gate_up_proj", experts_layout="interleaved"
+    )
     return DecoderSpec(**facts.decoder(), layers=layers, norm=norm, names=names)

@@ -4,7 +4,16 @@ from dataclasses import replace
 from typing import Any
 
 from builtin_plugins.models.state_spaces import layer_kinds, mamba2
-from core.api import DecoderSpec, Entry, LayerSpec, MlpSpec, ModelFacts, MoeSpec, WeightNames, hookimpl
+from core.api import (
+    DecoderSpec,
+    Entry,
+    LayerSpec,
+    MlpSpec,
+    ModelFacts,
+    MoeSpec,
+    WeightNames,
+    hookimpl,
+)
 
 HERE = "builtin_plugins.models.granite"
 EXPERTS = WeightNames(
@@ -23,8 +32,16 @@ def engine_models() -> list[Entry]:
     return [
         Entry("GraniteForCausalLM", f"{HERE}:granite", "Granite 3, dense"),
         Entry("GraniteMoeForCausalLM", f"{HERE}:granite_moe", "Granite 3, mixture of experts"),
-        Entry("GraniteMoeSharedForCausalLM", f"{HERE}:granite_moe", "Granite 3, experts and a shared one"),
-        Entry("GraniteMoeHybridForCausalLM", f"{HERE}:granite_hybrid", "Granite 4: Mamba 2 in most layers"),
+        Entry(
+            "GraniteMoeSharedForCausalLM",
+            f"{HERE}:granite_moe",
+            "Granite 3, experts and a shared one",
+        ),
+        Entry(
+            "GraniteMoeHybridForCausalLM",
+            f"{HERE}:granite_hybrid",
+            "Granite 4: Mamba 2 in most layers",
+        ),
         Entry("HyperCLOVAXForCausalLM", f"{HERE}:hyperclovax", "HyperCLOVA X SEED"),
     ]
 
@@ -44,22 +61,36 @@ def granite_moe(hf_config: object) -> DecoderSpec:
 
 
 def granite_hybrid(hf_config: object) -> DecoderSpec:
-    """Return the facts of a Granite 4 config: layers of Mamba 2 or attention, an MLP beside experts or alone."""
+    """Return the facts of a Granite 4 config: layers of Mamba 2 or attention, an MLP beside experts
+    or alone.
+    """
     facts = ModelFacts(hf_config)
-    norm, bias = facts.norm(), facts.flag("attention_bias")
-    shared = MlpSpec(width=facts.count("shared_intermediate_size", 1024), activation=facts.activation())
-    names = replace(EXPERTS, recurrent="mamba", gate_up=EXPERTS.shared_gate_up, down=EXPERTS.shared_down)
+    norm = facts.norm()
+    bias = facts.flag("attention_bias")
+    shared = MlpSpec(
+        width=facts.count("shared_intermediate_size", 1024), activation=facts.activation()
+    )
+    names = replace(
+        EXPERTS, recurrent="mamba", gate_up=EXPERTS.shared_gate_up, down=EXPERTS.shared_down
+    )
     mlp = _experts(facts, shared) if facts.count("num_local_experts", 8, least=0) else shared
-    rope = facts.rope(facts.heads()["head_size"]) if facts.get("position_embedding_type") == "rope" else None
+    rope = (
+        facts.rope(facts.heads()["head_size"])
+        if facts.get("position_embedding_type") == "rope"
+        else None
+    )
     scale = facts.number("attention_multiplier", 1.0)
     mixers: dict[str, dict[str, Any]] = {
         "linear_attention": {"recurrent": mamba2(facts, norm=norm)},
-        "full_attention": {"attention": facts.attention(rope=rope, scale=scale, qkv_bias=bias, out_bias=bias)},
+        "full_attention": {
+            "attention": facts.attention(rope=rope, scale=scale, qkv_bias=bias, out_bias=bias)
+        },
     }
     kinds = layer_kinds(facts, ["linear_attention"] * facts.num_layers(), set(mixers))
     scale = facts.number("residual_multiplier", 1.0)
     layers = [
-        LayerSpec(**mixers[kind], mlp=mlp, attention_in=norm, mlp_in=norm, residual_scale=scale) for kind in kinds
+        LayerSpec(**mixers[kind], mlp=mlp, attention_in=norm, mlp_in=norm, residual_scale=scale)
+        for kind in kinds
     ]
     return _decoder(facts, tuple(layers), names)
 
@@ -75,7 +106,8 @@ def _experts(facts: ModelFacts, shared: MlpSpec | None) -> MoeSpec:
 
 
 def _alike(facts: ModelFacts, mlp: MlpSpec | MoeSpec, names: WeightNames) -> DecoderSpec:
-    norm, bias = facts.norm(), facts.flag("attention_bias")
+    norm = facts.norm()
+    bias = facts.flag("attention_bias")
     scale = facts.number("attention_multiplier", 1.0)
     layer = LayerSpec(
         attention=facts.attention(scale=scale, qkv_bias=bias, out_bias=bias),
@@ -99,9 +131,12 @@ def _decoder(facts: ModelFacts, layers: tuple[LayerSpec, ...], names: WeightName
 
 
 def hyperclovax(hf_config: object) -> DecoderSpec:
-    """Return the facts of a HyperCLOVA X config: norms after each part too, logits multiplied, not divided."""
+    """Return the facts of a HyperCLOVA X config: norms after each part too, logits multiplied, not
+    divided.
+    """
     facts = ModelFacts(hf_config)
-    norm, bias = facts.norm(), facts.flag("attention_bias")
+    norm = facts.norm()
+    bias = facts.flag("attention_bias")
     after = norm if facts.flag("use_post_norm", True) else None
     scale = facts.number("attention_multiplier", facts.heads()["head_size"] ** -0.5)
     layer = LayerSpec(

@@ -1,4 +1,6 @@
-"""Hunyuan with mixtures of experts, a shared MLP beside each; heads are normalised after they turned."""
+"""Hunyuan with mixtures of experts, a shared MLP beside each; heads are normalised after they
+turned.
+"""
 
 from core.api import DecoderSpec, Entry, LayerSpec, ModelFacts, MoeSpec, WeightNames, hookimpl
 
@@ -15,15 +17,24 @@ NAMES = WeightNames(
 @hookimpl
 def engine_models() -> list[Entry]:
     """Return the architecture."""
-    return [Entry("HunYuanMoEV1ForCausalLM", "builtin_plugins.models.hunyuan_moe:spec", "Hunyuan, mixture of experts")]
+    return [
+        Entry(
+            "HunYuanMoEV1ForCausalLM",
+            "builtin_plugins.models.hunyuan_moe:spec",
+            "Hunyuan, mixture of experts",
+        )
+    ]
 
 
 def spec(hf_config: object) -> DecoderSpec:
     """Return the facts of a Hunyuan config with experts; numbers may be given layer by layer."""
     facts = ModelFacts(hf_config)
-    norm, bias, num_layers = facts.norm(eps=1e-5), facts.flag("attention_bias"), facts.num_layers()
+    norm = facts.norm(eps=1e-5)
+    bias = facts.flag("attention_bias")
+    num_layers = facts.num_layers()
     attention = facts.attention(qk_norm=norm, qk_norm_turned=True, qkv_bias=bias, out_bias=bias)
-    experts, chosen = facts.per_layer("num_experts"), facts.per_layer("moe_topk")
+    experts = facts.per_layer("num_experts")
+    chosen = facts.per_layer("moe_topk")
     layers = tuple(
         LayerSpec(
             attention=attention,

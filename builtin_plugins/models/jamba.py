@@ -3,7 +3,16 @@
 from math import ceil
 from typing import Any
 
-from core.api import DecoderSpec, Entry, LayerSpec, MambaSpec, ModelFacts, MoeSpec, WeightNames, hookimpl
+from core.api import (
+    DecoderSpec,
+    Entry,
+    LayerSpec,
+    MambaSpec,
+    ModelFacts,
+    MoeSpec,
+    WeightNames,
+    hookimpl,
+)
 
 NAMES = WeightNames(
     recurrent="mamba",
@@ -28,7 +37,9 @@ def engine_models() -> list[Entry]:
 def spec(hf_config: object) -> DecoderSpec:
     """Return the facts of a Jamba config; nothing turns with positions."""
     facts = ModelFacts(hf_config)
-    norm, hidden, rank = facts.norm(), facts.count("hidden_size"), "mamba_dt_rank"
+    norm = facts.norm()
+    hidden = facts.count("hidden_size")
+    rank = "mamba_dt_rank"
     mamba = MambaSpec(
         width=facts.count("mamba_expand", 2) * hidden,
         state_size=facts.count("mamba_d_state", 16),

@@ -1,4 +1,6 @@
-"""Kimi Linear: gated delta rule that forgets by channel, and attention over latents, without positions."""
+"""Kimi Linear: gated delta rule that forgets by channel, and attention over latents, without
+positions.
+"""
 
 from typing import Any
 
@@ -27,13 +29,17 @@ NAMES = WeightNames(
 @hookimpl
 def engine_models() -> list[Entry]:
     """Return the architecture."""
-    return [Entry("KimiLinearForCausalLM", "builtin_plugins.models.kimi_linear:spec", "Kimi Linear")]
+    return [
+        Entry("KimiLinearForCausalLM", "builtin_plugins.models.kimi_linear:spec", "Kimi Linear")
+    ]
 
 
 def spec(hf_config: object) -> DecoderSpec:
     """Return the facts of a Kimi Linear config, whose layers of each kind are counted from one."""
     facts = ModelFacts(hf_config)
-    norm, num_layers, given = facts.norm(eps=1e-5), facts.num_layers(), facts.part("linear_attn_config")
+    norm = facts.norm(eps=1e-5)
+    num_layers = facts.num_layers()
+    given = facts.part("linear_attn_config")
     heads = given.count("num_heads", facts.count("linear_num_heads", 32))
     size = given.count("head_dim", facts.count("linear_head_dim", 128))
     delta = GatedDeltaSpec(
@@ -49,12 +55,16 @@ def spec(hf_config: object) -> DecoderSpec:
     kinds = facts.layer_kinds("full_attention", "linear_attention")
     if kinds is None:
         full = given.indices("full_attn_layers") or {i + 1 for i in range(4, num_layers, 4)}
-        kinds = ["full_attention" if i + 1 in full else "linear_attention" for i in range(num_layers)]
+        kinds = [
+            "full_attention" if i + 1 in full else "linear_attention" for i in range(num_layers)
+        ]
     mixers: dict[str, dict[str, Any]] = {
         "full_attention": {"attention": attention},
         "linear_attention": {"recurrent": delta},
     }
-    mlps = facts.get("mlp_layer_types") or ["dense"] * facts.count("first_k_dense_replace", 1, least=0)
+    mlps = facts.get("mlp_layer_types") or ["dense"] * facts.count(
+        "first_k_dense_replace", 1, least=0
+    )
     layers = tuple(
         LayerSpec(
             **mixers[kind],
@@ -82,5 +92,7 @@ def _experts(facts: ModelFacts) -> MoeSpec:
         groups=facts.count("num_expert_group", 1),
         top_groups=facts.count("topk_group", 1),
         wide_router=True,
-        shared=MlpSpec(width=width * facts.count("num_shared_experts", 1), activation=facts.activation()),
+        shared=MlpSpec(
+            width=width * facts.count("num_shared_experts", 1), activation=facts.activation()
+        ),
     )

@@ -19,7 +19,9 @@ def engine_models() -> list[Entry]:
 def minicpm3(hf_config: object) -> DecoderSpec:
     """Return the facts of a MiniCPM 3 config: embedding, residuals and logits are scaled."""
     facts = ModelFacts(hf_config)
-    norm, hidden, num_layers = facts.norm(eps=1e-5), facts.count("hidden_size"), facts.num_layers()
+    norm = facts.norm(eps=1e-5)
+    hidden = facts.count("hidden_size")
+    num_layers = facts.num_layers()
     depth = facts.number_or_none("scale_depth", 1.4)
     base = facts.number_or_none("dim_model_base", 256)
     layer = LayerSpec(
@@ -46,7 +48,9 @@ def youtu(hf_config: object) -> DecoderSpec:
     """Return the facts of a Youtu-LLM config."""
     facts = ModelFacts(hf_config)
     norm = facts.norm()
-    rope = facts.rope(facts.count("qk_rope_head_dim"), interleaved=facts.flag("rope_interleave", True))
+    rope = facts.rope(
+        facts.count("qk_rope_head_dim"), interleaved=facts.flag("rope_interleave", True)
+    )
     attention = latent_attention(facts, rope=rope)
     layer = LayerSpec(attention=attention, mlp=facts.mlp(), attention_in=norm, mlp_in=norm)
     return DecoderSpec(**facts.decoder(tied=True), layers=(layer,) * facts.num_layers(), norm=norm)

@@ -51,7 +51,8 @@ def lfm2(hf_config: object) -> DecoderSpec:
     facts = ModelFacts(hf_config)
     width = facts.count("block_ff_dim", facts.get("intermediate_size"))
     if facts.flag("block_auto_adjust_ff_dim", True):
-        width, unit = int(2 * width / 3), facts.count("block_multiple_of", 256)
+        width = int(2 * width / 3)
+        unit = facts.count("block_multiple_of", 256)
         factor = facts.number_or_none("block_ffn_dim_multiplier", 1.0)
         if factor is not None:
             width = -(-int(factor * width) // unit) * unit
@@ -70,18 +71,25 @@ def lfm2_moe(hf_config: object) -> DecoderSpec:
         scale=facts.number("routed_scaling_factor", 1.0),
         choice_bias=facts.flag("use_expert_bias", True),
     )
-    dense, plain = facts.count("num_dense_layers", 2, least=0), MlpSpec(width=facts.count("intermediate_size"))
+    dense = facts.count("num_dense_layers", 2, least=0)
+    plain = MlpSpec(width=facts.count("intermediate_size"))
     return _decoder(facts, [plain if i < dense else experts for i in range(facts.num_layers())])
 
 
 def _decoder(facts: ModelFacts, mlps: list[MlpSpec] | list[MlpSpec | MoeSpec]) -> DecoderSpec:
     norm = facts.norm("norm_eps", 1e-5)
     heads = facts.heads()
-    attention = facts.attention(**heads, rope=facts.rope(heads["head_size"], theta=1e6), qk_norm=norm)
+    attention = facts.attention(
+        **heads, rope=facts.rope(heads["head_size"], theta=1e6), qk_norm=norm
+    )
     conv = GatedConvSpec(kernel=facts.count("conv_L_cache", 3), bias=facts.flag("conv_bias"))
     kinds = facts.layer_kinds("full_attention", "conv")
     if kinds is None:
-        full = range(len(mlps)) if facts.get("full_attn_idxs") is None else facts.indices("full_attn_idxs")
+        full = (
+            range(len(mlps))
+            if facts.get("full_attn_idxs") is None
+            else facts.indices("full_attn_idxs")
+        )
         kinds = ["full_attention" if i in full else "conv" for i in range(len(mlps))]
     layers = tuple(
         LayerSpec(
@@ -94,4 +102,6 @@ def _decoder(facts: ModelFacts, mlps: list[MlpSpec] | list[MlpSpec | MoeSpec]) -
         for kind, mlp in zip(kinds, mlps, strict=True)
     )
     tied = facts.flag("tie_embedding", facts.flag("tie_word_embeddings", True))
-    return DecoderSpec(**{**facts.decoder(), "tied_head": tied}, layers=layers, norm=norm, names=NAMES)
+    return DecoderSpec(
+        **{**facts.decoder(), "tied_head": tied}, layers=layers, norm=norm, names=NAMES
+    )

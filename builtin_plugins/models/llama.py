@@ -26,7 +26,9 @@ def spec(hf_config: object) -> DecoderSpec:
     """Return the facts of a Llama config."""
     facts = ModelFacts(hf_config)
     bias = facts.flag("attention_bias")
-    return _alike(facts, facts.norm(), qkv_bias=bias, out_bias=bias, mlp_bias=facts.flag("mlp_bias"))
+    return _alike(
+        facts, facts.norm(), qkv_bias=bias, out_bias=bias, mlp_bias=facts.flag("mlp_bias")
+    )
 
 
 def _alike(
@@ -40,13 +42,19 @@ def _alike(
 ) -> DecoderSpec:
     """Return a model of equal layers of Llama's shape."""
     mlp = facts.mlp(bias=mlp_bias)
-    layer = LayerSpec(attention=facts.attention(**attention), mlp=mlp, attention_in=norm, mlp_in=norm)
+    layer = LayerSpec(
+        attention=facts.attention(**attention), mlp=mlp, attention_in=norm, mlp_in=norm
+    )
     layers = (layer,) * facts.num_layers()
-    return DecoderSpec(**facts.decoder(tied=tied), layers=layers, norm=norm, names=names or WeightNames())
+    return DecoderSpec(
+        **facts.decoder(tied=tied), layers=layers, norm=norm, names=names or WeightNames()
+    )
 
 
 def internlm3(hf_config: object) -> DecoderSpec:
-    """Return the facts of an InternLM 3 config; its own files and transformers name the biases differently."""
+    """Return the facts of an InternLM 3 config; its own files and transformers name the biases
+    differently.
+    """
     facts = ModelFacts(hf_config)
     qkv_bias = facts.flag("qkv_bias", facts.flag("attention_bias"))
     bias = facts.flag("bias", facts.flag("mlp_bias"))
@@ -57,15 +65,22 @@ def internlm3(hf_config: object) -> DecoderSpec:
 def seed_oss(hf_config: object) -> DecoderSpec:
     """Return the facts of a Seed-OSS config."""
     facts = ModelFacts(hf_config)
-    bias, out_bias = facts.flag("attention_bias", True), facts.flag("attention_out_bias")
+    bias = facts.flag("attention_bias", True)
+    out_bias = facts.flag("attention_out_bias")
     attention: dict[str, Any] = {"qkv_bias": bias, "out_bias": out_bias, **facts.heads(128)}
     return _alike(facts, facts.norm(), mlp_bias=facts.flag("mlp_bias"), **attention)
 
 
 def smollm3(hf_config: object) -> DecoderSpec:
-    """Return the facts of a SmolLM 3 config: every few layers have no positions, and only those may have a window."""
+    """Return the facts of a SmolLM 3 config: every few layers have no positions, and only those may
+    have a window.
+    """
     facts = ModelFacts(hf_config)
-    norm, bias, mlp = facts.norm(), facts.flag("attention_bias"), facts.mlp(bias=facts.flag("mlp_bias"))
+    norm, bias, mlp = (
+        facts.norm(),
+        facts.flag("attention_bias"),
+        facts.mlp(bias=facts.flag("mlp_bias")),
+    )
     rope = facts.rope(facts.heads()["head_size"], theta=2e6)
     turning = facts.switches("no_rope_layers", off_every=facts.count("no_rope_layer_interval", 4))
     size = facts.window() if facts.flag("use_sliding_window") else None
@@ -74,7 +89,9 @@ def smollm3(hf_config: object) -> DecoderSpec:
         windows = facts.windows(size)
     layers = tuple(
         LayerSpec(
-            attention=facts.attention(rope=rope if turns else None, window=window, qkv_bias=bias, out_bias=bias),
+            attention=facts.attention(
+                rope=rope if turns else None, window=window, qkv_bias=bias, out_bias=bias
+            ),
             mlp=mlp,
             attention_in=norm,
             mlp_in=norm,
@@ -89,7 +106,12 @@ def ernie4_5(hf_config: object) -> DecoderSpec:
     facts = ModelFacts(hf_config)
     rope = facts.rope(facts.heads(128)["head_size"], theta=5e5, interleaved=True)
     bias = facts.flag("use_bias")
-    attention: dict[str, Any] = {"rope": rope, "qkv_bias": bias, "out_bias": bias, **facts.heads(128)}
+    attention: dict[str, Any] = {
+        "rope": rope,
+        "qkv_bias": bias,
+        "out_bias": bias,
+        **facts.heads(128),
+    }
     return _alike(facts, facts.norm(eps=1e-5), tied=True, mlp_bias=bias, **attention)
 
 
@@ -97,23 +119,36 @@ def helium(hf_config: object) -> DecoderSpec:
     """Return the facts of a Helium config."""
     facts = ModelFacts(hf_config)
     rope = facts.rope(facts.heads(128)["head_size"], theta=1e5, interleaved=True)
-    attention: dict[str, Any] = {"rope": rope, "qkv_bias": facts.flag("attention_bias"), **facts.heads(128)}
+    attention: dict[str, Any] = {
+        "rope": rope,
+        "qkv_bias": facts.flag("attention_bias"),
+        **facts.heads(128),
+    }
     return _alike(facts, facts.norm(eps=1e-8), mlp_bias=facts.flag("mlp_bias"), **attention)
 
 
 def hunyuan_dense(hf_config: object) -> DecoderSpec:
     """Return the facts of a Hunyuan config: query and key heads are normalised after they turned."""
     facts = ModelFacts(hf_config)
-    norm, bias = facts.norm(eps=1e-5), facts.flag("attention_bias")
+    norm = facts.norm(eps=1e-5)
+    bias = facts.flag("attention_bias")
     names = WeightNames(q_norm="self_attn.query_layernorm", k_norm="self_attn.key_layernorm")
-    turned: dict[str, Any] = {"qk_norm": norm, "qk_norm_turned": True, "qkv_bias": bias, "out_bias": bias}
+    turned: dict[str, Any] = {
+        "qk_norm": norm,
+        "qk_norm_turned": True,
+        "qkv_bias": bias,
+        "out_bias": bias,
+    }
     return _alike(facts, norm, names=names, **turned)
 
 
 def bitnet(hf_config: object) -> DecoderSpec:
-    """Return the facts of a BitNet config: norms before the last product of each part, a squared gate."""
+    """Return the facts of a BitNet config: norms before the last product of each part, a squared
+    gate.
+    """
     facts = ModelFacts(hf_config)
-    norm, bias = facts.norm(eps=1e-5), facts.flag("attention_bias")
+    norm = facts.norm(eps=1e-5)
+    bias = facts.flag("attention_bias")
     rope = facts.rope(facts.heads()["head_size"], theta=5e5)
     layer = LayerSpec(
         attention=facts.attention(rope=rope, inner_norm=norm, qkv_bias=bias, out_bias=bias),

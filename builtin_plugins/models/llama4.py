@@ -1,4 +1,6 @@
-"""Llama 4, text: attention in chunks, some layers without positions, experts that read scaled tokens."""
+"""Llama 4, text: attention in chunks, some layers without positions, experts that read scaled
+tokens.
+"""
 
 from typing import Any
 
@@ -39,7 +41,9 @@ def engine_models() -> list[Entry]:
 def spec(hf_config: object) -> DecoderSpec:
     """Return the facts of a Llama 4 text config."""
     facts = ModelFacts(hf_config)
-    norm, heads, activation = facts.norm(eps=1e-5), facts.heads(128), facts.activation()
+    norm = facts.norm(eps=1e-5)
+    heads = facts.heads(128)
+    activation = facts.activation()
     rope = facts.rope(heads["head_size"], theta=5e5, interleaved=True)
     width = facts.count("intermediate_size")
     experts = MoeSpec(
@@ -53,12 +57,17 @@ def spec(hf_config: object) -> DecoderSpec:
         shared=MlpSpec(width=width, activation=activation),
     )
     dense = MlpSpec(width=facts.count("intermediate_size_mlp", 16384), activation=activation)
-    bias, chunk = facts.flag("attention_bias"), facts.count("attention_chunk_size", 8192)
+    bias = facts.flag("attention_bias")
+    chunk = facts.count("attention_chunk_size", 8192)
     turning: dict[str, Any] = {"rope": rope, "chunk": chunk, "qk_norm_turned": True}
-    turning["qk_norm"] = NormSpec(eps=norm.eps, weight=False) if facts.flag("use_qk_norm", True) else None
+    turning["qk_norm"] = (
+        NormSpec(eps=norm.eps, weight=False) if facts.flag("use_qk_norm", True) else None
+    )
     still: dict[str, Any] = {"rope": None, "temperature": None}
     if facts.flag("attn_temperature_tuning", True):
-        still["temperature"] = Temperature(facts.number("attn_scale", 0.1), facts.count("floor_scale", 8192), shift=1)
+        still["temperature"] = Temperature(
+            facts.number("attn_scale", 0.1), facts.count("floor_scale", 8192), shift=1
+        )
     common = {**heads, "qkv_bias": bias, "out_bias": bias}
     step = facts.count("interleave_moe_layer_step", 1)
     chosen = facts.indices("moe_layers") or range(step - 1, facts.num_layers(), step)
@@ -69,6 +78,8 @@ def spec(hf_config: object) -> DecoderSpec:
             attention_in=norm,
             mlp_in=norm,
         )
-        for i, turns in enumerate(facts.switches("no_rope_layers", off_every=facts.count("no_rope_layer_interval", 4)))
+        for i, turns in enumerate(
+            facts.switches("no_rope_layers", off_every=facts.count("no_rope_layer_interval", 4))
+        )
     )
     return DecoderSpec(**facts.decoder(), layers=layers, norm=norm, names=NAMES)

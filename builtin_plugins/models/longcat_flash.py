@@ -1,4 +1,6 @@
-"""LongCat-Flash: pairs of layers with attention over latents; experts that read in the first add behind the second."""
+"""LongCat-Flash: pairs of layers with attention over latents; experts that read in the first add
+behind the second.
+"""
 
 from core.api import (
     DecoderSpec,
@@ -16,17 +18,24 @@ from core.api import (
 @hookimpl
 def engine_models() -> list[Entry]:
     """Return the architecture."""
-    return [Entry("LongcatFlashForCausalLM", "builtin_plugins.models.longcat_flash:spec", "LongCat-Flash")]
+    return [
+        Entry(
+            "LongcatFlashForCausalLM", "builtin_plugins.models.longcat_flash:spec", "LongCat-Flash"
+        )
+    ]
 
 
 def spec(hf_config: object) -> DecoderSpec:
     """Return the facts of a LongCat-Flash config, each of whose layers is two of ours."""
     facts = ModelFacts(hf_config)
-    norm, hidden = facts.norm(eps=1e-5), facts.count("hidden_size")
+    norm = facts.norm(eps=1e-5)
+    hidden = facts.count("hidden_size")
     rope = facts.rope(facts.count("qk_rope_head_dim"), theta=1e7, interleaved=True)
     plain = latent_attention(facts, rope=rope)
     grown = (hidden / facts.count("q_lora_rank")) ** 0.5, (hidden / plain.rank) ** 0.5
-    attention = latent_attention(facts, rope=rope, scale=plain.scale * grown[0], latent_scale=grown[1])
+    attention = latent_attention(
+        facts, rope=rope, scale=plain.scale * grown[0], latent_scale=grown[1]
+    )
     experts = MoeSpec(
         experts=facts.count("n_routed_experts"),
         zero_experts=facts.count("zero_expert_num", 256, least=0),
@@ -40,7 +49,8 @@ def spec(hf_config: object) -> DecoderSpec:
     )
     mlp = MlpSpec(width=facts.count("ffn_hidden_size"), activation=facts.activation())
     pair = tuple(
-        LayerSpec(attention=attention, mlp=mlp, late=late, attention_in=norm, mlp_in=norm) for late in (experts, None)
+        LayerSpec(attention=attention, mlp=mlp, late=late, attention_in=norm, mlp_in=norm)
+        for late in (experts, None)
     )
     layers = pair * facts.num_layers("num_layers")
     return DecoderSpec(**facts.decoder(), layers=layers, norm=norm, names=_names(experts))
@@ -61,5 +71,9 @@ def _names(experts: MoeSpec) -> WeightNames:
             (r"^model\.layers\.(\d+)\.mlp\.", r"model.layers.\1.0.mlp."),
         ),
         # Experts that give back what they read need no weights; some checkpoints have them.
-        ignored=("*.rotary_emb.inv_freq", "model.mtp.*", *(f"*.mlp.experts.{index}.*" for index in whole)),
+        ignored=(
+            "*.rotary_emb.inv_freq",
+            "model.mtp.*",
+            *(f"*.mlp.experts.{index}.*" for index in whole),
+        ),
     )

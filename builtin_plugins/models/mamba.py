@@ -3,7 +3,17 @@
 from math import ceil
 
 from builtin_plugins.models.state_spaces import step_limits
-from core.api import DecoderSpec, Entry, LayerSpec, Mamba2Spec, MambaSpec, ModelFacts, NormSpec, WeightNames, hookimpl
+from core.api import (
+    DecoderSpec,
+    Entry,
+    LayerSpec,
+    Mamba2Spec,
+    MambaSpec,
+    ModelFacts,
+    NormSpec,
+    WeightNames,
+    hookimpl,
+)
 
 HERE = "builtin_plugins.models.mamba"
 NAMES = WeightNames(
@@ -31,13 +41,17 @@ def mamba(hf_config: object) -> DecoderSpec:
 
 
 def falcon_mamba(hf_config: object) -> DecoderSpec:
-    """Return the facts of a Falcon Mamba config: what the state space reads is normalised, without weights."""
+    """Return the facts of a Falcon Mamba config: what the state space reads is normalised, without
+    weights.
+    """
     facts = ModelFacts(hf_config)
     return _channels(facts, facts.norm("mixer_rms_eps", weight=False))
 
 
 def _channels(facts: ModelFacts, inner: NormSpec | None) -> DecoderSpec:
-    norm, hidden, rank = facts.norm("layer_norm_epsilon", 1e-5), facts.count("hidden_size", 768), "time_step_rank"
+    norm = facts.norm("layer_norm_epsilon", 1e-5)
+    hidden = facts.count("hidden_size", 768)
+    rank = "time_step_rank"
     layer = LayerSpec(
         recurrent=MambaSpec(
             width=facts.count("intermediate_size", facts.count("expand", 2) * hidden),
@@ -50,7 +64,9 @@ def _channels(facts: ModelFacts, inner: NormSpec | None) -> DecoderSpec:
         ),
         attention_in=norm,
     )
-    return DecoderSpec(**facts.decoder(tied=True), layers=(layer,) * facts.num_layers(), norm=norm, names=NAMES)
+    return DecoderSpec(
+        **facts.decoder(tied=True), layers=(layer,) * facts.num_layers(), norm=norm, names=NAMES
+    )
 
 
 def mamba2(hf_config: object) -> DecoderSpec:
@@ -71,4 +87,6 @@ def mamba2(hf_config: object) -> DecoderSpec:
         ),
         attention_in=norm,
     )
-    return DecoderSpec(**facts.decoder(), layers=(layer,) * facts.num_layers(), norm=norm, names=NAMES)
+    return DecoderSpec(
+        **facts.decoder(), layers=(layer,) * facts.num_layers(), norm=norm, names=NAMES
+    )

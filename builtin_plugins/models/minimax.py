@@ -1,4 +1,6 @@
-"""MiniMax Text 01: lightning attention, full attention between, experts; norms change the stream itself."""
+"""MiniMax Text 01: lightning attention, full attention between, experts; norms change the stream
+itself.
+"""
 
 from dataclasses import replace
 
@@ -23,8 +25,11 @@ def engine_models() -> list[Entry]:
 def spec(hf_config: object) -> DecoderSpec:
     """Return the facts of a MiniMax config; memories of later layers fade more slowly."""
     facts = ModelFacts(hf_config)
-    norm, heads, num_layers = facts.norm(eps=1e-5), facts.heads(), facts.num_layers()
-    rope, window = facts.rope(heads["head_size"], theta=1e6), facts.window()
+    norm = facts.norm(eps=1e-5)
+    heads = facts.heads()
+    num_layers = facts.num_layers()
+    rope = facts.rope(heads["head_size"], theta=1e6)
+    window = facts.window()
     attention = facts.attention(**heads, rope=rope, window=window)
     experts = MoeSpec(
         experts=facts.count("num_local_experts", facts.get("num_experts")),
@@ -35,9 +40,14 @@ def spec(hf_config: object) -> DecoderSpec:
 
     def lightning(index: int) -> LightningSpec:
         slow = 1 - index / (num_layers - 1 + 1e-5) + 1e-5
-        rates = tuple(slow * 2 ** (-8 * (head + 1) / heads["heads"]) for head in range(heads["heads"]))
+        rates = tuple(
+            slow * 2 ** (-8 * (head + 1) / heads["heads"]) for head in range(heads["heads"])
+        )
         return LightningSpec(
-            heads=heads["heads"], head_size=heads["head_size"], rates=rates, activation=facts.activation()
+            heads=heads["heads"],
+            head_size=heads["head_size"],
+            rates=rates,
+            activation=facts.activation(),
         )
 
     def factors(part: str) -> tuple[float, float]:
@@ -53,7 +63,10 @@ def spec(hf_config: object) -> DecoderSpec:
             mlp=experts,
             attention_in=norm,
             mlp_in=norm,
-            normed_stream=(factors("full_attn" if kind == "full_attention" else "linear_attn"), factors("mlp")),
+            normed_stream=(
+                factors("full_attn" if kind == "full_attention" else "linear_attn"),
+                factors("mlp"),
+            ),
         )
         for i, kind in enumerate(kinds)
     )

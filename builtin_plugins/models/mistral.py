@@ -7,7 +7,11 @@ from core.api import DecoderSpec, Entry, LayerSpec, ModelFacts, NormSpec, hookim
 def engine_models() -> list[Entry]:
     """Return the architectures."""
     return [
-        Entry("MistralForCausalLM", "builtin_plugins.models.mistral:spec", "Mistral 7B and its relatives"),
+        Entry(
+            "MistralForCausalLM",
+            "builtin_plugins.models.mistral:spec",
+            "Mistral 7B and its relatives",
+        ),
         Entry("MinistralForCausalLM", "builtin_plugins.models.mistral:ministral", "Ministral 8B"),
     ]
 
@@ -24,7 +28,8 @@ def spec(hf_config: object) -> DecoderSpec:
 def ministral(hf_config: object) -> DecoderSpec:
     """Return the facts of a Ministral config."""
     facts = ModelFacts(hf_config)
-    norm, mlp = facts.norm(), facts.mlp()
+    norm = facts.norm()
+    mlp = facts.mlp()
     layers = tuple(
         LayerSpec(attention=facts.attention(window=window), mlp=mlp, attention_in=norm, mlp_in=norm)
         for window in facts.windows(facts.window(4096))

@@ -7,7 +7,9 @@ from core.api import DecoderSpec, Entry, LayerSpec, ModelFacts, MoeSpec, NormSpe
 @hookimpl
 def engine_models() -> list[Entry]:
     """Return the architecture."""
-    return [Entry("MixtralForCausalLM", "builtin_plugins.models.mixtral:spec", "Mixtral 8x7B and 8x22B")]
+    return [
+        Entry("MixtralForCausalLM", "builtin_plugins.models.mixtral:spec", "Mixtral 8x7B and 8x22B")
+    ]
 
 
 def spec(hf_config: object) -> DecoderSpec:

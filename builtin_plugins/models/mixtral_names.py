@@ -8,7 +8,9 @@ EXPERTS_IN_MEMORY: Final = tuple(
     (rf"(\.experts\.\d+)\.{there}\.", rf"\1.{here}.")
     for there, here in (("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2"))
 )
-"""transformers calls an expert's matrices so once they are loaded, and some tools write what they find there."""
+"""transformers calls an expert's matrices so once they are loaded, and some tools write what they
+find there.
+"""
 IN_MEMORY: Final = (
     (r"\.mlp\.(?:gate|router)\.", ".block_sparse_moe.gate."),
     (r"\.mlp\.(experts\.|e_score_correction_bias$)", r".block_sparse_moe.\1"),

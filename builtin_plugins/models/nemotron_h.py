@@ -1,9 +1,21 @@
-"""Nemotron H: every layer is one thing only: Mamba 2, attention, an MLP or experts, none of them gated."""
+"""Nemotron H: every layer is one thing only: Mamba 2, attention, an MLP or experts, none of them
+gated.
+"""
 
 from typing import Any
 
 from builtin_plugins.models.state_spaces import layer_kinds
-from core.api import DecoderSpec, Entry, LayerSpec, Mamba2Spec, MlpSpec, ModelFacts, MoeSpec, WeightNames, hookimpl
+from core.api import (
+    DecoderSpec,
+    Entry,
+    LayerSpec,
+    Mamba2Spec,
+    MlpSpec,
+    ModelFacts,
+    MoeSpec,
+    WeightNames,
+    hookimpl,
+)
 
 LETTERS = {"M": "linear_attention", "E": "moe", "*": "full_attention", "-": "mlp"}
 NAMES = WeightNames(
@@ -32,16 +44,25 @@ NAMES = WeightNames(
 @hookimpl
 def engine_models() -> list[Entry]:
     """Return the architecture."""
-    return [Entry("NemotronHForCausalLM", "builtin_plugins.models.nemotron_h:spec", "Nemotron H, Nemotron 3")]
+    return [
+        Entry(
+            "NemotronHForCausalLM",
+            "builtin_plugins.models.nemotron_h:spec",
+            "Nemotron H, Nemotron 3",
+        )
+    ]
 
 
 def spec(hf_config: object) -> DecoderSpec:
     """Return the facts of a Nemotron H config; nothing turns with positions."""
     facts = ModelFacts(hf_config)
     norm = facts.norm("layer_norm_epsilon", 1e-5)
-    act, bias = facts.activation("mlp_hidden_act", "relu2"), facts.flag("mlp_bias")
+    act = facts.activation("mlp_hidden_act", "relu2")
+    bias = facts.flag("mlp_bias")
     heads = {**facts.heads(128), "kv_heads": facts.count("num_key_value_heads", 8)}
-    mlp = MlpSpec(width=facts.count("intermediate_size", 21504), activation=act, gated=False, bias=bias)
+    mlp = MlpSpec(
+        width=facts.count("intermediate_size", 21504), activation=act, gated=False, bias=bias
+    )
     parts: dict[str, dict[str, Any]] = {
         "linear_attention": {"recurrent": _mamba2(facts, norm), "attention_in": norm},
         "full_attention": {"attention": facts.attention(**heads, rope=None), "attention_in": norm},
@@ -49,7 +70,9 @@ def spec(hf_config: object) -> DecoderSpec:
     }
     letters = facts.get("hybrid_override_pattern")
     default = ["linear_attention", "moe", "full_attention", "mlp"]
-    kinds = layer_kinds(facts, default if letters is None else [LETTERS.get(x, x) for x in letters], {*parts, "moe"})
+    kinds = layer_kinds(
+        facts, default if letters is None else [LETTERS.get(x, x) for x in letters], {*parts, "moe"}
+    )
     if "moe" in kinds:
         parts["moe"] = {"mlp": _experts(facts, act, bias), "mlp_in": norm}
     layers = tuple(LayerSpec(**parts[kind]) for kind in kinds)

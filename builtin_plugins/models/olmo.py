@@ -8,14 +8,20 @@ HERE = "builtin_plugins.models.olmo"
 @hookimpl
 def engine_models() -> list[Entry]:
     """Return the architectures."""
-    return [Entry("OlmoForCausalLM", f"{HERE}:olmo", "OLMo 1"), Entry("Olmo3ForCausalLM", f"{HERE}:olmo3", "OLMo 3")]
+    return [
+        Entry("OlmoForCausalLM", f"{HERE}:olmo", "OLMo 1"),
+        Entry("Olmo3ForCausalLM", f"{HERE}:olmo3", "OLMo 3"),
+    ]
 
 
 def olmo(hf_config: object) -> DecoderSpec:
     """Return the facts of an OLMo config."""
     facts = ModelFacts(hf_config)
-    norm, bias = NormSpec("layer", eps=1e-5, weight=False), facts.flag("attention_bias")
-    attention = facts.attention(qkv_clip=facts.number_or_none("clip_qkv"), qkv_bias=bias, out_bias=bias)
+    norm = NormSpec("layer", eps=1e-5, weight=False)
+    bias = facts.flag("attention_bias")
+    attention = facts.attention(
+        qkv_clip=facts.number_or_none("clip_qkv"), qkv_bias=bias, out_bias=bias
+    )
     layer = LayerSpec(attention=attention, mlp=facts.mlp(), attention_in=norm, mlp_in=norm)
     return DecoderSpec(**facts.decoder(), layers=(layer,) * facts.num_layers(), norm=norm)
 
@@ -23,7 +29,9 @@ def olmo(hf_config: object) -> DecoderSpec:
 def olmo3(hf_config: object) -> DecoderSpec:
     """Return the facts of an OLMo 3 config: positions of windowed layers are never stretched."""
     facts = ModelFacts(hf_config)
-    norm, bias, size = facts.norm(eps=1e-5), facts.flag("attention_bias"), facts.heads()["head_size"]
+    norm = facts.norm(eps=1e-5)
+    bias = facts.flag("attention_bias")
+    size = facts.heads()["head_size"]
     full = facts.rope(size, layer_type="full_attention", theta=5e5)
     local = facts.rope(size, layer_type="sliding_attention", theta=5e5, scaled=False)
     layers = tuple(
@@ -42,5 +50,7 @@ def olmo3(hf_config: object) -> DecoderSpec:
         )
         for window in facts.windows(facts.window(4096), full_every=4)
     )
-    names = WeightNames(attention_out="post_attention_layernorm", mlp_out="post_feedforward_layernorm")
+    names = WeightNames(
+        attention_out="post_attention_layernorm", mlp_out="post_feedforward_layernorm"
+    )
     return DecoderSpec(**facts.decoder(), layers=layers, norm=norm, names=names)

@@ -1,10 +1,21 @@
-"""OLMo Hybrid: gated delta rule whose memories may swing, with OLMo 3's attention in every fourth layer."""
+"""OLMo Hybrid: gated delta rule whose memories may swing, with OLMo 3's attention in every fourth
+layer.
+"""
 
-from core.api import DecoderSpec, Entry, GatedDeltaSpec, LayerSpec, ModelFacts, WeightNames, hookimpl
+from core.api import (
+    DecoderSpec,
+    Entry,
+    GatedDeltaSpec,
+    LayerSpec,
+    ModelFacts,
+    WeightNames,
+    hookimpl,
+)
 
 NAMES = WeightNames(
     recurrent="linear_attn",
-    # Recurrent layers have norms before their parts, attending ones behind them: one name means both.
+    # Recurrent layers have norms before their parts, attending ones behind them: one name means
+    # both.
     mlp_in="post_attention_layernorm",
     attention_out="post_attention_layernorm",
     mlp_out="post_feedforward_layernorm",
@@ -18,16 +29,23 @@ NAMES = WeightNames(
 @hookimpl
 def engine_models() -> list[Entry]:
     """Return the architecture."""
-    return [Entry("OlmoHybridForCausalLM", "builtin_plugins.models.olmo_hybrid:spec", "OLMo Hybrid")]
+    return [
+        Entry("OlmoHybridForCausalLM", "builtin_plugins.models.olmo_hybrid:spec", "OLMo Hybrid")
+    ]
 
 
 def spec(hf_config: object) -> DecoderSpec:
     """Return the facts of an OLMo Hybrid config; where the rotary base is null, nothing turns."""
     facts = ModelFacts(hf_config)
-    norm, bias, num_layers = facts.norm(), facts.flag("attention_bias"), facts.num_layers()
-    heads, hidden = facts.count("num_attention_heads"), facts.count("hidden_size")
+    norm = facts.norm()
+    bias = facts.flag("attention_bias")
+    num_layers = facts.num_layers()
+    heads = facts.count("num_attention_heads")
+    hidden = facts.count("hidden_size")
     size = facts.head_size(hidden, heads)
-    turns = all(given.get("rope_theta", 0) is not None for given in (facts, facts.part("rope_parameters")))
+    turns = all(
+        given.get("rope_theta", 0) is not None for given in (facts, facts.part("rope_parameters"))
+    )
     attention = facts.attention(
         heads=heads,
         kv_heads=facts.count("num_key_value_heads", heads),

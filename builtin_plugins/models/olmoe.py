@@ -27,8 +27,12 @@ def _experts(facts: ModelFacts) -> MoeSpec:
 def olmoe(hf_config: object) -> DecoderSpec:
     """Return the facts of an OLMoE config."""
     facts = ModelFacts(hf_config)
-    norm, bias, clip = facts.norm(eps=1e-5), facts.flag("attention_bias"), facts.number_or_none("clip_qkv")
-    attention = facts.attention(qk_norm=norm, qk_norm_over="all", qkv_clip=clip, qkv_bias=bias, out_bias=bias)
+    norm = facts.norm(eps=1e-5)
+    bias = facts.flag("attention_bias")
+    clip = facts.number_or_none("clip_qkv")
+    attention = facts.attention(
+        qk_norm=norm, qk_norm_over="all", qkv_clip=clip, qkv_bias=bias, out_bias=bias
+    )
     layer = LayerSpec(attention=attention, mlp=_experts(facts), attention_in=norm, mlp_in=norm)
     return DecoderSpec(**facts.decoder(), layers=(layer,) * facts.num_layers(), norm=norm)
 
@@ -36,9 +40,16 @@ def olmoe(hf_config: object) -> DecoderSpec:
 def flex_olmo(hf_config: object) -> DecoderSpec:
     """Return the facts of a FlexOlmo config: norms after each part."""
     facts = ModelFacts(hf_config)
-    norm, bias = facts.norm(), facts.flag("attention_bias")
+    norm = facts.norm()
+    bias = facts.flag("attention_bias")
     rope = facts.rope(facts.heads()["head_size"], theta=5e5)
-    attention = facts.attention(rope=rope, qk_norm=norm, qk_norm_over="all", qkv_bias=bias, out_bias=bias)
+    attention = facts.attention(
+        rope=rope, qk_norm=norm, qk_norm_over="all", qkv_bias=bias, out_bias=bias
+    )
     layer = LayerSpec(attention=attention, mlp=_experts(facts), attention_out=norm, mlp_out=norm)
-    names = WeightNames(attention_out="post_attention_layernorm", mlp_out="post_feedforward_layernorm")
-    return DecoderSpec(**facts.decoder(), layers=(layer,) * facts.num_layers(), norm=norm, names=names)
+    names = WeightNames(
+        attention_out="post_attention_layernorm", mlp_out="post_feedforward_layernorm"
+    )
+    return DecoderSpec(
+        **facts.decoder(), layers=(layer,) * facts.num_layers(), norm=norm, names=names
+    )

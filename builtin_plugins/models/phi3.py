@@ -1,4 +1,6 @@
-"""Phi-3 and Phi-4 mini: Llama's shape with fused checkpoint tensors, partial and long rotary positions."""
+"""Phi-3 and Phi-4 mini: Llama's shape with fused checkpoint tensors, partial and long rotary
+positions.
+"""
 
 from core.api import DecoderSpec, Entry, LayerSpec, ModelFacts, NormSpec, WeightNames, hookimpl
 

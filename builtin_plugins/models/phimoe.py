@@ -1,4 +1,6 @@
-"""Phi-3.5-MoE: two experts by sparsemixer, layer norms, long rotary positions with a factor for each length."""
+"""Phi-3.5-MoE: two experts by sparsemixer, layer norms, long rotary positions with a factor for
+each length.
+"""
 
 from builtin_plugins.models.mixtral_names import MIXTRAL_NAMES
 from core.api import DecoderSpec, Entry, LayerSpec, ModelFacts, MoeSpec, hookimpl
@@ -14,7 +16,8 @@ def engine_models() -> list[Entry]:
 def spec(hf_config: object) -> DecoderSpec:
     """Return the facts of a Phi-3.5-MoE config."""
     facts = ModelFacts(hf_config)
-    norm, bias = facts.layer_norm("rms_norm_eps"), facts.flag("attention_bias")
+    norm = facts.layer_norm("rms_norm_eps")
+    bias = facts.flag("attention_bias")
     experts = MoeSpec(
         experts=facts.count("num_local_experts", 16),
         top_k=facts.count("num_experts_per_tok", 2),
@@ -28,4 +31,6 @@ def spec(hf_config: object) -> DecoderSpec:
     layer = LayerSpec(attention=attention, mlp=experts, attention_in=norm, mlp_in=norm)
     layers = (layer,) * facts.num_layers()
     head_bias = facts.flag("lm_head_bias")
-    return DecoderSpec(**facts.decoder(), layers=layers, norm=norm, head_bias=head_bias, names=MIXTRAL_NAMES)
+    return DecoderSpec(
+        **facts.decoder(), layers=layers, norm=norm, head_bias=head_bias, names=MIXTRAL_NAMES
+    )

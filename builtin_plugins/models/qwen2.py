@@ -1,8 +1,20 @@
-"""Qwen2 and Qwen2.5: Llama's shape with biases on query, key and value, and windows in the later layers if asked."""
+"""Qwen2 and Qwen2.5: Llama's shape with biases on query, key and value, and windows in the later
+layers if asked.
+"""
 
 from dataclasses import replace
 
-from core.api import AheadSpec, DecoderSpec, DenseSpec, Entry, LayerSpec, ModelFacts, NormSpec, PoolingSpec, hookimpl
+from core.api import (
+    AheadSpec,
+    DecoderSpec,
+    DenseSpec,
+    Entry,
+    LayerSpec,
+    ModelFacts,
+    NormSpec,
+    PoolingSpec,
+    hookimpl,
+)
 
 HERE = "builtin_plugins.models.qwen2"
 STEP_TAG = 151651
@@ -16,7 +28,11 @@ def engine_models() -> list[Entry]:
         Entry("Qwen2ForCausalLM", f"{HERE}:spec", "Qwen2 and Qwen2.5"),
         Entry("MiMoForCausalLM", f"{HERE}:mimo", "MiMo 7B"),
         Entry("Qwen2ForRewardModel", f"{HERE}:reward", "Qwen2 with a score of each token"),
-        Entry("Qwen2ForProcessRewardModel", f"{HERE}:process_reward", "Qwen2 with a verdict on each step"),
+        Entry(
+            "Qwen2ForProcessRewardModel",
+            f"{HERE}:process_reward",
+            "Qwen2 with a verdict on each step",
+        ),
     ]
 
 
@@ -39,7 +55,9 @@ def spec(hf_config: object) -> DecoderSpec:
 
 def mimo(hf_config: object) -> DecoderSpec:
     """Return the facts of a MiMo config: Qwen2, and a layer that continues by another token."""
-    facts, decoder, stored = ModelFacts(hf_config), spec(hf_config), "model.mtp_layers.0"
+    facts = ModelFacts(hf_config)
+    decoder = spec(hf_config)
+    stored = "model.mtp_layers.0"
     norm = NormSpec(eps=facts.number("rms_norm_eps", 1e-6))
     ahead = AheadSpec(
         layer=decoder.layers[0],
@@ -61,17 +79,24 @@ def mimo(hf_config: object) -> DecoderSpec:
 def reward(hf_config: object) -> DecoderSpec:
     """Return the facts of a reward model: two products behind every token."""
     return replace(
-        spec(hf_config), pooling=PoolingSpec(task="classify", per_token=True, head=_score(hf_config, 1), last="none")
+        spec(hf_config),
+        pooling=PoolingSpec(
+            task="classify", per_token=True, head=_score(hf_config, 1), last="none"
+        ),
     )
 
 
 def process_reward(hf_config: object) -> DecoderSpec:
     """Return the facts of a model that judges steps: probabilities of bad and good where one ends."""
     head = _score(hf_config, 2)
-    steps = PoolingSpec(task="classify", per_token=True, token_pooler="step", head=head, step_tag_id=STEP_TAG)
+    steps = PoolingSpec(
+        task="classify", per_token=True, token_pooler="step", head=head, step_tag_id=STEP_TAG
+    )
     return replace(spec(hf_config), pooling=steps)
 
 
 def _score(hf_config: object, width: int) -> tuple[DenseSpec, ...]:
     hidden = ModelFacts(hf_config).count("hidden_size")
-    return DenseSpec(name="score.0", width=hidden, activation="relu"), DenseSpec(name="score.2", width=width)
+    return DenseSpec(name="score.0", width=hidden, activation="relu"), DenseSpec(
+        name="score.2", width=width
+    )

@@ -1,6 +1,15 @@
 """Qwen2-MoE: Qwen2 with mixtures of experts, beside each an MLP whose share is learned."""
 
-from core.api import DecoderSpec, Entry, LayerSpec, MlpSpec, ModelFacts, MoeSpec, WeightNames, hookimpl
+from core.api import (
+    DecoderSpec,
+    Entry,
+    LayerSpec,
+    MlpSpec,
+    ModelFacts,
+    MoeSpec,
+    WeightNames,
+    hookimpl,
+)
 
 NAMES = WeightNames(
     shared_gate="mlp.shared_expert.gate_proj",
@@ -12,13 +21,20 @@ NAMES = WeightNames(
 @hookimpl
 def engine_models() -> list[Entry]:
     """Return the architecture."""
-    return [Entry("Qwen2MoeForCausalLM", "builtin_plugins.models.qwen2_moe:spec", "Qwen1.5 and Qwen2, mixture")]
+    return [
+        Entry(
+            "Qwen2MoeForCausalLM",
+            "builtin_plugins.models.qwen2_moe:spec",
+            "Qwen1.5 and Qwen2, mixture",
+        )
+    ]
 
 
 def spec(hf_config: object) -> DecoderSpec:
     """Return the facts of a Qwen2-MoE config."""
     facts = ModelFacts(hf_config)
-    norm, activation = facts.norm(), facts.activation()
+    norm = facts.norm()
+    activation = facts.activation()
     experts = MoeSpec(
         experts=facts.count("num_experts"),
         top_k=facts.count("num_experts_per_tok"),
@@ -33,7 +49,8 @@ def spec(hf_config: object) -> DecoderSpec:
     if facts.get("layer_types") is None:
         below = facts.count("max_window_layers", 28, least=0)
         windows = [window if i < below else None for i, window in enumerate(windows)]
-    step, dense = facts.count("decoder_sparse_step", 1), facts.indices("mlp_only_layers")
+    step = facts.count("decoder_sparse_step", 1)
+    dense = facts.indices("mlp_only_layers")
     bias = facts.flag("qkv_bias", True)
     layers = tuple(
         LayerSpec(

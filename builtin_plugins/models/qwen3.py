@@ -17,7 +17,9 @@ def spec(hf_config: object) -> DecoderSpec:
     size = facts.window(4096) if facts.flag("use_sliding_window") else None
     layers = tuple(
         LayerSpec(
-            attention=facts.attention(**facts.heads(128), qkv_bias=bias, out_bias=bias, qk_norm=norm, window=window),
+            attention=facts.attention(
+                **facts.heads(128), qkv_bias=bias, out_bias=bias, qk_norm=norm, window=window
+            ),
             mlp=facts.mlp(),
             attention_in=norm,
             mlp_in=norm,

@@ -6,7 +6,13 @@ from core.api import DecoderSpec, Entry, LayerSpec, ModelFacts, MoeSpec, NormSpe
 @hookimpl
 def engine_models() -> list[Entry]:
     """Return the architecture."""
-    return [Entry("Qwen3MoeForCausalLM", "builtin_plugins.models.qwen3_moe:spec", "Qwen3, mixture of experts")]
+    return [
+        Entry(
+            "Qwen3MoeForCausalLM",
+            "builtin_plugins.models.qwen3_moe:spec",
+            "Qwen3, mixture of experts",
+        )
+    ]
 
 
 def spec(hf_config: object) -> DecoderSpec:
@@ -23,7 +29,8 @@ def spec(hf_config: object) -> DecoderSpec:
         activation=facts.activation(),
         renormalize=facts.flag("norm_topk_prob"),
     )
-    step, dense = facts.count("decoder_sparse_step", 1), facts.indices("mlp_only_layers")
+    step = facts.count("decoder_sparse_step", 1)
+    dense = facts.indices("mlp_only_layers")
     layers = tuple(
         LayerSpec(
             attention=attention,

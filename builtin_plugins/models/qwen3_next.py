@@ -40,8 +40,11 @@ def qwen3_next(hf_config: object) -> DecoderSpec:
     """Return the facts of a Qwen3-Next config."""
     facts = ModelFacts(hf_config)
     experts = replace(_experts(facts), renormalize=facts.flag("norm_topk_prob", True))
-    step, dense = facts.count("decoder_sparse_step", 1), facts.indices("mlp_only_layers")
-    mlps = [facts.mlp() if i in dense or (i + 1) % step else experts for i in range(facts.num_layers())]
+    step = facts.count("decoder_sparse_step", 1)
+    dense = facts.indices("mlp_only_layers")
+    mlps = [
+        facts.mlp() if i in dense or (i + 1) % step else experts for i in range(facts.num_layers())
+    ]
     return _decoder(facts, _delta(facts, grouped=True), mlps)
 
 
@@ -75,19 +78,31 @@ def _experts(facts: ModelFacts) -> MoeSpec:
         top_k=facts.count("num_experts_per_tok"),
         width=facts.count("moe_intermediate_size", 512),
         activation=facts.activation(),
-        shared=MlpSpec(width=facts.count("shared_expert_intermediate_size", 512), activation=facts.activation()),
+        shared=MlpSpec(
+            width=facts.count("shared_expert_intermediate_size", 512), activation=facts.activation()
+        ),
         shared_gate=True,
     )
 
 
-def _decoder(facts: ModelFacts, delta: GatedDeltaSpec, mlps: list[MlpSpec | MoeSpec]) -> DecoderSpec:
+def _decoder(
+    facts: ModelFacts, delta: GatedDeltaSpec, mlps: list[MlpSpec | MoeSpec]
+) -> DecoderSpec:
     """Return a decoder whose layers attend where `layer_types` or an interval says so."""
-    norm, bias, heads = facts.norm(offset=1.0), facts.flag("attention_bias"), facts.heads(256)
+    norm = facts.norm(offset=1.0)
+    bias = facts.flag("attention_bias")
+    heads = facts.heads(256)
     rope = facts.rope(heads["head_size"], share=0.25)
-    attention = facts.attention(**heads, rope=rope, qk_norm=norm, gate=True, qkv_bias=bias, out_bias=bias)
+    attention = facts.attention(
+        **heads, rope=rope, qk_norm=norm, gate=True, qkv_bias=bias, out_bias=bias
+    )
     every = facts.count("full_attention_interval", 4)
     kinds = facts.layer_kinds("full_attention", "linear_attention")
-    attends = [(i + 1) % every == 0 for i in range(len(mlps))] if kinds is None else [k[0] == "f" for k in kinds]
+    attends = (
+        [(i + 1) % every == 0 for i in range(len(mlps))]
+        if kinds is None
+        else [k[0] == "f" for k in kinds]
+    )
     layers = tuple(
         LayerSpec(
             attention=attention if attend else None,

@@ -2,7 +2,16 @@
 
 import math
 
-from core.api import DecoderSpec, Entry, LayerSpec, ModelError, ModelFacts, RgLruSpec, WeightNames, hookimpl
+from core.api import (
+    DecoderSpec,
+    Entry,
+    LayerSpec,
+    ModelError,
+    ModelFacts,
+    RgLruSpec,
+    WeightNames,
+    hookimpl,
+)
 
 NAMES = WeightNames(
     recurrent="temporal_block",
@@ -22,14 +31,23 @@ NAMES = WeightNames(
 @hookimpl
 def engine_models() -> list[Entry]:
     """Return the architecture."""
-    return [Entry("RecurrentGemmaForCausalLM", "builtin_plugins.models.recurrent_gemma:spec", "RecurrentGemma")]
+    return [
+        Entry(
+            "RecurrentGemmaForCausalLM",
+            "builtin_plugins.models.recurrent_gemma:spec",
+            "RecurrentGemma",
+        )
+    ]
 
 
 def spec(hf_config: object) -> DecoderSpec:
     """Return the facts of a RecurrentGemma config, whose width is that of gate and up together."""
     facts = ModelFacts(hf_config)
-    norm, hidden, heads = facts.norm(offset=1.0), facts.count("hidden_size"), facts.count("num_attention_heads")
-    size, activation = facts.head_size(hidden, heads), facts.activation("hidden_activation", "gelu_pytorch_tanh")
+    norm = facts.norm(offset=1.0)
+    hidden = facts.count("hidden_size")
+    heads = facts.count("num_attention_heads")
+    size = facts.head_size(hidden, heads)
+    activation = facts.activation("hidden_activation", "gelu_pytorch_tanh")
     mlp = facts.mlp(width=facts.count("intermediate_size") // 2, activation=activation, bias=True)
     attention = facts.attention(
         heads=heads,
@@ -50,11 +68,18 @@ def spec(hf_config: object) -> DecoderSpec:
     recurs = LayerSpec(recurrent=lru, mlp=mlp, attention_in=norm, mlp_in=norm)
     kinds = facts.get("block_types", ("recurrent", "recurrent", "attention"))
     if not kinds or not set(kinds) <= {"recurrent", "attention"}:
-        raise ModelError(f"block_types in config.json is {kinds!r:.100}; it must list recurrent and attention.")
-    mantissa, exponent = math.frexp(hidden**0.5)  # the factor is a number of bfloat16, whatever the model's dtype
+        raise ModelError(
+            f"block_types in config.json is {kinds!r:.100}; it must list recurrent and attention."
+        )
+    mantissa, exponent = math.frexp(
+        hidden**0.5
+    )  # the factor is a number of bfloat16, whatever the model's dtype
     return DecoderSpec(
         **{**facts.decoder(tied=True), "max_positions": facts.num_positions(default=8192)},
-        layers=tuple(attends if kinds[i % len(kinds)] == "attention" else recurs for i in range(facts.num_layers())),
+        layers=tuple(
+            attends if kinds[i % len(kinds)] == "attention" else recurs
+            for i in range(facts.num_layers())
+        ),
         norm=norm,
         embed_scale=math.ldexp(round(mantissa * 256), exponent - 8),
         logit_softcap=facts.number("logits_soft_cap", 30.0),

@@ -1,7 +1,19 @@
-"""Mixtures whose scores are sigmoids with a correction for the choice: GLM 4.5, dots.llm1, Solar Open, MiniMax M2, AFM."""
+"""Mixtures whose scores are sigmoids with a correction for the choice: GLM 4.5, dots.llm1, Solar
+Open, MiniMax M2, AFM.
+"""
 
 from builtin_plugins.models.mixtral_names import MIXTRAL_NAMES
-from core.api import DecoderSpec, Entry, LayerSpec, MlpSpec, ModelFacts, MoeSpec, WeightNames, hookimpl, layer_behind
+from core.api import (
+    DecoderSpec,
+    Entry,
+    LayerSpec,
+    MlpSpec,
+    ModelFacts,
+    MoeSpec,
+    WeightNames,
+    hookimpl,
+    layer_behind,
+)
 
 HERE = "builtin_plugins.models.sigmoid_moe"
 
@@ -20,7 +32,8 @@ def engine_models() -> list[Entry]:
 
 def _experts(facts: ModelFacts, *, renormalize: bool = True) -> MoeSpec:
     """Return experts in groups beside a shared one."""
-    width, shared = facts.count("moe_intermediate_size"), facts.count("n_shared_experts", 1)
+    width = facts.count("moe_intermediate_size")
+    shared = facts.count("n_shared_experts", 1)
     return MoeSpec(
         experts=facts.count("n_routed_experts", facts.get("num_local_experts")),
         top_k=facts.count("num_experts_per_tok"),
@@ -40,7 +53,9 @@ def _experts(facts: ModelFacts, *, renormalize: bool = True) -> MoeSpec:
 def glm4_moe(hf_config: object) -> DecoderSpec:
     """Return the facts of a GLM 4.5 config."""
     facts = ModelFacts(hf_config)
-    norm, experts, num_layers = facts.norm(eps=1e-5), _experts(facts), facts.num_layers()
+    norm = facts.norm(eps=1e-5)
+    experts = _experts(facts)
+    num_layers = facts.num_layers()
     attention = facts.attention(
         rope=facts.rope(facts.heads()["head_size"], share=0.5),
         qk_norm=norm if facts.flag("use_qk_norm") else None,
@@ -48,21 +63,34 @@ def glm4_moe(hf_config: object) -> DecoderSpec:
     )
     dense = facts.count("first_k_dense_replace", 1, least=0)
     layers = tuple(
-        LayerSpec(attention=attention, mlp=facts.mlp() if i < dense else experts, attention_in=norm, mlp_in=norm)
+        LayerSpec(
+            attention=attention,
+            mlp=facts.mlp() if i < dense else experts,
+            attention_in=norm,
+            mlp_in=norm,
+        )
         for i in range(num_layers)
     )
     names = WeightNames(ignored=("*.rotary_emb.inv_freq", f"model.layers.{num_layers}.*"))
     further = LayerSpec(attention=attention, mlp=experts, attention_in=norm, mlp_in=norm)
-    ahead = layer_behind(further, norm, num_layers) if facts.count("num_nextn_predict_layers", 0, least=0) else None
+    ahead = (
+        layer_behind(further, norm, num_layers)
+        if facts.count("num_nextn_predict_layers", 0, least=0)
+        else None
+    )
     return DecoderSpec(**facts.decoder(), layers=layers, norm=norm, ahead=ahead, names=names)
 
 
 def dots1(hf_config: object) -> DecoderSpec:
     """Return the facts of a dots.llm1 config."""
     facts = ModelFacts(hf_config)
-    norm, experts, bias = facts.norm(), _experts(facts, renormalize=False), facts.flag("attention_bias")
+    norm = facts.norm()
+    experts = _experts(facts, renormalize=False)
+    bias = facts.flag("attention_bias")
     dense = facts.count("first_k_dense_replace", 0, least=0)
-    windows = facts.windows(facts.window(4096), full_below=facts.count("max_window_layers", 62, least=0))
+    windows = facts.windows(
+        facts.window(4096), full_below=facts.count("max_window_layers", 62, least=0)
+    )
     layers = tuple(
         LayerSpec(
             attention=facts.attention(qk_norm=norm, window=window, qkv_bias=bias, out_bias=bias),
@@ -78,7 +106,8 @@ def dots1(hf_config: object) -> DecoderSpec:
 def solar_open(hf_config: object) -> DecoderSpec:
     """Return the facts of a Solar Open config: every layer has experts."""
     facts = ModelFacts(hf_config)
-    norm, heads = facts.norm(eps=1e-5), facts.heads(128)
+    norm = facts.norm(eps=1e-5)
+    heads = facts.heads(128)
     rope = facts.rope(heads["head_size"], theta=1e6)
     attention = facts.attention(**heads, rope=rope, qkv_bias=facts.flag("attention_bias"))
     layer = LayerSpec(attention=attention, mlp=_experts(facts), attention_in=norm, mlp_in=norm)
@@ -86,9 +115,12 @@ def solar_open(hf_config: object) -> DecoderSpec:
 
 
 def minimax_m2(hf_config: object) -> DecoderSpec:
-    """Return the facts of a MiniMax M2 config: norms over all query and all key heads, part of each head turns."""
+    """Return the facts of a MiniMax M2 config: norms over all query and all key heads, part of each
+    head turns.
+    """
     facts = ModelFacts(hf_config)
-    norm, heads = facts.norm(), facts.heads(128)
+    norm = facts.norm()
+    heads = facts.heads(128)
     size = heads["head_size"]
     rope = facts.rope(size, theta=5e6, share=facts.count("rotary_dim", size) / size)
     experts = MoeSpec(
@@ -101,14 +133,21 @@ def minimax_m2(hf_config: object) -> DecoderSpec:
     )
     attention = facts.attention(**heads, rope=rope, qk_norm=norm, qk_norm_over="all")
     layer = LayerSpec(attention=attention, mlp=experts, attention_in=norm, mlp_in=norm)
-    return DecoderSpec(**facts.decoder(), layers=(layer,) * facts.num_layers(), norm=norm, names=MIXTRAL_NAMES)
+    return DecoderSpec(
+        **facts.decoder(), layers=(layer,) * facts.num_layers(), norm=norm, names=MIXTRAL_NAMES
+    )
 
 
 def afmoe(hf_config: object) -> DecoderSpec:
-    """Return the facts of a Trinity config: gated attention, norms around each part, positions in windowed layers."""
+    """Return the facts of a Trinity config: gated attention, norms around each part, positions in
+    windowed layers.
+    """
     facts = ModelFacts(hf_config)
-    norm, heads, bias = facts.norm(eps=1e-5), facts.heads(128), facts.flag("attention_bias")
-    rope, width = facts.rope(heads["head_size"]), facts.count("moe_intermediate_size")
+    norm = facts.norm(eps=1e-5)
+    heads = facts.heads(128)
+    bias = facts.flag("attention_bias")
+    rope = facts.rope(heads["head_size"])
+    width = facts.count("moe_intermediate_size")
     experts = MoeSpec(
         experts=facts.count("num_experts", facts.get("num_local_experts")),
         top_k=facts.count("num_experts_per_tok"),
@@ -117,13 +156,18 @@ def afmoe(hf_config: object) -> DecoderSpec:
         score="sigmoid",
         scale=facts.number("route_scale", 1.0),
         choice_bias=True,
-        shared=MlpSpec(width=width * facts.count("num_shared_experts", 2), activation=facts.activation()),
+        shared=MlpSpec(
+            width=width * facts.count("num_shared_experts", 2), activation=facts.activation()
+        ),
     )
     common = {**heads, "qk_norm": norm, "gate": True, "qkv_bias": bias, "out_bias": bias}
-    dense, every = facts.count("num_dense_layers", 1, least=0), facts.count("global_attn_every_n_layers", 4)
+    dense = facts.count("num_dense_layers", 1, least=0)
+    every = facts.count("global_attn_every_n_layers", 4)
     layers = tuple(
         LayerSpec(
-            attention=facts.attention(**common, rope=None if window is None else rope, window=window),
+            attention=facts.attention(
+                **common, rope=None if window is None else rope, window=window
+            ),
             mlp=facts.mlp() if i < dense else experts,
             attention_in=norm,
             attention_out=norm,

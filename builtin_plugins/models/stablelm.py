@@ -1,20 +1,27 @@
-"""StableLM: layer norms, a quarter of each head turns, on request own norms for each head and parallel parts."""
+"""StableLM: layer norms, a quarter of each head turns, on request own norms for each head and
+parallel parts.
+"""
 
 from core.api import DecoderSpec, Entry, LayerSpec, ModelFacts, WeightNames, hookimpl
 
-NAMES = WeightNames(q_norm="self_attn.q_layernorm.norms.{}", k_norm="self_attn.k_layernorm.norms.{}")
+NAMES = WeightNames(
+    q_norm="self_attn.q_layernorm.norms.{}", k_norm="self_attn.k_layernorm.norms.{}"
+)
 
 
 @hookimpl
 def engine_models() -> list[Entry]:
     """Return the architecture."""
-    return [Entry("StableLmForCausalLM", "builtin_plugins.models.stablelm:spec", "StableLM 2 and 3B")]
+    return [
+        Entry("StableLmForCausalLM", "builtin_plugins.models.stablelm:spec", "StableLM 2 and 3B")
+    ]
 
 
 def spec(hf_config: object) -> DecoderSpec:
     """Return the facts of a StableLM config."""
     facts = ModelFacts(hf_config)
-    norm, parallel = facts.layer_norm(), facts.flag("use_parallel_residual")
+    norm = facts.layer_norm()
+    parallel = facts.flag("use_parallel_residual")
     layer = LayerSpec(
         attention=facts.attention(
             rope=facts.rope(facts.heads()["head_size"], share=0.25),
@@ -27,4 +34,6 @@ def spec(hf_config: object) -> DecoderSpec:
         mlp_in=None if parallel else norm,
         parallel=parallel,
     )
-    return DecoderSpec(**facts.decoder(), layers=(layer,) * facts.num_layers(), norm=norm, names=NAMES)
+    return DecoderSpec(
+        **facts.decoder(), layers=(layer,) * facts.num_layers(), norm=norm, names=NAMES
+    )

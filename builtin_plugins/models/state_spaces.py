@@ -16,10 +16,14 @@ HYBRID_NAMES = WeightNames(
 
 
 def step_limits(facts: ModelFacts) -> dict[str, Any]:
-    """Return the bounds of a token's step, as `Mamba2Spec` takes them; infinity, which JSON has not, is no bound."""
+    """Return the bounds of a token's step, as `Mamba2Spec` takes them; infinity, which JSON has
+    not, is no bound.
+    """
     limits = facts.get("time_step_limit") or (0.0, None)
     if not isinstance(limits, (list, tuple)) or len(limits) != 2:
-        raise ModelError(f"time_step_limit in config.json is {limits!r:.100}; it must be a list of two numbers.")
+        raise ModelError(
+            f"time_step_limit in config.json is {limits!r:.100}; it must be a list of two numbers."
+        )
     least, most = limits
     return {
         "least_step": float(least),
@@ -29,7 +33,8 @@ def step_limits(facts: ModelFacts) -> dict[str, Any]:
 
 def mamba2(facts: ModelFacts, **others: Any) -> Mamba2Spec:
     """Return the state space of a hybrid's config, whose fields begin with `mamba_`."""
-    heads, size = facts.count("mamba_n_heads", 128), facts.get("mamba_d_head", "auto")
+    heads = facts.count("mamba_n_heads", 128)
+    size = facts.get("mamba_d_head", "auto")
     if size == "auto":
         size = facts.count("mamba_expand", 2) * facts.count("hidden_size") // heads
     given = {
@@ -50,7 +55,9 @@ KINDS = {"mamba": "linear_attention", "attention": "full_attention"}
 
 
 def layer_kinds(facts: ModelFacts, default: list[str], allowed: set[str]) -> list[str]:
-    """Return what each layer is, from `layer_types` or its older name; `default` where a config says nothing."""
+    """Return what each layer is, from `layer_types` or its older name; `default` where a config
+    says nothing.
+    """
     listed = facts.get("layer_types") or facts.get("layers_block_type") or default
     if not isinstance(listed, (list, tuple)):
         raise ModelError(f"layer_types in config.json is {listed!r:.100}; it must be a list.")

@@ -56,12 +56,18 @@ def engine_models() -> list[Entry]:
     return [
         Entry("T5ForConditionalGeneration", f"{HERE}:t5", "T5, Flan-T5, ByT5"),
         Entry("MT5ForConditionalGeneration", f"{HERE}:mt5", "mT5"),
-        Entry("UMT5ForConditionalGeneration", f"{HERE}:umt5", "UMT5, with distances of its own in every layer"),
+        Entry(
+            "UMT5ForConditionalGeneration",
+            f"{HERE}:umt5",
+            "UMT5, with distances of its own in every layer",
+        ),
     ]
 
 
 def t5(hf_config: object) -> DecoderSpec:
-    """Return the facts of a T5 config: what it gives is scaled down before the head it shares with the embedding."""
+    """Return the facts of a T5 config: what it gives is scaled down before the head it shares with
+    the embedding.
+    """
     facts = ModelFacts(hf_config)
     scaled = facts.flag("scale_decoder_outputs", facts.flag("tie_word_embeddings", True))
     return _t5(facts, "relu", facts.count("d_model") ** -0.5 if scaled else 1.0)
@@ -78,16 +84,21 @@ def umt5(hf_config: object) -> DecoderSpec:
     return _t5(facts, "gated-gelu", facts.count("d_model") ** -0.5, shared=False)
 
 
-def _t5(facts: ModelFacts, activation: str, logit_scale: float, *, shared: bool = True) -> DecoderSpec:
-    """Return a model of T5's kind. `shared`: the first layer's numbers by distance are those of all layers."""
-    norm, heads, size = facts.norm("layer_norm_epsilon"), facts.count("num_heads"), facts.count("d_kv", 64)
+def _t5(
+    facts: ModelFacts, activation: str, logit_scale: float, *, shared: bool = True
+) -> DecoderSpec:
+    """Return a model of T5's kind.
+
+    `shared`: the first layer's numbers by distance are those of all layers.
+    """
+    norm = facts.norm("layer_norm_epsilon")
+    heads = facts.count("num_heads")
+    size = facts.count("d_kv", 64)
     gated = str(facts.get("feed_forward_proj", activation)).startswith("gated-")
     activation = facts.activation("feed_forward_proj", activation)
     mlp = MlpSpec(width=facts.count("d_ff"), activation=activation, gated=gated)
-    numbers, most = (
-        facts.count("relative_attention_num_buckets", 32),
-        facts.count("relative_attention_max_distance", 128),
-    )
+    numbers = facts.count("relative_attention_num_buckets", 32)
+    most = facts.count("relative_attention_max_distance", 128)
     plain = AttentionSpec(heads=heads, kv_heads=heads, head_size=size, scale=1.0)
     behind = replace(plain, relative=RelativeSpec(numbers, most))
     around = replace(plain, relative=RelativeSpec(numbers, most, both_ways=True), causal=False)

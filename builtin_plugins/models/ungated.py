@@ -1,6 +1,16 @@
 """Models of Llama's shape whose MLP has no gate, most with layer norms and biases."""
 
-from core.api import DecoderSpec, Entry, LayerSpec, Llama3Scaling, ModelFacts, NormSpec, RopeSpec, WeightNames, hookimpl
+from core.api import (
+    DecoderSpec,
+    Entry,
+    LayerSpec,
+    Llama3Scaling,
+    ModelFacts,
+    NormSpec,
+    RopeSpec,
+    WeightNames,
+    hookimpl,
+)
 
 HERE = "builtin_plugins.models.ungated"
 
@@ -19,7 +29,9 @@ def engine_models() -> list[Entry]:
     ]
 
 
-def _alike(facts: ModelFacts, norm: NormSpec, *, bias: bool, mlp_bias: bool, **attention: object) -> DecoderSpec:
+def _alike(
+    facts: ModelFacts, norm: NormSpec, *, bias: bool, mlp_bias: bool, **attention: object
+) -> DecoderSpec:
     """Return a model of equal layers with squared rectifiers."""
     layer = LayerSpec(
         attention=facts.attention(qkv_bias=bias, out_bias=bias, **attention),
@@ -33,13 +45,19 @@ def _alike(facts: ModelFacts, norm: NormSpec, *, bias: bool, mlp_bias: bool, **a
 def arcee(hf_config: object) -> DecoderSpec:
     """Return the facts of an Arcee config."""
     facts = ModelFacts(hf_config)
-    return _alike(facts, facts.norm(eps=1e-5), bias=facts.flag("attention_bias"), mlp_bias=facts.flag("mlp_bias"))
+    return _alike(
+        facts,
+        facts.norm(eps=1e-5),
+        bias=facts.flag("attention_bias"),
+        mlp_bias=facts.flag("mlp_bias"),
+    )
 
 
 def jais2(hf_config: object) -> DecoderSpec:
     """Return the facts of a Jais 2 config."""
     facts = ModelFacts(hf_config)
-    bias, mlp_bias = facts.flag("attention_bias", True), facts.flag("mlp_bias", True)
+    bias = facts.flag("attention_bias", True)
+    mlp_bias = facts.flag("mlp_bias", True)
     return _alike(facts, facts.layer_norm(), bias=bias, mlp_bias=mlp_bias)
 
 
@@ -48,13 +66,16 @@ def nemotron(hf_config: object) -> DecoderSpec:
     facts = ModelFacts(hf_config)
     norm = facts.layer_norm("norm_eps", offset=1.0)
     rope = facts.rope(facts.heads()["head_size"], share=0.5)
-    return _alike(facts, norm, bias=facts.flag("attention_bias"), mlp_bias=facts.flag("mlp_bias"), rope=rope)
+    return _alike(
+        facts, norm, bias=facts.flag("attention_bias"), mlp_bias=facts.flag("mlp_bias"), rope=rope
+    )
 
 
 def apertus(hf_config: object) -> DecoderSpec:
     """Return the facts of an Apertus config: a learned activation, norms on query and key heads."""
     facts = ModelFacts(hf_config)
-    norm, bias = facts.norm(eps=1e-5), facts.flag("attention_bias")
+    norm = facts.norm(eps=1e-5)
+    bias = facts.flag("attention_bias")
     size = facts.heads()["head_size"]
     rope = facts.rope(size, theta=12e6)
     if facts.get("rope_parameters") is None and facts.get("rope_scaling") is None:
@@ -66,25 +87,34 @@ def apertus(hf_config: object) -> DecoderSpec:
         mlp_in=norm,
     )
     names = WeightNames(attention_in="attention_layernorm", mlp_in="feedforward_layernorm")
-    return DecoderSpec(**facts.decoder(), layers=(layer,) * facts.num_layers(), norm=norm, names=names)
+    return DecoderSpec(
+        **facts.decoder(), layers=(layer,) * facts.num_layers(), norm=norm, names=names
+    )
 
 
 def starcoder2(hf_config: object) -> DecoderSpec:
     """Return the facts of a StarCoder 2 config."""
     facts = ModelFacts(hf_config)
-    norm, bias = facts.layer_norm("norm_epsilon"), facts.flag("use_bias", True)
+    norm = facts.layer_norm("norm_epsilon")
+    bias = facts.flag("use_bias", True)
     layer = LayerSpec(
         attention=facts.attention(window=facts.window(), qkv_bias=bias, out_bias=bias),
-        mlp=facts.mlp(activation=facts.activation(default="gelu_pytorch_tanh"), gated=False, bias=bias),
+        mlp=facts.mlp(
+            activation=facts.activation(default="gelu_pytorch_tanh"), gated=False, bias=bias
+        ),
         attention_in=norm,
         mlp_in=norm,
     )
     names = WeightNames(up="mlp.c_fc", down="mlp.c_proj")
-    return DecoderSpec(**facts.decoder(tied=True), layers=(layer,) * facts.num_layers(), norm=norm, names=names)
+    return DecoderSpec(
+        **facts.decoder(tied=True), layers=(layer,) * facts.num_layers(), norm=norm, names=names
+    )
 
 
 def phi(hf_config: object) -> DecoderSpec:
-    """Return the facts of a Phi config: attention and MLP in parallel behind one norm, a head with bias."""
+    """Return the facts of a Phi config: attention and MLP in parallel behind one norm, a head with
+    bias.
+    """
     facts = ModelFacts(hf_config)
     norm = facts.layer_norm()
     rope = facts.rope(facts.heads()["head_size"], share=0.5)
@@ -108,7 +138,9 @@ def phi(hf_config: object) -> DecoderSpec:
 
 
 def persimmon(hf_config: object) -> DecoderSpec:
-    """Return the facts of a Persimmon config: query, key and value fused by head, layer norms on the heads."""
+    """Return the facts of a Persimmon config: query, key and value fused by head, layer norms on
+    the heads.
+    """
     facts = ModelFacts(hf_config)
     norm = facts.layer_norm()
     rope = facts.rope(facts.heads()["head_size"], share=0.5)
@@ -129,4 +161,6 @@ def persimmon(hf_config: object) -> DecoderSpec:
         up="mlp.dense_h_to_4h",
         down="mlp.dense_4h_to_h",
     )
-    return DecoderSpec(**facts.decoder(), layers=(layer,) * facts.num_layers(), norm=norm, names=names)
+    return DecoderSpec(
+        **facts.decoder(), layers=(layer,) * facts.num_layers(), norm=norm, names=names
+    )

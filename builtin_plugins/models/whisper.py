@@ -42,13 +42,16 @@ NORM = NormSpec("layer", eps=1e-5, bias=True)
 @hookimpl
 def engine_models() -> list[Entry]:
     """Return the architecture."""
-    return [Entry("WhisperForConditionalGeneration", "builtin_plugins.models.whisper:spec", "Whisper")]
+    return [
+        Entry("WhisperForConditionalGeneration", "builtin_plugins.models.whisper:spec", "Whisper")
+    ]
 
 
 def spec(hf_config: object) -> DecoderSpec:
     """Return the facts of a Whisper config: norms before each part, and no bias of keys."""
     facts = ModelFacts(hf_config)
-    heard, said = facts.num_positions("max_source_positions", 1500), facts.num_positions("max_target_positions", 448)
+    heard = facts.num_positions("max_source_positions", 1500)
+    said = facts.num_positions("max_target_positions", 448)
     return DecoderSpec(
         vocab_size=facts.count("vocab_size"),
         hidden_size=facts.count("d_model"),
@@ -81,6 +84,8 @@ def _half(facts: ModelFacts, which: str) -> LayerSpec:
         attention=replace(attention, causal=which == "decoder"),
         attention_in=NORM,
         cross=CrossSpec(attention=attention, norm_in=NORM) if which == "decoder" else None,
-        mlp=MlpSpec(width=facts.count(f"{which}_ffn_dim"), activation=activation, gated=False, bias=True),
+        mlp=MlpSpec(
+            width=facts.count(f"{which}_ffn_dim"), activation=activation, gated=False, bias=True
+        ),
         mlp_in=NORM,
     )

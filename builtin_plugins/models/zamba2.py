@@ -13,7 +13,12 @@ from core.api import (
     hookimpl,
 )
 
-USUAL = ["linear_attention"] + (["linear_attention"] * 5 + ["hybrid"]) * 7 + ["linear_attention"] * 4 + ["hybrid"]
+USUAL = (
+    ["linear_attention"]
+    + (["linear_attention"] * 5 + ["hybrid"]) * 7
+    + ["linear_attention"] * 4
+    + ["hybrid"]
+)
 USUAL += ["linear_attention"] * 3 + ["hybrid"] + ["linear_attention"] * 2
 
 
@@ -26,9 +31,12 @@ def engine_models() -> list[Entry]:
 def spec(hf_config: object) -> DecoderSpec:
     """Return the facts of a Zamba2 config; its attention reads twice the width of the stream."""
     facts = ModelFacts(hf_config)
-    norm, hidden = facts.norm("rms_norm_eps", eps=1e-5), facts.count("hidden_size")
-    heads, state_heads = facts.count("num_attention_heads", 32), facts.count("n_mamba_heads", 8)
-    size, bias = 2 * hidden // heads, facts.flag("add_bias_linear")
+    norm = facts.norm("rms_norm_eps", eps=1e-5)
+    hidden = facts.count("hidden_size")
+    heads = facts.count("num_attention_heads", 32)
+    state_heads = facts.count("n_mamba_heads", 8)
+    size = 2 * hidden // heads
+    bias = facts.flag("add_bias_linear")
     attention = facts.attention(
         heads=heads,
         kv_heads=facts.count("num_key_value_heads", heads),
@@ -49,11 +57,16 @@ def spec(hf_config: object) -> DecoderSpec:
         norm=NormSpec(eps=1e-5),
     )
     mlp = MlpSpec(
-        width=facts.count("intermediate_size", 4 * hidden), activation=facts.activation(default="gelu"), bias=bias
+        width=facts.count("intermediate_size", 4 * hidden),
+        activation=facts.activation(default="gelu"),
+        bias=bias,
     )
     kinds = layer_kinds(facts, USUAL, {"linear_attention", "hybrid"})
     hybrids = [index for index, kind in enumerate(kinds) if kind == "hybrid"]
-    stored = [f"model.layers.{index}.shared_transformer" for index in hybrids[: facts.count("num_mem_blocks", 1)]]
+    stored = [
+        f"model.layers.{index}.shared_transformer"
+        for index in hybrids[: facts.count("num_mem_blocks", 1)]
+    ]
     plain = LayerSpec(recurrent=state, attention_in=norm)
     layers = [plain] * len(kinds)
     for use, index in enumerate(hybrids):
@@ -65,7 +78,9 @@ def spec(hf_config: object) -> DecoderSpec:
             rank=facts.count("adapter_rank", 128),
             adapts_attention=facts.flag("use_shared_attention_adapter"),
         )
-        layers[index] = LayerSpec(attention=attention, recurrent=state, shared=shared, attention_in=norm)
+        layers[index] = LayerSpec(
+            attention=attention, recurrent=state, shared=shared, attention_in=norm
+        )
     copies = [f"model.layers.{index}.shared_transformer.*" for index in hybrids[len(stored) :]]
     names = WeightNames(
         recurrent="mamba",

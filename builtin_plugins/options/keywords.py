@@ -1,4 +1,5 @@
-"""Keywords and prompt keys people know from vLLM whose feature is missing here: a value that asks for it is refused.
+"""Keywords and prompt keys people know from vLLM whose feature is missing here: a value that asks
+for it is refused.
 
 A plugin that brings a feature reads the name itself; the row here then gives way, as with flags.
 """
@@ -20,16 +21,26 @@ UNSERVED: Final[Mapping[str, Unserved]] = {
     "mm_processor_kwargs": Unserved(_MEDIA),
     "prompt_embeds": Unserved(_EMBEDDINGS),
     "kv_transfer_params": Unserved(
-        "is for engines that send each other blocks: start them with a connector that does, such as tcp"
+        "is for engines that send each other blocks: start them with a connector that does, such "
+        "as tcp"
     ),
-    "token_type_ids": Unserved("is not read; for pairs of texts, which are scored, the engine makes them"),
+    "token_type_ids": Unserved(
+        "is not read; for pairs of texts, which are scored, the engine makes them"
+    ),
     "tokenization_kwargs": Unserved(
-        "is not read: texts are tokenized as the model's tokenizer says. To cut them set truncate_prompt_tokens"
+        "is not read: texts are tokenized as the model's tokenizer says. To cut them set "
+        "truncate_prompt_tokens"
     ),
-    "chat_template_content_format": Unserved("is found out from the chat template; leave it out", ("auto",)),
+    "chat_template_content_format": Unserved(
+        "is found out from the chat template; leave it out", ("auto",)
+    ),
     "trace_headers": Unserved("needs tracing, which is not part of this version"),
-    "data_parallel_rank": Unserved("needs several engines side by side, which are not part of this version"),
-    "reset_running_requests": Unserved("is not served: wait until no request runs, or abort them", (False,)),
+    "data_parallel_rank": Unserved(
+        "needs several engines side by side, which are not part of this version"
+    ),
+    "reset_running_requests": Unserved(
+        "is not served: wait until no request runs, or abort them", (False,)
+    ),
     "reset_connector": Unserved("is not served: what a KV connector has stays", (False,)),
 }
 """Name to what is missing, and values that ask for nothing."""

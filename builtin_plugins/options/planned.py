@@ -1,8 +1,9 @@
-"""Flags people know from vLLM whose feature is missing here: they parse, and asking for the feature is refused.
+"""Flags people know from vLLM whose feature is missing here: they parse, and asking for the feature
+is refused.
 
-A plugin that brings a feature contributes the options itself; the rows here then give way. A value equal to
-the default asks for nothing and is let through, so that scripts which spell defaults out keep working; so does one that
-switches off what is not there.
+A plugin that brings a feature contributes the options itself; the rows here then give way. A value
+equal to the default asks for nothing and is let through, so that scripts which spell defaults out
+keep working; so does one that switches off what is not there.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ PLANNED: Final[Mapping[str, Mapping[str, tuple[Any, Any]]]] = {
     "Tool calls and reasoning parsed on the server": {
         "tool_server": (Text, None),
     },
-    "Logits processors by dotted path (write a plugin: `engine plugins new NAME --kind logits_processors`)": {
+    "Logits processors by dotted path (write a plugin: `engine plugins new NAME --kind "
+    "logits_processors`)": {
         "logits_processor_pattern": (Text, None),
     },
     "Other formats of models and weights": {
@@ -55,7 +57,9 @@ PLANNED: Final[Mapping[str, Mapping[str, tuple[Any, Any]]]] = {
         "pt_load_map_location": (str | Json, "cpu"),
         "max_parallel_loading_workers": (Number, None),
     },
-    "Prompts without the layers that have others' caches": {"kv_sharing_fast_prefill": (bool, False)},
+    "Prompts without the layers that have others' caches": {
+        "kv_sharing_fast_prefill": (bool, False)
+    },
     "One group of blocks for layers that keep different things": {
         "disable_hybrid_kv_cache_manager": (bool | None, None),
     },
@@ -137,13 +141,17 @@ NEVER: Final[Mapping[str, str]] = {
     "max_num_partial_prefills": "Concurrent Partial Prefill",
     "max_long_partial_prefills": "Concurrent Partial Prefill",
 }
-"""What vLLM itself refuses: option to the name of the feature in its words, which scripts may look for."""
+"""What vLLM itself refuses: option to the name of the feature in its words, which scripts may look
+for.
+"""
 
 
 def _all_zero(value: Any) -> bool:
     """Say whether no item of any kind is allowed, as options of kinds say it, too."""
     counts = (
-        [v.get("count") if isinstance(v, Mapping) else v for v in value.values()] if isinstance(value, Mapping) else [1]
+        [v.get("count") if isinstance(v, Mapping) else v for v in value.values()]
+        if isinstance(value, Mapping)
+        else [1]
     )
     return all(type(count) is int and count == 0 for count in counts)
 
@@ -160,25 +168,38 @@ NEUTRAL: Final[Mapping[str, Callable[[Any], bool]]] = {
     "disable_hybrid_kv_cache_manager": lambda value: value is False,
     **dict.fromkeys(("dcp_kv_cache_interleave_size", "cp_kv_cache_interleave_size"), _from(1)),
     **dict.fromkeys(
-        ("disable_custom_all_reduce", "disable_cascade_attn", "disable_chunked_mm_input", "skip_mm_profiling"),
+        (
+            "disable_custom_all_reduce",
+            "disable_cascade_attn",
+            "disable_chunked_mm_input",
+            "skip_mm_profiling",
+        ),
         lambda value: True,
     ),
 }
-"""Values other than the default that ask for nothing: they switch off what is not there, or say how it is to be."""
+"""Values other than the default that ask for nothing: they switch off what is not there, or say how
+it is to be.
+"""
 MOVED: Final[Mapping[str, tuple[Any, Any, str]]] = {
     "guided_decoding_backend": (Text, None, "backend"),
     "guided_decoding_disable_fallback": (bool, False, "disable_fallback"),
     "guided_decoding_disable_any_whitespace": (bool, False, "disable_any_whitespace"),
     "guided_decoding_disable_additional_properties": (bool, False, "disable_additional_properties"),
 }
-"""Flags of older vLLMs: type, default, and the key of `--structured-outputs-config` that took their place."""
+"""Flags of older vLLMs: type, default, and the key of `--structured-outputs-config` that took their
+place.
+"""
 
 
 @hookimpl
 def engine_options() -> list[Option]:
-    """Give every planned option with the feature it is missing, and those of old that have another name now."""
+    """Give every planned option with the feature it is missing, and those of old that have another
+    name now.
+    """
     planned = [
-        Option(name, kind, default, feature, refuse=_refusal(name, feature), neutral=NEUTRAL.get(name))
+        Option(
+            name, kind, default, feature, refuse=_refusal(name, feature), neutral=NEUTRAL.get(name)
+        )
         for feature, options in PLANNED.items()
         for name, (kind, default) in options.items()
     ]

@@ -1,6 +1,8 @@
-"""Which steps a platform records: `-O`, `--compilation-config`, `--cudagraph-capture-sizes` and `--enforce-eager`, checked.
+"""Which steps a platform records: `-O`, `--compilation-config`, `--cudagraph-capture-sizes` and
+`--enforce-eager`, checked.
 
-The names are vLLM's. What asks for another compiler is refused: kernels here are written, and torch compiles nothing.
+The names are vLLM's. What asks for another compiler is refused: kernels here are written, and torch
+compiles nothing.
 """
 
 from __future__ import annotations
@@ -19,9 +21,16 @@ MODES: Final[Mapping[str, tuple[bool, bool]]] = {
     "FULL": (True, True),
     "FULL_AND_PIECEWISE": (True, True),
 }
-"""By `cudagraph_mode`: whether steps in which all rows decode are recorded, and whether others are."""
+"""By `cudagraph_mode`: whether steps in which all rows decode are recorded, and whether others are.
+"""
 LEVELS: Final = {"O0": "NONE", "O1": "FULL_DECODE_ONLY", "O2": "FULL", "O3": "FULL"}
-KEYS: Final = ("cudagraph_capture_sizes", "cudagraph_mode", "level", "max_cudagraph_capture_size", "mode")
+KEYS: Final = (
+    "cudagraph_capture_sizes",
+    "cudagraph_mode",
+    "level",
+    "max_cudagraph_capture_size",
+    "mode",
+)
 OF_COMPILERS: Final = frozenset(
     [
         "backend",
@@ -65,8 +74,15 @@ def options() -> list[Option]:
     return [
         Option("optimization_level", Literal["O0", "O1", "O2", "O3", 0, 1, 2, 3], "O2", levels),
         Option("compilation_config", dict[str, Any] | Annotated[int, Within(0, 3)], {}, keys),
-        Option("cudagraph_capture_sizes", list[Annotated[int, Within(1, MOST_TOKENS)]] | None, None, sizes),
-        Option("max_cudagraph_capture_size", Annotated[int, Within(0, MOST_TOKENS)] | None, None, most),
+        Option(
+            "cudagraph_capture_sizes",
+            list[Annotated[int, Within(1, MOST_TOKENS)]] | None,
+            None,
+            sizes,
+        ),
+        Option(
+            "max_cudagraph_capture_size", Annotated[int, Within(0, MOST_TOKENS)] | None, None, most
+        ),
     ]
 
 
@@ -85,11 +101,16 @@ class Recording:
     stated: str
     """The first option that asks for graphs in particular, as it was given; empty: none does."""
     is_eager: bool
-    """Every step is to be a plain call, on platforms without graphs too: `--enforce-eager`, or `-O0`."""
+    """Every step is to be a plain call, on platforms without graphs too: `--enforce-eager`, or
+    `-O0`.
+    """
 
     @classmethod
     def of(cls, config: EngineConfig) -> Recording:
-        """Return what the options say; the more particular one holds. Raises `ConfigError` naming what cannot be done."""
+        """Return what the options say; the more particular one holds.
+
+        Raises `ConfigError` naming what cannot be done.
+        """
         given = config.options.get("compilation_config") or {}
         keys: Mapping[str, Any] = given if isinstance(given, Mapping) else {"mode": given}
         for key, value in keys.items():
@@ -118,14 +139,18 @@ def _check_key(key: str, value: Any) -> None:
     if key in OF_COMPILERS:
         if value not in (None, "", False, [], {}):
             raise ConfigError(
-                f"{FLAG}.{key} {value!r:.80}: nothing is compiled by torch here, so there is nothing that it would change. "
+                f"{FLAG}.{key} {value!r:.80}: nothing is compiled by torch here, so there is "
+                "nothing that it would change. "
                 "Leave it out."
             )
     elif key not in KEYS:
-        raise ConfigError(f"{FLAG}.{key} is not known{did_you_mean(key, KEYS)}. Known are {', '.join(KEYS)}.")
+        raise ConfigError(
+            f"{FLAG}.{key} is not known{did_you_mean(key, KEYS)}. Known are {', '.join(KEYS)}."
+        )
     elif key in ("mode", "level") and (isinstance(value, bool) or value not in OFF):
         raise ConfigError(
-            f"{FLAG}.{key} {value!r:.80} asks for torch.compile, which is not used: kernels are written for each device. Say 0 "
+            f"{FLAG}.{key} {value!r:.80} asks for torch.compile, which is not used: kernels are "
+            "written for each device. Say 0 "
             "(NONE), or leave it out; -O and cudagraph_mode say which steps are recorded."
         )
 
@@ -142,7 +167,10 @@ def _mode(value: Any) -> str:
             if name == "PIECEWISE"
             else ""
         )
-        raise ConfigError(f"{FLAG}.cudagraph_mode {value!r:.80} is not served{why}; it is one of {', '.join(MODES)}.")
+        raise ConfigError(
+            f"{FLAG}.cudagraph_mode {value!r:.80} is not served{why}; it is one of "
+            f"{', '.join(MODES)}."
+        )
     return name
 
 
@@ -156,12 +184,16 @@ def _one_of(name: str, keys: Mapping[str, Any], config: EngineConfig) -> Any:
 def _sizes(value: Any) -> tuple[int, ...]:
     if not isinstance(value, list):
         raise ConfigError(
-            f"{FLAG}.cudagraph_capture_sizes {value!r:.80} is no list of numbers of tokens, as [1, 2, 4, 8]."
+            f"{FLAG}.cudagraph_capture_sizes {value!r:.80} is no list of numbers of tokens, as [1, "
+            "2, 4, 8]."
         )
     return tuple(sorted({_whole("cudagraph_capture_sizes", each, 1) for each in value}))
 
 
 def _whole(name: str, value: Any, least: int) -> int:
     if type(value) is not int or value < least:
-        raise ConfigError(f"--{name.replace('_', '-')} {value!r:.80} is no whole number of tokens, at least {least}.")
+        raise ConfigError(
+            f"--{name.replace('_', '-')} {value!r:.80} is no whole number of tokens, at least "
+            f"{least}."
+        )
     return value

@@ -22,7 +22,11 @@ def engine_poolers() -> list[Entry]:
         Entry("cls", f"{HERE}:First", "the first token"),
         Entry("mean", f"{HERE}:Mean", "the mean of all tokens"),
         Entry("max", f"{HERE}:Most", "the largest of each number over all tokens"),
-        Entry("mean_sqrt_len", f"{HERE}:MeanSqrtLen", "the sum of all tokens over the root of their number"),
+        Entry(
+            "mean_sqrt_len",
+            f"{HERE}:MeanSqrtLen",
+            "the sum of all tokens over the root of their number",
+        ),
         Entry("weighted_mean", f"{HERE}:WeightedMean", "a mean in which later tokens count more"),
     ]
 
@@ -33,7 +37,9 @@ class Last:
     whole = False
     per_token = False
 
-    def pool(self, hidden: torch.Tensor, token_ids: Sequence[int], params: PoolingParams) -> torch.Tensor:
+    def pool(
+        self, hidden: torch.Tensor, token_ids: Sequence[int], params: PoolingParams
+    ) -> torch.Tensor:
         """Return [1, size]."""
         return hidden[-1:]
 
@@ -44,7 +50,9 @@ class First:
     whole = True
     per_token = False
 
-    def pool(self, hidden: torch.Tensor, token_ids: Sequence[int], params: PoolingParams) -> torch.Tensor:
+    def pool(
+        self, hidden: torch.Tensor, token_ids: Sequence[int], params: PoolingParams
+    ) -> torch.Tensor:
         """Return [1, size]."""
         return hidden[:1]
 
@@ -55,7 +63,9 @@ class Mean:
     whole = True
     per_token = False
 
-    def pool(self, hidden: torch.Tensor, token_ids: Sequence[int], params: PoolingParams) -> torch.Tensor:
+    def pool(
+        self, hidden: torch.Tensor, token_ids: Sequence[int], params: PoolingParams
+    ) -> torch.Tensor:
         """Return [1, size]."""
         return hidden[params.unpooled :].float().mean(0, keepdim=True)
 
@@ -66,7 +76,9 @@ class Most:
     whole = True
     per_token = False
 
-    def pool(self, hidden: torch.Tensor, token_ids: Sequence[int], params: PoolingParams) -> torch.Tensor:
+    def pool(
+        self, hidden: torch.Tensor, token_ids: Sequence[int], params: PoolingParams
+    ) -> torch.Tensor:
         """Return [1, size]."""
         return hidden[params.unpooled :].amax(0, keepdim=True)
 
@@ -77,7 +89,9 @@ class MeanSqrtLen:
     whole = True
     per_token = False
 
-    def pool(self, hidden: torch.Tensor, token_ids: Sequence[int], params: PoolingParams) -> torch.Tensor:
+    def pool(
+        self, hidden: torch.Tensor, token_ids: Sequence[int], params: PoolingParams
+    ) -> torch.Tensor:
         """Return [1, size]."""
         own = hidden[params.unpooled :].float()
         return own.sum(0, keepdim=True) / math.sqrt(len(own))
@@ -89,7 +103,9 @@ class WeightedMean:
     whole = True
     per_token = False
 
-    def pool(self, hidden: torch.Tensor, token_ids: Sequence[int], params: PoolingParams) -> torch.Tensor:
+    def pool(
+        self, hidden: torch.Tensor, token_ids: Sequence[int], params: PoolingParams
+    ) -> torch.Tensor:
         """Return [1, size]."""
         places = hidden.new_ones(len(hidden), 1).float().cumsum(0)[params.unpooled :]
         return (hidden[params.unpooled :].float() * places).sum(0, keepdim=True) / places.sum()

@@ -28,7 +28,9 @@ class All:
     whole = True
     per_token = True
 
-    def pool(self, hidden: torch.Tensor, token_ids: Sequence[int], params: PoolingParams) -> torch.Tensor:
+    def pool(
+        self, hidden: torch.Tensor, token_ids: Sequence[int], params: PoolingParams
+    ) -> torch.Tensor:
         """Return [tokens, size]."""
         return hidden
 
@@ -39,8 +41,12 @@ class Step:
     whole = True
     per_token = True
 
-    def pool(self, hidden: torch.Tensor, token_ids: Sequence[int], params: PoolingParams) -> torch.Tensor:
+    def pool(
+        self, hidden: torch.Tensor, token_ids: Sequence[int], params: PoolingParams
+    ) -> torch.Tensor:
         """Return [steps, size]."""
         if params.step_tag_id is None:
             return hidden
-        return hidden[[place for place, token in enumerate(token_ids) if token == params.step_tag_id]]
+        return hidden[
+            [place for place, token in enumerate(token_ids) if token == params.step_tag_id]
+        ]

@@ -1,7 +1,9 @@
-"""Families that write messages on channels: thoughts on one of their own; calls stay as they are, for the tool parser.
+"""Families that write messages on channels: thoughts on one of their own; calls stay as they are,
+for the tool parser.
 
-Formats: OpenAI's harmony response format (openai/gpt-oss-20b), the chat templates of thinkingmachines/Inkling and
-meta's Muse Glimmer, and the XTML encoding published with moonshotai/Kimi-K3.
+Formats: OpenAI's harmony response format (openai/gpt-oss-20b), the chat templates of
+thinkingmachines/Inkling and meta's Muse Glimmer, and the XTML encoding published with
+moonshotai/Kimi-K3.
 """
 
 from __future__ import annotations
@@ -16,7 +18,11 @@ from core.api import Channels, Kind, ParseRequest, Reading, ReasoningFormat, Sca
 
 def kind(thoughts: str, call: str, header: str, hidden: str = "(?!)") -> Kind:
     """Tell a message by what is found in its header; all others are answers."""
-    kinds: tuple[tuple[Kind, str], ...] = (("thoughts", thoughts), ("hidden", hidden), ("call", call))
+    kinds: tuple[tuple[Kind, str], ...] = (
+        ("thoughts", thoughts),
+        ("hidden", hidden),
+        ("call", call),
+    )
     return next((name for name, found in kinds if re.search(found, header)), "answer")
 
 
@@ -43,7 +49,10 @@ INKLING: Final = Channels(
 KIMI_K3: Final = Channels(
     starts=("<|open|>",),
     heads=("<|sep|>",),
-    ends=(*(f"<|close|>{name}<|sep|>" for name in ("think", "response", "message")), "<|close|>think"),
+    ends=(
+        *(f"<|close|>{name}<|sep|>" for name in ("think", "response", "message")),
+        "<|close|>think",
+    ),
     kind=partial(kind, ">think<", "(?<!>response)(?<!>message)<.sep"),
 )
 MUSE: Final = Channels(
@@ -79,7 +88,11 @@ def form(
 
     tags = [text for text in channels.markers if text.startswith("<") and text.count("<|") == 1]
     return ReasoningFormat(
-        read, markers=(*tags, *more), ends=(end,), closes=before_end + end, signs=channels.heads + channels.ends[:1]
+        read,
+        markers=(*tags, *more),
+        ends=(end,),
+        closes=before_end + end,
+        signs=channels.heads + channels.ends[:1],
     )
 
 
@@ -91,7 +104,9 @@ def begun(thoughts: str, request: ParseRequest) -> Kind | None:
 def begun_by_kimi(request: ParseRequest) -> Kind:
     """Say what the prompt has begun: thoughts unless it says otherwise, or the request."""
     given = [
-        request.template_kwargs[name] for name in ("enable_thinking", "thinking") if name in request.template_kwargs
+        request.template_kwargs[name]
+        for name in ("enable_thinking", "thinking")
+        if name in request.template_kwargs
     ]
     answer = request.prompt_end.rstrip().endswith("<|open|>response<|sep|>")
     return "answer" if answer or (given and not given[0]) else "thoughts"
@@ -100,14 +115,28 @@ def begun_by_kimi(request: ParseRequest) -> Kind:
 def muse_inline(request: ParseRequest) -> tuple[str, ...]:
     """Return the headers that the model may write into a message that it does not end."""
     tools = [str(tool.get("function", tool).get("name")) for tool in request.tools]
-    recipients = ("self", "user", "commentary", "developer", *tools, *(f"{tool}.{tool}" for tool in tools))
+    recipients = (
+        "self",
+        "user",
+        "commentary",
+        "developer",
+        *tools,
+        *(f"{tool}.{tool}" for tool in tools),
+    )
     return ("<|message|>", *(f"to={recipient}<|message|>" for recipient in recipients))
 
 
-KIMI_K3_FORMAT: Final = form(KIMI_K3, "<|open|>response<|sep|>", "<|close|>think<|sep|>", begun_by_kimi, "<|close|>")
-HARMONY_FORMAT: Final = form(HARMONY, "<|channel|>final<|message|>", "<|end|><|start|>assistant", partial(begun, ""))
+KIMI_K3_FORMAT: Final = form(
+    KIMI_K3, "<|open|>response<|sep|>", "<|close|>think<|sep|>", begun_by_kimi, "<|close|>"
+)
+HARMONY_FORMAT: Final = form(
+    HARMONY, "<|channel|>final<|message|>", "<|end|><|start|>assistant", partial(begun, "")
+)
 INKLING_FORMAT: Final = form(
-    INKLING, "<|content_text|>", "<|end_message|><|message_model|>", partial(begun, "<|content_thinking|>")
+    INKLING,
+    "<|content_text|>",
+    "<|end_message|><|message_model|>",
+    partial(begun, "<|content_thinking|>"),
 )
 MUSE_FORMAT: Final = form(
     MUSE,

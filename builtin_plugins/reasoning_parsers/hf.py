@@ -12,11 +12,15 @@ from core.api import ConfigError, ReasoningFormat, read_response_template
 
 
 def described(template: Mapping[str, Any] | None) -> ReasoningFormat:
-    """Return the format that a checkpoint's template describes. Raises `ConfigError` for what is not read here."""
+    """Return the format that a checkpoint's template describes.
+
+    Raises `ConfigError` for what is not read here.
+    """
     found = read_response_template(template)
     if found.thinking is None:
         raise ConfigError(
-            "response_template.fields.thinking is missing: leave out --reasoning-parser, or name the model family's own "
+            "response_template.fields.thinking is missing: leave out --reasoning-parser, or name "
+            "the model family's own "
             "instead of hf."
         )
     starts, ends = zip(*product(found.thinking.texts, found.thinking.closes), strict=True)

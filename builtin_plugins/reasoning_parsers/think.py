@@ -1,12 +1,14 @@
-"""Thoughts between two tags: families differ in the tags, in who writes the first one, and in the switch.
+"""Thoughts between two tags: families differ in the tags, in who writes the first one, and in the
+switch.
 
-Formats: the chat templates of deepseek-ai/DeepSeek-R1, DeepSeek-V3.1 and the encoding published with V3.2 and V4,
-Qwen/Qwen3-8B, zai-org/GLM-4.5 and GLM-4.7, ibm-granite/granite-3.2-8b-instruct and granite-4.2-8b,
-tencent/Hunyuan-A13B-Instruct, Hy3 and Hy4, mistralai/Magistral-Small-2509, allenai/Olmo-3-7B-Think,
-ByteDance-Seed/Seed-OSS-36B-Instruct, stepfun-ai/step3 and Step-3.5-Flash, baidu/ERNIE-4.5-21B-A3B-Thinking,
-MiniMaxAI/MiniMax-M2 and MiniMax-M3, moonshotai/Kimi-K2-Thinking, nvidia/NVIDIA-Nemotron-3-Nano, Hcompany/Holo2-8B,
-google/gemma-4, XiaomiMiMo/MiMo-V2-Flash, LLM360/K2-Horizon, inclusionAI/Ling-3 and pfnet/plamo-3; for Cohere's Command A
-Reasoning, openbmb/MiniCPM5 and MiniCPM-V, Step 5 and poolside's Laguna what llama.cpp and vLLM say of theirs.
+Formats: the chat templates of deepseek-ai/DeepSeek-R1, DeepSeek-V3.1 and the encoding published
+with V3.2 and V4, Qwen/Qwen3-8B, zai-org/GLM-4.5 and GLM-4.7, ibm-granite/granite-3.2-8b-instruct
+and granite-4.2-8b, tencent/Hunyuan-A13B-Instruct, Hy3 and Hy4, mistralai/Magistral-Small-2509,
+allenai/Olmo-3-7B-Think, ByteDance-Seed/Seed-OSS-36B-Instruct, stepfun-ai/step3 and Step-3.5-Flash,
+baidu/ERNIE-4.5-21B-A3B-Thinking, MiniMaxAI/MiniMax-M2 and MiniMax-M3, moonshotai/Kimi-K2-Thinking,
+nvidia/NVIDIA-Nemotron-3-Nano, Hcompany/Holo2-8B, google/gemma-4, XiaomiMiMo/MiMo-V2-Flash,
+LLM360/K2-Horizon, inclusionAI/Ling-3 and pfnet/plamo-3; for Cohere's Command A Reasoning,
+openbmb/MiniCPM5 and MiniCPM-V, Step 5 and poolside's Laguna what llama.cpp and vLLM say of theirs.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from core.api import ParseRequest, Reading, ReasoningFormat, Scan
 
 OFF: Final = (False, None, "", "no_think", "disabled")
 """Values of a template's switch that say no."""
-CODER_CALLS: Final = tuple(f"<tool_call>{space}{begin}" for space in ("", "\n") for begin in ("<function=", "{"))
+CODER_CALLS: Final = tuple(
+    f"<tool_call>{space}{begin}" for space in ("", "\n") for begin in ("<function=", "{")
+)
 """Thoughts often name the tag alone: a call it begins with what follows."""
 DEEPSEEK_CALLS: Final = "<｜tool▁calls▁begin｜>"
 KIMI_CALLS: Final = ("<|tool_calls_section_begin|>", "<|tool_call_begin|>")
@@ -32,13 +36,16 @@ class Think:
     starts: tuple[str, ...] = ("<think>",)
     ends: tuple[str, ...] = ("</think>",)
     begun: bool = True
-    """The output begins with thoughts, with a start tag or without; False: only with a start tag."""
+    """The output begins with thoughts, with a start tag or without; False: only with a start tag.
+    """
     switches: tuple[str, ...] = ("enable_thinking", "thinking")
     """Names of the template's argument that turns thoughts on and off."""
     on: bool = True
     """Without a switch there are thoughts."""
     begins: tuple[str, ...] = ()
-    """Values of the switch with which the output begins with thoughts, where else a start tag must say so."""
+    """Values of the switch with which the output begins with thoughts, where else a start tag must
+    say so.
+    """
     again: bool = False
     """Thoughts may come again behind content or calls."""
     label: str = ""
@@ -55,14 +62,17 @@ class Think:
 
 def read(think: Think, scan: Scan, request: ParseRequest) -> Reading:
     """Read thoughts, then the answer, and perhaps both again."""
-    opened, on = prompt_opens(think, request), switched(think, request)
+    opened = prompt_opens(think, request)
+    on = switched(think, request)
     may_begin = on is not False if opened is None else opened
     if may_begin:
         found = yield from scan.maybe(*think.starts)
         opened = opened or think.begun or found is not None or on in think.begins
     if opened:
         yield from thoughts(think, scan)
-    elif may_begin and request.whole:  # nobody sees the answer before it is known whether thoughts end in it
+    elif (
+        may_begin and request.whole
+    ):  # nobody sees the answer before it is known whether thoughts end in it
         found = yield from scan.thoughts_or_text(think.starts, think.ends)
         if found in think.ends:
             scan.drop()
@@ -106,15 +116,21 @@ def prompt_opens(think: Think, request: ParseRequest) -> bool | None:
 
 
 def switched(think: Think, request: ParseRequest) -> Any:
-    """Return what the request says of thoughts: False if it wants none, else True or how it wants them."""
-    given = [request.template_kwargs[name] for name in think.switches if name in request.template_kwargs]
+    """Return what the request says of thoughts: False if it wants none, else True or how it wants
+    them.
+    """
+    given = [
+        request.template_kwargs[name] for name in think.switches if name in request.template_kwargs
+    ]
     if not given:
         return think.on
     return given[0] not in OFF and (given[0] if isinstance(given[0], str) else True)
 
 
 def form(*signs: str, **given: object) -> ReasoningFormat:
-    """Return the format of thoughts between tags that are special tokens where the tokenizer has them."""
+    """Return the format of thoughts between tags that are special tokens where the tokenizer has
+    them.
+    """
     think = Think(**given)  # type: ignore[arg-type]
     calls = [call[: call.find(">") + 1] or call for call in think.calls]
     markers = (*think.starts, *think.ends, *calls, *think.answer, *think.dropped)
@@ -133,8 +149,12 @@ def read_none(scan: Scan, request: ParseRequest) -> Reading:
 
 
 def read_appended(scan: Scan, request: ParseRequest) -> Reading:
-    """Leave everything content, with the start tag that the prompt has, or is taken to have if it does not say."""
-    if (yield from scan.maybe("<think>")) or request.prompt_opens("<think>", "</think>") is not False:
+    """Leave everything content, with the start tag that the prompt has, or is taken to have if it
+    does not say.
+    """
+    if (yield from scan.maybe("<think>")) or request.prompt_opens(
+        "<think>", "</think>"
+    ) is not False:
         scan.say("<think>")
 
 
@@ -152,10 +172,16 @@ COHERE_COMMAND: Final = optional(
 )
 DEEPSEEK_R1: Final = form(switches=(), calls=(DEEPSEEK_CALLS,))
 DEEPSEEK_V3: Final = form("<｜Assistant｜>", "thinking", on=False, calls=(DEEPSEEK_CALLS,))
-DEEPSEEK_V4: Final = form("｜DSML｜", on=False, again=True, calls=("<｜DSML｜tool_calls>", "<｜DSML｜ calls>"))
+DEEPSEEK_V4: Final = form(
+    "｜DSML｜", on=False, again=True, calls=("<｜DSML｜tool_calls>", "<｜DSML｜ calls>")
+)
 ERNIE45: Final = form("<response>", answer=("<response>", "</response>"), calls=CODER_CALLS)
 GEMMA4: Final = optional(
-    starts=("<|channel>",), ends=("<channel|>",), again=True, label="thought\n", calls=("<|tool_call>",)
+    starts=("<|channel>",),
+    ends=("<channel|>",),
+    again=True,
+    label="thought\n",
+    calls=("<|tool_call>",),
 )
 GLM45: Final = form("enable_thinking", "[gMASK]", again=True, calls=("<tool_call>",))
 GRANITE: Final = optional(
@@ -163,9 +189,15 @@ GRANITE: Final = optional(
     ends=("Here is my response:", "Here's my response:"),
     once=True,
 )
-HUNYUAN_A13B: Final = optional("<answer>", answer=("<answer>", "</answer>"), calls=("<tool_calls>",))
+HUNYUAN_A13B: Final = optional(
+    "<answer>", answer=("<answer>", "</answer>"), calls=("<tool_calls>",)
+)
 HY_V3: Final = form(
-    "reasoning_effort", switches=("reasoning_effort",), on=False, again=True, calls=("<tool_calls>", "<tool_call>")
+    "reasoning_effort",
+    switches=("reasoning_effort",),
+    on=False,
+    again=True,
+    calls=("<tool_calls>", "<tool_call>"),
 )
 HY_V4: Final = form(
     "reasoning_effort",
@@ -186,11 +218,16 @@ MINICPM5: Final = replace(optional(calls=("<function name=",)), signs=())
 MINICPMV: Final = replace(
     form(
         calls=CODER_CALLS,
-        dropped=("<|im_end|>", *(f"<{bar}reserved_{i}{bar}>" for i in range(12, 16) for bar in ("", "|"))),
+        dropped=(
+            "<|im_end|>",
+            *(f"<{bar}reserved_{i}{bar}>" for i in range(12, 16) for bar in ("", "|")),
+        ),
     ),
     signs=(),
 )
-MINIMAX_M2: Final = form("<minimax:tool_call>", switches=(), again=True, calls=("<minimax:tool_call>",))
+MINIMAX_M2: Final = form(
+    "<minimax:tool_call>", switches=(), again=True, calls=("<minimax:tool_call>",)
+)
 MINIMAX_M2_APPEND: Final = ReasoningFormat(read_appended, markers=("<think>",), ends=("</think>",))
 MINIMAX_M3: Final = optional(
     starts=("<mm:think>",),
@@ -201,7 +238,11 @@ MINIMAX_M3: Final = optional(
     calls=("]<]minimax[>[<tool_call>",),
 )
 MISTRAL: Final = optional(
-    starts=("[THINK]", "<think>"), ends=("[/THINK]", "</think>"), switches=(), again=True, calls=("[TOOL_CALLS]",)
+    starts=("[THINK]", "<think>"),
+    ends=("[/THINK]", "</think>"),
+    switches=(),
+    again=True,
+    calls=("[TOOL_CALLS]",),
 )
 OLMO3: Final = replace(form(switches=(), calls=("<function_calls>",)), signs=())
 ON_BY_DEFAULT: Final = replace(form(calls=CODER_CALLS), signs=())
@@ -214,7 +255,9 @@ PLAMO3: Final = form(
 )
 POOLSIDE_V1: Final = replace(form(on=False, calls=("<tool_call>",)), signs=())
 QWEN3: Final = replace(form(calls=CODER_CALLS), signs=())
-SEED_OSS: Final = form(starts=("<seed:think>",), ends=("</seed:think>",), calls=("<seed:tool_call>",))
+SEED_OSS: Final = form(
+    starts=("<seed:think>",), ends=("</seed:think>",), calls=("<seed:tool_call>",)
+)
 STEP3: Final = replace(form(switches=(), calls=("<｜tool_calls_begin｜>",)), signs=())
 STEP3P5: Final = replace(form(switches=(), calls=CODER_CALLS), signs=())
 THINK: Final = optional("enable_thinking", calls=CODER_CALLS)

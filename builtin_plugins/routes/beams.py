@@ -1,4 +1,6 @@
-"""Beam search for one prompt of a request: what comes looks like any other request's output, and comes at once."""
+"""Beam search for one prompt of a request: what comes looks like any other request's output, and
+comes at once.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ CONTEXT_TOKENS: Final = 8
 """Of the prompt, before which no token can change how the first ones of an answer are written."""
 
 
-def _params(engine: Any, sampling: SamplingParams, length_penalty: float, num_prompt: int) -> BeamSearchParams:
+def _params(
+    engine: Any, sampling: SamplingParams, length_penalty: float, num_prompt: int
+) -> BeamSearchParams:
     """Return how to search for what a request asks: `n` beams, all of which are answers.
 
     Raises `InvalidRequest` where the engine does not give as many log-probabilities.
@@ -25,7 +29,8 @@ def _params(engine: Any, sampling: SamplingParams, length_penalty: float, num_pr
     if most != -1 and 2 * sampling.n > most:
         raise InvalidRequest(
             "n",
-            f"{sampling.n} beams need the log-probabilities of {2 * sampling.n} tokens, and this server gives {most}; "
+            f"{sampling.n} beams need the log-probabilities of {2 * sampling.n} tokens, and this "
+            f"server gives {most}; "
             f"ask for at most {most // 2}.",
         )
     return BeamSearchParams(
@@ -38,24 +43,36 @@ def _params(engine: Any, sampling: SamplingParams, length_penalty: float, num_pr
 
 
 def answering(engine: Any, length_penalty: float | None) -> Any:
-    """Return the engine's `generate`, or with a length penalty a beam search that is called like it."""
+    """Return the engine's `generate`, or with a length penalty a beam search that is called like
+    it.
+    """
     return engine.generate if length_penalty is None else partial(_search, engine, length_penalty)
 
 
 async def _search(
-    engine: Any, length_penalty: float, prompt: Any, sampling: SamplingParams, request_id: str, **keywords: Any
+    engine: Any,
+    length_penalty: float,
+    prompt: Any,
+    sampling: SamplingParams,
+    request_id: str,
+    **keywords: Any,
 ) -> AsyncGenerator[RequestOutput]:
     """Yield the finished output of a search. Raises as `generate` does."""
     ids: list[int] = prompt["prompt_token_ids"]
     params = _params(engine, sampling, length_penalty, len(ids))
     ends = engine.source.eos_token_ids or (engine.tokenizer.eos_token_id,)
-    search, step, cached = Beams(ids, params, ends, engine.max_model_len), 0, 0
+    search = Beams(ids, params, ends, engine.max_model_len)
+    step = 0
+    cached = 0
     while search.running:
         step += 1
         outputs = await gathered(
             last(
                 engine.generate(
-                    {"prompt_token_ids": beam.tokens}, params.sampling, f"{request_id}-{step}-{i}", **keywords
+                    {"prompt_token_ids": beam.tokens},
+                    params.sampling,
+                    f"{request_id}-{step}-{i}",
+                    **keywords,
                 )
             )
             for i, beam in enumerate(search.running)
@@ -80,13 +97,16 @@ class _Shown:
         """Return one answer."""
         tokens = beam.tokens[len(self.prompt) :]
         logprobs = None if self.sampling.logprobs is None else beam.logprobs[: len(tokens)]
-        total, reason = beam.cum_logprob, beam.finish_reason
+        total = beam.cum_logprob
+        reason = beam.finish_reason
         return CompletionOutput(
             index, self._text(tokens), tokens, total, logprobs, reason, None, num_tokens=len(tokens)
         )
 
     def _text(self, tokens: list[int]) -> str:
-        """Return the text of tokens behind others: some tokenizers write the first of a text otherwise."""
+        """Return the text of tokens behind others: some tokenizers write the first of a text
+        otherwise.
+        """
         if self.tokenizer is None:
             return ""
         before = self.prompt[-CONTEXT_TOKENS:]

@@ -1,7 +1,7 @@
 """A request body becomes a typed object, or an `InvalidRequest` that names the field.
 
-Unknown fields are kept apart: the endpoint works without them and says so, but a misspelt field is refused,
-because silently doing something else than asked is worse than an error.
+Unknown fields are kept apart: the endpoint works without them and says so, but a misspelt field is
+refused, because silently doing something else than asked is worse than an error.
 """
 
 from __future__ import annotations
@@ -60,14 +60,22 @@ class Parsed(Generic[T]):
         """Name what was ignored, for the response."""
         if not self.ignored:
             return {}
-        shown = [re.sub(r"[^A-Za-z0-9_.-]", "?", name[:64]) or '""' for name in self.ignored[:_MAX_NAMED]]
+        shown = [
+            re.sub(r"[^A-Za-z0-9_.-]", "?", name[:64]) or '""' for name in self.ignored[:_MAX_NAMED]
+        ]
         return {IGNORED_HEADER: ", ".join(shown)}
 
 
 async def read_request(
-    request: Request, struct: type[T], others: Collection[str] = (), *, strict: bool = False, num_tokens: int = 0
+    request: Request,
+    struct: type[T],
+    others: Collection[str] = (),
+    *,
+    strict: bool = False,
+    num_tokens: int = 0,
 ) -> Parsed[T]:
-    """Read a JSON body into `struct`; `others` are fields known besides the struct's own, `num_tokens` how many token ids
+    """Read a JSON body into `struct`; `others` are fields known besides the struct's own,
+    `num_tokens` how many token ids
     it may well hold.
     """
     body = await read_body(request)
@@ -77,7 +85,8 @@ async def read_request(
 
     if len(body) <= LARGE_BYTES:
         return read()
-    # One large body after the other, each client's in turn: all at once would take many of this process's moments.
+    # One large body after the other, each client's in turn: all at once would take many of this
+    # process's moments.
     reading: Places = request.scope.get("state", {}).get("reading") or Places(1)
     async with reading.place(client_of(request)):
         await refuse_crowded(body, limits_for(num_tokens))
@@ -85,7 +94,9 @@ async def read_request(
 
 
 def client_of(request: Request) -> str:
-    """Return a name for whoever sent a request, as far as the server can tell; others share theirs with nobody."""
+    """Return a name for whoever sent a request, as far as the server can tell; others share theirs
+    with nobody.
+    """
     return str(request.scope.get("state", {}).get("client", ""))
 
 
@@ -97,15 +108,23 @@ def handed_over(request: Request) -> None:
 
 
 async def read_body(request: Request) -> bytes:
-    """Return the body, which the request itself does not keep. Raises `HTTPException` for one that is said to be no JSON."""
+    """Return the body, which the request itself does not keep.
+
+    Raises `HTTPException` for one that is said to be no JSON.
+    """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind and kind != "application/json" and not kind.endswith("+json"):
-        raise HTTPException(415, f"the body must be JSON: send Content-Type: application/json, not {kind}.")
+        raise HTTPException(
+            415, f"the body must be JSON: send Content-Type: application/json, not {kind}."
+        )
     return b"".join([part async for part in request.stream()])
 
 
 def decode(body: bytes) -> Any:
-    """Return the JSON value of a body. Raises `InvalidRequest` for what is none, naming numbers JSON has no form for."""
+    """Return the JSON value of a body.
+
+    Raises `InvalidRequest` for what is none, naming numbers JSON has no form for.
+    """
     try:
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -115,7 +134,9 @@ def decode(body: bytes) -> Any:
         raise InvalidRequest("body", f"is not valid JSON: {reason}.") from error
 
 
-def parse(value: Any, struct: type[T], others: Collection[str] = (), *, strict: bool = False) -> Parsed[T]:
+def parse(
+    value: Any, struct: type[T], others: Collection[str] = (), *, strict: bool = False
+) -> Parsed[T]:
     """Split a JSON object into the struct's fields, the other known ones and the unknown ones."""
     if not isinstance(value, dict):
         raise InvalidRequest("body", f"must be a JSON object, not {_json_type(value)}.")
@@ -124,7 +145,9 @@ def parse(value: Any, struct: type[T], others: Collection[str] = (), *, strict: 
     unknown = tuple(name for name in value if name not in own and name not in others)
     _check_unknown(unknown, (*own, *others), strict)
     try:
-        fields = msgspec.convert({name: item for name, item in given.items() if name in own}, struct)
+        fields = msgspec.convert(
+            {name: item for name, item in given.items() if name in own}, struct
+        )
     except msgspec.ValidationError as error:
         raise _refusal(error) from error
     return Parsed(fields, {name: item for name, item in given.items() if name in others}, unknown)
@@ -132,17 +155,29 @@ def parse(value: Any, struct: type[T], others: Collection[str] = (), *, strict: 
 
 def _check_unknown(unknown: tuple[str, ...], known: Collection[str], strict: bool) -> None:
     if len(unknown) > _MAX_UNKNOWN:
-        raise InvalidRequest("body", f"has {len(unknown)} unknown fields, at most {_MAX_UNKNOWN} are passed over.")
+        raise InvalidRequest(
+            "body", f"has {len(unknown)} unknown fields, at most {_MAX_UNKNOWN} are passed over."
+        )
     for name in unknown:
-        near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=_NEAR) if len(name) <= _MAX_LENGTH else []
+        near = (
+            difflib.get_close_matches(name.lower(), known, n=1, cutoff=_NEAR)
+            if len(name) <= _MAX_LENGTH
+            else []
+        )
         if near:
-            raise InvalidRequest(name[:100], f"is not a field of this request; did you mean {near[0]!r}?")
+            raise InvalidRequest(
+                name[:100], f"is not a field of this request; did you mean {near[0]!r}?"
+            )
         if strict:
             raise InvalidRequest(
-                name[:100], "is not a field of this request, and --strict-fields refuses unknown ones."
+                name[:100],
+                "is not a field of this request, and --strict-fields refuses unknown ones.",
             )
     if unknown:
-        log.warning("ignored unknown request fields: %s", ", ".join(repr(name[:64]) for name in unknown[:_MAX_NAMED]))
+        log.warning(
+            "ignored unknown request fields: %s",
+            ", ".join(repr(name[:64]) for name in unknown[:_MAX_NAMED]),
+        )
 
 
 def _refusal(error: msgspec.ValidationError) -> InvalidRequest:
@@ -160,7 +195,9 @@ def _refusal(error: msgspec.ValidationError) -> InvalidRequest:
 
 def _in_words(types: str) -> str:
     """Return msgspec's `int | null` in words; null is left out, it is the same as no value."""
-    return " or ".join(_WORDS.get(name, name) for name in types.split(" | ") if name != "null" or types == "null")
+    return " or ".join(
+        _WORDS.get(name, name) for name in types.split(" | ") if name != "null" or types == "null"
+    )
 
 
 def _refuse_non_finite(body: bytes) -> None:

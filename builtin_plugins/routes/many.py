@@ -12,7 +12,8 @@ T = TypeVar("T")
 async def gathered(work: Iterable[Coroutine[Any, Any, T]], most: int | None = None) -> list[T]:
     """Return every result, in order, or raise the first exception with the others cancelled.
 
-    `work` is asked for the next piece when that is to begin; at most `most` are under way together, or all.
+    `work` is asked for the next piece when that is to begin; at most `most` are under way together,
+    or all.
     """
     tasks: list[asyncio.Task[T]] = []
     under_way: set[asyncio.Task[T]] = set()

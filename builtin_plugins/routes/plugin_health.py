@@ -9,8 +9,12 @@ Faults = Mapping[str, Sequence[Any]]
 """By plugin: how often it has raised something, and the last exception in words."""
 
 
-def plugin_health(loaded: Sequence[Any], sinks: Sequence[Any], faults: Iterable[Faults]) -> list[dict[str, Any]]:
-    """Return the plugins in their order; `faults` has those of each process, what sinks of its have raised included."""
+def plugin_health(
+    loaded: Sequence[Any], sinks: Sequence[Any], faults: Iterable[Faults]
+) -> list[dict[str, Any]]:
+    """Return the plugins in their order; `faults` has those of each process, what sinks of its have
+    raised included.
+    """
     found: dict[str, list[tuple[int, str]]] = {}
     for process in faults:
         for name, (count, error) in process.items():
@@ -18,7 +22,9 @@ def plugin_health(loaded: Sequence[Any], sinks: Sequence[Any], faults: Iterable[
     shown = []
     for ref in loaded:
         ill = [guarded for guarded in sinks if guarded.owner == str(ref) and guarded.faults]
-        known = found.get(ref.name) or [(guarded.faults, str(guarded.last_error)) for guarded in ill]
+        known = found.get(ref.name) or [
+            (guarded.faults, str(guarded.last_error)) for guarded in ill
+        ]
         shown.append(
             {
                 "name": ref.name,

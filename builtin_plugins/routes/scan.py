@@ -1,7 +1,9 @@
-"""How much a JSON body holds, counted before it is parsed: a parser cannot be interrupted, counting can.
+"""How much a JSON body holds, counted before it is parsed: a parser cannot be interrupted, counting
+can.
 
-Commas, colons and brackets outside of texts say how many values, names, lists and objects there will be. Bodies of which
-the parser would make too many are refused here, a few thousand signs at a time.
+Commas, colons and brackets outside of texts say how many values, names, lists and objects there
+will be. Bodies of which the parser would make too many are refused here, a few thousand signs at a
+time.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ LARGE_BYTES: Final = 100_000
 SLICE_SIGNS: Final = 1024
 """Counted between two looks at everything else."""
 PAUSE_S: Final = 0.001
-"""A loop that never waits hardly lets another thread have the interpreter, and tokens come by such a thread."""
+"""A loop that never waits hardly lets another thread have the interpreter, and tokens come by such
+a thread.
+"""
 SLICE_TEXT: Final = 2**16
 SLICE_BYTES: Final = 2**18
 _PART: Final = rb'(?:[^"\\]{1,64}+|\\.){0,4096}+("?)'
@@ -37,7 +41,11 @@ class Most(NamedTuple):
 
 VALUES: Final = 2**17
 """Together with as many names and lists as may be, what a parser makes in some 5 ms."""
-LIMITS: Final = (Most(b",", VALUES, "values"), Most(b":", 2**15, "names"), Most(b"[{", 2**15, "lists and objects"))
+LIMITS: Final = (
+    Most(b",", VALUES, "values"),
+    Most(b":", 2**15, "names"),
+    Most(b"[{", 2**15, "lists and objects"),
+)
 
 
 def limits_for(num_tokens: int) -> Sequence[Most]:
@@ -46,20 +54,27 @@ def limits_for(num_tokens: int) -> Sequence[Most]:
 
 
 async def refuse_crowded(body: bytes, limits: Sequence[Most] = LIMITS) -> None:
-    """Raise `InvalidRequest` for a body of more values, names, lists or objects than may be; others go on meanwhile."""
+    """Raise `InvalidRequest` for a body of more values, names, lists or objects than may be; others
+    go on meanwhile.
+    """
     if len(body) <= LARGE_BYTES or not await _looks_crowded(body, limits):
         return
     counts = dict.fromkeys(limits, 0)
     limit_of = {sign: limit for limit in limits for sign in limit.signs}
-    place, number, pattern = 0, 0, _SIGNS
+    place = 0
+    number = 0
+    pattern = _SIGNS
     while (found := pattern.search(body, place)) is not None:
-        begun, place = place, found.end()
+        begun = place
+        place = found.end()
         is_text = pattern is _MORE or found.group(1) is not None
         limit = None if is_text else limit_of.get(body[found.start()])
         if limit is not None:
             counts[limit] += 1
             if counts[limit] >= limit.most:
-                raise InvalidRequest("body", f"holds more than {limit.most} {limit.what}; send less in one request.")
+                raise InvalidRequest(
+                    "body", f"holds more than {limit.most} {limit.what}; send less in one request."
+                )
         elif pattern is _MORE and place == begun:
             return  # a text without an end, which the parser will tell of
         pattern = _MORE if is_text and not found.group(1) else _SIGNS

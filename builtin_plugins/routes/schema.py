@@ -1,4 +1,7 @@
-"""JSON schemas of request bodies, made of the field tables that requests are read with. Knows no endpoint."""
+"""JSON schemas of request bodies, made of the field tables that requests are read with.
+
+Knows no endpoint.
+"""
 
 from __future__ import annotations
 
@@ -15,37 +18,52 @@ _REFS: Final = "#/{name}"
 
 
 def body_schema(
-    struct: type[msgspec.Struct], others: Mapping[str, Mapping[str, Any]] | None = None, *, strict: bool = False
+    struct: type[msgspec.Struct],
+    others: Mapping[str, Mapping[str, Any]] | None = None,
+    *,
+    strict: bool = False,
 ) -> dict[str, Any]:
     """Return the schema of a body that `read_request` reads into `struct`, without references.
 
-    `others` are schemas of the fields known besides. A null is as good as no value for all that has a default.
-    `strict`: fields that nobody knows are refused.
+    `others` are schemas of the fields known besides. A null is as good as no value for all that has
+    a default. `strict`: fields that nobody knows are refused.
     """
     schema = _of_type(struct)
     required = schema.get("required", ())
-    properties = {name: inner for name, inner in schema["properties"].items() if not name.startswith("_")}
-    properties |= {name: dict(inner) for name, inner in (others or {}).items() if name not in properties}
+    properties = {
+        name: inner for name, inner in schema["properties"].items() if not name.startswith("_")
+    }
+    properties |= {
+        name: dict(inner) for name, inner in (others or {}).items() if name not in properties
+    }
     schema["properties"] = {
-        name: inner if name in required else _or_null(inner) for name, inner in sorted(properties.items())
+        name: inner if name in required else _or_null(inner)
+        for name, inner in sorted(properties.items())
     }
     if strict:
         schema["additionalProperties"] = False
     return schema
 
 
-def bounded_schemas(catalogue: type[msgspec.Struct], names: Collection[str]) -> dict[str, dict[str, Any]]:
+def bounded_schemas(
+    catalogue: type[msgspec.Struct], names: Collection[str]
+) -> dict[str, dict[str, Any]]:
     """Return schemas of annotated request parameters: type, limits, default and meaning."""
     hints = typing.get_type_hints(catalogue, include_extras=True)
     defaults = {field.name: field for field in msgspec.structs.fields(catalogue)}
     found: dict[str, dict[str, Any]] = {}
     for name in names:
-        bound = next((each for each in getattr(hints[name], "__metadata__", ()) if isinstance(each, Bound)), None)
+        bound = next(
+            (each for each in getattr(hints[name], "__metadata__", ()) if isinstance(each, Bound)),
+            None,
+        )
         if bound is not None:
             kind = typing.get_args(hints[name])[0]
             schema = {"description": bound.doc, **_limited(_of_type(kind), bound)}
             field = defaults[name]
-            default = field.default_factory() if field.default is msgspec.NODEFAULT else field.default
+            default = (
+                field.default_factory() if field.default is msgspec.NODEFAULT else field.default
+            )
             found[name] = schema if default is None else schema | {"default": default}
     return found
 
@@ -53,7 +71,9 @@ def bounded_schemas(catalogue: type[msgspec.Struct], names: Collection[str]) -> 
 def struct_schema(struct: type[msgspec.Struct], leave_out: Collection[str] = ()) -> dict[str, Any]:
     """Return the schema of an object inside a body; it has no other fields than these."""
     schema = body_schema(struct, strict=True)
-    schema["properties"] = {name: inner for name, inner in schema["properties"].items() if name not in leave_out}
+    schema["properties"] = {
+        name: inner for name, inner in schema["properties"].items() if name not in leave_out
+    }
     return schema
 
 
@@ -68,13 +88,20 @@ def _inlined(schema: Any, parts: Mapping[str, Any]) -> Any:
     if isinstance(schema, dict):
         if "$ref" in schema:
             return _inlined(parts[schema["$ref"].removeprefix("#/")], parts)
-        # What tells kinds apart is a constant in each of them; the mapping would name parts that are inlined.
-        return {name: _inlined(inner, parts) for name, inner in schema.items() if name != "discriminator"}
+        # What tells kinds apart is a constant in each of them; the mapping would name parts that
+        # are inlined.
+        return {
+            name: _inlined(inner, parts)
+            for name, inner in schema.items()
+            if name != "discriminator"
+        }
     return [_inlined(inner, parts) for inner in schema] if isinstance(schema, list) else schema
 
 
 def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
-    told: dict[str, Any] = {name: schema[name] for name in ("description", "default") if name in schema}
+    told: dict[str, Any] = {
+        name: schema[name] for name in ("description", "default") if name in schema
+    }
     rest = {name: inner for name, inner in schema.items() if name not in told}
     if not rest or None in rest.get("enum", ()) or {"type": "null"} in rest.get("anyOf", ()):
         return schema
@@ -87,13 +114,23 @@ def _limited(schema: dict[str, Any], bound: Bound) -> dict[str, Any]:
         return {**schema, "anyOf": [_limited(each, bound) for each in schema["anyOf"]]}
     kind = schema.get("type")
     if kind in ("integer", "number"):
-        low = {} if bound.low is None else {"exclusiveMinimum" if bound.low_open else "minimum": bound.low}
+        low = (
+            {}
+            if bound.low is None
+            else {"exclusiveMinimum" if bound.low_open else "minimum": bound.low}
+        )
         return schema | low | ({} if bound.high is None else {"maximum": bound.high})
     if kind == "array":
         items = _limited(schema.get("items", {}), Bound(bound.doc, bound.low, bound.high))
-        return schema | {"items": items} | ({} if bound.max_items is None else {"maxItems": bound.max_items})
+        return (
+            schema
+            | {"items": items}
+            | ({} if bound.max_items is None else {"maxItems": bound.max_items})
+        )
     if kind == "object":
-        values = _limited(schema.get("additionalProperties") or {}, Bound(bound.doc, bound.low, bound.high))
+        values = _limited(
+            schema.get("additionalProperties") or {}, Bound(bound.doc, bound.low, bound.high)
+        )
         counted = {} if bound.max_items is None else {"maxProperties": bound.max_items}
         return schema | {"additionalProperties": values} | counted
     return schema | {"maxLength": MAX_ITEM_CHARS} if kind == "string" else schema

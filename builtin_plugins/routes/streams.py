@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Mapping,
+    Sequence,
+)
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -27,8 +35,11 @@ def typed_event(data: Mapping[str, Any]) -> bytes:
     return b"event: " + str(data["type"]).encode() + b"\n" + event(data)
 
 
-def event_with_text(data: Any, name: str, whole: Callable[[Any], bytes] = event) -> Callable[[str], bytes]:
-    """Return what makes the event of `data` with another text in the field `name`, which is empty there and nowhere else.
+def event_with_text(
+    data: Any, name: str, whole: Callable[[Any], bytes] = event
+) -> Callable[[str], bytes]:
+    """Return what makes the event of `data` with another text in the field `name`, which is empty
+    there and nowhere else.
 
     What the events of one answer have in common is encoded once, by `whole`.
     """
@@ -37,8 +48,12 @@ def event_with_text(data: Any, name: str, whole: Callable[[Any], bytes] = event)
     return lambda text: before + encode(text) + after
 
 
-def numbered_event_with_text(data: Mapping[str, Any], number: str, name: str) -> Callable[[int, str], bytes]:
-    """Return what makes the typed event of `data` with another number and text: `number` comes first, and is -1 there."""
+def numbered_event_with_text(
+    data: Mapping[str, Any], number: str, name: str
+) -> Callable[[int, str], bytes]:
+    """Return what makes the typed event of `data` with another number and text: `number` comes
+    first, and is -1 there.
+    """
     before, rest = _around(typed_event(data), number, "-1")
     between, after = _around(rest, name, '""')
     encode = msgspec.json.encode
@@ -46,16 +61,24 @@ def numbered_event_with_text(data: Mapping[str, Any], number: str, name: str) ->
 
 
 def _around(encoded: bytes, name: str, value: str) -> tuple[bytes, bytes]:
-    """Return what stands before a field's value and behind it; within a text its quotes would be escaped."""
+    """Return what stands before a field's value and behind it; within a text its quotes would be
+    escaped.
+    """
     field = f'"{name}":'.encode()
     before, _, after = encoded.partition(field + value.encode())
     return before + field, after
 
 
 class EventStream:
-    """An ASGI response that sends each event as it comes; the events are closed when the client leaves."""
+    """An ASGI response that sends each event as it comes; the events are closed when the client
+    leaves.
+    """
 
-    def __init__(self, events: AsyncGenerator[bytes] | Opened[bytes], headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes] | Opened[bytes],
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         self._events = events
         self._headers = {
             "content-type": "text/event-stream; charset=utf-8",
@@ -65,7 +88,9 @@ class EventStream:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send all events; an exception of theirs passes through to the server, which tells the client."""
+        """Send all events; an exception of theirs passes through to the server, which tells the
+        client.
+        """
         headers = [(name.encode(), value.encode()) for name, value in self._headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
@@ -122,7 +147,9 @@ async def _disconnected(receive: Receive) -> None:
 
 
 async def started(stream: AsyncGenerator[T]) -> Opened[T]:
-    """Wait for the first item, so that a refusal comes before any header, and return the whole stream."""
+    """Wait for the first item, so that a refusal comes before any header, and return the whole
+    stream.
+    """
     try:
         return Opened([await anext(stream)], stream)
     except StopAsyncIteration:
@@ -130,7 +157,10 @@ async def started(stream: AsyncGenerator[T]) -> Opened[T]:
 
 
 class Opened(Generic[T]):
-    """A stream of which the first item was taken. It stands beside the stream and not around it, so an item costs no more."""
+    """A stream of which the first item was taken.
+
+    It stands beside the stream and not around it, so an item costs no more.
+    """
 
     def __init__(self, first: list[T], rest: AsyncGenerator[T]) -> None:
         self._first = first

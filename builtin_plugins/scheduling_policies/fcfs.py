@@ -7,7 +7,14 @@ from core.api import Entry, QueuedRequest, hookimpl
 
 @hookimpl
 def engine_scheduling_policies() -> list[Entry]:
-    return [Entry("fcfs", "builtin_plugins.scheduling_policies.fcfs:FirstCome", "order of arrival", priority=10)]
+    return [
+        Entry(
+            "fcfs",
+            "builtin_plugins.scheduling_policies.fcfs:FirstCome",
+            "order of arrival",
+            priority=10,
+        )
+    ]
 
 
 class FirstCome:

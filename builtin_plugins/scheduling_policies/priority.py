@@ -7,7 +7,13 @@ from core.api import Entry, QueuedRequest, hookimpl
 
 @hookimpl
 def engine_scheduling_policies() -> list[Entry]:
-    return [Entry("priority", "builtin_plugins.scheduling_policies.priority:Priority", "lower priority value first")]
+    return [
+        Entry(
+            "priority",
+            "builtin_plugins.scheduling_policies.priority:Priority",
+            "lower priority value first",
+        )
+    ]
 
 
 class Priority:

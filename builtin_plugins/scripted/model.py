@@ -1,7 +1,7 @@
 """The scripted model's module: speaks the `Model` contract, computes no language.
 
-One small caching layer goes through the attention backend as any model's would, so blocks are allocated,
-written and read; what is said follows from the prompt and the position alone.
+One small caching layer goes through the attention backend as any model's would, so blocks are
+allocated, written and read; what is said follows from the prompt and the position alone.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def scripted_architecture(hf_config: Any) -> ScriptedArchitecture:
     """Return the spec for a `ScriptedConfig`. Raises `ModelError` for anything else."""
     if not isinstance(hf_config, ScriptedConfig):
         raise ModelError(
-            f"architecture ScriptedModel needs its own configuration, not {type(hf_config).__name__}; use scripted:."
+            "architecture ScriptedModel needs its own configuration, not "
+            f"{type(hf_config).__name__}; use scripted:."
         )
     source = ModelSource(name="scripted:", architecture="ScriptedModel", hf_config=hf_config)
     return ScriptedArchitecture(hf_config, ScriptedTokenizer(source))
@@ -65,11 +66,15 @@ def scripted_architecture(hf_config: Any) -> ScriptedArchitecture:
 class ScriptedModel(torch.nn.Module):
     """Hidden states are (token, runner-up) pairs; `logits` turns them into peaks."""
 
-    def __init__(self, config: ScriptedConfig, tokenizer: ScriptedTokenizer, context: BuildContext) -> None:
+    def __init__(
+        self, config: ScriptedConfig, tokenizer: ScriptedTokenizer, context: BuildContext
+    ) -> None:
         super().__init__()
         self.vocab_size = tokenizer.vocab_size
         dtype = str(context.dtype).removeprefix("torch.")
-        self.kv_layers: Sequence[LayerKV] = (LayerKV("layers.0", FullAttention(1, _HEAD_SIZE, dtype)),)
+        self.kv_layers: Sequence[LayerKV] = (
+            LayerKV("layers.0", FullAttention(1, _HEAD_SIZE, dtype)),
+        )
         self._dtype = context.dtype
         self._attention = context.attention
         self._params = AttentionParams(heads=1, kv_heads=1, head_size=_HEAD_SIZE, scale=1.0)
@@ -86,13 +91,23 @@ class ScriptedModel(torch.nn.Module):
     def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Accept no tensor: there is nothing to fill."""
         for name, _ in tensors:
-            raise ModelError(f"the scripted model has no weights, but {name!r} was given; leave --load-format at auto.")
+            raise ModelError(
+                f"the scripted model has no weights, but {name!r} was given; leave --load-format "
+                "at auto."
+            )
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        """Return [num_tokens, 2] float32: the next token after each position and its runner-up, NaN to fail."""
-        history = batch.token_ids.cpu().numpy() if batch.token_ids.is_cuda else batch.token_ids.numpy()
+        """Return [num_tokens, 2] float32: the next token after each position and its runner-up, NaN
+        to fail.
+        """
+        history = (
+            batch.token_ids.cpu().numpy() if batch.token_ids.is_cuda else batch.token_ids.numpy()
+        )
         pairs = np.empty((sum(batch.counts), 2), dtype=np.float32)
-        at, speaking, positions = 0, False, batch.positions.tolist()  # where guesses are in flight, only they are right
+        # where guesses are in flight, only they are right
+        at = 0
+        speaking = False
+        positions = batch.positions.tolist()
         for row, count, prompt_len in zip(batch.rows, batch.counts, batch.prompt_lens, strict=True):
             start = positions[at]
             self._fill(pairs[at : at + count], history[row], row, start, prompt_len)
@@ -101,18 +116,25 @@ class ScriptedModel(torch.nn.Module):
         if speaking and self._step_s:
             self._keep_pace()
         hidden = torch.from_numpy(pairs).to(batch.input_ids.device)
-        # Zero unless a block was never written: NaN there fails the request instead of passing unseen.
+        # Zero unless a block was never written: NaN there fails the request instead of passing
+        # unseen.
         return hidden + self._read_cache(batch)[:, 0, :1].float() * 0.0
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return logits [n, vocab]: a peak at the token, a smaller one at the runner-up, NaN where it failed."""
+        """Return logits [n, vocab]: a peak at the token, a smaller one at the runner-up, NaN where
+        it failed.
+        """
         failed = hidden[:, :1].isnan()  # [n, 1]
         ids = hidden.nan_to_num(0.0).long()  # [n, 2]
-        logits = torch.zeros(hidden.shape[0], self.vocab_size, dtype=torch.float32, device=hidden.device)
+        logits = torch.zeros(
+            hidden.shape[0], self.vocab_size, dtype=torch.float32, device=hidden.device
+        )
         logits.scatter_(1, ids[:, 1:], _SECOND).scatter_(1, ids[:, :1], _PEAK)
         return logits.masked_fill_(failed, float("nan"))
 
-    def _fill(self, pairs: np.ndarray[Any, Any], tokens: Any, row: int, start: int, prompt_len: int) -> None:
+    def _fill(
+        self, pairs: np.ndarray[Any, Any], tokens: Any, row: int, start: int, prompt_len: int
+    ) -> None:
         """Write the pairs of positions start, start+1, ... of one row."""
         num_prompt = min(max(prompt_len - 1 - start, 0), len(pairs))
         pairs[:num_prompt, 0] = tokens[start + 1 : start + 1 + num_prompt]
@@ -126,7 +148,10 @@ class ScriptedModel(torch.nn.Module):
             failing = reply.fail_at_token is not None and index >= reply.fail_at_token - 1
             place = index % (length + 1)  # with end tokens ignored the answer is said again
             token = END_OF_TURN if place == length else reply.token_ids[place]
-            pairs[i] = (np.nan if failing else token, _NEWLINE if token == END_OF_TURN else END_OF_TURN)
+            pairs[i] = (
+                np.nan if failing else token,
+                _NEWLINE if token == END_OF_TURN else END_OF_TURN,
+            )
 
     def _reply(self, row: int, prompt: Any) -> Reply:
         key = prompt.tobytes()
@@ -136,10 +161,17 @@ class ScriptedModel(torch.nn.Module):
         return known[1]
 
     def _read_cache(self, batch: ForwardBatch) -> torch.Tensor:
-        states = torch.zeros(len(batch.input_ids), 1, _HEAD_SIZE, dtype=self._dtype, device=batch.input_ids.device)
+        states = torch.zeros(
+            len(batch.input_ids), 1, _HEAD_SIZE, dtype=self._dtype, device=batch.input_ids.device
+        )
         states[:, 0, 0] = batch.positions % 7
         return self._attention.attend(
-            self._params, torch.zeros_like(states), states, states, self._caches[0], batch.attention[0]
+            self._params,
+            torch.zeros_like(states),
+            states,
+            states,
+            self._caches[0],
+            batch.attention[0],
         )
 
     def _keep_pace(self) -> None:

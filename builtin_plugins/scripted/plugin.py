@@ -1,4 +1,6 @@
-"""The `scripted:` model: no files, ready at once, answers with exactly the text of the last user message."""
+"""The `scripted:` model: no files, ready at once, answers with exactly the text of the last user
+message.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,22 @@ from core.api import Blank, EngineConfig, Entry, ModelSource, Option, Within, ho
 def engine_find_model(model: str, config: EngineConfig) -> ModelSource | None:
     if not model.startswith("scripted:"):
         return None
-    from builtin_plugins.scripted.source import scripted_source  # lazy: only when the model is asked for
+    from builtin_plugins.scripted.source import (
+        scripted_source,
+    )  # lazy: only when the model is asked for
 
     return scripted_source(model, config)
 
 
 @hookimpl
 def engine_models() -> list[Entry]:
-    return [Entry("ScriptedModel", "builtin_plugins.scripted.model:scripted_architecture", "echo of the last message")]
+    return [
+        Entry(
+            "ScriptedModel",
+            "builtin_plugins.scripted.model:scripted_architecture",
+            "echo of the last message",
+        )
+    ]
 
 
 @hookimpl
@@ -52,8 +62,10 @@ def engine_options() -> list[Option]:
             "scripted_answers",
             str | None,
             None,
-            "File of answers, one a line: plain text, a JSON string, or a JSON object with `prompt`, `answer` and "
-            "`fail_at_token`. Objects with a `prompt` answer that message; the others go to new prompts in turn.",
+            "File of answers, one a line: plain text, a JSON string, or a JSON object with "
+            "`prompt`, `answer` and "
+            "`fail_at_token`. Objects with a `prompt` answer that message; the others go to new "
+            "prompts in turn.",
         ),
         Option("scripted_special_tokens", list[str], [], "Texts that are one special token each."),
         Option(
@@ -63,6 +75,9 @@ def engine_options() -> list[Option]:
             "Texts that are one token each and stay in the output.",
         ),
         Option(
-            "scripted_max_model_len", Annotated[int, Within(2, 1 << 24)], 32768, "Context length of the scripted model."
+            "scripted_max_model_len",
+            Annotated[int, Within(2, 1 << 24)],
+            32768,
+            "Context length of the scripted model.",
         ),
     ]

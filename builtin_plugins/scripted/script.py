@@ -1,7 +1,8 @@
 """What the scripted model says: finds the last user message in a prompt and the answer to it.
 
-Knows tokens and texts, no tensors. An answer is a function of the prompt, so that preemption, chunking and
-cached prefixes change nothing; only the file's answers without a `prompt` depend on which prompts came before.
+Knows tokens and texts, no tensors. An answer is a function of the prompt, so that preemption,
+chunking and cached prefixes change nothing; only the file's answers without a `prompt` depend on
+which prompts came before.
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ class Script:
     """Chooses the reply to a prompt."""
 
     def __init__(
-        self, tokenizer: ScriptedTokenizer, answers: Sequence[Answer] = (), fail_at_token: int | None = None
+        self,
+        tokenizer: ScriptedTokenizer,
+        answers: Sequence[Answer] = (),
+        fail_at_token: int | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._fail_at_token = fail_at_token
@@ -64,7 +68,9 @@ class Script:
         return Reply(tuple(self._tokenizer.encode_visible(text)), fail_at or self._fail_at_token)
 
     def _asked(self, prompt: list[int]) -> bytes:
-        """Return the last user message; the last message without one; the whole prompt outside a chat."""
+        """Return the last user message; the last message without one; the whole prompt outside a
+        chat.
+        """
         turns = [i for i, token in enumerate(prompt) if token == START_OF_TURN]
         for start in reversed(turns):
             role, newline, text = self._turn(prompt, start).partition(b"\n")
@@ -98,7 +104,9 @@ def read_answers(path: str) -> tuple[Answer, ...]:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--scripted-answers {path} cannot be read: {error}.") from error
-    answers = tuple(_read_line(path, number, line) for number, line in enumerate(lines, 1) if line.strip())
+    answers = tuple(
+        _read_line(path, number, line) for number, line in enumerate(lines, 1) if line.strip()
+    )
     if not answers:
         raise ConfigError(f"--scripted-answers {path} holds no answer; write one a line.")
     return answers

@@ -26,12 +26,17 @@ class ScriptedConfig:
 
 
 def scripted_source(name: str, config: EngineConfig) -> ModelSource:
-    """Return the source for a name that starts with `scripted:`. Raises `ConfigError` naming a bad option."""
+    """Return the source for a name that starts with `scripted:`.
+
+    Raises `ConfigError` naming a bad option.
+    """
     options = config.options
     script = ScriptedConfig(
         tokens_per_second=_positive(options, "scripted_tokens_per_second"),
         fail_at_token=_positive(options, "scripted_fail_at_token"),
-        answers=read_answers(options["scripted_answers"]) if options.get("scripted_answers") else (),
+        answers=read_answers(options["scripted_answers"])
+        if options.get("scripted_answers")
+        else (),
         special_tokens=_listed(options.get("scripted_special_tokens") or ()),
         markers=_listed(options.get("scripted_tokens") or ()),
     )
@@ -51,7 +56,9 @@ def scripted_source(name: str, config: EngineConfig) -> ModelSource:
 def _positive(options: Mapping[str, Any], name: str) -> Any:
     value = options.get(name)
     if value is not None and value <= 0:
-        raise ConfigError(f"--{name.replace('_', '-')} {value} cannot work; give a number greater than 0.")
+        raise ConfigError(
+            f"--{name.replace('_', '-')} {value} cannot work; give a number greater than 0."
+        )
     return value
 
 

@@ -1,4 +1,6 @@
-"""The scripted model's tokenizer: 256 bytes, ChatML's special tokens, and any text named as one token."""
+"""The scripted model's tokenizer: 256 bytes, ChatML's special tokens, and any text named as one
+token.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ END_OF_TURN: Final = 258
 _CHATML: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 ESCAPE: Final = b"\x1b"
-"""Written by the template before the `|` of a `<|` in a message, and before itself, so that a message that
+"""Written by the template before the `|` of a `<|` in a message, and before itself, so that a
+message that
 spells a special token neither ends its turn nor loses it."""
 
 CHAT_TEMPLATE: Final = r"""
@@ -45,10 +48,14 @@ CHAT_TEMPLATE: Final = r"""
 class ScriptedTokenizer:
     """Bytes and whole-text tokens; every text survives encode and decode unchanged."""
 
-    def __init__(self, source: ModelSource, config: EngineConfig | None = None, markers: Iterable[str] = ()) -> None:
+    def __init__(
+        self, source: ModelSource, config: EngineConfig | None = None, markers: Iterable[str] = ()
+    ) -> None:
         script = source.hf_config
         special = dict.fromkeys((*_CHATML, *script.special_tokens))
-        visible = [text for text in dict.fromkeys((*script.markers, *markers)) if text not in special]
+        visible = [
+            text for text in dict.fromkeys((*script.markers, *markers)) if text not in special
+        ]
         self._texts: dict[int, str] = {256 + i: text for i, text in enumerate((*special, *visible))}
         self._ids = {text: token for token, text in self._texts.items()}
         self._special = _splitter(special)

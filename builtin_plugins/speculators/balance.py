@@ -1,7 +1,9 @@
-"""What guesses have saved beside what they, and looks in vain, have cost. Knows neither rows nor what is guessed.
+"""What guesses have saved beside what they, and looks in vain, have cost. Knows neither rows nor
+what is guessed.
 
-What steps will take is reckoned from the shortest of the last few; this goes by what they took. So it finds out what no
-forecast does, and bounds what speculation may lose: what it has saved of late, and a four-hundredth of the time.
+What steps will take is reckoned from the shortest of the last few; this goes by what they took. So
+it finds out what no forecast does, and bounds what speculation may lose: what it has saved of late,
+and a four-hundredth of the time.
 """
 
 from __future__ import annotations

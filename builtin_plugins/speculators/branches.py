@@ -1,8 +1,10 @@
-"""Where branches keep keys and values: a path through a tree reads what its row has cached, and goes on in blocks of its own.
+"""Where branches keep keys and values: a path through a tree reads what its row has cached, and
+goes on in blocks of its own.
 
-Each path is a sequence to an attention backend. The first one goes on in the row's own blocks; the others have spare blocks,
-of which the first begins as a copy of the row's last one. A token that several paths share is computed once and kept by each.
-So no backend knows of trees, and whatever a layer does, a window, a latent, a sink, holds for them.
+Each path is a sequence to an attention backend. The first one goes on in the row's own blocks; the
+others have spare blocks, of which the first begins as a copy of the row's last one. A token that
+several paths share is computed once and kept by each. So no backend knows of trees, and whatever a
+layer does, a window, a latent, a sink, holds for them.
 """
 
 from __future__ import annotations
@@ -76,18 +78,34 @@ class Write(NamedTuple):
 class Branches:
     """The blocks of some layers."""
 
-    def __init__(self, parts: WorkerParts, backend: AttentionBackend, layers: Collection[int], tree: TokenTree) -> None:
+    def __init__(
+        self,
+        parts: WorkerParts,
+        backend: AttentionBackend,
+        layers: Collection[int],
+        tree: TokenTree,
+    ) -> None:
         """`layers`: which of the layout's; `tree`: the largest."""
-        self._parts, self._backend, self._most, depth = parts, backend, len(tree.paths) - 1, max(tree.depths)
+        self._parts = parts
+        self._backend = backend
+        self._most = len(tree.paths) - 1
+        depth = max(tree.depths)
         found = {
             index: [slot for slot, layer in enumerate(group.layers) if layer in layers]
             for index, group in enumerate(parts.layout.groups)
         }
         self._slots = {index: slots for index, slots in found.items() if slots}
-        self._lengths = {index: _blocks_of(depth, self._group(index).block_size) for index in self._slots}
-        self._group_of = {layer: index for index in self._slots for layer in self._group(index).layers}
+        self._lengths = {
+            index: _blocks_of(depth, self._group(index).block_size) for index in self._slots
+        }
+        self._group_of = {
+            layer: index for index in self._slots for layer in self._group(index).layers
+        }
         self._layers = sorted(layers)
-        room = [self._group(index).spec.spare // (self._most * length) for index, length in self._lengths.items()]
+        room = [
+            self._group(index).spec.spare // (self._most * length)
+            for index, length in self._lengths.items()
+        ]
         self.num_rows = min(room, default=0)
         """Rows that may have a tree in one step."""
 
@@ -102,7 +120,8 @@ class Branches:
 
     def _own(self, index: int, row: int, planted: Planted, origin: int = 0) -> torch.Tensor:
         """Return the row's own blocks in which a tree lies."""
-        size, first = self._group(index).block_size, planted.end - origin
+        size = self._group(index).block_size
+        first = planted.end - origin
         place = origin // size + first // size
         count = (first + max(planted.tree.depths)) // size - first // size + 1
         return self._parts.batch.tables[index, row, place : place + count].long()
@@ -115,11 +134,14 @@ class Branches:
     def plant(self, rows: Sequence[View]) -> None:
         """Let the branches of trees begin where their rows have come to."""
         for index in self._slots:
-            sources, targets = [], []
+            sources = []
+            targets = []
             for row, origin, planted, _ in rows:
                 if planted is not None and len(planted.tree.paths) > 1:
                     targets.append(self._spare(index, planted)[:, 0])
-                    sources.append(self._own(index, row, planted, origin)[:1].expand(len(targets[-1])))
+                    sources.append(
+                        self._own(index, row, planted, origin)[:1].expand(len(targets[-1]))
+                    )
             if targets:
                 self._copy(index, torch.cat(sources), self._to_device(np.concatenate(targets)))
 
@@ -134,15 +156,19 @@ class Branches:
         return torch.from_numpy(np.ascontiguousarray(numbers)).to(self._parts.device)
 
     def attention(self, views: Sequence[View], queries: Sequence[Query], writes: Ints) -> list[Any]:
-        """Return what each layer's attention is given: queries in the order of the step's tokens, and [n, 3] columns of `Write`."""
+        """Return what each layer's attention is given: queries in the order of the step's tokens,
+        and [n, 3] columns of `Write`.
+        """
         prepared = {index: self._prepare(index, views, queries, writes) for index in self._slots}
         return [prepared[self._group_of[layer]] for layer in self._layers]
 
     def _prepare(
         self, index: int, views: Sequence[View], queries: Sequence[Query], writes: Ints
     ) -> AttentionInputs | Any:
-        group, device = self._group(index), self._parts.device
-        size, all_tables = group.block_size, self._parts.batch.tables[index]
+        group = self._group(index)
+        device = self._parts.device
+        size = group.block_size
+        all_tables = self._parts.batch.tables[index]
         view, start, count = np.array(queries, dtype=np.int64).T
         at, position, token = writes.T
         lengths = start + count

@@ -1,8 +1,10 @@
-"""Heads that guess one token behind the other, or several: a layer or a few with keys and values of their own.
+"""Heads that guess one token behind the other, or several: a layer or a few with keys and values of
+their own.
 
-At position p they read the embedding of token p + 1 and the hidden state of p, which the model has made or, of a guess, they
-themselves. What is cached of a row is caught up with when it is guessed for. It begins where hidden states are known from
-without a gap: behind a prefix that was found in the cache, or behind a time in which nothing was guessed.
+At position p they read the embedding of token p + 1 and the hidden state of p, which the model has
+made or, of a guess, they themselves. What is cached of a row is caught up with when it is guessed
+for. It begins where hidden states are known from without a gap: behind a prefix that was found in
+the cache, or behind a time in which nothing was guessed.
 """
 
 from __future__ import annotations
@@ -39,12 +41,20 @@ class ChainHead(Protocol):
         """Return what the head reads of the model's hidden states [n, width of what is kept]."""
 
     def __call__(
-        self, embedded: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor, plans: Sequence[Any]
+        self,
+        embedded: torch.Tensor,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        plans: Sequence[Any],
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what its logits are made of, and what it reads as hidden states of these positions, [n, hidden] each."""
+        """Return what its logits are made of, and what it reads as hidden states of these
+        positions, [n, hidden] each.
+        """
 
     def best(self, out: torch.Tensor, count: int) -> torch.Tensor:
-        """Return the most likely tokens [n, count], or fewer of each where its vocabulary is smaller."""
+        """Return the most likely tokens [n, count], or fewer of each where its vocabulary is
+        smaller.
+        """
 
 
 @dataclass(slots=True)
@@ -75,24 +85,37 @@ class Chain(Heads):
         self._known: dict[int, _Row] = {}
 
     def drafts(self, rows: Sequence[DraftRow]) -> list[list[int]]:
-        """Return the most likely tokens of each row, as the head continues what the model has made of it."""
+        """Return the most likely tokens of each row, as the head continues what the model has made
+        of it.
+        """
         drafts: list[list[int]] = [[] for _ in rows]
-        fresh = {place: found for place, asked in enumerate(rows) if (found := self._caught_up(asked)) is not None}
+        fresh = {
+            place: found
+            for place, asked in enumerate(rows)
+            if (found := self._caught_up(asked)) is not None
+        }
         places = [place for place in fresh if rows[place].most]
         if not places:
             return drafts
-        asked, origins = [rows[place] for place in places], [self._known[rows[place].row].origin for place in places]
+        asked = [rows[place] for place in places]
+        origins = [self._known[rows[place].row].origin for place in places]
         starts = [fresh[place][0] for place in places]
         stream = self._head.first(torch.cat([fresh[place][1] for place in places]))
         ends = [len(each.tokens) - 1 for each in asked]
 
         def begin(count: int) -> list[list[int]]:
             nonlocal stream
-            own = [each.tokens[start + 1 :].tolist() for each, start in zip(asked, starts, strict=True)]
+            own = [
+                each.tokens[start + 1 :].tolist() for each, start in zip(asked, starts, strict=True)
+            ]
             counts = [len(tokens) for tokens in own]
             plans = self._own.attention([each.row for each in asked], origins, starts, counts)
-            positions = [at for start, end in zip(starts, ends, strict=True) for at in range(start, end)]
-            out, stream = self._compute([token for tokens in own for token in tokens], stream, positions, plans, counts)
+            positions = [
+                at for start, end in zip(starts, ends, strict=True) for at in range(start, end)
+            ]
+            out, stream = self._compute(
+                [token for tokens in own for token in tokens], stream, positions, plans, counts
+            )
             lasts = torch.tensor(counts, device=self._device).cumsum(0) - 1
             stream = stream[lasts]
             return self._best(out[lasts], count)
@@ -114,8 +137,11 @@ class Chain(Heads):
         return best
 
     def _caught_up(self, asked: DraftRow) -> tuple[int, torch.Tensor] | None:
-        """Return the first position whose keys are to be computed, and hidden states from there on; take them for cached."""
-        known, end = self._known.get(asked.row), len(asked.tokens) - 1
+        """Return the first position whose keys are to be computed, and hidden states from there on;
+        take them for cached.
+        """
+        known = self._known.get(asked.row)
+        end = len(asked.tokens) - 1
         if known is None or known.owner is not asked.owner:
             known = self._known[asked.row] = _Row(asked.owner, 0, 0)
         start, hidden = self._history.take(asked.row, asked.owner, min(known.end, end - 1), end)
@@ -127,7 +153,12 @@ class Chain(Heads):
         return start, hidden
 
     def _compute(
-        self, ids: list[int], hidden: torch.Tensor, positions: list[int], plans: Sequence[Any], counts: list[int]
+        self,
+        ids: list[int],
+        hidden: torch.Tensor,
+        positions: list[int],
+        plans: Sequence[Any],
+        counts: list[int],
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return what the head gives at each of these tokens."""
         embedded = self._head.embedded(torch.tensor(ids, device=self._device))

@@ -1,4 +1,5 @@
-"""EAGLE: layers of Llama's kind behind a product of a token's embedding and the model's hidden state before it.
+"""EAGLE: layers of Llama's kind behind a product of a token's embedding and the model's hidden
+state before it.
 
 Embedding and head are the model's.
 """
@@ -49,7 +50,8 @@ class Eagle(Chain):
         own = self._decoder(inner if isinstance(inner, Mapping) else stated)
         if own.hidden_size != spec.hidden_size:
             raise ConfigError(
-                f"--speculative-config.model {source.name!r} continues hidden states of {own.hidden_size} numbers, those of "
+                f"--speculative-config.model {source.name!r} continues hidden states of "
+                f"{own.hidden_size} numbers, those of "
                 f"the model have {spec.hidden_size}: it is a head of another model."
             )
         names = WeightMap(rename=RENAME)
@@ -60,18 +62,28 @@ class Eagle(Chain):
 
 
 class EagleHead(nn.Module):
-    """A `ChainHead`. The first layer reads the product without a norm, mostly; `stored` says which norms there are."""
+    """A `ChainHead`.
 
-    def __init__(self, spec: DecoderSpec, stored: set[str], target: Decoder, context: BuildContext) -> None:
+    The first layer reads the product without a norm, mostly; `stored` says which norms there are.
+    """
+
+    def __init__(
+        self, spec: DecoderSpec, stored: set[str], target: Decoder, context: BuildContext
+    ) -> None:
         super().__init__()
         hidden = spec.hidden_size
         self.weights = weights = WeightMap(rename=RENAME, ignored=IGNORED)
-        self._logits, self.embedded = target.logits, target.embedded
+        self._logits = target.logits
+        self.embedded = target.embedded
 
         def optional(name: str) -> Norm | None:
-            return optional_norm(spec.norm if f"{name}.weight" in stored else None, hidden, context, weights, name)
+            return optional_norm(
+                spec.norm if f"{name}.weight" in stored else None, hidden, context, weights, name
+            )
 
-        self.token_norm, self.hidden_norm, self.final_norm = (optional(name) for name in ("enorm", "hnorm", "norm"))
+        self.token_norm, self.hidden_norm, self.final_norm = (
+            optional(name) for name in ("enorm", "hnorm", "norm")
+        )
         bias = "fc.bias" in stored
         self.fc = Linear(context, weights, "fc", 2 * hidden, [Slice("out", hidden)], bias=bias)
         names = replace(WeightNames(), layer="layers.{}")
@@ -85,7 +97,9 @@ class EagleHead(nn.Module):
             block.attention_plan = index
             blocks.append(block)
         self.layers = nn.ModuleList(blocks)
-        self.kv_layers = [LayerKV(f"layers.{i}", block.attention.kv_spec) for i, block in enumerate(blocks)]  # type: ignore[union-attr,arg-type]
+        self.kv_layers = [
+            LayerKV(f"layers.{i}", block.attention.kv_spec) for i, block in enumerate(blocks)
+        ]  # type: ignore[union-attr,arg-type]
 
     def bind_kv(self, caches: Sequence[LayerCache]) -> None:
         """Take the cache of each layer."""
@@ -97,14 +111,19 @@ class EagleHead(nn.Module):
         return hidden
 
     def forward(
-        self, embedded: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor, plans: Sequence[Any]
+        self,
+        embedded: torch.Tensor,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        plans: Sequence[Any],
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return what the head reads, and what the next step does."""
         if self.token_norm is not None:
             embedded = self.token_norm(embedded)
         if self.hidden_norm is not None:
             hidden = self.hidden_norm(hidden)
-        x, residual = self.fc(torch.cat((embedded, hidden), dim=-1)), None
+        x = self.fc(torch.cat((embedded, hidden), dim=-1))
+        residual = None
         step = Step(positions, plans)
         for block in self.layers:
             x, residual = block(x, residual, step)

@@ -1,6 +1,8 @@
-"""EAGLE-3: a layer that reads a token's embedding beside a product of hidden states of several of the model's layers.
+"""EAGLE-3: a layer that reads a token's embedding beside a product of hidden states of several of
+the model's layers.
 
-Its vocabulary may be a part of the model's: the checkpoint says how far each of its tokens is from the model's.
+Its vocabulary may be a part of the model's: the checkpoint says how far each of its tokens is from
+the model's.
 """
 
 from __future__ import annotations
@@ -35,14 +37,19 @@ LAYER: Final = "layers.0"
 
 
 class Eagle3(Chain):
-    """Reads the stream before three layers of the model, those that config.json states or the usual ones."""
+    """Reads the stream before three layers of the model, those that config.json states or the usual
+    ones.
+    """
 
     def _build(self, parts: LoadedParts, spec: DecoderSpec) -> Sequence[LayerKV]:
         source, stated = self._checkpoint()
         inner = stated.get("transformer_layer_config") or stated
         own = self._decoder(inner)
         if len(own.layers) != 1:
-            raise ConfigError(f"--speculative-config.model {source.name!r} has {len(own.layers)} layers; one is read.")
+            raise ConfigError(
+                f"--speculative-config.model {source.name!r} has {len(own.layers)} layers; one is "
+                "read."
+            )
         taps = _taps(stated, len(spec.layers))
         self._target.tap(taps)
         self._width = spec.hidden_size
@@ -52,9 +59,13 @@ class Eagle3(Chain):
         width = len(taps) * spec.hidden_size
         self._head = Eagle3Head(own, stored, width, self._target, parts.context, normed=normed)
         self._fill(self._head.weights, source)
-        if self._head.to_model is not None and int(self._head.to_model.max()) >= self._target.vocab_size:
+        if (
+            self._head.to_model is not None
+            and int(self._head.to_model.max()) >= self._target.vocab_size
+        ):
             raise ConfigError(
-                f"--speculative-config.model {source.name!r} guesses tokens beyond the model's {self._target.vocab_size}: it "
+                f"--speculative-config.model {source.name!r} guesses tokens beyond the model's "
+                f"{self._target.vocab_size}: it "
                 "is a head of another model."
             )
         return self._layers(parts)
@@ -85,29 +96,39 @@ class Eagle3Head(nn.Module):
         *,
         normed: bool,
     ) -> None:
-        """`stored` are the checkpoint's shapes; `normed`: the stream goes on from the normalised hidden state."""
+        """`stored` are the checkpoint's shapes; `normed`: the stream goes on from the normalised
+        hidden state.
+        """
         super().__init__()
-        hidden, layer = spec.hidden_size, spec.layers[0]
-        norm, own, feeds = (
-            cast("NormSpec", spec.norm),
-            cast("AttentionSpec", layer.attention),
-            cast("MlpSpec", layer.mlp),
-        )
+        hidden = spec.hidden_size
+        layer = spec.layers[0]
+        norm = cast("NormSpec", spec.norm)
+        own = cast("AttentionSpec", layer.attention)
+        feeds = cast("MlpSpec", layer.mlp)
         self.weights = weights = WeightMap(rename=RENAME, ignored=("*.rotary_emb.inv_freq", "t2d"))
-        self._normed, self._target = normed, target
+        self._normed = normed
+        self._target = target
         names = WeightNames()
-        self.fc = Linear(context, weights, "fc", width, [Slice("out", hidden)], bias="fc.bias" in stored)
+        self.fc = Linear(
+            context, weights, "fc", width, [Slice("out", hidden)], bias="fc.bias" in stored
+        )
         self.token_norm = make_norm(norm, hidden, context, weights, f"{LAYER}.input_layernorm")
         self.hidden_norm = make_norm(norm, hidden, context, weights, f"{LAYER}.hidden_norm")
-        self.mlp_norm = make_norm(norm, hidden, context, weights, f"{LAYER}.post_attention_layernorm")
+        self.mlp_norm = make_norm(
+            norm, hidden, context, weights, f"{LAYER}.post_attention_layernorm"
+        )
         self.final_norm = make_norm(norm, hidden, context, weights, "norm")
         attention = replace(own, reads=2 * hidden)
-        self.attention = Attention(attention, hidden, names, LAYER, rotary_of(spec, context, weights), context, weights)
+        self.attention = Attention(
+            attention, hidden, names, LAYER, rotary_of(spec, context, weights), context, weights
+        )
         self.mlp = Mlp(feeds, hidden, names, LAYER, context, weights)
         self.kv_layers = [LayerKV(LAYER, cast("CacheSpec", self.attention.kv_spec))]
         self.embed: Embedding | None = None
         if "embed_tokens.weight" in stored:
-            self.embed = Embedding(stored["embed_tokens.weight"][0], hidden, context, weights, "embed_tokens")
+            self.embed = Embedding(
+                stored["embed_tokens.weight"][0], hidden, context, weights, "embed_tokens"
+            )
         self.head: Head | None = None
         if "lm_head.weight" in stored:
             self.head = Head(stored["lm_head.weight"][0], hidden, context, weights, "lm_head")
@@ -134,7 +155,11 @@ class Eagle3Head(nn.Module):
         return read
 
     def forward(
-        self, embedded: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor, plans: Sequence[Any]
+        self,
+        embedded: torch.Tensor,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        plans: Sequence[Any],
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return what the head reads, and what the next step does."""
         normed = self.hidden_norm(hidden)
@@ -146,5 +171,7 @@ class Eagle3Head(nn.Module):
 
     def best(self, out: torch.Tensor, count: int) -> torch.Tensor:
         """Return the most likely tokens, as the model counts them."""
-        best = likely_tokens(self._target.logits(out) if self.head is None else self.head(out), count)
+        best = likely_tokens(
+            self._target.logits(out) if self.head is None else self.head(out), count
+        )
         return best if self.to_model is None else self.to_model[best]

@@ -1,4 +1,6 @@
-"""What all heads have in common: they read hidden states of the model, share its embedding and head, and have weights of their own."""
+"""What all heads have in common: they read hidden states of the model, share its embedding and
+head, and have weights of their own.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,14 @@ from core.nn.finite import checked
 from core.nn.loading import weight_loader
 
 if TYPE_CHECKING:
-    from core.api import DraftRow, EngineConfig, ForwardBatch, LayerKV, ModelSource, SpeculativeConfig
+    from core.api import (
+        DraftRow,
+        EngineConfig,
+        ForwardBatch,
+        LayerKV,
+        ModelSource,
+        SpeculativeConfig,
+    )
     from core.contracts.scheduling import LoadedParts, WorkerParts
     from core.nn.weights import WeightMap
 
@@ -32,14 +41,20 @@ class Heads(ABC):
 
     def __init__(self, config: EngineConfig, settings: SpeculativeConfig, registry: Any) -> None:
         """Raises `ConfigError` where `model` is wanted and missing."""
-        self._config, self._settings, self._registry = config, settings, registry
+        self._config = config
+        self._settings = settings
+        self._registry = registry
         self._history = History()
 
     def loaded(self, parts: LoadedParts) -> Sequence[LayerKV]:
-        """Build and fill what guesses; return its caching layers. Raises `ConfigError` for a model it cannot continue."""
+        """Build and fill what guesses; return its caching layers.
+
+        Raises `ConfigError` for a model it cannot continue.
+        """
         if not isinstance(parts.model, Decoder):
             raise ConfigError(
-                f"--speculative-config.method {self._settings.method!r} continues hidden states of a decoder; "
+                f"--speculative-config.method {self._settings.method!r} continues hidden states of "
+                "a decoder; "
                 f"{parts.source.name} is built otherwise. Use ngram, suffix or draft_model."
             )
         self._target = parts.model
@@ -48,11 +63,14 @@ class Heads(ABC):
 
     @abstractmethod
     def _build(self, parts: LoadedParts, spec: DecoderSpec) -> Sequence[LayerKV]:
-        """Make the modules that guess, on the device of the model; return what they keep in the cache."""
+        """Make the modules that guess, on the device of the model; return what they keep in the
+        cache.
+        """
 
     def attach(self, parts: WorkerParts) -> None:
         """Take the rows."""
-        self._batch, self._device = parts.batch, parts.device
+        self._batch = parts.batch
+        self._device = parts.device
 
     def seen(self, batch: ForwardBatch, hidden: torch.Tensor) -> None:
         """Keep what the model has made of a step."""
@@ -60,8 +78,11 @@ class Heads(ABC):
         self._history.note(batch, owners, hidden)
 
     def _last_hidden(self, rows: Sequence[DraftRow]) -> tuple[list[int], torch.Tensor | None]:
-        """Return which rows have a hidden state behind the last token but one, of which the last was made, and those."""
-        places, found = [], []
+        """Return which rows have a hidden state behind the last token but one, of which the last
+        was made, and those.
+        """
+        places = []
+        found = []
         for place, asked in enumerate(rows):
             end = len(asked.tokens) - 1
             _, hidden = self._history.take(asked.row, asked.owner, end - 1, end)
@@ -74,7 +95,8 @@ class Heads(ABC):
         """Return the checkpoint that `model` names, and its config.json. Raises `ConfigError`."""
         if not self._settings.model:
             raise ConfigError(
-                f"--speculative-config: the method {self._settings.method} needs a `model`, the folder or hub id of its head."
+                f"--speculative-config: the method {self._settings.method} needs a `model`, the "
+                "folder or hub id of its head."
             )
         found = find_checkpoint(self._config, self._settings, self._registry)
         return found, vars(found.hf_config)
@@ -86,19 +108,28 @@ class Heads(ABC):
         return {name: tuple(tensor.shape) for name, tensor in listed()}
 
     def _decoder(self, stated: Mapping[str, Any], **changes: Any) -> DecoderSpec:
-        """Return the facts of a config.json of Llama's kind, for the context that is served. Raises `ModelError`."""
-        entries = {registered.entry.name: registered for registered in self._registry.entries("models")}
+        """Return the facts of a config.json of Llama's kind, for the context that is served.
+
+        Raises `ModelError`.
+        """
+        entries = {
+            registered.entry.name: registered for registered in self._registry.entries("models")
+        }
         own = {"vocab_size": self._target.vocab_size, "num_hidden_layers": 1, **stated, **changes}
         spec: DecoderSpec = self._registry.load(entries[LAYERS])(SimpleNamespace(**own))
         return replace(spec, max_positions=self._target.spec.max_positions)
 
-    def _fill(self, weights: WeightMap, source: ModelSource, tensors: Sequence[str] = ("*",)) -> None:
+    def _fill(
+        self, weights: WeightMap, source: ModelSource, tensors: Sequence[str] = ("*",)
+    ) -> None:
         """Fill parameters from those tensors of a checkpoint that any of the patterns matches."""
         loader = weight_loader(self._config, source, self._registry)
         expect = getattr(loader, "expect", None)
         if expect is not None:
             expect(weights.shapes())
-        weights.load(_matching(checked(loader.tensors(), loader, source.path or source.name), tensors))
+        weights.load(
+            _matching(checked(loader.tensors(), loader, source.path or source.name), tensors)
+        )
 
 
 def _matching(

@@ -1,7 +1,9 @@
-"""What the model has made of the tokens of the last steps: hidden states, and which positions of which rows they are of.
+"""What the model has made of the tokens of the last steps: hidden states, and which positions of
+which rows they are of.
 
-Keeping them costs a copy, so that it may go on while nothing is guessed. Of what is too old nothing is left; whoever wants
-the states of a row gets those up to its end, from as far back as they are without a gap.
+Keeping them costs a copy, so that it may go on while nothing is guessed. Of what is too old nothing
+is left; whoever wants the states of a row gets those up to its end, from as far back as they are
+without a gap.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ class _Step:
     @cached_property
     def starts(self) -> list[int]:
         """Return the position of each sequence's first token; only the device may know it."""
-        starts: list[int] = self.positions[torch.tensor(self.firsts, device=self.positions.device)].tolist()
+        starts: list[int] = self.positions[
+            torch.tensor(self.firsts, device=self.positions.device)
+        ].tolist()
         return starts
 
 
@@ -54,16 +58,23 @@ class History:
         self._steps: deque[_Step] = deque()
         self._num_tokens = 0
 
-    def note(self, batch: ForwardBatch, owners: Sequence[NewRow | None], hidden: torch.Tensor) -> None:
+    def note(
+        self, batch: ForwardBatch, owners: Sequence[NewRow | None], hidden: torch.Tensor
+    ) -> None:
         """Keep what a step has made: [num_tokens, width] of the batch's tokens, without padding."""
         rows = {row: place for place, row in enumerate(batch.rows)}
-        self._steps.append(_Step(rows, owners, batch.counts, batch.positions.clone(), hidden.clone()))
+        self._steps.append(
+            _Step(rows, owners, batch.counts, batch.positions.clone(), hidden.clone())
+        )
         self._num_tokens += len(hidden)
         while self._num_tokens > MOST_TOKENS and len(self._steps) > 1:
             self._num_tokens -= len(self._steps.popleft().hidden)
 
-    def take(self, row: int, owner: NewRow, first: int, end: int) -> tuple[int, torch.Tensor | None]:
-        """Return where the states of a row begin that go on to position `end` without a gap, and them [n, width].
+    def take(
+        self, row: int, owner: NewRow, first: int, end: int
+    ) -> tuple[int, torch.Tensor | None]:
+        """Return where the states of a row begin that go on to position `end` without a gap, and
+        them [n, width].
 
         They begin at `first` or behind it; None, and `end`, where there are none.
         """
@@ -77,8 +88,11 @@ class History:
             start = step.starts[place]
             if step.owners[place] is not owner or start + step.counts[place] < end:
                 break
-            low, at = max(start, first), step.firsts[place]
-            if low < end:  # later steps have computed the rest anew: there were guesses that did not hold
+            low = max(start, first)
+            at = step.firsts[place]
+            if (
+                low < end
+            ):  # later steps have computed the rest anew: there were guesses that did not hold
                 pieces.append(step.hidden[at + low - start : at + end - start])
                 end = low
         return end, torch.cat(pieces[::-1]) if pieces else None

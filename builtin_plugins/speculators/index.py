@@ -1,4 +1,7 @@
-"""Where tokens stood before: what `ngram` and `suffix` look up. Grows with each token by a constant, whatever the context."""
+"""Where tokens stood before: what `ngram` and `suffix` look up.
+
+Grows with each token by a constant, whatever the context.
+"""
 
 from __future__ import annotations
 
@@ -15,29 +18,38 @@ PLACES: Final = 16
 
 
 class Index:
-    """Where the tokens of a text stand. A new token is entered once, and a look compares a bounded number of places."""
+    """Where the tokens of a text stand.
+
+    A new token is entered once, and a look compares a bounded number of places.
+    """
 
     __slots__ = ("_levels", "tokens")
 
     def __init__(self, *least: int) -> None:
-        """`least` tokens must agree for a place to be found; of several numbers, rising, the largest that is found counts.
+        """`least` tokens must agree for a place to be found; of several numbers, rising, the
+        largest that is found counts.
 
-        One is enough for a text. In many texts the latest places of a few tokens are seldom those that agree longest.
+        One is enough for a text. In many texts the latest places of a few tokens are seldom those
+        that agree longest.
         """
         self.tokens = array("i")  # slices of arrays are compared at once
         self._levels = [_Level(count) for count in reversed(least)]
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Enter tokens behind those known. What ends with the very last one is entered with the next."""
+        """Enter tokens behind those known.
+
+        What ends with the very last one is entered with the next.
+        """
         self.tokens.extend(tokens)
         for level in self._levels:
             level.enter(self.tokens)
 
     def longest(self, text: array[int], most: int, enough: int) -> tuple[int, list[int]]:
-        """Return how many tokens before a place agree with the end of `text`, `most` at most, and the places where as many do.
+        """Return how many tokens before a place agree with the end of `text`, `most` at most, and
+        the places where as many do.
 
-        Latest first, no more than `enough`; (0, []) where there are none. Slices are compared, so that it costs hardly more
-        where much agrees.
+        Latest first, no more than `enough`; (0, []) where there are none. Slices are compared, so
+        that it costs hardly more where much agrees.
         """
         for level in self._levels:
             place = level.latest.get(tuple(text[-level.least :]), -1)
@@ -47,26 +59,39 @@ class Index:
                     return longest, found[:enough]
         return 0, []
 
-    def _compare(self, level: _Level, place: int, text: array[int], most: int, enough: int) -> tuple[int, list[int]]:
-        tokens, end, longest, before = self.tokens, len(text), level.least, level.before
-        tail, found = text[-longest:], list[int]()
+    def _compare(
+        self, level: _Level, place: int, text: array[int], most: int, enough: int
+    ) -> tuple[int, list[int]]:
+        tokens = self.tokens
+        end = len(text)
+        longest = level.least
+        before = level.before
+        tail = text[-longest:]
+        found = list[int]()
         for _ in range(PLACES):
             if place < 0 or (longest == most and len(found) == enough):
                 break
             if place >= longest and tokens[place - longest : place] == tail:
                 if longest < most and (agree := self._agree(text, place, longest, most)) > longest:
-                    longest, tail, found = agree, text[end - agree :], []
+                    longest = agree
+                    tail = text[end - agree :]
+                    found = []
                 found.append(place)
             place = before[place]
         return longest, found
 
     def _agree(self, text: array[int], place: int, least: int, most: int) -> int:
         """Return how many tokens before a place agree with the end of `text`, of which `least` do."""
-        tokens, end, agree = self.tokens, len(text), least
+        tokens = self.tokens
+        end = len(text)
+        agree = least
         most = min(most, place, end)
         more = most - agree
         while more > 0:  # all the rest, or half of it, and so on
-            if tokens[place - agree - more : place - agree] == text[end - agree - more : end - agree]:
+            if (
+                tokens[place - agree - more : place - agree]
+                == text[end - agree - more : end - agree]
+            ):
                 agree += more
                 more = min(more, most - agree)
             else:
@@ -88,7 +113,9 @@ class _Level:
 
     def enter(self, tokens: array[int]) -> None:
         """Take in the tokens that are new."""
-        latest, before, least = self.latest, self.before, self.least
+        latest = self.latest
+        before = self.before
+        least = self.least
         for place in range(len(before), len(tokens)):
             if place < least:
                 before.append(-1)

@@ -65,7 +65,10 @@ class Outcome(msgspec.Struct, array_like=True):
     def counts(self) -> Mapping[str, float]:
         """Return what metrics count of it; names as in vLLM."""
         prefix = "spec_decode_num_"
-        places = {f"{prefix}accepted_tokens_per_pos/{place}": float(n) for place, n in enumerate(self.right)}
+        places = {
+            f"{prefix}accepted_tokens_per_pos/{place}": float(n)
+            for place, n in enumerate(self.right)
+        }
         return {
             f"{prefix}drafts": float(self.drafts),
             f"{prefix}draft_tokens": float(self.tokens),

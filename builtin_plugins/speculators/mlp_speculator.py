@@ -1,4 +1,6 @@
-"""MLP speculators: a state that begins as the model's hidden state, and takes in one guessed token after the other."""
+"""MLP speculators: a state that begins as the model's hidden state, and takes in one guessed token
+after the other.
+"""
 
 from __future__ import annotations
 
@@ -48,19 +50,26 @@ class MlpSpeculator(Heads):
 
 
 class SpeculatorMlp:
-    """For each token an embedding, a product, a norm and a head; equal ones where config.json says `tie_weights`."""
+    """For each token an embedding, a product, a norm and a head; equal ones where config.json says
+    `tie_weights`.
+    """
 
     def __init__(self, stated: Mapping[str, Any], spec: DecoderSpec, context: BuildContext) -> None:
         fields = ("n_predict", "vocab_size")
         missing = [name for name in fields if not isinstance(stated.get(name), int)]
         if missing:
-            raise ConfigError(f"--speculative-config.model: its config.json states no {missing[0]}, which is a number.")
-        self.steps, vocab = int(stated["n_predict"]), int(stated["vocab_size"])
+            raise ConfigError(
+                f"--speculative-config.model: its config.json states no {missing[0]}, which is a "
+                "number."
+            )
+        self.steps = int(stated["n_predict"])
+        vocab = int(stated["vocab_size"])
         width = int(stated.get("emb_dim") or spec.hidden_size)
         inner = int(stated.get("inner_dim") or 0) or width
         if width != spec.hidden_size or vocab != spec.vocab_size:
             raise ConfigError(
-                f"--speculative-config.model reads hidden states of {width} numbers and has {vocab} tokens, the model "
+                f"--speculative-config.model reads hidden states of {width} numbers and has "
+                f"{vocab} tokens, the model "
                 f"{spec.hidden_size} and {spec.vocab_size}: it is made for another model."
             )
         share = 0.5 ** (0.5 / self.steps)
@@ -79,7 +88,9 @@ class SpeculatorMlp:
         for step in range(self.steps):
             part = []
             for place, (name, shape) in enumerate(shapes.items()):
-                first_own = 2 if name.startswith("proj") else 1  # the first product reads the model's hidden state
+                first_own = (
+                    2 if name.startswith("proj") else 1
+                )  # the first product reads the model's hidden state
                 if tied and step >= first_own:
                     part.append(self._parts[-1][place])
                     weights.add_instead(
@@ -92,8 +103,11 @@ class SpeculatorMlp:
             self._parts.append(part)
 
     def __call__(self, hidden: torch.Tensor, tokens: torch.Tensor, most: int) -> torch.Tensor:
-        """Return the most likely tokens [n, `most` or as many as it was made for] behind `tokens` [n]."""
-        state, found = hidden, []
+        """Return the most likely tokens [n, `most` or as many as it was made for] behind `tokens`
+        [n].
+        """
+        state = hidden
+        found = []
         if self._scales:
             state = _of_length_one(state) / math.sqrt(2)
         for embedding, product, weight, bias, head in self._parts[:most]:

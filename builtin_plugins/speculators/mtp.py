@@ -1,4 +1,6 @@
-"""The model's own layer for further tokens, which its checkpoint has behind the others (DeepSeek V3, GLM 4.5, Qwen3-Next ...)."""
+"""The model's own layer for further tokens, which its checkpoint has behind the others (DeepSeek
+V3, GLM 4.5, Qwen3-Next ...).
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,10 @@ class Mtp(Chain):
     def _build(self, parts: LoadedParts, spec: DecoderSpec) -> Sequence[LayerKV]:
         if spec.ahead is None:
             raise ConfigError(
-                f"--speculative-config.method 'mtp': {parts.source.name} ({parts.source.architecture}) has no layer for "
-                "further tokens, or its config.json states none (num_nextn_predict_layers). Use ngram, suffix or draft_model."
+                f"--speculative-config.method 'mtp': {parts.source.name} "
+                f"({parts.source.architecture}) has no layer for "
+                "further tokens, or its config.json states none (num_nextn_predict_layers). Use "
+                "ngram, suffix or draft_model."
             )
         self._head = AheadLayer(spec.ahead, parts.model, parts.context)  # type: ignore[arg-type]  # a `Decoder`, as `loaded` has seen
         self._fill(self._head.weights, parts.source, spec.ahead.tensors)
@@ -40,18 +44,24 @@ class Mtp(Chain):
 
 
 class AheadLayer(nn.Module):
-    """One layer behind a product of what is read of a token and of the hidden state before it; a `ChainHead`."""
+    """One layer behind a product of what is read of a token and of the hidden state before it; a
+    `ChainHead`.
+    """
 
     def __init__(self, ahead: AheadSpec, target: Decoder, context: BuildContext) -> None:
         super().__init__()
         spec = target.spec
         hidden = spec.hidden_size
         self.weights = weights = WeightMap(rename=spec.names.rename, ignored=ahead.ignored)
-        self._spec, self._logits, self.embedded = ahead, target.logits, target.embedded
+        self._spec = ahead
+        self._logits = target.logits
+        self.embedded = target.embedded
         self.token_norm = make_norm(ahead.norm, hidden, context, weights, ahead.token_norm)
         self.hidden_norm = make_norm(ahead.norm, hidden, context, weights, ahead.hidden_norm)
         out = [Slice("out", hidden)]
-        self.product = Linear(context, weights, ahead.product, 2 * hidden, out, bias=ahead.product_bias)
+        self.product = Linear(
+            context, weights, ahead.product, 2 * hidden, out, bias=ahead.product_bias
+        )
         rope = None if ahead.layer.attention is None else ahead.layer.attention.rope
         rotary = None if rope is None else Rotary(rope, spec.max_positions, context)
         self.block = Block(ahead.layer, spec, ahead.stored, rotary, context, weights)
@@ -72,7 +82,11 @@ class AheadLayer(nn.Module):
         return hidden
 
     def forward(
-        self, embedded: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor, plans: Sequence[Any]
+        self,
+        embedded: torch.Tensor,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        plans: Sequence[Any],
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return what the head reads, and what the next step does."""
         read = [self.token_norm(embedded), self.hidden_norm(hidden)]

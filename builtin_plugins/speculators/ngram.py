@@ -1,4 +1,7 @@
-"""Prompt lookup: what followed the last tokens where they stood before is guessed to follow again. Needs no model."""
+"""Prompt lookup: what followed the last tokens where they stood before is guessed to follow again.
+
+Needs no model.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,9 @@ class NGram:
 
     finds = True
 
-    def __init__(self, config: EngineConfig, settings: SpeculativeConfig, registry: Registry) -> None:
+    def __init__(
+        self, config: EngineConfig, settings: SpeculativeConfig, registry: Registry
+    ) -> None:
         least, self._most = settings.lookup
         self._texts = Texts(least)
 
@@ -25,9 +30,11 @@ class NGram:
         return [self._draft(each) for each in rows]
 
     def _draft(self, asked: DraftRow) -> list[int]:
-        """Return what followed the longest agreeing end of the text, the latest time it stood there.
+        """Return what followed the longest agreeing end of the text, the latest time it stood
+        there.
 
-        Where that is so near that the text ends first, it goes on with what is guessed: a text that repeats itself.
+        Where that is so near that the text ends first, it goes on with what is guessed: a text that
+        repeats itself.
         """
         tokens = (index := self._texts.of(asked)).tokens
         _, places = index.longest(tokens, self._most, 1)

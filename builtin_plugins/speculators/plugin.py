@@ -1,4 +1,6 @@
-"""Speculative decoding: the option, the methods, and what happens at admission, in the scheduler and in the worker."""
+"""Speculative decoding: the option, the methods, and what happens at admission, in the scheduler
+and in the worker.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,15 @@ RENAMED = {
 @hookimpl
 def engine_options() -> list[Option]:
     text = (
-        "How tokens are guessed, for the model to check several in a step: method (ngram, suffix, draft_model), "
-        "num_speculative_tokens, model, prompt_lookup_max, prompt_lookup_min, disable_by_batch_size and others."
+        "How tokens are guessed, for the model to check several in a step: method (ngram, suffix, "
+        "draft_model), "
+        "num_speculative_tokens, model, prompt_lookup_max, prompt_lookup_min, "
+        "disable_by_batch_size and others."
     )
     old = [
-        Option(name, str | None, None, "", refuse=f"is now --speculative-config '{{\"{key}\": ...}}'.")
+        Option(
+            name, str | None, None, "", refuse=f"is now --speculative-config '{{\"{key}\": ...}}'."
+        )
         for name, key in RENAMED.items()
     ]
     return [Option(OPTION, dict[str, Any] | None, None, text), *old]
@@ -36,7 +42,9 @@ def engine_options() -> list[Option]:
 
 @hookimpl(tryfirst=True)
 def engine_find_model(model: str, config: EngineConfig) -> str | None:
-    """Return the model that a checkpoint in the format of `speculators` guesses for; its weights are a head's."""
+    """Return the model that a checkpoint in the format of `speculators` guesses for; its weights
+    are a head's.
+    """
     # Whoever reads the head itself says what its config is to be taken for.
     return None if config.model.hf_overrides else verifier_of(read_stated(model)) or None
 
@@ -45,20 +53,40 @@ def engine_find_model(model: str, config: EngineConfig) -> str | None:
 def engine_speculators() -> list[Entry]:
     home = "builtin_plugins.speculators"
     return [
-        Entry("ngram", f"{home}.ngram:NGram", "what followed the same tokens before, in the request's own text"),
-        Entry("draft_model", f"{home}.draft_model:DraftModel", "what a small model of the same vocabulary says"),
-        Entry("eagle", f"{home}.eagle:Eagle", "a layer that goes on from the model's hidden states"),
         Entry(
-            "eagle3", f"{home}.eagle3:Eagle3", "a layer that goes on from hidden states of three of the model's layers"
+            "ngram",
+            f"{home}.ngram:NGram",
+            "what followed the same tokens before, in the request's own text",
         ),
-        Entry("medusa", f"{home}.medusa:Medusa", "a head for each of the next tokens, behind the model's hidden state"),
+        Entry(
+            "draft_model",
+            f"{home}.draft_model:DraftModel",
+            "what a small model of the same vocabulary says",
+        ),
+        Entry(
+            "eagle", f"{home}.eagle:Eagle", "a layer that goes on from the model's hidden states"
+        ),
+        Entry(
+            "eagle3",
+            f"{home}.eagle3:Eagle3",
+            "a layer that goes on from hidden states of three of the model's layers",
+        ),
+        Entry(
+            "medusa",
+            f"{home}.medusa:Medusa",
+            "a head for each of the next tokens, behind the model's hidden state",
+        ),
         Entry(
             "mlp_speculator",
             f"{home}.mlp_speculator:MlpSpeculator",
             "a small product of hidden state and token, again and again",
         ),
         Entry("mtp", f"{home}.mtp:Mtp", "the model's own layer for further tokens"),
-        Entry("suffix", f"{home}.suffix:Suffix", "what most often followed them there and in earlier outputs"),
+        Entry(
+            "suffix",
+            f"{home}.suffix:Suffix",
+            "what most often followed them there and in earlier outputs",
+        ),
     ]
 
 

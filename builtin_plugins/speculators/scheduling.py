@@ -1,4 +1,6 @@
-"""The scheduler half: asks for as many guesses as the worker half wants, and counts them by request."""
+"""The scheduler half: asks for as many guesses as the worker half wants, and counts them by
+request.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ _decode: Final = msgspec.msgpack.Decoder(Report).decode
 
 
 class Asker:
-    """Decides nothing, so that a journal of steps replays it: all it does follows from what the worker half reports."""
+    """Decides nothing, so that a journal of steps replays it: all it does follows from what the
+    worker half reports.
+    """
 
     name = NAME
 
@@ -50,7 +54,10 @@ class Asker:
     def planned(self, plan: StepPlan) -> bytes | None:
         """Note who has which row; tell the worker half what was granted."""
         for new in plan.new:
-            for row in {new.row, self._rows.get(new.request_id, new.row)}:  # it had another one before it was preempted
+            for row in {
+                new.row,
+                self._rows.get(new.request_id, new.row),
+            }:  # it had another one before it was preempted
                 self._left(row)
             self._owners[new.row], self._rows[new.request_id] = new.request_id, new.row
             self._wanted[new.row], self._entered = 0, True
@@ -63,7 +70,8 @@ class Asker:
             self._tally.take(report)
         asked = report.wanting, report.wanted
         if asked != self._asked or self._entered:
-            self._asked, self._entered = asked, False
+            self._asked = asked
+            self._entered = False
             self._wanted.fill(0)
             self._wanted[column(report.wanting)] = column(report.wanted)
 
@@ -79,7 +87,8 @@ class Asker:
 
     def _left(self, row: int) -> None:
         """Whoever has a row leaves it."""
-        name, outcome = self._owners.pop(row, None), self._tally.leave(row)
+        name = self._owners.pop(row, None)
+        outcome = self._tally.leave(row)
         if name is not None:
             del self._rows[name]
             self._outcomes.setdefault(name, Outcome()).add(outcome)

@@ -1,4 +1,6 @@
-"""What the config.json of a folder says of how it guesses: checkpoints of heads, and those in the format of `speculators`."""
+"""What the config.json of a folder says of how it guesses: checkpoints of heads, and those in the
+format of `speculators`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ HEADS: Final = ("suffix", "eagle3", "eagle", "medusa", "mlp_speculator")
 
 
 def read_stated(folder: str) -> Mapping[str, Any]:
-    """Return what a folder's config.json holds; nothing where there is none, or none that can be read."""
+    """Return what a folder's config.json holds; nothing where there is none, or none that can be
+    read.
+    """
     path = Path(folder).expanduser() / "config.json"
     if not folder or not os.path.isfile(path):  # Path's own raises for a name that is too long
         return {}
@@ -25,14 +29,26 @@ def read_stated(folder: str) -> Mapping[str, Any]:
 
 
 def method_of(stated: Mapping[str, Any]) -> str:
-    """Return the method that a checkpoint is made for; `draft_model` where it is a model like any other."""
+    """Return the method that a checkpoint is made for; `draft_model` where it is a model like any
+    other.
+    """
     own = stated.get("speculators_config")
-    names = [stated.get("speculators_model_type"), stated.get("model_type"), *(stated.get("architectures") or ())]
+    names = [
+        stated.get("speculators_model_type"),
+        stated.get("model_type"),
+        *(stated.get("architectures") or ()),
+    ]
     if isinstance(own, Mapping):
         names.insert(0, own.get("algorithm"))
     said = [str(name).lower().replace("-", "") for name in names if name]
     found = next(
-        (method for name in said for method in HEADS if method in name.replace("mlpspeculator", HEADS[-1])), ""
+        (
+            method
+            for name in said
+            for method in HEADS
+            if method in name.replace("mlpspeculator", HEADS[-1])
+        ),
+        "",
     )
     return found or ("medusa" if "medusa_num_heads" in stated else "draft_model")
 
@@ -47,7 +63,9 @@ def tokens_of(stated: Mapping[str, Any]) -> int:
 
 
 def verifier_of(stated: Mapping[str, Any]) -> str:
-    """Return the model that a checkpoint in the format of `speculators` guesses for; empty: it is none."""
+    """Return the model that a checkpoint in the format of `speculators` guesses for; empty: it is
+    none.
+    """
     own = stated.get("speculators_config")
     verifier = own.get("verifier") if isinstance(own, Mapping) else None
     name = verifier.get("name_or_path") if isinstance(verifier, Mapping) else None

@@ -37,7 +37,9 @@ class Tally:
     def _count(self) -> None:
         if self._reports:
             columns = [(each.rows, each.drafted, each.accepted) for each in self._reports]
-            rows, drafted, accepted = (column(b"".join(parts)) for parts in zip(*columns, strict=True))
+            rows, drafted, accepted = (
+                column(b"".join(parts)) for parts in zip(*columns, strict=True)
+            )
             num_rows, width = self._accepted.shape
             found = np.bincount(rows * width + accepted, minlength=num_rows * width)
             self._accepted += found.reshape(num_rows, width)

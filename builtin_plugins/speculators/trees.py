@@ -1,4 +1,6 @@
-"""Trees of guesses: which of their nodes are the likeliest, and how those are filled level by level."""
+"""Trees of guesses: which of their nodes are the likeliest, and how those are filled level by
+level.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ class Grown(NamedTuple):
 def likeliest(tree: TokenTree) -> list[TokenTree]:
     """Return the trees of its likeliest 0, 1, 2 and more nodes.
 
-    A child is as likely as the next, given that those before it are wrong; so a parent is likelier than its children.
+    A child is as likely as the next, given that those before it are wrong; so a parent is likelier
+    than its children.
     """
     chances = [LIKELY ** len(node) * (1 - LIKELY) ** sum(node) for node in tree.nodes]
     order = sorted(range(len(tree)), key=lambda at: (-chances[at], tree.nodes[at]))
@@ -39,7 +42,9 @@ def likeliest(tree: TokenTree) -> list[TokenTree]:
 
 
 def exponents(trees: Sequence[TokenTree]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return, for the node by which each tree is larger than the one before: its depth, and the siblings on its way that are likelier."""
+    """Return, for the node by which each tree is larger than the one before: its depth, and the
+    siblings on its way that are likelier.
+    """
     added = [next(iter({*tree.nodes} - {*less.nodes})) for less, tree in pairwise(trees)]
     return np.array([len(node) for node in added]), np.array([sum(node) for node in added])
 
@@ -51,8 +56,8 @@ def fill(
 ) -> list[list[int]]:
     """Return a token for each node of each row's tree, or of the chain it wants.
 
-    `begin(n)` returns the n likeliest tokens behind each row's known ones, `go_on(nodes, tokens, n)` those behind nodes, all of
-    one level, whose tokens stand at `tokens[row][place - 1]`.
+    `begin(n)` returns the n likeliest tokens behind each row's known ones, `go_on(nodes, tokens,
+    n)` those behind nodes, all of one level, whose tokens stand at `tokens[row][place - 1]`.
     """
     trees = [each.tree or TokenTree.chain(each.most) for each in rows]
     tokens = [[0] * len(tree) for tree in trees]

@@ -1,4 +1,5 @@
-"""At the edge: a constraint that is known to explode is refused; else the backends are chosen that shall be asked.
+"""At the edge: a constraint that is known to explode is refused; else the backends are chosen that
+shall be asked.
 
 No backend is imported here: what only a library can say is said by the process that keeps grammars.
 """
@@ -27,7 +28,9 @@ class Admission:
     params: tuple[str, ...] = ("structured_outputs",)
 
     def __init__(self, config: EngineConfig, registry: Any, keepers: Keepers) -> None:
-        """Raises `ConfigError` for a backend or reasoning parser that is not there: no request would be served."""
+        """Raises `ConfigError` for a backend or reasoning parser that is not there: no request
+        would be served.
+        """
         self._settings = StructuredOutputsConfig.of(config)
         self._settings.reasoning_parser_of(config, registry)
         self._registry = registry
@@ -47,7 +50,9 @@ class Admission:
         params = sampling.structured_outputs
         assert params is not None
         if not end_ids:
-            raise InvalidRequest("structured_outputs", "the model has no end token, so no output could be complete.")
+            raise InvalidRequest(
+                "structured_outputs", "the model has no end token, so no output could be complete."
+            )
         settings = self._settings
         asked = msgspec.structs.replace(
             params,
@@ -63,7 +68,9 @@ class Admission:
         names = _fit(constraint, names)
         if self._keepers.is_here:
             self._keepers.check((tuple(names), constraint))
-        return sampling.clone(structured_outputs=msgspec.structs.replace(asked, backend=",".join(names)))
+        return sampling.clone(
+            structured_outputs=msgspec.structs.replace(asked, backend=",".join(names))
+        )
 
     def _backends(self) -> list[str]:
         names = backends(self._settings, self._registry)
@@ -71,11 +78,15 @@ class Admission:
             try:
                 self._registry.choose("grammar_backends")
             except ConfigError as error:
-                raise InvalidRequest("structured_outputs", f"cannot be served here: {error}") from error
+                raise InvalidRequest(
+                    "structured_outputs", f"cannot be served here: {error}"
+                ) from error
         return names
 
     def finished(self, features: Mapping[str, bytes]) -> Mapping[str, Any]:
-        """Return what a request has failed of, as an error of the client's or ours, and what is counted of it."""
+        """Return what a request has failed of, as an error of the client's or ours, and what is
+        counted of it.
+        """
         if NAME not in features:
             return {}
         outcome = _decode(features[NAME])
@@ -83,11 +94,19 @@ class Admission:
 
 
 def _fit(constraint: Constraint, names: list[str]) -> list[str]:
-    """Return the backends in the order to ask them for a constraint. Raises `InvalidRequest` for one nobody should be asked for."""
+    """Return the backends in the order to ask them for a constraint.
+
+    Raises `InvalidRequest` for one nobody should be asked for.
+    """
     field = f"structured_outputs.{constraint.kind}"
-    if constraint.kind in ("json", "structural_tag") and (ref := remote_reference(constraint.text)) is not None:
+    if (
+        constraint.kind in ("json", "structural_tag")
+        and (ref := remote_reference(constraint.text)) is not None
+    ):
         raise InvalidRequest(
-            field, f"has the $ref {ref!r:.80}, which leads out of the schema; nothing is fetched, so put it into $defs."
+            field,
+            f"has the $ref {ref!r:.80}, which leads out of the schema; nothing is fetched, so put "
+            "it into $defs.",
         )
     what = explodes(constraint)
     if what is None:
@@ -95,6 +114,8 @@ def _fit(constraint: Constraint, names: list[str]) -> list[str]:
     patient = [name for name in names if name in BEAR_AMBIGUITY]
     if not patient:
         raise InvalidRequest(
-            field, f"holds {what}, which would take more work than any output is worth; write it in a simpler way."
+            field,
+            f"holds {what}, which would take more work than any output is worth; write it in a "
+            "simpler way.",
         )
     return [*patient, *(name for name in names if name not in patient)]

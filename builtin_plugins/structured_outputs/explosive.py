@@ -1,4 +1,5 @@
-"""Finds in a constraint what is known to explode: read once, in time linear in its text, by no library.
+"""Finds in a constraint what is known to explode: read once, in time linear in its text, by no
+library.
 
 Not a judge of what is well formed; what it does not understand it passes on to those who do.
 """
@@ -14,7 +15,8 @@ from typing import Any, Final
 from core.api import Constraint
 
 MAX_OPTIONAL: Final = 256
-"""Parts in a row that may all be left out: each may follow each, which makes their number squared."""
+"""Parts in a row that may all be left out: each may follow each, which makes their number squared.
+"""
 MAX_PARTS: Final = 100_000
 """Parts of a pattern with its repeats written out."""
 MAX_SCHEMAS: Final = 10**9
@@ -41,7 +43,9 @@ class _Part:
 
 
 def explodes(constraint: Constraint) -> str | None:
-    """Return what of a constraint takes more work than its size says; None where nothing is known to."""
+    """Return what of a constraint takes more work than its size says; None where nothing is known
+    to.
+    """
     if constraint.kind == "regex":
         return _of_pattern(constraint.text)
     if constraint.kind == "grammar":
@@ -56,7 +60,9 @@ def explodes(constraint: Constraint) -> str | None:
 
 
 def remote_reference(text: str) -> str | None:
-    """Return the first reference in a schema, or in those of a structural tag, that leads out of it."""
+    """Return the first reference in a schema, or in those of a structural tag, that leads out of
+    it.
+    """
     open_ = [json.loads(text)]
     while open_:
         item = open_.pop()
@@ -65,7 +71,11 @@ def remote_reference(text: str) -> str | None:
         elif isinstance(item, dict):
             if isinstance(ref := item.get("$ref"), str) and not ref.startswith("#"):
                 return ref
-            open_ += [inner for key, inner in item.items() if key not in ("const", "enum", "default", "examples")]
+            open_ += [
+                inner
+                for key, inner in item.items()
+                if key not in ("const", "enum", "default", "examples")
+            ]
     return None
 
 
@@ -78,7 +88,9 @@ def _patterns(whole: Any) -> Iterator[tuple[str, str]]:
             open_ += item
         elif isinstance(item, dict):
             open_ += item.values()
-            yield from ((key, item[key]) for key in ("pattern", "grammar") if isinstance(item.get(key), str))
+            yield from (
+                (key, item[key]) for key in ("pattern", "grammar") if isinstance(item.get(key), str)
+            )
             if isinstance(named := item.get("patternProperties"), dict):
                 yield from (("patternProperties", name) for name in named)
 
@@ -92,12 +104,16 @@ def _of_pattern(text: str) -> str | None:
 
 
 def _of_grammar(text: str) -> str | None:
-    """Look at the rules of an EBNF grammar, each by itself; then at how they lead back to themselves."""
+    """Look at the rules of an EBNF grammar, each by itself; then at how they lead back to
+    themselves.
+    """
     heads = [*_RULE.finditer(text)]
     rules: dict[str, list[_Part]] = {}
     try:
         for head, end in zip(
-            heads, [*(following.start() for following in heads[1:]), len(text)][: len(heads)], strict=True
+            heads,
+            [*(following.start() for following in heads[1:]), len(text)][: len(heads)],
+            strict=True,
         ):
             body = text[head.end() : end]
             rules.setdefault(head[1], []).extend(_Reader(body, is_regex=False).alternatives())
@@ -111,7 +127,9 @@ def _of_grammar(text: str) -> str | None:
 
 
 def _of_references(whole: Any) -> str | None:
-    """Count what a schema is with its references written out; one that leads back to itself counts once."""
+    """Count what a schema is with its references written out; one that leads back to itself counts
+    once.
+    """
     sizes: dict[str, int] = {}
     inner: dict[str, list[str]] = {}
     todo = ["#"]
@@ -142,7 +160,11 @@ def _references(part: Any) -> Iterator[str]:
 
 def _target(whole: Any, ref: str) -> Any:
     for name in ref.removeprefix("#").split("/")[1:]:
-        whole = whole.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(whole, Mapping) else None
+        whole = (
+            whole.get(name.replace("~1", "/").replace("~0", "~"))
+            if isinstance(whole, Mapping)
+            else None
+        )
     return whole
 
 
@@ -170,7 +192,8 @@ class _Reader:
         return self._text[self._at : self._at + 1]
 
     def _sequence(self) -> _Part:
-        whole, run = _Part(may_be_empty=True, size=0), 0
+        whole = _Part(may_be_empty=True, size=0)
+        run = 0
         while (character := self._peek()) and character not in "|)":
             if not self._is_regex and character.isspace():
                 self._at += 1
@@ -211,7 +234,9 @@ class _Reader:
             part = _Part(names=[word[0]])
         else:
             self._at += 2 if character == "\\" else 1
-            part = _Part(may_be_empty=self._is_regex and character in "^$", size=int(character not in "^$"))
+            part = _Part(
+                may_be_empty=self._is_regex and character in "^$", size=int(character not in "^$")
+            )
         return self._repeated(part)
 
     def _group(self) -> _Part:
@@ -243,9 +268,12 @@ class _Reader:
                 return part
             least, most = times
             if most > 1 and part.may_be_empty and part.repeats:
-                raise _ExplosionError("the repetition of what may be empty and is repeated already, as in (a*)*")
+                raise _ExplosionError(
+                    "the repetition of what may be empty and is repeated already, as in (a*)*"
+                )
             if part.size > 1 and most < _ENDLESS:
-                part.size, part.run = part.size * max(1, most), part.run * max(1, most)
+                part.size = part.size * max(1, most)
+                part.run = part.run * max(1, most)
             part.may_be_empty |= least == 0
             part.repeats |= most >= _ENDLESS
             self._judge(part)

@@ -114,8 +114,11 @@ class Handle:
         self._heard = heard
         self._wire: Wire[FromKeeper] | None = None
         self._early: list[Any] = []
-        self._next, self._free = 0, list[int]()
-        self._pid, self._pidfd, self._clock = 0, -1, 0
+        self._next = 0
+        self._free = list[int]()
+        self._pid = 0
+        self._pidfd = -1
+        self._clock = 0
         self._used_s = 0.0
         """CPU time of the keeper when it last said something."""
         self._base_bytes = 0
@@ -142,11 +145,14 @@ class Handle:
         if self._free:
             number = self._free.pop()
         else:
-            number, self._next = self._next, self._next + 1
+            number = self._next
+            self._next = self._next + 1
         line = self.lines[number] = Line(self, number, length, owner)
         return line
 
-    def begin(self, line: Line, prompt_end: list[int], output: list[int], stops: list[int], *, skips: bool) -> None:
+    def begin(
+        self, line: Line, prompt_end: list[int], output: list[int], stops: list[int], *, skips: bool
+    ) -> None:
         """Have the first mask made."""
         self.send([Open(line.number, prompt_end, output, stops, skips)])
 
@@ -172,14 +178,18 @@ class Handle:
 
     def meet(self, sock: socket.socket, board: Mask) -> None:
         """Take the socket of a keeper that was just born."""
-        self.stage, self.board = Stage.COMPILING, board
+        self.stage = Stage.COMPILING
+        self.board = board
         self._wire = Wire(sock, FromKeeper)
-        self._used_s, self._base_bytes = 0.0, 0
+        self._used_s = 0.0
+        self._base_bytes = 0
 
     def pump(self) -> None:
         """Take what has come, without waiting."""
         wire = self._wire
-        while wire is not None and self.stage is not Stage.GONE and (said := wire.receive(wait=False)):
+        while (
+            wire is not None and self.stage is not Stage.GONE and (said := wire.receive(wait=False))
+        ):
             for message in said:
                 self._take(message)
         if wire is None or self.stage is Stage.GONE:
@@ -195,7 +205,9 @@ class Handle:
             line = self.lines.get(message.line)
             if line is None:
                 return
-            line.is_pending, line.work_s, line.more = False, message.work_s, message.more
+            line.is_pending = False
+            line.work_s = message.work_s
+            line.more = message.more
             line.spent_s += message.work_s
             if message.error:
                 line.error = RequestFailed(message.error)
@@ -213,11 +225,13 @@ class Handle:
             said = message.message
             self.end(InvalidRequest(message.field, said) if message.field else RequestFailed(said))
         elif isinstance(message, Made):
-            self.stage, self._used_s = Stage.READY, message.used_s
+            self.stage = Stage.READY
+            self._used_s = message.used_s
             self.compile_s = message.used_s
             self.memory_bytes = self._own_bytes()
             self.be_equal()
-            early, self._early = [m for m in self._early if not isinstance(m, Close)], []
+            early = [m for m in self._early if not isinstance(m, Close)]
+            self._early = []
             self.send([m for m in early if m.line in self.lines])
 
     def end(self, error: EngineError) -> None:
@@ -228,15 +242,18 @@ class Handle:
         self.stage = Stage.GONE
         if not self.checked.done():
             self.checked.set_exception(error)
-        lines, self.lines = self.lines, {}
+        lines = self.lines
+        self.lines = {}
         for line in lines.values():
-            line.is_pending, line.error = False, line.error or error
+            line.is_pending = False
+            line.error = line.error or error
             self._heard(line)
 
     def restart_later(self) -> None:
         """End the keeper, to be made again from the beginning."""
         self._kill()
-        self.stage, self._wire = Stage.QUEUED, None
+        self.stage = Stage.QUEUED
+        self._wire = None
 
     def _kill(self) -> None:
         if self._pidfd >= 0:
@@ -251,12 +268,15 @@ class Handle:
 
     def _know(self, pid: int) -> None:
         if pid:
-            self._pid, self._pidfd = pid, os.pidfd_open(pid)
+            self._pid = pid
+            self._pidfd = os.pidfd_open(pid)
             self._clock = ~pid << 3 | 2  # as clock_getcpuclockid makes it
             self._base_bytes = self._anonymous_bytes()
 
     def used_s(self) -> float:
-        """Return the CPU time that it has spent since it last said something: on the mask, or the compilation, under way."""
+        """Return the CPU time that it has spent since it last said something: on the mask, or the
+        compilation, under way.
+        """
         if self._pidfd < 0:
             return 0.0
         try:
@@ -290,10 +310,16 @@ class Handle:
 
     def _own_bytes(self) -> int:
         """Return the memory that it shares with nobody."""
-        return _kilobytes(Path(f"/proc/{self._pid}/smaps_rollup"), "Private_Dirty:") if self._pidfd >= 0 else 0
+        return (
+            _kilobytes(Path(f"/proc/{self._pid}/smaps_rollup"), "Private_Dirty:")
+            if self._pidfd >= 0
+            else 0
+        )
 
     def _obituary(self) -> EngineError:
-        return RequestFailed(f"{self.kind}: the process that kept its grammar has ended; send the request again.")
+        return RequestFailed(
+            f"{self.kind}: the process that kept its grammar has ended; send the request again."
+        )
 
 
 def _kilobytes(file: Path, name: str) -> int:

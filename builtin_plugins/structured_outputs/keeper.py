@@ -1,4 +1,5 @@
-"""Keeps one constraint: compiles it, and makes the masks of all outputs that are held to it, one message after another.
+"""Keeps one constraint: compiles it, and makes the masks of all outputs that are held to it, one
+message after another.
 
 It may be anywhere where it costs others nothing: `Keeper` knows no process and no limit.
 """
@@ -78,12 +79,18 @@ class Keeper:
         except EngineError as error:
             yield Refused("", str(error))
         except Exception as error:  # noqa: BLE001 - a backend may raise anything; those who wait are told
-            yield Refused("", f"{field}: {self._backend or 'a backend'} has failed at this constraint: {error}")
+            yield Refused(
+                "",
+                f"{field}: {self._backend or 'a backend'} has failed at this constraint: {error}",
+            )
         else:
             yield Made(time.process_time())
 
     def _choose(self, make: Make) -> str:
-        """Return the first backend that serves the constraint. Raises what the first one says when none does."""
+        """Return the first backend that serves the constraint.
+
+        Raises what the first one says when none does.
+        """
         refusal: InvalidRequest | None = None
         for name in make.backends:
             try:
@@ -150,13 +157,15 @@ def keep(wire: Wire[ToKeeper], keeper: Keeper, pid: int) -> None:
         if isinstance(said, Refused):
             return
     while not wire.is_closed:
-        said_s, answers = time.monotonic(), []
+        said_s = time.monotonic()
+        answers = []
         for message in rest:
             answers.append(keeper.take(message))
             if time.monotonic() - said_s > _TOGETHER_S:
                 wire.send(answers)
                 wire.drain()
-                said_s, answers = time.monotonic(), []
+                said_s = time.monotonic()
+                answers = []
         if answers:
             wire.send(answers)
             wire.drain()

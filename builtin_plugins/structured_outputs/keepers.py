@@ -1,7 +1,9 @@
-"""All keepers of a process: who compiles when, what each may cost, and which are kept when nobody uses them.
+"""All keepers of a process: who compiles when, what each may cost, and which are kept when nobody
+uses them.
 
-A constraint compiles at once, two at a time. What takes longer than constraints do goes on alone, at the lowest priority,
-in the order it came: so nobody waits for a neighbour's monster, however many of them there are.
+A constraint compiles at once, two at a time. What takes longer than constraints do goes on alone,
+at the lowest priority, in the order it came: so nobody waits for a neighbour's monster, however
+many of them there are.
 """
 
 from __future__ import annotations
@@ -42,7 +44,10 @@ def keepers_of(config: EngineConfig, registry: Any) -> Keepers:
 
 
 class Keepers:
-    """A cache of keepers by constraint. Any thread may call it; a thread of its own watches those that take long."""
+    """A cache of keepers by constraint.
+
+    Any thread may call it; a thread of its own watches those that take long.
+    """
 
     def __init__(self, config: EngineConfig, registry: Any, nursery: Nursery | None = None) -> None:
         """Without a `nursery`, one is made when the first constraint comes."""
@@ -54,7 +59,8 @@ class Keepers:
         """Masks are made for a worker of this process."""
         self.num_compiled = 0
         """Constraints that were begun to compile, so far."""
-        self._config, self._registry = config, registry
+        self._config = config
+        self._registry = registry
         self._nursery = nursery
         self._handles: OrderedDict[Key, Handle] = OrderedDict()
         """Those in use and those kept, the longest unused first."""
@@ -72,7 +78,9 @@ class Keepers:
         """Begin with what the first constraint will need; nothing is waited for."""
         with self.lock:
             if self._nursery is None and not self._closed:
-                from builtin_plugins.structured_outputs.nursery import nursery_of  # lazy: start-up stays quick
+                from builtin_plugins.structured_outputs.nursery import (
+                    nursery_of,
+                )  # lazy: start-up stays quick
 
                 self._nursery = nursery_of(self._config, self._registry)
                 self._look_after(None)
@@ -86,7 +94,10 @@ class Keepers:
             wait_for([], _TICK_S)
 
     def get(self, key: Key) -> Handle:
-        """Return the keeper of a constraint, which may still have to compile it. Raises `EngineDead` after `close`."""
+        """Return the keeper of a constraint, which may still have to compile it.
+
+        Raises `EngineDead` after `close`.
+        """
         with self.lock:
             if self._closed:
                 raise EngineDead("the engine was shut down; make a new one.")
@@ -111,7 +122,9 @@ class Keepers:
                 handle.num_asking -= 1
 
     def watch(self, handle: Handle) -> None:
-        """Hear of what a keeper makes, and hold it to its budget, although nobody waits for it here."""
+        """Hear of what a keeper makes, and hold it to its budget, although nobody waits for it
+        here.
+        """
         with self.lock:
             self._look_after(handle)
 
@@ -129,7 +142,8 @@ class Keepers:
     def close(self) -> None:
         """End everything; safe to call twice."""
         with self.lock:
-            self._closed, self.heard = True, lambda line: None
+            self._closed = True
+            self.heard = lambda line: None
             for handle in list(self._handles.values()):
                 handle.end(RequestFailed("the engine was shut down"))
             self._handles.clear()
@@ -143,7 +157,9 @@ class Keepers:
         if handle is not None:
             self._watched.add(handle)
         if self._watcher is None and not self._closed:
-            self._watcher = threading.Thread(target=self._watch, name="grammar-keepers", daemon=True)
+            self._watcher = threading.Thread(
+                target=self._watch, name="grammar-keepers", daemon=True
+            )
             self._watcher.start()
 
     def _watch(self) -> None:
@@ -157,13 +173,17 @@ class Keepers:
                     is_ready = self._begin_more()
                 except OSError:
                     self._give_up(
-                        RequestFailed("structured_outputs: the process of grammars has ended; send it again.")
+                        RequestFailed(
+                            "structured_outputs: the process of grammars has ended; send it again."
+                        )
                     )
                 except EngineError as error:
                     self._give_up(error)
                 except Exception as error:  # whatever it is, nobody must wait for ever
                     log.exception("keepers of grammars cannot be watched")
-                    self._give_up(RequestFailed(f"structured_outputs: {type(error).__name__}: {error}"))
+                    self._give_up(
+                        RequestFailed(f"structured_outputs: {type(error).__name__}: {error}")
+                    )
                 self._watched = {handle for handle in self._watched if handle.is_waited_for}
                 if self._closed or (is_ready and not self._watched):
                     self._watcher = None
@@ -173,7 +193,9 @@ class Keepers:
             wait_for(sockets, poll_s)
 
     def _begin_more(self) -> bool:
-        """Let constraints compile as far as there is room; say whether keepers can be brought forth."""
+        """Let constraints compile as far as there is room; say whether keepers can be brought
+        forth.
+        """
         nursery = self._nursery
         if nursery is None or not nursery.is_ready():
             return nursery is None
@@ -197,8 +219,11 @@ class Keepers:
         return alive < self.settings.max_constraints
 
     def _hold_to_budget(self, handle: Handle) -> None:
-        settings, used_s = self.settings, handle.used_s()
-        if not (handle.lines or handle.num_asking) and (handle.stage < Stage.READY or used_s > HUMBLE_S):
+        settings = self.settings
+        used_s = handle.used_s()
+        if not (handle.lines or handle.num_asking) and (
+            handle.stage < Stage.READY or used_s > HUMBLE_S
+        ):
             handle.end(RequestFailed("nobody waits for it any more"))
             self._forget(handle)
             return
@@ -207,7 +232,9 @@ class Keepers:
                 handle.be_humble()
             if used_s > settings.compile_timeout_s:
                 self._refuse(
-                    handle, f"takes more than {settings.compile_timeout_s:g} s of work to compile", "compile_timeout_s"
+                    handle,
+                    f"takes more than {settings.compile_timeout_s:g} s of work to compile",
+                    "compile_timeout_s",
                 )
             elif used_s > QUICK_S and handle in self._quick:
                 self._quick.remove(handle)
@@ -219,10 +246,13 @@ class Keepers:
                 handle.be_humble()
             if used_s > settings.mask_budget_s and handle.is_waited_for:
                 self._refuse(
-                    handle, f"takes more than {settings.mask_budget_s:g} s of work for one token", "mask_budget_s"
+                    handle,
+                    f"takes more than {settings.mask_budget_s:g} s of work for one token",
+                    "mask_budget_s",
                 )
         if handle.stage < Stage.READY and time.monotonic() - handle.since_s > PATIENCE_S:
-            handle.end(QueueFull(f"{handle.kind}: was not compiled within {PATIENCE_S:g} s, as the server was too busy; "
+            handle.end(QueueFull(f"{handle.kind}: was not compiled within {PATIENCE_S:g} s, as the "
+                                 "server was too busy; "
                                  "send the request again later."))  # fmt: skip
             self._forget(handle)
         elif handle.taken_bytes() > settings.compile_memory_bytes:
@@ -250,21 +280,26 @@ class Keepers:
         if self._nursery is not None:
             self._nursery.close()
             self._nursery = None
-        failed, self._handles = self._handles, OrderedDict()
+        failed = self._handles
+        self._handles = OrderedDict()
         for handle in failed.values():
             handle.end(error)
 
     def _evict(self, spare: int = 0) -> None:
         """End the longest unused beyond the bounds; outputs under way keep theirs."""
-        alive = [handle for handle in self._handles.values() if Stage.QUEUED < handle.stage < Stage.GONE]
+        alive = [
+            handle for handle in self._handles.values() if Stage.QUEUED < handle.stage < Stage.GONE
+        ]
         idle = [handle for handle in alive if handle.stage is Stage.READY and not handle.lines]
-        count, total = len(alive) + spare, sum(handle.memory_bytes for handle in idle)
+        count = len(alive) + spare
+        total = sum(handle.memory_bytes for handle in idle)
         for handle in idle:
             if count <= self.settings.max_constraints and total <= self.settings.cache_bytes:
                 return
             handle.end(RequestFailed("it was not used for longest"))
             self._forget(handle)
-            count, total = count - 1, total - handle.memory_bytes
+            count = count - 1
+            total = total - handle.memory_bytes
 
 
 def _over_budget(handle: Handle, what: str, option: str) -> OverBudget:

@@ -1,4 +1,6 @@
-"""The outputs of a worker's constrained requests: opened before they start, waited for as long as a step can wait."""
+"""The outputs of a worker's constrained requests: opened before they start, waited for as long as a
+step can wait.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from core.process.messages import Fault
 log = logging.getLogger(__name__)
 
 GRACE_S: Final = 0.004
-"""CPU time of a keeper that a step waits for: a mask that has not got it is late through no fault of its own."""
+"""CPU time of a keeper that a step waits for: a mask that has not got it is late through no fault
+of its own.
+"""
 PATIENCE_S: Final = 0.25
 """By the clock, the longest that a step waits for masks, whoever has the machine."""
 SLACK_S: Final = 0.001
@@ -77,8 +81,11 @@ class Lines:
             handle = self._keepers.get((names, one.params.constraint()))
             line = self._by_request[one.request_id] = handle.open(one.length, one.request_id)
             line.spent_s = spent_s
-            handle.begin(line, one.prompt_end, one.output, one.stops, skips=one.params.skip_reasoning)
-        line.is_late, line.announces = False, True
+            handle.begin(
+                line, one.prompt_end, one.output, one.stops, skips=one.params.skip_reasoning
+            )
+        line.is_late = False
+        line.announces = True
         if line.is_pending:
             self._keepers.watch(line.handle)
         else:
@@ -93,7 +100,9 @@ class Lines:
             self._begun_s = 0.0
 
     def wait(self, lines: Iterable[Line]) -> None:
-        """Wait for masks; those whose keepers had their share of time and have not made them are late."""
+        """Wait for masks; those whose keepers had their share of time and have not made them are
+        late.
+        """
         missing = [line for line in lines if line.is_pending and not line.is_late]
         give_up_s = time.monotonic() + PATIENCE_S
         while missing:
@@ -129,7 +138,9 @@ class Lines:
                 line.length += len(tokens)
                 line.is_pending = True
                 line.announces = line.is_slow
-                by_handle.setdefault(id(line.handle), (line, []))[1].append(Advance(line.number, tokens))
+                by_handle.setdefault(id(line.handle), (line, []))[1].append(
+                    Advance(line.number, tokens)
+                )
             for line, messages in by_handle.values():
                 line.handle.send(messages)
             for line, _ in kept:
@@ -145,7 +156,9 @@ class Lines:
         if now > self._silent_until_s:
             self._silent_until_s = now + PAUSE_S
             log.warning(
-                "a mask of %s is late; request %s sits steps out until it is there", line.handle.kind, line.owner
+                "a mask of %s is late; request %s sits steps out until it is there",
+                line.handle.kind,
+                line.owner,
             )
         return Late(line.owner, self._rank)
 
@@ -158,7 +171,8 @@ class Lines:
         line.num_quick = 0 if line.work_s > self._room_s + SLACK_S else line.num_quick + 1
         is_slow = line.num_quick < (NUM_QUICK if line.is_slow else 1)
         if is_slow != line.is_slow:
-            line.is_slow, line.announces = is_slow, True
+            line.is_slow = is_slow
+            line.announces = True
             self._tell([Pace(line.owner, self._rank, is_slow)])
         if line.announces or line.is_late:
             self._announce(line)
@@ -168,11 +182,14 @@ class Lines:
         if line.error is not None:
             self._tell([self._failure(line)])
         else:
-            compile_s, line.handle.compile_s = line.handle.compile_s, 0.0
+            compile_s = line.handle.compile_s
+            line.handle.compile_s = 0.0
             self._tell([Ready(line.owner, self._rank, line.length, compile_s)])
 
     def _failure(self, line: Line) -> Told:
         error = line.error or RequestFailed("there is no mask")
         if not isinstance(error, InvalidRequest):
-            self._seldom.error(line.handle.kind, f"a constrained request fails, alone: {error}", error)
+            self._seldom.error(
+                line.handle.kind, f"a constrained request fails, alone: {error}", error
+            )
         return Failed(line.owner, self._rank, Fault.of(error), getattr(error, "budget", ""))

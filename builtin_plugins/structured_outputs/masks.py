@@ -1,7 +1,8 @@
 """The worker half: keeps logits of what may not come at -inf, for each constrained row.
 
-The tokens of a step are copied to the host behind the model's back and sent to the keepers of grammars, which make the masks
-they lead to while the next step's model runs. So constrained requests are scheduled ahead like all others.
+The tokens of a step are copied to the host behind the model's back and sent to the keepers of
+grammars, which make the masks they lead to while the next step's model runs. So constrained
+requests are scheduled ahead like all others.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class _Asked:
 
 @dataclass(frozen=True, slots=True)
 class _Sampled:
-    """The constrained rows of a step that had their masks, and where in the batch its tokens appear."""
+    """The constrained rows of a step that had their masks, and where in the batch its tokens
+    appear.
+    """
 
     rows: list[_Asked]
     token_ids: torch.Tensor
@@ -50,7 +53,9 @@ class _Sampled:
 
 
 class MaskMaker:
-    """Has masks for all constrained rows of a step at once, one for each point that a row samples at."""
+    """Has masks for all constrained rows of a step at once, one for each point that a row samples
+    at.
+    """
 
     name = NAME
 
@@ -69,7 +74,9 @@ class MaskMaker:
         self._told: list[Told] = []
         self._taken: bytes | None = None
         self._unsure: set[int] = set()
-        """Rows that have sampled behind guesses: how many of their tokens were kept the next step's lengths say."""
+        """Rows that have sampled behind guesses: how many of their tokens were kept the next step's
+        lengths say.
+        """
 
     def attach(self, parts: WorkerParts) -> None:
         """Begin where the last layers are: there tokens are sampled."""
@@ -98,8 +105,13 @@ class MaskMaker:
             self._taken = payload
             self._lines.update(_decode(payload))
 
-    def before_sample(self, logits: torch.Tensor, rows: SampleRows, payload: bytes | None) -> torch.Tensor:
-        """Mask the rows that are constrained; the others are not touched. A row whose mask is late is told of."""
+    def before_sample(
+        self, logits: torch.Tensor, rows: SampleRows, payload: bytes | None
+    ) -> torch.Tensor:
+        """Mask the rows that are constrained; the others are not touched.
+
+        A row whose mask is late is told of.
+        """
         lines = self._lines
         if lines is None:
             return logits
@@ -125,21 +137,27 @@ class MaskMaker:
         if not kept:
             return logits
         where = torch.tensor(kept, device=logits.device)
-        self._sampled = _Sampled(found, rows.token_ids, rows.row_index[where], rows.length_index[where])
+        self._sampled = _Sampled(
+            found, rows.token_ids, rows.row_index[where], rows.length_index[where]
+        )
         packed = np.stack(masks)  # [n, words] int32
         return mask_rows(logits, packed, None if len(kept) == len(rows.rows) else where)
 
     def _ask(self, lines: Lines, rows: SampleRows, places: list[int]) -> list[_Asked]:
         """Return the constrained rows; have the masks made of those that sample at several points."""
         lengths, tokens = self._known(rows, places)
-        asked, points = [], []
+        asked = []
+        points = []
         for number, group in groupby(range(len(places)), key=lambda k: rows.rows[places[k]]):
             own = [*group]
-            line, length, guesses = lines[number], lengths[own[0]], [tokens[k] for k in own[:-1]]
+            line = lines[number]
+            length = lengths[own[0]]
+            guesses = [tokens[k] for k in own[:-1]]
             line.more = []
             asked.append(_Asked(line, [places[k] for k in own], guesses))
             if tokens and not line.is_late and (guesses or length != line.length):
-                back, fresh = max(0, line.length - length), rows.token_ids[number, line.length : length].tolist()
+                back = max(0, line.length - length)
+                fresh = rows.token_ids[number, line.length : length].tolist()
                 points.append((line, Points(line.number, back, fresh, guesses)))
                 line.length = length
         if points:
@@ -148,10 +166,12 @@ class MaskMaker:
         return asked
 
     def _known(self, rows: SampleRows, places: list[int]) -> tuple[list[int], list[int]]:
-        """Return, for each of the places, how many tokens are known before it and the one guessed there.
+        """Return, for each of the places, how many tokens are known before it and the one guessed
+        there.
 
-        Behind guesses only the device knows how many were kept; where there were none nothing is read back, and there
-        are no guesses to return. The lengths are then exact for rows that are new, others have counted theirs.
+        Behind guesses only the device knows how many were kept; where there were none nothing is
+        read back, and there are no guesses to return. The lengths are then exact for rows that are
+        new, others have counted theirs.
         """
         points = getattr(rows, "points", None) or ()
         guessing = {rows.rows[i] for i in places if points and points[i]}
@@ -162,16 +182,20 @@ class MaskMaker:
             return [rows.lengths[i] for i in places], []
         where = torch.tensor(places, device=rows.token_ids.device)
         lengths = rows.length_index[where]
-        known: list[list[int]] = torch.stack((lengths, rows.token_ids[rows.row_index[where], lengths])).tolist()
+        known: list[list[int]] = torch.stack(
+            (lengths, rows.token_ids[rows.row_index[where], lengths])
+        ).tolist()
         return known[0], known[1]
 
     def after_sample(self, payload: bytes | None) -> bytes | None:
         """Begin the masks of the next step; tell of those that this one went without."""
         self._take(payload)
-        sampled, self._sampled = self._sampled, None
+        sampled = self._sampled
+        self._sampled = None
         if sampled is not None and self._lines is not None:
             self._send(self._lines, sampled)
-        told, self._told = self._told, []
+        told = self._told
+        self._told = []
         return _encode(told) if told else None
 
     def _send(self, lines: Lines, sampled: _Sampled) -> None:
@@ -198,20 +222,30 @@ def _kept(rows: list[_Asked], tokens: torch.Tensor) -> list[tuple[Line, list[int
     kept = []
     for row in rows:
         points = [next(sampled) for _ in row.places]
-        right = (number for number, pair in enumerate(zip(row.guesses, points, strict=False)) if pair[0] != pair[1])
+        right = (
+            number
+            for number, pair in enumerate(zip(row.guesses, points, strict=False))
+            if pair[0] != pair[1]
+        )
         kept.append((row.line, points[: 1 + next(right, len(row.guesses))]))
     return kept
 
 
-def mask_rows(logits: torch.Tensor, packed: np.ndarray[Any, Any], where: torch.Tensor | None) -> torch.Tensor:
-    """Return logits [n, vocab] with -inf where the bit of a row's mask is 0; rows beside `where` stay as they are."""
+def mask_rows(
+    logits: torch.Tensor, packed: np.ndarray[Any, Any], where: torch.Tensor | None
+) -> torch.Tensor:
+    """Return logits [n, vocab] with -inf where the bit of a row's mask is 0; rows beside `where`
+    stay as they are.
+    """
     vocab = logits.shape[1]
     if logits.is_cuda:
         words = torch.from_numpy(packed).to(logits.device, non_blocking=True)
         shifts = torch.arange(32, device=logits.device, dtype=torch.int32)
         allowed = ((words[:, :, None] >> shifts) & 1).flatten(1).bool()
     else:
-        allowed = torch.from_numpy(np.unpackbits(packed.view(np.uint8), axis=1, bitorder="little")).bool()
+        allowed = torch.from_numpy(
+            np.unpackbits(packed.view(np.uint8), axis=1, bitorder="little")
+        ).bool()
     forbidden = ~allowed[:, :vocab]
     if forbidden.shape[1] < vocab:  # ids that the model has, but not the tokenizer
         forbidden = torch.nn.functional.pad(forbidden, (0, vocab - forbidden.shape[1]), value=True)

@@ -1,4 +1,6 @@
-"""What a process that computes and the keepers of its grammars say to each other: plain structs in packets."""
+"""What a process that computes and the keepers of its grammars say to each other: plain structs in
+packets.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What the scheduler half and the worker halves tell each other: bytes to the kernel, which carries them."""
+"""What the scheduler half and the worker halves tell each other: bytes to the kernel, which carries
+them.
+"""
 
 from __future__ import annotations
 
@@ -84,9 +86,14 @@ class Outcome(msgspec.Struct, array_like=True, frozen=True):
 
     def counts(self) -> dict[str, float]:
         """Return what metrics count of it."""
-        counted = {"constraint_late_masks": float(self.num_late), "constraint_compile_cpu_seconds": self.compile_s}
+        counted = {
+            "constraint_late_masks": float(self.num_late),
+            "constraint_compile_cpu_seconds": self.compile_s,
+        }
         if self.budget:
-            counted[f"constraint_{'compile' if self.budget.startswith('compile') else 'mask'}_failures"] = 1.0
+            counted[
+                f"constraint_{'compile' if self.budget.startswith('compile') else 'mask'}_failures"
+            ] = 1.0
         return {**counted, "constraint_wait_seconds": self.wait_s}
 
     def error(self) -> EngineError | None:

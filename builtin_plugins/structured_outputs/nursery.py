@@ -1,4 +1,6 @@
-"""Where keepers come from: processes forked from a zygote, or threads where processes cannot be forked."""
+"""Where keepers come from: processes forked from a zygote, or threads where processes cannot be
+forked.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ if TYPE_CHECKING:
 
 
 def nursery_of(config: EngineConfig, registry: Any) -> Nursery:
-    """Return one that forks where that can be done: on Linux, with what processes of the engine talk through."""
+    """Return one that forks where that can be done: on Linux, with what processes of the engine
+    talk through.
+    """
     if sys.platform == "linux" and find_spec("zmq") is not None:
         return Zygote(config, registry)
     return Threads(Tools(config, registry))
@@ -68,7 +72,9 @@ class Zygote:
             log_level=logging.getLevelName(logging.getLogger("core").getEffectiveLevel()).lower(),
         )
         # Not a leader: who kills the engine's group must reach it and its keepers, too.
-        self._child = Child(start, Connected | Failed, leader=False, environment=thread_environment(1))
+        self._child = Child(
+            start, Connected | Failed, leader=False, environment=thread_environment(1)
+        )
         # An engine that nobody closes takes it along.
         self._sockets = [self._listener]
         self._end = weakref.finalize(self, _end, self._child, self._sockets)

@@ -1,4 +1,6 @@
-"""Structured outputs: the option, and what happens at admission, in the scheduler and in the worker."""
+"""Structured outputs: the option, and what happens at admission, in the scheduler and in the
+worker.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,11 @@ def engine_options() -> list[Option]:
             "structured_outputs_config",
             dict[str, Any],
             {},
-            "How outputs are held to a form: backend (auto), disable_fallback, disable_any_whitespace, "
+            "How outputs are held to a form: backend (auto), disable_fallback, "
+            "disable_any_whitespace, "
             "disable_additional_properties, reasoning_parser, enable_in_reasoning, "
-            "compile_timeout_s, compile_memory_bytes, mask_budget_s, output_budget_s, max_constraints, cache_bytes, "
+            "compile_timeout_s, compile_memory_bytes, mask_budget_s, output_budget_s, "
+            "max_constraints, cache_bytes, "
             "warm_up.",
         )
     ]
@@ -39,7 +43,9 @@ def engine_scheduler_extensions(config: EngineConfig) -> list[Any]:
 
 @hookimpl
 def engine_runner_extensions(config: EngineConfig, registry: Any) -> list[Any]:
-    from builtin_plugins.structured_outputs.keepers import keepers_of  # lazy: only workers need torch
+    from builtin_plugins.structured_outputs.keepers import (
+        keepers_of,
+    )  # lazy: only workers need torch
     from builtin_plugins.structured_outputs.masks import MaskMaker
 
     serves = registry.hooks.process != "main" and config.model.runner != "pooling"

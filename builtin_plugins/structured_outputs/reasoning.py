@@ -1,4 +1,6 @@
-"""Follows the reasoning in a row's tokens: where it ends, or is left out, the constraint takes hold."""
+"""Follows the reasoning in a row's tokens: where it ends, or is left out, the constraint takes
+hold.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,12 @@ Place = tuple[bool, bool, Spellings, bytes]
 
 
 class Reasoning:
-    """Over at once without end markers, or where the prompt ends with one (thinking is switched off).
+    """Over at once without end markers, or where the prompt ends with one (thinking is switched
+    off).
 
-    With `starts`, the first token decides: one that begins a start marker begins reasoning, any other leaves it out. A marker
-    that was begun must be spelt to its end: who begins one and says something else would be outside of every form.
+    With `starts`, the first token decides: one that begins a start marker begins reasoning, any
+    other leaves it out. A marker that was begun must be spelt to its end: who begins one and says
+    something else would be outside of every form.
     """
 
     def __init__(
@@ -39,7 +43,9 @@ class Reasoning:
         is_open = not starts or prompt.endswith(tuple(starts))
         self.may_begin = not (self.is_over or is_open)
         """The next token decides."""
-        self._opening: Spellings = tuple(map(tuple, _encoded(starts, tokenizer))) if self.may_begin else ()
+        self._opening: Spellings = (
+            tuple(map(tuple, _encoded(starts, tokenizer))) if self.may_begin else ()
+        )
 
     @property
     def marker_ids(self) -> tuple[int, ...]:
@@ -56,15 +62,19 @@ class Reasoning:
         self.is_over, self.may_begin, self._opening, self._tail = place
 
     def take(self, token: int) -> None:
-        """Look at the next token; an end marker is found by its id, or spelt in any number of tokens.
+        """Look at the next token; an end marker is found by its id, or spelt in any number of
+        tokens.
 
         Raises `ValueError` for one that cannot go on with the start marker that was begun.
         """
         if self._opening:
             begun = tuple(rest[1:] for rest in self._opening if rest[0] == token)
             if not (begun or self.may_begin):
-                raise ValueError(f"token {token} does not go on with the marker of thoughts that was begun")
-            self.is_over, self.may_begin = not begun, False
+                raise ValueError(
+                    f"token {token} does not go on with the marker of thoughts that was begun"
+                )
+            self.is_over = not begun
+            self.may_begin = False
             self._opening = begun if all(begun) else ()
             return
         text = self._tokens[token] if token < len(self._tokens) else b""

@@ -1,4 +1,6 @@
-"""The scheduler half: parks requests until their mask is there, and holds back those whose masks come slowly."""
+"""The scheduler half: parks requests until their mask is there, and holds back those whose masks
+come slowly.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,16 @@ from typing import Any, Final
 
 import msgspec
 
-from builtin_plugins.structured_outputs.news import NAME, Late, News, Outcome, Pace, Prepare, Ready, Told
+from builtin_plugins.structured_outputs.news import (
+    NAME,
+    Late,
+    News,
+    Outcome,
+    Pace,
+    Prepare,
+    Ready,
+    Told,
+)
 from core.api import EngineError, RequestFailed, StepPlan
 from core.contracts.scheduling import RunningRows
 
@@ -88,15 +99,24 @@ class Gate:
         return bool(self._soon or self._gone)
 
     def planned(self, plan: StepPlan) -> bytes | None:
-        """Say which rows are constrained from this step on, which no longer are, and who waits for a mask."""
+        """Say which rows are constrained from this step on, which no longer are, and who waits for
+        a mask.
+        """
         if not (plan.new or plan.ended or self._soon or self._gone):
             return None
         left = self._rows.intersection((*plan.ended, *(new.row for new in plan.new)))
-        new = [(new.row, new.request_id) for new in plan.new if new.sampling.structured_outputs is not None]
+        new = [
+            (new.row, new.request_id)
+            for new in plan.new
+            if new.sampling.structured_outputs is not None
+        ]
         if not (left or new or self._soon or self._gone):
             return None
         self._rows = (self._rows - left) | {row for row, _ in new}
-        soon, gone, self._soon, self._gone = self._soon, self._gone, [], []
+        soon = self._soon
+        gone = self._gone
+        self._soon = []
+        self._gone = []
         return _encode(News(sorted(left), new, soon, gone))
 
     # --- those whose masks come slowly
@@ -149,20 +169,24 @@ class Gate:
             if life.fault is None:
                 life.fault = told.fault.error()
                 life.note(fault=told.fault, budget=told.budget)
-            # There will be no mask that a row could sit steps out for. In its next step it is told of again, and taken back.
+            # There will be no mask that a row could sit steps out for. In its next step it is told
+            # of again, and taken back.
             self._slow.pop(request_id, None)
             self._take_back(life)
             self._scheduler.wake(request_id)
 
     def _take_back(self, life: _Life) -> None:
-        """Drop the tokens that were sampled without a mask: the request starts again behind those that were not."""
+        """Drop the tokens that were sampled without a mask: the request starts again behind those
+        that were not.
+        """
         life.length = _NEVER
         if life.request.row >= 0:
             self._scheduler.recompute(life.request.request_id, life.request.num_tokens - 1)
 
 
 def _preparation(request: Any, params: Any) -> Prepare:
-    tokens, prompt_len = list(map(int, request.tokens)), request.prompt_len
+    tokens = list(map(int, request.tokens))
+    prompt_len = request.prompt_len
     stops = [*request.source.eos_token_ids, *request.sampling.stop_token_ids]
     end = tokens[max(0, prompt_len - PROMPT_END_TOKENS) : prompt_len]
     return Prepare(request.request_id, params, len(tokens), end, tokens[prompt_len:], stops)

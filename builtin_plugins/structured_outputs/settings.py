@@ -7,7 +7,11 @@ from typing import Any
 
 from core.api import ConfigError, EngineConfig, did_you_mean
 
-BACKENDS = {"guidance": "llguidance", "outlines": "outlines_core", "lm-format-enforcer": "lm_format_enforcer"}
+BACKENDS = {
+    "guidance": "llguidance",
+    "outlines": "outlines_core",
+    "lm-format-enforcer": "lm_format_enforcer",
+}
 """vLLM's names of backends to ours."""
 BEAR_AMBIGUITY = frozenset(["llguidance"])
 """Backends that follow all ways to read a text at once, so that their number costs nothing."""
@@ -48,15 +52,32 @@ class StructuredOutputsConfig:
     """A server has loaded what the first constraint needs before it is ready."""
 
     def __post_init__(self) -> None:
-        bounds = "compile_timeout_s", "compile_memory_bytes", "mask_budget_s", "output_budget_s", "max_constraints"
+        bounds = (
+            "compile_timeout_s",
+            "compile_memory_bytes",
+            "mask_budget_s",
+            "output_budget_s",
+            "max_constraints",
+        )
         for name in bounds:
             value = getattr(self, name)
             if not 0 < value < float("inf"):
-                raise ConfigError(f"--structured-outputs-config.{name} must be a positive number, not {value!r}.")
+                raise ConfigError(
+                    f"--structured-outputs-config.{name} must be a positive number, not {value!r}."
+                )
         if self.cache_bytes < 0:
-            raise ConfigError(f"--structured-outputs-config.cache_bytes must not be negative, not {self.cache_bytes}.")
-        if self.disable_any_whitespace and self.backend not in ("xgrammar", "guidance", "llguidance"):
-            raise ConfigError("disable_any_whitespace is only supported for xgrammar and guidance backends.")
+            raise ConfigError(
+                "--structured-outputs-config.cache_bytes must not be negative, not "
+                f"{self.cache_bytes}."
+            )
+        if self.disable_any_whitespace and self.backend not in (
+            "xgrammar",
+            "guidance",
+            "llguidance",
+        ):
+            raise ConfigError(
+                "disable_any_whitespace is only supported for xgrammar and guidance backends."
+            )
 
     @classmethod
     def of(cls, config: EngineConfig) -> StructuredOutputsConfig:
@@ -66,14 +87,16 @@ class StructuredOutputsConfig:
         for name, value in given.items():
             if name not in known:
                 raise ConfigError(
-                    f"--structured-outputs-config has no {name!r}{did_you_mean(name, known) or '; known: '}"
+                    "--structured-outputs-config has no "
+                    f"{name!r}{did_you_mean(name, known) or '; known: '}"
                     f"{'' if did_you_mean(name, known) else ', '.join(known)}."
                 )
             if known[name] is float and type(value) is int:
                 value = float(value)
             if type(value) is not known[name]:
                 raise ConfigError(
-                    f"--structured-outputs-config.{name} must be of type {known[name].__name__}, not {value!r}."
+                    f"--structured-outputs-config.{name} must be of type {known[name].__name__}, "
+                    f"not {value!r}."
                 )
         return cls(**given)
 
@@ -89,12 +112,14 @@ class StructuredOutputsConfig:
         if distribution is None:
             return ""
         return (
-            f". The backend {self.backend!r} is installed apart: `pip install plugins/{distribution}` in a checkout of "
+            f". The backend {self.backend!r} is installed apart: `pip install "
+            f"plugins/{distribution}` in a checkout of "
             "the engine"
         )
 
     def reasoning_parser_of(self, config: EngineConfig, registry: Any) -> Any:
-        """Return the entry of what tells thoughts from the answer; None where all of an output is held to the form.
+        """Return the entry of what tells thoughts from the answer; None where all of an output is
+        held to the form.
 
         Raises `ConfigError` for a parser that is not there.
         """

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from builtin_plugins.structured_outputs.rows import TokenMasks
 from builtin_plugins.structured_outputs.settings import StructuredOutputsConfig
-from core.api import EngineConfig, ReasoningFormat, RequestFailed, Vocabulary, fitted, read_vocabulary
+from core.api import (
+    EngineConfig,
+    ReasoningFormat,
+    RequestFailed,
+    Vocabulary,
+    fitted,
+    read_vocabulary,
+)
 
 if TYPE_CHECKING:
     from core.api import GrammarBackend, Tokenizer
@@ -36,7 +43,9 @@ class Tools:
 
     def backend_class(self, name: str) -> type[GrammarBackend]:
         """Return what can check constraints without a vocabulary."""
-        found: type[GrammarBackend] = self._registry.load(self._registry.choose("grammar_backends", name))
+        found: type[GrammarBackend] = self._registry.load(
+            self._registry.choose("grammar_backends", name)
+        )
         return found
 
     @cached_property
@@ -48,7 +57,10 @@ class Tools:
             self._source, self._config
         )
         if made is None or self._config.model.skip_tokenizer_init:
-            raise RequestFailed("structured_outputs: there is no tokenizer, so no token is known to stand for a text.")
+            raise RequestFailed(
+                "structured_outputs: there is no tokenizer, so no token is known to stand for a "
+                "text."
+            )
         return made
 
     @cached_property
@@ -70,7 +82,9 @@ class Tools:
 
     @cached_property
     def reasoning(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The texts that may begin reasoning, and those behind which answers begin; none: there is no reasoning."""
+        """The texts that may begin reasoning, and those behind which answers begin; none: there is
+        no reasoning.
+        """
         registered = self.settings.reasoning_parser_of(self._config, self._registry)
         if registered is None:
             return (), ()

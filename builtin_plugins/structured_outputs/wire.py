@@ -14,7 +14,8 @@ T = TypeVar("T")
 _CHUNK: Final = 1 << 15
 """Bytes of a packet: a socket's buffer holds several."""
 _QUIETLY: Final = getattr(socket, "MSG_NOSIGNAL", 0)
-_MORE, _LAST = b"\0", b"\1"
+_MORE = b"\0"
+_LAST = b"\1"
 
 
 class Wire(Generic[T]):
@@ -60,7 +61,9 @@ class Wire(Generic[T]):
             select.select((), (self.sock,), ())
 
     def receive(self, *, wait: bool) -> list[T]:
-        """Return the messages of the next packet; none where nothing has come, and where nothing will."""
+        """Return the messages of the next packet; none where nothing has come, and where nothing
+        will.
+        """
         while not self.is_closed:
             try:
                 data = self.sock.recv(_CHUNK + 1, 0 if wait else socket.MSG_DONTWAIT)
@@ -73,7 +76,8 @@ class Wire(Generic[T]):
                 return []
             self._parts.append(data[1:])
             if data[:1] == _LAST:
-                whole, self._parts = b"".join(self._parts), []
+                whole = b"".join(self._parts)
+                self._parts = []
                 messages: list[T] = self._decode(whole)
                 return messages
         return []

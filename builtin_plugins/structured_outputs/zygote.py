@@ -1,7 +1,9 @@
-"""The process that keepers are forked from: it has read the vocabulary and loaded a backend, and does nothing risky itself.
+"""The process that keepers are forked from: it has read the vocabulary and loaded a backend, and
+does nothing risky itself.
 
-What it has is shared with its keepers as long as neither writes to it, so a keeper starts in milliseconds and costs what it
-makes itself. A keeper ends with its zygote, and the zygote with the process that started it.
+What it has is shared with its keepers as long as neither writes to it, so a keeper starts in
+milliseconds and costs what it makes itself. A keeper ends with its zygote, and the zygote with the
+process that started it.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ NAME: Final = "engine-grammars"
 """What the system's list of processes shows, of its keepers too."""
 _PR_SET_PDEATHSIG: Final = 1
 _SPARE: Final = 1.25
-"""A keeper beyond its memory is found and told so; one that takes it faster than that is refused more at so many times it."""
+"""A keeper beyond its memory is found and told so; one that takes it faster than that is refused
+more at so many times it.
+"""
 
 
 class Meet(msgspec.Struct, frozen=True, tag=True):
@@ -74,7 +78,9 @@ def run(start: Start, registry: Any, channel: ParentChannel) -> None:
             os.close(descriptor)
 
 
-def _serve(tools: Tools, num_words: int, descriptors: list[int], parent: int, die_with: Callable[..., int]) -> None:
+def _serve(
+    tools: Tools, num_words: int, descriptors: list[int], parent: int, die_with: Callable[..., int]
+) -> None:
     """Be a keeper; never returns."""
     status = 1
     try:

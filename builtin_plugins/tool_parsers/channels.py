@@ -1,7 +1,8 @@
 """Families that write messages on channels, thoughts, answers and calls alike.
 
-Formats: OpenAI's harmony response format (openai/gpt-oss-20b), the chat templates of thinkingmachines/Inkling and
-meta's Muse Glimmer, CohereLabs/c4ai-command-a-03-2025 and Command A+, and the XTML encoding published with moonshotai/Kimi-K3. Thoughts are reasoning here, too, so that
+Formats: OpenAI's harmony response format (openai/gpt-oss-20b), the chat templates of
+thinkingmachines/Inkling and meta's Muse Glimmer, CohereLabs/c4ai-command-a-03-2025 and Command A+,
+and the XTML encoding published with moonshotai/Kimi-K3. Thoughts are reasoning here, too, so that
 each of these parsers can stand alone.
 """
 
@@ -60,11 +61,16 @@ def muse_kind(header: str) -> Kind:
 
 def inkling_kind(header: str) -> Kind:
     """Tell a message by the tag in front of its text."""
-    return "thoughts" if "thinking" in header else "call" if "invoke_tool_json" in header else "answer"
+    return (
+        "thoughts" if "thinking" in header else "call" if "invoke_tool_json" in header else "answer"
+    )
 
 
 def kimi_kind(header: str) -> Kind:
-    """Tell a message by the name behind its tag. Raises `Broken` for what is no message, but part of one."""
+    """Tell a message by the name behind its tag.
+
+    Raises `Broken` for what is no message, but part of one.
+    """
     found = re.match(r"<\|open\|>(think|tools|response|message)\b", header)
     if found is None:
         raise Broken
@@ -131,7 +137,9 @@ def end_of(channels: Channels, scan: Scan) -> Reading:
 
 
 def end_if_any(channels: Channels, scan: Scan) -> Reading:
-    """Skip the end of a message, perhaps cut off, whose call is complete whatever follows; return what it was."""
+    """Skip the end of a message, perhaps cut off, whose call is complete whatever follows; return
+    what it was.
+    """
     found = yield from scan.maybe(*channels.ends, "<|")
     if found == "<|":
         scan.unread(found)
@@ -167,7 +175,11 @@ def cohere_note(scan: Scan, call: Mapping[str, Any]) -> None:
     """Note a call with the id that the model gives it."""
     given = call.get("tool_call_id")
     arguments = next((call[key] for key in call if key in ARGUMENTS), None)
-    scan.call(call.get("tool_name", call.get("name")), arguments or {}, None if given is None else str(given))
+    scan.call(
+        call.get("tool_name", call.get("name")),
+        arguments or {},
+        None if given is None else str(given),
+    )
 
 
 def muse_call(request: ParseRequest, scan: Scan, header: str) -> Reading:
@@ -182,7 +194,9 @@ def muse_call(request: ParseRequest, scan: Scan, header: str) -> Reading:
 
 
 def undoubled(name: str, request: ParseRequest) -> str:
-    """Return the tool that `name.name` means: Muse's template lists tools as namespaces of their own name."""
+    """Return the tool that `name.name` means: Muse's template lists tools as namespaces of their
+    own name.
+    """
     space, _, inner = name.partition(".")
     known = [str(tool.get("function", tool).get("name")) for tool in request.tools]
     return space if space == inner and space in known and name not in known else name
@@ -220,9 +234,12 @@ def kimi_call(request: ParseRequest, scan: Scan, header: str) -> Reading:
                 arguments = arguments | more | arguments
                 break
             given = yield from attributes(scan)
-            key, declared = given.get("key", ""), given.get("type") == "string"
+            key = given.get("key", "")
+            declared = given.get("type") == "string"
             feed = told.text(key, declared=True) if declared else None
-            text, end = yield from scan.take("<|close|>argument<|sep|>", argument, call_end, feed=feed)
+            text, end = yield from scan.take(
+                "<|close|>argument<|sep|>", argument, call_end, feed=feed
+            )
             if end in (argument, call_end):
                 scan.unread(end)
             value = text if declared else typed_value(text, None)
@@ -241,7 +258,10 @@ def attributes(scan: Scan) -> Reading:
     written, _ = yield from scan.take("<|sep|>")
     if not _ATTRIBUTES.fullmatch(written):
         raise Broken
-    return {name: value.replace("&quot;", '"').replace("&amp;", "&") for name, value in _ATTRIBUTE.findall(written)}
+    return {
+        name: value.replace("&quot;", '"').replace("&amp;", "&")
+        for name, value in _ATTRIBUTE.findall(written)
+    }
 
 
 def form(
@@ -250,7 +270,9 @@ def form(
     *more: str,
     inline: Callable[[ParseRequest], tuple[str, ...]] = lambda request: (),
 ) -> ToolFormat:
-    """Return the format of some channels; their special tokens may be parts of what stands there as one text."""
+    """Return the format of some channels; their special tokens may be parts of what stands there as
+    one text.
+    """
 
     def read(scan: Scan, request: ParseRequest) -> Reading:
         yield from read_channels(channels, scan, partial(call, request), inline=inline(request))
@@ -261,7 +283,9 @@ def form(
 
 
 KIMI_K3_FORMAT: Final = form(KIMI_K3, kimi_call, "<|close|>")
-COHERE_FORMAT: Final = replace(form(COHERE, cohere_call), signs=("<|START_ACTION|>", "tool_call_id"))
+COHERE_FORMAT: Final = replace(
+    form(COHERE, cohere_call), signs=("<|START_ACTION|>", "tool_call_id")
+)
 HARMONY_FORMAT: Final = form(HARMONY, harmony_call, "<|constrain|>")
 INKLING_FORMAT: Final = form(INKLING, inkling_call)
 MUSE_FORMAT: Final = form(MUSE, muse_call, inline=muse_inline)

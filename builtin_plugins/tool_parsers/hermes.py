@@ -1,6 +1,7 @@
 """Hermes: each call a JSON object between two tags.
 
-Format: the `tool_use` template of NousResearch/Hermes-2-Pro-Llama-3-8B, and Qwen2.5's and Qwen3's chat templates.
+Format: the `tool_use` template of NousResearch/Hermes-2-Pro-Llama-3-8B, and Qwen2.5's and Qwen3's
+chat templates.
 """
 
 from __future__ import annotations
@@ -9,4 +10,6 @@ from typing import Final
 
 from builtin_plugins.tool_parsers.json_calls import one_by_one, tags
 
-HERMES: Final = tags("<tool_call>", end="</tool_call>", writes=one_by_one("<tool_call>\n", "\n</tool_call>"))
+HERMES: Final = tags(
+    "<tool_call>", end="</tool_call>", writes=one_by_one("<tool_call>\n", "\n</tool_call>")
+)

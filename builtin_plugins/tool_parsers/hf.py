@@ -1,6 +1,7 @@
 """Calls as the checkpoint's own response template describes them.
 
-Format: the page "Response Parsing" of the transformers documentation, and the templates in its tests.
+Format: the page "Response Parsing" of the transformers documentation, and the templates in its
+tests.
 """
 
 from __future__ import annotations
@@ -35,22 +36,37 @@ Body = Callable[[Scan, ParseRequest, Mapping[str, str]], Reading]
 
 
 def described(template: Mapping[str, Any] | None) -> ToolFormat:
-    """Return the format that a checkpoint's template describes. Raises `ConfigError` for what is not read here."""
+    """Return the format that a checkpoint's template describes.
+
+    Raises `ConfigError` for what is not read here.
+    """
     found = read_response_template(template)
     field = found.tool_calls
     if field is None:
-        raise ConfigError(f"{WHERE} is missing: name the model family's own --tool-call-parser instead of hf.")
+        raise ConfigError(
+            f"{WHERE} is missing: name the model family's own --tool-call-parser instead of hf."
+        )
     body, more = body_of(field)
     transform = field.stated.get("transform")
     if transform is None and field.stated.get("transform_each"):
         refuse("transform_each", "needs a `transform`")
-    check_transform(transform, {"content", *(step.name for begin in field.opens for step in begin.steps)}, field.stated)
-    dropped = tuple(text for text in (*found.around_content, *found.dropped) if text not in field.texts)
+    check_transform(
+        transform,
+        {"content", *(step.name for begin in field.opens for step in begin.steps)},
+        field.stated,
+    )
+    dropped = tuple(
+        text for text in (*found.around_content, *found.dropped) if text not in field.texts
+    )
     ends = (*field.closes, *field.behind)
-    return ToolFormat(partial(read, field, body, dropped), markers=(*found.markers, *more), call_ends=ends)
+    return ToolFormat(
+        partial(read, field, body, dropped), markers=(*found.markers, *more), call_ends=ends
+    )
 
 
-def read(field: TemplateField, body: Body, dropped: tuple[str, ...], scan: Scan, request: ParseRequest) -> Reading:
+def read(
+    field: TemplateField, body: Body, dropped: tuple[str, ...], scan: Scan, request: ParseRequest
+) -> Reading:
     """Read calls, and leave out what is around the answer."""
     opens = {delimiter.text: delimiter for delimiter in field.opens}
     while start := (yield from scan.text(*opens, *dropped, begins=tuple(opens))):
@@ -72,7 +88,9 @@ def note(scan: Scan, call: Any) -> None:
     if not isinstance(function, Mapping) or "arguments" not in function:
         raise Broken
     call_id = call.get("id")
-    scan.call(function.get("name"), function["arguments"], call_id if isinstance(call_id, str) else None)
+    scan.call(
+        function.get("name"), function["arguments"], call_id if isinstance(call_id, str) else None
+    )
 
 
 def calls_in(stated: Mapping[str, Any], named: Mapping[str, str], value: Any) -> list[Any]:
@@ -104,21 +122,30 @@ def filled(transform: Any, scope: Mapping[str, Any]) -> Any:
 
 
 def check_transform(transform: Any, names: Collection[str], stated: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for texts that have a placeholder and something else, or one of a name that is not known."""
+    """Raise `ConfigError` for texts that have a placeholder and something else, or one of a name
+    that is not known.
+    """
     if isinstance(transform, str) and PLACEHOLDER.search(transform):
         found = PLACEHOLDER.fullmatch(transform)
         if found is None:
             refuse("transform", f"has {transform!r}, where a placeholder must be all of a text")
         if not stated.get("transform_each") and found[1].split(".")[0] not in names:
             refuse("transform", f"has {transform!r}, which nothing in front of a call is named")
-    inner = transform.values() if isinstance(transform, Mapping) else transform if isinstance(transform, list) else ()
+    inner = (
+        transform.values()
+        if isinstance(transform, Mapping)
+        else transform
+        if isinstance(transform, list)
+        else ()
+    )
     for value in inner:
         check_transform(value, names, stated)
 
 
 def body_of(field: TemplateField) -> tuple[Body, tuple[str, ...]]:
     """Return what reads the content of calls, and which special tokens may stand in it."""
-    kind, args = field.stated.get("content", "text"), field.stated.get("content_args", {})
+    kind = field.stated.get("content", "text")
+    args = field.stated.get("content_args", {})
     if not isinstance(args, Mapping):
         refuse("content_args", "must be an object")
     if kind == "json":
@@ -130,7 +157,10 @@ def body_of(field: TemplateField) -> tuple[Body, tuple[str, ...]]:
         match quotes:
             case [[str(begin), str(end)]] if begin and begin == end:
                 return partial(literal_body, field, begin), (begin,)
-        refuse("content_args.string_delims", "must be a list of one: the text that begins strings and ends them, twice")
+        refuse(
+            "content_args.string_delims",
+            "must be a list of one: the text that begins strings and ends them, twice",
+        )
     if kind != "xml-inline":
         refuse("content", f"is {kind!r}; calls are read from 'json' and 'xml-inline'")
     known(args, "tag_pattern", "value_parser")
@@ -145,14 +175,24 @@ def body_of(field: TemplateField) -> tuple[Body, tuple[str, ...]]:
 
 
 def object_of(transform: Any) -> Callable[[Scan, Mapping[str, str]], Reading]:
-    """Return what reads the JSON of calls, and tells of a call what can be told, where a plain transform says what it is."""
-    function = transform.get("function") if isinstance(transform, Mapping) and "id" not in transform else None
+    """Return what reads the JSON of calls, and tells of a call what can be told, where a plain
+    transform says what it is.
+    """
+    function = (
+        transform.get("function")
+        if isinstance(transform, Mapping) and "id" not in transform
+        else None
+    )
     if function == "{content}":
         return lambda scan, named: scan.json(keys=CallKeys(arguments=("arguments",)))
     if not isinstance(function, Mapping):
         return lambda scan, named: scan.json()
     name, arguments = (
-        found[1] if isinstance(value, str) and (found := PLACEHOLDER.fullmatch(value)) and "." not in found[1] else ""
+        found[1]
+        if isinstance(value, str)
+        and (found := PLACEHOLDER.fullmatch(value))
+        and "." not in found[1]
+        else ""
         for value in (function.get("name"), function.get("arguments"))
     )
     keys = CallKeys(names=(name,), arguments=(arguments,))
@@ -160,7 +200,9 @@ def object_of(transform: Any) -> Callable[[Scan, Mapping[str, str]], Reading]:
     def read_either(scan: Scan, named: Mapping[str, str]) -> Reading:
         if arguments == "content" and named.get(name) and (yield from scan.maybe("{")):
             return (yield from scan.arguments(scan.begin(named[name]), "{"))
-        return (yield from scan.json(keys=None if arguments == "content" or name in named else keys))
+        return (
+            yield from scan.json(keys=None if arguments == "content" or name in named else keys)
+        )
 
     return read_either
 
@@ -190,7 +232,12 @@ def literal_body(
 
 
 def tagged_body(
-    field: TemplateField, tag: Delimiter, literal: bool, scan: Scan, request: ParseRequest, named: Mapping[str, str]
+    field: TemplateField,
+    tag: Delimiter,
+    literal: bool,
+    scan: Scan,
+    request: ParseRequest,
+    named: Mapping[str, str],
 ) -> Reading:
     """Return the object whose values stand between tags; `literal`: what reads as JSON is that."""
     texts: dict[str, str] = {}
@@ -198,7 +245,9 @@ def tagged_body(
         found = yield from tag.rest(scan)
         texts[found["key"]] = found["value"]
     whole = bool(texts) and scan.ended
-    if not whole and not (yield from scan.maybe(*field.closes)):  # more tags, of which the template says nothing
+    if not whole and not (
+        yield from scan.maybe(*field.closes)
+    ):  # more tags, of which the template says nothing
         _, end = yield from scan.take(*field.closes, *field.texts)
         if end not in field.closes:
             scan.unread(end)
@@ -214,7 +263,9 @@ def known(args: Mapping[str, Any], *names: str) -> None:
 
 def refuse(key: str, what: str) -> NoReturn:
     """Say what of the template is not read here."""
-    raise ConfigError(f"{WHERE}.{key} {what}. Name the model family's own --tool-call-parser instead of hf.")
+    raise ConfigError(
+        f"{WHERE}.{key} {what}. Name the model family's own --tool-call-parser instead of hf."
+    )
 
 
 def read_none(scan: Scan, request: ParseRequest) -> Reading:

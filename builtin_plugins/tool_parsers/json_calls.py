@@ -1,10 +1,11 @@
 """Calls as JSON objects, or lists of them, behind a tag or between two.
 
-Formats: the chat templates of ibm-granite/granite-3.0-8b-instruct, granite-3.1-8b-instruct, granite-20b-functioncalling
-and granite-4.0-h-small, internlm/internlm2_5-7b-chat, ai21labs/AI21-Jamba-1.5-Mini, Salesforce/xLAM-2-8b-fc-r,
-MiniMaxAI/MiniMax-M1-80k, meituan-longcat/LongCat-Flash-Chat, tencent/Hunyuan-A13B-Instruct,
-baidu/ERNIE-4.5-21B-A3B-Thinking, microsoft/Phi-4-mini-instruct, ai-sage/GigaChat3-10B-A1.8B,
-swiss-ai/Apertus-8B-Instruct-2509 and meta-llama/Llama-3.1-8B-Instruct.
+Formats: the chat templates of ibm-granite/granite-3.0-8b-instruct, granite-3.1-8b-instruct,
+granite-20b-functioncalling and granite-4.0-h-small, internlm/internlm2_5-7b-chat,
+ai21labs/AI21-Jamba-1.5-Mini, Salesforce/xLAM-2-8b-fc-r, MiniMaxAI/MiniMax-M1-80k,
+meituan-longcat/LongCat-Flash-Chat, tencent/Hunyuan-A13B-Instruct, baidu/ERNIE-4.5-21B-A3B-Thinking,
+microsoft/Phi-4-mini-instruct, ai-sage/GigaChat3-10B-A1.8B, swiss-ai/Apertus-8B-Instruct-2509 and
+meta-llama/Llama-3.1-8B-Instruct.
 """
 
 from __future__ import annotations
@@ -32,10 +33,14 @@ def named(scan: Scan, call: Mapping[str, Any]) -> None:
 
 
 def read(starts: tuple[str, ...], end: str, scan: Scan, request: ParseRequest) -> Reading:
-    """Read `start JSON end`, or `start JSON JSON end`; without an end there is one JSON behind each start."""
+    """Read `start JSON end`, or `start JSON JSON end`; without an end there is one JSON behind each
+    start.
+    """
     while start := (yield from scan.text(*starts)):
         with scan.attempt():
-            bracket = start[-1] if start[-1] in "[{" else (yield from scan.expect("{", "["))  # `functools[`
+            bracket = (
+                start[-1] if start[-1] in "[{" else (yield from scan.expect("{", "["))
+            )  # `functools[`
             while bracket:
                 yield from one_or_list(scan, bracket)
                 bracket = (yield from scan.maybe("{", "[")) if end else None
@@ -44,9 +49,14 @@ def read(starts: tuple[str, ...], end: str, scan: Scan, request: ParseRequest) -
 
 
 def one_or_list(
-    scan: Scan, bracket: str, note: Callable[[Scan, Mapping[str, Any]], None] = named, keys: CallKeys = KEYS
+    scan: Scan,
+    bracket: str,
+    note: Callable[[Scan, Mapping[str, Any]], None] = named,
+    keys: CallKeys = KEYS,
 ) -> Reading:
-    """Note the call, or the calls of the list, whose first bracket was read; of a broken list those before the break."""
+    """Note the call, or the calls of the list, whose first bracket was read; of a broken list those
+    before the break.
+    """
     if bracket == "{":
         note(scan, (yield from scan.object(bracket, keys)))
         return
@@ -78,7 +88,13 @@ def tags(
     """
     ends = tuple(filter(None, (end, *behind)))
     signs = (*starts[:1], *signs)
-    return ToolFormat(partial(read, starts, end), markers=(*starts, *ends), call_ends=ends, signs=signs, writes=writes)
+    return ToolFormat(
+        partial(read, starts, end),
+        markers=(*starts, *ends),
+        call_ends=ends,
+        signs=signs,
+        writes=writes,
+    )
 
 
 def one_by_one(start: str, end: str = "", between: str = "\n", key: str = "arguments") -> CallText:
@@ -92,19 +108,25 @@ def in_a_list(start: str, end: str, between: str = ", ") -> CallText:
 
 
 def bare(scan: Scan, begun: str) -> Reading:
-    """Note the calls of JSON whose first bracket was read; other JSON and prose break at their first word."""
+    """Note the calls of JSON whose first bracket was read; other JSON and prose break at their
+    first word.
+    """
     if begun == "[":
         begun += yield from scan.expect("{")
     begun += yield from scan.expect(*FIRST_KEYS)
     value = yield from scan.json(begun, KEYS)
     calls = value if isinstance(value, list) else [value]
-    if not all(isinstance(call, Mapping) and {*ARGUMENTS, "function"} & call.keys() for call in calls):
+    if not all(
+        isinstance(call, Mapping) and {*ARGUMENTS, "function"} & call.keys() for call in calls
+    ):
         raise Broken
     note_all(scan, value)
 
 
 def read_apertus(scan: Scan, request: ParseRequest) -> Reading:
-    """Read a list of `{name: {...}}` between tags; a call is whole with its arguments, its own brackets may be missing."""
+    """Read a list of `{name: {...}}` between tags; a call is whole with its arguments, its own
+    brackets may be missing.
+    """
     while (yield from scan.text("<|tools_prefix|>")):
         with scan.attempt():
             yield from scan.maybe("[")
@@ -123,7 +145,9 @@ def read_apertus(scan: Scan, request: ParseRequest) -> Reading:
 
 
 def read_llama(scan: Scan, request: ParseRequest) -> Reading:
-    """Read `{"name": ..., "parameters": {...}}`, several with `;` between them, each perhaps behind a tag."""
+    """Read `{"name": ..., "parameters": {...}}`, several with `;` between them, each perhaps behind
+    a tag.
+    """
     while start := (yield from scan.text("<|python_tag|>", "{")):
         with scan.attempt():
             yield from bare(scan, start if start == "{" else (yield from scan.expect("{")))
@@ -163,7 +187,10 @@ ERNIE45: Final = tags(
     writes=one_by_one("<tool_call>\n", "\n</tool_call>"),
 )
 GIGACHAT3: Final = replace(
-    tags("<|function_call|>", *(f"{text}function call<|role_sep|>" for text in ("", "<|message_sep|>\n\n"))),
+    tags(
+        "<|function_call|>",
+        *(f"{text}function call<|role_sep|>" for text in ("", "<|message_sep|>\n\n")),
+    ),
     markers=("<|function_call|>", "<|role_sep|>", "<|message_sep|>", "</s>"),
     call_ends=("<|message_sep|>", "</s>"),
     signs=("function call", "<|role_sep|>"),
@@ -176,7 +203,9 @@ GRANITE: Final = ToolFormat(
     signs=("<|tool_call|>", "<|start_of_role|>"),
     writes=in_a_list("<|tool_call|>[", "]"),
 )
-GRANITE_20B_FC: Final = tags("<function_call>", behind=("</function_call>",), writes=one_by_one("<function_call> "))
+GRANITE_20B_FC: Final = tags(
+    "<function_call>", behind=("</function_call>",), writes=one_by_one("<function_call> ")
+)
 GRANITE4: Final = tags(
     "<tool_call>",
     end="</tool_call>",
@@ -184,7 +213,10 @@ GRANITE4: Final = tags(
     writes=one_by_one("<tool_call>\n", "\n</tool_call>"),
 )
 HUNYUAN_A13B: Final = tags(
-    "<tool_calls>", end="</tool_calls>", signs=("<|extra_0|>",), writes=in_a_list("<tool_calls>[", "]</tool_calls>")
+    "<tool_calls>",
+    end="</tool_calls>",
+    signs=("<|extra_0|>",),
+    writes=in_a_list("<tool_calls>[", "]</tool_calls>"),
 )
 INTERNLM: Final = replace(
     tags("<|action_start|><|plugin|>", end="<|action_end|>"),
@@ -192,7 +224,11 @@ INTERNLM: Final = replace(
     signs=("<|plugin|>",),
     writes=one_by_one("<|action_start|><|plugin|>\n", "<|action_end|>", key="parameters"),
 )
-JAMBA: Final = tags("<tool_calls>", end="</tool_calls>", writes=in_a_list("<tool_calls>[\n", "\n]</tool_calls>", ",\n"))
+JAMBA: Final = tags(
+    "<tool_calls>",
+    end="</tool_calls>",
+    writes=in_a_list("<tool_calls>[\n", "\n]</tool_calls>", ",\n"),
+)
 LLAMA_JSON: Final = ToolFormat(
     read_llama,
     markers=("<|python_tag|>",),
@@ -210,7 +246,9 @@ MINIMAX: Final = tags(
     signs=("<beginning_of_sentence>",),
     writes=in_a_list("<tool_calls>\n", "\n</tool_calls>", "\n"),
 )
-PHI4_MINI: Final = replace(tags("functools["), signs=("<|tool|>", "<|/tool|>"), writes=in_a_list("functools[", "]"))
+PHI4_MINI: Final = replace(
+    tags("functools["), signs=("<|tool|>", "<|/tool|>"), writes=in_a_list("functools[", "]")
+)
 XLAM: Final = ToolFormat(
     read_xlam,
     markers=("[TOOL_CALLS]", "<tool_call>", "</tool_call>"),

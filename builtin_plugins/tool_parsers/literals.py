@@ -8,19 +8,31 @@ from typing import Any, Final
 
 from core.api import Broken, read_json
 
-WORDS: Final = {"true": True, "True": True, "false": False, "False": False, "null": None, "None": None}
+WORDS: Final = {
+    "true": True,
+    "True": True,
+    "false": False,
+    "False": False,
+    "null": None,
+    "None": None,
+}
 MAX_DEPTH: Final = 100
 _QUOTED: Final = r'"(?:[^"\\]++|\\.)*+"'
 _BARE: Final = r"""|(?P<bare>[^\W\d][^,:{}\[\]"<>|]{0,200}+(?=[,}\]]))"""
-"""Words that should have been between quotes, up to what ends a value; of a bounded length, so that time is linear."""
+"""Words that should have been between quotes, up to what ends a value; of a bounded length, so that
+time is linear.
+"""
 _REST: Final = r"""
     |(?P<number>[+-]?(?:\d[\d_]*+(?:\.\d*+)?+|\.\d++)(?:[eE][+-]?\d++)?+(?![\w.]))
     |(?P<word>[^\W\d][\w.\-]*+)
     |(?P<mark>[\[\](){},:=])
     |(?P<other>\S)"""
-PYTHON: Final = re.compile(r"""(?P<text>"(?:[^"\\]++|\\.)*+"|'(?:[^'\\]++|\\.)*+')""" + _REST, re.DOTALL | re.VERBOSE)
+PYTHON: Final = re.compile(
+    r"""(?P<text>"(?:[^"\\]++|\\.)*+"|'(?:[^'\\]++|\\.)*+')""" + _REST, re.DOTALL | re.VERBOSE
+)
 _ESCAPE: Final = re.compile(
-    r"\\(?:(?P<hex>x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8})|(?P<octal>[0-7]{1,3})|(?P<one>.))", re.DOTALL
+    r"\\(?:(?P<hex>x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8})|(?P<octal>[0-7]{1,3})|(?P<one>.))",
+    re.DOTALL,
 )
 _ARGUMENT: Final = re.compile(
     r"""\s*+(?P<name>\w++)\s*+=\s*+(?:(?P<text>(?P<quote>["']).*?(?P=quote))|(?P<plain>[^"',()]++))\s*+(?:,(?=\s*+\w++\s*+=)|\Z)""",
@@ -33,7 +45,12 @@ class Literals:
     """Reads one text, token by token."""
 
     def __init__(
-        self, text: str, grammar: re.Pattern[str], string: Callable[[str], str], *, commas: bool = True
+        self,
+        text: str,
+        grammar: re.Pattern[str],
+        string: Callable[[str], str],
+        *,
+        commas: bool = True,
     ) -> None:
         """`grammar` finds tokens, `string` gives the text that a string token stands for.
 
@@ -47,7 +64,9 @@ class Literals:
         self._depth = 0
 
     def pairs(self, sign: str, end: str) -> dict[str, Any]:
-        """Return `name sign value, ...` up to the bracket that ends it; its opening bracket was read."""
+        """Return `name sign value, ...` up to the bracket that ends it; its opening bracket was
+        read.
+        """
         found: dict[str, Any] = {}
         while not self._take(end):
             kind, name = self._next()
@@ -85,13 +104,19 @@ class Literals:
         if self._depth > MAX_DEPTH:
             raise Broken
         closing = {"{": "}", "[": "]", "(": ")"}[bracket]
-        value = self.pairs(":", "}") if bracket == "{" and not self._is_set() else self._items(closing)
+        value = (
+            self.pairs(":", "}") if bracket == "{" and not self._is_set() else self._items(closing)
+        )
         self._depth -= 1
         return value
 
     def _is_set(self) -> bool:
-        """Say whether no `:` follows what is first in curly brackets; JSON has no sets, they are lists there."""
-        return self._tokens[self._at][1] != "}" and self._tokens[self._at + 1 : self._at + 2] != [("mark", ":")]
+        """Say whether no `:` follows what is first in curly brackets; JSON has no sets, they are
+        lists there.
+        """
+        return self._tokens[self._at][1] != "}" and self._tokens[self._at + 1 : self._at + 2] != [
+            ("mark", ":")
+        ]
 
     def _items(self, end: str) -> list[Any]:
         found = []
@@ -116,7 +141,8 @@ class Literals:
 def python_arguments(text: str) -> dict[str, Any]:
     """Return the arguments of a Python call, from bracket to bracket, all of them by name.
 
-    More than Python allows: names that are its keywords, JSON's words, line breaks and unescaped quotes in strings.
+    More than Python allows: names that are its keywords, JSON's words, line breaks and unescaped
+    quotes in strings.
     """
     try:
         literals = Literals(text[1:], PYTHON, _python_text)
@@ -128,14 +154,18 @@ def python_arguments(text: str) -> dict[str, Any]:
 
 
 def _loosely_quoted(text: str) -> dict[str, Any]:
-    """Return arguments whose strings have quotes in them: one ends where the next argument, or nothing, follows."""
+    """Return arguments whose strings have quotes in them: one ends where the next argument, or
+    nothing, follows.
+    """
     found: dict[str, Any] = {}
     at = 0
     while at < len(text):
         argument = _ARGUMENT.match(text, at)
         if argument is None:
             raise Broken
-        found[argument["name"]] = _python_text(argument["text"]) if argument["text"] else _literal(argument["plain"])
+        found[argument["name"]] = (
+            _python_text(argument["text"]) if argument["text"] else _literal(argument["plain"])
+        )
         at = argument.end()
     return found
 
@@ -152,7 +182,9 @@ def _python_text(token: str) -> str:
 
 
 def gemma_arguments(text: str, quote: str) -> dict[str, Any]:
-    """Return arguments as `name:value,...` with strings between two of some quote, from bracket to bracket."""
+    """Return arguments as `name:value,...` with strings between two of some quote, from bracket to
+    bracket.
+    """
     between = re.escape(quote)
     texts = rf"(?P<text>{between}(?:(?!{between}).)*+{between}|{_QUOTED}){_BARE}"
     grammar = re.compile(texts + _REST, re.DOTALL | re.VERBOSE)

@@ -1,7 +1,9 @@
-"""Mistral: calls behind `[TOOL_CALLS]`, as a JSON list, or since tokenizer version 11 one by one with the name in front.
+"""Mistral: calls behind `[TOOL_CALLS]`, as a JSON list, or since tokenizer version 11 one by one
+with the name in front.
 
-Formats: the chat templates of mistralai/Mistral-7B-Instruct-v0.3 (list), Mistral-Small-3.1-24B-Instruct-2503 (with
-`[CALL_ID]`) and Magistral-Small-2509 (with `[ARGS]`), and the encoders of mistral-common.
+Formats: the chat templates of mistralai/Mistral-7B-Instruct-v0.3 (list),
+Mistral-Small-3.1-24B-Instruct-2503 (with `[CALL_ID]`) and Magistral-Small-2509 (with `[ARGS]`), and
+the encoders of mistral-common.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ def call_id(name: str, index: int) -> str:
 
 
 def read(scan: Scan, request: ParseRequest) -> Reading:
-    """Read `[TOOL_CALLS][{...}]` or `[TOOL_CALLS]name[CALL_ID]id[ARGS]{...}`, the last one repeated."""
+    """Read `[TOOL_CALLS][{...}]` or `[TOOL_CALLS]name[CALL_ID]id[ARGS]{...}`, the last one
+    repeated.
+    """
     while (yield from scan.text("[TOOL_CALLS]")):
         with scan.attempt():
             bracket = yield from scan.maybe("[", "{")

@@ -1,4 +1,5 @@
-"""MiniMax M3: arguments as elements of their own name, objects and lists as elements inside of elements.
+"""MiniMax M3: arguments as elements of their own name, objects and lists as elements inside of
+elements.
 
 Format: the chat template of MiniMaxAI/MiniMax-M3.
 """
@@ -19,13 +20,16 @@ MAX_DEPTH: Final = 50
 
 def read(scan: Scan, request: ParseRequest) -> Reading:
     """Read `<invoke name="..."><argument>value</argument></invoke>`, one or more in `<tool_call>`."""
-    invoke, section = MARK + NEXT, f"{MARK}<tool_call>"
+    invoke = MARK + NEXT
+    section = f"{MARK}<tool_call>"
     while start := (yield from scan.text(section, invoke)):
         with scan.attempt():
             if start == section:
                 yield from scan.expect(invoke)
             ended = NEXT
-            while ended == NEXT:  # where the end of a call is missing, the next one's begin was read for it
+            while (
+                ended == NEXT
+            ):  # where the end of a call is missing, the next one's begin was read for it
                 yield from scan.maybe('"', "'")
                 name = yield from scan.word()
                 yield from up_to(scan, ">")
@@ -46,7 +50,9 @@ def inside(scan: Scan, name: str, schema: Any, depth: int = 0) -> Reading:
             text, _ = yield from scan.take(MARK)
             parts.append(text)
         tag = yield from scan.maybe(f"</{name}>", *soft, "<")
-        if tag is None:  # some models leave out the start tag of the first argument: its end tag says its name
+        if (
+            tag is None
+        ):  # some models leave out the start tag of the first argument: its end tag says its name
             text, _ = yield from scan.take(MARK)
             yield from scan.expect("</")
             inner, _ = yield from up_to(scan, ">")
@@ -63,19 +69,25 @@ def inside(scan: Scan, name: str, schema: Any, depth: int = 0) -> Reading:
 
 
 def value_of(found: list[tuple[str, Any]], text: str, schema: Any) -> Any:
-    """Return what an element stands for: a list of its items, an object of its elements, or its text."""
+    """Return what an element stands for: a list of its items, an object of its elements, or its
+    text.
+    """
     kinds = schema_types(schema)
     if found and all(name == "item" for name, _ in found) and not (kinds and "array" not in kinds):
         return [value for _, value in found]
     if found:
         return joined(found, text)
-    if not text and kinds and "string" not in kinds:  # the template writes empty lists and objects so
+    if (
+        not text and kinds and "string" not in kinds
+    ):  # the template writes empty lists and objects so
         return [] if "array" in kinds else {} if "object" in kinds else text
     return typed_value(text, schema)
 
 
 def joined(found: list[tuple[str, Any]], text: str) -> dict[str, Any]:
-    """Return elements as one object: those of one name as a list, text between them under a name of its own."""
+    """Return elements as one object: those of one name as a list, text between them under a name of
+    its own.
+    """
     values: dict[str, list[Any]] = {}
     for name, value in found:
         values.setdefault(name, []).append(value)
@@ -87,7 +99,10 @@ def schema_of(schema: Any, name: str) -> Any:
     """Return the schema of an element inside another."""
     if not isinstance(schema, Mapping):
         return None
-    choices = [schema, *(choice for word in ("anyOf", "oneOf") for choice in schema.get(word) or ())]
+    choices = [
+        schema,
+        *(choice for word in ("anyOf", "oneOf") for choice in schema.get(word) or ()),
+    ]
     for choice in choices:
         properties = choice.get("properties") if isinstance(choice, Mapping) else None
         if isinstance(properties, Mapping) and name in properties:
@@ -96,4 +111,6 @@ def schema_of(schema: Any, name: str) -> Any:
     return next((items for items in lists if items is not None), None) if name == "item" else None
 
 
-MINIMAX_M3: Final = ToolFormat(read, markers=(MARK,), call_ends=(f"{MARK}</tool_call>",), signs=(MARK,))
+MINIMAX_M3: Final = ToolFormat(
+    read, markers=(MARK,), call_ends=(f"{MARK}</tool_call>",), signs=(MARK,)
+)

@@ -1,7 +1,9 @@
-"""Calls as Python would write them, `name(argument=value)`, and the Gemmas' `call:name{argument:value}`.
+"""Calls as Python would write them, `name(argument=value)`, and the Gemmas'
+`call:name{argument:value}`.
 
-Formats: the chat templates of Team-ACE/ToolACE-8B, meta-llama/Llama-3.2-1B-Instruct and Llama-4-Scout-17B-16E-Instruct,
-allenai/Olmo-3-7B-Instruct, LiquidAI/LFM2-1.2B, google/functiongemma-270m-it and google/gemma-4.
+Formats: the chat templates of Team-ACE/ToolACE-8B, meta-llama/Llama-3.2-1B-Instruct and
+Llama-4-Scout-17B-16E-Instruct, allenai/Olmo-3-7B-Instruct, LiquidAI/LFM2-1.2B,
+google/functiongemma-270m-it and google/gemma-4.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ BARE: Final = "call:"
 
 
 def calls(scan: Scan, end: str, known: Collection[str] | None = None) -> Reading:
-    """Note one or more calls, of `known` tools if given, with or without commas between them, up to what ends them."""
+    """Note one or more calls, of `known` tools if given, with or without commas between them, up to
+    what ends them.
+    """
     while True:
         name = yield from scan.word()
         if known is not None and name not in known:
@@ -35,7 +39,8 @@ def calls(scan: Scan, end: str, known: Collection[str] | None = None) -> Reading
 
 
 def read_lists(tag: str, close: str, scan: Scan, request: ParseRequest) -> Reading:
-    """Read `[f(a=1), g(b=2)]` where a line begins with it or behind a tag; elsewhere where the output ends with it.
+    """Read `[f(a=1), g(b=2)]` where a line begins with it or behind a tag; elsewhere where the
+    output ends with it.
 
     There only the request's tools are called.
     """
@@ -70,7 +75,8 @@ def read_tagged(tag: str, close: str, scan: Scan, request: ParseRequest) -> Read
 def read_gemma(
     tag: str, close: str, quote: str, scan: Scan, request: ParseRequest, *, literal: bool = False
 ) -> Reading:
-    """Read `call:name{argument:value}` between tags, or where a line begins with it; sometimes `<call>` is in front.
+    """Read `call:name{argument:value}` between tags, or where a line begins with it; sometimes
+    `<call>` is in front.
 
     `literal`: numbers and the like may stand between quotes, too.
     """
@@ -121,6 +127,8 @@ GEMMA4: Final = replace(
     markers=("<|tool_call>", "<tool_call|>", '<|"|>', "<turn|>"),
     call_ends=("<tool_call|>", "<turn|>"),
 )
-LFM2: Final = replace(form(read_tagged, "<|tool_call_start|>", "<|tool_call_end|>"), signs=("<|tool_list_start|>",))
+LFM2: Final = replace(
+    form(read_tagged, "<|tool_call_start|>", "<|tool_call_end|>"), signs=("<|tool_list_start|>",)
+)
 OLMO3: Final = form(read_tagged, "<function_calls>", "</function_calls>")
 PYTHONIC: Final = form(read_lists, "<|python_start|>", "<|python_end|>")

@@ -1,4 +1,6 @@
-"""Calls whose name, and often whose arguments, stand between tags: what may stand where, and how it is read."""
+"""Calls whose name, and often whose arguments, stand between tags: what may stand where, and how it
+is read.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,25 @@ from functools import partial
 from typing import Any
 
 from builtin_plugins.tool_parsers.json_calls import KEYS, named
-from core.api import Broken, Feed, ParseRequest, Reading, Scan, Told, ToolFormat, read_json, typed_value
+from core.api import (
+    Broken,
+    Feed,
+    ParseRequest,
+    Reading,
+    Scan,
+    Told,
+    ToolFormat,
+    read_json,
+    typed_value,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """What stands where. Where several texts follow each other there may be white space between them."""
+    """What stands where.
+
+    Where several texts follow each other there may be white space between them.
+    """
 
     call: tuple[str, ...]
     """In front of a name."""
@@ -35,9 +50,12 @@ class Tags:
     lines: bool = False
     """Values stand on lines of their own: the line breaks around them are layout."""
     literal: bool = False
-    """Values other than texts are written as JSON: that they are where the tool's schema says nothing, too."""
+    """Values other than texts are written as JSON: that they are where the tool's schema says
+    nothing, too.
+    """
     exact: bool = False
-    """White space at the end of a value is its own, also where the next argument's begin ends it."""
+    """White space at the end of a value is its own, also where the next argument's begin ends it.
+    """
     objects: bool = False
     """A call may also be one JSON object, its name in it."""
     ids: bool = False
@@ -63,7 +81,9 @@ class Tags:
 
     @property
     def value_ends(self) -> tuple[str, ...]:
-        """What ends a value: its own end, or where models forget that, the next argument's begin or the call's end."""
+        """What ends a value: its own end, or where models forget that, the next argument's begin or
+        the call's end.
+        """
         return self.value_end, *self.keys, self.end[0]
 
 
@@ -75,7 +95,9 @@ def read(spellings: Sequence[Tags], scan: Scan, request: ParseRequest) -> Readin
         with scan.attempt():
             opened = yield from object_begins(tags, scan)
             if not opened and start not in tags.calls:
-                yield from (scan.maybe if tags.call[0] in tags.optional else scan.expect)(*tags.calls)
+                yield from (scan.maybe if tags.call[0] in tags.optional else scan.expect)(
+                    *tags.calls
+                )
             if not opened:
                 yield from all_of(scan, tags.call[1:], tags.optional)
                 opened = yield from object_begins(tags, scan)
@@ -86,9 +108,12 @@ def read(spellings: Sequence[Tags], scan: Scan, request: ParseRequest) -> Readin
             written = yield from read_name(tags, scan)
             name, call_id = name_and_id(written) if tags.ids else (written, None)
             counted = tags.ids and written.isdecimal()
-            arguments = yield from read_arguments(tags, scan, scan.begin("" if counted else name, call_id))
+            arguments = yield from read_arguments(
+                tags, scan, scan.begin("" if counted else name, call_id)
+            )
             if counted:
-                name, call_id = only_tool_for(arguments, request), written
+                name = only_tool_for(arguments, request)
+                call_id = written
             scan.call(name, arguments, call_id)
 
 
@@ -123,7 +148,9 @@ def up_to(scan: Scan, *ends: str) -> Reading:
 
 
 def read_arguments(tags: Tags, scan: Scan, told: Told) -> Reading:
-    """Return the arguments, read up to and over what ends the call; of one that is written twice the first counts."""
+    """Return the arguments, read up to and over what ends the call; of one that is written twice
+    the first counts.
+    """
     arguments: dict[str, Any] = {}
     while found := (yield from scan.maybe(*tags.keys, "{")):
         if found == "{":
@@ -144,7 +171,9 @@ def read_arguments(tags: Tags, scan: Scan, told: Told) -> Reading:
         arguments.setdefault(key, value)
     ended = ""
     for end in tags.end:
-        ended = (yield from scan.close_call(end, before=[text for text in tags.section[1:] if text])) or ended
+        ended = (
+            yield from scan.close_call(end, before=[text for text in tags.section[1:] if text])
+        ) or ended
     if not (arguments or found or ended):  # the output ends where arguments may have been to come
         raise Broken
     return arguments
@@ -156,14 +185,18 @@ def read_value(tags: Tags, scan: Scan, key: str, key_end: str, told: Told) -> Re
     if key_end.endswith('="false">'):  # the tag says that it is JSON
         text = yield from read_text(tags, scan, key_end, None)
         return typed_value(unquoted(text), schema)
-    declared = key_end.endswith('="true">')  # it says that the value is a text; the schema may know better
+    declared = key_end.endswith(
+        '="true">'
+    )  # it says that the value is a text; the schema may know better
     feed = told.text(key, literal=tags.literal, declared=declared, lines=tags.lines)
     text = yield from read_text(tags, scan, key_end, feed)
     return text if declared else typed_value(text, schema, literal=tags.literal)
 
 
 def unquoted(text: str) -> str:
-    """Return the text that a value is whose tag says that it is JSON; JSON that is no text stays as it is written."""
+    """Return the text that a value is whose tag says that it is JSON; JSON that is no text stays as
+    it is written.
+    """
     try:
         value = read_json(text) if text.strip()[:1] == '"' else text
     except Broken:
@@ -193,28 +226,58 @@ def name_and_id(written: str) -> tuple[str, str | None]:
 
 
 def only_tool_for(arguments: Mapping[str, Any], request: ParseRequest) -> str:
-    """Return the tool that takes such arguments, of a call that gives a count for its name. Raises `Broken` if unsure."""
+    """Return the tool that takes such arguments, of a call that gives a count for its name.
+
+    Raises `Broken` if unsure.
+    """
     tools = [str(tool.get("function", tool).get("name")) for tool in request.tools]
-    fitting = [name for name in tools if arguments.keys() <= request.parameters(name).get("properties", {}).keys()]
+    fitting = [
+        name
+        for name in tools
+        if arguments.keys() <= request.parameters(name).get("properties", {}).keys()
+    ]
     if len(fitting) != 1:
         raise Broken
     return fitting[0]
 
 
 def form(*spellings: Tags, **given: Any) -> ToolFormat:
-    """Return a format, perhaps with several spellings; which texts are special tokens is the tokenizer's to say."""
-    marks = [text for tags in spellings for text in texts_of(tags) if text[:1] == "<" and text[-1:] == ">"]
+    """Return a format, perhaps with several spellings; which texts are special tokens is the
+    tokenizer's to say.
+    """
+    marks = [
+        text
+        for tags in spellings
+        for text in texts_of(tags)
+        if text[:1] == "<" and text[-1:] == ">"
+    ]
     tags = spellings[0]
     signs = tuple(filter(None, (tags.section[0], tags.call[0], tags.key)))
-    stated = {"markers": tuple(dict.fromkeys(marks)), "call_ends": ends_of(*spellings), "signs": signs, **given}
+    stated = {
+        "markers": tuple(dict.fromkeys(marks)),
+        "call_ends": ends_of(*spellings),
+        "signs": signs,
+        **given,
+    }
     return ToolFormat(partial(read, spellings), **stated)
 
 
 def texts_of(tags: Tags) -> tuple[str, ...]:
     """Return all that tags are written with."""
-    return (*tags.section, *tags.call, *tags.named, *tags.end, tags.key, *tags.value, tags.value_end, *tags.type)
+    return (
+        *tags.section,
+        *tags.call,
+        *tags.named,
+        *tags.end,
+        tags.key,
+        *tags.value,
+        tags.value_end,
+        *tags.type,
+    )
 
 
 def ends_of(*spellings: Tags) -> tuple[str, ...]:
     """Return what ends a call, or all of them."""
-    return tuple(text for tags in spellings for text in (*tags.end, tags.section[1], *tags.between) if text)
+    return tuple(
+        text for tags in spellings for text in (*tags.end, tags.section[1], *tags.between) if text
+    )

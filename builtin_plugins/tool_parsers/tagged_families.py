@@ -1,9 +1,10 @@
 """The families that write calls between tags, each by what stands where.
 
-Formats: the chat templates of deepseek-ai/DeepSeek-V3-0324 and DeepSeek-V3.1 and the encoding published with
-DeepSeek-V3.2, V4 and V4.1 (DSML), moonshotai/Kimi-K2-Instruct, Qwen/Qwen3-Coder-30B-A3B-Instruct, ai-sage/GigaChat3.5
-(GCML), ByteDance-Seed/Seed-OSS-36B-Instruct, stepfun-ai/step3 and Step-3.5-Flash, XiaomiMiMo/MiMo-V2-Flash,
-MiniMaxAI/MiniMax-M2, rednote-hilab/dots, openbmb/MiniCPM5, zai-org/GLM-4.5 and GLM-4.7, poolside's Laguna (v1),
+Formats: the chat templates of deepseek-ai/DeepSeek-V3-0324 and DeepSeek-V3.1 and the encoding
+published with DeepSeek-V3.2, V4 and V4.1 (DSML), moonshotai/Kimi-K2-Instruct,
+Qwen/Qwen3-Coder-30B-A3B-Instruct, ai-sage/GigaChat3.5 (GCML), ByteDance-Seed/Seed-OSS-36B-Instruct,
+stepfun-ai/step3 and Step-3.5-Flash, XiaomiMiMo/MiMo-V2-Flash, MiniMaxAI/MiniMax-M2,
+rednote-hilab/dots, openbmb/MiniCPM5, zai-org/GLM-4.5 and GLM-4.7, poolside's Laguna (v1),
 inclusionAI/Ling-3, tencent/Hy3 and Hy4, LLM360/K2-Horizon and pfnet/plamo-3.
 """
 
@@ -22,7 +23,9 @@ def call_id_of_kimi(name: str, index: int) -> str:
 
 
 def dsml(section: str, invoke: str, parameter: str, mark: str = "｜DSML｜") -> Tags:
-    """Return DeepSeek's markup, whose versions differ in the names of its tags, and others' in the mark in all of them."""
+    """Return DeepSeek's markup, whose versions differ in the names of its tags, and others' in the
+    mark in all of them.
+    """
     return Tags(
         section=(f"<{mark}{section}>", f"</{mark}{section}>"),
         call=(f'<{mark}{invoke} name="',),
@@ -38,7 +41,9 @@ def dsml(section: str, invoke: str, parameter: str, mark: str = "｜DSML｜") ->
 
 def deepseek_dsml(section: str, invoke: str, parameter: str) -> ToolFormat:
     """Return DeepSeek's format; one special token stands in each tag."""
-    return form(dsml(section, invoke, parameter), markers=("｜DSML｜",), signs=("｜DSML｜", section))
+    return form(
+        dsml(section, invoke, parameter), markers=("｜DSML｜",), signs=("｜DSML｜", section)
+    )
 
 
 def invokes(begin: str, close: str, prefix: str = "", **given: Any) -> Tags:
@@ -71,7 +76,9 @@ def functions(tag: str, *, lines: bool = False) -> Tags:
 
 
 def pairs(prefix: str = "", suffix: str = "", **given: Any) -> Tags:
-    """Return calls as `<tool_call>name<arg_key>...</arg_key><arg_value>...</arg_value></tool_call>`."""
+    """Return calls as
+    `<tool_call>name<arg_key>...</arg_key><arg_value>...</arg_value></tool_call>`.
+    """
     tags = Tags(
         call=(f"<{prefix}tool_call{suffix}>",),
         named=(),
@@ -86,15 +93,24 @@ def pairs(prefix: str = "", suffix: str = "", **given: Any) -> Tags:
 
 
 def deepseek(
-    named: tuple[str, ...], before: str, after: str = "", call: tuple[str, ...] = (), end: tuple[str, ...] = ()
+    named: tuple[str, ...],
+    before: str,
+    after: str = "",
+    call: tuple[str, ...] = (),
+    end: tuple[str, ...] = (),
 ) -> ToolFormat:
-    """Return calls between DeepSeek's special tokens; `before` and `after` are what is written around arguments."""
+    """Return calls between DeepSeek's special tokens; `before` and `after` are what is written
+    around arguments.
+    """
     begin, close = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
     section = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
     read = form(
-        Tags(section=section, call=(begin, *call), named=named, end=(*end, close)), signs=(begin, *call, *named)
+        Tags(section=section, call=(begin, *call), named=named, end=(*end, close)),
+        signs=(begin, *call, *named),
     )
-    return replace(read, writes=CallText(f"{begin}{before}", f"{after}{close}", after[:1], *section))
+    return replace(
+        read, writes=CallText(f"{begin}{before}", f"{after}{close}", after[:1], *section)
+    )
 
 
 KIMI_TAGS: Final = Tags(
@@ -128,7 +144,8 @@ MINICPM_TAGS: Final = Tags(
     quoted=True,
     # byte-level tokenizers' sign for a space, and none at all
     spelled={
-        tag: tuple(tag.replace(" ", space) for space in ("\u0120", "")) for tag in ("<function name=", "<param name=")
+        tag: tuple(tag.replace(" ", space) for space in ("\u0120", ""))
+        for tag in ("<function name=", "<param name=")
     },
 )
 
@@ -160,7 +177,11 @@ GLM45: Final = form(pairs())
 HY_V3: Final = form(pairs(named=("<tool_sep>",), section=("<tool_calls>", "</tool_calls>")))
 HY_V4: Final = form(
     pairs(section=("<tool_calls>", "</tool_calls>"), literal=False),
-    pairs(suffix=":opensource", section=("<tool_calls:opensource>", "</tool_calls:opensource>"), literal=False),
+    pairs(
+        suffix=":opensource",
+        section=("<tool_calls:opensource>", "</tool_calls:opensource>"),
+        literal=False,
+    ),
 )
 K2_HORIZON: Final = form(
     pairs(

@@ -1,7 +1,7 @@
 """The half at the edge: where a request's span is found, told to the engine and kept until its end.
 
-The span's parent is the one that is current: the HTTP request's, or that of a program that has an `AsyncLLM` and is traced
-itself. `trace_headers`, a keyword of `generate`, names another one.
+The span's parent is the one that is current: the HTTP request's, or that of a program that has an
+`AsyncLLM` and is traced itself. `trace_headers`, a keyword of `generate`, names another one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class RequestTrace:
 
     def ended(self, stats: RequestStats) -> None:
         """Export the span. Names of attributes are vLLM's, and OpenTelemetry's for generative AI."""
-        sampling, begun_s = self.draft.sampling, self.draft.arrival_s
+        sampling = self.draft.sampling
+        begun_s = self.draft.arrival_s
         attributes = {
             "gen_ai.request.id": stats.request_id,
             "gen_ai.request.model": self.model,
@@ -55,11 +56,15 @@ class RequestTrace:
             "gen_ai.latency.time_in_model_inference": stats.inference_s,
         }
         error = "the request failed inside the engine" if stats.finish_reason == "error" else ""
-        self.tracer.emit(SPAN, self.place, self.parent, (begun_s, begun_s + stats.e2e_s), attributes, error=error)
+        self.tracer.emit(
+            SPAN, self.place, self.parent, (begun_s, begun_s + stats.e2e_s), attributes, error=error
+        )
 
 
 class Admission:
-    """Gives every request that is sampled a place in its trace, and exports what the engine saw of it."""
+    """Gives every request that is sampled a place in its trace, and exports what the engine saw of
+    it.
+    """
 
     keywords = ("trace_headers",)
 
@@ -72,18 +77,29 @@ class Admission:
         return True
 
     async def prepare(self, draft: Draft) -> Draft:
-        """Return the request with the trace headers of its span as a feature. Raises `InvalidRequest`."""
+        """Return the request with the trace headers of its span as a feature.
+
+        Raises `InvalidRequest`.
+        """
         given = draft.given.get("trace_headers")
-        parent = trace.get_current_span().get_span_context() if given is None else read_headers(_checked(given))
+        parent = (
+            trace.get_current_span().get_span_context()
+            if given is None
+            else read_headers(_checked(given))
+        )
         place = self._tracer.place(SPAN, parent)
         if not place.trace_flags.sampled:
             return draft
         kept = RequestTrace(self._tracer, place, parent, self._model, draft)
         told = msgspec.json.encode(headers_of(place))
-        return replace(draft, features={**draft.features, NAME: told}, shown={**draft.shown, "trace": kept})
+        return replace(
+            draft, features={**draft.features, NAME: told}, shown={**draft.shown, "trace": kept}
+        )
 
     def finished(self, features: Mapping[str, bytes]) -> Mapping[str, Any]:
-        """Export a sequence's stay in the engine: its time in the queue, and each place in the batch."""
+        """Export a sequence's stay in the engine: its time in the queue, and each place in the
+        batch.
+        """
         told = features.get(NAME)
         if told is not None:
             self._show(msgspec.msgpack.decode(told, type=Stay))
@@ -96,7 +112,10 @@ class Admission:
         if queued is not None:
             self._emit("engine.queue", parent, queued, common)
         for number, times_s in enumerate(stay.places):
-            own: dict[str, Any] = {"engine.place": number, "engine.preempted": number < len(stay.places) - 1}
+            own: dict[str, Any] = {
+                "engine.place": number,
+                "engine.preempted": number < len(stay.places) - 1,
+            }
             if number == len(stay.places) - 1:
                 own["engine.preemptions"] = stay.preemptions
                 own["gen_ai.latency.time_in_model_forward"] = stay.forward_s
@@ -104,13 +123,21 @@ class Admission:
             self._emit("engine.compute", parent, times_s, {**common, **own})
 
     def _emit(
-        self, name: str, parent: SpanContext, times_s: tuple[float, float], attributes: Mapping[str, Any]
+        self,
+        name: str,
+        parent: SpanContext,
+        times_s: tuple[float, float],
+        attributes: Mapping[str, Any],
     ) -> None:
         self._tracer.emit(name, self._tracer.place(name, parent), parent, times_s, attributes)
 
 
 def _checked(given: Any) -> dict[str, str]:
     """Return those of the headers that are about traces."""
-    if not isinstance(given, Mapping) or not all(isinstance(part, str) for pair in given.items() for part in pair):
-        raise InvalidRequest("trace_headers", f"must be texts by name, such as traceparent, not {given!r:.100}.")
+    if not isinstance(given, Mapping) or not all(
+        isinstance(part, str) for pair in given.items() for part in pair
+    ):
+        raise InvalidRequest(
+            "trace_headers", f"must be texts by name, such as traceparent, not {given!r:.100}."
+        )
     return {name.lower(): value for name, value in given.items() if name.lower() in HEADERS}

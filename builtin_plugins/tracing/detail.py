@@ -1,4 +1,7 @@
-"""What `--collect-detailed-traces` asks for, and what crosses between the halves. Knows no OpenTelemetry."""
+"""What `--collect-detailed-traces` asks for, and what crosses between the halves.
+
+Knows no OpenTelemetry.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +25,16 @@ class Detail:
 
     @classmethod
     def of(cls, config: EngineConfig) -> Self:
-        """Read the option, whose values may be joined by commas. Raises `ConfigError` for one that is not known."""
+        """Read the option, whose values may be joined by commas.
+
+        Raises `ConfigError` for one that is not known.
+        """
         given = config.options.get("collect_detailed_traces") or []
         wanted = {name.strip() for value in given for name in value.split(",")}
         if unknown := sorted(wanted - set(CHOICES)):
-            raise ConfigError(f"--collect-detailed-traces {unknown[0]!r} is none of {', '.join(CHOICES)}.")
+            raise ConfigError(
+                f"--collect-detailed-traces {unknown[0]!r} is none of {', '.join(CHOICES)}."
+            )
         everything = "all" in wanted
         return cls(everything or "model" in wanted, everything or "worker" in wanted)
 

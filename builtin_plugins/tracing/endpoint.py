@@ -1,4 +1,6 @@
-"""`--otlp-traces-endpoint` before anything is loaded: is it an address, and is there what speaks to it?"""
+"""`--otlp-traces-endpoint` before anything is loaded: is it an address, and is there what speaks to
+it?
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ GRPC_PORT: Final = 4317
 def speaks_grpc(endpoint: str) -> bool:
     """Say whether the collector is spoken to over gRPC."""
     address = urlsplit(endpoint)
-    return address.scheme in ("grpc", "grpcs") or (address.port == GRPC_PORT and address.path in ("", "/"))
+    return address.scheme in ("grpc", "grpcs") or (
+        address.port == GRPC_PORT and address.path in ("", "/")
+    )
 
 
 def check(endpoint: str) -> None:

@@ -1,6 +1,8 @@
-"""The options, and the halves: in front of the routes, at the edge, beside the scheduler, on every rank.
+"""The options, and the halves: in front of the routes, at the edge, beside the scheduler, on every
+rank.
 
-Only what runs in the serving process needs OpenTelemetry's library, and only when an endpoint is given.
+Only what runs in the serving process needs OpenTelemetry's library, and only when an endpoint is
+given.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from core.api import EngineConfig, Entry, Option, hookimpl
 @hookimpl
 def engine_options() -> list[Option]:
     endpoint = (
-        "Where spans go: http://HOST:4318/v1/traces (OTLP over HTTP), or grpc://HOST:4317; needs opentelemetry-sdk and an "
+        "Where spans go: http://HOST:4318/v1/traces (OTLP over HTTP), or grpc://HOST:4317; needs "
+        "opentelemetry-sdk and an "
         "exporter."
     )
     detailed = "Further times in spans: `model` (forward passes), `worker` (whole steps), or `all`."
@@ -25,13 +28,26 @@ def engine_options() -> list[Option]:
 
 @hookimpl
 def engine_metric_sinks() -> list[Entry]:
-    return [Entry("tracing", "builtin_plugins.tracing.sink:TraceSink", "a span for each request that has ended")]
+    return [
+        Entry(
+            "tracing",
+            "builtin_plugins.tracing.sink:TraceSink",
+            "a span for each request that has ended",
+        )
+    ]
 
 
 @hookimpl
 def engine_routes() -> list[Entry]:
     target = "builtin_plugins.tracing.front:TracedRequests"
-    return [Entry("tracing", target, "a span for each HTTP request (--otlp-traces-endpoint)", requires=("fastapi",))]
+    return [
+        Entry(
+            "tracing",
+            target,
+            "a span for each HTTP request (--otlp-traces-endpoint)",
+            requires=("fastapi",),
+        )
+    ]
 
 
 @hookimpl

@@ -1,6 +1,7 @@
 """The scheduler half: when each traced sequence came, got a place in the batch, lost it and ended.
 
-Looks at requests when they come, start and end; at those that run in steps only where detailed times are asked for.
+Looks at requests when they come, start and end; at those that run in steps only where detailed
+times are asked for.
 """
 
 from __future__ import annotations
@@ -17,11 +18,15 @@ from core.api import StepPlan
 
 
 class Stays:
-    """Follows the requests whose feature says where their span is found; what it saw goes back to the edge with their end."""
+    """Follows the requests whose feature says where their span is found; what it saw goes back to
+    the edge with their end.
+    """
 
     name = NAME
 
-    def __init__(self, *, detailed: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, *, detailed: bool = False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._detailed = detailed
         self._clock = clock
         self._stays: dict[str, Stay] = {}
@@ -35,10 +40,14 @@ class Stays:
         """Begin to follow a request that is traced."""
         context = request.features.get(NAME)
         if context is not None:
-            self._stays[request.request_id] = Stay(context, request.request_id, os.getpid(), self._clock())
+            self._stays[request.request_id] = Stay(
+                context, request.request_id, os.getpid(), self._clock()
+            )
 
     def planned(self, plan: StepPlan) -> bytes | None:
-        """Note who gets a place and who has lost it; tell the worker half that somebody wants to know its times."""
+        """Note who gets a place and who has lost it; tell the worker half that somebody wants to
+        know its times.
+        """
         for row in plan.ended:
             self._leave(row)
         for new in plan.new:
@@ -58,7 +67,9 @@ class Stays:
         """Add the times of a step to those that it computed; of several ranks the slowest counts."""
         time_ = msgspec.msgpack.decode(payload, type=StepTime)
         before = self._seen.get(time_.step, (None, None))
-        self._seen = {time_.step: (_most(before[0], time_.forward_s), _most(before[1], time_.execute_s))}
+        self._seen = {
+            time_.step: (_most(before[0], time_.forward_s), _most(before[1], time_.execute_s))
+        }
         forward_s, execute_s = self._seen[time_.step]
         for step in [step for step in self._steps if step < time_.step]:
             del self._steps[step]

@@ -1,4 +1,7 @@
-"""One HTTP request's span, which is current while the request is served. Plain ASGI; knows no route."""
+"""One HTTP request's span, which is current while the request is served.
+
+Plain ASGI; knows no route.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ WITHOUT_SPAN: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class Traced:
-    """Wraps an application. Refused requests have a span, too; a chunk of a stream costs one more call."""
+    """Wraps an application.
+
+    Refused requests have a span, too; a chunk of a stream costs one more call.
+    """
 
     def __init__(self, app: ASGIApp, tracer: Tracer) -> None:
         self._app = app
@@ -35,7 +41,9 @@ class Traced:
     def _until_shutdown(self, receive: Receive) -> Receive:
         async def heard() -> Message:
             message = await receive()
-            if message["type"] == "lifespan.shutdown":  # the process may end without its interpreter
+            if (
+                message["type"] == "lifespan.shutdown"
+            ):  # the process may end without its interpreter
                 await asyncio.to_thread(self._tracer.flush)
             return message
 
@@ -43,7 +51,9 @@ class Traced:
 
     async def _traced(self, scope: Scope, receive: Receive, send: Send) -> None:
         parent = _parent(scope)
-        place, begun_s, status = self._tracer.place(scope["method"], parent), time.monotonic(), 0
+        place = self._tracer.place(scope["method"], parent)
+        begun_s = time.monotonic()
+        status = 0
 
         async def watched(message: Message) -> None:
             nonlocal status
@@ -56,20 +66,32 @@ class Traced:
             await self._app(scope, receive, watched)
         finally:
             context.detach(token)
-            template = scope.get("state", {}).get("template") or ""  # which the server has found out meanwhile
+            template = (
+                scope.get("state", {}).get("template") or ""
+            )  # which the server has found out meanwhile
             attributes = {
                 "http.request.method": scope["method"],
                 "http.route": template or None,
                 "http.response.status_code": status or None,
                 "url.scheme": scope.get("scheme"),
             }
-            error = f"status {status}" if status >= 500 else "" if status else "no answer: the client left"
+            error = (
+                f"status {status}"
+                if status >= 500
+                else ""
+                if status
+                else "no answer: the client left"
+            )
             name = f"{scope['method']} {template}".rstrip()
             times_s = begun_s, time.monotonic()
-            self._tracer.emit(name, place, parent, times_s, attributes, kind=SpanKind.SERVER, error=error)
+            self._tracer.emit(
+                name, place, parent, times_s, attributes, kind=SpanKind.SERVER, error=error
+            )
 
 
 def _parent(scope: Scope) -> SpanContext:
     """Return the span that the client names."""
     names = {name.encode(): name for name in HEADERS}
-    return read_headers({names[name]: value.decode("latin-1") for name, value in scope["headers"] if name in names})
+    return read_headers(
+        {names[name]: value.decode("latin-1") for name, value in scope["headers"] if name in names}
+    )

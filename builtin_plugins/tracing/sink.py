@@ -1,4 +1,6 @@
-"""The half that hears of ends: a request's span is exported when its figures are known, however it ended."""
+"""The half that hears of ends: a request's span is exported when its figures are known, however it
+ended.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +10,19 @@ from core.api import ConfigError, EngineConfig, RequestStats, StepStats
 
 
 class TraceSink:
-    """Refuses settings that cannot work, before a model is loaded; then hands on what requests bring."""
+    """Refuses settings that cannot work, before a model is loaded; then hands on what requests
+    bring.
+    """
 
     def __init__(self, config: EngineConfig) -> None:
-        endpoint, detail = config.options.get("otlp_traces_endpoint"), Detail.of(config)
+        endpoint = config.options.get("otlp_traces_endpoint")
+        detail = Detail.of(config)
         if endpoint:
             check(endpoint)
         elif detail:
-            raise ConfigError("--collect-detailed-traces needs an --otlp-traces-endpoint to send them to.")
+            raise ConfigError(
+                "--collect-detailed-traces needs an --otlp-traces-endpoint to send them to."
+            )
 
     def step(self, stats: StepStats) -> None:
         """Pass steps over."""

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 
 class StepTimes:
-    """Looks at a clock four times per step. Where a device computes beside its host, times are those of the launches."""
+    """Looks at a clock four times per step.
+
+    Where a device computes beside its host, times are those of the launches.
+    """
 
     name = NAME
 
@@ -35,7 +38,9 @@ class StepTimes:
         """Note when the model began."""
         self._forward_s = time.perf_counter()
 
-    def before_sample(self, logits: torch.Tensor, rows: SampleRows, payload: bytes | None) -> torch.Tensor:
+    def before_sample(
+        self, logits: torch.Tensor, rows: SampleRows, payload: bytes | None
+    ) -> torch.Tensor:
         """Note when the model was done."""
         self._hidden_s = time.perf_counter()
         return logits
@@ -44,8 +49,11 @@ class StepTimes:
         """Tell the other half."""
         if payload is None:  # nobody in the step is traced
             return None
-        now_s, forward_s = time.perf_counter(), None
+        now_s = time.perf_counter()
+        forward_s = None
         if self._detail.model and self._forward_s is not None:
             forward_s = (self._hidden_s or now_s) - self._forward_s
         execute_s = now_s - self._begun_s if self._detail.worker else None
-        return msgspec.msgpack.encode(StepTime(int.from_bytes(payload, "little"), forward_s, execute_s))
+        return msgspec.msgpack.encode(
+            StepTime(int.from_bytes(payload, "little"), forward_s, execute_s)
+        )

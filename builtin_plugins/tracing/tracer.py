@@ -1,7 +1,9 @@
-"""Spans as finished pieces of data, and the thread that takes them to the collector. Knows OpenTelemetry, no request.
+"""Spans as finished pieces of data, and the thread that takes them to the collector. Knows
+OpenTelemetry, no request.
 
-A span's place in its trace is decided when the work begins, because others have to be told of it; the span itself is made when
-the work has ended. So nothing is kept open, and what never ends leaves nothing behind.
+A span's place in its trace is decided when the work begins, because others have to be told of it;
+the span itself is made when the work has ended. So nothing is kept open, and what never ends leaves
+nothing behind.
 """
 
 from __future__ import annotations
@@ -19,7 +21,14 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.sdk.trace.sampling import Decision
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode, TraceFlags
+from opentelemetry.trace import (
+    NonRecordingSpan,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+)
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from builtin_plugins.tracing.endpoint import speaks_grpc
@@ -28,12 +37,17 @@ from core.api import EngineConfig
 HEADERS: Final = ("traceparent", "tracestate")
 """Of the W3C's recommendation "Trace Context"."""
 DRIFT_NS: Final = 10_000_000
-"""By how much the two clocks may differ from what was read before; less is the time between two looks."""
+"""By how much the two clocks may differ from what was read before; less is the time between two
+looks.
+"""
 _PROPAGATOR: Final = TraceContextTextMapPropagator()
 
 
 class Tracer:
-    """Makes spans and exports them in batches, off the threads that serve. What a collector does not take is dropped."""
+    """Makes spans and exports them in batches, off the threads that serve.
+
+    What a collector does not take is dropped.
+    """
 
     def __init__(self, exporter: SpanExporter) -> None:
         resource = Resource.create()  # with what OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say
@@ -46,14 +60,20 @@ class Tracer:
         self._scope = InstrumentationScope("engine", metadata.version("core"))
 
     def place(self, name: str, parent: SpanContext) -> SpanContext:
-        """Return the place of a new span below `parent`, or, where that is not valid, in a trace of its own.
+        """Return the place of a new span below `parent`, or, where that is not valid, in a trace of
+        its own.
 
         Whether it is sampled its parent has decided, or the sampler that OTEL_TRACES_SAMPLER names.
         """
-        ids, inherited = self._provider.id_generator, parent.is_valid
+        ids = self._provider.id_generator
+        inherited = parent.is_valid
         trace_id = parent.trace_id if inherited else ids.generate_trace_id()
         asked = self._provider.sampler.should_sample(context_of(parent), trace_id, name)
-        flags = TraceFlags(TraceFlags.SAMPLED if asked.decision is Decision.RECORD_AND_SAMPLE else TraceFlags.DEFAULT)
+        flags = TraceFlags(
+            TraceFlags.SAMPLED
+            if asked.decision is Decision.RECORD_AND_SAMPLE
+            else TraceFlags.DEFAULT
+        )
         return SpanContext(trace_id, ids.generate_span_id(), False, flags, asked.trace_state)
 
     def emit(
@@ -67,7 +87,9 @@ class Tracer:
         kind: SpanKind = SpanKind.INTERNAL,
         error: str = "",
     ) -> None:
-        """Export a span that lasted from the first to the second of two times of the monotonic clock, if it is sampled."""
+        """Export a span that lasted from the first to the second of two times of the monotonic
+        clock, if it is sampled.
+        """
         epoch_ns = self._epoch()
         begun_ns, ended_ns = (epoch_ns + int(seconds * 1e9) for seconds in times_s)
         span = ReadableSpan(
@@ -85,7 +107,10 @@ class Tracer:
         self._spans.on_end(span)
 
     def _epoch(self) -> int:
-        """Return when the monotonic clock was zero. The same for all spans, unless the time of day was set meanwhile."""
+        """Return when the monotonic clock was zero.
+
+        The same for all spans, unless the time of day was set meanwhile.
+        """
         found_ns = _epoch_ns()
         if abs(found_ns - self._epoch_ns) > DRIFT_NS:
             self._epoch_ns = found_ns
@@ -98,7 +123,9 @@ class Tracer:
 
 def tracer_of(registry: Any, config: EngineConfig) -> Tracer:
     """Return the tracer that all of the serving process shares."""
-    shared: Tracer = registry.shared("tracer", lambda: Tracer(_exporter(config.options["otlp_traces_endpoint"])))
+    shared: Tracer = registry.shared(
+        "tracer", lambda: Tracer(_exporter(config.options["otlp_traces_endpoint"]))
+    )
     return shared
 
 
@@ -124,13 +151,21 @@ def _epoch_ns() -> int:
 
 
 def _exporter(endpoint: str) -> SpanExporter:
-    """Return what speaks to the collector; certificates, headers and time limits are those of OTEL_EXPORTER_OTLP_*."""
+    """Return what speaks to the collector; certificates, headers and time limits are those of
+    OTEL_EXPORTER_OTLP_*.
+    """
     if not speaks_grpc(endpoint):
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # lazy: one of two
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import (
+            OTLPSpanExporter,
+        )  # lazy: one of two
 
         return OTLPSpanExporter(endpoint=endpoint)
-    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as OverGrpc  # lazy: the other
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import (
+        OTLPSpanExporter as OverGrpc,
+    )  # lazy: the other
 
     address = urlsplit(endpoint)
-    exporter: SpanExporter = OverGrpc(endpoint=address.netloc, insecure=address.scheme in ("grpc", "http"))
+    exporter: SpanExporter = OverGrpc(
+        endpoint=address.netloc, insecure=address.scheme in ("grpc", "http")
+    )
     return exporter

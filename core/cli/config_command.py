@@ -29,9 +29,13 @@ class ConfigCommand:
         """Add the output formats."""
         parser.add_argument("model", nargs="?", help="model, as for serve")
         form = parser.add_mutually_exclusive_group()
-        form.add_argument("--json", action="store_true", help="as JSON: section, name, value, origin")
+        form.add_argument(
+            "--json", action="store_true", help="as JSON: section, name, value, origin"
+        )
         form.add_argument("--toml", action="store_true", help="as a configuration file")
-        form.add_argument("--reference", action="store_true", help="the reference page of everything, as markdown")
+        form.add_argument(
+            "--reference", action="store_true", help="the reference page of everything, as markdown"
+        )
 
     def run(self, context: CommandContext) -> int:
         """Print and return 0."""
@@ -66,7 +70,9 @@ def _values(context: CommandContext) -> Iterator[tuple[Field, Any]]:
 
 
 def _shown(found: Field, value: Any) -> str:
-    return "-" if value is None else value if isinstance(value, str) and value else json.dumps(value)
+    return (
+        "-" if value is None else value if isinstance(value, str) and value else json.dumps(value)
+    )
 
 
 def _as_json(context: CommandContext) -> dict[str, Any]:
@@ -90,7 +96,11 @@ def _as_toml(context: CommandContext) -> Iterator[str]:
 
 def _toml(value: Any) -> str:
     if isinstance(value, dict):
-        items = (f"{json.dumps(str(key))} = {_toml(item)}" for key, item in value.items() if item is not None)
+        items = (
+            f"{json.dumps(str(key))} = {_toml(item)}"
+            for key, item in value.items()
+            if item is not None
+        )
         return "{" + ", ".join(items) + "}"
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(map(_toml, value)) + "]"

@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class CommandContext:
-    """What a command is run with. A positional argument called `model` has gone into the configuration already.
+    """What a command is run with. A positional argument called `model` has gone into the
+    configuration already.
 
-    For commands that take no engine options the configuration holds the start-up flags only, and plugins are
-    not loaded until `registry` is read, so that a broken one can be examined.
+    For commands that take no engine options the configuration holds the start-up flags only, and
+    plugins are not loaded until `registry` is read, so that a broken one can be examined.
     """
 
     args: argparse.Namespace

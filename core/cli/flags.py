@@ -48,8 +48,10 @@ LIST_GROUPS: Final = "listgroup"
 PLANNED: Final = "planned"
 """`--help=planned` lists the options that are known but refused."""
 EPILOG: Final = (
-    "Before or after the command: --plugins NAME, --plugins-lock FILE, --config FILE, --log-level LEVEL, --debug. "
-    "--help=GROUP shows one group (--help=listgroup names them), --help=TEXT the flags that contain it, --help=planned the flags known from "
+    "Before or after the command: --plugins NAME, --plugins-lock FILE, --config FILE, --log-level "
+    "LEVEL, --debug. "
+    "--help=GROUP shows one group (--help=listgroup names them), --help=TEXT the flags that "
+    "contain it, --help=planned the flags known from "
     "vLLM that are refused for now."
 )
 
@@ -76,7 +78,9 @@ class FlagParser(argparse.ArgumentParser):
         for token in extra:
             flag = token.partition("=")[0]
             what = "flag" if token.startswith("-") else "argument"
-            hint = did_you_mean(flag, known) if flag.startswith("--") else ""  # short ones are all alike
+            hint = (
+                did_you_mean(flag, known) if flag.startswith("--") else ""
+            )  # short ones are all alike
             raise ConfigError(f"unknown {what} {flag}{hint} (see {self.prog} --help)")
         return namespace
 
@@ -88,24 +92,39 @@ def add_flags(
     docs: Mapping[str, str] | None = None,
     visible: Callable[[Field], bool] = lambda found: not found.refuse,
 ) -> None:
-    """Add a flag for every field, in a group per section and plugin; texts only where `docs` are given."""
+    """Add a flag for every field, in a group per section and plugin; texts only where `docs` are
+    given.
+    """
     for group, fields in table.groups().items():
         shown = docs is not None and any(map(visible, fields))
-        box = parser.add_argument_group(group, docs.get(f"[{group}]") if docs is not None and shown else None)
+        box = parser.add_argument_group(
+            group, docs.get(f"[{group}]") if docs is not None and shown else None
+        )
         for found in fields:
             text = _help(found, docs) if docs is not None and visible(found) else argparse.SUPPRESS
             try:
-                box.add_argument(*_spellings(found), dest=_DEST + found.name, help=text, **flag_shape(found.type))
+                box.add_argument(
+                    *_spellings(found), dest=_DEST + found.name, help=text, **flag_shape(found.type)
+                )
             except argparse.ArgumentError as error:
-                raise ConfigError(f"{parser.prog} and option {found.name!r} of {group!r} clash: {error}") from error
+                raise ConfigError(
+                    f"{parser.prog} and option {found.name!r} of {group!r} clash: {error}"
+                ) from error
 
 
-def parse_flags(parser: FlagParser, table: FieldTable, argv: Sequence[str]) -> tuple[argparse.Namespace, Layer]:
+def parse_flags(
+    parser: FlagParser, table: FieldTable, argv: Sequence[str]
+) -> tuple[argparse.Namespace, Layer]:
     """Parse a command's arguments; return its own and the layer of configuration flags."""
     flags = [flag for found in table.by_name.values() for flag in _all_spellings(found)]
     known = set(flags)
     argv, dotted = _take_dotted([_respell(token, known) for token in _renamed(argv)], table)
-    taken = (flag for found in table.by_name.values() if not found.refuse for flag in _all_spellings(found))
+    taken = (
+        flag
+        for found in table.by_name.values()
+        if not found.refuse
+        for flag in _all_spellings(found)
+    )
     namespace = parser.parse_all(argv, taken)
     layer: dict[str, Given] = {}
     for dest, raw in list(vars(namespace).items()):
@@ -123,18 +142,23 @@ def parse_flags(parser: FlagParser, table: FieldTable, argv: Sequence[str]) -> t
 
 
 def show_help(parser: FlagParser, table: FieldTable, wanted: str) -> str:
-    """Return a command's help: all of it, one group, the flags that contain a text, or the planned ones.
+    """Return a command's help: all of it, one group, the flags that contain a text, or the planned
+    ones.
 
     `parser` has the command's own arguments and nothing else yet.
     """
     usage = parser.format_usage().removeprefix("usage: ").strip() + " [options]"
     if not wanted:
-        parser.usage, parser.epilog = usage, EPILOG
+        parser.usage = usage
+        parser.epilog = EPILOG
         add_flags(parser, table, docs=section_docs())
         return parser.format_help()
     if wanted == LIST_GROUPS:
         docs = section_docs()
-        return "".join(f"{name:<18} {docs.get(f'[{name}]', 'options of a plugin')}\n" for name in table.groups())
+        return "".join(
+            f"{name:<18} {docs.get(f'[{name}]', 'options of a plugin')}\n"
+            for name in table.groups()
+        )
     short = FlagParser(prog=parser.prog, usage=usage, add_help=False)
     if wanted == PLANNED:
         add_flags(short, table, docs=section_docs(), visible=lambda found: bool(found.refuse))
@@ -150,8 +174,12 @@ def _only(table: FieldTable, wanted: str) -> FieldTable:
     fields = groups.get(key) or groups.get(key.removesuffix("config"))
     fields = fields or [found for name, found in table.by_name.items() if key in name]
     if not fields:
-        hint = did_you_mean(key, [*groups, *(name for name, found in table.by_name.items() if not found.refuse)])
-        raise ConfigError(f"--help={wanted}: no group or flag of that name{hint}; groups: {', '.join(groups)}.")
+        hint = did_you_mean(
+            key, [*groups, *(name for name, found in table.by_name.items() if not found.refuse)]
+        )
+        raise ConfigError(
+            f"--help={wanted}: no group or flag of that name{hint}; groups: {', '.join(groups)}."
+        )
     chosen = FieldTable()
     chosen.by_name = {found.name: found for found in fields}
     return chosen
@@ -168,7 +196,9 @@ def _spellings(found: Field) -> list[str]:
 
 
 def _all_spellings(found: Field) -> list[str]:
-    return _spellings(found) + ([found.flag.replace("--", "--no-", 1)] if is_switch(found.type) else [])
+    return _spellings(found) + (
+        [found.flag.replace("--", "--no-", 1)] if is_switch(found.type) else []
+    )
 
 
 def flag_shape(kind: ValueType) -> dict[str, Any]:
@@ -180,7 +210,9 @@ def flag_shape(kind: ValueType) -> dict[str, Any]:
     if bool in kind.scalars:
         return shape | {"nargs": "?", "const": True}
     if kind.items is not None:
-        return shape | ({"nargs": kind.length} if kind.length else {"nargs": "+", "action": "extend"})
+        return shape | (
+            {"nargs": kind.length} if kind.length else {"nargs": "+", "action": "extend"}
+        )
     return shape
 
 
@@ -209,7 +241,11 @@ def _take_dotted(argv: list[str], table: FieldTable) -> tuple[list[str], dict[st
     tokens = iter(argv)
     for token in tokens:
         match = _DOTTED.fullmatch(token)
-        found = table.by_name.get(_LONG.get(match[1]) or match[1].lstrip("-").replace("-", "_")) if match else None
+        found = (
+            table.by_name.get(_LONG.get(match[1]) or match[1].lstrip("-").replace("-", "_"))
+            if match
+            else None
+        )
         if match is None or found is None or not found.type.mapping:
             left.append(token)
             continue
@@ -235,5 +271,9 @@ def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in over.items():
         inner = merged.get(key)
-        merged[key] = _merged(inner, value) if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
+        merged[key] = (
+            _merged(inner, value)
+            if isinstance(inner, Mapping) and isinstance(value, Mapping)
+            else value
+        )
     return merged

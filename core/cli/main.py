@@ -1,7 +1,7 @@
 """`engine`: finds the command, loads plugins, builds the configuration, runs.
 
-Two stages, because plugins contribute commands and flags: the first look (`core.cli.startup`) finds what
-decides about plugins, the second parses everything. Imports no torch.
+Two stages, because plugins contribute commands and flags: the first look (`core.cli.startup`) finds
+what decides about plugins, the second parses everything. Imports no torch.
 """
 
 from __future__ import annotations
@@ -34,8 +34,14 @@ if TYPE_CHECKING:
     from core.plugin import Registry
 
 OWN_COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
-    "config": ("core.cli.config_command:ConfigCommand", "print the effective configuration and where it came from"),
-    "plugins": ("core.cli.plugins.command:PluginsCommand", "list, show, explain, check, lock and write plugins"),
+    "config": (
+        "core.cli.config_command:ConfigCommand",
+        "print the effective configuration and where it came from",
+    ),
+    "plugins": (
+        "core.cli.plugins.command:PluginsCommand",
+        "list, show, explain, check, lock and write plugins",
+    ),
 }
 """Commands that are there whatever the plugins do."""
 
@@ -43,7 +49,9 @@ USAGE: Final = "engine [--plugins NAME] [--plugins-lock FILE] [--config FILE] [-
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit status: 0, 2 for a wrong setting, 1 for other errors."""
+    """Run the command line and return its exit status: 0, 2 for a wrong setting, 1 for other
+    errors.
+    """
     try:
         return _run(list(sys.argv[1:] if argv is None else argv))
     except EngineError as error:
@@ -68,7 +76,8 @@ def refuse_foreign_core(path: Sequence[str], own: Path) -> None:
         for found in (folder / "__init__.py", folder.with_suffix(".py")):
             if found.is_file():
                 raise ConfigError(
-                    f"{found} shadows the engine's own package `core` ({own}). Rename it, start from another folder, "
+                    f"{found} shadows the engine's own package `core` ({own}). Rename it, start "
+                    "from another folder, "
                     "or take its folder out of PYTHONPATH."
                 )
 
@@ -87,7 +96,9 @@ def _report(error: EngineError) -> int:
 
 
 def _reader_has_left() -> int:
-    """Point stdout elsewhere once its reader (head, less) has gone, so that the interpreter's last flush is quiet."""
+    """Point stdout elsewhere once its reader (head, less) has gone, so that the interpreter's last
+    flush is quiet.
+    """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1
 
@@ -127,13 +138,16 @@ def _run(argv: list[str]) -> int:
             name = startup.rest.pop(0) if startup.rest else ""
             if name not in parts:
                 return _print_parts(startup.command, parts, name)
-            command, startup.command = parts[name](), f"{startup.command} {name}"
+            command = parts[name]()
+            startup.command = f"{startup.command} {name}"
         if not command.takes_engine_options:
             return _run_plain(command, startup, context)
         return _run_configured(command, startup, context, table, environment, file)
 
 
-def _early_context(startup: Startup, environment: Mapping[str, str], file: ConfigFile | None) -> CommandContext:
+def _early_context(
+    startup: Startup, environment: Mapping[str, str], file: ConfigFile | None
+) -> CommandContext:
     """Return a context that knows what decides about plugins and logging, and nothing else."""
     table = FieldTable()
     layer: dict[str, Given] = {}
@@ -142,7 +156,9 @@ def _early_context(startup: Startup, environment: Mapping[str, str], file: Confi
         seen = file.peek(field) if file is not None else None
         if seen is not None and seen[0] is not None:
             layer[name] = given(field, seen[0], f"file {seen[1]}", f"{seen[1]}: {name}")
-    config, provenance = assemble(table, [layer, layer_from_environment(table, environment), _given(startup, table)])
+    config, provenance = assemble(
+        table, [layer, layer_from_environment(table, environment), _given(startup, table)]
+    )
     return CommandContext(argparse.Namespace(), config, provenance, table)
 
 
@@ -152,7 +168,9 @@ def _given(startup: Startup, table: FieldTable) -> Layer:
     for name, values in startup.given.items():
         if name != CONFIG:
             field = table.by_name[name]
-            layer[name] = given(field, values if field.type.items else values[-1], f"flag {field.flag}", field.flag)
+            layer[name] = given(
+                field, values if field.type.items else values[-1], f"flag {field.flag}", field.flag
+            )
     return layer
 
 
@@ -189,20 +207,30 @@ def _run_configured(
     model = getattr(args, "model", None)
     if model is not None:
         if "model" in flags and flags["model"].value != model:
-            raise ConfigError(f"two models: the argument {model!r} and --model {flags['model'].value!r}; give one.")
+            raise ConfigError(
+                f"two models: the argument {model!r} and --model {flags['model'].value!r}; give "
+                "one."
+            )
         layers.append({"model": given(table.by_name["model"], model, "argument MODEL", "MODEL")})
     config, provenance = assemble(table, layers)
     config, registry = load_named(config, context.registry)
     observability = config.observability
-    setup_logging(observability.log_level, _packages(registry.plan), log_format=observability.log_format)
+    setup_logging(
+        observability.log_level, _packages(registry.plan), log_format=observability.log_format
+    )
     return command.run(CommandContext(args, config, provenance, table, registry))
 
 
 def _print_parts(command: str, parts: Mapping[str, type[Command]], wanted: str) -> int:
-    """Print the subcommands of a command. Raises `ConfigError` when something else was asked for than help."""
+    """Print the subcommands of a command.
+
+    Raises `ConfigError` when something else was asked for than help.
+    """
     if _help_wanted([wanted]) is None:
         what = f"unknown subcommand {wanted!r}" if wanted else "a subcommand is missing"
-        raise ConfigError(f"engine {command}: {what}; there are: {', '.join(parts)}{did_you_mean(wanted, parts)}")
+        raise ConfigError(
+            f"engine {command}: {what}; there are: {', '.join(parts)}{did_you_mean(wanted, parts)}"
+        )
     print(f"usage: engine {command} SUBCOMMAND ...\n\nsubcommands:")
     for name, part in parts.items():
         print(f"  {name:<12} {part.help}")
@@ -229,7 +257,9 @@ def _commands(registry: Registry) -> list[str]:
 
 
 def _examiner(name: str, context: CommandContext) -> Command | None:
-    """Return the command of this name if it examines plugins, which it can do when some of them are broken."""
+    """Return the command of this name if it examines plugins, which it can do when some of them are
+    broken.
+    """
     with suppress(EngineError):
         for ref in context.plan.plugins:
             with suppress(PluginError):
@@ -249,7 +279,10 @@ def _own(name: str) -> Command:
 
 def _packages(plan: PluginPlan) -> set[str]:
     """Return the top packages of the plugins, by whose names they log."""
-    return {f"engine_local_{ref.name}" if ref.is_file else ref.target.partition(".")[0] for ref in plan.plugins}
+    return {
+        f"engine_local_{ref.name}" if ref.is_file else ref.target.partition(".")[0]
+        for ref in plan.plugins
+    }
 
 
 def _help_wanted(argv: Sequence[str]) -> str | None:
@@ -267,14 +300,22 @@ def _print_overview(context: CommandContext) -> int:
     rows = {name: summary for name, (_, summary) in OWN_COMMANDS.items()}
     trouble = ""
     try:
-        registry = load_plan(make_plan(context.config.plugins.plugins, context.config.plugins.plugins_lock))
-        rows |= {registered.entry.name: registered.entry.summary for registered in registry.entries("commands")}
+        registry = load_plan(
+            make_plan(context.config.plugins.plugins, context.config.plugins.plugins_lock)
+        )
+        rows |= {
+            registered.entry.name: registered.entry.summary
+            for registered in registry.entries("commands")
+        }
     except EngineError as error:
         trouble = f"\nCommands of plugins are missing here, because {error}\n"
     print(f"usage: {USAGE}\n\ncommands:")
     for name in sorted(rows):
         print(f"  {name:<12} {rows[name]}")
-    print(f"{trouble}\n`engine COMMAND --help` shows a command's options, `engine --version` the version.")
+    print(
+        f"{trouble}\n`engine COMMAND --help` shows a command's options, `engine --version` the "
+        "version."
+    )
     return 0
 
 

@@ -1,6 +1,8 @@
-"""Says what memory a model will take before any of it is taken, by the decisions that a start makes.
+"""Says what memory a model will take before any of it is taken, by the decisions that a start
+makes.
 
-The model is built where tensors have shapes but no memory. Headers of weight files are read, weights are not.
+The model is built where tensors have shapes but no memory. Headers of weight files are read,
+weights are not.
 """
 
 from __future__ import annotations
@@ -32,12 +34,16 @@ if TYPE_CHECKING:
     from core.plugin import Registry
 
 Headers = Callable[["ModelSource"], Iterable[tuple[str, torch.Tensor]] | None]
-"""Returns name and shape (a tensor without memory) of a checkpoint's tensors; None where they are not known."""
+"""Returns name and shape (a tensor without memory) of a checkpoint's tensors; None where they are
+not known.
+"""
 
 NOWHERE = "meta"
 UNLIMITED = 1 << 62
 TABLE_POSITIONS = 1024
-"""Rotary tables are made for no more positions than this here: they belong to no weight, and would take time."""
+"""Rotary tables are made for no more positions than this here: they belong to no weight, and would
+take time.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +61,10 @@ class MemoryPlan:
     free_bytes: int | None
     """What one rank may take of this machine; None where the platform does not say."""
     obstacle: str
-    """Why no cache can be made, as a start would say it; empty when one can. The layout is the least one then."""
+    """Why no cache can be made, as a start would say it; empty when one can.
+
+    The layout is the least one then.
+    """
     layout: KVLayout
     kv_bytes: list[int]
     feature_bytes: dict[str, list[int]]
@@ -64,7 +73,12 @@ class MemoryPlan:
     @property
     def taken_bytes(self) -> list[int]:
         """All that each rank takes."""
-        return [sum(each) for each in zip(self.weight_bytes, self.kv_bytes, *self.feature_bytes.values(), strict=True)]
+        return [
+            sum(each)
+            for each in zip(
+                self.weight_bytes, self.kv_bytes, *self.feature_bytes.values(), strict=True
+            )
+        ]
 
     @property
     def context_length(self) -> int:
@@ -78,7 +92,9 @@ class MemoryPlan:
 
     @property
     def short_bytes(self) -> int:
-        """Bytes that are missing: for the least cache, or for weights and cache together; 0 when all fits."""
+        """Bytes that are missing: for the least cache, or for weights and cache together; 0 when
+        all fits.
+        """
         missing = self.layout_bytes - self.kv_memory_bytes if self.obstacle else 0
         if self.free_bytes is not None:
             missing = max(missing, max(self.taken_bytes) - self.free_bytes)
@@ -86,12 +102,16 @@ class MemoryPlan:
 
     def least_kv_bytes(self, num_tokens: int) -> int:
         """Return the bytes of the smallest cache that holds one request of `num_tokens`."""
-        needs = _needs(self.layout, num_tokens, self.config.scheduler.max_num_batched_tokens or num_tokens)
+        needs = _needs(
+            self.layout, num_tokens, self.config.scheduler.max_num_batched_tokens or num_tokens
+        )
         pools = zip(self.layout.pools, needs, strict=True)
         return sum((need + NULL_BLOCKS) * pool.block_bytes for pool, need in pools)
 
     def requests_at_once(self, num_tokens: int) -> int:
-        """Return how many requests of `num_tokens` run at once, one of them with a whole step being computed."""
+        """Return how many requests of `num_tokens` run at once, one of them with a whole step being
+        computed.
+        """
         step = self.config.scheduler.max_num_batched_tokens or num_tokens
         first, more = (_needs(self.layout, num_tokens, size) for size in (step, 1))
         room = [pool.num_blocks - NULL_BLOCKS for pool in self.layout.pools]
@@ -100,23 +120,32 @@ class MemoryPlan:
 
 
 def memory_plan(
-    config: EngineConfig, registry: Registry, *, serving: bool = True, headers: Headers | None = None
+    config: EngineConfig,
+    registry: Registry,
+    *,
+    serving: bool = True,
+    headers: Headers | None = None,
 ) -> MemoryPlan:
     """Return what a start with this configuration would take.
 
-    `headers` stand for those of local files. Raises what the start would raise for a model that cannot be served,
-    tensors that are missing among the headers included, and for settings that exclude each other.
+    `headers` stand for those of local files. Raises what the start would raise for a model that
+    cannot be served, tensors that are missing among the headers included, and for settings that
+    exclude each other.
     """
     resolved = resolve(config, registry, serving=serving)
-    config, platform = resolved.config, resolved.platform
+    config = resolved.config
+    platform = resolved.platform
     infos, stored, features = _infos(resolved, registry, headers)
     info = WorkerInfo.combine(infos, config.parallel.tensor_parallel_size)
     obstacle = ""
     try:
         config, layout = fit_memory(config, info, cut_context=not resolved.context_is_chosen)
     except ConfigError as error:
-        obstacle, layout = str(error), _least_layout(config, info)
-    own = [_own_bytes(layout, layers) for layers in _ranks(infos, config.parallel.tensor_parallel_size)]
+        obstacle = str(error)
+        layout = _least_layout(config, info)
+    own = [
+        _own_bytes(layout, layers) for layers in _ranks(infos, config.parallel.tensor_parallel_size)
+    ]
     free: Callable[[EngineConfig], int] | None = getattr(platform, "free_memory_bytes", None)
     return MemoryPlan(
         config=config,
@@ -135,21 +164,31 @@ def memory_plan(
 def _infos(
     resolved: Resolved, registry: Registry, headers: Headers | None
 ) -> tuple[list[WorkerInfo], int | None, dict[str, list[int]]]:
-    """Return what each rank's worker would tell, the bytes of the checkpoint, and what features take of each rank."""
-    config, source, parallel = resolved.config, resolved.source, resolved.config.parallel
+    """Return what each rank's worker would tell, the bytes of the checkpoint, and what features
+    take of each rank.
+    """
+    config = resolved.config
+    source = resolved.source
+    parallel = resolved.config.parallel
     infos: list[WorkerInfo] = []
     stored: int | None = None
     asked = {
-        half.name: half.host_bytes for _, half in registry.runner_extensions(config) if hasattr(half, "host_bytes")
+        half.name: half.host_bytes
+        for _, half in registry.runner_extensions(config)
+        if hasattr(half, "host_bytes")
     }
     features: dict[str, list[int]] = {name: [] for name in asked}
     for stage in range(parallel.pipeline_parallel_size):
         pipeline = Pipeline(parallel.pipeline_parallel_size, stage)
         tensors = _headers(config, source, registry) if headers is None else headers(source)
         listed = None if tensors is None else list(tensors)
-        model = _build(resolved, registry, ParallelGroup(parallel.tensor_parallel_size), pipeline, listed or ())
+        model = _build(
+            resolved, registry, ParallelGroup(parallel.tensor_parallel_size), pipeline, listed or ()
+        )
         check_cached(model, config)
-        if listed is not None and isinstance(model, Decoder):  # other modules may look at what they load
+        if listed is not None and isinstance(
+            model, Decoder
+        ):  # other modules may look at what they load
             model.load_weights(listed)
             stored = sum(tensor.nbytes for _, tensor in listed)
         weight_bytes = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))  # type: ignore[attr-defined]
@@ -159,7 +198,9 @@ def _infos(
             vocab_size=model.vocab_size,
             weight_bytes=weight_bytes,
         )
-        infos += [info] * parallel.tensor_parallel_size  # the last one's missing rows of the vocabulary are filled up
+        infos += (
+            [info] * parallel.tensor_parallel_size
+        )  # the last one's missing rows of the vocabulary are filled up
         for name, host_bytes in asked.items():
             features[name] += [host_bytes(model, config)] * parallel.tensor_parallel_size
     return infos, stored, features
@@ -172,8 +213,13 @@ def _build(
     pipeline: Pipeline,
     stored: Iterable[tuple[str, torch.Tensor]],
 ) -> Model:
-    """Return one rank's model without memory. Nothing computes with it: attention and ops are not looked at."""
-    config, source, platform = resolved.config, resolved.source, resolved.platform
+    """Return one rank's model without memory.
+
+    Nothing computes with it: attention and ops are not looked at.
+    """
+    config = resolved.config
+    source = resolved.source
+    platform = resolved.platform
     facts = {**platform.facts(), "dtype": config.model.dtype}
     length = min(context_length(config), TABLE_POSITIONS)
     spec, _ = read_model(config, source, registry)
@@ -222,7 +268,9 @@ def _least_layout(config: EngineConfig, info: WorkerInfo) -> KVLayout:
     pools = zip(layout.pools, needs, strict=True)
     return KVLayout(
         groups=layout.groups,
-        pools=[PoolLayout(need + NULL_BLOCKS, pool.slot_bytes, pool.num_slots) for pool, need in pools],
+        pools=[
+            PoolLayout(need + NULL_BLOCKS, pool.slot_bytes, pool.num_slots) for pool, need in pools
+        ],
         hash_block_size=layout.hash_block_size,
     )
 
@@ -248,5 +296,10 @@ def _ranks(infos: list[WorkerInfo], tensor: int) -> list[range]:
 
 def _own_bytes(layout: KVLayout, own: range) -> int:
     """Return the bytes of the slots that these layers use."""
-    held = {(group.pool, slot) for group in layout.groups for slot, layer in enumerate(group.layers) if layer in own}
+    held = {
+        (group.pool, slot)
+        for group in layout.groups
+        for slot, layer in enumerate(group.layers)
+        if layer in own
+    }
     return sum(layout.pools[pool].num_blocks * layout.pools[pool].slot_bytes for pool, _ in held)

@@ -1,4 +1,7 @@
-"""The first look at argv: what must be known before plugins are loaded. Knows no command's own flags."""
+"""The first look at argv: what must be known before plugins are loaded.
+
+Knows no command's own flags.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +36,12 @@ class Startup:
 
 
 def read_startup(argv: Sequence[str]) -> Startup:
-    """Take command and start-up flags out of argv. Raises `ConfigError` for any other flag before the command."""
-    found, tokens = Startup(), list(argv)
+    """Take command and start-up flags out of argv.
+
+    Raises `ConfigError` for any other flag before the command.
+    """
+    found = Startup()
+    tokens = list(argv)
     while tokens and found.command is None:
         token = tokens.pop(0)
         if token in ("--help", "-h"):
@@ -45,7 +52,9 @@ def read_startup(argv: Sequence[str]) -> Startup:
             found.command = token
         elif not _take(found, token, tokens, most=1):
             hint = did_you_mean(token, _FLAGS)
-            raise ConfigError(f"unknown flag {token} before the command{hint}; other flags come after it.")
+            raise ConfigError(
+                f"unknown flag {token} before the command{hint}; other flags come after it."
+            )
     while tokens:
         token = tokens.pop(0)
         if token == "--":
@@ -60,7 +69,9 @@ _FLAGS: Final[Mapping[str, str]] = {"--" + name.replace("_", "-"): name for name
 
 
 def _take(found: Startup, token: str, tokens: list[str], most: int | None) -> bool:
-    """Consume a start-up flag and its values; before the command a list takes one, lest it swallow the command."""
+    """Consume a start-up flag and its values; before the command a list takes one, lest it swallow
+    the command.
+    """
     if token == "--debug":
         found.given["log_level"] = ["debug"]
         return True
@@ -70,7 +81,12 @@ def _take(found: Startup, token: str, tokens: list[str], most: int | None) -> bo
         return False
     values = [value] if assigned else []
     most = most if name in LISTS else 1
-    while not assigned and tokens and not tokens[0].startswith("-") and (most is None or len(values) < most):
+    while (
+        not assigned
+        and tokens
+        and not tokens[0].startswith("-")
+        and (most is None or len(values) < most)
+    ):
         values.append(tokens.pop(0))
     if not values:
         raise ConfigError(f"{flag} needs a value.")

@@ -1,7 +1,7 @@
 """From layers of given values to one `EngineConfig`, with where each value came from.
 
-A layer holds what one place said (file, environment, flags, keywords), already converted. The later layer
-wins: default < file < environment < flag. Knows no argv.
+A layer holds what one place said (file, environment, flags, keywords), already converted. The later
+layer wins: default < file < environment < flag. Knows no argv.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ class Given:
 
     value: Any
     origin: str
-    """Where: "flag --max-model-len", "file engine.toml, line 3", "environment ENGINE_PLUGINS", "keyword dtype"."""
+    """Where: "flag --max-model-len", "file engine.toml, line 3", "environment ENGINE_PLUGINS",
+    "keyword dtype".
+    """
 
 
 Layer = Mapping[str, Given]
@@ -48,7 +50,9 @@ def given(found: Field, value: Any, origin: str, shown: str) -> Given:
         return Given(found.type.convert(value), origin)
     except BadValue as error:
         if found.refuse:
-            return Given(f"{value!r:.100}", origin)  # refused with its own text, which says more than a wrong type
+            return Given(
+                f"{value!r:.100}", origin
+            )  # refused with its own text, which says more than a wrong type
         raise ConfigError(f"{shown} {value!r}: {error}.") from error
 
 
@@ -57,7 +61,9 @@ def layer_from_file(table: FieldTable, file: ConfigFile) -> Layer:
     layer: dict[str, Given] = {}
     for found, value, place in file.values(table):
         if found.name in layer:
-            raise ConfigError(f"{place}: {found.name!r} is set twice, also in {layer[found.name].origin}.")
+            raise ConfigError(
+                f"{place}: {found.name!r} is set twice, also in {layer[found.name].origin}."
+            )
         value = found.default if value is None else value
         layer[found.name] = given(found, value, f"file {place}", f"{place}: {found.name}")
     return layer
@@ -110,7 +116,8 @@ def assemble(table: FieldTable, layers: Sequence[Layer]) -> tuple[EngineConfig, 
 def config_from_kwargs(kwargs: Mapping[str, Any], options: PluginOptions = ()) -> EngineConfig:
     """Build the configuration of `LLM(**kwargs)`: flat names of all sections and plugins' options.
 
-    Variables of the environment count where no keyword is given. Raises `ConfigError` for an unknown name.
+    Variables of the environment count where no keyword is given. Raises `ConfigError` for an
+    unknown name.
     """
     table = FieldTable(options)
     environment = layer_from_environment(table, env.read_environment())
@@ -118,8 +125,12 @@ def config_from_kwargs(kwargs: Mapping[str, Any], options: PluginOptions = ()) -
 
 
 def plugins_from_kwargs(kwargs: Mapping[str, Any]) -> tuple[list[str], str | None]:
-    """Return plugin selection and lock file of `LLM(**kwargs)`, needed before plugins' options are known."""
-    section = config_from_kwargs({name: kwargs[name] for name in ("plugins", "plugins_lock") if name in kwargs}).plugins
+    """Return plugin selection and lock file of `LLM(**kwargs)`, needed before plugins' options are
+    known.
+    """
+    section = config_from_kwargs(
+        {name: kwargs[name] for name in ("plugins", "plugins_lock") if name in kwargs}
+    ).plugins
     return section.plugins, section.plugins_lock
 
 

@@ -21,19 +21,24 @@ OPTIONS: Final = "options"
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A configuration value a plugin contributes: a flag, a key in the config file and a keyword of `LLM`."""
+    """A configuration value a plugin contributes: a flag, a key in the config file and a keyword of
+    `LLM`.
+    """
 
     name: str
     """Snake case; the flag is `--` plus the name with dashes. Unique over all plugins."""
     type: Any
-    """bool, int, float, str, list[str], dict, `Literal[...]`, or one of these with `| None`; numbers with their bounds,
+    """bool, int, float, str, list[str], dict, `Literal[...]`, or one of these with `| None`;
+    numbers with their bounds,
     `Annotated[int, Within(0, 65535)]`."""
     default: Any
     help: str
     refuse: str | None = None
     """Set for options known but not served yet: using one fails with this text."""
     neutral: Callable[[Any], bool] | None = None
-    """Of a refused option: says whether a value other than the default asks for nothing either, and so passes."""
+    """Of a refused option: says whether a value other than the default asks for nothing either, and
+    so passes.
+    """
     names_plugin: bool = False
     """The value is a plugin's file or module, which is loaded as with `--plugins +VALUE`."""
 
@@ -54,13 +59,19 @@ class Field:
     type: ValueType
     default: Any
     help: str | None = None
-    """Text of a plugin's option; a section field's is beneath it in the source (`core.cli.reference.field_docs`)."""
+    """Text of a plugin's option; a section field's is beneath it in the source
+    (`core.cli.reference.field_docs`).
+    """
     refuse: str | None = None
     neutral: Callable[[Any], bool] | None = None
 
     def refuses(self, value: Any) -> bool:
         """Say whether the option is known, but this value of it not served."""
-        return bool(self.refuse) and value != self.default and not (self.neutral and self.neutral(value))
+        return (
+            bool(self.refuse)
+            and value != self.default
+            and not (self.neutral and self.neutral(value))
+        )
 
     def fault(self, value: Any) -> str:
         """Say what is wrong with a value of the right type, the flag first; empty: nothing."""
@@ -74,16 +85,25 @@ class Field:
 
 
 class FieldTable:
-    """All fields by flat name. Raises `ConfigError` for options that clash or have an impossible type."""
+    """All fields by flat name.
+
+    Raises `ConfigError` for options that clash or have an impossible type.
+    """
 
     def __init__(self, options: PluginOptions = ()) -> None:
         self.by_name: dict[str, Field] = {}
         hints = typing.get_type_hints(EngineConfig)
-        self.sections: Final[dict[str, type[Any]]] = {name: hints[name] for name in hints if name != OPTIONS}
+        self.sections: Final[dict[str, type[Any]]] = {
+            name: hints[name] for name in hints if name != OPTIONS
+        }
         for section, kind in self.sections.items():
             hints = typing.get_type_hints(kind, include_extras=True)
             for item in dataclasses.fields(kind):
-                made = item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
+                made = (
+                    item.default
+                    if item.default_factory is dataclasses.MISSING
+                    else item.default_factory()
+                )
                 value = ValueType.of(hints[item.name], item.name)
                 self.by_name[item.name] = Field(item.name, section, section, value, made)
         for plugin, option in options:
@@ -103,7 +123,9 @@ class FieldTable:
         try:
             default = option.default if option.default is None else kind.convert(option.default)
         except BadValue as error:
-            raise ConfigError(f"plugin {plugin!r}: default of option {option.name!r}: {error}") from error
+            raise ConfigError(
+                f"plugin {plugin!r}: default of option {option.name!r}: {error}"
+            ) from error
         texts = option.help, option.refuse, option.neutral
         self.by_name[option.name] = Field(option.name, OPTIONS, plugin, kind, default, *texts)
 
@@ -113,7 +135,9 @@ class FieldTable:
         if found is None:
             taken = (name for name, found in self.by_name.items() if not found.refuse)
             hint = did_you_mean(spelt.replace("-", "_"), taken)
-            raise ConfigError(f"unknown option {spelt!r}{hint or '; `engine config` lists all there are'}")
+            raise ConfigError(
+                f"unknown option {spelt!r}{hint or '; `engine config` lists all there are'}"
+            )
         return found
 
     def groups(self) -> dict[str, list[Field]]:

@@ -23,50 +23,76 @@ class ConfigFile:
 
     def place(self, key: str, table: str | None = None) -> str:
         """Return file, line and table of a key, for messages."""
-        lines, start = self.text.splitlines(), 0
+        lines = self.text.splitlines()
+        start = 0
         if table is not None:
             start = _line_of(
-                lines, rf'(\[\s*["\']?{re.escape(table)}["\']?\s*\]|["\']?{re.escape(table)}["\']?\s*[:=])', 0
+                lines,
+                rf'(\[\s*["\']?{re.escape(table)}["\']?\s*\]|["\']?{re.escape(table)}["\']?\s*[:=])',
+                0,
             )
         line = _line_of(lines, rf'\{{?["\']?{re.escape(key)}["\']?\s*[:=]', start)
         return f"{self.path}, line {line + 1}" + (f", [{table}]" if table else "")
 
     def values(self, table: FieldTable) -> Iterator[tuple[Field, Any, str]]:
-        """Yield each value with its field and place. Raises `ConfigError` for a key that nobody knows."""
+        """Yield each value with its field and place.
+
+        Raises `ConfigError` for a key that nobody knows.
+        """
         groups = table.groups()
         for key, value in self.content.items():
             name = key.replace("-", "_")
             field = table.by_name.get(name)
             if isinstance(value, Mapping) and (name in groups or name == OPTIONS):
                 for inner, item in value.items():
-                    yield self._member(table, groups, name, str(inner)), item, self.place(str(inner), key)
+                    yield (
+                        self._member(table, groups, name, str(inner)),
+                        item,
+                        self.place(str(inner), key),
+                    )
             elif field is not None:
                 yield field, value, self.place(key)
             else:
-                known = [*table.by_name, *groups] if not isinstance(value, Mapping) else [*groups, *table.by_name]
-                raise ConfigError(f"{self.place(key)}: unknown key {key!r}{did_you_mean(name, known)}")
+                known = (
+                    [*table.by_name, *groups]
+                    if not isinstance(value, Mapping)
+                    else [*groups, *table.by_name]
+                )
+                raise ConfigError(
+                    f"{self.place(key)}: unknown key {key!r}{did_you_mean(name, known)}"
+                )
 
     def peek(self, field: Field) -> tuple[Any, str] | None:
-        """Return one value and its place without looking at anything else; None where the file has none."""
+        """Return one value and its place without looking at anything else; None where the file has
+        none.
+        """
         inner = self.content.get(field.section)
-        tables = [(None, self.content), (field.section, inner if isinstance(inner, Mapping) else {})]
+        tables = [
+            (None, self.content),
+            (field.section, inner if isinstance(inner, Mapping) else {}),
+        ]
         for name, table in tables:
             for key, value in table.items():
                 if str(key).replace("-", "_") == field.name and not isinstance(value, Mapping):
                     return value, self.place(str(key), name)
         return None
 
-    def _member(self, table: FieldTable, groups: Mapping[str, list[Field]], group: str, key: str) -> Field:
+    def _member(
+        self, table: FieldTable, groups: Mapping[str, list[Field]], group: str, key: str
+    ) -> Field:
         name = key.replace("-", "_")
         field = table.by_name.get(name)
         if field is not None and group in (field.group, field.section):
             return field
         place = self.place(key, group)
         if field is not None:
-            raise ConfigError(f"{place}: {key!r} belongs in [{field.group}], or before the first table.")
+            raise ConfigError(
+                f"{place}: {key!r} belongs in [{field.group}], or before the first table."
+            )
         known = [f.name for f in groups.get(group, ())]
         raise ConfigError(
-            f"{place}: unknown key {key!r}{did_you_mean(name, known) or did_you_mean(name, table.by_name)}"
+            f"{place}: unknown key "
+            f"{key!r}{did_you_mean(name, known) or did_you_mean(name, table.by_name)}"
         )
 
 
@@ -85,9 +111,13 @@ def read_config_file(path: str) -> ConfigFile:
     elif file.suffix in (".yaml", ".yml"):
         content = _yaml(path, text)
     else:
-        raise ConfigError(f"--config {path}: unknown kind of file {file.suffix!r}; use .toml, .yaml or .yml.")
+        raise ConfigError(
+            f"--config {path}: unknown kind of file {file.suffix!r}; use .toml, .yaml or .yml."
+        )
     if not isinstance(content, Mapping) or not all(isinstance(key, str) for key in content):
-        raise ConfigError(f"{path}: must hold keys and values at its top, not {type(content).__name__}.")
+        raise ConfigError(
+            f"{path}: must hold keys and values at its top, not {type(content).__name__}."
+        )
     return ConfigFile(file, text, content)
 
 

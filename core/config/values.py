@@ -1,7 +1,9 @@
-"""Typing rules: what an annotation accepts, and how text becomes it. Knows no section, no flag and no file.
+"""Typing rules: what an annotation accepts, and how text becomes it. Knows no section, no flag and
+no file.
 
-Text means the same on the command line, in a file and as a keyword: "None" and "" are None where None is
-allowed, numbers and JSON are read as such, 1k is 1000 and 1K is 1024 where an integer is a size.
+Text means the same on the command line, in a file and as a keyword: "None" and "" are None where
+None is allowed, numbers and JSON are read as such, 1k is 1000 and 1K is 1024 where an integer is a
+size.
 """
 
 from __future__ import annotations
@@ -22,14 +24,19 @@ from core.errors import ConfigError, did_you_mean
 
 @dataclass(frozen=True, slots=True)
 class Human:
-    """Marks an int that text may write with a suffix; `auto` marks one for which -1 may be written "auto"."""
+    """Marks an int that text may write with a suffix; `auto` marks one for which -1 may be written
+    "auto".
+    """
 
     auto: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Within:
-    """Marks a number, and says which values are sane: `Annotated[int, Within(0, 65535)]`. Both bounds are included."""
+    """Marks a number, and says which values are sane: `Annotated[int, Within(0, 65535)]`.
+
+    Both bounds are included.
+    """
 
     least: float
     most: float
@@ -37,7 +44,10 @@ class Within:
 
 @dataclass(frozen=True, slots=True)
 class Blank:
-    """Marks text that may be all white space: `Annotated[str, Blank()]`. Of other text that is refused as empty."""
+    """Marks text that may be all white space: `Annotated[str, Blank()]`.
+
+    Of other text that is refused as empty.
+    """
 
 
 Size = Annotated[int, Human()]
@@ -81,7 +91,8 @@ class ValueType:
         return found
 
     def _add(self, hint: Any, whole: Any, name: str) -> None:
-        origin, args = typing.get_origin(hint), typing.get_args(hint)
+        origin = typing.get_origin(hint)
+        args = typing.get_args(hint)
         if hint is type(None):
             self.optional = True
         elif hint in _SHOWN:
@@ -108,7 +119,10 @@ class ValueType:
     def expected(self) -> str:
         """What a value must be, in words."""
         words = [f"one of {', '.join(map(str, self.choices))}"] if self.choices else []
-        words += [_SHOWN[s] + (" (1k, 25.6k, 1K=1024)" if s is int and self.human else "") for s in self.scalars]
+        words += [
+            _SHOWN[s] + (" (1k, 25.6k, 1K=1024)" if s is int and self.human else "")
+            for s in self.scalars
+        ]
         words += ["a JSON object"] if self.mapping else []
         if self.items is not None:
             count = f"{self.length} times " if self.length else "a list of: "
@@ -116,31 +130,46 @@ class ValueType:
         return " or ".join(words)
 
     def convert(self, value: Any) -> Any:
-        """Return the value as annotated; strings are read as on the command line. Raises `BadValue`."""
+        """Return the value as annotated; strings are read as on the command line.
+
+        Raises `BadValue`.
+        """
         none = ("", "None") if self.items is None else ("None",)
         if self.optional and (value is None or (isinstance(value, str) and value in none)):
             return None
         if isinstance(value, type):
-            return f"{value.__module__}:{value.__qualname__}" if str in self.scalars else self._object(value)
+            return (
+                f"{value.__module__}:{value.__qualname__}"
+                if str in self.scalars
+                else self._object(value)
+            )
         value = os.fspath(value) if isinstance(value, os.PathLike) else value
         if isinstance(value, (list, tuple)) and self.items is not None:
             return self._list(list(value))
         return self._text(value) if isinstance(value, str) else self._object(value)
 
     def fault(self, value: Any) -> str:
-        """Say what is wrong with a value of this type: beyond its bounds, or no usable text; empty: nothing."""
+        """Say what is wrong with a value of this type: beyond its bounds, or no usable text; empty:
+        nothing.
+        """
         if self.items is not None and isinstance(value, (list, tuple)):
             return next(filter(None, map(self.items.fault, value)), "")
         if isinstance(value, str) and value not in self.choices:
             said = value if self.blank else value.strip()
             empty = "" if said else "is empty, or holds an empty text; give one, or leave it out."
-            return empty or ("holds a NUL character; no file and no name can." if "\0" in value else "")
+            return empty or (
+                "holds a NUL character; no file and no name can." if "\0" in value else ""
+            )
         bounds = self.within or _WIDEST.get(type(value))
         if bounds is None or type(value) not in _WIDEST or bounds.least <= value <= bounds.most:
             return ""
         if value < bounds.least:
             return f"{value} is too small; use at least {bounds.least}."
-        return f"{value} is too large; use at most {bounds.most}." if value > bounds.most else f"{value} is no number."
+        return (
+            f"{value} is too large; use at most {bounds.most}."
+            if value > bounds.most
+            else f"{value} is no number."
+        )
 
     def _list(self, values: list[Any]) -> list[Any] | tuple[Any, ...]:
         assert self.items is not None
@@ -169,7 +198,10 @@ class ValueType:
     def _json(self, text: str) -> dict[str, Any]:
         try:
             value = json.loads(text)
-        except (ValueError, RecursionError) as error:  # a number of 5,000 digits is no JSONDecodeError
+        except (
+            ValueError,
+            RecursionError,
+        ) as error:  # a number of 5,000 digits is no JSONDecodeError
             raise BadValue(
                 f"expected {self.expected}, or its keys one by one after a dot; not JSON: {error}"
             ) from error

@@ -1,11 +1,17 @@
-"""The contracts: one protocol per kind. An entry's target, once imported, must satisfy its kind's protocol.
+"""The contracts: one protocol per kind. An entry's target, once imported, must satisfy its kind's
+protocol.
 
-Torch appears in annotations only, so that reading a contract never imports it. Every kind has a conformance
-suite of its name in `core.testing.conformance`.
+Torch appears in annotations only, so that reading a contract never imports it. Every kind has a
+conformance suite of its name in `core.testing.conformance`.
 """
 
 from core.contracts.admission import AdmissionExtension, Draft, Edge
-from core.contracts.attention import AttentionBackend, AttentionInputs, AttentionParams, ForwardBatch
+from core.contracts.attention import (
+    AttentionBackend,
+    AttentionInputs,
+    AttentionParams,
+    ForwardBatch,
+)
 from core.contracts.clients import Client, EngineStatus, Listener, Running
 from core.contracts.grammar import Grammar, GrammarBackend, GrammarState, Vocabulary
 from core.contracts.kv_connectors import (
@@ -40,7 +46,13 @@ from core.contracts.quantization import EmbeddingMethod, ExpertsMethod, LinearMe
 from core.contracts.registry import Registry
 from core.contracts.runners import Calls, Pending, Runner, RunnerBatch, Stage, StageParts, StepRows
 from core.contracts.sampling import LogitsProcessor, SamplerContext, SampleRows
-from core.contracts.scheduling import MayStart, QueuedRequest, RunnerExtension, SchedulerExtension, SchedulingPolicy
+from core.contracts.scheduling import (
+    MayStart,
+    QueuedRequest,
+    RunnerExtension,
+    SchedulerExtension,
+    SchedulingPolicy,
+)
 from core.contracts.serving import (
     CallStats,
     Command,

@@ -65,37 +65,49 @@ class EngineStatus:
 
     @classmethod
     def alive(cls, beat_age_s: float, busy_s: float, restarts: int = 0) -> EngineStatus:
-        """Return how an engine is that has not ended: ready, unless it is silent or its step takes too long."""
+        """Return how an engine is that has not ended: ready, unless it is silent or its step takes
+        too long.
+        """
         state: State = "ready"
         reason = ""
         if beat_age_s > STALLED_S:
-            state, reason = "stalled", f"no sign of life for {beat_age_s:.0f} s"
+            state = "stalled"
+            reason = f"no sign of life for {beat_age_s:.0f} s"
         elif busy_s > SLOW_STEP_S:
-            state, reason = "stalled", f"a step has taken {busy_s:.0f} s"
+            state = "stalled"
+            reason = f"a step has taken {busy_s:.0f} s"
         return cls(state, reason, beat_age_s, restarts, busy_s)
 
 
 class Client(Protocol):
-    """Starts an engine and speaks to it. Constructed with (config, registry, listener), where a start may begin.
+    """Starts an engine and speaks to it. Constructed with (config, registry, listener), where a
+    start may begin.
 
-    Methods may be called from any thread and return at once, but for `wait` and `stop`. A future holds what the engine
-    says, or raises what it says against it: `EngineDead` where there is none any more.
+    Methods may be called from any thread and return at once, but for `wait` and `stop`. A future
+    holds what the engine says, or raises what it says against it: `EngineDead` where there is none
+    any more.
     """
 
     def wait(self) -> Running:
-        """Return once the engine takes requests. Raises the `EngineError` it could not start for; `stop` it then."""
+        """Return once the engine takes requests.
+
+        Raises the `EngineError` it could not start for; `stop` it then.
+        """
 
     def add(self, requests: Sequence[EngineRequest], *, resumed: bool = False) -> Future[Any]:
-        """Queue the sequences of one request, all of them or none; `resumed`: they were accepted before, by an earlier engine."""
+        """Queue the sequences of one request, all of them or none; `resumed`: they were accepted
+        before, by an earlier engine.
+        """
 
     def abort(self, request_ids: Sequence[str]) -> Future[list[RequestDelta]]:
         """End requests in whatever state they are; ids that are unknown or ended are passed over."""
 
     def call(self, name: str, data: bytes = b"") -> Future[list[bytes]]:
-        """Ask a feature something between two steps: `name` is "feature.verb", or one of the engine's own.
+        """Ask a feature something between two steps: `name` is "feature.verb", or one of the
+        engine's own.
 
-        Returns what its halves answer. Nothing is asked twice: the future raises `EngineDead` when the engine ends
-        before it has answered, even if another takes its place.
+        Returns what its halves answer. Nothing is asked twice: the future raises `EngineDead` when
+        the engine ends before it has answered, even if another takes its place.
         """
 
     def status(self) -> EngineStatus:

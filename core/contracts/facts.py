@@ -18,10 +18,13 @@ OF_PLATFORMS: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 """What the builtin platforms state; `Platform.facts` of a plugin's may state more."""
-OF_MODELS: Final[Mapping[str, str]] = MappingProxyType({"dtype": "of the model: `float32`, `bfloat16`, `float16`"})
+OF_MODELS: Final[Mapping[str, str]] = MappingProxyType(
+    {"dtype": "of the model: `float32`, `bfloat16`, `float16`"}
+)
 OF_ATTENTION: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "head_size": "all sizes of heads in the model: a list, of which one that is wanted must be there",
+        "head_size": "all sizes of heads in the model: a list, of which one that is wanted must be "
+        "there",
         "window": "true where a layer sees a window only",
         "chunk": "true where a layer sees its own chunk only",
         "softcap": "true where a layer's scores are capped",
@@ -29,7 +32,8 @@ OF_ATTENTION: Final[Mapping[str, str]] = MappingProxyType(
         "sinks": "true where a layer has scores that give no value",
         "distance_bias": "true where a layer adds a bias by distance",
         "latent": "true where a layer keeps latents",
-        "kv_dtype": "what `--kv-cache-dtype` says: `auto` where keys and values are cached as the model computes them",
+        "kv_dtype": "what `--kv-cache-dtype` says: `auto` where keys and values are cached as the "
+        "model computes them",
         "cross": "true where a layer attends to what an encoder made",
     }
 )
@@ -40,4 +44,7 @@ FACTS: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
         "attention_backends": {**OF_PLATFORMS, **OF_MODELS, **OF_ATTENTION},
     }
 )
-"""By kind, each fact with its meaning. Of quantization methods those are chosen by facts that give "plain weights"."""
+"""By kind, each fact with its meaning.
+
+Of quantization methods those are chosen by facts that give "plain weights".
+"""

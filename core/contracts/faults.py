@@ -10,7 +10,8 @@ if TYPE_CHECKING:
 
 
 def faults_of(registry: Registry) -> Mapping[str, tuple[int, str]]:
-    """Return for each plugin that has raised something how often it has, and the last exception in words.
+    """Return for each plugin that has raised something how often it has, and the last exception in
+    words.
 
     A plugin that raises what its contract says has done nothing wrong.
     """

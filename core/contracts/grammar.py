@@ -28,14 +28,16 @@ class GrammarState(Protocol):
     def accept(self, token: int) -> bool:
         """Go on by a token; False, and nothing changed, for one that may not come here.
 
-        Once an end token was accepted the output is done: further end tokens are accepted and change nothing.
+        Once an end token was accepted the output is done: further end tokens are accepted and
+        change nothing.
         """
 
     def rollback(self, k: int) -> None:
         """Take back the last `k` accepted tokens."""
 
     def fill(self, mask: npt.NDArray[np.int32]) -> None:
-        """Write which tokens may come next: bit i % 32 of word i // 32 for token i, every word of the mask.
+        """Write which tokens may come next: bit i % 32 of word i // 32 for token i, every word of
+        the mask.
 
         End tokens may come where the output may end; when it is done, nothing else may.
         """
@@ -58,17 +60,23 @@ class Grammar(Protocol):
 
 
 class GrammarBackend(Protocol):
-    """Compiles constraints. Constructed with a `Vocabulary`; may be called from several threads at once."""
+    """Compiles constraints.
+
+    Constructed with a `Vocabulary`; may be called from several threads at once.
+    """
 
     def __init__(self, vocabulary: Vocabulary) -> None: ...
 
     @staticmethod
     def check(constraint: Constraint) -> None:
-        """Raise `InvalidRequest` for a constraint that is broken or that the backend cannot hold outputs to exactly.
+        """Raise `InvalidRequest` for a constraint that is broken or that the backend cannot hold
+        outputs to exactly.
 
-        The field it names is `structured_outputs.` and the constraint's kind. Called at admission, so it is quick: it
-        needs no vocabulary.
+        The field it names is `structured_outputs.` and the constraint's kind. Called at admission,
+        so it is quick: it needs no vocabulary.
         """
 
     def compile(self, constraint: Constraint) -> Grammar:
-        """Return the grammar of a constraint that passed `check`; may take seconds, off the thread that steps."""
+        """Return the grammar of a constraint that passed `check`; may take seconds, off the thread
+        that steps.
+        """

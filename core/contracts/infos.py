@@ -1,4 +1,6 @@
-"""What features say of themselves when somebody looks: labels of a metric that is always 1, and numbers."""
+"""What features say of themselves when somebody looks: labels of a metric that is always 1, and
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,14 @@ if TYPE_CHECKING:
     from core.contracts.spreads import Spread
 
 Say = Callable[[], Mapping[str, str]]
-"""Returns label values, a moment's work; called where the feature's half beside the scheduler is, between two steps."""
+"""Returns label values, a moment's work; called where the feature's half beside the scheduler is,
+between two steps.
+"""
 
 
 Count = Callable[[], Mapping[str, float]]
-"""Returns numbers by the name of their metric, likewise; those of names that end with `_total` never fall. Several numbers of one
+"""Returns numbers by the name of their metric, likewise; those of names that end with `_total`
+never fall. Several numbers of one
 metric differ in a label (`labelled`)."""
 
 
@@ -24,7 +29,9 @@ Spreads = Callable[[], Mapping[str, "Spread"]]
 
 
 def labelled(name: str, label: str, value: str) -> str:
-    """Return the name of one of several numbers of a metric: that with this value of the label, from a small fixed set."""
+    """Return the name of one of several numbers of a metric: that with this value of the label,
+    from a small fixed set.
+    """
     return f"{name}{{{label}={value}}}"
 
 
@@ -35,7 +42,9 @@ def parted(said: str) -> tuple[str, dict[str, str]]:
 
 
 def infos_of(registry: Registry) -> dict[str, Say]:
-    """Return who is asked in the process whose plugins these are, by the name of the metric; features add to it."""
+    """Return who is asked in the process whose plugins these are, by the name of the metric;
+    features add to it.
+    """
     made: dict[str, Say] = registry.shared("infos", dict)
     return made
 

@@ -1,8 +1,8 @@
 """KV connectors: places behind the device's cache that its blocks go to and come back from.
 
-A connector moves bytes under keys that the core has made, so it can lose what it has and never invent a token. When
-blocks move, for whom, how many at once, and whether what came back is what was sent is decided outside of it
-(`builtin_plugins/kv_connectors`).
+A connector moves bytes under keys that the core has made, so it can lose what it has and never
+invent a token. When blocks move, for whom, how many at once, and whether what came back is what was
+sent is decided outside of it (`builtin_plugins/kv_connectors`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     Bytes = npt.NDArray[np.uint8]
     """Contiguous, in host memory."""
     Block = Sequence[Bytes]
-    """A block's bytes on one rank: a contiguous array for each of its layer slots, in host memory."""
+    """A block's bytes on one rank: a contiguous array for each of its layer slots, in host memory.
+    """
 
 
 class BlockKey(NamedTuple):
@@ -47,9 +48,13 @@ class KVTransferConfig:
     kv_connector_extra_config: Mapping[str, Any] = field(default_factory=dict)
     """The connector's own settings."""
     step_bytes: int = 4 << 20
-    """Bytes that may begin to move with a step that computes, on each rank: more of them, and steps wait for memory."""
+    """Bytes that may begin to move with a step that computes, on each rank: more of them, and steps
+    wait for memory.
+    """
     most_bytes_under_way: int = 256 << 20
-    """Bytes that may be on their way at once, on each rank; the blocks they are of are nobody else's meanwhile."""
+    """Bytes that may be on their way at once, on each rank; the blocks they are of are nobody
+    else's meanwhile.
+    """
     timeout_s: float = 30.0
     """A request that has waited so long for blocks is computed without them."""
     engine_id: str = ""
@@ -73,7 +78,9 @@ class StoreParts:
     num_ranks: int
     """Ranks that keep a part of each block, or of other blocks."""
     fingerprint: str
-    """The same, as hexadecimal digits, wherever bytes of a block mean the same; the rank is part of it."""
+    """The same, as hexadecimal digits, wherever bytes of a block mean the same; the rank is part of
+    it.
+    """
     block_bytes: Sequence[int]
     """What a block has on this rank, by KV group."""
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -83,23 +90,32 @@ class StoreParts:
 class KVStore(Protocol):
     """The half on a rank. Raises whatever it likes: the block counts as lost.
 
-    `survey`, `write` and `drop` are called in one thread of their own, `read` in another. Optional: `survey_s`, seconds after
-    which it is looked through again whatever is written; without it, only now and then as it is written to. And `look`, where
-    the connector says `looks`: `look(keys)` returns which of these blocks it has, whoever wrote them, in a thread of its own.
+    `survey`, `write` and `drop` are called in one thread of their own, `read` in another. Optional:
+    `survey_s`, seconds after which it is looked through again whatever is written; without it, only
+    now and then as it is written to. And `look`, where the connector says `looks`: `look(keys)`
+    returns which of these blocks it has, whoever wrote them, in a thread of its own.
     """
 
     seal: Literal["sum", "crc32"]
-    """How it is made sure that what is read is what was written: sums of words at the speed of memory, for memory; or
+    """How it is made sure that what is read is what was written: sums of words at the speed of
+    memory, for memory; or
     checksums, for what crosses anything else."""
 
     def survey(self) -> Iterable[BlockKey]:
-        """Return what it has from before, or from others, the least recently used first. Called again now and then."""
+        """Return what it has from before, or from others, the least recently used first.
+
+        Called again now and then.
+        """
 
     def write(self, key: BlockKey, block: Block, seal: bytes) -> None:
-        """Keep a block and its seal until `drop`. Afterwards, or when it has raised, `block` is not looked at again."""
+        """Keep a block and its seal until `drop`.
+
+        Afterwards, or when it has raised, `block` is not looked at again.
+        """
 
     def read(self, key: BlockKey, block: Block) -> bytes:
-        """Fill `block` and return the seal it was written with. Raises where it is gone; what is in `block` then, does
+        """Fill `block` and return the seal it was written with. Raises where it is gone; what is in
+        `block` then, does
         not matter."""
 
     def drop(self, key: BlockKey) -> None:
@@ -110,7 +126,8 @@ class KVStore(Protocol):
 
 
 class KVMemory(KVStore, Protocol):
-    """Optional: a store whose blocks lie in this process's memory. Whoever moves one copies it, and seals it in the same pass,
+    """Optional: a store whose blocks lie in this process's memory. Whoever moves one copies it, and
+    seals it in the same pass,
     instead of calling `write` and `read`. The seals are sums."""
 
     def place(self, key: BlockKey) -> Bytes:
@@ -120,11 +137,15 @@ class KVMemory(KVStore, Protocol):
         """Its place is filled: keep the block until `drop`."""
 
     def held(self, key: BlockKey) -> tuple[Bytes, bytes]:
-        """Return where a block lies, and its seal. Raises where it is gone. What is there once it was dropped, does not matter."""
+        """Return where a block lies, and its seal.
+
+        Raises where it is gone. What is there once it was dropped, does not matter.
+        """
 
 
 class KVDirectory(Protocol):
-    """The half beside the scheduler: what there is, on all ranks. Every method is a moment's work, in the scheduler's
+    """The half beside the scheduler: what there is, on all ranks. Every method is a moment's work,
+    in the scheduler's
     thread; it learns of the stores through what it is told."""
 
     @property
@@ -139,7 +160,9 @@ class KVDirectory(Protocol):
         """Say whether a block can be read: `stored` was called for it."""
 
     def admit(self, key: BlockKey, pinned: Container[BlockKey]) -> list[BlockKey] | None:
-        """Make room for a block it does not hold and return those that go for it, none of `pinned`; None: no room."""
+        """Make room for a block it does not hold and return those that go for it, none of `pinned`;
+        None: no room.
+        """
 
     def stored(self, key: BlockKey) -> None:
         """A block that was admitted is there, on every rank."""
@@ -155,21 +178,26 @@ class KVConnector(Protocol):
     """Target of an entry of kind `kv_connectors`; constructed wherever one of its halves is, with
     (config, settings): the `EngineConfig` and the `KVTransferConfig`.
 
-    Optional: `medium`, what its blocks are said to lie in ("CPU"); without it, the connector's name. `looks`: true where
-    others write to a place that cannot be listed, so that stores are asked (`look`) for what a request begins with, which
-    waits for the answer.
-    Raises `ConfigError` for settings it does not know or cannot serve, naming them.
+    Optional: `medium`, what its blocks are said to lie in ("CPU"); without it, the connector's
+    name. `looks`: true where others write to a place that cannot be listed, so that stores are
+    asked (`look`) for what a request begins with, which waits for the answer. Raises `ConfigError`
+    for settings it does not know or cannot serve, naming them.
     """
 
     @staticmethod
     def trial(folder: str) -> Mapping[str, Any]:
-        """Return settings (`kv_connector_extra_config`) to try it with, for a few small blocks; `folder` is empty."""
+        """Return settings (`kv_connector_extra_config`) to try it with, for a few small blocks;
+        `folder` is empty.
+        """
 
     def directory(self, layout: KVLayout, num_ranks: int) -> KVDirectory:
         """Return the half beside the scheduler, for ranks that split every layer."""
 
     def store(self, parts: StoreParts) -> KVStore:
-        """Return the half on one rank. Raises `ConfigError` where it cannot work: the engine does not start."""
+        """Return the half on one rank.
+
+        Raises `ConfigError` where it cannot work: the engine does not start.
+        """
 
     def host_bytes(self, model: Model, config: EngineConfig) -> int:
         """Return what it takes of this rank's memory, at most."""
@@ -179,7 +207,8 @@ class RemoteKVStore(KVStore, Protocol):
     """The half on a rank of a connector between engines."""
 
     def fetch(self, source: bytes, key: BlockKey) -> tuple[Bytes, bytes]:
-        """Return a block from where the half beside the scheduler says it is (`RemoteKVDirectory.source`): its bytes, which stay
+        """Return a block from where the half beside the scheduler says it is
+        (`RemoteKVDirectory.source`): its bytes, which stay
         until the next call, and its seal, a sum."""
 
 
@@ -187,21 +216,29 @@ class RemoteKVDirectory(KVDirectory, Protocol):
     """The half beside the scheduler of a connector between engines."""
 
     def offer(self, blocks: Sequence[int]) -> Mapping[str, Any]:
-        """Return what another engine is told (`kv_transfer_params`, JSON) to go on with a request whose full blocks are
+        """Return what another engine is told (`kv_transfer_params`, JSON) to go on with a request
+        whose full blocks are
         these, in the first KV group by position: all of them are stored here, or about to be."""
 
     def expect(self, request_id: str, keys: Iterable[BlockKey], params: Mapping[str, Any]) -> None:
-        """Hold, until `forget`, what another engine has offered by these parameters, which were checked."""
+        """Hold, until `forget`, what another engine has offered by these parameters, which were
+        checked.
+        """
 
     def forget(self, request_id: str) -> None:
         """Nobody waits for what was expected for a request; it may be unknown."""
 
     def source(self, key: BlockKey) -> bytes:
-        """Return where a block is that is held: what stores are told in `fetch`. Empty: in the stores themselves."""
+        """Return where a block is that is held: what stores are told in `fetch`.
+
+        Empty: in the stores themselves.
+        """
 
 
 class RemoteKVConnector(KVConnector, Protocol):
     """A connector between engines."""
 
     def check(self, params: Mapping[str, Any]) -> None:
-        """Raise `InvalidRequest` for an offer (`kv_transfer_params`) that no engine has made that this one may ask."""
+        """Raise `InvalidRequest` for an offer (`kv_transfer_params`) that no engine has made that
+        this one may ask.
+        """

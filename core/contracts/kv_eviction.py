@@ -1,6 +1,8 @@
-"""Which block of the device's cache goes first where a request needs one and none is left that was never used.
+"""Which block of the device's cache goes first where a request needs one and none is left that was
+never used.
 
-Only blocks that nobody holds are asked about, so no order can take one from under a request, nor keep one from it.
+Only blocks that nobody holds are asked about, so no order can take one from under a request, nor
+keep one from it.
 """
 
 from __future__ import annotations
@@ -12,7 +14,10 @@ import msgspec
 
 
 class Retention(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a request says of the blocks that it leaves behind (`kv_retention`). Checked at the edge."""
+    """What a request says of the blocks that it leaves behind (`kv_retention`).
+
+    Checked at the edge.
+    """
 
     priority: int = 50
     """0 to 100. Lower ones go first; 50 is what everybody's blocks have who says nothing."""
@@ -23,7 +28,8 @@ class Retention(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FreeBlocks(Protocol):
-    """The blocks of one pool that nobody holds, in the order in which they go: an `OrderedDict[int, None]`, or what does the
+    """The blocks of one pool that nobody holds, in the order in which they go: an `OrderedDict[int,
+    None]`, or what does the
     same. Every method is a moment's work."""
 
     def __setitem__(self, block: int, nothing: None, /) -> None:
@@ -43,10 +49,14 @@ class FreeBlocks(Protocol):
 
 
 class EvictionOrder(FreeBlocks, Protocol):
-    """The order of one pool. What it is told besides is of blocks whose contents can be found, held or not."""
+    """The order of one pool.
+
+    What it is told besides is of blocks whose contents can be found, held or not.
+    """
 
     def used(self, blocks: Sequence[int], said: Retention | None, now_s: float) -> None:
-        """A request has ended that these blocks are of, from its beginning on; `said`: of these, None where it says nothing.
+        """A request has ended that these blocks are of, from its beginning on; `said`: of these,
+        None where it says nothing.
 
         Time is that of the newest request, so that a replay evicts the same; it never goes back.
         """
@@ -56,7 +66,9 @@ class EvictionOrder(FreeBlocks, Protocol):
 
 
 class KVEviction(Protocol):
-    """Target of an entry of kind `kv_eviction`; constructed with the `EngineConfig`, if it takes an argument."""
+    """Target of an entry of kind `kv_eviction`; constructed with the `EngineConfig`, if it takes an
+    argument.
+    """
 
     def order(self, num_blocks: int) -> EvictionOrder:
         """Return the order of a pool of so many blocks, of which it knows none yet."""

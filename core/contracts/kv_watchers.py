@@ -10,11 +10,14 @@ if TYPE_CHECKING:
     from core.contracts.registry import Registry
 
 Watcher = Callable[[str, "BlockKey", bool], None]
-"""Takes a tier's medium, such as "CPU", a block, and whether the tier has it from now on; called in the scheduler's thread,
+"""Takes a tier's medium, such as "CPU", a block, and whether the tier has it from now on; called in
+the scheduler's thread,
 once for each change, a moment's work."""
 
 
 def watchers_of(registry: Registry) -> list[Watcher]:
-    """Return those in the process whose plugins these are; features add to it, tiers tell all that are in it."""
+    """Return those in the process whose plugins these are; features add to it, tiers tell all that
+    are in it.
+    """
     made: list[Watcher] = registry.shared("kv_watchers", list)
     return made

@@ -1,4 +1,6 @@
-"""Logits processors written for one request at a time: a function of tokens and a row of logits, run over the batch."""
+"""Logits processors written for one request at a time: a function of tokens and a row of logits,
+run over the batch.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,17 @@ if TYPE_CHECKING:
     from core.types import SamplingParams
 
 RowFunction = Callable[[list[int], list[int], "torch.Tensor"], "torch.Tensor"]
-"""Takes the prompt's token ids, the output's so far and the row's logits [vocab]; returns the logits to use."""
+"""Takes the prompt's token ids, the output's so far and the row's logits [vocab]; returns the
+logits to use.
+"""
 
 
 class RequestLogitsProcessor:
-    """Base class of such processors: give `new_request`, and say in `params` and `extra_args` what asks for it.
+    """Base class of such processors: give `new_request`, and say in `params` and `extra_args` what
+    asks for it.
 
-    Simple, and slow: each row's tokens are read back to the host in every step, and each row is a call.
+    Simple, and slow: each row's tokens are read back to the host in every step, and each row is a
+    call.
     """
 
     params: tuple[str, ...] = ()
@@ -38,7 +44,9 @@ class RequestLogitsProcessor:
         """Say whether the request gets a function."""
         return self.new_request(sampling) is not None
 
-    def added(self, row: int, sampling: SamplingParams, token_ids: Sequence[int], prompt_len: int) -> None:
+    def added(
+        self, row: int, sampling: SamplingParams, token_ids: Sequence[int], prompt_len: int
+    ) -> None:
         """Make the row's function."""
         function = self.new_request(sampling)
         assert function is not None

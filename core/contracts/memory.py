@@ -15,12 +15,16 @@ Bytes = Callable[[], int]
 
 @dataclass(slots=True)
 class Memory:
-    """The owners in one process, by name. Plugins add what they keep: `memory_of(registry).own(...)`."""
+    """The owners in one process, by name.
+
+    Plugins add what they keep: `memory_of(registry).own(...)`.
+    """
 
     owners: dict[str, tuple[Bytes, Bytes]] = field(default_factory=dict)
 
     def own(self, owner: str, num_bytes: Bytes, most: Bytes) -> None:
-        """Add an owner, with what it has and the most it may have; one of the same name is replaced.
+        """Add an owner, with what it has and the most it may have; one of the same name is
+        replaced.
 
         Names are a fixed set in snake case (`grammar_cache`): they become label values of a metric.
         """
@@ -28,7 +32,9 @@ class Memory:
 
     def bytes_now(self) -> dict[str, tuple[int, int]]:
         """Return what each owner has, and the most it may have."""
-        return {owner: (num_bytes(), most()) for owner, (num_bytes, most) in list(self.owners.items())}
+        return {
+            owner: (num_bytes(), most()) for owner, (num_bytes, most) in list(self.owners.items())
+        }
 
 
 def memory_of(registry: Registry) -> Memory:

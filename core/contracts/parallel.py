@@ -1,4 +1,5 @@
-"""The ranks that hold one model: those that split every layer, and the stages that share out the layers.
+"""The ranks that hold one model: those that split every layer, and the stages that share out the
+layers.
 
 The classes here are alone and do nothing; those that communicate are in `core.nn.collective`.
 """
@@ -14,7 +15,10 @@ if TYPE_CHECKING:
 
 
 class ParallelGroup:
-    """This rank's place among those that split the model. Subclasses communicate; this one is alone."""
+    """This rank's place among those that split the model.
+
+    Subclasses communicate; this one is alone.
+    """
 
     def __init__(self, size: int = 1, rank: int = 0) -> None:
         self.size = size
@@ -32,12 +36,15 @@ class ParallelGroup:
         """Return this rank's part of `total`. Raises `ModelError` when the ranks do not divide it."""
         if total % self.size:
             raise ModelError(
-                f"{what} {total} does not divide over {self.size} ranks; use a --tensor-parallel-size that divides it."
+                f"{what} {total} does not divide over {self.size} ranks; use a "
+                "--tensor-parallel-size that divides it."
             )
         return total // self.size
 
     def own(self, size: int, parts: int | None = None) -> slice:
-        """Return which of `size` rows are this rank's, where `parts` ranks share them and the others hold copies."""
+        """Return which of `size` rows are this rank's, where `parts` ranks share them and the
+        others hold copies.
+        """
         parts = parts or self.size
         length = size // parts
         first = self.rank * parts // self.size * length
@@ -52,7 +59,10 @@ class ParallelGroup:
 
 
 class Pipeline:
-    """This rank's place in the chain of stages that share out the layers. Subclasses communicate; this one is alone."""
+    """This rank's place in the chain of stages that share out the layers.
+
+    Subclasses communicate; this one is alone.
+    """
 
     def __init__(self, size: int = 1, rank: int = 0) -> None:
         self.size = size
@@ -76,5 +86,7 @@ class Pipeline:
         return x
 
     def from_last(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the last stage's x on every stage; each calls it with one of equal shape, which may be overwritten."""
+        """Return the last stage's x on every stage; each calls it with one of equal shape, which
+        may be overwritten.
+        """
         return x

@@ -14,21 +14,25 @@ if TYPE_CHECKING:
 
 
 class Platform(Protocol):
-    """One kind of device. Constructed without arguments, as `start` brings the config; must be cheap until then.
+    """One kind of device. Constructed without arguments, as `start` brings the config; must be
+    cheap until then.
 
-    One whose ranks talk otherwise than over gloo has a method `process_group(store, rank, size)` that returns a
-    process group of torch.distributed. One that knows how much memory weights and cache of a rank may take together
-    has a method `free_memory_bytes(config)`, by which `engine plan` judges. One that computes while the host does other
-    things has `overlaps = True`: the next step is scheduled while one runs, unless the user decides. One that reads
-    prompts so slowly that others' streams would stop meanwhile has `mixed_prefill_tokens`: a server's default for
+    One whose ranks talk otherwise than over gloo has a method `process_group(store, rank, size)`
+    that returns a process group of torch.distributed. One that knows how much memory weights and
+    cache of a rank may take together has a method `free_memory_bytes(config)`, by which `engine
+    plan` judges. One that computes while the host does other things has `overlaps = True`: the next
+    step is scheduled while one runs, unless the user decides. One that reads prompts so slowly that
+    others' streams would stop meanwhile has `mixed_prefill_tokens`: a server's default for
     `max_mixed_prefill_tokens`.
 
-    One that computes beside the host says how in `stream()`: an object whose `launch(function)` runs functions in their
-    order, at once or later, and returns an object whose `result()` waits for the function and all it gave the device to
-    do, and returns what it returned. Without it functions run in a thread of their own at depth 2, at once at depth 1.
-    One that wants steps of few sizes names them in `sizes(config)`, numbers of tokens in rising order: steps are padded
-    with sequences of one token to the next of them, larger steps not at all. And one that records or compiles the model
-    has `wrap(model, sizes)`, which returns what is called with each `ForwardBatch` instead of the model.
+    One that computes beside the host says how in `stream()`: an object whose `launch(function)`
+    runs functions in their order, at once or later, and returns an object whose `result()` waits
+    for the function and all it gave the device to do, and returns what it returned. Without it
+    functions run in a thread of their own at depth 2, at once at depth 1. One that wants steps of
+    few sizes names them in `sizes(config)`, numbers of tokens in rising order: steps are padded
+    with sequences of one token to the next of them, larger steps not at all. And one that records
+    or compiles the model has `wrap(model, sizes)`, which returns what is called with each
+    `ForwardBatch` instead of the model.
     """
 
     name: str
@@ -39,7 +43,10 @@ class Platform(Protocol):
         """Say whether this machine has such a device."""
 
     def start(self, config: EngineConfig) -> None:
-        """Prepare this process (threads, memory settings). Called once per worker, before the model is built."""
+        """Prepare this process (threads, memory settings).
+
+        Called once per worker, before the model is built.
+        """
 
     def pick_dtype(self, checkpoint_dtype: str) -> str:
         """Return the dtype `--dtype auto` means for a checkpoint stored in `checkpoint_dtype`."""
@@ -51,7 +58,9 @@ class Platform(Protocol):
         """
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
-        """Return zeroed device memory, uint8 [num_bytes]; memory not used yet should cost nothing where possible."""
+        """Return zeroed device memory, uint8 [num_bytes]; memory not used yet should cost nothing
+        where possible.
+        """
 
     def facts(self) -> Mapping[str, Any]:
         """Return facts `Entry.when` may name: device, isa, memory."""
@@ -60,14 +69,16 @@ class Platform(Protocol):
 class Executor(Protocol):
     """Runs workers. Results come back in the order of the plans.
 
-    One with processes of its own has a method `silence_s()`: for how long the most silent of them has given no sign
-    of life.
+    One with processes of its own has a method `silence_s()`: for how long the most silent of them
+    has given no sign of life.
     """
 
     depth: int
     """Plans that may be in flight at once; 1 means no scheduling ahead."""
     told: Callable[[str, bytes], None]
-    """Set by the engine: takes what the worker half of a feature, by its name, tells outside of steps; from any thread."""
+    """Set by the engine: takes what the worker half of a feature, by its name, tells outside of
+    steps; from any thread.
+    """
 
     def start(self) -> WorkerInfo:
         """Build the model on every worker. May take long; called once."""
@@ -79,12 +90,16 @@ class Executor(Protocol):
         """Queue one plan; never more than `depth` uncollected ones."""
 
     def collect(self) -> StepResult:
-        """Wait for the oldest plan in flight and return its result. Raises if the step as a whole failed."""
+        """Wait for the oldest plan in flight and return its result.
+
+        Raises if the step as a whole failed.
+        """
 
     def call(self, name: str, data: bytes) -> list[bytes]:
-        """Make a call, `<feature>.<verb>`, of the worker halves on every rank, behind the plans submitted so far; return
-        what those say that have an answer, in the order of ranks. Raises what all of them raise; where only some do, the
-        ranks no longer agree, and that is `EngineDead`.
+        """Make a call, `<feature>.<verb>`, of the worker halves on every rank, behind the plans
+        submitted so far; return
+        what those say that have an answer, in the order of ranks. Raises what all of them raise;
+        where only some do, the ranks no longer agree, and that is `EngineDead`.
         """
 
     def shutdown(self) -> None:

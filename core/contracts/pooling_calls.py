@@ -17,12 +17,17 @@ if TYPE_CHECKING:
 
 
 class PoolingCalls:
-    """Parameters and options are the runner's: docs/pooling.md lists them. Raises `InvalidRequest` where it has none."""
+    """Parameters and options are the runner's: docs/pooling.md lists them.
+
+    Raises `InvalidRequest` where it has none.
+    """
 
     _calls: Callable[[], Calls]
     """Returns the runner's; set by whoever has one."""
 
-    def encode(self, prompts: Any, *params: Any, **options: Any) -> list[PoolingRequestOutput[PoolingOutput]]:
+    def encode(
+        self, prompts: Any, *params: Any, **options: Any
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """Return tensors for prompts: what the model was made for, or `pooling_task`."""
         return self._calls().encode(prompts, *params, **options)
 
@@ -30,14 +35,20 @@ class PoolingCalls:
         """Return one embedding for each prompt."""
         return self._calls().embed(prompts, *params, **options)
 
-    def classify(self, prompts: Any, *params: Any, **options: Any) -> list[ClassificationRequestOutput]:
+    def classify(
+        self, prompts: Any, *params: Any, **options: Any
+    ) -> list[ClassificationRequestOutput]:
         """Return the probabilities of the labels for each prompt."""
         return self._calls().classify(prompts, *params, **options)
 
-    def reward(self, prompts: Any, *params: Any, **options: Any) -> list[PoolingRequestOutput[PoolingOutput]]:
+    def reward(
+        self, prompts: Any, *params: Any, **options: Any
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """Return the scores of each prompt's tokens, or of its steps where the model knows steps."""
         return self._calls().reward(prompts, *params, **options)
 
     def score(self, data_1: Any, data_2: Any, **options: Any) -> list[ScoringRequestOutput]:
-        """Return how near each pair is: as a cross-encoder says, else the cosine of their embeddings."""
+        """Return how near each pair is: as a cross-encoder says, else the cosine of their
+        embeddings.
+        """
         return self._calls().score(data_1, data_2, **options)

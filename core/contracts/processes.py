@@ -20,7 +20,8 @@ class Kept:
 class Parent(Protocol):
     """Starts the process that serves, and again when that dies; keeps what must outlive it.
 
-    Where there is one, whoever serves finds it as `registry.shared("parent", ...)`. Methods may be called by any thread.
+    Where there is one, whoever serves finds it as `registry.shared("parent", ...)`. Methods may be
+    called by any thread.
     """
 
     @property
@@ -39,16 +40,19 @@ class Parent(Protocol):
         process: Any = None,
         paths: Sequence[str] = (),
     ) -> None:
-        """Keep this for the next life instead of what was kept under the name; `paths` are removed when all ends.
+        """Keep this for the next life instead of what was kept under the name; `paths` are removed
+        when all ends.
 
-        A process that was launched and is not kept ends with this life. One that is kept is told of it: an empty line
-        on its standard input.
+        A process that was launched and is not kept ends with this life. One that is kept is told of
+        it: an empty line on its standard input.
         """
 
     def launch(self, command: Sequence[str], **options: Any) -> Any:
-        """Start a process as `subprocess.Popen` does, but as a child of the parent; return the like of it.
+        """Start a process as `subprocess.Popen` does, but as a child of the parent; return the like
+        of it.
 
-        Options are `env`, `process_group`, `stdin` (a pipe) and `pass_fds`: one, whose number ends the command.
+        Options are `env`, `process_group`, `stdin` (a pipe) and `pass_fds`: one, whose number ends
+        the command.
         """
 
     def tell(self, process: Any, line: str) -> None:
@@ -57,6 +61,7 @@ class Parent(Protocol):
     def serving(self, stand_in: str = "") -> None:
         """Say that we serve: from now on, our death is made good.
 
-        `stand_in` is `module:function`, called in a process of its own while nobody else serves, with options, kept
-        descriptors by name and the moment at which we are expected back (`time.monotonic`). SIGTERM asks it to end.
+        `stand_in` is `module:function`, called in a process of its own while nobody else serves,
+        with options, kept descriptors by name and the moment at which we are expected back
+        (`time.monotonic`). SIGTERM asks it to end.
         """

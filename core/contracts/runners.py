@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 
 class StepRows(Protocol):
-    """The rows of one step, as a stage sees them: `counts[i]` hidden states belong to row `rows[i]`, in this order."""
+    """The rows of one step, as a stage sees them: `counts[i]` hidden states belong to row
+    `rows[i]`, in this order.
+    """
 
     @property
     def rows(self) -> list[int]:
@@ -55,13 +57,18 @@ class RunnerBatch(Protocol):
     requests: list[NewRow | None]
     """By row."""
     token_ids: torch.Tensor
-    """[max_num_seqs + 1, max_model_len] int64, on the device; the row behind the last is padding's."""
+    """[max_num_seqs + 1, max_model_len] int64, on the device; the row behind the last is padding's.
+    """
     tables: torch.Tensor
-    """[KV groups, max_num_seqs + 1, most blocks] int32, on the device: the block tables; stale behind a row's blocks."""
+    """[KV groups, max_num_seqs + 1, most blocks] int32, on the device: the block tables; stale
+    behind a row's blocks.
+    """
     ends: torch.Tensor
-    """[max_num_seqs + 1] int64, on the device: the position that each row's next step computes first.
+    """[max_num_seqs + 1] int64, on the device: the position that each row's next step computes
+    first.
 
-    Kept up to date for worker halves that have `begin` or `sampled`, and wherever guesses are in flight.
+    Kept up to date for worker halves that have `begin` or `sampled`, and wherever guesses are in
+    flight.
     """
 
 
@@ -84,7 +91,10 @@ class Pending(Protocol):
 
 
 class Stage(Protocol):
-    """The second half of a step: what becomes of hidden states. Reads no device value back to the host."""
+    """The second half of a step: what becomes of hidden states.
+
+    Reads no device value back to the host.
+    """
 
     def added(self, new: NewRow) -> str | None:
         """A request takes a row, for the first time or again; return why it failed, if it did."""
@@ -93,17 +103,23 @@ class Stage(Protocol):
         """The request in `row` has left."""
 
     def token_types(self, inputs: StepRows) -> torch.Tensor | None:
-        """Return which text of its prompt each token of the step belongs to; None where there is one."""
+        """Return which text of its prompt each token of the step belongs to; None where there is
+        one.
+        """
 
-    def run(self, plan: StepPlan, inputs: StepRows, hidden: torch.Tensor, errors: dict[int, str]) -> Pending:
-        """Return the step's result (`StageParts.result`) for its hidden states [num_tokens, hidden].
+    def run(
+        self, plan: StepPlan, inputs: StepRows, hidden: torch.Tensor, errors: dict[int, str]
+    ) -> Pending:
+        """Return the step's result (`StageParts.result`) for its hidden states [num_tokens,
+        hidden].
 
-        It has `errors`, and either a token, `finite` and `possible` for each of its rows, or `pooled`. Called in the order
-        of the device's work, as all methods.
+        It has `errors`, and either a token, `finite` and `possible` for each of its rows, or
+        `pooled`. Called in the order of the device's work, as all methods.
         """
 
     def take(self, inputs: StepRows, tokens: torch.Tensor) -> None:
-        """Note the tokens of `samples`, which the last stage of a pipeline made. Called on the others instead of `run`.
+        """Note the tokens of `samples`, which the last stage of a pipeline made. Called on the
+        others instead of `run`.
 
         With guesses there are several for each: one for each point.
         """
@@ -130,14 +146,20 @@ class StageParts:
 
 
 class Calls(Protocol):
-    """What `LLM` offers under these names, of a runner that does not generate; parameters and options are its own."""
+    """What `LLM` offers under these names, of a runner that does not generate; parameters and
+    options are its own.
+    """
 
     def ready(
         self, prompt: Any, params: PoolingParams, name: str | None, stopped: Callable[[], bool]
     ) -> list[tuple[Prompt, PoolingParams]]:
-        """Return the requests that run for a prompt of `AsyncLLM.encode`; `stopped` says whether nobody waits any more."""
+        """Return the requests that run for a prompt of `AsyncLLM.encode`; `stopped` says whether
+        nobody waits any more.
+        """
 
-    def joined(self, outputs: Sequence[PoolingRequestOutput[PoolingOutput]]) -> PoolingRequestOutput[PoolingOutput]:
+    def joined(
+        self, outputs: Sequence[PoolingRequestOutput[PoolingOutput]]
+    ) -> PoolingRequestOutput[PoolingOutput]:
         """Return their outputs as one."""
 
     def encode(self, *given: Any, **options: Any) -> list[PoolingRequestOutput[PoolingOutput]]:
@@ -157,10 +179,11 @@ class Calls(Protocol):
 
 
 class Runner(Protocol):
-    """What a model is run for (`--runner`). Constructed with the registry; imports torch in `stage` only.
+    """What a model is run for (`--runner`). Constructed with the registry; imports torch in `stage`
+    only.
 
-    Of all runners the first, by priority, whose `settle` takes the model runs it: in the worker its stage follows the
-    layers, at the edge it reads the parameters of requests.
+    Of all runners the first, by priority, whose `settle` takes the model runs it: in the worker its
+    stage follows the layers, at the edge it reads the parameters of requests.
     """
 
     generates: bool
@@ -172,9 +195,11 @@ class Runner(Protocol):
     def settle(
         self, spec: DecoderSpec | ModuleSpec, config: EngineConfig, source: ModelSource
     ) -> DecoderSpec | ModuleSpec | None:
-        """Return the model as this runner builds it; None where it is not for this runner, or the user wants another.
+        """Return the model as this runner builds it; None where it is not for this runner, or the
+        user wants another.
 
-        Raises `ConfigError` for wishes the model cannot fulfil, `ModelError` for files that contradict each other.
+        Raises `ConfigError` for wishes the model cannot fulfil, `ModelError` for files that
+        contradict each other.
         """
 
     def fit(self, config: EngineConfig, spec: DecoderSpec | ModuleSpec) -> EngineConfig:
@@ -189,11 +214,16 @@ class Runner(Protocol):
     def admit(
         self, info: PoolingInfo | None, params: SamplingParams | PoolingParams
     ) -> tuple[PoolingParams | None, SamplingParams]:
-        """Return a request's parameters, complete. Raises `InvalidRequest` for those of another runner."""
+        """Return a request's parameters, complete.
+
+        Raises `InvalidRequest` for those of another runner.
+        """
 
     def calls(self, front: Any, run: Callable[..., Any] | None) -> Calls:
-        """Return what users may ask for besides generating. Raises `InvalidRequest` where that is nothing.
+        """Return what users may ask for besides generating. Raises `InvalidRequest` where that is
+        nothing.
 
-        `front` has the `renderer`, the `source`, the worker's `info` and `admission.limits`; `run` computes prompts made
-        ready, given parameters, a progress bar and priorities, and keywords that features read.
+        `front` has the `renderer`, the `source`, the worker's `info` and `admission.limits`; `run`
+        computes prompts made ready, given parameters, a progress bar and priorities, and keywords
+        that features read.
         """

@@ -13,15 +13,16 @@ if TYPE_CHECKING:
 class RouteGroup(Protocol):
     """A set of HTTP routes. Constructed with (engine, config): an `AsyncLLM` and the configuration.
 
-    Optional: `public_paths`, those of its paths that need no API key and are served in every state of the server;
-    `quiet_paths`, those that machines ask every few seconds, which get no line in the access log when answered well;
-    `bodies()`, which returns JSON schemas of request bodies by path, for `/openapi.json`, and `queries`, those of query
-    parameters by route ("GET /path") and name; `around(app)`, which returns an ASGI application that stands around the
-    server's own and sees what that refuses, too; `switch`, on the class: the name of the option without which it has no
-    routes; and `refusal(status, error)`, which returns the body of an error in a form
-    of its own, where the server's, which is OpenAI's, is not its clients': `error` is OpenAI's error object. A stream then
-    ends with it as an event named `error`.
-    A request's `scope["state"]` tells, where the server keeps them: `server`, a `ServerActivity`, and `template`, the template
+    Optional: `public_paths`, those of its paths that need no API key and are served in every state
+    of the server; `quiet_paths`, those that machines ask every few seconds, which get no line in
+    the access log when answered well; `bodies()`, which returns JSON schemas of request bodies by
+    path, for `/openapi.json`, and `queries`, those of query parameters by route ("GET /path") and
+    name; `around(app)`, which returns an ASGI application that stands around the server's own and
+    sees what that refuses, too; `switch`, on the class: the name of the option without which it has
+    no routes; and `refusal(status, error)`, which returns the body of an error in a form of its
+    own, where the server's, which is OpenAI's, is not its clients': `error` is OpenAI's error
+    object. A stream then ends with it as an event named `error`. A request's `scope["state"]`
+    tells, where the server keeps them: `server`, a `ServerActivity`, and `template`, the template
     of its path.
     """
 
@@ -40,11 +41,13 @@ class ServerActivity:
 
 
 class Server(Protocol):
-    """Accepts connections and serves the chosen route groups. Constructed with (engine, config, groups by name).
+    """Accepts connections and serves the chosen route groups. Constructed with (engine, config,
+    groups by name).
 
-    Optional: a static method `check(config)` that raises `ConfigError` for settings that cannot work (an address in
-    use), called before the model is loaded; and an attribute `parent`, set before `run` where a `Parent` watches the
-    process: the server keeps there what its next life listens on, and says when it serves.
+    Optional: a static method `check(config)` that raises `ConfigError` for settings that cannot
+    work (an address in use), called before the model is loaded; and an attribute `parent`, set
+    before `run` where a `Parent` watches the process: the server keeps there what its next life
+    listens on, and says when it serves.
     """
 
     def run(self) -> int:
@@ -62,7 +65,9 @@ class StepStats:
     kv_usage: float
     """Used share of KV blocks, 0 to 1."""
     computed_tokens: int = 0
-    """Positions computed, of prompts and outputs alike; those of a preempted request count each time."""
+    """Positions computed, of prompts and outputs alike; those of a preempted request count each
+    time.
+    """
     cached_tokens: int = 0
     """Of the tokens looked up, those found."""
     queried_tokens: int = 0
@@ -72,7 +77,9 @@ class StepStats:
 
 @dataclass(frozen=True, slots=True)
 class TokenStats:
-    """What one delivery of tokens brought to the requests that were open; an engine step brings at most one."""
+    """What one delivery of tokens brought to the requests that were open; an engine step brings at
+    most one.
+    """
 
     generated_tokens: int
     prompt_tokens: int = 0
@@ -159,12 +166,14 @@ class CallStats:
 
 
 class MetricSink(Protocol):
-    """Takes measurements. Constructed with (config). One that keeps raising is quarantined, not fatal.
+    """Takes measurements. Constructed with (config). One that keeps raising is quarantined, not
+    fatal.
 
-    `step` comes from the thread that hears the engine, everything else from the event loop's. Optional methods:
-    `tokens(TokenStats)`, `http(HttpStats)`, `calls(CallStats)`; `ready(config)`, once, with every automatic value
-    decided; and `expose(health)`, from any thread, which returns (body, content type) for `/metrics`; `health` is what
-    the engine says of itself. Several sinks that expose Prometheus' text share the page; no two may have a metric of one name.
+    `step` comes from the thread that hears the engine, everything else from the event loop's.
+    Optional methods: `tokens(TokenStats)`, `http(HttpStats)`, `calls(CallStats)`; `ready(config)`,
+    once, with every automatic value decided; and `expose(health)`, from any thread, which returns
+    (body, content type) for `/metrics`; `health` is what the engine says of itself. Several sinks
+    that expose Prometheus' text share the page; no two may have a metric of one name.
     """
 
     def step(self, stats: StepStats) -> None:
@@ -177,7 +186,8 @@ class MetricSink(Protocol):
 class Command(Protocol):
     """A subcommand of `engine`. Constructed without arguments.
 
-    Optional: `examines_plugins = True` for one without engine options that runs when plugins are broken, too.
+    Optional: `examines_plugins = True` for one without engine options that runs when plugins are
+    broken, too.
     """
 
     help: str
@@ -192,4 +202,5 @@ class Command(Protocol):
 
 
 OpImplementation = Callable[..., Any]
-"""Target of an `op_impls` entry: a function with the signature of its op in `core.ops.reference`."""
+"""Target of an `op_impls` entry: a function with the signature of its op in `core.ops.reference`.
+"""

@@ -12,7 +12,9 @@ class Spread:
 
     __slots__ = ("bounds", "counts", "sum")
 
-    def __init__(self, bounds: Sequence[float], counts: Sequence[int] = (), sum: float = 0.0) -> None:
+    def __init__(
+        self, bounds: Sequence[float], counts: Sequence[int] = (), sum: float = 0.0
+    ) -> None:
         self.bounds: Final = tuple(bounds)
         """Ascending; a value counts under the first that is not below it."""
         self.counts: Final = list(counts) or [0] * (len(bounds) + 1)

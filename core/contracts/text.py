@@ -7,20 +7,24 @@ from typing import Any, Protocol
 
 
 class Tokenizer(Protocol):
-    """Text to ids and back. Constructed with (source, config); a function in its place may return None: there is none.
+    """Text to ids and back. Constructed with (source, config); a function in its place may return
+    None: there is none.
 
-    Optional: `encode_fitted(text, pair, max_tokens)` returns the ids and the type ids (0, and 1 in the second text) of a
-    text or, where `pair` is no None, of two, with special tokens and cut to fit: ends of texts, the longer one's first.
-    Without it pooling models take no pairs, and long texts are cut without regard to special tokens. And
-    `joined_bytes(skip_special_tokens)` returns a mapping from every id to bytes, where a text is nothing but those of its
-    tokens joined and read as UTF-8, else None. With it text under way costs a look-up for each token.
+    Optional: `encode_fitted(text, pair, max_tokens)` returns the ids and the type ids (0, and 1 in
+    the second text) of a text or, where `pair` is no None, of two, with special tokens and cut to
+    fit: ends of texts, the longer one's first. Without it pooling models take no pairs, and long
+    texts are cut without regard to special tokens. And `joined_bytes(skip_special_tokens)` returns
+    a mapping from every id to bytes, where a text is nothing but those of its tokens joined and
+    read as UTF-8, else None. With it text under way costs a look-up for each token.
 
-    Optional: `joints`, a compiled pattern. Where a match of it ends, between two characters that it sees, a text may be cut:
-    the tokens before the cut are those of the text before it alone, and those behind it are the same whatever stands before
-    the match. With it long texts are tokenized piece by piece, and only as far as can be seen of them; without it a text of
-    which only the end is wanted may be refused for its length.
+    Optional: `joints`, a compiled pattern. Where a match of it ends, between two characters that it
+    sees, a text may be cut: the tokens before the cut are those of the text before it alone, and
+    those behind it are the same whatever stands before the match. With it long texts are tokenized
+    piece by piece, and only as far as can be seen of them; without it a text of which only the end
+    is wanted may be refused for its length.
 
-    Optional: `response_template`, a mapping by which the checkpoint says how its model writes thoughts and calls.
+    Optional: `response_template`, a mapping by which the checkpoint says how its model writes
+    thoughts and calls.
     """
 
     vocab_size: int

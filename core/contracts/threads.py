@@ -11,6 +11,8 @@ BESIDE_NICENESS: Final = 10
 
 
 def step_aside() -> None:
-    """Let steps have the cores before the thread that calls this, where the system knows threads' niceness."""
+    """Let steps have the cores before the thread that calls this, where the system knows threads'
+    niceness.
+    """
     if hasattr(os, "setpriority") and hasattr(threading, "get_native_id"):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), BESIDE_NICENESS)

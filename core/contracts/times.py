@@ -1,6 +1,8 @@
-"""How long calls into plugins' code take in one process, by plugin; shown to operators. Knows no plugin.
+"""How long calls into plugins' code take in one process, by plugin; shown to operators. Knows no
+plugin.
 
-Of calls that take long each is timed; of short ones about one in sixteen, at random places, which stands for those before it.
+Of calls that take long each is timed; of short ones about one in sixteen, at random places, which
+stands for those before it.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ class Times:
         self._seconds.setdefault(plugin, 0.0)
         if inspect.iscoroutinefunction(call):
             return cast("Callable[..., T]", self._awaited(plugin, call, blame))
-        clock, left, stands_for = self._clock, 1, 1
+        clock = self._clock
+        left = 1
+        stands_for = 1
 
         @wraps(call, updated=())
         def called(*arguments: Any, **keywords: Any) -> T:
@@ -67,7 +71,10 @@ class Times:
                 except Exception:
                     with blame:
                         raise
-            calls, left, stands_for = stands_for, 1, 1  # whoever calls meanwhile, from another thread, is timed, too
+            # whoever calls meanwhile, from another thread, is timed, too
+            calls = stands_for
+            left = 1
+            stands_for = 1
             begun_s = clock()
             try:
                 with blame:
@@ -75,7 +82,9 @@ class Times:
             finally:
                 took_s = clock() - begun_s
                 self._seconds[plugin] += took_s * calls
-                left = stands_for = 1 if took_s >= LONG_S else 1 + int((2 * EVERY - 1) * self._random())
+                left = stands_for = (
+                    1 if took_s >= LONG_S else 1 + int((2 * EVERY - 1) * self._random())
+                )
 
         return called
 
@@ -96,7 +105,10 @@ class _Timed:
     """Stands for an object; each of its methods is looked up and wrapped once."""
 
     def __init__(self, times: Times, plugin: str, made: Any, blame: Blame) -> None:
-        self._times, self._plugin, self._made, self._blame = times, plugin, made, blame
+        self._times = times
+        self._plugin = plugin
+        self._made = made
+        self._blame = blame
 
     @property
     def __class__(self) -> type[Any]:  # who asks whether it is of some class asks about the object

@@ -1,4 +1,6 @@
-"""Guesses of one step as a tree: of each node its children are what may follow it, the likeliest first."""
+"""Guesses of one step as a tree: of each node its children are what may follow it, the likeliest
+first.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ Node = tuple[int, ...]
 
 @dataclass(frozen=True)
 class TokenTree:
-    """Its nodes stand in the order in which they are computed: each behind its parent, the first way through the tree first.
+    """Its nodes stand in the order in which they are computed: each behind its parent, the first
+    way through the tree first.
 
     Places count from 1; place 0 is the known token that the tree grows from.
     """
@@ -22,7 +25,10 @@ class TokenTree:
 
     @classmethod
     def of(cls, nodes: Iterable[Node]) -> TokenTree:
-        """Return the tree that has these nodes. Raises `ValueError` saying which node lacks its parent or a likelier sibling."""
+        """Return the tree that has these nodes.
+
+        Raises `ValueError` saying which node lacks its parent or a likelier sibling.
+        """
         ordered = tuple(sorted(nodes))
         known = {*ordered}
         if len(known) < len(ordered):
@@ -60,7 +66,9 @@ class TokenTree:
 
     @cached_property
     def paths(self) -> list[list[int]]:
-        """Return the places on the way to each leaf; what a path does not share with an earlier one ends it."""
+        """Return the places on the way to each leaf; what a path does not share with an earlier one
+        ends it.
+        """
         places = {node: place for place, node in enumerate(self.nodes, 1)}
         leaves = [node for node in self.nodes if not self.children[places[node]]]
         return [[places[leaf[:end]] for end in range(1, len(leaf) + 1)] for leaf in leaves]

@@ -1,4 +1,6 @@
-"""What features add to the front of an engine: variants of the model under names of their own, and methods of `LLM`."""
+"""What features add to the front of an engine: variants of the model under names of their own, and
+methods of `LLM`.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +35,19 @@ class VariantSource(Protocol):
         """Return those that are listed beside the model."""
 
     async def find(self, name: str) -> Variant | None:
-        """Return the one of this name, which may take its time to be found. Raises `InvalidRequest` that says why not."""
+        """Return the one of this name, which may take its time to be found.
 
-    async def load(self, call: Call, name: str, path: str, parent: str | None, *, again: bool) -> None:
-        """Serve what lies at a path under a name, at run time; `again`: in place of what has the name by now.
+        Raises `InvalidRequest` that says why not.
+        """
 
-        `call` makes calls of the engine (`AsyncLLM.call`). Raises `InvalidRequest`, and nothing has changed then.
+    async def load(
+        self, call: Call, name: str, path: str, parent: str | None, *, again: bool
+    ) -> None:
+        """Serve what lies at a path under a name, at run time; `again`: in place of what has the
+        name by now.
+
+        `call` makes calls of the engine (`AsyncLLM.call`). Raises `InvalidRequest`, and nothing has
+        changed then.
         """
 
     async def unload(self, call: Call, name: str) -> bool:
@@ -46,12 +55,16 @@ class VariantSource(Protocol):
 
 
 def variants_of(registry: Registry) -> list[VariantSource]:
-    """Return the sources of the process whose plugins these are; features add to it when a front is made."""
+    """Return the sources of the process whose plugins these are; features add to it when a front is
+    made.
+    """
     made: list[VariantSource] = registry.shared("variants", list)
     return made
 
 
 def methods_of(registry: Registry) -> dict[str, Callable[..., Any]]:
-    """Return the methods of `LLM` that features add, by name; each is called with the engine before its arguments."""
+    """Return the methods of `LLM` that features add, by name; each is called with the engine before
+    its arguments.
+    """
     made: dict[str, Callable[..., Any]] = registry.shared("methods of LLM", dict)
     return made

@@ -1,7 +1,8 @@
-"""The edge: a prompt and its parameters become engine requests, or are refused with field and limit.
+"""The edge: a prompt and its parameters become engine requests, or are refused with field and
+limit.
 
-Every bound that depends on the model is checked here, before anything is queued, so that nothing a client
-sends can reach the engine loop unchecked.
+Every bound that depends on the model is checked here, before anything is queued, so that nothing a
+client sends can reach the engine loop unchecked.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ class ModelLimits:
     generates: bool = True
     """A token follows each prompt at least."""
     shortened_by: str = ""
-    """Why the context is shorter than the model was made for, as a bracket to be read behind its length."""
+    """Why the context is shorter than the model was made for, as a bracket to be read behind its
+    length.
+    """
 
     @property
     def max_prompt_len(self) -> int:
@@ -48,7 +51,9 @@ class ModelLimits:
 
 
 def mix_seed(seed: int, salt: int) -> int:
-    """Return a 64-bit seed that depends on both numbers; equal inputs give equal seeds on every machine."""
+    """Return a 64-bit seed that depends on both numbers; equal inputs give equal seeds on every
+    machine.
+    """
     digest = hashlib.blake2b(struct.pack("<QQ", seed & MASK, salt & MASK), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1  # fits a signed 64-bit tensor
 
@@ -65,7 +70,9 @@ class Admission:
         extensions: Extensions = (),
         read: Read = generating,
     ) -> None:
-        """`read` makes the parameters of requests complete; `extensions` are attached, each with what blames its plugin."""
+        """`read` makes the parameters of requests complete; `extensions` are attached, each with
+        what blames its plugin.
+        """
         self.limits = limits
         self._tokenizer = tokenizer
         self._processors = tuple(processors)
@@ -95,9 +102,17 @@ class Admission:
         return self._keywords.sieve(keywords, own, what, hints)
 
     def draft(
-        self, request_id: str, prompt: Prompt, params: Any, priority: int, given: Mapping[str, Any], salt: str = ""
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: Any,
+        priority: int,
+        given: Mapping[str, Any],
+        salt: str = "",
     ) -> Draft:
-        """Return a request that arrives now, to be completed and admitted; `given` are keywords, as sieved."""
+        """Return a request that arrives now, to be completed and admitted; `given` are keywords, as
+        sieved.
+        """
         if not isinstance(request_id, str):
             raise InvalidRequest("request_id", f"must be a text, not {request_id!r}.")
         pooling, sampling = self._read(params)
@@ -116,22 +131,31 @@ class Admission:
         )
 
     def admit(self, draft: Draft) -> list[EngineRequest]:
-        """Return one engine request per sequence. Raises `InvalidRequest` naming the field and the limit."""
+        """Return one engine request per sequence.
+
+        Raises `InvalidRequest` naming the field and the limit.
+        """
         sampling = draft.sampling
         if sampling.bad_words_token_ids:
-            raise InvalidRequest("bad_words_token_ids", "is filled by the engine; give the texts as bad_words.")
+            raise InvalidRequest(
+                "bad_words_token_ids", "is filled by the engine; give the texts as bad_words."
+            )
         prompt = self._fit_prompt(draft)
         self._check_tokens(sampling)
         self._check_logprobs(sampling)
         for name in unserved_params(sampling, self._serving):
             raise InvalidRequest(
-                name, "no loaded logits processor serves it; `engine plugins explain logits_processors` lists them."
+                name,
+                "no loaded logits processor serves it; `engine plugins explain logits_processors` "
+                "lists them.",
             )
         check_extra_args(sampling, self._processors)
         for validate in self._validators:
             validate(sampling, self.limits.vocab_size)
         if sampling.stop and self._tokenizer is None:
-            raise InvalidRequest("stop", "there is no tokenizer, so texts cannot be found; use stop_token_ids.")
+            raise InvalidRequest(
+                "stop", "there is no tokenizer, so texts cannot be found; use stop_token_ids."
+            )
         for prepare in self._preparations:
             sampling = prepare(sampling, self._tokenizer)
         for extension in self._extensions:
@@ -165,28 +189,37 @@ class Admission:
         return mix_seed(self._seed, self._num_admitted)
 
     def _fit_prompt(self, draft: Draft) -> list[int]:
-        """Return the prompt as a list, truncated where the request asks for it, every id in the vocabulary."""
+        """Return the prompt as a list, truncated where the request asks for it, every id in the
+        vocabulary.
+        """
         prompt = list(draft.prompt_token_ids)
         keep = draft.sampling.truncate_prompt_tokens
         most = self.limits.max_prompt_len
         if keep is not None:
             keep = most if keep == -1 else keep
             if keep > most:
-                raise InvalidRequest("truncate_prompt_tokens", f"must be at most {most} (the context), not {keep}.")
+                raise InvalidRequest(
+                    "truncate_prompt_tokens", f"must be at most {most} (the context), not {keep}."
+                )
             if draft.spans and len(prompt) > keep:
-                raise InvalidRequest("truncate_prompt_tokens", "cannot cut a prompt with contents besides text.")
+                raise InvalidRequest(
+                    "truncate_prompt_tokens", "cannot cut a prompt with contents besides text."
+                )
             prompt = prompt[len(prompt) - keep :] if len(prompt) > keep else prompt
         if not prompt:
             raise InvalidRequest("prompt", "is empty; at least one token is needed.")
         if len(prompt) > most:
             raise prompt_too_long(
-                f"has {len(prompt)} tokens, but the context holds {self.limits.max_model_len}{self.limits.shortened_by}"
+                f"has {len(prompt)} tokens, but the context holds "
+                f"{self.limits.max_model_len}{self.limits.shortened_by}"
                 f"{' with at least one to generate' if self.limits.generates else ''}."
             )
         vocab = self.limits.vocab_size
         for token in prompt:
             if type(token) is not int or not 0 <= token < vocab:
-                raise InvalidRequest("prompt", f"token id {token!r} is outside the vocabulary of {vocab}.")
+                raise InvalidRequest(
+                    "prompt", f"token id {token!r} is outside the vocabulary of {vocab}."
+                )
         return prompt
 
     def _check_tokens(self, sampling: SamplingParams) -> None:
@@ -194,7 +227,9 @@ class Admission:
         for field in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
             for token in getattr(sampling, field) or ():
                 if token >= vocab:
-                    raise InvalidRequest(field, f"token id {token} is outside the vocabulary of {vocab}.")
+                    raise InvalidRequest(
+                        field, f"token id {token} is outside the vocabulary of {vocab}."
+                    )
 
     def _check_logprobs(self, sampling: SamplingParams) -> None:
         most = self.limits.max_logprobs
@@ -204,4 +239,6 @@ class Admission:
             wanted = getattr(sampling, field)
             if wanted is not None and (wanted > most or wanted == -1):
                 shown = "the whole vocabulary" if wanted == -1 else wanted
-                raise InvalidRequest(field, f"asks for {shown}, at most {most} are allowed (--max-logprobs).")
+                raise InvalidRequest(
+                    field, f"asks for {shown}, at most {most} are allowed (--max-logprobs)."
+                )

@@ -19,7 +19,13 @@ from core.errors import EngineDead, EngineError, InvalidRequest, RequestTimeout,
 from core.step import EngineRequest, RequestDelta, StepNews
 from core.text.prompts import Prompt
 from core.text.reading import Reading
-from core.types import CompletionOutput, PromptType, RequestOutput, RequestOutputKind, SamplingParams
+from core.types import (
+    CompletionOutput,
+    PromptType,
+    RequestOutput,
+    RequestOutputKind,
+    SamplingParams,
+)
 from core.types.pooled import PoolingOutput, PoolingRequestOutput
 from core.types.pooling import PoolingParams
 
@@ -30,7 +36,8 @@ if TYPE_CHECKING:
 
 
 class AsyncLLM:
-    """An engine, by default in a process of its own that is restarted when it dies, driven from asyncio.
+    """An engine, by default in a process of its own that is restarted when it dies, driven from
+    asyncio.
 
     All coroutines must run in one event loop, the one that is running at the first request.
     """
@@ -43,14 +50,22 @@ class AsyncLLM:
 
     @classmethod
     def from_config(
-        cls, config: EngineConfig, registry: Registry, *, meanwhile: Callable[[], None] | None = None
+        cls,
+        config: EngineConfig,
+        registry: Registry,
+        *,
+        meanwhile: Callable[[], None] | None = None,
     ) -> Self:
-        """Return an engine for a complete configuration and loaded plugins; `meanwhile` is called while it starts."""
+        """Return an engine for a complete configuration and loaded plugins; `meanwhile` is called
+        while it starts.
+        """
         engine = cls.__new__(cls)
         engine._open(config, registry, meanwhile or (lambda: None))
         return engine
 
-    def _open(self, config: EngineConfig, registry: Registry, meanwhile: Callable[[], None]) -> None:
+    def _open(
+        self, config: EngineConfig, registry: Registry, meanwhile: Callable[[], None]
+    ) -> None:
         self._mailboxes: dict[str, Mailbox] = {}
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._news: deque[StepNews] = deque()
@@ -70,7 +85,8 @@ class AsyncLLM:
             self.config.scheduler.stream_interval,
         )
         self.sinks.ready(self.config)
-        gc.freeze()  # what is here now lives as long as the engine; the collector need not look at it again
+        # what is here now lives as long as the engine; the collector need not look at it again
+        gc.freeze()
 
     def _show(self, front: Front) -> None:
         """Set what routes read."""
@@ -91,7 +107,9 @@ class AsyncLLM:
         self.vocab_size = front.info.vocab_size
         """Token ids are below this."""
         self.fields = front.admission.fields
-        """Fields of requests that features read, besides the routes' own: given to `generate` as keywords."""
+        """Fields of requests that features read, besides the routes' own: given to `generate` as
+        keywords.
+        """
         self.served_names = served_names(front.config)
         """Names the model answers to; the first is the one shown."""
         self.sampling_defaults = front.sampling_defaults
@@ -99,11 +117,15 @@ class AsyncLLM:
 
     # --- text
 
-    async def tokenize(self, text: str, add_special_tokens: bool = True, **reading: Any) -> list[int]:
+    async def tokenize(
+        self, text: str, add_special_tokens: bool = True, **reading: Any
+    ) -> list[int]:
         """Return token ids of a text; keywords as in `Reading.prompt`."""
         return (await self._reading.prompt(text, add_special_tokens, **reading)).token_ids
 
-    async def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> tuple[str, list[int]]:
+    async def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], **options: Any
+    ) -> tuple[str, list[int]]:
         """Return the prompt of a conversation as text and ids; options as in `Reading.chat`."""
         prompt = await self._reading.chat(messages, **options)
         return prompt.text or "", prompt.token_ids
@@ -123,20 +145,24 @@ class AsyncLLM:
     ) -> AsyncIterator[RequestOutput]:
         """Complete one prompt; yields outputs as `output_kind` says, the last one finished.
 
-        `client` names whose request it is, to features that share out what there is. Further keywords are those that
-        features read. Raises `InvalidRequest` or `QueueFull` before the first output, `RequestTimeout` when it takes longer than
-        `request_timeout`, `EngineDead` when the engine ends. Closing the iterator, or cancelling its task, aborts
-        the request.
+        `client` names whose request it is, to features that share out what there is. Further
+        keywords are those that features read. Raises `InvalidRequest` or `QueueFull` before the
+        first output, `RequestTimeout` when it takes longer than `request_timeout`, `EngineDead`
+        when the engine ends. Closing the iterator, or cancelling its task, aborts the request.
         """
         keep = getattr(sampling_params, "truncate_prompt_tokens", None)
         ready = await self._reading.prompt(prompt, keep=keep, client=client)
         admission = self._front.admission
-        given = admission.sieve(keywords, hints=("priority", "cache_salt")) | ({"client": client} if client else {})
+        given = admission.sieve(keywords, hints=("priority", "cache_salt")) | (
+            {"client": client} if client else {}
+        )
         draft = admission.draft(request_id, ready, sampling_params, priority, given, cache_salt)
         draft, requests = await self._admitted(draft)
         mailbox = self._follow(draft, requests)
         timer = self._start_timer(mailbox)
-        accepted = asyncio.wrap_future(self._client.add(requests))  # which may wait until the engine is back
+        accepted = asyncio.wrap_future(
+            self._client.add(requests)
+        )  # which may wait until the engine is back
         accepted.add_done_callback(mailbox.accepted)
         finished = False
         try:
@@ -167,7 +193,10 @@ class AsyncLLM:
         prompt_name: str | None = None,
         **keywords: Any,
     ) -> AsyncIterator[PoolingRequestOutput[PoolingOutput]]:
-        """Pool one prompt, or a pair of texts; yields one output. Keywords and errors as `generate`, and `RequestFailed`."""
+        """Pool one prompt, or a pair of texts; yields one output.
+
+        Keywords and errors as `generate`, and `RequestFailed`.
+        """
         calls = self._calls()
         ready = partial(calls.ready, prompt, pooling_params, prompt_name)
         runs, found = await self._reading.aside(ready, keywords.get("client", "")), []
@@ -185,15 +214,21 @@ class AsyncLLM:
         except TimeoutError:
             raise self._too_slow() from None
         admit = partial(admission.admit, draft)
-        return draft, await asyncio.to_thread(admit) if admission.takes_time(draft.sampling) else admit()
+        return draft, await asyncio.to_thread(admit) if admission.takes_time(
+            draft.sampling
+        ) else admit()
 
     def _follow(self, draft: Draft, requests: Sequence[EngineRequest]) -> Mailbox:
         request_id = draft.request_id
         if request_id in self._outputs:
-            raise InvalidRequest("request_id", f"{request_id!r} is in use by a request that has not ended.")
+            raise InvalidRequest(
+                "request_id", f"{request_id!r} is in use by a request that has not ended."
+            )
         running = asyncio.get_running_loop()
         if self._mailboxes and self._event_loop is not running:
-            raise RuntimeError("requests of another event loop are open; use one event loop for one engine.")
+            raise RuntimeError(
+                "requests of another event loop are open; use one event loop for one engine."
+            )
         self._event_loop = running
         self._outputs.add(draft, requests)
         streams = requests[0].sampling.output_kind is RequestOutputKind.DELTA
@@ -208,11 +243,14 @@ class AsyncLLM:
 
     def _too_slow(self) -> RequestTimeout:
         return RequestTimeout(
-            f"the request took more than {self.config.service.request_timeout:g} s (--request-timeout)."
+            f"the request took more than {self.config.service.request_timeout:g} s "
+            "(--request-timeout)."
         )
 
     def _forget(self, request_id: str) -> None:
-        """Stop following a request that nobody waits for and end it in the engine, whatever its state."""
+        """Stop following a request that nobody waits for and end it in the engine, whatever its
+        state.
+        """
         self._mailboxes.pop(request_id, None)
         engine_ids = self._outputs.engine_ids(request_id)
         client = self._outputs.drop(request_id)
@@ -222,10 +260,11 @@ class AsyncLLM:
             self._meter.ended(client, "abort", time.monotonic())
 
     def hand_to(self, request_id: str, taker: Callable[[CompletionOutput], bool]) -> None:
-        """Show what is new of a streamed request's sequences to `taker`, in the event loop's turn that brings it.
+        """Show what is new of a streamed request's sequences to `taker`, in the event loop's turn
+        that brings it.
 
-        It is shown what comes while the reader of `generate` waits, but no end of a sequence, and says whether it has taken it; the
-        reader gets the rest. It must not raise.
+        It is shown what comes while the reader of `generate` waits, but no end of a sequence, and
+        says whether it has taken it; the reader gets the rest. It must not raise.
         """
         if mailbox := self._mailboxes.get(request_id):  # else it has ended, or the engine has
             self._outputs.offer_to(request_id, mailbox.to(taker))
@@ -260,7 +299,9 @@ class AsyncLLM:
             self._event_loop.call_soon_threadsafe(self._fail_all, error)
 
     def _deliver_waiting(self) -> None:
-        """Deliver the news of all steps that have come by now; requests are shown once what several of them brought."""
+        """Deliver the news of all steps that have come by now; requests are shown once what several
+        of them brought.
+        """
         if waiting := [self._news.popleft() for _ in range(len(self._news))]:
             self._deliver([delta for news in waiting for delta in news])
 
@@ -306,7 +347,9 @@ class AsyncLLM:
         }
 
     async def call(self, name: str, data: bytes = b"") -> list[bytes]:
-        """Ask the halves of a feature something (`feature.verb`), between two steps; return what each answers."""
+        """Ask the halves of a feature something (`feature.verb`), between two steps; return what
+        each answers.
+        """
         return await asyncio.wrap_future(self._client.call(name, data))
 
     async def reset_prefix_cache(self, **options: Any) -> bool:

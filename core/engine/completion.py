@@ -1,4 +1,5 @@
-"""What admission extensions make of requests, and of what other halves of features say at their end.
+"""What admission extensions make of requests, and of what other halves of features say at their
+end.
 
 Knows no limit: what comes out is checked at admission like everything else.
 """
@@ -20,14 +21,23 @@ Extensions = Sequence[tuple[Blame, AdmissionExtension]]
 
 
 class Completion:
-    """Asks the extensions in the order of their plugins; each sees what the ones before it have made."""
+    """Asks the extensions in the order of their plugins; each sees what the ones before it have
+    made.
+    """
 
     def __init__(self, extensions: Extensions) -> None:
-        self._preparing = [(blame, each, _read(each)) for blame, each in extensions if hasattr(each, "prepare")]
-        self._finishing = [(blame, each.finished) for blame, each in extensions if hasattr(each, "finished")]
+        self._preparing = [
+            (blame, each, _read(each)) for blame, each in extensions if hasattr(each, "prepare")
+        ]
+        self._finishing = [
+            (blame, each.finished) for blame, each in extensions if hasattr(each, "finished")
+        ]
 
     async def of(self, draft: Draft) -> Draft:
-        """Return one request completed. Raises `InvalidRequest`, and `PluginError` for an extension's fault."""
+        """Return one request completed.
+
+        Raises `InvalidRequest`, and `PluginError` for an extension's fault.
+        """
         for blame, extension, names in self._preparing:
             with blame:
                 if not _concerns(extension, names, draft):
@@ -42,14 +52,20 @@ class Completion:
         return draft
 
     def of_all(self, drafts: Sequence[Draft]) -> list[Draft]:
-        """Return requests completed, for a caller without an event loop; those that take their time do so together."""
-        if not any(_concerns(each, names, draft) for draft in drafts for _, each, names in self._preparing):
+        """Return requests completed, for a caller without an event loop; those that take their time
+        do so together.
+        """
+        if not any(
+            _concerns(each, names, draft) for draft in drafts for _, each, names in self._preparing
+        ):
             return list(drafts)
 
         async def together() -> list[Draft]:
             return await asyncio.gather(*map(self.of, drafts))
 
-        with ThreadPoolExecutor(1, "admission") as thread:  # the caller's may run a loop after all, as notebooks do
+        with ThreadPoolExecutor(
+            1, "admission"
+        ) as thread:  # the caller's may run a loop after all, as notebooks do
             return thread.submit(asyncio.run, together()).result()
 
     def finished(self, features: Mapping[str, bytes]) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""The engine loop's body: schedule, submit, collect, update. Knows ids and numbers; no text, no HTTP, no model.
+"""The engine loop's body: schedule, submit, collect, update. Knows ids and numbers; no text, no
+HTTP, no model.
 
 Single-threaded: whoever owns an `EngineCore` calls it from one thread.
 """
@@ -40,7 +41,9 @@ class EngineCore:
         max_waiting: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`soon`: methods of the scheduler to call, with what they are given; the executor may have put some there already."""
+        """`soon`: methods of the scheduler to call, with what they are given; the executor may have
+        put some there already.
+        """
         self.scheduler = scheduler
         self.num_steps = 0
         self.observe: Callable[[StepStats], None] | None = None
@@ -48,7 +51,9 @@ class EngineCore:
         self.starting: Callable[[list[str]], None] | None = None
         """Called with the requests a step is the first to compute, before it runs."""
         self.blocked = False
-        """True after a step that found nothing to do although requests wait (for a wake-up of an extension)."""
+        """True after a step that found nothing to do although requests wait (for a wake-up of an
+        extension).
+        """
         self.nudge: Callable[[], None] = lambda: None
         """Called, from any thread, when there is something to do again."""
         self._soon = soon
@@ -69,22 +74,29 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Say whether `step` has anything to do."""
-        return bool(self._in_flight or self._early) or self.scheduler.has_work or not self._soon.empty()
+        return (
+            bool(self._in_flight or self._early)
+            or self.scheduler.has_work
+            or not self._soon.empty()
+        )
 
     def add(self, requests: Sequence[EngineRequest], *, resumed: bool = False) -> None:
         """Queue the sequences of one request: all of them or, when one is refused, none.
 
-        Raises `InvalidRequest` for a request that could never run, naming the limit, `QueueFull` when too many wait
-        for one more that was not accepted before (`resumed`), and `EngineDead` after `shutdown`.
+        Raises `InvalidRequest` for a request that could never run, naming the limit, `QueueFull`
+        when too many wait for one more that was not accepted before (`resumed`), and `EngineDead`
+        after `shutdown`.
         """
         if self._closed:
             raise EngineDead("the engine was shut down; make a new one.")
         self.blocked = False
-        scheduler, most = self.scheduler, self._max_waiting
+        scheduler = self.scheduler
+        most = self._max_waiting
         seats = scheduler.limits.max_num_seqs - scheduler.num_running
         if most is not None and not resumed and scheduler.num_waiting >= most + seats:
             raise QueueFull(
-                f"all places are taken and no more than {most} may wait (--max-waiting); send it again later."
+                f"all places are taken and no more than {most} may wait (--max-waiting); send it "
+                "again later."
             )
         added: list[str] = []
         try:
@@ -94,23 +106,30 @@ class EngineCore:
         except EngineError:
             self.abort(added)
             raise
-        now, num_tokens = self._clock(), sum(len(request.prompt_token_ids) for request in requests)
+        now = self._clock()
+        num_tokens = sum(len(request.prompt_token_ids) for request in requests)
         latest = self._gather_s[1] or now + GATHER_MOST_S
         self._gather_s = min(now + GATHER_SHARE * num_tokens * self._token_s, latest), latest
 
     def patience_s(self) -> float:
-        """Return how long the next step may wait for requests that come with those added since the last one.
+        """Return how long the next step may wait for requests that come with those added since the
+        last one.
 
-        Clients ask at once and are heard one after the other; who is in the first's step need not wait for its end.
+        Clients ask at once and are heard one after the other; who is in the first's step need not
+        wait for its end.
         """
         return max(0.0, self._gather_s[0] - self._clock())
 
     def abort(self, request_ids: Iterable[str]) -> list[RequestDelta]:
         """End requests in whatever state they are; ids that are unknown or ended are passed over."""
-        return self._ended([delta for each in request_ids if (delta := self.scheduler.abort(each)) is not None])
+        return self._ended(
+            [delta for each in request_ids if (delta := self.scheduler.abort(each)) is not None]
+        )
 
     def _ended(self, deltas: list[RequestDelta]) -> list[RequestDelta]:
-        """Pass on ends outside of a step's result; where no step follows, say that nothing runs any more."""
+        """Pass on ends outside of a step's result; where no step follows, say that nothing runs any
+        more.
+        """
         if deltas and not self.has_work and self.observe is not None:
             self.observe(self._stats())
         return deltas
@@ -135,9 +154,10 @@ class EngineCore:
     def call(self, name: str, data: bytes = b"") -> list[bytes]:
         """Make a call of the engine's parts between two steps; return what they answer.
 
-        `reset_prefix_cache` is the engine's own (b"1", or b"0" and nothing done while blocks are in use). Any other is
-        `<feature>.<verb>`: for the feature's scheduler half first, then for its worker halves on every rank. Raises what
-        the scheduler half says against it, and `InvalidRequest` where nobody answers.
+        `reset_prefix_cache` is the engine's own (b"1", or b"0" and nothing done while blocks are in
+        use). Any other is `<feature>.<verb>`: for the feature's scheduler half first, then for its
+        worker halves on every rank. Raises what the scheduler half says against it, and
+        `InvalidRequest` where nobody answers.
         """
         if name == "reset_prefix_cache":
             return [b"1" if self.scheduler.reset_prefix_cache() else b"0"]
@@ -153,7 +173,8 @@ class EngineCore:
     def step(self) -> StepNews:
         """Keep the executor as deep in plans as it allows, then take the oldest result.
 
-        Returns what became known. Empty when nothing could be done (everything waits for a wake-up).
+        Returns what became known. Empty when nothing could be done (everything waits for a
+        wake-up).
         """
         if self._early:
             return self._early.pop(0)
@@ -169,7 +190,9 @@ class EngineCore:
     def _take_result(self, started: float | None = None) -> StepNews:
         try:
             result = self.executor.collect()
-        except BaseException as error:  # whatever it was, its requests end, and what is in flight is collected
+        except (
+            BaseException
+        ) as error:  # whatever it was, its requests end, and what is in flight is collected
             if isinstance(error, EngineDead):
                 raise  # there is nothing left that could run another step
             failed = self._fail_in_flight(error)
@@ -205,21 +228,31 @@ class EngineCore:
             except Exception:
                 log.exception("a step in flight behind the failed one failed too")
         self._in_flight.clear()
-        message = error.told(None) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}"
+        message = (
+            error.told(None)
+            if isinstance(error, PluginError)
+            else f"{type(error).__name__}: {error}"
+        )
         return self._ended(self.scheduler.fail_in_flight(message))
 
     def _stats(self, step_s: float = 0.0, plan: StepPlan | None = None) -> StepStats:
-        """Return the numbers of a step, or how things stand without one; what was counted goes with a step."""
+        """Return the numbers of a step, or how things stand without one; what was counted goes with
+        a step.
+        """
         scheduler = self.scheduler
         stats = StepStats(step_s, scheduler.num_running, scheduler.num_waiting, scheduler.kv_usage)
         if plan is not None:
             new = scheduler.take_counters()
-            stats.computed_tokens, stats.cached_tokens = plan.num_tokens, new.cached_tokens
-            stats.queried_tokens, stats.preemptions = new.queried_tokens, new.preemptions
+            stats.computed_tokens = plan.num_tokens
+            stats.cached_tokens = new.cached_tokens
+            stats.queried_tokens = new.queried_tokens
+            stats.preemptions = new.preemptions
         return stats
 
     def silence_s(self) -> float:
-        """Return for how long the most silent of the executor's processes has given no sign of life."""
+        """Return for how long the most silent of the executor's processes has given no sign of
+        life.
+        """
         return float(getattr(self.executor, "silence_s", float)())
 
     def shutdown(self) -> None:

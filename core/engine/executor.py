@@ -17,9 +17,13 @@ class UniExecutor:
 
     def __init__(self, config: EngineConfig, registry: Registry, source: ModelSource) -> None:
         self.told: Callable[[str, bytes], None] = lambda name, data: None
-        """Called, from any thread, with what a worker half tells its scheduler half outside of steps."""
+        """Called, from any thread, with what a worker half tells its scheduler half outside of
+        steps.
+        """
         self.depth = 2 if config.scheduler.async_scheduling else 1
-        self.worker: Worker | None = registry.load(registry.choose("workers"))(config, registry, source)
+        self.worker: Worker | None = registry.load(registry.choose("workers"))(
+            config, registry, source
+        )
         self.worker.told = lambda name, data: self.told(name, data)
         self._queue: deque[StepPlan | Pending | Exception] = deque()
 
@@ -59,7 +63,8 @@ class UniExecutor:
 
     def shutdown(self) -> None:
         """Let the model go."""
-        worker, self.worker = self.worker, None
+        worker = self.worker
+        self.worker = None
         self._queue.clear()
         if worker is not None:
             worker.close()

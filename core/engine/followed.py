@@ -1,4 +1,6 @@
-"""A request as its user knows it, while it is followed: one prompt, n sequences, and what has been shown of them."""
+"""A request as its user knows it, while it is followed: one prompt, n sequences, and what has been
+shown of them.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +37,9 @@ class ClientRequest:
     num_open: int = 0
     """Sequences that have not ended."""
     streams: bool = False
-    """It is told what is new, one sequence at a time; else all there is, in the end or all along."""
+    """It is told what is new, one sequence at a time; else all there is, in the end or all along.
+    """
     offer: Callable[[CompletionOutput], bool] | None = None
-    """Where it streams, is shown what is new of a sequence, but for its end, and says whether that need not be told any more."""
+    """Where it streams, is shown what is new of a sequence, but for its end, and says whether that
+    need not be told any more.
+    """

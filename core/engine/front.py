@@ -1,4 +1,7 @@
-"""What a client holds of an engine whatever process that runs in: text, limits, names. Knows no scheduler, no worker."""
+"""What a client holds of an engine whatever process that runs in: text, limits, names.
+
+Knows no scheduler, no worker.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,9 @@ class Front:
 
 
 def load_from_kwargs(kwargs: Mapping[str, Any]) -> tuple[EngineConfig, Registry]:
-    """Return configuration and plugins for keywords of `LLM(...)`; both are complete before torch is imported."""
+    """Return configuration and plugins for keywords of `LLM(...)`; both are complete before torch
+    is imported.
+    """
     registry = load_plan(make_plan(*plugins_from_kwargs(kwargs)))
     config, registry = load_named(config_from_kwargs(kwargs, registry.options()), registry)
     if "log_level" in kwargs:  # a library leaves logging alone unless told
@@ -81,7 +86,10 @@ def open_here(config: EngineConfig, registry: Registry) -> tuple[Front, EngineCo
 def connect(
     config: EngineConfig, registry: Registry, listener: Listener, meanwhile: Callable[[], None]
 ) -> tuple[Front, Client]:
-    """Start an engine where the best client has it, do other things meanwhile, and wait for it. Raises as `open_here`."""
+    """Start an engine where the best client has it, do other things meanwhile, and wait for it.
+
+    Raises as `open_here`.
+    """
     registry.process_started("main")
     wanted = "thread" if config.service.disable_frontend_multiprocessing else "auto"
     client: Client = load(registry, "clients", wanted)(config, registry, listener)
@@ -99,16 +107,26 @@ def connect(
 
 
 def make_front(
-    config: EngineConfig, registry: Registry, source: ModelSource, renderer: Renderer, info: WorkerInfo
+    config: EngineConfig,
+    registry: Registry,
+    source: ModelSource,
+    renderer: Renderer,
+    info: WorkerInfo,
 ) -> Front:
     """Return the front of an engine that has started."""
-    eos, tokenizer = source.eos_token_ids, renderer.tokenizer
+    eos = source.eos_token_ids
+    tokenizer = renderer.tokenizer
     if not eos and tokenizer is not None and tokenizer.eos_token_id is not None:
         eos = (tokenizer.eos_token_id,)
     runner: Runner = load(registry, "runners", config.model.runner)(registry)
     reason = f" ({info.shortened_by})" if info.shortened_by else ""
     limits = ModelLimits(
-        info.vocab_size, context_length(config), config.model.max_logprobs, eos, runner.generates, reason
+        info.vocab_size,
+        context_length(config),
+        config.model.max_logprobs,
+        eos,
+        runner.generates,
+        reason,
     )
     processors = [registry.load(registered) for registered in logits_processors(config, registry)]
     edge = Edge(info.facts, renderer.prompt, tokenizer, limits.vocab_size, limits.max_model_len)
@@ -127,14 +145,23 @@ def load_text(config: EngineConfig, registry: Registry, source: ModelSource) -> 
     encoding = registry.choose("tokenizers", (source.tokenizer or mode) if mode == "auto" else mode)
     tokenizer = registry.load(encoding)(source, config)
     renders = tokenizer is not None and registry.entries("chat_renderers")
-    chat = registry.make(registry.choose("chat_renderers"), tokenizer, source, config)[0] if renders else None
+    chat = (
+        registry.make(registry.choose("chat_renderers"), tokenizer, source, config)[0]
+        if renders
+        else None
+    )
     return Renderer(tokenizer, chat, registry.blame(encoding))
 
 
 def load_sinks(config: EngineConfig, registry: Registry) -> Sinks:
     """Load the metric sinks, unless they are switched off."""
     entries = () if config.observability.disable_log_stats else registry.entries("metric_sinks")
-    return Sinks([Guarded(each.entry.name, str(each.plugin), registry.make(each, config)[0]) for each in entries])
+    return Sinks(
+        [
+            Guarded(each.entry.name, str(each.plugin), registry.make(each, config)[0])
+            for each in entries
+        ]
+    )
 
 
 def served_names(config: EngineConfig) -> Sequence[str]:

@@ -1,4 +1,7 @@
-"""Ctrl-C between two steps of the engine, never in the middle of one. Knows signals; knows no engine."""
+"""Ctrl-C between two steps of the engine, never in the middle of one.
+
+Knows signals; knows no engine.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,10 @@ from typing import Self
 
 
 class Interrupts:
-    """Holds Ctrl-C back until `check`. A handler of the caller's own, and other threads, are left as they are."""
+    """Holds Ctrl-C back until `check`.
+
+    A handler of the caller's own, and other threads, are left as they are.
+    """
 
     def __init__(self) -> None:
         self._pending = False
@@ -34,7 +40,10 @@ class Interrupts:
             raise KeyboardInterrupt
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
-        """Handle the signal. The second Ctrl-C is raised at once: a step that hangs must not hold its user."""
+        """Handle the signal.
+
+        The second Ctrl-C is raised at once: a step that hangs must not hold its user.
+        """
         if self._pending:
             signal.default_int_handler(number, frame)
         self._pending = True

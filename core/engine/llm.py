@@ -23,7 +23,13 @@ from core.types.pooling import PoolingParams
 
 Conversation = Sequence[Mapping[str, Any]]
 T = TypeVar("T")
-CHAT_OPTIONS = ("chat_template", "add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs")
+CHAT_OPTIONS = (
+    "chat_template",
+    "add_generation_prompt",
+    "continue_final_message",
+    "tools",
+    "chat_template_kwargs",
+)
 OWN = ("prompts", "sampling_params", "use_tqdm", "priority")
 """Keywords of `generate` itself: what a misspelt one may have meant."""
 WAKE_S = 0.1
@@ -33,7 +39,8 @@ WAKE_S = 0.1
 class LLM(PoolingCalls):
     """Offline inference; keywords and methods as in vLLM.
 
-    Every configuration field and every plugin's option is a keyword. Not safe to call from several threads.
+    Every configuration field and every plugin's option is a keyword. Not safe to call from several
+    threads.
     """
 
     def __init__(self, model: str | None = None, **kwargs: Any) -> None:
@@ -57,7 +64,9 @@ class LLM(PoolingCalls):
         """The engine core is for tests and tools."""
         self.config = self._front.config
         """The configuration in force, every automatic value decided."""
-        self._outputs = OutputProcessor(self._front.renderer.tokenizer, self._front.admission.completion.finished)
+        self._outputs = OutputProcessor(
+            self._front.renderer.tokenizer, self._front.admission.completion.finished
+        )
         self._ids = itertools.count()
         self._calls = cache(partial(self._front.runner.calls, self._front, self._run))
 
@@ -74,9 +83,9 @@ class LLM(PoolingCalls):
     ) -> list[RequestOutput]:
         """Complete every prompt; outputs come in the order of the prompts.
 
-        Without sampling parameters the model's own defaults hold. Further keywords are those that features read, each a
-        value for all prompts or a list with one for each. Raises `InvalidRequest` before anything runs when one of the
-        requests cannot be served.
+        Without sampling parameters the model's own defaults hold. Further keywords are those that
+        features read, each a value for all prompts or a list with one for each. Raises
+        `InvalidRequest` before anything runs when one of the requests cannot be served.
         """
         ready = [self._front.renderer.prompt(prompt) for prompt in as_list(prompts)]
         return self._run(ready, sampling_params, use_tqdm, priority, **keywords)
@@ -90,25 +99,41 @@ class LLM(PoolingCalls):
         priority: Sequence[int] | None = None,
         **options: Any,
     ) -> list[RequestOutput]:
-        """Answer one conversation or several; options as in `preprocess_chat`, others as in `generate`."""
+        """Answer one conversation or several; options as in `preprocess_chat`, others as in
+        `generate`.
+        """
         keywords = self._front.admission.sieve(options, CHAT_OPTIONS, OWN)
-        return self._run(self._render(messages, options), sampling_params, use_tqdm, priority, **keywords)
+        return self._run(
+            self._render(messages, options), sampling_params, use_tqdm, priority, **keywords
+        )
 
-    def preprocess_chat(self, messages: Conversation | Sequence[Conversation], **options: Any) -> list[dict[str, Any]]:
+    def preprocess_chat(
+        self, messages: Conversation | Sequence[Conversation], **options: Any
+    ) -> list[dict[str, Any]]:
         """Return the token prompts `chat` would run.
 
-        Options: chat_template, add_generation_prompt, continue_final_message, tools, chat_template_kwargs.
+        Options: chat_template, add_generation_prompt, continue_final_message, tools,
+        chat_template_kwargs.
         """
         self._front.admission.sieve(options, CHAT_OPTIONS)
-        return [{"prompt_token_ids": p.token_ids, "prompt": p.text} for p in self._render(messages, options)]
+        return [
+            {"prompt_token_ids": p.token_ids, "prompt": p.text}
+            for p in self._render(messages, options)
+        ]
 
-    def _render(self, messages: Conversation | Sequence[Conversation], options: dict[str, Any]) -> list[Prompt]:
+    def _render(
+        self, messages: Conversation | Sequence[Conversation], options: dict[str, Any]
+    ) -> list[Prompt]:
         options = {name: value for name, value in options.items() if name in CHAT_OPTIONS}
         options["template_kwargs"] = options.pop("chat_template_kwargs", None)
         if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence):
-            raise InvalidRequest("messages", f"must be a conversation or a list of them, not {messages!r}.")
+            raise InvalidRequest(
+                "messages", f"must be a conversation or a list of them, not {messages!r}."
+            )
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        return [self._front.renderer.messages(conversation, **options) for conversation in conversations]  # type: ignore[arg-type]
+        return [
+            self._front.renderer.messages(conversation, **options) for conversation in conversations
+        ]  # type: ignore[arg-type]
 
     def _run(
         self,
@@ -131,7 +156,10 @@ class LLM(PoolingCalls):
             try:
                 for draft in drafts:
                     self._add(draft)
-                done = {output.request_id: output for output in self._drain(len(prompts), use_tqdm, interrupts)}
+                done = {
+                    output.request_id: output
+                    for output in self._drain(len(prompts), use_tqdm, interrupts)
+                }
             except BaseException:
                 self.abort(ids)
                 raise
@@ -147,7 +175,9 @@ class LLM(PoolingCalls):
         # What is no SamplingParams is refused with everything else that is, at admission.
         return [p.clone(output_kind=final) if isinstance(p, SamplingParams) else p for p in listed]
 
-    def _drain(self, count: int, use_tqdm: Progress, interrupts: Interrupts) -> Iterable[RequestOutput]:
+    def _drain(
+        self, count: int, use_tqdm: Progress, interrupts: Interrupts
+    ) -> Iterable[RequestOutput]:
         bar = progress_bar(use_tqdm, count)
         try:
             while self.has_unfinished_requests():
@@ -170,12 +200,19 @@ class LLM(PoolingCalls):
         priority: int = 0,
         **keywords: Any,
     ) -> None:
-        """Queue one request for `step`; keywords as in `generate`. Raises `InvalidRequest` naming field and limit."""
+        """Queue one request for `step`; keywords as in `generate`.
+
+        Raises `InvalidRequest` naming field and limit.
+        """
         if request_id in self._outputs:
-            raise InvalidRequest("request_id", f"{request_id!r} is in use by a request that has not ended.")
+            raise InvalidRequest(
+                "request_id", f"{request_id!r} is in use by a request that has not ended."
+            )
         ready = prompt if isinstance(prompt, Prompt) else self._front.renderer.prompt(prompt)
         admission = self._front.admission
-        draft = admission.draft(request_id, ready, sampling_params, priority, admission.sieve(keywords, hints=OWN))
+        draft = admission.draft(
+            request_id, ready, sampling_params, priority, admission.sieve(keywords, hints=OWN)
+        )
         self._add(*admission.completion.of_all([draft]))
 
     def _add(self, draft: Draft) -> None:
@@ -230,7 +267,9 @@ class LLM(PoolingCalls):
 def _one_each(field: str, values: Iterable[T], count: int) -> list[T]:
     """Return the values as a list, having checked that there is one for each prompt."""
     if isinstance(values, (str, Mapping)) or not isinstance(values, Iterable):
-        raise InvalidRequest(field, f"must be a list with one value for each prompt, not {values!r}.")
+        raise InvalidRequest(
+            field, f"must be a list with one value for each prompt, not {values!r}."
+        )
     listed = list(values)
     if len(listed) != count:
         raise InvalidRequest(field, f"holds {len(listed)} values, but there are {count} prompts.")
@@ -239,6 +278,12 @@ def _one_each(field: str, values: Iterable[T], count: int) -> list[T]:
 
 def _given_each(keywords: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
     """Return what is given for each prompt: a list has a value for each, anything else is for all."""
-    lists = {name: _one_each(name, v, count) for name, v in keywords.items() if isinstance(v, (list, tuple))}
-    each = [{**keywords, **{name: values[i] for name, values in lists.items()}} for i in range(count)]
+    lists = {
+        name: _one_each(name, v, count)
+        for name, v in keywords.items()
+        if isinstance(v, (list, tuple))
+    }
+    each = [
+        {**keywords, **{name: values[i] for name, values in lists.items()}} for i in range(count)
+    ]
     return [{name: value for name, value in given.items() if value is not None} for given in each]

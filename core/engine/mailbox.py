@@ -1,4 +1,6 @@
-"""One request's way from the engine to its reader: holds at most one output, merged while nobody reads."""
+"""One request's way from the engine to its reader: holds at most one output, merged while nobody
+reads.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from core.types import CompletionOutput, RequestOutput
 class Mailbox:
     """Asyncio-side slot for the outputs of one request.
 
-    A slow reader costs no memory beyond its own text: deltas are merged, cumulative outputs replaced.
+    A slow reader costs no memory beyond its own text: deltas are merged, cumulative outputs
+    replaced.
     """
 
     __slots__ = ("_delta", "_error", "_reader", "_waiting")
@@ -25,8 +28,12 @@ class Mailbox:
         """Of a reader that waits."""
 
     def to(self, taker: Callable[[CompletionOutput], bool]) -> Callable[[CompletionOutput], bool]:
-        """Return what shows something new to the taker, if the reader waits and has read all else, and says whether it was taken."""
-        return lambda completion: self._reader is not None and self._waiting is None and taker(completion)
+        """Return what shows something new to the taker, if the reader waits and has read all else,
+        and says whether it was taken.
+        """
+        return lambda completion: (
+            self._reader is not None and self._waiting is None and taker(completion)
+        )
 
     def put(self, output: RequestOutput) -> None:
         """Add an output; call from the event loop's thread."""
@@ -42,7 +49,8 @@ class Mailbox:
         self._wake()
 
     def _wake(self) -> None:
-        reader, self._reader = self._reader, None
+        reader = self._reader
+        self._reader = None
         if reader is not None and not reader.done():
             reader.set_result(None)
 
@@ -58,7 +66,8 @@ class Mailbox:
                 raise self._error
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
-        output, self._waiting = self._waiting, None
+        output = self._waiting
+        self._waiting = None
         return output
 
 
@@ -74,6 +83,9 @@ def merge(first: RequestOutput, second: RequestOutput) -> RequestOutput:
 
 def _join(old: CompletionOutput, new: CompletionOutput) -> CompletionOutput:
     logprobs = new.logprobs if old.logprobs is None else old.logprobs + (new.logprobs or [])
-    at, ids = len(old.text), [*old.token_ids, *new.token_ids]
+    at = len(old.text)
+    ids = [*old.token_ids, *new.token_ids]
     spans = [*old.special_spans, *((at + start, at + end) for start, end in new.special_spans)]
-    return replace(new, text=old.text + new.text, token_ids=ids, logprobs=logprobs, special_spans=spans)
+    return replace(
+        new, text=old.text + new.text, token_ids=ids, logprobs=logprobs, special_spans=spans
+    )

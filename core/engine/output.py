@@ -1,4 +1,5 @@
-"""From what the engine found out to what the user sees: text, stop texts, log-probabilities, n sequences.
+"""From what the engine found out to what the user sees: text, stop texts, log-probabilities, n
+sequences.
 
 Runs on the client's side. Knows requests and tokenizers; knows no scheduler and no model.
 """
@@ -46,7 +47,8 @@ class OutputProcessor:
 
     def add(self, draft: Draft, requests: Sequence[EngineRequest]) -> ClientRequest:
         """Start to follow a request that was fanned out to one engine request per sequence."""
-        first, sampling = requests[0], requests[0].sampling
+        first = requests[0]
+        sampling = requests[0].sampling
         client = ClientRequest(
             request_id=draft.request_id,
             prompt=draft.text,
@@ -54,7 +56,9 @@ class OutputProcessor:
             shown=dict(draft.shown),
             sampling=sampling,
             sequences={
-                request.request_id: GrowingSequence.behind(first.prompt_token_ids, i, sampling, self._tokenizer)
+                request.request_id: GrowingSequence.behind(
+                    first.prompt_token_ids, i, sampling, self._tokenizer
+                )
                 for i, request in enumerate(requests)
             },
             arrival_s=first.arrival_s,
@@ -68,7 +72,9 @@ class OutputProcessor:
         return client
 
     def engine_ids(self, request_id: str) -> list[str]:
-        """Return the ids of the engine requests of one client request, open ones only; empty if unknown."""
+        """Return the ids of the engine requests of one client request, open ones only; empty if
+        unknown.
+        """
         client = self._by_request_id.get(request_id)
         if client is None:
             return []
@@ -83,7 +89,10 @@ class OutputProcessor:
         return client
 
     def started(self, engine_ids: Sequence[str], now_s: float) -> None:
-        """Note that a step computes these engine requests for the first time. Safe to call from another thread."""
+        """Note that a step computes these engine requests for the first time.
+
+        Safe to call from another thread.
+        """
         for engine_id in engine_ids:
             found = self._by_engine_id.get(engine_id)
             if found is not None and found[0].started_s is None:
@@ -93,10 +102,14 @@ class OutputProcessor:
         """Offer what is new of a request that streams before it becomes an output."""
         self._by_request_id[request_id].offer = offer
 
-    def process(self, deltas: Sequence[RequestDelta], now_s: float) -> tuple[list[RequestOutput], list[str]]:
-        """Take deltas; return the outputs to show and the engine requests to abort (a stop text was found).
+    def process(
+        self, deltas: Sequence[RequestDelta], now_s: float
+    ) -> tuple[list[RequestOutput], list[str]]:
+        """Take deltas; return the outputs to show and the engine requests to abort (a stop text was
+        found).
 
-        Several deltas of a sequence, which come where steps are quicker than their reader, make one output.
+        Several deltas of a sequence, which come where steps are quicker than their reader, make one
+        output.
         """
         outputs: list[RequestOutput] = []
         aborts: list[str] = []
@@ -124,7 +137,9 @@ class OutputProcessor:
             self._meter.delivered()
         return outputs, aborts
 
-    def _grow(self, client: ClientRequest, sequence: GrowingSequence, delta: RequestDelta, now_s: float) -> bool:
+    def _grow(
+        self, client: ClientRequest, sequence: GrowingSequence, delta: RequestDelta, now_s: float
+    ) -> bool:
         """Add one delta to one sequence; return whether the delta or a stop text ended it."""
         if client.num_cached_tokens is None:
             client.num_cached_tokens = delta.num_cached_tokens
@@ -154,16 +169,27 @@ class OutputProcessor:
         except EngineError as error:  # it costs this request its outcome, and no other
             client.error = str(error)
 
-    def _show(self, client: ClientRequest, sequence: GrowingSequence, now_s: float) -> RequestOutput | None:
+    def _show(
+        self, client: ClientRequest, sequence: GrowingSequence, now_s: float
+    ) -> RequestOutput | None:
         """Return the output to show now, or None while there is nothing new enough."""
-        if not client.streams and client.num_open and client.sampling.output_kind is RequestOutputKind.FINAL_ONLY:
+        if (
+            not client.streams
+            and client.num_open
+            and client.sampling.output_kind is RequestOutputKind.FINAL_ONLY
+        ):
             return None
         goes_on = sequence.finish_reason is None
         if goes_on and len(sequence.token_ids) - sequence.num_sent_tokens < self._stream_interval:
             return None
         if client.streams:
             shown = [sequence.show(delta=True)]
-            if goes_on and client.error is None and client.offer is not None and client.offer(shown[0]):
+            if (
+                goes_on
+                and client.error is None
+                and client.offer is not None
+                and client.offer(shown[0])
+            ):
                 return None
         else:
             shown = [each.show(delta=False) for each in client.sequences.values()]

@@ -46,7 +46,12 @@ class Guarded:
         cause = error.__cause__ or error
         self.last_error = f"{type(cause).__name__}: {cause}"
         if self.faults == 1 or self.quarantined:
-            log.warning("metric sink %r is %s: %s", self.name, "quarantined" if self.quarantined else "skipped", error)
+            log.warning(
+                "metric sink %r is %s: %s",
+                self.name,
+                "quarantined" if self.quarantined else "skipped",
+                error,
+            )
 
 
 @dataclass(slots=True)
@@ -94,7 +99,11 @@ class Sinks:
         """Yield what `/health` shows of sinks that failed."""
         for guarded in self.guarded:
             if guarded.last_error is not None:
-                who = {"sink": guarded.name, "owner": guarded.owner, "quarantined": guarded.quarantined}
+                who = {
+                    "sink": guarded.name,
+                    "owner": guarded.owner,
+                    "quarantined": guarded.quarantined,
+                }
                 yield {**who, "faults": guarded.faults, "error": guarded.last_error}
 
 
@@ -110,7 +119,9 @@ class Meter:
         self._first: list[float] = []
         self._between: list[float] = []
 
-    def tokens(self, client: ClientRequest, sequence: GrowingSequence, count: int, now_s: float) -> None:
+    def tokens(
+        self, client: ClientRequest, sequence: GrowingSequence, count: int, now_s: float
+    ) -> None:
         """Count the tokens of one sequence; called before they are noted in either."""
         self._generated += count
         if sequence.last_token_s is not None:
@@ -123,13 +134,17 @@ class Meter:
     def delivered(self) -> None:
         """Hand on what was counted since the last call."""
         if self._generated:
-            self._sinks.tokens(TokenStats(self._generated, self._prompt, self._cached, self._first, self._between))
+            self._sinks.tokens(
+                TokenStats(self._generated, self._prompt, self._cached, self._first, self._between)
+            )
             self._start()
 
     def ended(self, client: ClientRequest, reason: str, now_s: float) -> None:
         """Hand on the numbers of a request that has ended."""
-        arrival_s, sizes = client.arrival_s, [len(s.token_ids) for s in client.sequences.values()]
-        first_s, started_s = client.first_token_s, client.started_s
+        arrival_s = client.arrival_s
+        sizes = [len(s.token_ids) for s in client.sequences.values()]
+        first_s = client.first_token_s
+        started_s = client.started_s
         stats = RequestStats(
             finish_reason=reason,
             prompt_tokens=len(client.prompt_token_ids),

@@ -1,4 +1,5 @@
-"""The client `thread`: an engine in this process, in a thread that takes calls, steps while there is work, and hands on
+"""The client `thread`: an engine in this process, in a thread that takes calls, steps while there
+is work, and hands on
 what each step brings.
 """
 
@@ -27,14 +28,18 @@ Command = tuple[Callable[[], Any] | None, "Future[Any]"]
 
 
 class ThreadClient:
-    """Makes an engine core and runs it, all in one thread: OpenMP has threads for each thread that calls it, and would
+    """Makes an engine core and runs it, all in one thread: OpenMP has threads for each thread that
+    calls it, and would
     count more of them than there are cores.
 
-    Calls run between steps, in order; the listener is called from the thread. Nothing restarts the engine.
+    Calls run between steps, in order; the listener is called from the thread. Nothing restarts the
+    engine.
     """
 
     def __init__(self, config: EngineConfig, registry: Registry, listener: Listener) -> None:
-        self._config, self._registry, self._listener = config, registry, listener
+        self._config = config
+        self._registry = registry
+        self._listener = listener
         self._core: EngineCore
         self._running: Future[Running] = Future()
         self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
@@ -68,10 +73,14 @@ class ThreadClient:
         if not self._running.done():
             return EngineStatus("starting")
         since_s = self._stepping_since_s
-        return EngineStatus.alive(self._core.silence_s(), 0.0 if since_s is None else time.monotonic() - since_s)
+        return EngineStatus.alive(
+            self._core.silence_s(), 0.0 if since_s is None else time.monotonic() - since_s
+        )
 
     def _soon(self, function: Callable[[], Any]) -> Future[Any]:
-        """Run a function in the loop's thread, between steps; the future holds what it returns or raises."""
+        """Run a function in the loop's thread, between steps; the future holds what it returns or
+        raises.
+        """
         future: Future[Any] = Future()
         self._inbox.put((function, future))
         if self._ended:
@@ -103,29 +112,40 @@ class ThreadClient:
             log.exception("the engine loop has ended")
             self._listener.died(error)
         finally:
-            self._ended = True  # before the inbox is emptied: whoever puts something in later sees it
+            self._ended = (
+                True  # before the inbox is emptied: whoever puts something in later sees it
+            )
             self._refuse_waiting()
             self._core.shutdown()
 
     def _open(self) -> Running:
         self._listener.stage("deciding the configuration")
-        built = build(resolve(self._config, self._registry, serving=True), self._registry, self._listener.stage)
+        built = build(
+            resolve(self._config, self._registry, serving=True),
+            self._registry,
+            self._listener.stage,
+        )
         self._core = built.core
         try:
             self._registry.check_combination()
         except BaseException:
             self._core.shutdown()
             raise
-        self._core.observe, self._core.starting = self._listener.observe, self._listener.started
+        self._core.observe = self._listener.observe
+        self._core.starting = self._listener.started
         self._core.nudge = lambda: self._inbox.put((lambda: None, Future()))
         return Running(built.config, built.info)
 
     def _turn(self) -> bool:
-        """Take waiting commands, then run one step; block when there is nothing to do, and a moment for more of a kind."""
+        """Take waiting commands, then run one step; block when there is nothing to do, and a moment
+        for more of a kind.
+        """
         progressed = self._core.has_work and not self._core.blocked
         while True:
             try:
-                function, future = self._inbox.get(timeout=self._core.patience_s() if progressed else None)
+                function, future = self._inbox.get(
+                    timeout=self._core.patience_s() if progressed else None
+                )
             except queue.Empty:
                 break
             if function is None:

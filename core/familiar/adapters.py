@@ -26,7 +26,9 @@ class LoRARequest:
         if not isinstance(self.lora_name, str) or not self.lora_name:
             raise InvalidRequest("lora_name", f"must be a name, not {self.lora_name!r:.100}.")
         if type(self.lora_int_id) is not int or self.lora_int_id < 1:
-            raise InvalidRequest("lora_int_id", f"must be a number from 1 on, not {self.lora_int_id!r:.100}.")
+            raise InvalidRequest(
+                "lora_int_id", f"must be a number from 1 on, not {self.lora_int_id!r:.100}."
+            )
         if not isinstance(self.lora_path, str) or not self.lora_path:
             raise InvalidRequest("lora_path", "must name the folder of the adapter.")
 

@@ -1,4 +1,6 @@
-"""`EngineArgs`: everything that can be configured, as a dataclass that is taken apart into keywords of `LLM`."""
+"""`EngineArgs`: everything that can be configured, as a dataclass that is taken apart into keywords
+of `LLM`.
+"""
 
 from __future__ import annotations
 
@@ -26,19 +28,31 @@ class Args:
         """Add a flag for every field to a parser, and return it."""
         for found in _fields(cls):
             spellings = dict.fromkeys((found.flag, "--" + found.name))
-            parser.add_argument(*spellings, dest=found.name, **{**flag_shape(found.type), "default": None})
+            parser.add_argument(
+                *spellings, dest=found.name, **{**flag_shape(found.type), "default": None}
+            )
         return parser
 
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> Self:
-        """Return what a command line says; other names in `args` are passed over. Raises `ConfigError`."""
+        """Return what a command line says; other names in `args` are passed over.
+
+        Raises `ConfigError`.
+        """
         said = {found.name: (found, getattr(args, found.name, None)) for found in _fields(cls)}
         values = {name: (found, raw) for name, (found, raw) in said.items() if raw is not None}
-        return cls(**{name: given(found, raw, found.flag, found.flag).value for name, (found, raw) in values.items()})
+        return cls(
+            **{
+                name: given(found, raw, found.flag, found.flag).value
+                for name, (found, raw) in values.items()
+            }
+        )
 
 
 def _fields(kind: type[Any]) -> list[Field]:
-    return [TABLE.by_name[item.name] for item in dataclasses.fields(kind) if item.name in TABLE.by_name]
+    return [
+        TABLE.by_name[item.name] for item in dataclasses.fields(kind) if item.name in TABLE.by_name
+    ]
 
 
 def _default(found: Field) -> Any:
@@ -52,11 +66,14 @@ def _made(name: str, doc: str) -> type[Args]:
     # The model first, which is given without its name.
     names = ["model", *(name for name in TABLE.by_name if name != "model")]
     fields = [(name, Any, _default(TABLE.by_name[name])) for name in names]
-    return dataclasses.make_dataclass(name, fields, bases=(Args,), namespace={"__doc__": doc, "__module__": __name__})
+    return dataclasses.make_dataclass(
+        name, fields, bases=(Args,), namespace={"__doc__": doc, "__module__": __name__}
+    )
 
 
 EngineArgs = _made(
-    "EngineArgs", "Settings of an engine: `LLM(**dataclasses.asdict(args))`, `LLMEngine.from_engine_args(args)`."
+    "EngineArgs",
+    "Settings of an engine: `LLM(**dataclasses.asdict(args))`, `LLMEngine.from_engine_args(args)`.",
 )
 AsyncEngineArgs = _made(
     "AsyncEngineArgs", "Settings of an engine that serves: `AsyncLLMEngine.from_engine_args(args)`."

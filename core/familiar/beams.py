@@ -1,8 +1,10 @@
-"""Beam search: several continuations of a prompt at once, of which the likeliest are kept after each token.
+"""Beam search: several continuations of a prompt at once, of which the likeliest are kept after
+each token.
 
-As in transformers' `generate(num_beams=...)` with `early_stopping=False`: a finished beam counts by its log-probability
-divided by a power of the number of generated tokens, and the search ends when no running one can become better.
-Knows no engine: whoever searches asks for log-probabilities and brings them.
+As in transformers' `generate(num_beams=...)` with `early_stopping=False`: a finished beam counts by
+its log-probability divided by a power of the number of generated tokens, and the search ends when
+no running one can become better. Knows no engine: whoever searches asks for log-probabilities and
+brings them.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ class BeamSearchParams:
     temperature: float = 0.0
     """Not used: beams are ranked by what the model says."""
     length_penalty: float = 1.0
-    """Power of the length that the log-probability of a beam is divided by; above 0 longer ones are favoured."""
+    """Power of the length that the log-probability of a beam is divided by; above 0 longer ones are
+    favoured.
+    """
     include_stop_str_in_output: bool = False
     """The text and the tokens end with the end-of-sequence token."""
 
@@ -40,8 +44,12 @@ class BeamSearchParams:
 
     @property
     def sampling(self) -> SamplingParams:
-        """What each beam is asked for: one token, and log-probabilities of enough others, should some of them be ends."""
-        return SamplingParams(max_tokens=1, temperature=0, logprobs=2 * self.beam_width, ignore_eos=True)
+        """What each beam is asked for: one token, and log-probabilities of enough others, should
+        some of them be ends.
+        """
+        return SamplingParams(
+            max_tokens=1, temperature=0, logprobs=2 * self.beam_width, ignore_eos=True
+        )
 
 
 @dataclass(slots=True)
@@ -67,7 +75,9 @@ class BeamSearchOutput:
 class Beams:
     """The search of one prompt."""
 
-    def __init__(self, prompt: Sequence[int], params: BeamSearchParams, ends: Collection[int], max_len: int) -> None:
+    def __init__(
+        self, prompt: Sequence[int], params: BeamSearchParams, ends: Collection[int], max_len: int
+    ) -> None:
         self._params: Final = params
         self._ends: Final = frozenset() if params.ignore_eos else frozenset(ends)
         self._prompt_len: Final = len(prompt)
@@ -87,10 +97,13 @@ class Beams:
         made.sort(key=lambda one: one[3], reverse=True)
         running: list[BeamSearchSequence] = []
         for rank, (beam, token, logprobs, total) in enumerate(made[: 2 * width]):
-            longer = BeamSearchSequence([*beam.tokens, token], [*beam.logprobs, dict(logprobs)], total)  # type: ignore[arg-type]
+            longer = BeamSearchSequence(
+                [*beam.tokens, token], [*beam.logprobs, dict(logprobs)], total
+            )  # type: ignore[arg-type]
             if token in self._ends:
                 if rank < width:
-                    longer.finish_reason, longer.stop_reason = "stop", token
+                    longer.finish_reason = "stop"
+                    longer.stop_reason = token
                     self._finished.append(longer)
             elif len(running) < width:
                 running.append(longer)

@@ -1,4 +1,6 @@
-"""`LLMEngine` and `AsyncLLMEngine`: the engine one step at a time, and the one that serves, made of `EngineArgs`."""
+"""`LLMEngine` and `AsyncLLMEngine`: the engine one step at a time, and the one that serves, made of
+`EngineArgs`.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ class AsyncLLMEngine(AsyncLLM):
 
 
 def keywords(engine_args: Args) -> dict[str, Any]:
-    """Return the keywords of `LLM` that settings are: those that say something other than the default."""
+    """Return the keywords of `LLM` that settings are: those that say something other than the
+    default.
+    """
     return {
         item.name: value
         for item in dataclasses.fields(engine_args)  # type: ignore[arg-type]  # made at run time

@@ -16,7 +16,9 @@ _METHODS = ("wants", "added", "removed", "apply")
 
 
 def logits_processors(config: EngineConfig, registry: Registry) -> list[Registered]:
-    """Return the loaded plugins' processors, then those of `--logits-processors`, in the order given."""
+    """Return the loaded plugins' processors, then those of `--logits-processors`, in the order
+    given.
+    """
     named = config.options.get("logits_processors") or ()
     return [*registry.entries("logits_processors"), *(_named(path, registry) for path in named)]
 
@@ -28,7 +30,9 @@ def _named(path: str, registry: Registry) -> Registered:
     if not module or not name:
         raise ConfigError(f"{flag} is not module:Class, such as my_package.processors:Mine.")
     ref = PluginRef(name=path, target=module, named=True, flag="--logits-processors")
-    registered = Registered("logits_processors", Entry(path, path, "named by --logits-processors"), ref)
+    registered = Registered(
+        "logits_processors", Entry(path, path, "named by --logits-processors"), ref
+    )
     try:
         target = registry.load(registered, probe=True)
     except PluginError as error:
@@ -36,5 +40,7 @@ def _named(path: str, registry: Registry) -> Registered:
     lacking = [method for method in _METHODS if not callable(getattr(target, method, None))]
     if not isinstance(target, type) or lacking:
         lack = f"; it has no {', '.join(lacking)}" if lacking else ""
-        raise ConfigError(f"{flag} names no logits processor class{lack}. See core.contracts.LogitsProcessor.")
+        raise ConfigError(
+            f"{flag} names no logits processor class{lack}. See core.contracts.LogitsProcessor."
+        )
     return registered

@@ -1,4 +1,7 @@
-"""Runs logits processors over the rows that want them. A fault of one costs the rows it was called for."""
+"""Runs logits processors over the rows that want them.
+
+A fault of one costs the rows it was called for.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,9 @@ from core.contracts import LogitsProcessor, SampleRows
 from core.step import NewRow
 
 Explain = Callable[[Exception, str | None], str]
-"""Logs an exception of plugin code, in a request if one is named, and returns the text its user sees."""
+"""Logs an exception of plugin code, in a request if one is named, and returns the text its user
+sees.
+"""
 
 
 @dataclass(slots=True)
@@ -42,7 +47,8 @@ class Processors:
         """Tell the processors of a new row; return why the request failed, if one of them did."""
         sampling = new.sampling
         if not sampling.ignore_eos and new.eos_token_ids:
-            # "min_tokens" keeps off everything that ends an output, the model's own end tokens included.
+            # "min_tokens" keeps off everything that ends an output, the model's own end tokens
+            # included.
             sampling = sampling.clone(stop_token_ids=[*sampling.stop_token_ids, *new.eos_token_ids])
         for active in self._all:
             try:
@@ -74,27 +80,41 @@ class Processors:
 
     def follow_tokens(self) -> set[int]:
         """Return the rows of which one token can be taken in a step."""
-        return set().union(*(active.rows for active in self._all if active.rows and active.follows_tokens))
+        return set().union(
+            *(active.rows for active in self._all if active.rows and active.follows_tokens)
+        )
 
     @staticmethod
     def run(
         chosen: Sequence[Active], logits: torch.Tensor, rows: SampleRows, name: Callable[[int], str]
     ) -> tuple[torch.Tensor, dict[int, str]]:
-        """Run some of the processors; `name` says whose a row is. Returns the logits and the rows that failed, by row."""
+        """Run some of the processors; `name` says whose a row is.
+
+        Returns the logits and the rows that failed, by row.
+        """
         errors: dict[int, str] = {}
         for active in chosen:
             if not active.rows:
                 continue
-            wanting = [i for i, row in enumerate(rows.rows) if row in active.rows and row not in errors]
+            wanting = [
+                i for i, row in enumerate(rows.rows) if row in active.rows and row not in errors
+            ]
             if active.follows_tokens:
                 wanting = [i for i in wanting if rows.points[i] == 0]
             if not wanting:
                 continue
             try:
                 whole = len(wanting) == len(rows.rows)
-                part = active.processor.apply(logits, rows) if whole else _apply(active, logits, rows, wanting)
+                part = (
+                    active.processor.apply(logits, rows)
+                    if whole
+                    else _apply(active, logits, rows, wanting)
+                )
                 if part.shape != (len(wanting), logits.shape[1]):
-                    raise ValueError(f"apply returned {tuple(part.shape)} for {len(wanting)} rows of {logits.shape[1]}")
+                    raise ValueError(
+                        f"apply returned {tuple(part.shape)} for {len(wanting)} rows of "
+                        f"{logits.shape[1]}"
+                    )
                 if whole:
                     logits = part
                 else:
@@ -104,5 +124,7 @@ class Processors:
         return logits, errors
 
 
-def _apply(active: Active, logits: torch.Tensor, rows: SampleRows, indices: list[int]) -> torch.Tensor:
+def _apply(
+    active: Active, logits: torch.Tensor, rows: SampleRows, indices: list[int]
+) -> torch.Tensor:
     return active.processor.apply(logits[indices], rows.select(indices))

@@ -35,8 +35,11 @@ class Generate:
         if wanted not in ("auto", "generate"):
             return None
         if getattr(spec, "pooling", None) is not None:
-            name, known = source.architecture, [r.entry.name for r in self._registry.entries("runners")]
-            raise ConfigError(f"--runner {wanted}: {name!r} makes no tokens; loaded runners: {', '.join(known)}.")
+            name = source.architecture
+            known = [r.entry.name for r in self._registry.entries("runners")]
+            raise ConfigError(
+                f"--runner {wanted}: {name!r} makes no tokens; loaded runners: {', '.join(known)}."
+            )
         return spec
 
     def fit(self, config: EngineConfig, spec: Any) -> EngineConfig:
@@ -51,14 +54,20 @@ class Generate:
         from core.generate.processors import Active, Processors  # lazy: torch is slow to import
         from core.generate.stage import SamplingStage
 
-        config, registry = parts.config, self._registry
-        seqs, length = config.scheduler.max_num_seqs or 1, config.model.max_model_len or 1
+        config = parts.config
+        registry = self._registry
+        seqs = config.scheduler.max_num_seqs or 1
+        length = config.model.max_model_len or 1
         context = SamplerContext(parts.model.vocab_size, seqs, length, parts.device)
         entries = logits_processors(config, registry) if parts.is_last else ()
-        processors = Processors([Active(*registry.make(registered, context, config)) for registered in entries])
+        processors = Processors(
+            [Active(*registry.make(registered, context, config)) for registered in entries]
+        )
         batch: Any = parts.batch
         model = cast("GeneratingModel", parts.model)
-        stage = SamplingStage(model, batch, processors, parts.extensions, config.model.logprobs_mode, parts.ops)
+        stage = SamplingStage(
+            model, batch, processors, parts.extensions, config.model.logprobs_mode, parts.ops
+        )
         return cast(Stage, stage)
 
     def admit(self, info: object, params: Any) -> tuple[PoolingParams | None, SamplingParams]:
@@ -68,7 +77,8 @@ class Generate:
     def calls(self, front: object, run: object) -> Calls:
         """Raise `InvalidRequest`: whoever asks for them has started another runner than meant."""
         raise InvalidRequest(
-            "runner", "this engine generates tokens; start it with --runner pooling (and perhaps --convert)."
+            "runner",
+            "this engine generates tokens; start it with --runner pooling (and perhaps --convert).",
         )
 
 

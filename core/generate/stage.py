@@ -34,11 +34,17 @@ PROMPT_POSITIONS: Final = 128
 class _Company:
     """What is alike in steps that sample at the same points of the same requests."""
 
-    def __init__(self, stage: SamplingStage, inputs: StepInputs, batch: Batch, vocab_size: int) -> None:
-        self.rows, self.points, self.version = inputs.point_rows, inputs.points, inputs.version
+    def __init__(
+        self, stage: SamplingStage, inputs: StepInputs, batch: Batch, vocab_size: int
+    ) -> None:
+        self.rows = inputs.point_rows
+        self.points = inputs.points
+        self.version = inputs.version
         for row in self.rows:
             assert batch.requests[row] is not None, f"row {row} computes without a request"
-        columns, rows, device = batch.columns, np.asarray(self.rows, dtype=np.int64), batch.token_ids.device
+        columns = batch.columns
+        rows = np.asarray(self.rows, dtype=np.int64)
+        device = batch.token_ids.device
         self.row_index = inputs.at("point_rows").clone()
         self.processed = stage.processors.rows()
         self.prompt_lens: list[int] = columns.prompt_lens[rows].tolist()
@@ -58,9 +64,13 @@ class _Company:
             own = rows[warm]
             self.cut = Cut(columns.top_k[own], columns.top_p[own], vocab_size, device)
         self.chains: torch.Tensor | None = None
-        """[rows, most guesses]: per row the entries that must be right, one after the other; beyond them a wrong one."""
+        """[rows, most guesses]: per row the entries that must be right, one after the other; beyond
+        them a wrong one.
+        """
         if inputs.guesses is not None:
-            self.chains = torch.from_numpy(_chains(rows, inputs.guesses, stage.processors)).to(device)
+            self.chains = torch.from_numpy(_chains(rows, inputs.guesses, stage.processors)).to(
+                device
+            )
 
     def fits(self, inputs: StepInputs) -> bool:
         """Say whether a step is of this kind."""
@@ -76,7 +86,9 @@ def _in_order(
     raw: torch.Tensor | None,
     pending: PendingResult,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Take what is said of points in another order, in which none leaves its row; `raw` is of the points `asked`."""
+    """Take what is said of points in another order, in which none leaves its row; `raw` is of the
+    points `asked`.
+    """
     for name in ("finite", "possible"):
         if (said := getattr(pending, name)) is not None:
             setattr(pending, name, said[order])
@@ -107,19 +119,28 @@ class SamplingStage:
         ops: Any,
     ) -> None:
         self.processors = processors
-        self.added, self.removed = processors.added, processors.removed
+        self.added = processors.added
+        self.removed = processors.removed
         self._model = model
         self._tells_tokens = "tokens" in inspect.signature(model.logits).parameters
         self._batch = batch
         self._extensions = extensions
         self._mode = mode
-        self._best, self._truncate, self._draw = ops.best, ops.truncate, ops.draw
+        self._best = ops.best
+        self._truncate = ops.truncate
+        self._draw = ops.draw
         self._company: _Company | None = None
         self._companies: dict[tuple[Sequence[int] | None, ...], _Company] = {}
-        """Those of late: with guesses, a step is seldom like the one before and often like one of the last few."""
+        """Those of late: with guesses, a step is seldom like the one before and often like one of
+        the last few.
+        """
 
-    def run(self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor, errors: dict[int, str]) -> PendingResult:
-        """Sample the rows the plan names, write the tokens to the batch, and gather what was asked for."""
+    def run(
+        self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor, errors: dict[int, str]
+    ) -> PendingResult:
+        """Sample the rows the plan names, write the tokens to the batch, and gather what was asked
+        for.
+        """
         pending = PendingResult(step=plan.step, errors=errors)
         pending.prompt_logprobs = self._prompt_logprobs(inputs, hidden, inputs.query_starts[1:])
         if inputs.samples:
@@ -162,11 +183,14 @@ class SamplingStage:
             inputs.points,
             company.processed,
         )
-        pending.rows, pending.points = company.rows, company.points
+        pending.rows = company.rows
+        pending.points = company.points
         plain = not (company.random or self._extensions.changes_logits) and self.processors.are_idle
         if not plain:
             pending.finite = self._best(logits)[0].isfinite()
-        raw = logits[company.asked] if company.asked else None  # a copy: processors may change logits in place
+        raw = (
+            logits[company.asked] if company.asked else None
+        )  # a copy: processors may change logits in place
         logits = self._extensions.before_sample(logits, rows, payloads)
         pending.errors |= rows.errors
         logits, failed = self.processors.run(self.processors.shaping, logits, rows, self._name)
@@ -193,7 +217,10 @@ class SamplingStage:
             self._extensions.sampled(Sampled(rows, tokens, accepted, inputs.ends, hidden), payloads)
         if raw is not None:
             scores = self._scores(raw, final[company.asked])
-            pending.logprobs = (company.asked, gather(scores, tokens[company.asked], company.num_logprobs))
+            pending.logprobs = (
+                company.asked,
+                gather(scores, tokens[company.asked], company.num_logprobs),
+            )
 
     def _company_of(self, inputs: StepInputs) -> _Company:
         kind = tuple(inputs.point_rows), inputs.points and tuple(inputs.points)
@@ -201,17 +228,27 @@ class SamplingStage:
         if known is None or not known.fits(inputs):
             if len(self._companies) >= MOST_COMPANIES:
                 self._companies.clear()
-            known = self._companies[kind] = _Company(self, inputs, self._batch, self._model.vocab_size)
+            known = self._companies[kind] = _Company(
+                self, inputs, self._batch, self._model.vocab_size
+            )
         return known
 
     def _choose(
-        self, logits: torch.Tensor, rows: SampleRows, company: _Company, pending: PendingResult, scored: bool
+        self,
+        logits: torch.Tensor,
+        rows: SampleRows,
+        company: _Company,
+        pending: PendingResult,
+        scored: bool,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the chosen tokens [n], their final logits [n], and all final logits where they are `scored`."""
+        """Return the chosen tokens [n], their final logits [n], and all final logits where they are
+        `scored`.
+        """
         if not company.random:
             values, tokens = self._best(logits)
             return tokens, values, logits
-        whole, index = company.all_random, company.random_index
+        whole = company.all_random
+        index = company.random_index
         scaled = logits if whole else logits.index_select(0, index)
         if company.divides:
             scaled = scaled.div_(company.temperatures)
@@ -237,8 +274,12 @@ class SamplingStage:
         scores = raw if self._mode.startswith("raw") else final
         return scores.log_softmax(dim=-1) if self._mode.endswith("logprobs") else scores
 
-    def _prompt_logprobs(self, inputs: StepInputs, hidden: torch.Tensor, ends: list[int]) -> list[tuple[int, Gathered]]:
-        """Return, per row that asked, the scores of the prompt tokens that follow this step's positions."""
+    def _prompt_logprobs(
+        self, inputs: StepInputs, hidden: torch.Tensor, ends: list[int]
+    ) -> list[tuple[int, Gathered]]:
+        """Return, per row that asked, the scores of the prompt tokens that follow this step's
+        positions.
+        """
         out = []
         asking = self._batch.prompt_logprobs_rows
         for i, row in enumerate(inputs.rows if asking else ()):
@@ -246,7 +287,8 @@ class SamplingStage:
                 continue
             request = self._request(row)
             wanted = request.sampling.prompt_logprobs or 0
-            first, start = ends[i] - inputs.counts[i], inputs.starts[i]
+            first = ends[i] - inputs.counts[i]
+            start = inputs.starts[i]
             count = min(inputs.counts[i], request.prompt_len - 1 - start)
             for at in range(0, count, PROMPT_POSITIONS):
                 size = min(PROMPT_POSITIONS, count - at)

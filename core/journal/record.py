@@ -1,4 +1,5 @@
-"""A record of everything that went into a scheduler and every plan that came out; `core.journal.replay` repeats it.
+"""A record of everything that went into a scheduler and every plan that came out;
+`core.journal.replay` repeats it.
 
 The file is a sequence of length-prefixed msgpack frames.
 """
@@ -24,8 +25,22 @@ LENGTH_BYTES: Final = 4
 """Of the length, little-endian, before each frame."""
 
 
-Kind = Literal["add", "abort", "wake", "loaded", "release", "recompute", "tell", "reset", "plan", "result", "fail"]
-"""Which call of the scheduler; its argument is the frame's data (of "recompute" and "tell", a pair; of "fail", the message)."""
+Kind = Literal[
+    "add",
+    "abort",
+    "wake",
+    "loaded",
+    "release",
+    "recompute",
+    "tell",
+    "reset",
+    "plan",
+    "result",
+    "fail",
+]
+"""Which call of the scheduler; its argument is the frame's data (of "recompute" and "tell", a pair;
+of "fail", the message).
+"""
 
 
 class Header(msgspec.Struct, frozen=True):
@@ -51,16 +66,22 @@ class Frame(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Journal:
-    """A scheduler whose calls are written down, those that raised nothing: use it in the place of the scheduler.
+    """A scheduler whose calls are written down, those that raised nothing: use it in the place of
+    the scheduler.
 
-    Calls by an extension from within its own methods go past it: an extension given to `replay` makes them again.
+    Calls by an extension from within its own methods go past it: an extension given to `replay`
+    makes them again.
     """
 
-    def __init__(self, path: str, scheduler: Scheduler, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, path: str, scheduler: Scheduler, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         try:
             self._file: BinaryIO | None = open(path, "wb")  # noqa: SIM115 - closed by close()
         except OSError as error:
-            raise EngineError(f"--journal {path} cannot be written: {error.strerror}. Name another file.") from error
+            raise EngineError(
+                f"--journal {path} cannot be written: {error.strerror}. Name another file."
+            ) from error
         self._scheduler = scheduler
         self._clock = clock
         self._codec = msgspec.msgpack.Encoder()

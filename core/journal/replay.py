@@ -1,7 +1,7 @@
 """The exact replay of a journal.
 
-The scheduler is a pure function of its calls, so replaying the inputs must give the same plans; where it does not, the
-first difference is named.
+The scheduler is a pure function of its calls, so replaying the inputs must give the same plans;
+where it does not, the first difference is named.
 """
 
 from __future__ import annotations
@@ -38,11 +38,13 @@ class ReplayReport:
         return self.difference is None
 
 
-def replay(path: str, *, policy: SchedulingPolicy | None = None, extensions: Sequence[Any] = ()) -> ReplayReport:
+def replay(
+    path: str, *, policy: SchedulingPolicy | None = None, extensions: Sequence[Any] = ()
+) -> ReplayReport:
     """Run a journal through a fresh scheduler and compare every plan.
 
-    `policy` and `extensions` must be of the recorded kinds; code is never loaded because a file names it.
-    Raises `EngineError` if they are not, or if the file is no journal.
+    `policy` and `extensions` must be of the recorded kinds; code is never loaded because a file
+    names it. Raises `EngineError` if they are not, or if the file is no journal.
     """
     with open(path, "rb") as file:
         frames, truncated = _frames(file)
@@ -62,10 +64,15 @@ def replay(path: str, *, policy: SchedulingPolicy | None = None, extensions: Seq
     )
     if header != header_of(scheduler):
         raise EngineError(
-            f"{path} was recorded by version {header.version} with policy {header.policy!r} and extensions "
+            f"{path} was recorded by version {header.version} with policy {header.policy!r} and "
+            "extensions "
             f"{header.extensions}; give replay the same ones."
         )
-    note = "the last frame is incomplete: the recording process ended while it wrote." if truncated else None
+    note = (
+        "the last frame is incomplete: the recording process ended while it wrote."
+        if truncated
+        else None
+    )
     num_plans = 0
     for number, (event, difference) in enumerate(_run(scheduler, events), 1):
         if difference is not None:
@@ -81,14 +88,23 @@ def _run(scheduler: Scheduler, events: Sequence[Frame]) -> Iterator[tuple[Frame,
         plan = None
         while scheduler.num_schedules < event.num_schedules:
             if plan is not None:
-                yield event, f"schedule call {scheduler.num_schedules}: recorded no plan, replayed {plan}"
+                yield (
+                    event,
+                    f"schedule call {scheduler.num_schedules}: recorded no plan, replayed {plan}",
+                )
             plan = scheduler.schedule()
         if event.kind == "plan":
             recorded = decode(event.data, type=StepPlan)
             if plan != recorded:
-                yield event, f"schedule call {event.num_schedules}: recorded {recorded}, replayed {plan}"
+                yield (
+                    event,
+                    f"schedule call {event.num_schedules}: recorded {recorded}, replayed {plan}",
+                )
         elif plan is not None:
-            yield event, f"schedule call {scheduler.num_schedules}: recorded no plan, replayed {plan}"
+            yield (
+                event,
+                f"schedule call {scheduler.num_schedules}: recorded no plan, replayed {plan}",
+            )
         elif event.kind == "add":
             scheduler.add(decode(event.data, type=EngineRequest))
         elif event.kind == "result":
@@ -102,13 +118,17 @@ def _run(scheduler: Scheduler, events: Sequence[Frame]) -> Iterator[tuple[Frame,
         elif event.kind == "tell":
             scheduler.tell(*decode(event.data, type=tuple[str, bytes]))
         else:
-            getattr(scheduler, event.kind)(decode(event.data, type=str))  # abort, wake, loaded or release
+            getattr(scheduler, event.kind)(
+                decode(event.data, type=str)
+            )  # abort, wake, loaded or release
         yield event, None
 
 
 def _frames(file: BinaryIO) -> tuple[list[bytes], bool]:
     """Return the complete frames, and whether an incomplete one follows."""
-    data, frames, at = file.read(), [], 0
+    data = file.read()
+    frames = []
+    at = 0
     while at + LENGTH_BYTES <= len(data):
         start = at + LENGTH_BYTES
         end = start + int.from_bytes(data[at:start], "little")

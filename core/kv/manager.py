@@ -1,4 +1,5 @@
-"""Which blocks each request holds, per group: allocation, prefix hits, windows, and the wait for steps in flight.
+"""Which blocks each request holds, per group: allocation, prefix hits, windows, and the wait for
+steps in flight.
 
 Knows tokens, positions and step numbers; knows no request, no budget and no policy.
 """
@@ -28,7 +29,9 @@ Domains = Sequence[tuple[str, bytes]]
 Holds = Callable[[int, bytes], bool]
 """Whether a tier holds what a group has cached under a key."""
 Offered = Callable[["Lease", Tokens, int], None]
-"""Takes a lease, the tokens known of it, and how many of the leading ones that it has offered were offered before."""
+"""Takes a lease, the tokens known of it, and how many of the leading ones that it has offered were
+offered before.
+"""
 PLENTY_BLOCKS: Final = 256
 
 
@@ -42,7 +45,9 @@ class Load(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """Tokens found in the prefix cache or a tier behind it, and the blocks that hold what the next token reads of them."""
+    """Tokens found in the prefix cache or a tier behind it, and the blocks that hold what the next
+    token reads of them.
+    """
 
     num_tokens: int = 0
     blocks: Sequence[Sequence[int]] = ()
@@ -76,13 +81,16 @@ class Lease:
     offered: int = 0
     """Leading tokens whose blocks were offered to the prefix cache."""
     beside: int = 0
-    """Positions beside its tokens, which have a place in the cross groups from its admission to its end."""
+    """Positions beside its tokens, which have a place in the cross groups from its admission to its
+    end.
+    """
     num_found: int = 0
     """Leading tokens that were found there when it was last admitted."""
     offered_since: int = sys.maxsize
     """Last step issued before it first offered blocks since it was last admitted."""
     unsure: int = sys.maxsize
-    """Tokens from here on were brought from elsewhere, or come of those, and nobody knows yet whether they are right:
+    """Tokens from here on were brought from elsewhere, or come of those, and nobody knows yet
+    whether they are right:
     they are not offered."""
     loads: list[Load] = field(default_factory=list)
     """What tiers have to bring for its last admission."""
@@ -91,17 +99,23 @@ class Lease:
 class KVManager:
     """The KV cache of one worker (or of ranks that mirror each other), as the scheduler sees it.
 
-    Blocks given back while a step is in flight are reused only after the last step issued so far has
-    returned: the scheduler says `step_issued` and `step_returned`. Keys are offered to the prefix cache when
-    a block is planned with known tokens: steps run in order, and within a step a writer stands before readers.
+    Blocks given back while a step is in flight are reused only after the last step issued so far
+    has returned: the scheduler says `step_issued` and `step_returned`. Keys are offered to the
+    prefix cache when a block is planned with known tokens: steps run in order, and within a step a
+    writer stands before readers.
     """
 
-    def __init__(self, layout: KVLayout, *, prefix_caching: bool = True, identity: str = "") -> None:
+    def __init__(
+        self, layout: KVLayout, *, prefix_caching: bool = True, identity: str = ""
+    ) -> None:
         self.layout: Final = layout
         self.identity: Final = identity
         self._groups: Final = tuple(layout.groups)
-        self._cross: Final = frozenset(i for i, g in enumerate(layout.groups) if isinstance(g.spec, CrossAttention))
-        # What a decoder caches depends on what its encoder read, and a prompt of a few tokens is not worth finding.
+        self._cross: Final = frozenset(
+            i for i, g in enumerate(layout.groups) if isinstance(g.spec, CrossAttention)
+        )
+        # What a decoder caches depends on what its encoder read, and a prompt of a few tokens is
+        # not worth finding.
         self.prefix_caching: Final = prefix_caching and bool(layout.groups) and not self._cross
         self._root: Final = chain_root(identity, "", ())
         """Of all who say nothing of themselves."""
@@ -112,23 +126,31 @@ class KVManager:
         """Who holds which blocks; to be read only."""
         self._pool_of: Final = tuple(self.pools[g.pool] for g in layout.groups)
         self._sizes: Final = tuple(g.block_size for g in layout.groups)
-        self._room: Final = tuple(sys.maxsize if i in self._cross else size for i, size in enumerate(self._sizes))
+        self._room: Final = tuple(
+            sys.maxsize if i in self._cross else size for i, size in enumerate(self._sizes)
+        )
         """Tokens that a block of each group makes room for."""
         self._align: Final = math.lcm(*self._sizes)
         growing = (FullAttention, LatentKeys, CrossAttention)
-        self._local: Final = tuple(i for i, g in enumerate(layout.groups) if type(g.spec) not in growing)
+        self._local: Final = tuple(
+            i for i, g in enumerate(layout.groups) if type(g.spec) not in growing
+        )
         spare = [g.spec.spare for g in layout.groups if isinstance(g.spec, RecurrentState)]
         self.most_guesses: Final = min(spare, default=sys.maxsize)
-        """Of one step: a state can be taken back to where it was before a wrong one as far as there are spare ones."""
+        """Of one step: a state can be taken back to where it was before a wrong one as far as there
+        are spare ones.
+        """
         self._tiers: list[Holds] = []
         self._offered: list[Offered] = []
         self.issued = 0
         """Last step whose plan left."""
         self.returned = 0
         """Last step whose result is in."""
-        self._deferred: deque[tuple[int, int, list[int]]] = deque()  # (step, pool, blocks given back after it)
+        self._deferred: deque[tuple[int, int, list[int]]] = (
+            deque()
+        )  # (step, pool, blocks given back after it)
 
-    # --- what fits ---------------------------------------------------------------------------------------
+    # --- what fits --------------------------------------------------------------------------------
 
     @property
     def usage(self) -> float:
@@ -143,12 +165,16 @@ class KVManager:
 
     @property
     def is_plentiful(self) -> bool:
-        """Say whether so much of every pool is free that nobody misses a block taken a little early."""
+        """Say whether so much of every pool is free that nobody misses a block taken a little
+        early.
+        """
         return all(pool.num_free >= max(PLENTY_BLOCKS, pool.num_blocks // 4) for pool in self.pools)
 
     def fits_empty(self, num_tokens: int, max_step_tokens: int) -> bool:
         """Say whether one sequence of `num_tokens` fits when nothing else is in the cache."""
-        needs = [peak_blocks(g.spec, g.block_size, num_tokens, max_step_tokens) for g in self._groups]
+        needs = [
+            peak_blocks(g.spec, g.block_size, num_tokens, max_step_tokens) for g in self._groups
+        ]
         missing = [(index, 0, need) for index, need in enumerate(needs)]
         wanted = zip(self._per_pool(missing), self.pools, strict=True)
         return all(want <= pool.num_blocks - NULL_BLOCKS for want, pool in wanted)
@@ -158,7 +184,9 @@ class KVManager:
         low = 0
         while low < most:
             middle = (low + most + 1) // 2
-            low, most = (middle, most) if self.fits_empty(middle, max_step_tokens) else (low, middle - 1)
+            low, most = (
+                (middle, most) if self.fits_empty(middle, max_step_tokens) else (low, middle - 1)
+            )
         return low
 
     def will_fit(self, lease: Lease, start: int, end: int) -> bool:
@@ -169,19 +197,26 @@ class KVManager:
             wanted[pool] -= sum(refs[block] == 1 for block in blocks)
         return self._enough(wanted)
 
-    # --- a request's blocks ------------------------------------------------------------------------------
+    # --- a request's blocks -----------------------------------------------------------------------
 
-    def open(self, salt: str = "", extras: Domains = (), spans: Sequence[Span] = (), beside: int = 0) -> Lease:
-        """Return an empty lease; cached keys and values depend on the (domain, content hash) of `extras` and `spans`."""
+    def open(
+        self, salt: str = "", extras: Domains = (), spans: Sequence[Span] = (), beside: int = 0
+    ) -> Lease:
+        """Return an empty lease; cached keys and values depend on the (domain, content hash) of
+        `extras` and `spans`.
+        """
         root = chain_root(self.identity, salt, extras) if salt or extras else self._root
         marks = span_marks(spans, self.layout.hash_block_size) if spans else {}
-        return Lease(root, [[] for _ in self._sizes], [0] * len(self._sizes), marks=marks, beside=beside)
+        return Lease(
+            root, [[] for _ in self._sizes], [0] * len(self._sizes), marks=marks, beside=beside
+        )
 
     def find(self, lease: Lease, tokens: Tokens, most: int, *, tiers: bool = True) -> Hit:
-        """Return the longest prefix of at most `most` tokens that every group can serve; changes nothing held.
+        """Return the longest prefix of at most `most` tokens that every group can serve; changes
+        nothing held.
 
-        The fixpoint over groups: each in turn shortens the hit until all hold what the next token would read, in the
-        cache or (unless `tiers` is false) in a tier.
+        The fixpoint over groups: each in turn shortens the hit until all hold what the next token
+        would read, in the cache or (unless `tiers` is false) in a tier.
         """
         length = most - most % self._align
         if not self.prefix_caching or not length:
@@ -190,12 +225,14 @@ class KVManager:
         index = agreed = 0
         held = [self._held(i, self._tiers if tiers else ()) for i in range(len(self._groups))]
         while length and agreed < len(self._groups):
-            before, length = length, self._longest_hit(index, lease.keys, length, held[index])
+            before = length
+            length = self._longest_hit(index, lease.keys, length, held[index])
             agreed = agreed + 1 if length == before else 1
             index = (index + 1) % len(self._groups)
         if not length:
             return NOTHING
-        blocks, local = [], length
+        blocks = []
+        local = length
         for index, size in enumerate(self._sizes):
             found = self._hit_blocks(index, lease.keys, length)
             blocks.append(found)
@@ -206,47 +243,76 @@ class KVManager:
     def _held(self, index: int, tiers: Sequence[Holds]) -> Callable[[bytes], bool]:
         """Return what says whether a key of a group can be had, here or in one of these tiers."""
         found = self._pool_of[index].find(index)
-        return (lambda key: key in found or any(holds(index, key) for holds in tiers)) if tiers else found.__contains__
+        return (
+            (lambda key: key in found or any(holds(index, key) for holds in tiers))
+            if tiers
+            else found.__contains__
+        )
 
-    def _longest_hit(self, index: int, keys: Sequence[bytes], length: int, held: Callable[[bytes], bool]) -> int:
-        """Return the longest aligned prefix up to `length` whose needed blocks are all `held` in one group."""
-        group, links = self._groups[index], self._links(index)
+    def _longest_hit(
+        self, index: int, keys: Sequence[bytes], length: int, held: Callable[[bytes], bool]
+    ) -> int:
+        """Return the longest aligned prefix up to `length` whose needed blocks are all `held` in
+        one group.
+        """
+        group = self._groups[index]
+        links = self._links(index)
         size = group.block_size
         if index not in self._local:
             wanted = keys[links - 1 : length // size * links : links]
             missing = next(filterfalse(held, wanted), None)
-            return length if missing is None else wanted.index(missing) * size // self._align * self._align
-        block, low = length // size - 1, first_needed(group.spec, length) // size
+            return (
+                length
+                if missing is None
+                else wanted.index(missing) * size // self._align * self._align
+            )
+        block = length // size - 1
+        low = first_needed(group.spec, length) // size
         while block >= low:
             if not held(keys[(block + 1) * links - 1]):
-                # Every longer prefix whose window reaches this block fails too; what lies before is still open.
+                # Every longer prefix whose window reaches this block fails too; what lies before is
+                # still open.
                 length = block * size // self._align * self._align
-                block, low = min(block, length // size), first_needed(group.spec, length) // size
+                block = min(block, length // size)
+                low = first_needed(group.spec, length) // size
             block -= 1
         return length
 
     def _hit_blocks(self, index: int, keys: Sequence[bytes], length: int) -> list[int]:
-        group, links = self._groups[index], self._links(index)
+        group = self._groups[index]
+        links = self._links(index)
         found = self._pool_of[index].find(index)
         low = first_needed(group.spec, length) // group.block_size
-        return [found.get(key, 0) for key in keys[(low + 1) * links - 1 : length // group.block_size * links : links]]
+        return [
+            found.get(key, 0)
+            for key in keys[(low + 1) * links - 1 : length // group.block_size * links : links]
+        ]
 
     def _links(self, index: int) -> int:
         return self._groups[index].block_size // self.layout.hash_block_size
 
-    def admit(self, lease: Lease, hit: Hit, start: int, end: int, reserve: int, max_step_tokens: int) -> bool:
-        """Take the blocks of `hit`, then room for the tokens start..end; False, and nothing taken, if short.
+    def admit(
+        self, lease: Lease, hit: Hit, start: int, end: int, reserve: int, max_step_tokens: int
+    ) -> bool:
+        """Take the blocks of `hit`, then room for the tokens start..end; False, and nothing taken,
+        if short.
 
-        Room for `reserve` tokens, computed in steps of at most `max_step_tokens`, must be free though not all
-        of it is taken now: who starts should not soon have to stop again.
+        Room for `reserve` tokens, computed in steps of at most `max_step_tokens`, must be free
+        though not all of it is taken now: who starts should not soon have to stop again.
         """
-        wanted, found = [0] * len(self.pools), []
+        wanted = [0] * len(self.pools)
+        found = []
         for index, group in enumerate(self._groups):
-            size, blocks = group.block_size, hit.blocks[index] if hit.blocks else ()
-            needed, ahead = first_needed(group.spec, start) // size, hit.num_tokens // size
-            blocks = blocks[max(0, needed - ahead + len(blocks)) :]  # without what lies before the window of `start`
+            size = group.block_size
+            blocks = hit.blocks[index] if hit.blocks else ()
+            needed = first_needed(group.spec, start) // size
+            ahead = hit.num_tokens // size
+            blocks = blocks[
+                max(0, needed - ahead + len(blocks)) :
+            ]  # without what lies before the window of `start`
             found.append(blocks)
-            low, revived = max(ahead, needed), 0
+            low = max(ahead, needed)
+            revived = 0
             if blocks:  # one for each that a tier fills, too: refs[0] is 0
                 revived = [self._pool_of[index].refs[block] for block in blocks].count(0)
             # Blocks that others hold too are not free again when the window has passed them.
@@ -262,7 +328,8 @@ class KVManager:
             for index, blocks in enumerate(found):
                 self._pool_of[index].touch(filter(None, blocks))
             for index, (blocks, size) in enumerate(zip(found, self._sizes, strict=True)):
-                first, links = hit.num_tokens // size - len(blocks), self._links(index)
+                first = hit.num_tokens // size - len(blocks)
+                links = self._links(index)
                 taken = iter(self._pool_of[index].take(sum(not block for block in blocks)))
                 table = [block or next(taken) for block in blocks]
                 for place, block in enumerate(table, first):
@@ -276,7 +343,9 @@ class KVManager:
         return True
 
     def extend(self, lease: Lease, start: int, end: int) -> Appended | None:
-        """Make room for the tokens start..end and return what was appended; None, and nothing taken, if short."""
+        """Make room for the tokens start..end and return what was appended; None, and nothing
+        taken, if short.
+        """
         missing = self._missing(lease, start, end)
         if len(missing) == 1:
             index, _, fresh = missing[0]
@@ -286,7 +355,8 @@ class KVManager:
             return None
         appended: Appended = []
         for index, nulls, fresh in missing:
-            table, blocks = lease.tables[index], self._pool_of[index].take(fresh)
+            table = lease.tables[index]
+            blocks = self._pool_of[index].take(fresh)
             if nulls:
                 lease.first[index] = len(table) + nulls
                 blocks = [0] * nulls + blocks
@@ -296,10 +366,13 @@ class KVManager:
         return appended
 
     def _missing(self, lease: Lease, start: int, end: int) -> list[tuple[int, int, int]]:
-        """For each group that lacks any: (group, entries to pad that no later token reads, blocks to take)."""
+        """For each group that lacks any: (group, entries to pad that no later token reads, blocks
+        to take).
+        """
         missing = []
         for index, (table, size) in enumerate(zip(lease.tables, self._sizes, strict=True)):
-            have, want = len(table), -(-(lease.beside if index in self._cross else end) // size)
+            have = len(table)
+            want = -(-(lease.beside if index in self._cross else end) // size)
             if want > have:
                 nulls = 0
                 if index in self._local:
@@ -319,7 +392,9 @@ class KVManager:
     def trim(self, lease: Lease, position: int) -> None:
         """Give back the blocks that no token from `position` on reads."""
         for index in self._local:
-            group, table, low = self._groups[index], lease.tables[index], lease.first[index]
+            group = self._groups[index]
+            table = lease.tables[index]
+            low = lease.first[index]
             high = min(first_needed(group.spec, position) // group.block_size, len(table))
             if high > low:
                 self._give(group.pool, [block for block in table[low:high] if block])
@@ -328,17 +403,21 @@ class KVManager:
 
     def commit(self, lease: Lease, tokens: Tokens, end: int) -> None:
         """Offer every full block below `end` to the prefix cache; its tokens are known and planned."""
-        smallest, end = self.layout.hash_block_size, min(end, lease.unsure)
+        smallest = self.layout.hash_block_size
+        end = min(end, lease.unsure)
         if not self.prefix_caching or end - end % smallest <= lease.offered:
             return
         self._hash(lease, tokens, end)
         lease.offered_since = min(lease.offered_since, self.issued)
         keys = lease.keys
         for index, size in enumerate(self._sizes):
-            links, low, high = size // smallest, lease.offered // size, end // size
+            links = size // smallest
+            low = lease.offered // size
+            high = end // size
             found = keys[(low + 1) * links - 1 : high * links : links]
             self._pool_of[index].remember(index, found, lease.tables[index][low:high], self.issued)
-        start, lease.offered = lease.offered, end - end % smallest
+        start = lease.offered
+        lease.offered = end - end % smallest
         for offered in self._offered:
             offered(lease, tokens, start)
 
@@ -351,9 +430,11 @@ class KVManager:
         extend_chain(lease.keys, lease.root, tokens, size, end // size, lease.marks)
 
     def close(self, lease: Lease, *, forget: bool = False) -> None:
-        """Give back everything; the lease is empty afterwards and may be used again. Safe to call twice.
+        """Give back everything; the lease is empty afterwards and may be used again. Safe to call
+        twice.
 
-        `forget`: the contents cannot be trusted, so blocks nobody else holds can no longer be found.
+        `forget`: the contents cannot be trusted, so blocks nobody else holds can no longer be
+        found.
         """
         for index, group in enumerate(self._groups):
             pool = self._pool_of[index]
@@ -368,7 +449,7 @@ class KVManager:
         lease.capacity = lease.offered = 0
         lease.unsure = sys.maxsize
 
-    # --- steps in flight ---------------------------------------------------------------------------------
+    # --- steps in flight --------------------------------------------------------------------------
 
     def step_issued(self, step: int) -> None:
         """A plan left; blocks given back from now on wait for it."""
@@ -387,43 +468,54 @@ class KVManager:
         else:
             self.pools[pool].give(blocks)
 
-    # --- tiers behind the cache --------------------------------------------------------------------------
+    # --- tiers behind the cache -------------------------------------------------------------------
 
     def add_tier(self, holds: Holds) -> None:
-        """Count what `holds(group, key)` says yes to as found: `admit` takes blocks for it and lists them as `loads`.
+        """Count what `holds(group, key)` says yes to as found: `admit` takes blocks for it and
+        lists them as `loads`.
 
-        What it said yes to must still be there when `loads` are listed, whatever is evicted between.
+        What it said yes to must still be there when `loads` are listed, whatever is evicted
+        between.
         """
         self._tiers.append(holds)
 
     def watch(self, offered: Offered, forgotten: Forgotten) -> None:
-        """Be told of what can be found from now on, once a step in flight has computed it, and of what no longer can.
+        """Be told of what can be found from now on, once a step in flight has computed it, and of
+        what no longer can.
 
-        What is evicted is told before the plan that writes over it is made; what is not to be trusted any more, at once.
+        What is evicted is told before the plan that writes over it is made; what is not to be
+        trusted any more, at once.
         """
         self._offered.append(offered)
         for pool in self.pools:
             pool.forgotten.append(forgotten)
 
     def hold(self, tables: list[list[int]]) -> Lease:
-        """Return a lease on blocks, per group, that somebody holds or that can be found: they stay until it is closed."""
+        """Return a lease on blocks, per group, that somebody holds or that can be found: they stay
+        until it is closed.
+        """
         for pool, blocks in zip(self._pool_of, tables, strict=True):
             pool.touch(blocks)
         return Lease(self._root, tables, [0] * len(tables))
 
-    # --- the prefix cache as a whole ---------------------------------------------------------------------
+    # --- the prefix cache as a whole --------------------------------------------------------------
 
     def forget_all(self, *, right: bool) -> None:
-        """Forget every cached prefix, in use or not. Not `right`: a step failed, and nobody knows what it wrote."""
+        """Forget every cached prefix, in use or not.
+
+        Not `right`: a step failed, and nobody knows what it wrote.
+        """
         for pool in self.pools:
             pool.forget_since(0, right=right)
 
     def distrust(self, lease: Lease, computed: Tokens, position: int) -> None:
-        """Forget every cached prefix that may contain or come from what `lease` has held at or after `position`.
+        """Forget every cached prefix that may contain or come from what `lease` has held at or
+        after `position`.
 
-        Whatever was computed from these blocks was offered after they were; where they were found in the cache
-        themselves, nobody knows since when they are wrong, and everything is forgotten. What the lease holds of
-        `computed` before `position` is offered again. What was brought and not offered yet is nobody else's trouble.
+        Whatever was computed from these blocks was offered after they were; where they were found
+        in the cache themselves, nobody knows since when they are wrong, and everything is
+        forgotten. What the lease holds of `computed` before `position` is offered again. What was
+        brought and not offered yet is nobody else's trouble.
         """
         if position >= lease.unsure:
             lease.unsure = position
@@ -435,9 +527,15 @@ class KVManager:
             self.commit(lease, computed, min(position, len(computed)))
 
     def shares(self, lease: Lease, other: Lease, position: int) -> bool:
-        """Say whether what `other` holds at `position` may come from `lease`: then their tokens are equal so far."""
-        link = slice(position // self.layout.hash_block_size, position // self.layout.hash_block_size + 1)
-        return lease is other or (position < lease.unsure and lease.keys[link] == other.keys[link] != [])
+        """Say whether what `other` holds at `position` may come from `lease`: then their tokens are
+        equal so far.
+        """
+        link = slice(
+            position // self.layout.hash_block_size, position // self.layout.hash_block_size + 1
+        )
+        return lease is other or (
+            position < lease.unsure and lease.keys[link] == other.keys[link] != []
+        )
 
     def check(self, leases: Iterable[Lease]) -> None:
         """Assert that the blocks of exactly these leases, and of steps in flight, are referenced."""

@@ -1,4 +1,7 @@
-"""Blocks of one size: who is free, who is referenced, and which keep a prefix worth finding. Knows no request."""
+"""Blocks of one size: who is free, who is referenced, and which keep a prefix worth finding.
+
+Knows no request.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,31 @@ from core.contracts.kv_eviction import FreeBlocks
 from core.kv.layout import NULL_BLOCKS
 
 Forgotten = Callable[[int, bytes, int, bool], None]
-"""Takes group, key and block of what is found no more, and whether what the block holds, until it is taken, is right."""
+"""Takes group, key and block of what is found no more, and whether what the block holds, until it
+is taken, is right.
+"""
 
 
 class BlockPool:
-    """Reference-counted blocks; every operation is O(1) per block, as far as that of the free ones' order is.
+    """Reference-counted blocks; every operation is O(1) per block, as far as that of the free ones'
+    order is.
 
-    A block whose count falls to zero keeps its prefix key and goes to those that are free, by default to their end; it can be
-    found and revived until it is taken from the front. Block 0 is the null block: never taken, never counted.
+    A block whose count falls to zero keeps its prefix key and goes to those that are free, by
+    default to their end; it can be found and revived until it is taken from the front. Block 0 is
+    the null block: never taken, never counted.
     """
 
-    __slots__ = ("_found", "_key", "_next_fresh", "_stamp", "forgotten", "free", "num_blocks", "num_free", "refs")
+    __slots__ = (
+        "_found",
+        "_key",
+        "_next_fresh",
+        "_stamp",
+        "forgotten",
+        "free",
+        "num_blocks",
+        "num_free",
+        "refs",
+    )
 
     def __init__(self, num_blocks: int, groups: Iterable[int]) -> None:
         self.num_blocks = num_blocks
@@ -32,7 +49,8 @@ class BlockPool:
         self._stamp = [0] * num_blocks
         self._found: dict[int, dict[bytes, int]] = {group: {} for group in groups}
         self.free: FreeBlocks = OrderedDict()
-        """Those that nobody holds and that were used, in the order in which they go. Who orders them otherwise puts another in
+        """Those that nobody holds and that were used, in the order in which they go. Who orders
+        them otherwise puts another in
         its place, with the same blocks."""
         self._next_fresh = NULL_BLOCKS
         """Blocks from here on were never used; they come before the queue."""
@@ -40,7 +58,10 @@ class BlockPool:
         """Told of what is found no more."""
 
     def take(self, count: int) -> list[int]:
-        """Return `count` blocks with one reference each; the caller has seen `num_free`. Forgets their old keys."""
+        """Return `count` blocks with one reference each; the caller has seen `num_free`.
+
+        Forgets their old keys.
+        """
         self.num_free -= count
         fresh = min(count, self.num_blocks - self._next_fresh)
         blocks = list(range(self._next_fresh, self._next_fresh + fresh))
@@ -54,7 +75,8 @@ class BlockPool:
 
     def give(self, blocks: Sequence[int]) -> None:
         """Drop one reference each. Last block first: it is the one least likely to be shared again."""
-        refs, free = self.refs, self.free
+        refs = self.refs
+        free = self.free
         before = len(free)
         for block in reversed(blocks):
             refs[block] -= 1
@@ -64,7 +86,8 @@ class BlockPool:
 
     def touch(self, blocks: Iterable[int]) -> None:
         """Add one reference each, reviving those that were free."""
-        refs, free = self.refs, self.free
+        refs = self.refs
+        free = self.free
         before = len(free)
         for block in blocks:
             if not refs[block]:
@@ -76,19 +99,26 @@ class BlockPool:
         """Return the map from key to block of one group; read it, never change it."""
         return self._found[group]
 
-    def remember(self, group: int, keys: Sequence[bytes], blocks: Sequence[int], stamp: int = 0) -> None:
-        """Make blocks findable; where another has the key already, that one stays the one found. 0 is none.
+    def remember(
+        self, group: int, keys: Sequence[bytes], blocks: Sequence[int], stamp: int = 0
+    ) -> None:
+        """Make blocks findable; where another has the key already, that one stays the one found. 0
+        is none.
 
         `stamp` never falls from one call to the next.
         """
-        found, known = self._found[group], self._key
+        found = self._found[group]
+        known = self._key
         for key, block in zip(keys, blocks, strict=True):
             if block and known[block] is None and found.setdefault(key, block) == block:
                 known[block] = (group, key)
                 self._stamp[block] = stamp
 
     def forget(self, block: int, *, right: bool = False) -> None:
-        """Make `block` unfindable; does nothing if it already is. `right`: not because of what it holds."""
+        """Make `block` unfindable; does nothing if it already is.
+
+        `right`: not because of what it holds.
+        """
         entry = self._key[block]
         if entry is not None:
             del self._found[entry[0]][entry[1]]
@@ -97,10 +127,14 @@ class BlockPool:
                 tell(*entry, block, right)
 
     def forget_since(self, stamp: int, *, right: bool = False) -> None:
-        """Make every block unfindable that was remembered with `stamp` or a later one; 0: every one."""
+        """Make every block unfindable that was remembered with `stamp` or a later one; 0: every
+        one.
+        """
         for found in self._found.values():
             # A map is in the order of its stamps, and nothing older is looked at.
-            for block in list(takewhile(lambda b: self._stamp[b] >= stamp, reversed(found.values()))):
+            for block in list(
+                takewhile(lambda b: self._stamp[b] >= stamp, reversed(found.values()))
+            ):
                 self.forget(block, right=right)
 
     def check(self, expected_refs: Sequence[int]) -> None:
@@ -109,6 +143,10 @@ class BlockPool:
         assert self.refs[0] == 0, "the null block was given out"
         free = {b for b in range(NULL_BLOCKS, self._next_fresh) if not self.refs[b]}
         assert free == set(self.free), "the free queue differs from the unreferenced blocks"
-        assert self.num_free == len(free) + self.num_blocks - self._next_fresh, "the number of free blocks is wrong"
+        assert self.num_free == len(free) + self.num_blocks - self._next_fresh, (
+            "the number of free blocks is wrong"
+        )
         keyed = {(g, k): b for g, found in self._found.items() for k, b in found.items()}
-        assert keyed == {e: b for b, e in enumerate(self._key) if e is not None}, "keys and maps disagree"
+        assert keyed == {e: b for b, e in enumerate(self._key) if e is not None}, (
+            "keys and maps disagree"
+        )

@@ -1,8 +1,10 @@
-"""The prefix hash chain: the one identity of cached keys and values, made by core and opaque to everyone else.
+"""The prefix hash chain: the one identity of cached keys and values, made by core and opaque to
+everyone else.
 
-A link's key is SHA-256 over its parent's key, its tokens and the contents that stand behind those of them that
-are placeholders; the root is SHA-256 over domain-tagged facts (model identity, salt, contents that bear on the
-whole request). So equal keys mean equal contents, and nobody can invent one.
+A link's key is SHA-256 over its parent's key, its tokens and the contents that stand behind those
+of them that are placeholders; the root is SHA-256 over domain-tagged facts (model identity, salt,
+contents that bear on the whole request). So equal keys mean equal contents, and nobody can invent
+one.
 """
 
 from __future__ import annotations
@@ -44,9 +46,16 @@ def _fact(tag: str, value: bytes) -> bytes:
 
 
 def extend_chain(
-    keys: list[bytes], root: bytes, tokens: Tokens, size: int, num_links: int, marks: Mapping[int, bytes]
+    keys: list[bytes],
+    root: bytes,
+    tokens: Tokens,
+    size: int,
+    num_links: int,
+    marks: Mapping[int, bytes],
 ) -> None:
-    """Append keys until the chain has `num_links` links of `size` tokens each; hashes no token twice."""
+    """Append keys until the chain has `num_links` links of `size` tokens each; hashes no token
+    twice.
+    """
     done = len(keys)
     if done >= num_links:
         return

@@ -17,10 +17,11 @@ def first_needed(spec: CacheSpec, position: int) -> int:
 
 
 def peak_blocks(spec: CacheSpec, block_size: int, num_tokens: int, max_step_tokens: int) -> int:
-    """Return the most blocks one sequence of `num_tokens` holds at a time, computed in steps of a limited size.
+    """Return the most blocks one sequence of `num_tokens` holds at a time, computed in steps of a
+    limited size.
 
-    A local spec holds what its first token of a step reads back to, and the step itself, wherever the block
-    boundaries fall. A cross spec holds its longest input, whatever the sequence.
+    A local spec holds what its first token of a step reads back to, and the step itself, wherever
+    the block boundaries fall. A cross spec holds its longest input, whatever the sequence.
     """
     if isinstance(spec, CrossAttention):
         return -(-spec.max_len // block_size)

@@ -18,10 +18,13 @@ if TYPE_CHECKING:
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
 
-def make_activation(name: str, *, gated: bool, prefix: str, context: BuildContext, weights: WeightMap) -> Activation:
+def make_activation(
+    name: str, *, gated: bool, prefix: str, context: BuildContext, weights: WeightMap
+) -> Activation:
     """Return the function of an activation (one of `core.spec.decoder.ACTIVATIONS`).
 
-    A gated one takes [..., gate | up] and gives half as many columns. Parameters are read from `prefix`.
+    A gated one takes [..., gate | up] and gives half as many columns. Parameters are read from
+    `prefix`.
     """
     op: Activation | None = getattr(context.ops, f"{name}_and_mul" if gated else name, None)
     if op is not None:
@@ -39,7 +42,12 @@ class Xielu(nn.Module):
         self.alpha_n: nn.Parameter
         self.beta: nn.Parameter
         self.eps: nn.Parameter
-        shapes: dict[str, tuple[int, ...]] = {"alpha_p": (1,), "alpha_n": (1,), "beta": (), "eps": ()}
+        shapes: dict[str, tuple[int, ...]] = {
+            "alpha_p": (1,),
+            "alpha_n": (1,),
+            "beta": (),
+            "eps": (),
+        }
         for name, shape in shapes.items():
             parameter = empty_parameter(*shape, dtype=context.dtype)
             self.register_parameter(name, parameter)
@@ -47,7 +55,8 @@ class Xielu(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return as many columns as x has."""
-        positive, negative = F.softplus(self.alpha_p), self.beta + F.softplus(self.alpha_n)
+        positive = F.softplus(self.alpha_p)
+        negative = self.beta + F.softplus(self.alpha_n)
         above = positive * x * x
         below = (torch.expm1(torch.minimum(x, self.eps)) - x) * negative
         return torch.where(x > 0, above, below) + self.beta * x

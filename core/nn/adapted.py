@@ -1,4 +1,6 @@
-"""A place where adapters may add to a product of a weight that some other module keeps: a router's, a shared gate's."""
+"""A place where adapters may add to a product of a weight that some other module keeps: a router's,
+a shared gate's.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,14 @@ class Adapted(nn.Module):
     def __init__(self, prefix: str, out_features: int, in_features: int) -> None:
         super().__init__()
         self.adapter = None
-        rows, columns = slice(0, out_features), slice(0, in_features)
-        part = Part(pieces=((rows, rows),), columns_in=columns, out_features=out_features, in_features=in_features)
+        rows = slice(0, out_features)
+        columns = slice(0, in_features)
+        part = Part(
+            pieces=((rows, rows),),
+            columns_in=columns,
+            out_features=out_features,
+            in_features=in_features,
+        )
         self.parts = {prefix: part}
         self.prefixes = {prefix: rows}
 

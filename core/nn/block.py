@@ -1,4 +1,7 @@
-"""One layer of a decoder: its parts in order, each with its way of joining the stream. Knows facts, no other layer."""
+"""One layer of a decoder: its parts in order, each with its way of joining the stream.
+
+Knows facts, no other layer.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,8 @@ class Block(nn.Module):
         weights: WeightMap,
     ) -> None:
         super().__init__()
-        hidden, within = spec.hidden_size, (spec.names, prefix)
+        hidden = spec.hidden_size
+        within = (spec.names, prefix)
         self.attention = _make_attention(layer, spec, prefix, rotary, context, weights)
         self.recurrent: Recurrent | None = None
         if layer.recurrent is not None:
@@ -60,8 +64,14 @@ class Block(nn.Module):
             self.mlp = Moe(layer.mlp, hidden, *within, context, weights)
         elif layer.mlp is not None:
             self.mlp = Mlp(layer.mlp, hidden, *within, context, weights)
-        self.late = None if layer.late is None else Moe(layer.late, hidden, *within, context, weights)
-        self.beside = None if layer.beside is None else Beside(layer.beside, hidden, *within, context, weights)
+        self.late = (
+            None if layer.late is None else Moe(layer.late, hidden, *within, context, weights)
+        )
+        self.beside = (
+            None
+            if layer.beside is None
+            else Beside(layer.beside, hidden, *within, context, weights)
+        )
         self.own_input: LayerInput | None = None
         if spec.layer_inputs is not None:
             self.own_input = LayerInput(spec.layer_inputs, hidden, *within, context, weights)
@@ -69,7 +79,9 @@ class Block(nn.Module):
         scale = empty_parameter(1, dtype=context.dtype) if layer.scaled else None
         self.register_parameter("scale", scale)
         if scale is not None:
-            weights.add(f"{prefix}.{spec.names.layer_scale}", (1,), lambda tensor: place(scale, tensor))
+            weights.add(
+                f"{prefix}.{spec.names.layer_scale}", (1,), lambda tensor: place(scale, tensor)
+            )
         self.attention_plan = self.recurrent_plan = self.cross_plan = -1
         """Which of a step's plans are those of attention, recurrent part and cross attention."""
         self.source: Block | None = None
@@ -78,7 +90,12 @@ class Block(nn.Module):
         self._arrange(layer, spec, prefix, context, weights)
 
     def _arrange(
-        self, layer: LayerSpec, spec: DecoderSpec, prefix: str, context: BuildContext, weights: WeightMap
+        self,
+        layer: LayerSpec,
+        spec: DecoderSpec,
+        prefix: str,
+        context: BuildContext,
+        weights: WeightMap,
     ) -> None:
         """Put the parts in order, and say how each joins the stream."""
         names = spec.names
@@ -86,8 +103,10 @@ class Block(nn.Module):
         def norm(facts: NormSpec | None, name: str) -> Norm | None:
             return optional_norm(facts, spec.hidden_size, context, weights, f"{prefix}.{name}")
 
-        before, behind = norm(layer.attention_in, names.attention_in), norm(layer.attention_out, names.attention_out)
-        mlp_in, mlp_out = norm(layer.mlp_in, names.mlp_in), norm(layer.mlp_out, names.mlp_out)
+        before = norm(layer.attention_in, names.attention_in)
+        behind = norm(layer.attention_out, names.attention_out)
+        mlp_in = norm(layer.mlp_in, names.mlp_in)
+        mlp_out = norm(layer.mlp_out, names.mlp_out)
         mixing, feeding = layer.normed_stream or (None, None)
         joint = partial(_joint, sums=layer.norm_sum)
         parts: list[tuple[Joint, Part]] = []
@@ -102,9 +121,13 @@ class Block(nn.Module):
         if self.cross is not None:
             parts.append((joint(self.cross.norm_in, self.cross.norm_out), self._cross))
         if self.mlp is not None and not layer.parallel:
-            parts.append((joint(mlp_in, mlp_out, layer.residual_scale, factors=feeding), self._feed))
+            parts.append(
+                (joint(mlp_in, mlp_out, layer.residual_scale, factors=feeding), self._feed)
+            )
         self.joints = nn.ModuleList(way for way, _ in parts)
-        self._parts = tuple((way.forward, part) for way, part in parts)  # a module's call would cost more than it does
+        self._parts = tuple(
+            (way.forward, part) for way, part in parts
+        )  # a module's call would cost more than it does
 
     def attend_to(self, other: Block) -> None:
         """Use another layer's keys and values."""
@@ -122,7 +145,11 @@ class Block(nn.Module):
         """Return the two halves of the stream after this layer."""
         for join, part in self._parts:
             x, residual = join(part, x, residual, step)
-        return (self._end(x if residual is None else x + residual, step), None) if self._has_end else (x, residual)
+        return (
+            (self._end(x if residual is None else x + residual, step), None)
+            if self._has_end
+            else (x, residual)
+        )
 
     def _end(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         if self.own_input is not None:
@@ -150,7 +177,8 @@ class Block(nn.Module):
 
     def _feed(self, x: torch.Tensor, stream: torch.Tensor, step: Step) -> torch.Tensor:
         out: torch.Tensor = self.mlp(x)  # type: ignore[misc]
-        before, step.late = step.late, None if self.late is None else self.late(x)
+        before = step.late
+        step.late = None if self.late is None else self.late(x)
         if before is not None:
             out = out + before
         return out if self.beside is None else self.beside(out, stream)
@@ -161,9 +189,15 @@ class Block(nn.Module):
 
 
 def _make_attention(
-    layer: LayerSpec, spec: DecoderSpec, prefix: str, rotary: Rotary | None, context: BuildContext, weights: WeightMap
+    layer: LayerSpec,
+    spec: DecoderSpec,
+    prefix: str,
+    rotary: Rotary | None,
+    context: BuildContext,
+    weights: WeightMap,
 ) -> Attending | None:
-    facts, hidden = layer.attention, spec.hidden_size
+    facts = layer.attention
+    hidden = spec.hidden_size
     if facts is None:
         return None
     if isinstance(facts, LatentAttentionSpec):
@@ -181,7 +215,9 @@ def _joint(
     sums: bool,
     factors: tuple[float, float] | None = None,
 ) -> Joint:
-    """Return how a part joins the stream; `LayerSpec` has checked that the norms it needs are there."""
+    """Return how a part joins the stream; `LayerSpec` has checked that the norms it needs are
+    there.
+    """
     if factors is not None:
         assert norm_in is not None
         return NormedStream(norm_in, factors)

@@ -1,4 +1,7 @@
-"""In what numbers a layer's keys and values are cached, and by which factors. Knows no format of weights."""
+"""In what numbers a layer's keys and values are cached, and by which factors.
+
+Knows no format of weights.
+"""
 
 from __future__ import annotations
 
@@ -28,18 +31,30 @@ IN_BYTES: Final = ("float8_e4m3fn", "float8_e5m2", "int8")
 
 
 class CachedAs:
-    """What one layer's cache holds, by its spec, by who asked for it, and by the scales of the checkpoint."""
+    """What one layer's cache holds, by its spec, by who asked for it, and by the scales of the
+    checkpoint.
+    """
 
     def __init__(
-        self, dtype: str | None, stored: Mapping[str, str], heads: int, context: BuildContext, weights: WeightMap
+        self,
+        dtype: str | None,
+        stored: Mapping[str, str],
+        heads: int,
+        context: BuildContext,
+        weights: WeightMap,
     ) -> None:
-        """`stored`: the checkpoint's prefix of what makes "k" and "v"; `heads`: the model's key-value heads, split over ranks.
+        """`stored`: the checkpoint's prefix of what makes "k" and "v"; `heads`: the model's
+        key-value heads, split over ranks.
 
         Raises `ModelError` for what the attention backend does not cache.
         """
-        prefix, own = stored["k"].rpartition(".")[0], str(context.dtype).removeprefix("torch.")
-        asked = None if context.kv_dtype == "auto" else MEANT.get(context.kv_dtype, context.kv_dtype)
-        backend, self._name = context.attention, type(context.attention).__name__
+        prefix = stored["k"].rpartition(".")[0]
+        own = str(context.dtype).removeprefix("torch.")
+        asked = (
+            None if context.kv_dtype == "auto" else MEANT.get(context.kv_dtype, context.kv_dtype)
+        )
+        backend = context.attention
+        self._name = type(context.attention).__name__
         known = () if backend is None else getattr(backend, "kv_dtypes", ())
         wished: str | None = method_of(context.quant, "kv_dtype", prefix)
         if backend is not None and wished not in (None, own, *known):
@@ -50,20 +65,31 @@ class CachedAs:
         """None: the model's own."""
         self.dtype = self.other_dtype or own
         self.scaled = self.dtype in IN_BYTES and (context.kv_scaled or self.dtype == "int8")
-        """Each vector has a factor of its own: whole numbers of eight bits would lose small vectors beside large ones."""
-        self._num_heads, self._own = heads, _own_heads(heads, context.group)
+        """Each vector has a factor of its own: whole numbers of eight bits would lose small vectors
+        beside large ones.
+        """
+        self._num_heads = heads
+        self._own = _own_heads(heads, context.group)
         if backend is not None and self.other_dtype and self.other_dtype not in known:
             raise ModelError(
-                f"{prefix} caches keys and values as {self.other_dtype}, which the attention backend {self._name} does not; "
-                "choose another with --attention-backend or --kv-cache-dtype, or a checkpoint without it."
+                f"{prefix} caches keys and values as {self.other_dtype}, which the attention "
+                f"backend {self._name} does not; "
+                "choose another with --attention-backend or --kv-cache-dtype, or a checkpoint "
+                "without it."
             )
         self.scales: dict[str, torch.Tensor] = {}
         takes = getattr(backend, "kv_scales", False) and not self.scaled
         for part, name in stored.items():
             if takes:
                 self.scales[part] = torch.ones(len(self._own))
-            fill_scale = self._filler(part, needed=bool(self.other_dtype) and backend is not None and not self.scaled)
-            for place in (f"{prefix}.{part}_scale", f"{prefix}.attn.{part}_scale", f"{name}.{part}_scale"):
+            fill_scale = self._filler(
+                part, needed=bool(self.other_dtype) and backend is not None and not self.scaled
+            )
+            for place in (
+                f"{prefix}.{part}_scale",
+                f"{prefix}.attn.{part}_scale",
+                f"{name}.{part}_scale",
+            ):
                 weights.add_instead(place, None, fill_scale, of=())
 
     def _filler(self, part: str, *, needed: bool) -> Callable[[torch.Tensor], None]:
@@ -74,8 +100,10 @@ class CachedAs:
                 fill(self.scales[part], self._of_rank(tensor.flatten()))
             elif needed:
                 raise ModelError(
-                    f"is a factor of cached {'keys' if part == 'k' else 'values'}, which the attention backend {self._name} "
-                    "does not take; choose another with --attention-backend, or a checkpoint without such factors."
+                    f"is a factor of cached {'keys' if part == 'k' else 'values'}, which the "
+                    f"attention backend {self._name} "
+                    "does not take; choose another with --attention-backend, or a checkpoint "
+                    "without such factors."
                 )
 
         return take
@@ -83,7 +111,8 @@ class CachedAs:
     def _of_rank(self, scales: torch.Tensor) -> torch.Tensor:
         if len(scales) not in (1, self._num_heads):
             raise ModelError(
-                f"has {len(scales)} factors; one is known, or one for each of {self._num_heads} key-value heads. Correct the "
+                f"has {len(scales)} factors; one is known, or one for each of {self._num_heads} "
+                "key-value heads. Correct the "
                 "checkpoint."
             )
         return scales.expand(self._num_heads)[self._own.start : self._own.stop]
@@ -91,7 +120,8 @@ class CachedAs:
 
 def _tell(wished: str | None, own: str, backend: str) -> None:
     log.warning(
-        "the checkpoint has keys and values cached as %s, which the attention backend %s does not: they are cached as %s",
+        "the checkpoint has keys and values cached as %s, which the attention backend %s does not: "
+        "they are cached as %s",
         wished,
         backend,
         own,

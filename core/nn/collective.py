@@ -1,7 +1,7 @@
 """Ranks that are processes: groups and pipelines over torch.distributed.
 
-Processes find each other through a file in a folder of their own and talk over the loopback interface only. Nothing
-is pickled: only tensors travel, whose shapes both sides know.
+Processes find each other through a file in a folder of their own and talk over the loopback
+interface only. Nothing is pickled: only tensors travel, whose shapes both sides know.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from core.nn.parallel import ParallelGroup, Pipeline
 _dist: Any = torch.distributed  # exports most of its names to nobody who checks types
 LOOPBACK: Final = "127.0.0.1"
 PATIENCE: Final = timedelta(hours=1)
-"""For a rank that does not answer: whoever watches the processes knows sooner what has become of it."""
+"""For a rank that does not answer: whoever watches the processes knows sooner what has become of
+it.
+"""
 
 Connect = Callable[[Any, int, int], Any]
 """Takes a store of the group's own, rank and size; returns a process group of torch.distributed."""
@@ -33,10 +35,13 @@ def gloo(store: Any, rank: int, size: int) -> Any:
     return backend(store, rank, size, options)
 
 
-def meet(folder: str, rank: int, tensor: int, pipeline: int, connect: Connect = gloo) -> tuple[ParallelGroup, Pipeline]:
+def meet(
+    folder: str, rank: int, tensor: int, pipeline: int, connect: Connect = gloo
+) -> tuple[ParallelGroup, Pipeline]:
     """Return this rank's group and pipeline, once those it belongs to are complete.
 
-    `folder` is private to the ranks of one model. Ranks are counted stage by stage: `tensor` ranks in each.
+    `folder` is private to the ranks of one model. Ranks are counted stage by stage: `tensor` ranks
+    in each.
     """
     store = _dist.FileStore(f"{folder}/ranks", tensor * pipeline)
     stage, place = divmod(rank, tensor)
@@ -44,7 +49,11 @@ def meet(folder: str, rank: int, tensor: int, pipeline: int, connect: Connect = 
     def group_of(name: str, own: int, size: int) -> Any:
         return connect(_dist.PrefixStore(name, store), own, size)
 
-    group = ParallelGroup() if tensor == 1 else Group(group_of(f"tensor {stage}", place, tensor), tensor, place)
+    group = (
+        ParallelGroup()
+        if tensor == 1
+        else Group(group_of(f"tensor {stage}", place, tensor), tensor, place)
+    )
     if pipeline == 1:
         return group, Pipeline()
     return group, Chain(group_of(f"pipeline {place}", stage, pipeline), pipeline, stage)

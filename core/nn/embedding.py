@@ -1,4 +1,6 @@
-"""Token embedding and output head, split over ranks along the vocabulary; the head may share the embedding."""
+"""Token embedding and output head, split over ranks along the vocabulary; the head may share the
+embedding.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +24,19 @@ class VocabAdapter(Protocol):
     def __call__(
         self, layer: nn.Module, x: torch.Tensor, out: torch.Tensor, tokens: Tokens | None = None
     ) -> torch.Tensor:
-        """Return the changed output, before the ranks' are put together. Changing `out` in place is allowed.
+        """Return the changed output, before the ranks' are put together. Changing `out` in place is
+        allowed.
 
-        x: token ids [n] of an embedding, which may be another rank's; hidden states [n, hidden] of a head. `layer.parts`
-        has this rank's rows of the vocabulary, by the checkpoint prefix of the weights. `tokens`: as `Adapter`.
+        x: token ids [n] of an embedding, which may be another rank's; hidden states [n, hidden] of
+        a head. `layer.parts` has this rank's rows of the vocabulary, by the checkpoint prefix of
+        the weights. `tokens`: as `Adapter`.
         """
 
 
 class VocabWeight(KeptLayer):
-    """This rank's rows of a [vocab, hidden] matrix; the last rank may have fewer than it has room for."""
+    """This rank's rows of a [vocab, hidden] matrix; the last rank may have fewer than it has room
+    for.
+    """
 
     def __init__(
         self,
@@ -42,14 +48,19 @@ class VocabWeight(KeptLayer):
         method: LinearMethod | None = None,
     ) -> None:
         super().__init__()
-        self.group, self.ops = context.group, context.ops
+        self.group = context.group
+        self.ops = context.ops
         self.num_rows = -(-vocab // self.group.size)
         self.first_row = self.group.rank * self.num_rows
         own = slice(min(self.first_row, vocab), min(self.first_row + self.num_rows, vocab))
         pieces = ((own, slice(0, own.stop - own.start)),)
-        part = Part(pieces=pieces, columns_in=slice(0, hidden), out_features=vocab, in_features=hidden)
+        part = Part(
+            pieces=pieces, columns_in=slice(0, hidden), out_features=vocab, in_features=hidden
+        )
         self.parts = {prefix: part}
-        self.method = put_onto(method or PlainLinear(), lambda: plain_method(context, "head", prefix) or PlainLinear())
+        self.method = put_onto(
+            method or PlainLinear(), lambda: plain_method(context, "head", prefix) or PlainLinear()
+        )
         self.method.create(self, hidden, self.num_rows, context.dtype)
         self.expect(weights, prefix, part)
 
@@ -111,14 +122,20 @@ class Head(nn.Module):
         bias: bool = False,
         row: str = "",
     ) -> None:
-        """`unless_stored`: it is tied where the checkpoint has no head of its own. `row`: a bias that may be stored."""
+        """`unless_stored`: it is tied where the checkpoint has no head of its own.
+
+        `row`: a bias that may be stored.
+        """
         super().__init__()
         self._vocab = vocab
-        self._group, self._widen = context.group, context.ops.widen
+        self._group = context.group
+        self._widen = context.ops.widen
         self.adapter = None
 
         def own(expected: WeightMap) -> VocabWeight:
-            method = method_of(context.quant, "head", prefix) or plain_method(context, "head", prefix)
+            method = method_of(context.quant, "head", prefix) or plain_method(
+                context, "head", prefix
+            )
             return VocabWeight(vocab, hidden, context, expected, prefix, method)
 
         self.rows: VocabWeight = tied_to or own(weights)
@@ -144,9 +161,15 @@ class Head(nn.Module):
             weights.add(f"{prefix}.bias", (vocab,), lambda tensor: place(whole, tensor))
 
     def forward(self, hidden: torch.Tensor, tokens: Tokens | None = None) -> torch.Tensor:
-        """Return [n, vocab] float32; `tokens` says of which tokens of the step, where not of all in their order."""
+        """Return [n, vocab] float32; `tokens` says of which tokens of the step, where not of all in
+        their order.
+        """
         out = self.rows.method.apply(self.rows, hidden)
         if self.adapter is not None:
-            out = self.adapter(self, hidden, out) if tokens is None else self.adapter(self, hidden, out, tokens)
+            out = (
+                self.adapter(self, hidden, out)
+                if tokens is None
+                else self.adapter(self, hidden, out, tokens)
+            )
         logits = self._widen(self._group.all_gather(out)[:, : self._vocab])
         return logits if self.bias is None else logits + self.bias.float()

@@ -1,7 +1,8 @@
-"""The encoder of a model that has one: layers of the common kind whose tokens see all of their input.
+"""The encoder of a model that has one: layers of the common kind whose tokens see all of their
+input.
 
-It runs in the step in which a request enters the batch, over the inputs of all that enter; nothing of it is cached but
-the keys and values that the decoder's layers make of what it gives.
+It runs in the step in which a request enters the batch, over the inputs of all that enter; nothing
+of it is cached but the keys and values that the decoder's layers make of what it gives.
 """
 
 from __future__ import annotations
@@ -33,16 +34,24 @@ if TYPE_CHECKING:
 
 
 POSITIONS_AT_ONCE: Final = 8192
-"""Inputs of more positions than this are encoded one after the other, so that a full batch needs no more memory."""
+"""Inputs of more positions than this are encoded one after the other, so that a full batch needs no
+more memory.
+"""
 
 
 class Frames(nn.Module):
     """Two convolutions over three frames each; the second leaves out every other one."""
 
-    def __init__(self, spec: FramesSpec, hidden: int, context: BuildContext, weights: WeightMap, prefix: str) -> None:
+    def __init__(
+        self, spec: FramesSpec, hidden: int, context: BuildContext, weights: WeightMap, prefix: str
+    ) -> None:
         super().__init__()
-        self._size, self._dtype, self._device = spec.size, context.dtype, context.device
-        self._activate = make_activation(spec.activation, gated=False, prefix="", context=context, weights=weights)
+        self._size = spec.size
+        self._dtype = context.dtype
+        self._device = context.device
+        self._activate = make_activation(
+            spec.activation, gated=False, prefix="", context=context, weights=weights
+        )
         for index, width in ((1, spec.size), (2, hidden)):
             shapes: dict[str, tuple[int, ...]] = {"weight": (hidden, width, 3), "bias": (hidden,)}
             for name, shape in shapes.items():
@@ -52,10 +61,19 @@ class Frames(nn.Module):
 
     def forward(self, inputs: Sequence[EncoderInput]) -> torch.Tensor:
         """Return [positions, hidden]."""
-        arrays = [torch.frombuffer(bytearray(one.features), dtype=torch.float32).view(one.shape) for one in inputs]
-        x = torch.stack(arrays).to(self._device, self._dtype, non_blocking=True)  # [n, size, frames]
-        x = self._activate(conv1d(x, self.get_parameter("weight1"), self.get_parameter("bias1"), padding=1))
-        x = self._activate(conv1d(x, self.get_parameter("weight2"), self.get_parameter("bias2"), 2, padding=1))
+        arrays = [
+            torch.frombuffer(bytearray(one.features), dtype=torch.float32).view(one.shape)
+            for one in inputs
+        ]
+        x = torch.stack(arrays).to(
+            self._device, self._dtype, non_blocking=True
+        )  # [n, size, frames]
+        x = self._activate(
+            conv1d(x, self.get_parameter("weight1"), self.get_parameter("bias1"), padding=1)
+        )
+        x = self._activate(
+            conv1d(x, self.get_parameter("weight2"), self.get_parameter("bias2"), 2, padding=1)
+        )
         return x.transpose(1, 2).flatten(0, 1)
 
 
@@ -65,7 +83,8 @@ def _portions(lengths: Sequence[int]) -> Iterator[slice]:
     for index, length in enumerate(lengths):
         if held and held + length > POSITIONS_AT_ONCE:
             yield slice(start, index)
-            start, held = index, 0
+            start = index
+            held = 0
         held += length
     yield slice(start, len(lengths))
 
@@ -79,14 +98,20 @@ class Encoder(nn.Module):
     """Turns inputs into what cross attention reads."""
 
     def __init__(
-        self, decoder: DecoderSpec, embed: Embedding | None, context: BuildContext, weights: WeightMap
+        self,
+        decoder: DecoderSpec,
+        embed: Embedding | None,
+        context: BuildContext,
+        weights: WeightMap,
     ) -> None:
         """`embed` is the decoder's, which serves here too where the encoder's names have no other."""
         super().__init__()
-        spec, hidden = decoder.encoder, decoder.hidden_size
+        spec = decoder.encoder
+        hidden = decoder.hidden_size
         assert spec is not None, "there is no encoder"
         names = spec.names
-        self.spec, self._device = spec, context.device
+        self.spec = spec
+        self._device = context.device
         self.max_len = spec.max_len or decoder.max_positions
         self.frames: Frames | None = None
         self.embed: Embedding | None = None
@@ -97,11 +122,17 @@ class Encoder(nn.Module):
         else:
             self.embed = Embedding(spec.vocab_size, hidden, context, weights, names.embed)
         rows = spec.learned_positions or (self.max_len if spec.sinusoidal_positions else 0)
-        table = empty_parameter(rows + spec.position_offset, hidden, dtype=context.dtype) if rows else None
+        table = (
+            empty_parameter(rows + spec.position_offset, hidden, dtype=context.dtype)
+            if rows
+            else None
+        )
         self.positions: nn.Parameter | None
         self.register_parameter("positions", table)
         if table is not None and spec.learned_positions:
-            weights.add(f"{names.positions}.weight", table.shape, lambda tensor: place(table, tensor))
+            weights.add(
+                f"{names.positions}.weight", table.shape, lambda tensor: place(table, tensor)
+            )
         elif table is not None:
             expect_sinusoids(table.data, spec.sinusoidal_positions, names.positions, weights)
         self.embed_norm = optional_norm(spec.embed_norm, hidden, context, weights, names.embed_norm)
@@ -119,7 +150,9 @@ class Encoder(nn.Module):
 
     def _encode(self, inputs: Sequence[EncoderInput]) -> torch.Tensor:
         lengths = [one.length for one in inputs]
-        positions = torch.cat([torch.arange(length) for length in lengths]).to(self._device, non_blocking=True)
+        positions = torch.cat([torch.arange(length) for length in lengths]).to(
+            self._device, non_blocking=True
+        )
         x = self._enter(inputs)
         if self.positions is not None:
             x = x + self.positions[positions + self.spec.position_offset]

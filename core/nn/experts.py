@@ -1,4 +1,7 @@
-"""The experts of a layer: where checkpoints keep their weights, and what the chosen ones give. Knows no router."""
+"""The experts of a layer: where checkpoints keep their weights, and what the chosen ones give.
+
+Knows no router.
+"""
 
 from __future__ import annotations
 
@@ -32,16 +35,20 @@ class ExpertsAdapter(Protocol):
         tokens: torch.Tensor,
         experts: torch.Tensor,
     ) -> torch.Tensor:
-        """Return the changed product, before the ranks' are summed. Changing `out` in place is allowed.
+        """Return the changed product, before the ranks' are summed. Changing `out` in place is
+        allowed.
 
-        Each row of x and out is of one token of the step, `tokens` [n], and of one expert, `experts` [n]. `matrix` is
-        "gate_up" or "down". `layer.prefixes` has the rows of `out` by the checkpoint prefix of their weights, and
-        `layer.parts` which matrix, which expert, and which part of the weights this rank has.
+        Each row of x and out is of one token of the step, `tokens` [n], and of one expert,
+        `experts` [n]. `matrix` is "gate_up" or "down". `layer.prefixes` has the rows of `out` by
+        the checkpoint prefix of their weights, and `layer.parts` which matrix, which expert, and
+        which part of the weights this rank has.
         """
 
 
 class PlainExperts:
-    """Two tensors of all experts: gate_up [experts, 2 * width, hidden], down [experts, hidden, width]."""
+    """Two tensors of all experts: gate_up [experts, 2 * width, hidden], down [experts, hidden,
+    width].
+    """
 
     suffixes: tuple[str, ...] = ("weight",)
     endings: tuple[str, ...] = ("",)
@@ -50,7 +57,9 @@ class PlainExperts:
         """Return the shape of one expert's weight, or of all experts'."""
         return part.shape if suffix in ("weight", "") else None
 
-    def create(self, layer: nn.Module, num_experts: int, width: int, hidden: int, dtype: torch.dtype) -> None:
+    def create(
+        self, layer: nn.Module, num_experts: int, width: int, hidden: int, dtype: torch.dtype
+    ) -> None:
         """Register both; without gates the former is [experts, width, hidden]."""
         rows = (1 + bool(layer.gated)) * width
         layer.register_parameter("gate_up", empty_parameter(num_experts, rows, hidden, dtype=dtype))
@@ -66,13 +75,19 @@ class PlainExperts:
     def finish(self, layer: nn.Module) -> None:
         """Nothing to repack."""
 
-    def apply(self, layer: nn.Module, x: torch.Tensor, shares: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+    def apply(
+        self, layer: nn.Module, x: torch.Tensor, shares: torch.Tensor, experts: torch.Tensor
+    ) -> torch.Tensor:
         """Return what the chosen experts give by the chosen `moe` op."""
         bias = () if layer.bias is None else (layer.bias,)
-        out: torch.Tensor = layer.ops.moe(x, layer.gate_up, layer.down, shares, experts, layer.activation, *bias)  # type: ignore[union-attr,operator]
+        out: torch.Tensor = layer.ops.moe(
+            x, layer.gate_up, layer.down, shares, experts, layer.activation, *bias
+        )  # type: ignore[union-attr,operator]
         return out
 
-    def product(self, layer: nn.Module, matrix: str, x: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+    def product(
+        self, layer: nn.Module, matrix: str, x: torch.Tensor, experts: torch.Tensor
+    ) -> torch.Tensor:
         """Return each row's product with the matrix of its expert, expert after expert."""
         weight = layer.get_parameter(matrix)
         out = x.new_empty(len(x), weight.shape[1])
@@ -88,18 +103,31 @@ class Experts(KeptLayer):
     adapter: ExpertsAdapter | None
 
     def __init__(
-        self, spec: MoeSpec, hidden: int, names: WeightNames, layer: str, context: BuildContext, weights: WeightMap
+        self,
+        spec: MoeSpec,
+        hidden: int,
+        names: WeightNames,
+        layer: str,
+        context: BuildContext,
+        weights: WeightMap,
     ) -> None:
         super().__init__()
-        self.ops, self.gated, self.adapter = context.ops, spec.gated, None
+        self.ops = context.ops
+        self.gated = spec.gated
+        self.adapter = None
         self.activation = spec.activation if spec.gated else f"{spec.activation}_alone"
-        self._group, self._spec, self._hidden = context.group, spec, hidden
+        self._group = context.group
+        self._spec = spec
+        self._hidden = hidden
         self.width = self._group.share(spec.width, "expert width")
         prefix = names.expert.format("") if names.expert else names.experts_gate_up
         prefix = f"{layer}.{prefix.rpartition('.')[0]}"
-        method = method_of(context.quant, "experts", prefix) or plain_method(context, "experts", prefix)
+        method = method_of(context.quant, "experts", prefix) or plain_method(
+            context, "experts", prefix
+        )
         self.method = put_onto(
-            method or PlainExperts(), lambda: plain_method(context, "experts", prefix) or PlainExperts()
+            method or PlainExperts(),
+            lambda: plain_method(context, "experts", prefix) or PlainExperts(),
         )
         self.parts: dict[str, Part] = self._each(names, layer) if names.expert else {}
         self.method.create(self, spec.experts, self.width, hidden, context.dtype)
@@ -122,21 +150,31 @@ class Experts(KeptLayer):
         """By checkpoint prefix: the rows of its weights in the products of their matrix."""
 
     def forward(self, x: torch.Tensor, shares: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
-        """Return [n, hidden]: what each token's experts [n, k] give, times their shares, from this rank's width."""
+        """Return [n, hidden]: what each token's experts [n, k] give, times their shares, from this
+        rank's width.
+        """
         if self.adapter is None:
             return self.method.apply(self, x, shares, experts)  # type: ignore[no-any-return]
         if not hasattr(self.method, "product"):
-            raise ModelError(f"{type(self.method).__name__} has no `product`, so its experts take no adapter.")
+            raise ModelError(
+                f"{type(self.method).__name__} has no `product`, so its experts take no adapter."
+            )
         chosen = experts.flatten()
         tokens = torch.arange(len(x), device=x.device).repeat_interleave(experts.shape[1])
         x = self._adapted("gate_up", x[tokens], tokens, chosen)
         x = x if self.bias is None else x + self.bias[chosen]
         x = self._adapted("down", EXPERTS[self.activation](x), tokens, chosen)
-        return (x.view(*experts.shape, -1).float() * shares.float().unsqueeze(-1)).sum(1).to(x.dtype)
+        return (
+            (x.view(*experts.shape, -1).float() * shares.float().unsqueeze(-1)).sum(1).to(x.dtype)
+        )
 
-    def _adapted(self, matrix: str, x: torch.Tensor, tokens: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+    def _adapted(
+        self, matrix: str, x: torch.Tensor, tokens: torch.Tensor, experts: torch.Tensor
+    ) -> torch.Tensor:
         assert self.adapter is not None, "without one the method applies all at once"
-        return self.adapter(self, matrix, x, self.method.product(self, matrix, x, experts), tokens, experts)
+        return self.adapter(
+            self, matrix, x, self.method.product(self, matrix, x, experts), tokens, experts
+        )
 
     def _expect_each(self, names: WeightNames, layer: str, weights: WeightMap) -> None:
         """Expect three tensors of each expert, or all experts' in a few."""
@@ -152,7 +190,9 @@ class Experts(KeptLayer):
         for prefix, part in self.parts.items():
             facts = self.facts(prefix)
             each |= self.slots(prefix, ".", facts.suffixes, part)
-            for name, slot in self.slots(prefix, ".", getattr(facts, "optional_suffixes", ()), part).items():
+            for name, slot in self.slots(
+                prefix, ".", getattr(facts, "optional_suffixes", ()), part
+            ).items():
                 weights.add_instead(name, slot.shape, slot.fill, (), slot.then)
         together = self._together(names, layer)
         for name, slot in together.items():
@@ -175,14 +215,17 @@ class Experts(KeptLayer):
 
     def _together(self, names: WeightNames, layer: str) -> dict[str, Slot]:
         """Return where tensors of all experts go, in the checkpoint's layout."""
-        count, turns = self._spec.experts, names.experts_layout == "interleaved"
+        count = self._spec.experts
+        turns = names.experts_layout == "interleaved"
         across = turns or names.experts_layout == "columns"
         halves = range(1 + self.gated)
         own = {
             f"{layer}.{names.experts_gate_up}": self._part(
                 "gate_up", halves, turns=turns, num_experts=count, transposed=across
             ),
-            f"{layer}.{names.experts_down}": self._part("down", num_experts=count, transposed=across),
+            f"{layer}.{names.experts_down}": self._part(
+                "down", num_experts=count, transposed=across
+            ),
         }
         self.parts |= own
         return {
@@ -193,7 +236,9 @@ class Experts(KeptLayer):
 
     def _expect_stacked(self, names: WeightNames, layer: str, weights: WeightMap) -> None:
         """Expect [experts * width, hidden] of gate, up and down."""
-        count, width, hidden = self._spec.experts, self._spec.width, self._hidden
+        count = self._spec.experts
+        width = self._spec.width
+        hidden = self._hidden
         own = {
             names.experts_gate_up: self._part("gate_up", range(1), num_experts=count),
             names.experts_up: self._part("gate_up", range(1, 2), num_experts=count),
@@ -222,7 +267,9 @@ class Experts(KeptLayer):
 
         `halves` of gate_up are in it, 0 and 1 or one of them; `turns`: their rows come in turn.
         """
-        whole, own, hidden = self._spec.width, self._group.own(self._spec.width), slice(0, self._hidden)
+        whole = self._spec.width
+        own = self._group.own(self._spec.width)
+        hidden = slice(0, self._hidden)
         pieces: tuple[tuple[slice, slice], ...] = ((hidden, hidden),)
         if matrix == "gate_up":
             pieces = tuple(
@@ -245,7 +292,9 @@ class Experts(KeptLayer):
             num_experts=num_experts,
         )
 
-    def _expect_biases(self, names: WeightNames, layer: str, context: BuildContext, weights: WeightMap) -> None:
+    def _expect_biases(
+        self, names: WeightNames, layer: str, context: BuildContext, weights: WeightMap
+    ) -> None:
         """Expect the biases beside the tensors of all experts, or beside those of each."""
         count = self._spec.experts
         name = f"{layer}.{names.experts_gate_up}"
@@ -255,8 +304,12 @@ class Experts(KeptLayer):
         self.register_parameter("bias", bias)
         self.register_parameter("down_bias", down_bias)
         together = {
-            f"{name}_bias": Slot((count, part.out_features), lambda tensor: fill(bias.data, part.rows(tensor, 1))),
-            f"{layer}.{names.experts_down}_bias": Slot((count, self._hidden), partial(fill, down_bias.data)),
+            f"{name}_bias": Slot(
+                (count, part.out_features), lambda tensor: fill(bias.data, part.rows(tensor, 1))
+            ),
+            f"{layer}.{names.experts_down}_bias": Slot(
+                (count, self._hidden), partial(fill, down_bias.data)
+            ),
         }
         for name, slot in together.items():
             weights.add(name, slot.shape, slot.fill)

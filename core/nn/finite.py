@@ -1,7 +1,8 @@
-"""Looks whether weights are numbers: NaN and infinities in a checkpoint would make every answer nonsense.
+"""Looks whether weights are numbers: NaN and infinities in a checkpoint would make every answer
+nonsense.
 
-Loading looks at a part of each tensor, which costs next to nothing and finds what is broken as a whole or in large
-pieces; `engine doctor --model` looks at everything.
+Loading looks at a part of each tensor, which costs next to nothing and finds what is broken as a
+whole or in large pieces; `engine doctor --model` looks at everything.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ _PIECE: Final = 1 << 22
 def checked(
     tensors: Iterable[tuple[str, torch.Tensor]], loader: object, where: str
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the loader's tensors as they come. Raises `ModelError` naming the first that holds something that is no number.
+    """Yield the loader's tensors as they come. Raises `ModelError` naming the first that holds
+    something that is no number.
 
     A loader that has files says in `reading` which one it is at; `where` is named for others.
     """
@@ -38,15 +40,14 @@ def checked(
 def not_finite(name: str, where: str) -> str:
     """Return the text about a broken tensor."""
     shown = name if name.isprintable() and len(name) <= 120 else ascii(name[:120])
-    return (
-        f"{where}: tensor {shown} holds NaN or infinite numbers. Download the file again, or take another checkpoint."
-    )
+    return f"{where}: tensor {shown} holds NaN or infinite numbers. Download the file again, or take another checkpoint."
 
 
 def numbers_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor's numbers in one dimension; none where NaN and infinities mean nothing.
 
-    Integers, packed weights among them, have neither. A single infinite number is a mask's, as old checkpoints have them.
+    Integers, packed weights among them, have neither. A single infinite number is a mask's, as old
+    checkpoints have them.
     """
     if not tensor.is_floating_point() or tensor.numel() < 2 or tensor.is_meta:
         return tensor.new_empty(0)

@@ -22,16 +22,31 @@ class GatedConv(nn.Module):
     """One layer, its channels split over ranks. Its state: the convolution's last inputs."""
 
     def __init__(
-        self, spec: GatedConvSpec, hidden: int, prefix: str, context: BuildContext, weights: WeightMap
+        self,
+        spec: GatedConvSpec,
+        hidden: int,
+        prefix: str,
+        context: BuildContext,
+        weights: WeightMap,
     ) -> None:
         super().__init__()
         slices = [Slice(name, hidden) for name in ("before", "after", "x")]
-        self.inward = Linear(context, weights, f"{prefix}.in_proj", hidden, slices, split="rows", bias=spec.bias)
+        self.inward = Linear(
+            context, weights, f"{prefix}.in_proj", hidden, slices, split="rows", bias=spec.bias
+        )
         self.conv = ShortConv(
-            slices[2:], spec.kernel, context, weights, f"{prefix}.conv", bias=spec.bias, activate=False
+            slices[2:],
+            spec.kernel,
+            context,
+            weights,
+            f"{prefix}.conv",
+            bias=spec.bias,
+            activate=False,
         )
         out = [Slice("out", hidden)]
-        self.outward = Linear(context, weights, f"{prefix}.out_proj", hidden, out, split="columns", bias=spec.bias)
+        self.outward = Linear(
+            context, weights, f"{prefix}.out_proj", hidden, out, split="columns", bias=spec.bias
+        )
         self.kv_spec = RecurrentState((self.conv.state_part,))
         self.cache: States | None = None
 

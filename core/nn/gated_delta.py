@@ -1,4 +1,6 @@
-"""The gated delta rule: each head keeps a memory of values by keys, forgets a part of it and corrects it, token by token."""
+"""The gated delta rule: each head keeps a memory of values by keys, forgets a part of it and
+corrects it, token by token.
+"""
 
 from __future__ import annotations
 
@@ -35,16 +37,26 @@ _LAST: Final = {"grouped": ("norm", "out_proj"), "joined": ("norm", "out_proj")}
 
 
 class GatedDelta(nn.Module):
-    """One layer, its heads split over ranks. Its state: the convolution's last inputs, and [heads, key_size, value_size]."""
+    """One layer, its heads split over ranks.
+
+    Its state: the convolution's last inputs, and [heads, key_size, value_size].
+    """
 
     def __init__(
-        self, spec: GatedDeltaSpec, hidden: int, prefix: str, context: BuildContext, weights: WeightMap
+        self,
+        spec: GatedDeltaSpec,
+        hidden: int,
+        prefix: str,
+        context: BuildContext,
+        weights: WeightMap,
     ) -> None:
         super().__init__()
         self.spec = spec
         self._scan = context.ops.delta_scan
         self._group = group = context.group
-        self.heads, self.key_heads = (group.share(count, "heads of a memory") for count in (spec.heads, spec.key_heads))
+        self.heads, self.key_heads = (
+            group.share(count, "heads of a memory") for count in (spec.heads, spec.key_heads)
+        )
         sizes = [spec.key_heads * spec.key_size] * 2 + [spec.heads * spec.value_size]
         self._expect_first(sizes, hidden, prefix, context, weights)
         self._sizes = [group.share(size, "width of a memory") for size in sizes]
@@ -61,10 +73,14 @@ class GatedDelta(nn.Module):
         shape = (1, 1, spec.heads, 1) if by_channel else (spec.heads,)
         weights.add(f"{prefix}.A_log", shape, self._take_rate)
         shape_of_bias = (spec.heads * falling,)
-        weights.add(f"{prefix}.dt_bias", shape_of_bias, lambda tensor: fill(bias.data, group.cut(tensor, 0)))
+        weights.add(
+            f"{prefix}.dt_bias", shape_of_bias, lambda tensor: fill(bias.data, group.cut(tensor, 0))
+        )
         norm, out = _LAST.get(spec.layout, ("o_norm", "o_proj"))
         self.norm = empty_parameter(spec.value_size, dtype=torch.float32)
-        weights.add(f"{prefix}.{norm}.weight", self.norm.shape, lambda tensor: fill(self.norm.data, tensor))
+        weights.add(
+            f"{prefix}.{norm}.weight", self.norm.shape, lambda tensor: fill(self.norm.data, tensor)
+        )
         last = [Slice("out", hidden)]
         self.outward = Linear(context, weights, f"{prefix}.{out}", sizes[2], last, split="columns")
         state = (self.heads, spec.key_size, spec.value_size)
@@ -72,20 +88,44 @@ class GatedDelta(nn.Module):
         self.cache: States | None = None
 
     def _expect_first(
-        self, sizes_of_qkv: Sequence[int], hidden: int, prefix: str, context: BuildContext, weights: WeightMap
+        self,
+        sizes_of_qkv: Sequence[int],
+        hidden: int,
+        prefix: str,
+        context: BuildContext,
+        weights: WeightMap,
     ) -> None:
-        """Make the products of the layer's input, and those behind a narrow first one, which every rank computes."""
+        """Make the products of the layer's input, and those behind a narrow first one, which every
+        rank computes.
+        """
         spec, (key, _, value) = self.spec, sizes_of_qkv
-        sizes = {"q": key, "k": key, "v": value, "gate": value, "write": spec.heads, "forget": spec.heads}
+        sizes = {
+            "q": key,
+            "k": key,
+            "v": value,
+            "gate": value,
+            "write": spec.heads,
+            "forget": spec.heads,
+        }
         if spec.layout == "grouped":
             joined = [Slice(name, sizes[name]) for name in ("q", "k", "v", "gate")]
             small = [Slice(name, sizes[name]) for name in ("write", "forget")]
             each = spec.heads // spec.key_heads
             widths = [spec.key_size, spec.key_size, each * spec.value_size, each * spec.value_size]
             order = _by_part(spec.key_heads, widths)
-            self.inward = Linear(context, weights, f"{prefix}.in_proj_qkvz", hidden, joined, split="rows", order=order)
+            self.inward = Linear(
+                context,
+                weights,
+                f"{prefix}.in_proj_qkvz",
+                hidden,
+                joined,
+                split="rows",
+                order=order,
+            )
             order = _by_part(spec.key_heads, [each, each])
-            self.forgetting = Linear(context, weights, f"{prefix}.in_proj_ba", hidden, small, split="rows", order=order)
+            self.forgetting = Linear(
+                context, weights, f"{prefix}.in_proj_ba", hidden, small, split="rows", order=order
+            )
             return
         narrow = ("gate", "forget") if spec.layout == "low_rank" else ()
         if spec.layout == "low_rank":
@@ -93,7 +133,14 @@ class GatedDelta(nn.Module):
             wide = {"gate": ("g_b_proj", value), "forget": ("f_b_proj", spec.heads * spec.key_size)}
             self.wide = nn.ModuleDict(
                 {
-                    part: Linear(context, weights, f"{prefix}.{name}", spec.key_size, [Slice(part, size)], split="rows")
+                    part: Linear(
+                        context,
+                        weights,
+                        f"{prefix}.{name}",
+                        spec.key_size,
+                        [Slice(part, size)],
+                        split="rows",
+                    )
                     for part, (name, size) in wide.items()
                 }
             )
@@ -110,7 +157,8 @@ class GatedDelta(nn.Module):
 
     def forward(self, x: torch.Tensor, plan: StatePlan) -> torch.Tensor:
         """Return [num_tokens, hidden]; states go to the cache."""
-        spec, first = self.spec, self.inward(x)
+        spec = self.spec
+        first = self.inward(x)
         parts = {name: first[:, rows] for name, rows in self.inward.slices.items()}
         if spec.layout == "grouped":
             second = self.forgetting(x)
@@ -127,12 +175,17 @@ class GatedDelta(nn.Module):
         out = out * (gate.sigmoid() if spec.layout == "low_rank" else F.silu(gate))
         return self.outward(out.flatten(1).to(x.dtype))  # type: ignore[no-any-return]
 
-    def _segments(self, run: Run, fed: torch.Tensor, write: torch.Tensor, decay: torch.Tensor) -> torch.Tensor:
+    def _segments(
+        self, run: Run, fed: torch.Tensor, write: torch.Tensor, decay: torch.Tensor
+    ) -> torch.Tensor:
         """Return what the memories give, [n, length, heads, value_size] in float32."""
         assert self.cache is not None, "bind_kv was not called"
         spec, (inputs, states) = self.spec, self.cache
         query, key, value = self.conv(fed, run, inputs).float().split(self._sizes, -1)
-        query = _of_length_one(query.view(run.count, run.length, self.key_heads, -1)) * spec.key_size**-0.5
+        query = (
+            _of_length_one(query.view(run.count, run.length, self.key_heads, -1))
+            * spec.key_size**-0.5
+        )
         key = _of_length_one(key.view(run.count, run.length, self.key_heads, -1))
         value = value.view(run.count, run.length, self.heads, -1)
         out, last = self._scan(query, key, value, decay, write, run.load(states))
@@ -145,7 +198,9 @@ def _of_length_one(x: torch.Tensor) -> torch.Tensor:
 
 
 def _by_part(groups: int, widths: list[int]) -> list[int]:
-    """Return the order of rows, in blocks of their greatest common width, that turns group by group into part by part."""
+    """Return the order of rows, in blocks of their greatest common width, that turns group by group
+    into part by part.
+    """
     size = math.gcd(*widths)
     blocks = [width // size for width in widths]
     starts = [sum(blocks[:i]) for i in range(len(blocks))]

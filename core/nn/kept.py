@@ -1,4 +1,7 @@
-"""What layers share whose weights a method keeps: they expect its tensors, and let it repack. Knows no format."""
+"""What layers share whose weights a method keeps: they expect its tensors, and let it repack.
+
+Knows no format.
+"""
 
 from __future__ import annotations
 
@@ -40,18 +43,26 @@ class KeptLayer(nn.Module):
         for other, suffix in getattr(facts, "other_names", {}).items():
             name = f"{prefix}.{suffix}"
             weights.add_group_instead({f"{prefix}.{other}": slots[name]}, (name,))
-        for name, slot in self.slots(prefix, ".", getattr(facts, "optional_suffixes", ()), part).items():
+        for name, slot in self.slots(
+            prefix, ".", getattr(facts, "optional_suffixes", ()), part
+        ).items():
             weights.add_instead(name, slot.shape, slot.fill, (), slot.then)
 
     def facts(self, prefix: str) -> Any:
-        """Return who knows the tensors under a prefix: the method, unless it says that those of one prefix are special."""
+        """Return who knows the tensors under a prefix: the method, unless it says that those of one
+        prefix are special.
+        """
         facts: Callable[[str], Any] | None = getattr(self.method, "facts", None)
         return self.method if facts is None else facts(prefix)
 
-    def slots(self, prefix: str, joint: str, suffixes: tuple[str, ...], part: Part) -> dict[str, Slot]:
+    def slots(
+        self, prefix: str, joint: str, suffixes: tuple[str, ...], part: Part
+    ) -> dict[str, Slot]:
         """Return where the tensors of these suffixes go, by their names in the checkpoint."""
         if self._load is None:
-            self._load = _of_cut_tensors(self.method) if _is_older(self.method) else self.method.load
+            self._load = (
+                _of_cut_tensors(self.method) if _is_older(self.method) else self.method.load
+            )
         facts = self.method if part.num_experts else self.facts(prefix)
         return {
             f"{prefix}{joint}{suffix}": Slot(
@@ -61,7 +72,9 @@ class KeptLayer(nn.Module):
         }
 
     def finish(self) -> None:
-        """Let the method repack, where tensors came in since it last did; a `WeightMap` calls it after each load."""
+        """Let the method repack, where tensors came in since it last did; a `WeightMap` calls it
+        after each load.
+        """
         if self._is_fresh:
             self._is_fresh = False
             self.method.finish(self)
@@ -73,13 +86,17 @@ class KeptLayer(nn.Module):
 
 
 def method_of(quant: QuantMethod, kind: str, prefix: str) -> Any:
-    """Return the method that the quantization method has for a layer that is not linear; None: the plain one."""
+    """Return the method that the quantization method has for a layer that is not linear; None: the
+    plain one.
+    """
     ask: Callable[[str], Any] | None = getattr(quant, kind, None)
     return None if ask is None else ask(prefix)
 
 
 def put_onto(method: Any, plain: Callable[[], Any]) -> Any:
-    """Return a method that was told, if it unpacks to other weights, what makes the device's method for plain ones."""
+    """Return a method that was told, if it unpacks to other weights, what makes the device's method
+    for plain ones.
+    """
     onto: Callable[[Callable[[], Any]], None] | None = getattr(method, "onto", None)
     if onto is not None:
         onto(plain)
@@ -87,12 +104,16 @@ def put_onto(method: Any, plain: Callable[[], Any]) -> Any:
 
 
 def plain_method(context: BuildContext, kind: str, prefix: str) -> Any:
-    """Return the method by which the device keeps a plain weight of such a layer; None: it has none."""
+    """Return the method by which the device keeps a plain weight of such a layer; None: it has
+    none.
+    """
     return None if context.plain is None else method_of(context.plain, kind, prefix)
 
 
 def _shape(method: Any, suffix: str, part: Part) -> tuple[int, ...] | None:
-    """Return what a method says of a tensor's shape; of one that says nothing, a weight is taken for plain."""
+    """Return what a method says of a tensor's shape; of one that says nothing, a weight is taken
+    for plain.
+    """
     shape: Callable[[str, Part], tuple[int, ...] | None] | None = getattr(method, "shape", None)
     if shape is not None:
         return shape(suffix, part)
@@ -106,13 +127,18 @@ def _is_older(method: Any) -> bool:
 
 
 def _of_cut_tensors(method: Any) -> Callable[..., None]:
-    """Return `load` as it is called today: tensors are cut, rows along the first axis, columns along a second."""
-    warnings.warn(f"{type(method).__name__}: {ROWS_OF_A_CUT_TENSOR}", DeprecationWarning, stacklevel=2)
+    """Return `load` as it is called today: tensors are cut, rows along the first axis, columns
+    along a second.
+    """
+    warnings.warn(
+        f"{type(method).__name__}: {ROWS_OF_A_CUT_TENSOR}", DeprecationWarning, stacklevel=2
+    )
 
     def load(layer: nn.Module, suffix: str, tensor: torch.Tensor, part: Part) -> None:
         if part.transposed and suffix == "weight":
             tensor = tensor.T
-        tensor, own = part.rows(tensor), part.columns_in
+        tensor = part.rows(tensor)
+        own = part.columns_in
         if tensor.ndim > 1:
             first, last = (tensor.shape[1] * at // part.in_features for at in (own.start, own.stop))
             tensor = tensor[:, first:last]

@@ -1,7 +1,8 @@
 """Latent attention of one layer, in the form that never expands the cache.
 
-A head's key is W_k @ latent, so its score is query @ W_k @ latent: the query goes through W_k once, and all heads
-attend to the latents themselves as to one key. What they sum up are latents again, and W_v makes values of the sum.
+A head's key is W_k @ latent, so its score is query @ W_k @ latent: the query goes through W_k once,
+and all heads attend to the latents themselves as to one key. What they sum up are latents again,
+and W_v makes values of the sum.
 """
 
 from __future__ import annotations
@@ -31,12 +32,15 @@ if TYPE_CHECKING:
 class HeadsAdapter(Protocol):
     """Adds to the products by which heads meet latents (low-rank adapters)."""
 
-    def __call__(self, layer: LatentAttention, side: str, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, layer: LatentAttention, side: str, x: torch.Tensor, out: torch.Tensor
+    ) -> torch.Tensor:
         """Return the changed product, for this rank's heads. Changing `out` in place is allowed.
 
-        `side` "key": x are queries [n, heads, key_size], out what they are of latents [n, heads, rank]. "value": x are
-        sums of latents [n, heads, rank], out values [n, heads, value_size]. `layer.parts` has the part of the weight that
-        makes keys and values of a latent: of each head first its key's rows.
+        `side` "key": x are queries [n, heads, key_size], out what they are of latents [n, heads,
+        rank]. "value": x are sums of latents [n, heads, rank], out values [n, heads, value_size].
+        `layer.parts` has the part of the weight that makes keys and values of a latent: of each
+        head first its key's rows.
         """
 
 
@@ -58,8 +62,11 @@ class LatentAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.adapter: HeadsAdapter | None = None
-        self.spec, self.heads = spec, context.group.share(spec.heads, "num_attention_heads")
-        self._group, self._rotary, self._backend = context.group, rotary, context.attention
+        self.spec = spec
+        self.heads = context.group.share(spec.heads, "num_attention_heads")
+        self._group = context.group
+        self._rotary = rotary
+        self._backend = context.attention
         stored = {"k": f"{layer}.{names.latent}", "v": f"{layer}.{names.latent_up}"}
         kept = CachedAs(None, stored, 1, context, weights)
         self.kv_spec = LatentKeys(1, spec.head_size, kept.dtype, scaled=kept.scaled)
@@ -80,7 +87,9 @@ class LatentAttention(nn.Module):
             norm = f"{layer}.{names.query_latent_norm}"
             self.query_norm = make_norm(spec.norm, spec.query_rank, context, weights, norm)
         self.down = Linear(context, weights, parts[0].prefix, hidden, parts, bias=spec.bias)
-        self.latent_norm = make_norm(spec.norm, spec.rank, context, weights, f"{layer}.{names.latent_norm}")
+        self.latent_norm = make_norm(
+            spec.norm, spec.rank, context, weights, f"{layer}.{names.latent_norm}"
+        )
         self.query = Linear(
             context,
             weights,
@@ -92,11 +101,19 @@ class LatentAttention(nn.Module):
         self._expect_up(context, weights, f"{layer}.{names.latent_up}")
         width = spec.heads * spec.value_size
         self.out = Linear(
-            context, weights, f"{layer}.{names.o}", width, [Slice("o", hidden)], split="columns", bias=spec.bias
+            context,
+            weights,
+            f"{layer}.{names.o}",
+            width,
+            [Slice("o", hidden)],
+            split="columns",
+            bias=spec.bias,
         )
 
     def _expect_up(self, context: BuildContext, weights: WeightMap, prefix: str) -> None:
-        """Expect the products that make keys and values of a latent: head by head, first its key's rows."""
+        """Expect the products that make keys and values of a latent: head by head, first its key's
+        rows.
+        """
         spec = self.spec
         self.key_up = empty_parameter(self.heads, spec.key_size, spec.rank, dtype=context.dtype)
         self.value_up = empty_parameter(self.heads, spec.rank, spec.value_size, dtype=context.dtype)
@@ -108,14 +125,18 @@ class LatentAttention(nn.Module):
             fill(self.value_up.data, own[:, spec.key_size :].transpose(1, 2))
 
         own = self._group.own(spec.heads * rows)
-        self.parts = Unpacked(context, weights, prefix, (spec.heads * rows, spec.rank), own, take).parts
+        self.parts = Unpacked(
+            context, weights, prefix, (spec.heads * rows, spec.rank), own, take
+        ).parts
         self.prefixes = {name: part.target for name, part in self.parts.items()}
 
     def forward(self, x: torch.Tensor, positions: torch.Tensor, plan: Any) -> torch.Tensor:
         """Return attention's output [n, hidden]; latents go to the cache."""
         spec = self.spec
         down = self.down(x)
-        latent, shared = down[:, self.down.slices["latent"]].split([spec.rank, spec.shared_size], dim=-1)
+        latent, shared = down[:, self.down.slices["latent"]].split(
+            [spec.rank, spec.shared_size], dim=-1
+        )
         latent = self.latent_norm(latent)
         if spec.latent_scale != 1.0:
             latent = latent * spec.latent_scale
@@ -133,8 +154,12 @@ class LatentAttention(nn.Module):
         key = torch.cat([latent[:, None], shared], dim=-1)
         assert self.cache is not None, "bind_kv was not called"
         query = torch.cat([asked, turning], dim=-1)
-        sums = self._backend.attend(self.params, query, key, key[..., : spec.rank], self.cache, plan)
-        values = torch.bmm(sums.transpose(0, 1), self.value_up).transpose(0, 1)  # [n, heads, value_size]
+        sums = self._backend.attend(
+            self.params, query, key, key[..., : spec.rank], self.cache, plan
+        )
+        values = torch.bmm(sums.transpose(0, 1), self.value_up).transpose(
+            0, 1
+        )  # [n, heads, value_size]
         if self.adapter is not None:
             values = self.adapter(self, "value", sums, values)
         return self.out(values.flatten(1))  # type: ignore[no-any-return]

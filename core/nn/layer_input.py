@@ -1,4 +1,6 @@
-"""What a layer gets besides the stream: its own embedding of each token, and experts beside its MLP."""
+"""What a layer gets besides the stream: its own embedding of each token, and experts beside its
+MLP.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ class LayerInputs(nn.Module):
         self.project = Linear(context, weights, names.layer_project, hidden, [Slice("out", width)])
         self.norm = make_norm(spec.norm, spec.size, context, weights, names.layer_project_norm)
         self._shape = (-1, num_layers, spec.size)
-        self._scale, self._project_scale = spec.size**0.5, hidden**-0.5
+        self._scale = spec.size**0.5
+        self._project_scale = hidden**-0.5
 
     def forward(self, ids: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """Return [n, layers, size] for tokens and their embeddings."""
@@ -60,10 +63,18 @@ class LayerInput(nn.Module):
         weights: WeightMap,
     ) -> None:
         super().__init__()
-        self.gate = Linear(context, weights, f"{layer}.{names.layer_gate}", hidden, [Slice("gate", spec.size)])
-        self.out = Linear(context, weights, f"{layer}.{names.layer_out}", spec.size, [Slice("out", hidden)])
-        self.norm = make_norm(spec.norm, hidden, context, weights, f"{layer}.{names.layer_out_norm}")
-        self.activate = make_activation(spec.activation, gated=False, prefix="", context=context, weights=weights)
+        self.gate = Linear(
+            context, weights, f"{layer}.{names.layer_gate}", hidden, [Slice("gate", spec.size)]
+        )
+        self.out = Linear(
+            context, weights, f"{layer}.{names.layer_out}", spec.size, [Slice("out", hidden)]
+        )
+        self.norm = make_norm(
+            spec.norm, hidden, context, weights, f"{layer}.{names.layer_out_norm}"
+        )
+        self.activate = make_activation(
+            spec.activation, gated=False, prefix="", context=context, weights=weights
+        )
 
     def forward(self, x: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
         """Return the stream [n, hidden] after adding; `own` is [n, size]."""

@@ -25,7 +25,12 @@ class Lightning(nn.Module):
     """One layer, its heads split over ranks. Its state: [heads, value, key]."""
 
     def __init__(
-        self, spec: LightningSpec, hidden: int, prefix: str, context: BuildContext, weights: WeightMap
+        self,
+        spec: LightningSpec,
+        hidden: int,
+        prefix: str,
+        context: BuildContext,
+        weights: WeightMap,
     ) -> None:
         super().__init__()
         self.spec = spec
@@ -34,13 +39,19 @@ class Lightning(nn.Module):
         # The checkpoint's rows go by head: its query, its key, its value.
         order = [3 * head + part for part in range(3) for head in range(spec.heads)]
         slices = [Slice(name, width) for name in ("query", "key", "value")]
-        self.inward = Linear(context, weights, f"{prefix}.qkv_proj", hidden, slices, split="rows", order=order)
-        self.activation = make_activation(spec.activation, gated=False, prefix=prefix, context=context, weights=weights)
-        gate, out = [Slice("gate", width)], [Slice("out", hidden)]
+        self.inward = Linear(
+            context, weights, f"{prefix}.qkv_proj", hidden, slices, split="rows", order=order
+        )
+        self.activation = make_activation(
+            spec.activation, gated=False, prefix=prefix, context=context, weights=weights
+        )
+        gate = [Slice("gate", width)]
+        out = [Slice("out", hidden)]
         self.gate = Linear(context, weights, f"{prefix}.output_gate", hidden, gate, split="rows")
         self.norm = make_norm(NormSpec(eps=spec.eps), width, context, weights, f"{prefix}.norm")
         self.outward = Linear(context, weights, f"{prefix}.out_proj", width, out, split="columns")
-        self._group, self.heads = context.group, context.group.share(spec.heads, "heads of a memory")
+        self._group = context.group
+        self.heads = context.group.share(spec.heads, "heads of a memory")
         self.register_buffer("rates", -self._group.cut(torch.tensor(spec.rates), 0))
         state = (self.heads, spec.head_size, spec.head_size)
         self.kv_spec = RecurrentState(((state, state_dtype(context)),))

@@ -1,4 +1,5 @@
-"""Builds a model and fills it: architecture, quantization method and weight loader come from the registry.
+"""Builds a model and fills it: architecture, quantization method and weight loader come from the
+registry.
 
 Every fault of a checkpoint leaves here as one `ModelError` block: what is wrong, where, what to do.
 """
@@ -17,7 +18,14 @@ import torch
 from tqdm import tqdm  # type: ignore[import-untyped,unused-ignore]
 
 from core.config import EngineConfig
-from core.contracts import AttentionBackend, BuildContext, Model, ModelSource, ModuleSpec, WeightLoader
+from core.contracts import (
+    AttentionBackend,
+    BuildContext,
+    Model,
+    ModelSource,
+    ModuleSpec,
+    WeightLoader,
+)
 from core.contracts.scheduling import LoadedParts
 from core.errors import ModelError, did_you_mean
 from core.nn.cached_as import MEANT
@@ -53,8 +61,8 @@ def load_model(
 ) -> tuple[Model, BuildContext]:
     """Return the source's model, ready to run, and what it was built with.
 
-    `facts` are the platform's, for the choice of op implementations. Raises `ModelError` with one block for
-    anything the checkpoint is to blame for.
+    `facts` are the platform's, for the choice of op implementations. Raises `ModelError` with one
+    block for anything the checkpoint is to blame for.
     """
     started = time.monotonic()
     spec, _ = read_model(config, source, registry)
@@ -80,14 +88,19 @@ def load_model(
         model = _build(spec, context)
         check_cached(model, config)
         _expect(loader, model)
-        tensors = checked(_shown(loader, config.load.use_tqdm_on_load), loader, source.path or source.name)
+        tensors = checked(
+            _shown(loader, config.load.use_tqdm_on_load), loader, source.path or source.name
+        )
         model.load_weights(tensors)
     log.info("%s loaded in %.1f s", source.name, time.monotonic() - started)
     return model, context
 
 
-def load_alike(config: EngineConfig, source: ModelSource, registry: Registry, parts: LoadedParts) -> Model:
-    """Return the source's model for the device, dtype, attention backend and rank that `parts.model` was loaded for.
+def load_alike(
+    config: EngineConfig, source: ModelSource, registry: Registry, parts: LoadedParts
+) -> Model:
+    """Return the source's model for the device, dtype, attention backend and rank that
+    `parts.model` was loaded for.
 
     Raises as `load_model` does.
     """
@@ -109,7 +122,8 @@ def load_alike(config: EngineConfig, source: ModelSource, registry: Registry, pa
 def read_model(
     config: EngineConfig, source: ModelSource, registry: Registry
 ) -> tuple[DecoderSpec | ModuleSpec, Registered]:
-    """Return what the source's model is, made for the context length that is served, and the runner that takes it.
+    """Return what the source's model is, made for the context length that is served, and the runner
+    that takes it.
 
     Reads no weight. Raises `ModelError` with one block for a config that cannot be served.
     """
@@ -122,14 +136,17 @@ def read_model(
         except ModelError as error:
             if ANY not in chosen.entry.gives or chosen.entry.name == config.model.model_impl:
                 raise
-            raise ModelError(f"{_unknown(source, registry)} {chosen.entry.name}, for any other: {error}") from error
+            raise ModelError(
+                f"{_unknown(source, registry)} {chosen.entry.name}, for any other: {error}"
+            ) from error
         spec, runner = _settle(found, config, source, registry)
         _check_ends(source, spec)
         served = config.model.max_model_len
         if hasattr(spec, "max_positions") and served is not None and served > 0:
             if 0 < spec.learned_positions < served:
                 raise ModelError(
-                    f"the model has learned {spec.learned_positions} positions, fewer than --max-model-len {served}; "
+                    f"the model has learned {spec.learned_positions} positions, fewer than "
+                    f"--max-model-len {served}; "
                     "lower it."
                 )
             spec = replace(spec, max_positions=served)
@@ -141,8 +158,10 @@ def _check_ends(source: ModelSource, spec: DecoderSpec | ModuleSpec) -> None:
     missing = [token for token in source.eos_token_ids if token >= spec.vocab_size]
     if missing:
         raise ModelError(
-            f"eos_token_id is {missing[0]}, which is no token of the vocabulary: it has {spec.vocab_size}, from 0 to "
-            f"{spec.vocab_size - 1}. Correct it where the model states it, or set it with --hf-overrides."
+            f"eos_token_id is {missing[0]}, which is no token of the vocabulary: it has "
+            f"{spec.vocab_size}, from 0 to "
+            f"{spec.vocab_size - 1}. Correct it where the model states it, or set it with "
+            "--hf-overrides."
         )
 
 
@@ -168,11 +187,17 @@ def _runners(registry: Registry) -> Iterator[tuple[Registered, Any]]:
 
 
 def _architecture(config: EngineConfig, source: ModelSource, registry: Registry) -> Registered:
-    """Return the entry that builds the model: its own, or one for any architecture, as `--model-impl` says."""
+    """Return the entry that builds the model: its own, or one for any architecture, as
+    `--model-impl` says.
+    """
     entries = {registered.entry.name: registered for registered in registry.entries("models")}
-    general = sorted((r for r in entries.values() if ANY in r.entry.gives), key=lambda r: -r.entry.priority)
+    general = sorted(
+        (r for r in entries.values() if ANY in r.entry.gives), key=lambda r: -r.entry.priority
+    )
     wanted = config.model.model_impl
-    others = (name for _, runner in _runners(registry) for name in runner.aliases(source.architecture))
+    others = (
+        name for _, runner in _runners(registry) for name in runner.aliases(source.architecture)
+    )
     own = next((entries[name] for name in (source.architecture, *others) if name in entries), None)
     if wanted in (r.entry.name for r in general):
         return entries[wanted]
@@ -188,18 +213,19 @@ def _unknown(source: ModelSource, registry: Registry) -> str:
     known = (r.entry.name for r in registry.entries("models") if ANY not in r.entry.gives)
     return (
         f"no loaded plugin knows the architecture {source.architecture!r}"
-        f"{did_you_mean(source.architecture, known, most=3) or '.'} `engine models` lists those known. {_parts(source)}"
+        f"{did_you_mean(source.architecture, known, most=3) or '.'} `engine models` lists those "
+        f"known. {_parts(source)}"
         "Install a plugin that brings it, or correct `architectures` with --hf-overrides."
     )
 
 
 def _parts(source: ModelSource) -> str:
-    """Say of a model of several parts (text beside others) that it is one, since another of its name may be known."""
+    """Say of a model of several parts (text beside others) that it is one, since another of its
+    name may be known.
+    """
     if getattr(source.hf_config, "text_config", None) is None:
         return ""
-    return (
-        "Its config.json describes several parts (text_config beside others), and the text part is not served alone. "
-    )
+    return "Its config.json describes several parts (text_config beside others), and the text part is not served alone. "
 
 
 def _build(spec: DecoderSpec | ModuleSpec, context: BuildContext) -> Model:
@@ -209,7 +235,8 @@ def _build(spec: DecoderSpec | ModuleSpec, context: BuildContext) -> Model:
     except (RuntimeError, MemoryError) as error:
         reason = str(error).partition("\n")[0]
         raise ModelError(
-            f"the model its config.json describes cannot be built: {reason}. Check its sizes against the checkpoint's "
+            f"the model its config.json describes cannot be built: {reason}. Check its sizes "
+            "against the checkpoint's "
             "own config.json and against the memory of this machine."
         ) from error
 
@@ -217,10 +244,13 @@ def _build(spec: DecoderSpec | ModuleSpec, context: BuildContext) -> Model:
 def check_cached(model: Model, config: EngineConfig) -> None:
     """Raise `ModelError` where keys and values are to be cached in a dtype, and no layer does so."""
     asked = config.cache.kv_cache_dtype
-    dtypes = {layer.spec.dtype for layer in model.kv_layers if not isinstance(layer.spec, RecurrentState)}
+    dtypes = {
+        layer.spec.dtype for layer in model.kv_layers if not isinstance(layer.spec, RecurrentState)
+    }
     if dtypes and asked != "auto" and MEANT.get(asked, asked) not in dtypes:
         raise ModelError(
-            f"--kv-cache-dtype {asked}: none of its layers caches so, they keep {', '.join(sorted(dtypes))}; leave it out."
+            f"--kv-cache-dtype {asked}: none of its layers caches so, they keep "
+            f"{', '.join(sorted(dtypes))}; leave it out."
         )
 
 
@@ -235,7 +265,9 @@ def weight_loader(config: EngineConfig, source: ModelSource, registry: Registry)
 def _expect(loader: WeightLoader, model: Model) -> None:
     """Tell a loader that makes its tensors up which ones the model wants."""
     expect: Callable[[Mapping[str, tuple[int, ...]]], None] | None = getattr(loader, "expect", None)
-    shapes: Callable[[], Mapping[str, tuple[int, ...]]] | None = getattr(model, "weight_shapes", None)
+    shapes: Callable[[], Mapping[str, tuple[int, ...]]] | None = getattr(
+        model, "weight_shapes", None
+    )
     if expect is not None:
         expect({} if shapes is None else shapes())
 
@@ -245,7 +277,9 @@ def _shown(loader: WeightLoader, wanted: bool) -> Iterator[tuple[str, torch.Tens
     if not wanted or not sys.stderr.isatty():
         yield from loader.tensors()
         return
-    with tqdm(total=loader.total_bytes() or None, unit="B", unit_scale=True, desc="loading weights") as bar:
+    with tqdm(
+        total=loader.total_bytes() or None, unit="B", unit_scale=True, desc="loading weights"
+    ) as bar:
         for name, tensor in loader.tensors():
             yield name, tensor
             bar.update(tensor.nbytes)

@@ -23,20 +23,36 @@ if TYPE_CHECKING:
 
 
 class Mamba(nn.Module):
-    """One layer, its channels split over ranks. Its state: the convolution's last inputs, and [width, state_size]."""
+    """One layer, its channels split over ranks.
 
-    def __init__(self, spec: MambaSpec, hidden: int, prefix: str, context: BuildContext, weights: WeightMap) -> None:
+    Its state: the convolution's last inputs, and [width, state_size].
+    """
+
+    def __init__(
+        self, spec: MambaSpec, hidden: int, prefix: str, context: BuildContext, weights: WeightMap
+    ) -> None:
         super().__init__()
-        width, rank, size = spec.width, spec.step_rank, spec.state_size
+        width = spec.width
+        rank = spec.step_rank
+        size = spec.state_size
         self._scan = context.ops.selective_scan
         both = [Slice("x", width), Slice("gate", width)]
-        self.inward = Linear(context, weights, f"{prefix}.in_proj", hidden, both, split="rows", bias=spec.bias)
-        self.conv = ShortConv(both[:1], spec.kernel, context, weights, f"{prefix}.conv1d", bias=spec.conv_bias)
+        self.inward = Linear(
+            context, weights, f"{prefix}.in_proj", hidden, both, split="rows", bias=spec.bias
+        )
+        self.conv = ShortConv(
+            both[:1], spec.kernel, context, weights, f"{prefix}.conv1d", bias=spec.conv_bias
+        )
         three = [Slice("step", rank), Slice("write", size), Slice("read", size)]
         self.choose = Linear(context, weights, f"{prefix}.x_proj", width, three, split="columns")
-        step, out = [Slice("step", width)], [Slice("out", hidden)]
-        self.step = Linear(context, weights, f"{prefix}.dt_proj", rank, step, split="rows", bias=True)
-        self.outward = Linear(context, weights, f"{prefix}.out_proj", width, out, split="columns", bias=spec.bias)
+        step = [Slice("step", width)]
+        out = [Slice("out", hidden)]
+        self.step = Linear(
+            context, weights, f"{prefix}.dt_proj", rank, step, split="rows", bias=True
+        )
+        self.outward = Linear(
+            context, weights, f"{prefix}.out_proj", width, out, split="columns", bias=spec.bias
+        )
         self.norms = nn.ModuleList()
         if spec.norm is not None:
             names = {"dt": rank, "b": size, "c": size}
@@ -49,7 +65,9 @@ class Mamba(nn.Module):
         self.decay = empty_parameter(own, size, dtype=torch.float32)
         self.skip = empty_parameter(own, dtype=torch.float32)
         weights.add(f"{prefix}.A_log", (width, size), self._take_decay)
-        weights.add(f"{prefix}.D", (width,), lambda tensor: fill(self.skip.data, group.cut(tensor, 0)))
+        weights.add(
+            f"{prefix}.D", (width,), lambda tensor: fill(self.skip.data, group.cut(tensor, 0))
+        )
         self.kv_spec = RecurrentState((self.conv.state_part, ((own, size), state_dtype(context))))
         self.cache: States | None = None
 
@@ -59,7 +77,8 @@ class Mamba(nn.Module):
 
     def forward(self, x: torch.Tensor, plan: StatePlan) -> torch.Tensor:
         """Return [num_tokens, hidden]; states go to the cache."""
-        parts, rows = self.inward(x), self.inward.slices
+        parts = self.inward(x)
+        rows = self.inward.slices
         out = plan.compute(self._segments, parts[:, rows["x"]])
         return self.outward((out * F.silu(parts[:, rows["gate"]].float())).to(x.dtype))  # type: ignore[no-any-return]
 
@@ -70,7 +89,11 @@ class Mamba(nn.Module):
         x = self.conv(fed, run, inputs)
         chosen = self.choose(x, run.tokens)
         parts = [chosen[..., rows] for rows in self.choose.slices.values()]
-        step, write, read = [norm(part) for norm, part in zip(self.norms, parts, strict=True)] if self.norms else parts
+        step, write, read = (
+            [norm(part) for norm, part in zip(self.norms, parts, strict=True)]
+            if self.norms
+            else parts
+        )
         step = F.softplus(self.step(step, run.tokens).float())
         out, last = self._scan(x, step, self.decay, write, read, run.load(states))
         run.store(states, last)

@@ -29,30 +29,47 @@ class Mamba2(nn.Module):
     Heads are split over ranks; with fewer groups than ranks, ranks hold copies of them.
     """
 
-    def __init__(self, spec: Mamba2Spec, hidden: int, prefix: str, context: BuildContext, weights: WeightMap) -> None:
+    def __init__(
+        self, spec: Mamba2Spec, hidden: int, prefix: str, context: BuildContext, weights: WeightMap
+    ) -> None:
         super().__init__()
         self.spec = spec
         self._scan = context.ops.ssd_scan
-        group, shared, width = context.group, spec.groups * spec.state_size, spec.width
+        group = context.group
+        shared = spec.groups * spec.state_size
+        width = spec.width
         parts = min(spec.groups, group.size)
-        self.heads, self.groups = group.share(spec.heads, "heads of a state space"), spec.groups // parts
+        self.heads = group.share(spec.heads, "heads of a state space")
+        self.groups = spec.groups // parts
         slices = [Slice("gate", width), Slice("x", width), Slice("write", shared, parts=parts)]
         slices += [Slice("read", shared, parts=parts), Slice("step", spec.heads)]
-        self.inward = Linear(context, weights, f"{prefix}.in_proj", hidden, slices, split="rows", bias=spec.bias)
+        self.inward = Linear(
+            context, weights, f"{prefix}.in_proj", hidden, slices, split="rows", bias=spec.bias
+        )
         fed = slices[1:4]
-        self.conv = ShortConv(fed, spec.kernel, context, weights, f"{prefix}.conv1d", bias=spec.conv_bias)
+        self.conv = ShortConv(
+            fed, spec.kernel, context, weights, f"{prefix}.conv1d", bias=spec.conv_bias
+        )
         self.norm = None
         if spec.norm is not None:
             self.norm = GatedGroupNorm(spec, context, weights, f"{prefix}.norm")
-        bias, out = spec.bias if spec.out_bias is None else spec.out_bias, [Slice("out", hidden)]
-        self.outward = Linear(context, weights, f"{prefix}.out_proj", width, out, split="columns", bias=bias)
+        bias = spec.bias if spec.out_bias is None else spec.out_bias
+        out = [Slice("out", hidden)]
+        self.outward = Linear(
+            context, weights, f"{prefix}.out_proj", width, out, split="columns", bias=bias
+        )
         self._group = group
-        self.step_bias, self.decay, self.skip = (empty_parameter(self.heads, dtype=torch.float32) for _ in range(3))
+        self.step_bias, self.decay, self.skip = (
+            empty_parameter(self.heads, dtype=torch.float32) for _ in range(3)
+        )
         weights.add(f"{prefix}.dt_bias", (spec.heads,), partial(self._take, self.step_bias))
         weights.add(f"{prefix}.D", (spec.heads,), partial(self._take, self.skip))
         weights.add(f"{prefix}.A_log", (spec.heads,), self._take_decay)
         rows = self.inward.slices.values()
-        scales = [torch.full((r.stop - r.start,), scale) for r, scale in zip(rows, spec.scales, strict=False)]
+        scales = [
+            torch.full((r.stop - r.start,), scale)
+            for r, scale in zip(rows, spec.scales, strict=False)
+        ]
         self.scales: torch.Tensor | None
         self.register_buffer("scales", torch.cat(scales).to(context.dtype) if scales else None)
         state = (self.heads, spec.head_size, spec.state_size)
@@ -77,7 +94,9 @@ class Mamba2(nn.Module):
         step = F.softplus(parts[:, rows["step"]].float() + self.step_bias)
         if spec.least_step > 0.0 or spec.most_step != float("inf"):
             step = step.clamp(spec.least_step, spec.most_step)
-        out: torch.Tensor = self._gated(plan.compute(self._segments, fed, step), parts[:, rows["gate"]])
+        out: torch.Tensor = self._gated(
+            plan.compute(self._segments, fed, step), parts[:, rows["gate"]]
+        )
         out = self.outward(out.to(x.dtype))
         return out if spec.out_scale == 1.0 else out * spec.out_scale
 
@@ -85,7 +104,11 @@ class Mamba2(nn.Module):
         """Return what the state space gives, [n, length, width] in float32."""
         assert self.cache is not None, "bind_kv was not called"
         spec, (inputs, states) = self.spec, self.cache
-        sizes = [self.heads * spec.head_size, self.groups * spec.state_size, self.groups * spec.state_size]
+        sizes = [
+            self.heads * spec.head_size,
+            self.groups * spec.state_size,
+            self.groups * spec.state_size,
+        ]
         seen = self.conv(fed, run, inputs)
         x, write, read = torch.split(seen, sizes, -1)
         x = x.view(run.count, run.length, self.heads, -1)
@@ -107,20 +130,30 @@ class GatedGroupNorm(nn.Module):
     Where ranks do not divide the groups, each computes them all.
     """
 
-    def __init__(self, spec: Mamba2Spec, context: BuildContext, weights: WeightMap, prefix: str) -> None:
+    def __init__(
+        self, spec: Mamba2Spec, context: BuildContext, weights: WeightMap, prefix: str
+    ) -> None:
         super().__init__()
         assert spec.norm is not None
-        self._eps, self._norm_first = spec.norm.eps, spec.norm_first
+        self._eps = spec.norm.eps
+        self._norm_first = spec.norm_first
         whole = ParallelGroup()
         self._group = context.group if spec.groups % context.group.size else whole
         split = whole if spec.groups % context.group.size else context.group
         self._groups = split.share(spec.groups, "groups of a state space")
-        self.weight = empty_parameter(split.share(spec.width, "width of a state space"), dtype=context.dtype)
-        weights.add(f"{prefix}.weight", (spec.width,), lambda tensor: fill(self.weight.data, split.cut(tensor, 0)))
+        self.weight = empty_parameter(
+            split.share(spec.width, "width of a state space"), dtype=context.dtype
+        )
+        weights.add(
+            f"{prefix}.weight",
+            (spec.width,),
+            lambda tensor: fill(self.weight.data, split.cut(tensor, 0)),
+        )
 
     def forward(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         """Return x [n, width], gated and normalised."""
-        x, gate = self._group.all_gather(x), F.silu(self._group.all_gather(gate).float())
+        x = self._group.all_gather(x)
+        gate = F.silu(self._group.all_gather(gate).float())
         if not self._norm_first:
             x = x * gate
         grouped = x.view(*x.shape[:-1], self._groups, -1)

@@ -57,9 +57,15 @@ class Mlp(nn.Module):
             transposed=names.transposed,
         )
         self.activate = make_activation(
-            spec.activation, gated=spec.gated, prefix=f"{layer}.{names.activation}", context=context, weights=weights
+            spec.activation,
+            gated=spec.gated,
+            prefix=f"{layer}.{names.activation}",
+            context=context,
+            weights=weights,
         )
-        self._group, self._gate_scale, self._out_scale = context.group, spec.gate_scale, spec.out_scale
+        self._group = context.group
+        self._gate_scale = spec.gate_scale
+        self._out_scale = spec.out_scale
         prefix = f"{layer}.{names.mlp_inner}"
         self.inner_norm = optional_norm(spec.inner_norm, spec.width, context, weights, prefix)
 

@@ -1,4 +1,6 @@
-"""Mixture of experts: a router chooses for each token, the `moe` op computes; nothing is read back to the host."""
+"""Mixture of experts: a router chooses for each token, the `moe` op computes; nothing is read back
+to the host.
+"""
 
 from __future__ import annotations
 
@@ -36,28 +38,48 @@ class Moe(nn.Module):
     ) -> None:
         super().__init__()
         self.spec = spec
-        self._group, self._ops = context.group, context.ops
+        self._group = context.group
+        self._ops = context.ops
         self._expect_router(hidden, names, layer, context, weights)
         self.experts = Experts(spec, spec.latent or hidden, names, layer, context, weights)
         self.latent_in = self.latent_out = None
         if spec.latent:
-            latent_in, latent_out = f"{layer}.{names.latent_in}", f"{layer}.{names.latent_out}"
+            latent_in = f"{layer}.{names.latent_in}"
+            latent_out = f"{layer}.{names.latent_out}"
             self.latent_in = Linear(
-                context, weights, latent_in, hidden, [Slice("in", spec.latent)], bias=spec.latent_bias
+                context,
+                weights,
+                latent_in,
+                hidden,
+                [Slice("in", spec.latent)],
+                bias=spec.latent_bias,
             )
             self.latent_out = Linear(
-                context, weights, latent_out, spec.latent, [Slice("out", hidden)], bias=spec.latent_bias
+                context,
+                weights,
+                latent_out,
+                spec.latent,
+                [Slice("out", hidden)],
+                bias=spec.latent_bias,
             )
         self.shared: Mlp | None = None
         self.shared_share: nn.Parameter | None
         self.register_parameter("shared_share", None)
         if spec.shared is not None:
-            own = replace(names, gate=names.shared_gate, up=names.shared_up, gate_up=names.shared_gate_up)
-            self.shared = Mlp(spec.shared, hidden, replace(own, down=names.shared_down), layer, context, weights)
+            own = replace(
+                names, gate=names.shared_gate, up=names.shared_up, gate_up=names.shared_gate_up
+            )
+            self.shared = Mlp(
+                spec.shared, hidden, replace(own, down=names.shared_down), layer, context, weights
+            )
         if spec.shared_gate:
             share = empty_parameter(1, hidden, dtype=context.dtype)
             self.register_parameter("shared_share", share)
-            weights.add(f"{layer}.{names.shared_share}.weight", (1, hidden), lambda tensor: place(share, tensor))
+            weights.add(
+                f"{layer}.{names.shared_share}.weight",
+                (1, hidden),
+                lambda tensor: place(share, tensor),
+            )
             self.adapted_share = Adapted(f"{layer}.{names.shared_share}", 1, hidden)
 
     def _expect_router(
@@ -66,7 +88,11 @@ class Moe(nn.Module):
         experts = self.spec.experts + self.spec.zero_experts
         dtype = torch.float32 if self.spec.wide_router else context.dtype
         self.router = empty_parameter(experts, hidden, dtype=dtype)
-        weights.add(f"{layer}.{names.router}.weight", self.router.shape, lambda tensor: place(self.router, tensor))
+        weights.add(
+            f"{layer}.{names.router}.weight",
+            self.router.shape,
+            lambda tensor: place(self.router, tensor),
+        )
         self.adapted_router = Adapted(f"{layer}.{names.router}", experts, hidden)
         bias = empty_parameter(experts, dtype=dtype) if self.spec.router_bias else None
         chosen = empty_parameter(experts, dtype=torch.float32) if self.spec.choice_bias else None
@@ -81,12 +107,20 @@ class Moe(nn.Module):
         self.expert_scale: nn.Parameter | None
         self.register_parameter("expert_scale", scale)
         if scale is not None:
-            weights.add(f"{layer}.{names.expert_scale}", (experts,), lambda tensor: place(scale, tensor))
+            weights.add(
+                f"{layer}.{names.expert_scale}", (experts,), lambda tensor: place(scale, tensor)
+            )
         if bias is not None:
-            weights.add(f"{layer}.{names.router}.bias", (experts,), lambda tensor: place(bias, tensor))
+            weights.add(
+                f"{layer}.{names.router}.bias", (experts,), lambda tensor: place(bias, tensor)
+            )
         if chosen is not None:
             shape = (1, experts) if names.choice_bias_row else (experts,)
-            weights.add(f"{layer}.{names.choice_bias}", shape, lambda tensor: fill(chosen.data, tensor.view(-1)))
+            weights.add(
+                f"{layer}.{names.choice_bias}",
+                shape,
+                lambda tensor: fill(chosen.data, tensor.view(-1)),
+            )
 
     def forward(self, x: torch.Tensor, routed_by: torch.Tensor | None = None) -> torch.Tensor:
         """Return [n, hidden]; the router reads `routed_by` where it is not x."""
@@ -106,7 +140,8 @@ class Moe(nn.Module):
         if self.spec.zero_experts:
             whole = experts >= self.spec.experts
             kept = (shares * whole).sum(-1, keepdim=True)
-            shares, experts = shares.masked_fill(whole, 0.0), experts.masked_fill(whole, 0)
+            shares = shares.masked_fill(whole, 0.0)
+            experts = experts.masked_fill(whole, 0)
         out = self._routed(x if self.latent_in is None else self.latent_in(x), shares, experts)
         if kept is not None:
             out = out + x * kept.to(x.dtype)
@@ -116,7 +151,9 @@ class Moe(nn.Module):
             return out
         shared: torch.Tensor = self.shared(x)
         if self.shared_share is not None:
-            shared = shared * self.adapted_share(x, self._ops.linear(x, self.shared_share)).sigmoid()
+            shared = (
+                shared * self.adapted_share(x, self._ops.linear(x, self.shared_share)).sigmoid()
+            )
         return out + shared
 
     def _routed(self, x: torch.Tensor, shares: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
@@ -126,11 +163,15 @@ class Moe(nn.Module):
         out = self._group.all_reduce(self.experts(x, shares, experts))
         if self.experts.down_bias is None:
             return out
-        weights = torch.zeros(len(x), self.spec.experts, device=x.device).scatter_(1, experts, shares)
+        weights = torch.zeros(len(x), self.spec.experts, device=x.device).scatter_(
+            1, experts, shares
+        )
         return out + self._ops.linear(weights.to(x.dtype), self.experts.down_bias.T)
 
     def _scaled(self, x: torch.Tensor, shares: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
-        """Return the sum of experts that each read the token times their share: as tokens of one expert each."""
+        """Return the sum of experts that each read the token times their share: as tokens of one
+        expert each.
+        """
         count, top_k = shares.shape
         parts = (x[:, None] * shares[..., None].to(x.dtype)).flatten(0, 1)  # [n * k, hidden]
         out = self.experts(parts, torch.ones_like(shares).view(-1, 1), experts.view(-1, 1))

@@ -18,10 +18,14 @@ if TYPE_CHECKING:
 class RmsNorm(nn.Module):
     """x / rms(x) * (weight + offset)."""
 
-    def __init__(self, spec: NormSpec, width: int, context: BuildContext, weights: WeightMap, prefix: str) -> None:
+    def __init__(
+        self, spec: NormSpec, width: int, context: BuildContext, weights: WeightMap, prefix: str
+    ) -> None:
         super().__init__()
-        self._eps, self._offset = spec.eps, spec.offset
-        self._norm, self._add_norm = context.ops.rms_norm, context.ops.add_rms_norm
+        self._eps = spec.eps
+        self._offset = spec.offset
+        self._norm = context.ops.rms_norm
+        self._add_norm = context.ops.add_rms_norm
         if spec.weight:
             self.weight = empty_parameter(width, dtype=context.dtype)
             weights.add(f"{prefix}.weight", (width,), lambda tensor: place(self.weight, tensor))
@@ -40,7 +44,9 @@ class RmsNorm(nn.Module):
 class LayerNorm(nn.Module):
     """(x - mean) / std * (weight + offset) + bias."""
 
-    def __init__(self, spec: NormSpec, width: int, context: BuildContext, weights: WeightMap, prefix: str) -> None:
+    def __init__(
+        self, spec: NormSpec, width: int, context: BuildContext, weights: WeightMap, prefix: str
+    ) -> None:
         super().__init__()
         weight = empty_parameter(width, dtype=context.dtype) if spec.weight else None
         bias = empty_parameter(width, dtype=context.dtype) if spec.bias else None
@@ -48,9 +54,14 @@ class LayerNorm(nn.Module):
         self.bias: nn.Parameter | None
         self.register_parameter("weight", weight)
         self.register_parameter("bias", bias)
-        self._eps, self._norm = spec.eps, context.ops.layer_norm
+        self._eps = spec.eps
+        self._norm = context.ops.layer_norm
         if weight is not None:
-            weights.add(f"{prefix}.weight", (width,), lambda tensor: _place_plus(weight, tensor, spec.offset))
+            weights.add(
+                f"{prefix}.weight",
+                (width,),
+                lambda tensor: _place_plus(weight, tensor, spec.offset),
+            )
         if bias is not None:
             weights.add(f"{prefix}.bias", (width,), lambda tensor: place(bias, tensor))
 
@@ -67,7 +78,9 @@ class LayerNorm(nn.Module):
 Norm = RmsNorm | LayerNorm
 
 
-def make_norm(spec: NormSpec, width: int, context: BuildContext, weights: WeightMap, prefix: str) -> Norm:
+def make_norm(
+    spec: NormSpec, width: int, context: BuildContext, weights: WeightMap, prefix: str
+) -> Norm:
     """Return the layer a spec describes, reading its tensors from `prefix`."""
     kind = RmsNorm if spec.kind == "rms" else LayerNorm
     return kind(spec, width, context, weights, prefix)
@@ -83,8 +96,8 @@ def optional_norm(
 class HeadsNorm(nn.Module):
     """A norm over each head, every head with its own weights.
 
-    The checkpoint has them in one tensor [heads, head_size], or in one per head where `prefix` has a `{}`. A rank holds
-    the heads of its part of `parts`; ranks with an equal part hold copies.
+    The checkpoint has them in one tensor [heads, head_size], or in one per head where `prefix` has
+    a `{}`. A rank holds the heads of its part of `parts`; ranks with an equal part hold copies.
     """
 
     def __init__(
@@ -103,7 +116,9 @@ class HeadsNorm(nn.Module):
         self._plain = make_norm(_without_weight(spec), size, context, weights, prefix)
         self.weight = empty_parameter(len(own), size, dtype=context.dtype)
         if "{}" not in prefix:
-            weights.add(f"{prefix}.weight", shape, lambda tensor: fill(self.weight.data, tensor[part]))
+            weights.add(
+                f"{prefix}.weight", shape, lambda tensor: fill(self.weight.data, tensor[part])
+            )
             return
         for head in range(heads):
             row = self.weight.data[head - own.start] if head in own else None

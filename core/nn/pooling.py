@@ -32,7 +32,8 @@ class PoolingHead(nn.Module):
 
     def __init__(self, spec: PoolingSpec, width: int, weights: WeightMap) -> None:
         super().__init__()
-        layers, width = [], width * len(spec.poolers)
+        layers = []
+        width = width * len(spec.poolers)
         for dense in spec.head:
             layers.append(Dense(dense, width, weights))
             width = dense.width
@@ -54,14 +55,23 @@ class Dense(nn.Module):
         self._residual = spec.residual
         self._activate = ACTIVATIONS[spec.activation]
         self.weight = self._expect("weight", (spec.width, width), f"{spec.name}.weight", weights)
-        self.bias = self._expect("bias", (spec.width,), f"{spec.name}.bias", weights) if spec.bias else None
+        self.bias = (
+            self._expect("bias", (spec.width,), f"{spec.name}.bias", weights) if spec.bias else None
+        )
         self._norm: NormSpec | None = spec.norm
-        norm, name = spec.norm, spec.norm_name
-        self.norm_weight = self._expect("norm_weight", (spec.width,), f"{name}.weight", weights) if norm else None
+        norm = spec.norm
+        name = spec.norm_name
+        self.norm_weight = (
+            self._expect("norm_weight", (spec.width,), f"{name}.weight", weights) if norm else None
+        )
         has_bias = norm is not None and norm.bias
-        self.norm_bias = self._expect("norm_bias", (spec.width,), f"{name}.bias", weights) if has_bias else None
+        self.norm_bias = (
+            self._expect("norm_bias", (spec.width,), f"{name}.bias", weights) if has_bias else None
+        )
 
-    def _expect(self, name: str, shape: tuple[int, ...], stored: str, weights: WeightMap) -> nn.Parameter:
+    def _expect(
+        self, name: str, shape: tuple[int, ...], stored: str, weights: WeightMap
+    ) -> nn.Parameter:
         parameter = empty_parameter(*shape, dtype=torch.float32)
         self.register_parameter(name, parameter)
         weights.add(stored, shape, lambda tensor: place(parameter, tensor))

@@ -1,4 +1,6 @@
-"""Chooses the quantization method of a model: what its checkpoint states, unless the user says otherwise."""
+"""Chooses the quantization method of a model: what its checkpoint states, unless the user says
+otherwise.
+"""
 
 from __future__ import annotations
 
@@ -20,20 +22,28 @@ if TYPE_CHECKING:
 PLAIN = "none"
 """The method of checkpoints that state none."""
 PLAIN_WEIGHTS = "plain weights"
-"""What an entry gives that keeps those weights for a device that another method leaves as they are."""
+"""What an entry gives that keeps those weights for a device that another method leaves as they are.
+"""
 
 
 def quant_method(config: EngineConfig, source: ModelSource, registry: Registry) -> QuantMethod:
-    """Return the method. Raises `ModelError` for one that is not loaded or does not read what the checkpoint states."""
-    stated, asked = source.quantization, config.model.quantization
-    by_name = {registered.entry.name: registered for registered in registry.entries("quant_methods")}
+    """Return the method.
+
+    Raises `ModelError` for one that is not loaded or does not read what the checkpoint states.
+    """
+    stated = source.quantization
+    asked = config.model.quantization
+    by_name = {
+        registered.entry.name: registered for registered in registry.entries("quant_methods")
+    }
     meant = _meant(stated, None, by_name)
     name = _meant(asked, meant, by_name) or meant or PLAIN
     if name not in by_name:
         who = "--quantization" if asked else "the checkpoint"
         raise ModelError(
             f"{who} names the quantization method {name!r}, which no loaded plugin has"
-            f"{did_you_mean(name, by_name) or '.'} Known: {', '.join(sorted(by_name))}. Install a plugin that brings it "
+            f"{did_you_mean(name, by_name) or '.'} Known: {', '.join(sorted(by_name))}. Install a "
+            "plugin that brings it "
             "(hook engine_quant_methods), or take a checkpoint without quantization."
         )
     chosen = by_name[name]
@@ -41,7 +51,8 @@ def quant_method(config: EngineConfig, source: ModelSource, registry: Registry) 
     facts = getattr(source.hf_config, "quantization_config", None)
     is_another = bool(stated) and meant != name
     contradiction = ModelError(
-        f"--quantization {asked} does not read this checkpoint, whose weights are stored as {stated!r:.80} by its own "
+        f"--quantization {asked} does not read this checkpoint, whose weights are stored as "
+        f"{stated!r:.80} by its own "
         "account. Leave --quantization out, or take a checkpoint that is not quantized."
     )
     try:
@@ -51,16 +62,24 @@ def quant_method(config: EngineConfig, source: ModelSource, registry: Registry) 
         if is_another and stated not in getattr(made, "reads", ()):
             raise contradiction from error
         if asked and asked != name:  # it knows itself by one name
-            raise ModelError(str(error).replace(f"--quantization {name} ", f"--quantization {asked} ")) from error
+            raise ModelError(
+                str(error).replace(f"--quantization {name} ", f"--quantization {asked} ")
+            ) from error
         raise
     if is_another and stated not in getattr(method, "reads", ()):
         raise contradiction
     return method
 
 
-def tell_stored(method: QuantMethod, names: WeightNames, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Tell a method of which type each tensor of the checkpoint is, under the name that it has in the model."""
-    stored_as: Callable[[Mapping[str, torch.dtype]], None] | None = getattr(method, "stored_as", None)
+def tell_stored(
+    method: QuantMethod, names: WeightNames, tensors: Iterable[tuple[str, torch.Tensor]]
+) -> None:
+    """Tell a method of which type each tensor of the checkpoint is, under the name that it has in
+    the model.
+    """
+    stored_as: Callable[[Mapping[str, torch.dtype]], None] | None = getattr(
+        method, "stored_as", None
+    )
     if stored_as is not None:
         renamed = WeightMap(rename=names.rename).renamed
         stored_as({renamed(name): tensor.dtype for name, tensor in tensors})
@@ -77,8 +96,12 @@ def _meant(name: str | None, stated: str | None, by_name: Mapping[str, Registere
     return stated if stated in others else next(iter(sorted(others)), name)
 
 
-def plain_weights(config: EngineConfig, registry: Registry, facts: Mapping[str, Any]) -> QuantMethod | None:
-    """Return the best method that gives "plain weights" and fits `facts` (device, dtype, what the platform adds), if any."""
+def plain_weights(
+    config: EngineConfig, registry: Registry, facts: Mapping[str, Any]
+) -> QuantMethod | None:
+    """Return the best method that gives "plain weights" and fits `facts` (device, dtype, what the
+    platform adds), if any.
+    """
     for candidate in registry.rank("quant_methods", facts):
         if PLAIN_WEIGHTS in candidate.registered.entry.gives and not candidate.reason:
             made = registry.load(candidate.registered)

@@ -1,4 +1,6 @@
-"""Recurrent parts of layers by their facts: the one place that knows which module a spec stands for."""
+"""Recurrent parts of layers by their facts: the one place that knows which module a spec stands
+for.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,14 @@ from core.nn.lightning import Lightning
 from core.nn.mamba import Mamba
 from core.nn.mamba2 import Mamba2
 from core.nn.rg_lru import RgLru
-from core.spec.recurrent import GatedConvSpec, GatedDeltaSpec, LightningSpec, Mamba2Spec, MambaSpec, RgLruSpec
+from core.spec.recurrent import (
+    GatedConvSpec,
+    GatedDeltaSpec,
+    LightningSpec,
+    Mamba2Spec,
+    MambaSpec,
+    RgLruSpec,
+)
 
 if TYPE_CHECKING:
     from core.contracts import BuildContext
@@ -18,7 +27,8 @@ if TYPE_CHECKING:
     from core.spec.recurrent import RecurrentSpec
 
 Recurrent = Mamba | Mamba2 | GatedDelta | Lightning | GatedConv | RgLru
-"""A module with `kv_spec` (what it keeps), `cache` (which `bind_kv` sets), and `forward(x, plan)`."""
+"""A module with `kv_spec` (what it keeps), `cache` (which `bind_kv` sets), and `forward(x, plan)`.
+"""
 
 _MODULES: Final[dict[type, Any]] = {
     MambaSpec: Mamba,

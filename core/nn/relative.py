@@ -15,13 +15,19 @@ if TYPE_CHECKING:
 
 
 class RelativeBias(nn.Module):
-    """The checkpoint's [numbers, heads], spread over distances as `AttentionParams.distance_bias` has them."""
+    """The checkpoint's [numbers, heads], spread over distances as `AttentionParams.distance_bias`
+    has them.
+    """
 
-    def __init__(self, spec: RelativeSpec, heads: int, context: BuildContext, weights: WeightMap, prefix: str) -> None:
+    def __init__(
+        self, spec: RelativeSpec, heads: int, context: BuildContext, weights: WeightMap, prefix: str
+    ) -> None:
         super().__init__()
         own = context.group.share(heads, "num_attention_heads")
         self.by_distance: torch.Tensor
-        self.register_buffer("by_distance", torch.empty(own, 2 * spec.most + 1, dtype=torch.float32))
+        self.register_buffer(
+            "by_distance", torch.empty(own, 2 * spec.most + 1, dtype=torch.float32)
+        )
         shares = share_of_distances(spec)
 
         def spread(tensor: torch.Tensor) -> None:
@@ -32,12 +38,15 @@ class RelativeBias(nn.Module):
 
     def around(self, length: int) -> torch.Tensor:
         """Return the numbers of sequences up to `length`, as the op `full_attention` takes them."""
-        reach, ahead = self.by_distance.shape[1] // 2, torch.arange(1 - length, length, device=self.by_distance.device)
+        reach = self.by_distance.shape[1] // 2
+        ahead = torch.arange(1 - length, length, device=self.by_distance.device)
         return self.by_distance[:, ahead.clamp(-reach, reach) + reach]
 
 
 def share_of_distances(spec: RelativeSpec) -> torch.Tensor:
-    """Return which number each distance gets, from keys `most` tokens behind to `most` ahead: int64 [2 * most + 1]."""
+    """Return which number each distance gets, from keys `most` tokens behind to `most` ahead: int64
+    [2 * most + 1].
+    """
     with torch.device("cpu"):
         ahead = torch.arange(-spec.most, spec.most + 1)
         numbers = spec.numbers // 2 if spec.both_ways else spec.numbers

@@ -22,36 +22,65 @@ if TYPE_CHECKING:
 
 
 class RgLru(nn.Module):
-    """One layer, its heads split over ranks. Its state: the convolution's last inputs, and a number of each channel."""
+    """One layer, its heads split over ranks.
 
-    def __init__(self, spec: RgLruSpec, hidden: int, prefix: str, context: BuildContext, weights: WeightMap) -> None:
+    Its state: the convolution's last inputs, and a number of each channel.
+    """
+
+    def __init__(
+        self, spec: RgLruSpec, hidden: int, prefix: str, context: BuildContext, weights: WeightMap
+    ) -> None:
         super().__init__()
-        self.spec, width = spec, spec.width
+        self.spec = spec
+        width = spec.width
         self._sum = context.ops.fading_sum
-        slices = [Slice("x", width, f"{prefix}.linear_x"), Slice("gate", width, f"{prefix}.linear_y")]
-        self.inward = Linear(context, weights, slices[0].prefix, hidden, slices, split="rows", bias=True)
-        self.activation = make_activation(spec.activation, gated=False, prefix=prefix, context=context, weights=weights)
-        fed, out = [Slice("x", width)], [Slice("out", hidden)]
-        self.conv = ShortConv(fed, spec.kernel, context, weights, f"{prefix}.conv_1d", bias=True, activate=False)
-        self.outward = Linear(context, weights, f"{prefix}.linear_out", width, out, split="columns", bias=True)
-        self._group, self.heads = context.group, context.group.share(spec.heads, "heads of a recurrence")
-        lru, size = f"{prefix}.rg_lru", width // spec.heads
+        slices = [
+            Slice("x", width, f"{prefix}.linear_x"),
+            Slice("gate", width, f"{prefix}.linear_y"),
+        ]
+        self.inward = Linear(
+            context, weights, slices[0].prefix, hidden, slices, split="rows", bias=True
+        )
+        self.activation = make_activation(
+            spec.activation, gated=False, prefix=prefix, context=context, weights=weights
+        )
+        fed = [Slice("x", width)]
+        out = [Slice("out", hidden)]
+        self.conv = ShortConv(
+            fed, spec.kernel, context, weights, f"{prefix}.conv_1d", bias=True, activate=False
+        )
+        self.outward = Linear(
+            context, weights, f"{prefix}.linear_out", width, out, split="columns", bias=True
+        )
+        self._group = context.group
+        self.heads = context.group.share(spec.heads, "heads of a recurrence")
+        lru = f"{prefix}.rg_lru"
+        size = width // spec.heads
         own = self.heads * size
         self.rate = empty_parameter(own, dtype=torch.float32)
         weights.add(f"{lru}.recurrent_param", (width,), self._take_rate)
         self.input_gate, self.input_bias = self._gate(f"{lru}.input_gate", size, context, weights)
-        self.forget_gate, self.forget_bias = self._gate(f"{lru}.recurrent_gate", size, context, weights)
+        self.forget_gate, self.forget_bias = self._gate(
+            f"{lru}.recurrent_gate", size, context, weights
+        )
         self.kv_spec = RecurrentState((self.conv.state_part, ((own,), state_dtype(context))))
         self.cache: States | None = None
 
     def _gate(
         self, prefix: str, size: int, context: BuildContext, weights: WeightMap
     ) -> tuple[nn.Parameter, nn.Parameter]:
-        heads, cut = self.spec.heads, self._group.cut
+        heads = self.spec.heads
+        cut = self._group.cut
         weight = empty_parameter(self.heads, size, size, dtype=context.dtype)
         bias = empty_parameter(self.heads, 1, size, dtype=context.dtype)
-        weights.add(f"{prefix}_weight", (heads, size, size), lambda tensor: fill(weight.data, cut(tensor, 0)))
-        weights.add(f"{prefix}_bias", (heads, size), lambda tensor: fill(bias.data, cut(tensor, 0)[:, None]))
+        weights.add(
+            f"{prefix}_weight",
+            (heads, size, size),
+            lambda tensor: fill(weight.data, cut(tensor, 0)),
+        )
+        weights.add(
+            f"{prefix}_bias", (heads, size), lambda tensor: fill(bias.data, cut(tensor, 0)[:, None])
+        )
         return weight, bias
 
     def _take_rate(self, tensor: torch.Tensor) -> None:
@@ -73,7 +102,10 @@ class RgLru(nn.Module):
         heads = x.reshape(run.count * run.length, self.heads, -1).transpose(0, 1)
         opened, forgotten = (
             torch.baddbmm(bias, heads, weight).transpose(0, 1).reshape(x.shape).float().sigmoid()
-            for weight, bias in ((self.input_gate, self.input_bias), (self.forget_gate, self.forget_bias))
+            for weight, bias in (
+                (self.input_gate, self.input_bias),
+                (self.forget_gate, self.forget_bias),
+            )
         )
         decay = forgotten * self.rate
         norm = torch.sqrt(1 - (2 * decay).exp())

@@ -1,7 +1,7 @@
 """Rotary positions: one table of cosines and sines per variant, shared by the layers that use it.
 
-A variant that depends on the length of the sequence is fixed by the longest context served, so that a cached
-key is a function of its position alone.
+A variant that depends on the length of the sequence is fixed by the longest context served, so that
+a cached key is a function of its position alone.
 """
 
 from __future__ import annotations
@@ -31,12 +31,16 @@ class Rotary:
 
     def __init__(self, spec: RopeSpec, max_positions: int, context: BuildContext) -> None:
         self.cos_sin: torch.Tensor
-        self._spec, self._max_positions, self._device = spec, max_positions, context.device
+        self._spec = spec
+        self._max_positions = max_positions
+        self._device = context.device
         self.interleaved = spec.interleaved
         self._rotary: Callable[..., tuple[torch.Tensor, torch.Tensor]] = context.ops.rotary
 
     def finish(self) -> None:
-        """Make the table; called once, when the checkpoint has proven that the sizes in its config are real."""
+        """Make the table; called once, when the checkpoint has proven that the sizes in its config
+        are real.
+        """
         self.cos_sin = cos_sin_table(self._spec, self._max_positions).to(self._device)
 
     def __call__(
@@ -58,8 +62,11 @@ def cos_sin_table(spec: RopeSpec, max_positions: int) -> torch.Tensor:
 
 
 def inverse_frequencies(spec: RopeSpec, max_positions: int) -> tuple[torch.Tensor, float]:
-    """Return the angle per position of each pair, float32 [spec.size / 2], and the factor on cosines and sines."""
-    scaling, size = spec.scaling, spec.size
+    """Return the angle per position of each pair, float32 [spec.size / 2], and the factor on
+    cosines and sines.
+    """
+    scaling = spec.scaling
+    size = spec.size
     exponents = torch.arange(0, size, 2, dtype=torch.int64).float() / size
     plain = 1.0 / (spec.theta**exponents)
     match scaling:
@@ -69,7 +76,9 @@ def inverse_frequencies(spec: RopeSpec, max_positions: int) -> tuple[torch.Tenso
             return plain / factor, 1.0
         case DynamicScaling(factor, original):
             length = max(max_positions, original)
-            theta = spec.theta * ((factor * length / original) - (factor - 1)) ** (size / (size - 2))
+            theta = spec.theta * ((factor * length / original) - (factor - 1)) ** (
+                size / (size - 2)
+            )
             return 1.0 / (theta**exponents), 1.0
         case Llama3Scaling():
             return _llama3(plain, scaling), 1.0
@@ -87,7 +96,8 @@ def inverse_frequencies(spec: RopeSpec, max_positions: int) -> tuple[torch.Tenso
 
 def _llama3(plain: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
     wavelength = 2 * math.pi / plain
-    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    low = scaling.low_freq_factor
+    high = scaling.high_freq_factor
     smooth = (scaling.original / wavelength - low) / (high - low)
     between = (1 - smooth) * plain / scaling.factor + smooth * plain
     is_long = wavelength > scaling.original / low
@@ -98,12 +108,19 @@ def _llama3(plain: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
 def _yarn(spec: RopeSpec, exponents: torch.Tensor, scaling: YarnScaling) -> torch.Tensor:
     def dimension(rotations: float) -> float:
         """Return the pair that turns so many times over the original context."""
-        return spec.size * math.log(scaling.original / (rotations * 2 * math.pi)) / (2 * math.log(spec.theta))
+        return (
+            spec.size
+            * math.log(scaling.original / (rotations * 2 * math.pi))
+            / (2 * math.log(spec.theta))
+        )
 
-    low, high = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
+    low = dimension(scaling.beta_fast)
+    high = dimension(scaling.beta_slow)
     if scaling.truncate:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, spec.size - 1)
+        low = math.floor(low)
+        high = math.ceil(high)
+    low = max(low, 0)
+    high = min(high, spec.size - 1)
     if low == high:
         high += 0.001
     pairs = torch.arange(spec.size // 2, dtype=torch.float32)

@@ -10,7 +10,9 @@ if TYPE_CHECKING:
     from core.spec.decoder import MoeSpec
 
 
-def choose(spec: MoeSpec, logits: torch.Tensor, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+def choose(
+    spec: MoeSpec, logits: torch.Tensor, bias: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return shares and experts [n, top_k] of tokens with router logits [n, experts] in float32."""
     if spec.score == "sparsemixer":
         return _sparsemixer(logits, spec.top_k, spec.jitter)
@@ -35,9 +37,15 @@ def _best_groups(spec: MoeSpec, wanted: torch.Tensor) -> torch.Tensor:
     return grouped.masked_fill(is_out[..., None], float("-inf")).view_as(wanted)
 
 
-def _sparsemixer(logits: torch.Tensor, top_k: int, jitter: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the best expert, then the best of the others, ...; each shares with those nearly as good only."""
-    left, shares, experts = logits, [], []
+def _sparsemixer(
+    logits: torch.Tensor, top_k: int, jitter: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the best expert, then the best of the others, ...; each shares with those nearly as
+    good only.
+    """
+    left = logits
+    shares = []
+    experts = []
     for _ in range(top_k):
         best, expert = left.max(dim=-1, keepdim=True)
         is_far = (best - logits) / logits.abs().clamp(min=best) > 2 * jitter

@@ -1,4 +1,6 @@
-"""A transformer whose weights several layers share: each use has a cache, products of low rank and a last product of its own."""
+"""A transformer whose weights several layers share: each use has a cache, products of low rank and
+a last product of its own.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ if TYPE_CHECKING:
 
 
 class LowRank(nn.Module):
-    """What one use adds to a shared product: for each prefix, a narrow product and one from there to its slices."""
+    """What one use adds to a shared product: for each prefix, a narrow product and one from there
+    to its slices.
+    """
 
     def __init__(
         self,
@@ -37,7 +41,8 @@ class LowRank(nn.Module):
         down = [Slice(prefix, rank, f"{prefix}.0") for prefix, _ in parts]
         self.down = Linear(context, weights, "", width, down)
         self.ups = nn.ModuleList(
-            Linear(context, weights, f"{prefix}.1", rank, slices, split="rows") for prefix, slices in parts
+            Linear(context, weights, f"{prefix}.1", rank, slices, split="rows")
+            for prefix, slices in parts
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -63,31 +68,58 @@ class SharedBlock(nn.Module):
         weights: WeightMap,
     ) -> None:
         super().__init__()
-        group, stored, mlp, read = context.group, spec.stored, spec.mlp, 2 * hidden
-        heads, kv_heads = group.share(attention.heads, "heads"), group.share(attention.kv_heads, "key-value heads")
+        group = context.group
+        stored = spec.stored
+        mlp = spec.mlp
+        read = 2 * hidden
+        heads, kv_heads = (
+            group.share(attention.heads, "heads"),
+            group.share(attention.kv_heads, "key-value heads"),
+        )
         size = attention.head_size
         self.kv_spec = FullAttention(kv_heads, size, str(context.dtype).removeprefix("torch."))
-        self.params = AttentionParams(heads, kv_heads, size, size**-0.5 if attention.scale is None else attention.scale)
+        self.params = AttentionParams(
+            heads, kv_heads, size, size**-0.5 if attention.scale is None else attention.scale
+        )
         self.cache: torch.Tensor | None = None
-        self._backend, self._rotary = context.attention, rotary
+        self._backend = context.attention
+        self._rotary = rotary
 
-        def shared(name: str, width: int, slices: Sequence[Slice], split: str, bias: bool = False) -> Linear:
+        def shared(
+            name: str, width: int, slices: Sequence[Slice], split: str, bias: bool = False
+        ) -> Linear:
             prefix = f"{stored}.{name}"
-            return weights.once(prefix, lambda: Linear(context, weights, prefix, width, slices, split=split, bias=bias))
+            return weights.once(
+                prefix,
+                lambda: Linear(context, weights, prefix, width, slices, split=split, bias=bias),
+            )
 
         def norm(name: str, width: int) -> Any:
             prefix = f"{stored}.{name}"
-            return weights.once(prefix, lambda: make_norm(spec.norm, width, context, weights, prefix))
+            return weights.once(
+                prefix, lambda: make_norm(spec.norm, width, context, weights, prefix)
+            )
 
-        sizes = {"q": attention.heads * size, "k": attention.kv_heads * size, "v": attention.kv_heads * size}
-        heads_of = [Slice(name, width, f"{stored}.self_attn.{name}_proj") for name, width in sizes.items()]
-        self.norm_in, self.norm_mlp = norm("input_layernorm", read), norm("pre_ff_layernorm", hidden)
+        sizes = {
+            "q": attention.heads * size,
+            "k": attention.kv_heads * size,
+            "v": attention.kv_heads * size,
+        }
+        heads_of = [
+            Slice(name, width, f"{stored}.self_attn.{name}_proj") for name, width in sizes.items()
+        ]
+        self.norm_in = norm("input_layernorm", read)
+        self.norm_mlp = norm("pre_ff_layernorm", hidden)
         self.qkv = shared("self_attn.qkv", read, heads_of, "rows")
         self.out = shared("self_attn.o_proj", sizes["q"], [Slice("o", hidden)], "columns")
         both = [Slice("gate", mlp.width), Slice("up", mlp.width)]
         self.up = shared("feed_forward.gate_up_proj", hidden, both, "rows", mlp.bias)
-        self.down = shared("feed_forward.down_proj", mlp.width, [Slice("down", hidden)], "columns", mlp.bias)
-        self.activate = make_activation(mlp.activation, gated=True, prefix="", context=context, weights=weights)
+        self.down = shared(
+            "feed_forward.down_proj", mlp.width, [Slice("down", hidden)], "columns", mlp.bias
+        )
+        self.activate = make_activation(
+            mlp.activation, gated=True, prefix="", context=context, weights=weights
+        )
         self.adapt_qkv: LowRank | None = None
         if spec.adapts_attention:
             lists = f"{stored}.self_attn.linear_{{}}_adapter_list.{spec.use}"
@@ -97,14 +129,19 @@ class SharedBlock(nn.Module):
         self.adapt_up = LowRank([(prefix, both)], hidden, spec.rank, context, weights)
         self.last = Linear(context, weights, f"{layer}.linear", hidden, [Slice("out", hidden)])
 
-    def forward(self, x: torch.Tensor, embedded: torch.Tensor, positions: torch.Tensor, plan: Any) -> torch.Tensor:
-        """Return [n, hidden] for the stream and the tokens' embedding; keys and values go to the cache."""
+    def forward(
+        self, x: torch.Tensor, embedded: torch.Tensor, positions: torch.Tensor, plan: Any
+    ) -> torch.Tensor:
+        """Return [n, hidden] for the stream and the tokens' embedding; keys and values go to the
+        cache.
+        """
         x = self.norm_in(torch.cat([x, embedded], -1))
         product = self.qkv(x)
         if self.adapt_qkv is not None:
             product = product + self.adapt_qkv(x)
         query, key, value = (
-            product[:, self.qkv.slices[name]].reshape(len(x), -1, self.params.head_size) for name in ("q", "k", "v")
+            product[:, self.qkv.slices[name]].reshape(len(x), -1, self.params.head_size)
+            for name in ("q", "k", "v")
         )
         if self._rotary is not None:
             query, key = self._rotary(query, key, positions)

@@ -1,4 +1,6 @@
-"""Positions as sines and cosines that are added to an embedding: a formula, unless the checkpoint has stored them."""
+"""Positions as sines and cosines that are added to an embedding: a formula, unless the checkpoint
+has stored them.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,20 @@ if TYPE_CHECKING:
     from core.nn.weights import WeightMap
 
 
-def expect_sinusoids(table: torch.Tensor, kind: bool | str, prefix: str, weights: WeightMap) -> None:
-    """Fill a table of positions when a load ends, unless the checkpoint has stored one: then that is what it learned with."""
+def expect_sinusoids(
+    table: torch.Tensor, kind: bool | str, prefix: str, weights: WeightMap
+) -> None:
+    """Fill a table of positions when a load ends, unless the checkpoint has stored one: then that
+    is what it learned with.
+    """
     stored = False
 
     def take(tensor: torch.Tensor) -> None:
         nonlocal stored
         if tensor.ndim != 2 or tensor.shape[1] != table.shape[1] or len(tensor) < len(table):
             raise ModelError(
-                f"holds positions as {list(tensor.shape)}; at least {list(table.shape)} are needed. Lower --max-model-len."
+                f"holds positions as {list(tensor.shape)}; at least {list(table.shape)} are "
+                "needed. Lower --max-model-len."
             )
         stored = True
         fill(table, tensor[: len(table)])
@@ -42,6 +49,8 @@ def sinusoids(rows: int, size: int, *, wide: bool = False) -> torch.Tensor:
     """
     with torch.device("cpu"):
         half = size // 2
-        frequencies = torch.exp(torch.arange(half) * -(math.log(10_000) / (half if wide else half - 1)))
+        frequencies = torch.exp(
+            torch.arange(half) * -(math.log(10_000) / (half if wide else half - 1))
+        )
         angles = torch.arange(rows)[:, None] * frequencies
         return torch.cat([angles.sin(), angles.cos(), torch.zeros(rows, size % 2)], dim=1)

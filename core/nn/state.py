@@ -1,12 +1,15 @@
-"""Which recurrent states a step reads and writes, and in which order: worked out on the host, once per step and group.
+"""Which recurrent states a step reads and writes, and in which order: worked out on the host, once
+per step and group.
 
-A step's tokens of one sequence are cut where blocks end. Such a segment reads the state of the block that holds the
-position before it and writes its own block's. Segments of equal length are computed together, as [n, length, ...];
-those that read what others of the same step write come after them. That may be another sequence: one that begins
-alike is given the other's blocks in the step that fills them.
+A step's tokens of one sequence are cut where blocks end. Such a segment reads the state of the
+block that holds the position before it and writes its own block's. Segments of equal length are
+computed together, as [n, length, ...]; those that read what others of the same step write come
+after them. That may be another sequence: one that begins alike is given the other's blocks in the
+step that fills them.
 
-Guesses are segments of one token each, whose states go to spare places. Once it is known how many hold, the state behind the
-last of these is copied to its block, and so are those at boundaries before it.
+Guesses are segments of one token each, whose states go to spare places. Once it is known how many
+hold, the state behind the last of these is copied to its block, and so are those at boundaries
+before it.
 """
 
 from __future__ import annotations
@@ -28,7 +31,10 @@ if TYPE_CHECKING:
 
 Ints = npt.NDArray[np.int64]
 States = tuple[torch.Tensor, ...]
-"""A layer's cache: for each part of its state, [num_blocks, *shape]. Block 0 is the state before the first token."""
+"""A layer's cache: for each part of its state, [num_blocks, *shape].
+
+Block 0 is the state before the first token.
+"""
 LayerCache = torch.Tensor | States
 """What a caching layer is given: one tensor for attention, the parts of a state otherwise."""
 
@@ -37,7 +43,9 @@ def state_views(memory: torch.Tensor, spec: RecurrentState, num_blocks: int) -> 
     """Return a layer's memory, uint8, as its cache."""
     pages = torch.split(memory.view(num_blocks, -1), spec.part_bytes, dim=1)
     return tuple(
-        page[:, : math.prod(shape) * DTYPE_BYTES[dtype]].view(getattr(torch, dtype)).view(num_blocks, *shape)
+        page[:, : math.prod(shape) * DTYPE_BYTES[dtype]]
+        .view(getattr(torch, dtype))
+        .view(num_blocks, *shape)
         for page, (shape, dtype) in zip(pages, spec.parts, strict=True)
     )
 
@@ -45,7 +53,10 @@ def state_views(memory: torch.Tensor, spec: RecurrentState, num_blocks: int) -> 
 def with_spare(layers: Sequence[LayerKV], states: int, blocks: int) -> list[LayerKV]:
     """Return what layers keep, with so many spare states, or blocks of attention, beside."""
     return [
-        LayerKV(each.name, replace(each.spec, spare=states if isinstance(each.spec, RecurrentState) else blocks))
+        LayerKV(
+            each.name,
+            replace(each.spec, spare=states if isinstance(each.spec, RecurrentState) else blocks),
+        )
         for each in layers
     ]
 
@@ -112,7 +123,10 @@ class Guessed:
 
 @dataclass(frozen=True, slots=True)
 class StatePlan:
-    """One state group in one step. Runs are in an order in which every state is written before it is read."""
+    """One state group in one step.
+
+    Runs are in an order in which every state is written before it is read.
+    """
 
     runs: tuple[Run, ...]
     guessed: Guessed | None = None
@@ -128,7 +142,8 @@ class StatePlan:
     def compute(self, function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> torch.Tensor:
         """Return `function(run, *inputs)` for the tokens of every run, in the order of the step.
 
-        Inputs are [num_tokens, ...]; the function gets them as [count, length, ...] and returns such a tensor.
+        Inputs are [num_tokens, ...]; the function gets them as [count, length, ...] and returns
+        such a tensor.
         """
         if len(self.runs) == 1:
             return function(self.runs[0], *map(self.runs[0].take, inputs)).flatten(0, 1)
@@ -144,7 +159,8 @@ class StatePlan:
 
 @dataclass(frozen=True, slots=True)
 class EvenPlan(StatePlan):
-    """One token of each sequence, none of which reads what another writes: a step that graphs may hold, so it can be kept as
+    """One token of each sequence, none of which reads what another writes: a step that graphs may
+    hold, so it can be kept as
     the plans of attention can (`AttentionBackend.graph_support`)."""
 
     padding: int = 0
@@ -157,7 +173,8 @@ class EvenPlan(StatePlan):
         return cls((Run(count, 1, slice(0, count), places[:count], places[count:]),), None, padding)
 
     def kept(self, max_len: int) -> EvenPlan:
-        """Return a plan of as many sequences in memory of its own, which changes no state until it has taken a step: who
+        """Return a plan of as many sequences in memory of its own, which changes no state until it
+        has taken a step: who
         records one computes it several times, and a state is that of each token once."""
         del max_len
         run = self.runs[0]
@@ -165,7 +182,8 @@ class EvenPlan(StatePlan):
 
     def take(self, other: EvenPlan) -> None:
         """Copy what another step of as many sequences reads and writes."""
-        own, theirs = self.runs[0], other.runs[0]
+        own = self.runs[0]
+        theirs = other.runs[0]
         own.reads.copy_(theirs.reads)
         own.writes.copy_(theirs.writes)
 
@@ -193,22 +211,29 @@ def plan_states(
 ) -> StatePlan:
     """Return the plan of a step that computes `counts` tokens of each sequence from `starts` on.
 
-    `tables` [num_seqs, most blocks] are their block tables. A sequence that reads another's block stands behind it.
-    `padding` is the block of sequences that are none.
+    `tables` [num_seqs, most blocks] are their block tables. A sequence that reads another's block
+    stands behind it. `padding` is the block of sequences that are none.
     """
     each = np.arange(len(starts))
     if guesses is None and len(starts) == int(counts.sum()):
-        reads = np.where(starts > 0, tables[each, np.maximum(starts - 1, 0) // block_size], 0).astype(np.int64)
+        reads = np.where(
+            starts > 0, tables[each, np.maximum(starts - 1, 0) // block_size], 0
+        ).astype(np.int64)
         writes = tables[each, starts // block_size].astype(np.int64)
         if not np.isin(reads[reads != writes], writes).any():
             return EvenPlan.of(to_device(np.concatenate((reads, writes))), padding)
-    guessed, spare = np.zeros_like(counts), np.zeros_like(counts)
+    guessed = np.zeros_like(counts)
+    spare = np.zeros_like(counts)
     if guesses is not None:
         guessed[guesses.samples] = guesses.counts
         spare[guesses.samples] = guesses.spare + np.cumsum(guesses.counts) - guesses.counts
     waves = _waves(starts, counts, tables, block_size, guessed, spare)
     runs = [_run(length, segments) for (_, length), segments in sorted(waves)]
-    known = None if guesses is None else _guessed(starts + counts, tables, block_size, guesses, spare, to_device)
+    known = (
+        None
+        if guesses is None
+        else _guessed(starts + counts, tables, block_size, guesses, spare, to_device)
+    )
     return StatePlan(tuple(_on_device(runs, to_device)), known)
 
 
@@ -221,11 +246,16 @@ def _guessed(
     to_device: Callable[[Ints], torch.Tensor],
 ) -> Guessed:
     samples = guesses.counts.nonzero()[0]
-    own, counts = np.asarray(guesses.samples, dtype=np.int64)[samples], guesses.counts[samples]
+    own = np.asarray(guesses.samples, dtype=np.int64)[samples]
+    counts = guesses.counts[samples]
     ahead = np.arange(int(counts.max(initial=0)))
     positions = (ends[own] - counts)[:, None] + ahead
-    blocks = tables[own[:, None], np.minimum(positions // block_size, tables.shape[1] - 1)].astype(np.int64)
-    rows, before = ((positions % block_size == block_size - 1) & (ahead < counts[:, None])).nonzero()
+    blocks = tables[own[:, None], np.minimum(positions // block_size, tables.shape[1] - 1)].astype(
+        np.int64
+    )
+    rows, before = (
+        (positions % block_size == block_size - 1) & (ahead < counts[:, None])
+    ).nonzero()
     arrays = samples, spare[own], blocks, rows, before
     on_samples, on_spare, on_blocks, *full = map(to_device, arrays)
     return Guessed(on_samples, on_spare, on_blocks, (full[0], full[1]))
@@ -236,7 +266,12 @@ Segment = tuple[int, int, int]
 
 
 def _waves(
-    starts: Ints, counts: Ints, tables: npt.NDArray[np.int32], block_size: int, guessed: Ints, spare: Ints
+    starts: Ints,
+    counts: Ints,
+    tables: npt.NDArray[np.int32],
+    block_size: int,
+    guessed: Ints,
+    spare: Ints,
 ) -> Sequence[tuple[tuple[int, int], list[Segment]]]:
     """Return segments by (wave, length): a wave later than what writes the state they read."""
     written: dict[int, int] = {}  # block to the wave that writes it
@@ -255,7 +290,11 @@ def _waves(
         end = start + count - ahead
         while start < end:
             stop = min(end, (start // block_size + 1) * block_size)
-            enter(stop - start, int(table[(start - 1) // block_size]) if start else 0, int(table[start // block_size]))
+            enter(
+                stop - start,
+                int(table[(start - 1) // block_size]) if start else 0,
+                int(table[start // block_size]),
+            )
             start = stop
         behind = int(table[(end - 1) // block_size])
         for write in range(first, first + ahead):

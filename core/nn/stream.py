@@ -1,6 +1,8 @@
-"""The stream of vectors through a model's layers: how a part reads it, and how what the part gives is added.
+"""The stream of vectors through a model's layers: how a part reads it, and how what the part gives
+is added.
 
-The stream is `x + residual`: the newest part travels apart, so that adding and norm are one op. Knows no part.
+The stream is `x + residual`: the newest part travels apart, so that adding and norm are one op.
+Knows no part.
 """
 
 from __future__ import annotations
@@ -43,9 +45,13 @@ class Added(nn.Module):
 
     def __init__(self, norm_in: Norm | None, norm_out: Norm | None, scale: float = 1.0) -> None:
         super().__init__()
-        self.norm_in, self.norm_out, self._scale = norm_in, norm_out, scale
+        self.norm_in = norm_in
+        self.norm_out = norm_out
+        self._scale = scale
 
-    def forward(self, part: Part, x: torch.Tensor, residual: torch.Tensor | None, step: Step) -> Halves:
+    def forward(
+        self, part: Part, x: torch.Tensor, residual: torch.Tensor | None, step: Step
+    ) -> Halves:
         """Return the halves of the stream behind the part."""
         inner, stream = join(self.norm_in, x, residual)
         out = part(inner, stream, step)
@@ -61,7 +67,9 @@ class NormedSum(nn.Module):
         super().__init__()
         self.norm = norm
 
-    def forward(self, part: Part, x: torch.Tensor, residual: torch.Tensor | None, step: Step) -> Halves:
+    def forward(
+        self, part: Part, x: torch.Tensor, residual: torch.Tensor | None, step: Step
+    ) -> Halves:
         """Return the stream behind the part; it has one half."""
         assert residual is None, "a sum is whole"
         return self.norm.add(part(x, x, step), x)[0], None
@@ -75,7 +83,9 @@ class NormedStream(nn.Module):
         self.norm = norm
         self._kept, self._added = factors
 
-    def forward(self, part: Part, x: torch.Tensor, residual: torch.Tensor | None, step: Step) -> Halves:
+    def forward(
+        self, part: Part, x: torch.Tensor, residual: torch.Tensor | None, step: Step
+    ) -> Halves:
         """Return the stream behind the part; it has one half."""
         assert residual is None, "a sum is whole"
         x = self.norm(x)
@@ -83,13 +93,18 @@ class NormedStream(nn.Module):
 
 
 class Guided(nn.Module):
-    """The part reads the stream and what a guide makes of it, the sum normalised; the stream gets the part's alone."""
+    """The part reads the stream and what a guide makes of it, the sum normalised; the stream gets
+    the part's alone.
+    """
 
     def __init__(self, norm_in: Norm | None, guide: Part) -> None:
         super().__init__()
-        self.norm_in, self._guide = norm_in, guide
+        self.norm_in = norm_in
+        self._guide = guide
 
-    def forward(self, part: Part, x: torch.Tensor, residual: torch.Tensor | None, step: Step) -> Halves:
+    def forward(
+        self, part: Part, x: torch.Tensor, residual: torch.Tensor | None, step: Step
+    ) -> Halves:
         """Return the halves of the stream behind the part."""
         stream = join(None, x, residual)[1]
         guided = stream + self._guide(stream, stream, step)
@@ -99,7 +114,9 @@ class Guided(nn.Module):
 Joint = Added | NormedSum | NormedStream | Guided
 
 
-def join(norm: Norm | None, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+def join(
+    norm: Norm | None, x: torch.Tensor, residual: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Add the halves of the stream; return what the next part reads, and the stream."""
     if residual is None:
         return (x if norm is None else norm(x)), x

@@ -17,9 +17,11 @@ if TYPE_CHECKING:
 
 
 class Unpacked(KeptLayer):
-    """Gives `take` this rank's rows [n, in] of a weight after each load; between loads it keeps nothing.
+    """Gives `take` this rank's rows [n, in] of a weight after each load; between loads it keeps
+    nothing.
 
-    A quantization method that unpacks what is stored (`onto`) is asked; of others the weight is read plain.
+    A quantization method that unpacks what is stored (`onto`) is asked; of others the weight is
+    read plain.
     """
 
     def __init__(
@@ -34,9 +36,16 @@ class Unpacked(KeptLayer):
         super().__init__()
         self.ops = context.ops
         pieces = ((own, slice(0, own.stop - own.start)),)
-        part = Part(pieces=pieces, columns_in=slice(0, shape[1]), out_features=shape[0], in_features=shape[1])
+        part = Part(
+            pieces=pieces,
+            columns_in=slice(0, shape[1]),
+            out_features=shape[0],
+            in_features=shape[1],
+        )
         self.parts = {prefix: part}
-        self._sizes, self._dtype, self._give = (shape[1], own.stop - own.start), context.dtype, take
+        self._sizes = (shape[1], own.stop - own.start)
+        self._dtype = context.dtype
+        self._give = take
         asked = context.quant.linear(prefix)
         self.method = put_onto(asked, PlainLinear) if hasattr(asked, "onto") else PlainLinear()
         self.expect(weights, prefix, part)

@@ -1,7 +1,9 @@
-"""Which checkpoint tensor fills which parameter, and the strict rule: every tensor is used or ignored by name.
+"""Which checkpoint tensor fills which parameter, and the strict rule: every tensor is used or
+ignored by name.
 
-Layers register what they expect when they are built; loading then streams the checkpoint once, in its own
-order, each tensor going straight to its final place. Knows names and shapes; knows no file and no layer.
+Layers register what they expect when they are built; loading then streams the checkpoint once, in
+its own order, each tensor going straight to its final place. Knows names and shapes; knows no file
+and no layer.
 """
 
 from __future__ import annotations
@@ -33,9 +35,14 @@ class Slot:
 
 
 class WeightMap:
-    """Checkpoint names and their slots. A map may hold others, each under a prefix and with renaming of its own."""
+    """Checkpoint names and their slots.
 
-    def __init__(self, *, rename: Sequence[tuple[str, str]] = (), ignored: Sequence[str] = ()) -> None:
+    A map may hold others, each under a prefix and with renaming of its own.
+    """
+
+    def __init__(
+        self, *, rename: Sequence[tuple[str, str]] = (), ignored: Sequence[str] = ()
+    ) -> None:
         self.times_filled = 0
         """Each time, what was computed with the weights means something else."""
         self._slots: dict[str, Slot] = {}
@@ -53,15 +60,22 @@ class WeightMap:
         fill: Callable[[torch.Tensor], None],
         then: Callable[[], None] | None = None,
     ) -> None:
-        """Expect a tensor; `fill` is called with it in each load that has it, and `then` after that load."""
+        """Expect a tensor; `fill` is called with it in each load that has it, and `then` after that
+        load.
+        """
         if name in self._slots:
-            raise ModelError(f"two parts of the model want the checkpoint tensor {name!r}; correct its weight names.")
+            raise ModelError(
+                f"two parts of the model want the checkpoint tensor {name!r}; correct its weight "
+                "names."
+            )
         self._slots[name] = Slot(None if shape is None else tuple(shape), fill, then)
 
     def add_map(self, prefix: str, other: WeightMap) -> None:
-        """Give every tensor whose name, renamed by us, begins with `prefix` to another map, which sees the rest of it.
+        """Give every tensor whose name, renamed by us, begins with `prefix` to another map, which
+        sees the rest of it.
 
-        What it renames, ignores and misses is its own affair: a tower and a decoder under it need not know each other.
+        What it renames, ignores and misses is its own affair: a tower and a decoder under it need
+        not know each other.
         """
         self._maps[prefix] = other
 
@@ -70,7 +84,9 @@ class WeightMap:
         self._at_end.append(call)
 
     def once(self, name: str, make: Callable[[], T]) -> T:
-        """Return what `make` gives for the first of several layers that share a checkpoint's tensor."""
+        """Return what `make` gives for the first of several layers that share a checkpoint's
+        tensor.
+        """
         if name not in self._shared:
             self._shared[name] = make()
         return cast("T", self._shared[name])
@@ -84,19 +100,29 @@ class WeightMap:
         then: Callable[[], None] | None = None,
     ) -> None:
         """Take a tensor in place of the expected ones named by `of`, where a checkpoint has it."""
-        self.add_group_instead({name: Slot(None if shape is None else tuple(shape), fill, then)}, of)
+        self.add_group_instead(
+            {name: Slot(None if shape is None else tuple(shape), fill, then)}, of
+        )
 
     def add_group_instead(self, slots: Mapping[str, Slot], of: Sequence[str]) -> None:
-        """Expect all of `slots` in place of those named by `of`, where a checkpoint has one of them."""
+        """Expect all of `slots` in place of those named by `of`, where a checkpoint has one of
+        them.
+        """
         self._instead |= dict.fromkeys(slots, (slots, of))
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Return the name and shape of every expected tensor whose shape is known."""
-        return {name: slot.shape for name, slot in self._all_slots().items() if slot.shape is not None}
+        return {
+            name: slot.shape for name, slot in self._all_slots().items() if slot.shape is not None
+        }
 
     def load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Fill every slot. Raises `ModelError` naming missing, unexpected and misshapen tensors together."""
-        waiting, faults = self._all_slots(), Faults()
+        """Fill every slot.
+
+        Raises `ModelError` naming missing, unexpected and misshapen tensors together.
+        """
+        waiting = self._all_slots()
+        faults = Faults()
         touched = _fill(self._matched(tensors, waiting, faults))
         faults.check(waiting)
         for call in (*touched, *self._calls_at_end()):
@@ -108,7 +134,10 @@ class WeightMap:
 
         Raises `ModelError` naming unknown and misshapen tensors, and has changed nothing then.
         """
-        faults = Faults("the tensors do not fit the model that is loaded", "Send what its checkpoint would hold.")
+        faults = Faults(
+            "the tensors do not fit the model that is loaded",
+            "Send what its checkpoint would hold.",
+        )
         matched = list(self._matched(tensors, self._all_slots(), faults))
         faults.check(())
         for call in _fill(matched):
@@ -118,23 +147,36 @@ class WeightMap:
     def _all_slots(self) -> dict[str, Slot]:
         """Return our slots and those of the maps we hold, by whole names."""
         below = (
-            (prefix + name, slot) for prefix, part in self._maps.items() for name, slot in part._all_slots().items()
+            (prefix + name, slot)
+            for prefix, part in self._maps.items()
+            for name, slot in part._all_slots().items()
         )
         return {**self._slots, **dict(below)}
 
     def _calls_at_end(self) -> list[Callable[[], None]]:
-        return [*self._at_end, *(call for part in self._maps.values() for call in part._calls_at_end())]
+        return [
+            *self._at_end,
+            *(call for part in self._maps.values() for call in part._calls_at_end()),
+        ]
 
     def _matched(
         self, tensors: Iterable[tuple[str, torch.Tensor]], waiting: dict[str, Slot], faults: Faults
     ) -> Iterator[tuple[str, Slot, torch.Tensor]]:
-        """Yield each tensor that fits, with its slot, which waits no longer; write down what does not fit."""
+        """Yield each tensor that fits, with its slot, which waits no longer; write down what does
+        not fit.
+        """
         known = set(waiting)
         for found, tensor in tensors:
             name = self._name_of(found)
-            slot = None if name is None else waiting.pop(name, None) or self._in_place_of(name, waiting)
+            slot = (
+                None
+                if name is None
+                else waiting.pop(name, None) or self._in_place_of(name, waiting)
+            )
             if name is not None and slot is None:
-                faults.unexpected.append(f"{_shown(found)} (twice)" if name in known else _shown(found))
+                faults.unexpected.append(
+                    f"{_shown(found)} (twice)" if name in known else _shown(found)
+                )
             elif slot is not None and slot.shape is not None and tuple(tensor.shape) != slot.shape:
                 sizes = f"expected {list(slot.shape)}, found {list(tensor.shape)}"
                 faults.misshapen.append(f"{_shown(found)}: {sizes}")
@@ -173,7 +215,9 @@ class WeightMap:
 
     def _map_of(self, name: str) -> str | None:
         """Return the longest prefix that has a map of its own."""
-        return max((prefix for prefix in self._maps if name.startswith(prefix)), key=len, default=None)
+        return max(
+            (prefix for prefix in self._maps if name.startswith(prefix)), key=len, default=None
+        )
 
 
 @dataclass(slots=True)
@@ -181,7 +225,9 @@ class Faults:
     """What is wrong with the names and shapes of tensors."""
 
     what: str = "the checkpoint does not fit the model its config.json describes"
-    cure: str = "Check that config.json and weights belong together and that the download is complete."
+    cure: str = (
+        "Check that config.json and weights belong together and that the download is complete."
+    )
     unexpected: list[str] = field(default_factory=list)
     misshapen: list[str] = field(default_factory=list)
 
@@ -211,12 +257,16 @@ def _fill(matched: Iterable[tuple[str, Slot, torch.Tensor]]) -> list[Callable[[]
 
 
 def place(parameter: torch.nn.Parameter, tensor: torch.Tensor) -> None:
-    """Give a parameter the value of a whole checkpoint tensor, without a copy where the tensor can serve as it is.
+    """Give a parameter the value of a whole checkpoint tensor, without a copy where the tensor can
+    serve as it is.
 
-    A second time it is copied into the memory of the first: whoever runs the model may hold its address.
+    A second time it is copied into the memory of the first: whoever runs the model may hold its
+    address.
     """
     same = tensor.dtype == parameter.dtype and tensor.device == parameter.device
-    again, parameter.is_placed = getattr(parameter, "is_placed", False), True  # type: ignore[attr-defined]
+    # type: ignore[attr-defined]
+    again = getattr(parameter, "is_placed", False)
+    parameter.is_placed = True
     if same and tensor.is_contiguous() and tensor.shape == parameter.shape and not again:
         parameter.data = tensor
     else:
@@ -233,8 +283,10 @@ def refuse_integers(tensor: torch.Tensor) -> None:
     """Raise `ModelError` for a plain weight that is stored as integers: they need a scale."""
     if not tensor.is_floating_point():
         raise ModelError(
-            f"is stored as {str(tensor.dtype).removeprefix('torch.')}, but config.json names no quantization that would "
-            "say what these numbers mean. Restore the model's own config.json, or take another checkpoint."
+            f"is stored as {str(tensor.dtype).removeprefix('torch.')}, but config.json names no "
+            "quantization that would "
+            "say what these numbers mean. Restore the model's own config.json, or take another "
+            "checkpoint."
         )
 
 

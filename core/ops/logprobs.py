@@ -32,7 +32,8 @@ def gather(scores: torch.Tensor, tokens: torch.Tensor, counts: list[int]) -> Gat
     counts = [vocab if count < 0 else min(count, vocab) for count in counts]
     values = scores.gather(1, tokens[:, None])
     best = torch.topk(scores, max(counts, default=0), dim=-1)
-    # Summed as numbers: counting booleans takes thirty times as long on a CPU. Exact up to 2**24 tokens.
+    # Summed as numbers: counting booleans takes thirty times as long on a CPU. Exact up to 2**24
+    # tokens.
     better = torch.gt(scores, values, out=torch.empty_like(scores)).sum(dim=-1)
     ranks = better.to(torch.int64) + 1
     return Gathered(tokens, values[:, 0], ranks, best.indices, best.values, counts)
@@ -40,9 +41,14 @@ def gather(scores: torch.Tensor, tokens: torch.Tensor, counts: list[int]) -> Gat
 
 def to_lists(gathered: Gathered) -> list[Logprobs]:
     """Copy to the host; one entry per position."""
-    tokens, values, ranks = gathered.tokens.tolist(), gathered.values.tolist(), gathered.ranks.tolist()
-    best_tokens, best_values = gathered.best_tokens.tolist(), gathered.best_values.tolist()
+    tokens = gathered.tokens.tolist()
+    values = gathered.values.tolist()
+    ranks = gathered.ranks.tolist()
+    best_tokens = gathered.best_tokens.tolist()
+    best_values = gathered.best_values.tolist()
     return [
-        Logprobs([tokens[i], *best_tokens[i][:count]], [values[i], *best_values[i][:count]], ranks[i])
+        Logprobs(
+            [tokens[i], *best_tokens[i][:count]], [values[i], *best_values[i][:count]], ranks[i]
+        )
         for i, count in enumerate(gathered.counts)
     ]

@@ -1,4 +1,6 @@
-"""The experts of a mixture by grouped products: tokens are sorted by expert on the device, nothing is read back."""
+"""The experts of a mixture by grouped products: tokens are sorted by expert on the device, nothing
+is read back.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ def grouped_moe(
 ) -> torch.Tensor:
     """Return what `reference.moe` returns, computing only the chosen experts of each token.
 
-    What the grouped product does not take (no token, rows that are no multiple of 16 bytes, other dtypes than
-    bfloat16 off the CPU) goes to the reference.
+    What the grouped product does not take (no token, rows that are no multiple of 16 bytes, other
+    dtypes than bfloat16 off the CPU) goes to the reference.
     """
     num_tokens, top_k = experts.shape
     aligned = all(size * x.element_size() % 16 == 0 for size in (x.shape[1], down.shape[2]))

@@ -1,4 +1,7 @@
-"""The op table: every op bound to one implementation, once, at start-up. Layers call plain functions."""
+"""The op table: every op bound to one implementation, once, at start-up.
+
+Layers call plain functions.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OpTable:
-    """One function per op; the fields' names are the names of the ops. The default is the reference's meaning."""
+    """One function per op; the fields' names are the names of the ops.
+
+    The default is the reference's meaning.
+    """
 
     rms_norm: Callable[..., torch.Tensor] = reference.rms_norm
     add_rms_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]] = reference.add_rms_norm
@@ -54,7 +60,8 @@ class OpTable:
 
     @classmethod
     def choose(cls, registry: Any, facts: Mapping[str, Any]) -> OpTable:
-        """Bind each op to the best implementation in the registry that fits `facts` (device, dtype, what the platform adds).
+        """Bind each op to the best implementation in the registry that fits `facts` (device, dtype,
+        what the platform adds).
 
         Raises `PluginError` when a plugin brings an implementation of something that is no op.
         """
@@ -65,7 +72,8 @@ class OpTable:
             op = entry.name.partition("/")[0]
             if op not in names:
                 raise PluginError(
-                    f"plugin {candidate.registered.plugin.name!r} implements {entry.name!r}, but there is no op {op!r}"
+                    f"plugin {candidate.registered.plugin.name!r} implements {entry.name!r}, but "
+                    f"there is no op {op!r}"
                     f"{did_you_mean(op, names)}. Ops: {', '.join(names)}."
                 )
             if not candidate.reason and op not in chosen:

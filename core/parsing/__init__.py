@@ -1,9 +1,20 @@
-"""Model text to what a client sees: reasoning, content, tool calls. Torch-free; knows no model family by name."""
+"""Model text to what a client sees: reasoning, content, tool calls.
+
+Torch-free; knows no model family by name.
+"""
 
 from core.parsing.channels import Channels, Kind, read_channels
 from core.parsing.events import ArgumentsPiece, Call, CallBegun, CallEnded, Event, Reasoning, Text
 from core.parsing.followed import CallKeys
-from core.parsing.formats import CallText, ParseRequest, Reading, ReasoningFormat, ToolFormat, fitted, random_call_id
+from core.parsing.formats import (
+    CallText,
+    ParseRequest,
+    Reading,
+    ReasoningFormat,
+    ToolFormat,
+    fitted,
+    random_call_id,
+)
 from core.parsing.json_text import Broken, read_json
 from core.parsing.output import OutputParser, ParsedDelta, Piece, ReasoningPiece, TextPiece
 from core.parsing.response_template import (

@@ -1,4 +1,6 @@
-"""Where a JSON value, or a Python list of calls, ends: brackets counted outside of strings, piece by piece."""
+"""Where a JSON value, or a Python list of calls, ends: brackets counted outside of strings, piece
+by piece.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ _STRING_END: Final = {quote: re.compile(rf"[{quote}\\]") for quote in "\"'"}
 
 
 class Brackets:
-    """Reads from an opening bracket to the one that closes it. Checks no more of the grammar than it needs."""
+    """Reads from an opening bracket to the one that closes it.
+
+    Checks no more of the grammar than it needs.
+    """
 
     __slots__ = ("_escaped", "_interesting", "_open", "_quote")
 
@@ -26,7 +31,8 @@ class Brackets:
         self._escaped = False
 
     def end(self, text: str, at: int, stop: int) -> int | None:
-        """Return the index behind the value's last character, or None if it goes on behind `text[at:stop]`.
+        """Return the index behind the value's last character, or None if it goes on behind
+        `text[at:stop]`.
 
         Raises ValueError with the index of a character that cannot stand there.
         """
@@ -48,7 +54,9 @@ class Brackets:
 
     @property
     def missing(self) -> str:
-        """What would close all that is open; empty inside of a string, which may go on with anything."""
+        """What would close all that is open; empty inside of a string, which may go on with
+        anything.
+        """
         return "" if self._quote else "".join(reversed(self._open))
 
     def _string(self, text: str, at: int, stop: int) -> int:

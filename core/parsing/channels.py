@@ -1,4 +1,6 @@
-"""Outputs that are messages, each with a header that says what it is for: thoughts, the answer, or a tool's call."""
+"""Outputs that are messages, each with a header that says what it is for: thoughts, the answer, or
+a tool's call.
+"""
 
 from __future__ import annotations
 
@@ -48,18 +50,21 @@ def read_channels(
     inside: Kind | None = None,
     inline: tuple[str, ...] = (),
 ) -> Reading:
-    """Show thoughts as reasoning and answers as content; `call` reads the text of a call, whose header it is given.
+    """Show thoughts as reasoning and answers as content; `call` reads the text of a call, whose
+    header it is given.
 
-    It returns what ended the call, if that may end all. Without `call`, calls are content as they are written, for the
-    tool parser to read. `inside`: the prompt has begun such a message. `inline`: headers with their heads that begin
-    one without a start.
+    It returns what ended the call, if that may end all. Without `call`, calls are content as they
+    are written, for the tool parser to read. `inside`: the prompt has begun such a message.
+    `inline`: headers with their heads that begin one without a start.
     """
     starts = (*channels.starts, *inline)
-    first, end = inside is None, None
+    first = inside is None
+    end = None
     if inside is not None:
         end = yield from _text(channels, scan, inside, starts)
     begins = [text for text in starts if text == starts[0] or text in (*channels.heads, *inline)]
-    answered, bare = inside == "answer", False
+    answered = inside == "answer"
+    bare = False
     while True:
         kind: Kind | None = None
         start = None
@@ -73,9 +78,11 @@ def read_channels(
                 return
             if start in channels.ends:  # written twice, or of an answer that was not begun
                 scan.drop()
-                end, bare = start, False
+                end = start
+                bare = False
                 continue
-        end, bare = None, False
+        end = None
+        bare = False
         with scan.attempt():
             if first:
                 start = yield from scan.maybe(*channels.goes_on)
@@ -85,10 +92,15 @@ def read_channels(
                 bare = start is None
                 if bare:
                     raise Broken
-            header, head = "", start
+            header = ""
+            head = start
             if start not in channels.heads and start not in inline:
-                header, head = yield from scan.take(*channels.heads, *channels.ends, channels.starts[0])
-                if head not in channels.heads:  # the header is broken, and what follows is not part of it
+                header, head = yield from scan.take(
+                    *channels.heads, *channels.ends, channels.starts[0]
+                )
+                if (
+                    head not in channels.heads
+                ):  # the header is broken, and what follows is not part of it
                     raise Broken
             header = f"{start}{header}{head}" if start != head else f"{start}"
             kind = channels.kind(header)
@@ -107,7 +119,9 @@ def read_channels(
 
 
 def _text(channels: Channels, scan: Scan, kind: Kind, starts: tuple[str, ...]) -> Reading:
-    """Show the text of a message; return what ended it, None where the next one begins or the output ends."""
+    """Show the text of a message; return what ended it, None where the next one begins or the
+    output ends.
+    """
     show = {"thoughts": scan.reasoning, "answer": scan.content, "hidden": scan.skip}[kind]
     end = yield from show(*channels.ends, *starts)
     if end in starts:

@@ -58,7 +58,9 @@ class CallEnded(msgspec.Struct, frozen=True):
 
     index: int
     whole: bool = True
-    """Else it broke behind its beginning: its arguments are the beginning of JSON, and never all of it."""
+    """Else it broke behind its beginning: its arguments are the beginning of JSON, and never all of
+    it.
+    """
 
 
 class Recovery(msgspec.Struct, frozen=True):
@@ -72,8 +74,12 @@ Event = Text | Reasoning | CallEvent | Recovery
 
 
 def joined(pieces: Iterable[tuple[str, Ranges]]) -> tuple[str, list[tuple[int, int]]]:
-    """Return the text that pieces are, one behind the other, and where in it special tokens are spelled."""
-    texts, specials, at = [], [], 0
+    """Return the text that pieces are, one behind the other, and where in it special tokens are
+    spelled.
+    """
+    texts = []
+    specials = []
+    at = 0
     for text, found in pieces:
         texts.append(text)
         specials += [(at + start, at + end) for start, end in found]
@@ -85,7 +91,8 @@ def without_specials(event: Text | Reasoning) -> str:
     """Return the text without the special tokens spelled in it, unless all of it is to be shown."""
     if not event.specials or (isinstance(event, Text) and event.broken):
         return event.text
-    kept, at = [], 0
+    kept = []
+    at = 0
     for start, end in event.specials:
         kept.append(event.text[at:start])
         at = max(at, end)

@@ -1,4 +1,6 @@
-"""JSON that is read along with while it comes: what it says of a call is told, in the form in which it is noted at last."""
+"""JSON that is read along with while it comes: what it says of a call is told, in the form in which
+it is noted at last.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ _Reading = Generator[None, Token, Any]
 
 @dataclass(frozen=True, slots=True)
 class CallKeys:
-    """Under which keys a call that is a JSON object says what it is; of those of one kind the first in the text counts."""
+    """Under which keys a call that is a JSON object says what it is; of those of one kind the first
+    in the text counts.
+    """
 
     names: tuple[str, ...] = ("name",)
     arguments: tuple[str, ...] = ("arguments", "parameters")
@@ -70,7 +74,9 @@ class _Follower:
             key = yield from self._key((yield))
             token = yield
             if key in keys.arguments:
-                named = isinstance(name, str) and name.strip() and (call_id is not None or not keys.ids)
+                named = (
+                    isinstance(name, str) and name.strip() and (call_id is not None or not keys.ids)
+                )
                 if token[0] == "{" and named:
                     yield from self._arguments(begin(str(name), call_id, self._behind))
                 return
@@ -93,7 +99,9 @@ class _Follower:
         self._told = told
         yield from self._pairs(told.front, told.schema_of)
 
-    def _pairs(self, front: Callable[[str], str | None], schema_of: Callable[[str], Any]) -> _Reading:
+    def _pairs(
+        self, front: Callable[[str], str | None], schema_of: Callable[[str], Any]
+    ) -> _Reading:
         """Tell the pairs of an object, read up to and over its last bracket."""
         token = yield
         while token[0] != "}":
@@ -114,7 +122,8 @@ class _Follower:
                 raise Broken
 
     def _value(self, token: Token, schema: Any) -> _Reading:
-        kind, allowed = token[0], schema_types(schema)
+        kind = token[0]
+        allowed = schema_types(schema)
         if kind == '"' and (not allowed or "string" in allowed):
             self._say('"')
             while (token := (yield))[0] == "text":
@@ -176,7 +185,9 @@ class _Pairs:
         self.keys: set[str] = set()
 
     def front(self, key: str) -> str | None:
-        """Return what stands in front of a key's value; None where it came before, and counts as it did."""
+        """Return what stands in front of a key's value; None where it came before, and counts as it
+        did.
+        """
         if key in self.keys:
             return None
         front = f"{', ' if self.keys else '{'}{write_json(key)}: "
@@ -188,7 +199,8 @@ def _whole(token: Token) -> _Reading:
     """Return the text of the value that a token begins."""
     if token[0] in ":,}]":
         raise Broken
-    parts, depth = [], 0
+    parts = []
+    depth = 0
     while True:
         kind, written = token
         parts.append(f" {written}" if kind == "word" else written)

@@ -9,7 +9,8 @@ from typing import Any
 def read_header(text: bytes) -> Any:
     """Return the value of a header in UTF-8.
 
-    Raises `ValueError` for what is no JSON, and for an object that has a name twice: who is right then, no reader can say.
+    Raises `ValueError` for what is no JSON, and for an object that has a name twice: who is right
+    then, no reader can say.
     """
     try:
         return json.loads(

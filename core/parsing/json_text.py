@@ -15,10 +15,12 @@ class Broken(Exception):
 
 
 def read_json(text: str, *, exact: bool = False) -> Any:
-    """Return the value of a JSON text, control characters in strings allowed. Raises `Broken` for what is none.
+    """Return the value of a JSON text, control characters in strings allowed. Raises `Broken` for
+    what is none.
 
-    What is no number of JSON's (`NaN`, `1e999`) is its own name, or if `exact` breaks it. A backslash that escapes nothing
-    stands for itself, as models write patterns and paths. Of values of one name in an object the first counts.
+    What is no number of JSON's (`NaN`, `1e999`) is its own name, or if `exact` breaks it. A
+    backslash that escapes nothing stands for itself, as models write patterns and paths. Of values
+    of one name in an object the first counts.
     """
     try:
         return json.loads(

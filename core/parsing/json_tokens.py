@@ -1,4 +1,6 @@
-"""JSON that comes in pieces, as tokens: each is known for certain, and the same whatever the pieces."""
+"""JSON that comes in pieces, as tokens: each is known for certain, and the same whatever the
+pieces.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from typing import Final
 from core.parsing.json_text import Broken
 
 Token = tuple[str, str]
-"""(kind, text as it is written). Kinds: a mark of JSON is its own; `word`, a number or the like; `"` begins a string,
+"""(kind, text as it is written). Kinds: a mark of JSON is its own; `word`, a number or the like;
+`"` begins a string,
 `text` is some of it, `end` ends it."""
 MAX_WORD: Final = 4300
 """Characters of a number or the like; Python reads no longer integer."""
@@ -25,7 +28,9 @@ _CERTAIN: Final = re.compile(
     )*+""",
     re.DOTALL | re.VERBOSE,
 )
-"""The text of a string as far as it means the same whatever follows: no half of an escape, none of two that are one sign."""
+"""The text of a string as far as it means the same whatever follows: no half of an escape, none of
+two that are one sign.
+"""
 
 
 class JsonTokens:
@@ -41,7 +46,8 @@ class JsonTokens:
 
     def feed(self, text: str) -> Iterator[Token]:
         """Yield what is certain now. Raises `Broken` for a word that is too long for any."""
-        text, at = self._held + text, 0
+        text = self._held + text
+        at = 0
         while at < len(text):
             kind, end = self._next(text, at)
             if end == at:  # it may go on
@@ -50,7 +56,8 @@ class JsonTokens:
                 self.at = self._base + end
                 yield kind, text[at:end]
             at = end
-        self._base, self._held = self._base + at, text[at:]
+        self._base = self._base + at
+        self._held = text[at:]
 
     def _next(self, text: str, at: int) -> tuple[str, int]:
         """Return the kind of the token that follows, "" for white space, and where it ends."""

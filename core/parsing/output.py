@@ -41,7 +41,10 @@ Piece = ReasoningPiece | TextPiece | CallEvent
 
 
 class ParsedDelta(msgspec.Struct):
-    """What became known with some text. The deltas of an output joined are the same however its text came."""
+    """What became known with some text.
+
+    The deltas of an output joined are the same however its text came.
+    """
 
     pieces: list[Piece] = []
     """In the order of the text; every call has an id."""
@@ -119,7 +122,9 @@ class _Stage:
     def finish(self) -> list[Event]:
         self._scan.close()
         found = self._advance()
-        if self._reading is not None:  # it still asks: no format should, and none may lose text by it
+        if (
+            self._reading is not None
+        ):  # it still asks: no format should, and none may lose text by it
             self._reading.close()
         self._scan.end()
         return found + self._scan.events()
@@ -147,7 +152,9 @@ class OutputParser:
         special: frozenset[str] = frozenset(),
         show_special: bool = False,
     ) -> None:
-        """`special`: texts of the tokenizer's special tokens; `show_special` leaves them in what is shown."""
+        """`special`: texts of the tokenizer's special tokens; `show_special` leaves them in what is
+        shown.
+        """
         formats = [given for given in (reasoning, tools) if given is not None]
         self._stages = [_stage(given, request, special) for given in formats]
         self._call_id = random_call_id if tools is None else tools.call_id
@@ -174,7 +181,9 @@ class OutputParser:
             events = [
                 out
                 for event in events
-                for out in (stage.take(event.text, event.specials) if isinstance(event, Text) else [event])
+                for out in (
+                    stage.take(event.text, event.specials) if isinstance(event, Text) else [event]
+                )
             ]
         return list(events)
 
@@ -197,7 +206,14 @@ class OutputParser:
         return event
 
 
-def _stage(given: ToolFormat | ReasoningFormat, request: ParseRequest, special: frozenset[str]) -> _Stage:
+def _stage(
+    given: ToolFormat | ReasoningFormat, request: ParseRequest, special: frozenset[str]
+) -> _Stage:
     ends = given.call_ends if isinstance(given, ToolFormat) else ()
-    scan = Scan(special & frozenset(given.markers), ends=ends, parameters=request.parameters, tells=request.in_pieces)
+    scan = Scan(
+        special & frozenset(given.markers),
+        ends=ends,
+        parameters=request.parameters,
+        tells=request.in_pieces,
+    )
     return _Stage(given.read(scan, request), scan)

@@ -1,7 +1,9 @@
-"""Response templates: a checkpoint's own words on how its model writes, taken apart into texts to look for.
+"""Response templates: a checkpoint's own words on how its model writes, taken apart into texts to
+look for.
 
-Format: the page "Response Parsing" of the transformers documentation. Its patterns are not run on what a model writes:
-those that are texts with names and gaps between them are read as such, in linear time; all others are refused.
+Format: the page "Response Parsing" of the transformers documentation. Its patterns are not run on
+what a model writes: those that are texts with names and gaps between them are read as such, in
+linear time; all others are refused.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from core.errors import ConfigError
 from core.parsing.scan import Scan
 from core.parsing.source import Waits
 
-_INSTEAD: Final = "Name the model family's own parser instead of one that reads the response template."
+_INSTEAD: Final = (
+    "Name the model family's own parser instead of one that reads the response template."
+)
 _FIELDS: Final = ("thinking", "content", "tool_calls")
 _TEMPLATE_KEYS: Final = {"version", "defaults", "fields", "start_anchor", "start_anchor_pattern"}
 _TEXT_KEYS: Final = {
@@ -70,13 +74,20 @@ class Delimiter:
     steps: tuple[Step, ...] = ()
 
     def rest(self, scan: Scan) -> Waits:
-        """Return what has names behind the text, which was read. Raises `Broken` where it does not go on as it should."""
+        """Return what has names behind the text, which was read.
+
+        Raises `Broken` where it does not go on as it should.
+        """
         named: dict[str, str] = {}
         for step in self.steps:
             if step.kind == "text":
                 yield from scan.expect(step.text)
                 continue
-            value = (yield from scan.word()) if step.kind == "word" else (yield from scan.take(step.text))[0]
+            value = (
+                (yield from scan.word())
+                if step.kind == "word"
+                else (yield from scan.take(step.text))[0]
+            )
             if step.name:
                 named[step.name] = value if step.exact else value.strip()
         return named
@@ -107,7 +118,9 @@ class TemplateField:
     @property
     def behind(self) -> tuple[str, ...]:
         """The texts with which its ends go on."""
-        return tuple(dict.fromkeys(step.text for delimiter in self.ends for step in delimiter.steps))
+        return tuple(
+            dict.fromkeys(step.text for delimiter in self.ends for step in delimiter.steps)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +131,8 @@ class ResponseTemplate:
     content: TemplateField | None
     tool_calls: TemplateField | None
     dropped: tuple[str, ...]
-    """What may be written again in front of a field: the begin of the message, where it is a tag."""
+    """What may be written again in front of a field: the begin of the message, where it is a tag.
+    """
 
     @property
     def around_content(self) -> tuple[str, ...]:
@@ -136,23 +150,34 @@ class ResponseTemplate:
 
 
 def read_response_template(stated: Mapping[str, Any] | None) -> ResponseTemplate:
-    """Return a template that tokenizer_config.json states. Raises `ConfigError`, naming the field, for what is not read."""
+    """Return a template that tokenizer_config.json states.
+
+    Raises `ConfigError`, naming the field, for what is not read.
+    """
     if stated is None:
-        raise ConfigError(f"The checkpoint has no `response_template` in its tokenizer_config.json. {_INSTEAD}")
+        raise ConfigError(
+            f"The checkpoint has no `response_template` in its tokenizer_config.json. {_INSTEAD}"
+        )
     _object("response_template", stated, _TEMPLATE_KEYS)
     if stated.get("version", 1) != 1:
         _refuse("response_template.version", f"is {stated['version']!r}, and only 1 is read")
     _object("response_template.defaults", stated.get("defaults", {}), {"role"})
     fields = _object("response_template.fields", stated.get("fields"), {*_FIELDS})
     thinking, content, tool_calls = (
-        _field(f"response_template.fields.{name}", fields[name], name) if name in fields else None for name in _FIELDS
+        _field(f"response_template.fields.{name}", fields[name], name) if name in fields else None
+        for name in _FIELDS
     )
     anchors = _texts("response_template.start_anchor", stated.get("start_anchor", ()))
-    return ResponseTemplate(thinking, content, tool_calls, tuple(text for text in anchors if _TAG.match(text)))
+    return ResponseTemplate(
+        thinking, content, tool_calls, tuple(text for text in anchors if _TAG.match(text))
+    )
 
 
 def read_pattern(where: str, pattern: object) -> Delimiter:
-    """Return a delimiter that a pattern describes. Raises `ConfigError` for patterns that are no texts, names and gaps."""
+    """Return a delimiter that a pattern describes.
+
+    Raises `ConfigError` for patterns that are no texts, names and gaps.
+    """
     if not isinstance(pattern, str):
         _refuse(where, "must be a text")
     steps: list[Step] = []
@@ -171,15 +196,20 @@ def read_pattern(where: str, pattern: object) -> Delimiter:
             last = steps[-1] if steps else None
             goes_on = last is not None and last.kind != "word" and (open_gap or not spaced)
             if last is not None and goes_on:
-                steps[-1] = Step(last.kind, last.text + char, last.name, last.exact and not (open_gap and spaced))
+                steps[-1] = Step(
+                    last.kind, last.text + char, last.name, last.exact and not (open_gap and spaced)
+                )
             else:
                 steps.append(Step("text", char))
             spaced = open_gap = False
             continue
         if open_gap:
             _refuse(where, "has two gaps with no text between them")
-        steps.append(Step("word" if found["word"] else "gap", "", found["name"] or "", exact=not spaced))
-        open_gap, spaced = not found["word"], False
+        steps.append(
+            Step("word" if found["word"] else "gap", "", found["name"] or "", exact=not spaced)
+        )
+        open_gap = not found["word"]
+        spaced = False
     kept = _without_space(steps)
     if not kept or kept[0].kind != "text" or open_gap:
         _refuse(where, "must begin with a text, and a gap must end with one")
@@ -188,7 +218,8 @@ def read_pattern(where: str, pattern: object) -> Delimiter:
 
 def _without_space(steps: Sequence[Step]) -> list[Step]:
     """Return steps whose texts have no white space around them, but for a gap that it ends."""
-    kept, before = [], ""
+    kept = []
+    before = ""
     for step in steps:
         exact = step.exact and not (before[-1:].isspace() or step.text[:1].isspace())
         text = step.text.strip()
@@ -210,7 +241,10 @@ def _field(where: str, given: object, name: str) -> TemplateField:
     if any(step.kind != "text" for delimiter in ends for step in delimiter.steps):
         _refuse(f"{where}.close_pattern", "must be texts alone")
     if name == "tool_calls" and begun:
-        _refuse(f"{where}.open_pattern", "matches where the message begins: calls must have a text in front")
+        _refuse(
+            f"{where}.open_pattern",
+            "matches where the message begins: calls must have a text in front",
+        )
     if name != "content" and not opens:
         _refuse(f"{where}.open", "is missing: only `content` may be what nothing else claims")
     if name == "thinking" and not ends:
@@ -226,14 +260,18 @@ def _field(where: str, given: object, name: str) -> TemplateField:
     return TemplateField(opens, ends, begun, stated)
 
 
-def _delimiters(where: str, stated: Mapping[str, Any], side: str) -> tuple[tuple[Delimiter, ...], bool]:
+def _delimiters(
+    where: str, stated: Mapping[str, Any], side: str
+) -> tuple[tuple[Delimiter, ...], bool]:
     """Return what stands on one side of a field, and whether the begin of the message may, too."""
     pattern = stated.get(f"{side}_pattern")
     if pattern is None:
         return tuple(map(Delimiter, _texts(f"{where}.{side}", stated.get(side, ())))), False
     choices = _choices(pattern) if isinstance(pattern, str) else [pattern]
     read = [choice for choice in choices if choice != _AT_BEGIN and choice not in _AT_END]
-    return tuple(read_pattern(f"{where}.{side}_pattern", choice) for choice in read), _AT_BEGIN in choices
+    return tuple(
+        read_pattern(f"{where}.{side}_pattern", choice) for choice in read
+    ), _AT_BEGIN in choices
 
 
 def _choices(pattern: str) -> list[str]:
@@ -245,7 +283,9 @@ def _choices(pattern: str) -> list[str]:
 
 def _texts(where: str, stated: object) -> tuple[str, ...]:
     texts = (stated,) if isinstance(stated, str) else stated
-    if not isinstance(texts, Sequence) or not all(isinstance(text, str) and text.strip() for text in texts):
+    if not isinstance(texts, Sequence) or not all(
+        isinstance(text, str) and text.strip() for text in texts
+    ):
         _refuse(where, f"must be a text or several, none of them empty, not {stated!r}")
     return tuple(dict.fromkeys(text.strip() for text in texts))
 

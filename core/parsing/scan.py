@@ -1,8 +1,10 @@
-"""The text of one output as a format reads it: primitives that wait for more text where the next piece may matter.
+"""The text of one output as a format reads it: primitives that wait for more text where the next
+piece may matter.
 
-A format is a generator that asks with `yield from`. Whether text comes whole or in pieces, each primitive reads the
-same and holds back nothing but what may become a marker, so a format cannot tell the difference, and neither can
-a client. Characters are read once, but for those of broken calls in which others may begin.
+A format is a generator that asks with `yield from`. Whether text comes whole or in pieces, each
+primitive reads the same and holds back nothing but what may become a marker, so a format cannot
+tell the difference, and neither can a client. Characters are read once, but for those of broken
+calls in which others may begin.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from core.parsing.told import Feed, Told
 from core.parsing.values import fitting_arguments
 
 MOST_REREAD: Final = 3
-"""How many times as much may be read again, of calls that broke, as was read once: time stays linear."""
+"""How many times as much may be read again, of calls that broke, as was read once: time stays
+linear.
+"""
 
 
 class Scan(Source):
@@ -36,10 +40,12 @@ class Scan(Source):
         parameters: Callable[[str], Mapping[str, Any]] | None = None,
         tells: bool = False,
     ) -> None:
-        """`by_id`: markers that are special tokens here; spelled out in other tokens they are ordinary text.
+        """`by_id`: markers that are special tokens here; spelled out in other tokens they are
+        ordinary text.
 
-        `ends`: what ends a call or all of them; `parameters` gives the schema of a tool's arguments; `tells`: calls are
-        told while they are written, and what was told of one stays, whole or not.
+        `ends`: what ends a call or all of them; `parameters` gives the schema of a tool's
+        arguments; `tells`: calls are told while they are written, and what was told of one stays,
+        whole or not.
         """
         super().__init__(by_id)
         self._ends = ends
@@ -60,7 +66,7 @@ class Scan(Source):
         """How what that attempt read was not as the format has it."""
         self._shown = Shown()
 
-    # --- for the runtime ---------------------------------------------------------------------------------
+    # --- for the runtime --------------------------------------------------------------------------
 
     def events(self) -> list[Event]:
         """Return what was found since the last time."""
@@ -79,7 +85,7 @@ class Scan(Source):
         self.pass_on()
         self._shown.end()
 
-    # --- for formats -------------------------------------------------------------------------------------
+    # --- for formats ------------------------------------------------------------------------------
 
     @property
     def fresh(self) -> bool:
@@ -92,11 +98,13 @@ class Scan(Source):
         return self._shown.line_begins
 
     def text(self, *ends: str, begins: Sequence[str] = ()) -> Waits:
-        """Show text as content up to the first of some markers; return the marker, or None at the end of the output.
+        """Show text as content up to the first of some markers; return the marker, or None at the
+        end of the output.
 
-        The marker belongs to the attempt that follows: if that breaks, it is text as well. Without one it is layout.
-        Of a format that states what ends calls it may come twice, and with nothing between it and an end it is layout.
-        `begins`: those of the markers with which another call may begin in a broken one; all, where none are given.
+        The marker belongs to the attempt that follows: if that breaks, it is text as well. Without
+        one it is layout. Of a format that states what ends calls it may come twice, and with
+        nothing between it and an end it is layout. `begins`: those of the markers with which
+        another call may begin in a broken one; all, where none are given.
         """
         self._starts = tuple(begins) or ends
         more = [end for end in self._ends if end not in ends]
@@ -116,29 +124,36 @@ class Scan(Source):
             self.drop()
 
     def content(self, *ends: str) -> Waits:
-        """Show text as content up to the first of some markers; return the marker, or None at the end."""
+        """Show text as content up to the first of some markers; return the marker, or None at the
+        end.
+        """
         return (yield from self._show(ends, Text))
 
     def reasoning(self, *ends: str) -> Waits:
-        """Show text as reasoning up to the first of some markers; return the marker, or None at the end."""
+        """Show text as reasoning up to the first of some markers; return the marker, or None at the
+        end.
+        """
         found = yield from self._show(ends, Reasoning)
         self._raw = []
         self._shown.layout()
         return found
 
     def thoughts_or_text(self, starts: Sequence[str], ends: Sequence[str]) -> Waits:
-        """Show what comes up to the first marker, which is returned: as reasoning before an end, else as content.
+        """Show what comes up to the first marker, which is returned: as reasoning before an end,
+        else as content.
 
         All of it waits for that. Without a marker it is content, and None is returned.
         """
-        self._raw, found = [], None
+        self._raw = []
+        found = None
         while found is None:
             _, found = self._next((*starts, *ends))
             if found is None:
                 if self._closed:
                     break
                 yield
-        pieces, self._raw = self._raw, []
+        pieces = self._raw
+        self._raw = []
         if found is not None:
             self._raw = [pieces.pop()]
         for text, specials in pieces:
@@ -146,7 +161,8 @@ class Scan(Source):
         return found
 
     def take(self, *ends: str, feed: Feed | None = None) -> Waits:
-        """Return the text up to the first of some markers, and the marker. Raises `Broken` if none comes.
+        """Return the text up to the first of some markers, and the marker. Raises `Broken` if none
+        comes.
 
         `feed` takes of the text what is read while the marker has not come.
         """
@@ -163,13 +179,18 @@ class Scan(Source):
             yield
 
     def before(self, *ends: str) -> Waits:
-        """Return the text in front of the first of some markers, which stays unread. Raises `Broken` if none comes."""
+        """Return the text in front of the first of some markers, which stays unread.
+
+        Raises `Broken` if none comes.
+        """
         text, marker = yield from self.take(*ends)
         self.unread(marker)
         return text
 
     def drop(self) -> None:
-        """What was read last, or since the attempt began, is no call and no text: layout, as white space around it."""
+        """What was read last, or since the attempt began, is no call and no text: layout, as white
+        space around it.
+        """
         self._raw = []
         self._shown.layout()
 
@@ -186,7 +207,9 @@ class Scan(Source):
         self._shown.apart(text)
 
     def skip(self, *ends: str) -> Waits:
-        """Leave out everything up to the first of some markers; return the marker, or None at the end."""
+        """Leave out everything up to the first of some markers; return the marker, or None at the
+        end.
+        """
         while True:
             _, marker = self._next(ends)
             self._raw = []
@@ -210,7 +233,8 @@ class Scan(Source):
         return found
 
     def layout(self, *texts: str) -> Waits:
-        """Skip one of some texts where it follows directly behind a call or reasoning; return which did, or None.
+        """Skip one of some texts where it follows directly behind a call or reasoning; return which
+        did, or None.
 
         Cut off at the end of the output it is skipped, too.
         """
@@ -223,18 +247,22 @@ class Scan(Source):
         return found
 
     def expect(self, *texts: str) -> Waits:
-        """Skip white space and one of some texts; return which it was. Raises `Broken` if none follows."""
+        """Skip white space and one of some texts; return which it was.
+
+        Raises `Broken` if none follows.
+        """
         found = yield from self.maybe(*texts)
         if found is None:
             raise Broken
         return found
 
     def close_call(self, *texts: str, before: Sequence[str] = ()) -> Waits:
-        """Skip one of some texts behind arguments that are complete; return what ends the call, "" for the output's end.
+        """Skip one of some texts behind arguments that are complete; return what ends the call, ""
+        for the output's end.
 
-        Models forget such texts, and stop tokens swallow them: the next call's begin, which stays unread, any of the
-        format's ends and the end of the output, perhaps within such a text, end a call as well; `before` says what else
-        may follow. Raises `Broken` for all else.
+        Models forget such texts, and stop tokens swallow them: the next call's begin, which stays
+        unread, any of the format's ends and the end of the output, perhaps within such a text, end
+        a call as well; `before` says what else may follow. Raises `Broken` for all else.
         """
         soft = [text for text in (*self._ends, *self._starts, *before) if text not in texts]
         found = yield from self.maybe(*texts, *soft)
@@ -245,15 +273,17 @@ class Scan(Source):
             rest = self._text[self._at :]
             if not self._closed or not any(text.startswith(rest) for text in (*texts, *soft)):
                 raise Broken
-            self.recovered(f"the end of a call is {'cut off' if rest else 'missing'} where the output ends")
+            self.recovered(
+                f"the end of a call is {'cut off' if rest else 'missing'} where the output ends"
+            )
             self._read(len(self._text))
         return found or ""
 
     def json(self, begun: str = "", keys: CallKeys | None = None) -> Waits:
         """Return the object or list that follows, read as JSON. Raises `Broken` if it is none.
 
-        `begun`: its first characters where they were read already. `keys`: it is a call, or a list of calls, that says
-        under these keys what it is, and is told as it comes.
+        `begun`: its first characters where they were read already. `keys`: it is a call, or a list
+        of calls, that says under these keys what it is, and is told as it comes.
         """
         feed = None if keys is None else call_followed(keys, self.begin)
         return read_json((yield from self.bracketed(begun, json=True, feed=feed)))
@@ -266,30 +296,40 @@ class Scan(Source):
         return value
 
     def arguments(self, told: Told, begun: str = "") -> Waits:
-        """Return the object that follows, the arguments of a call that was begun. Raises `Broken` if it is none."""
-        value = read_json((yield from self.bracketed(begun, json=True, feed=arguments_followed(told))))
+        """Return the object that follows, the arguments of a call that was begun.
+
+        Raises `Broken` if it is none.
+        """
+        value = read_json(
+            (yield from self.bracketed(begun, json=True, feed=arguments_followed(told)))
+        )
         if not isinstance(value, dict):
             raise Broken
         return value
 
     def bracketed(self, begun: str = "", *, json: bool = False, feed: Feed | None = None) -> Waits:
-        """Return the text from an opening bracket to the one that closes it, brackets inside strings left out.
+        """Return the text from an opening bracket to the one that closes it, brackets inside
+        strings left out.
 
-        Of JSON the last brackets may be missing where what ends a call follows: its author thought it whole.
-        `feed` takes the text as it is read.
+        Of JSON the last brackets may be missing where what ends a call follows: its author thought
+        it whole. `feed` takes the text as it is read.
         """
         yield from self._skip_space()
-        brackets, parts = Brackets(json=json), [begun]
+        brackets = Brackets(json=json)
+        parts = [begun]
         brackets.end(begun, 0, len(begun))
         if feed is not None:
             feed(begun)
         while True:
             special = self._specials_in(self._at, len(self._text))
-            stop, end, broken = special[0][0] if special else len(self._text), None, bool(special)
+            stop = special[0][0] if special else len(self._text)
+            end = None
+            broken = bool(special)
             try:
                 end = brackets.end(self._text, self._at, stop)
             except ValueError as error:
-                stop, broken = int(error.args[0]), True
+                stop = int(error.args[0])
+                broken = True
             parts.append(self._read(stop if end is None else end))
             if feed is not None:
                 feed(parts[-1])
@@ -307,19 +347,27 @@ class Scan(Source):
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """Read something that may be broken: calls made inside count if all of it is whole, else it is all text.
+        """Read something that may be broken: calls made inside count if all of it is whole, else it
+        is all text.
 
-        So it is if no call was made. What was told of a call that breaks stays told, and the rest of it is text.
+        So it is if no call was made. What was told of a call that breaks stays told, and the rest
+        of it is text.
         """
-        self._calls, self._recovered, self._kept = [], [], False
-        self._told, self._told_to = None, 0
+        self._calls = []
+        self._recovered = []
+        self._kept = False
+        self._told = None
+        self._told_to = 0
         whole = True
         try:
             yield
         except Broken:
-            self._calls, self._recovered, whole = [], [], False
+            self._calls = []
+            self._recovered = []
+            whole = False
         finally:
-            calls, self._calls = self._calls, None
+            calls = self._calls
+            self._calls = None
         if calls or (whole and self._kept and not self._begun):
             self._raw = []
             self._shown.recovered(self._recovered)
@@ -331,36 +379,48 @@ class Scan(Source):
             self._settle()
 
     def keep(self) -> None:
-        """Let what this attempt has read so far count, if there were calls: what breaks behind it takes none along."""
+        """Let what this attempt has read so far count, if there were calls: what breaks behind it
+        takes none along.
+        """
         if self._calls or (self._kept and not self._begun):
             self._shown.recovered(self._recovered)
             self._note(self._calls or [])
-            self._calls, self._recovered, self._raw, self._kept = [], [], [], True
+            self._calls = []
+            self._recovered = []
+            self._raw = []
+            self._kept = True
 
     def begin(self, name: str, call_id: str | None = None, behind: int = 0) -> Told:
-        """Return what takes the arguments of a call, and tells them as they come where that is wanted and its name is known.
+        """Return what takes the arguments of a call, and tells them as they come where that is
+        wanted and its name is known.
 
-        `call` must note it all the same: only then it is whole. Of several calls that count together the first is told.
-        `behind`: how many of the characters that were read come behind its name.
+        `call` must note it all the same: only then it is whole. Of several calls that count
+        together the first is told. `behind`: how many of the characters that were read come behind
+        its name.
         """
         tells = self._tells and self._calls == [] and not self._begun and bool(name.strip())
         schema = {} if self._parameters is None else self._parameters(name.strip())
         told = Told(name.strip(), call_id, schema, self._tell if tells else None)
         if tells:
-            self._told, self._told_from = told, self.place - behind
+            self._told = told
+            self._told_from = self.place - behind
         return told
 
     def recovered(self, what: str) -> None:
-        """Tell how something was read that is not as the format has it; in an attempt, if that comes to a call."""
+        """Tell how something was read that is not as the format has it; in an attempt, if that
+        comes to a call.
+        """
         if self._calls is None:
             self._shown.recovered([what])
         else:
             self._recovered.append(what)
 
     def call(self, name: Any, arguments: Any, call_id: str | None = None) -> None:
-        """Note one tool call; `arguments` is an object, or its JSON text. Raises `Broken` for what is none.
+        """Note one tool call; `arguments` is an object, or its JSON text. Raises `Broken` for what
+        is none.
 
-        Arguments get the types that the tool's schema states, out of a wrapper that it does not know.
+        Arguments get the types that the tool's schema states, out of a wrapper that it does not
+        know.
         """
         if not isinstance(name, str) or not name.strip():
             raise Broken
@@ -382,7 +442,7 @@ class Scan(Source):
             self._raw = []
             self._note([found])
 
-    # --- inside ------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     def _show(self, ends: Sequence[str], kind: Kind) -> Waits:
         while True:
@@ -416,23 +476,32 @@ class Scan(Source):
     def _note(self, calls: Sequence[Call]) -> None:
         """Show whole calls, of which the first may have been told in part."""
         said = "" if self._told is None else self._told.said
-        self._told, self._told_to = None, 0
+        self._told = None
+        self._told_to = 0
         if calls:
             self._shown.call(calls, len(said))
 
     def _put_back(self) -> None:
-        """Let a broken call be read again from where another may begin in it, which it is not to take along."""
+        """Let a broken call be read again from where another may begin in it, which it is not to
+        take along.
+        """
         if not (self._raw and self._ends):
             return
         begun, *more = self._raw
         num_chars = sum(len(text) for text, _ in more)
         if num_chars > self._at:  # some of it came with earlier text
             at = self._at
-            left = tuple((start - at, end - at) for start, end in self._specials_in(at, len(self._text)))
+            left = tuple(
+                (start - at, end - at) for start, end in self._specials_in(at, len(self._text))
+            )
             self._text, self._specials = joined([*more, (self._text[at:], left)])
-            self._at, self._base = num_chars, self._base + at - num_chars
-        start, stop = self._at - num_chars, self._at
-        told = max(0, self._told_from - self._base) if self._begun else 0  # what begins it is not read again
+            self._at = num_chars
+            self._base = self._base + at - num_chars
+        start = self._at - num_chars
+        stop = self._at
+        told = (
+            max(0, self._told_from - self._base) if self._begun else 0
+        )  # what begins it is not read again
         again = self._start_in(max(start, told), stop)
         num_reread = self._num_reread + stop - again
         if again == stop or num_reread > MOST_REREAD * (self._num_read - self._num_reread):
@@ -444,7 +513,10 @@ class Scan(Source):
         self._read(again)
 
     def _start_in(self, start: int, stop: int) -> int:
-        """Return where a call may begin in a stretch of the text, else where that ends. Brackets begin too much."""
+        """Return where a call may begin in a stretch of the text, else where that ends.
+
+        Brackets begin too much.
+        """
         starts = [text for text in self._starts if len(text) > 1]
         if starts:
             for found in markers(*starts).pattern.finditer(self._text, start, stop):
@@ -454,7 +526,11 @@ class Scan(Source):
 
     def _settle(self) -> None:
         """Show as content what was read for a call and is none, but for what was told as one."""
-        skipped = self._told_to - (self.place - sum(len(text) for text, _ in self._raw)) if self._told_to else 0
+        skipped = (
+            self._told_to - (self.place - sum(len(text) for text, _ in self._raw))
+            if self._told_to
+            else 0
+        )
         for text, specials in self._raw:
             told = min(max(skipped, 0), len(text))
             self._shown.say(text[told:], Text, specials, told, broken=True)

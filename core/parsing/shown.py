@@ -1,27 +1,44 @@
-"""What a stage shows: text, thoughts and calls in order, without the white space around them that is layout."""
+"""What a stage shows: text, thoughts and calls in order, without the white space around them that
+is layout.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from core.parsing.events import ArgumentsPiece, Call, CallBegun, CallEnded, Event, Reasoning, Recovery, Text
+from core.parsing.events import (
+    ArgumentsPiece,
+    Call,
+    CallBegun,
+    CallEnded,
+    Event,
+    Reasoning,
+    Recovery,
+    Text,
+)
 
 Kind = type[Text] | type[Reasoning]
 
 
 class Shown:
-    """Collects events. White space waits until it is known to be between words, or at the end of the output."""
+    """Collects events.
+
+    White space waits until it is known to be between words, or at the end of the output.
+    """
 
     def __init__(self) -> None:
         self._events: list[Event] = []
         self.fresh = True
-        """Nothing but white space came since the start, or since a call or thoughts: such space is layout."""
+        """Nothing but white space came since the start, or since a call or thoughts: such space is
+        layout.
+        """
         self.behind = False
         """It is directly behind a call or thoughts, or behind other layout, that this stands."""
         self._kind: Kind = Text
         """What was shown last."""
         self._space: dict[Kind, list[str]] = {Text: [], Reasoning: []}
-        """White space that is shown if text of its kind follows it, or if the output ends with it."""
+        """White space that is shown if text of its kind follows it, or if the output ends with it.
+        """
         self._num_calls = 0
 
     @property
@@ -31,13 +48,22 @@ class Shown:
 
     def events(self) -> list[Event]:
         """Return what was shown since the last time."""
-        found, self._events = self._events, []
+        found = self._events
+        self._events = []
         return found
 
     def say(
-        self, text: str, kind: Kind, specials: Sequence[tuple[int, int]] = (), at: int = 0, *, broken: bool = False
+        self,
+        text: str,
+        kind: Kind,
+        specials: Sequence[tuple[int, int]] = (),
+        at: int = 0,
+        *,
+        broken: bool = False,
     ) -> None:
-        """Show text; `specials` are where special tokens are spelled, counted from `at` characters before it."""
+        """Show text; `specials` are where special tokens are spelled, counted from `at` characters
+        before it.
+        """
         if not text:
             return
         self._kind = kind
@@ -84,11 +110,15 @@ class Shown:
         self._events += map(Recovery, what)
 
     def layout(self) -> None:
-        """White space behind what ends here is layout, and so is that before it unless more text comes."""
+        """White space behind what ends here is layout, and so is that before it unless more text
+        comes.
+        """
         self.fresh = self.behind = True
 
     def apart(self, text: str) -> None:
-        """Content that comes stands apart from what was shown before, by the white space there or else by a text."""
+        """Content that comes stands apart from what was shown before, by the white space there or
+        else by a text.
+        """
         if not any(self._space[Text]):
             self._space[Text].append(text)
 

@@ -1,4 +1,6 @@
-"""The text of one output as it is read: in pieces that come, up to markers, nothing held back but what may become one."""
+"""The text of one output as it is read: in pieces that come, up to markers, nothing held back but
+what may become one.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +22,22 @@ _NAME: Final = re.compile(r"[\w.:/\-]*")
 
 
 class Source:
-    """Text that comes in pieces, with the special tokens that are spelled in it, and how far it is read."""
+    """Text that comes in pieces, with the special tokens that are spelled in it, and how far it is
+    read.
+    """
 
     def __init__(self, by_id: frozenset[str] = frozenset()) -> None:
-        """`by_id`: markers that are special tokens here; spelled out in other tokens they are ordinary text."""
+        """`by_id`: markers that are special tokens here; spelled out in other tokens they are
+        ordinary text.
+        """
         self._by_id = by_id
         self._tokens: dict[str, tuple[int, ...]] = {}
         """Where in markers such tokens are spelled."""
         self._text = ""
         self._at = 0
-        """What stands before this was read; behind it is little, since primitives read all they can."""
+        """What stands before this was read; behind it is little, since primitives read all they
+        can.
+        """
         self._base = 0
         """As many characters of the output stand in front of the text that is kept."""
         self._specials: list[tuple[int, int]] = []
@@ -37,13 +45,17 @@ class Source:
         self._closed = False
         self._num_read = 0
         self._raw: list[tuple[str, Ranges]] = []
-        """What was read since the attempt began, the marker in front of it included; special tokens in each piece."""
+        """What was read since the attempt began, the marker in front of it included; special tokens
+        in each piece.
+        """
 
     def feed(self, text: str, specials: Ranges = ()) -> None:
         """Take more text, and where in it special tokens are spelled."""
         at = self._at
         kept = [(start - at, end - at) for start, end in self._specials_in(at, len(self._text))]
-        self._text, self._at, self._base = self._text[at:], 0, self._base + at
+        self._text = self._text[at:]
+        self._at = 0
+        self._base = self._base + at
         have = len(self._text)
         self._specials = [*kept, *((start + have, end + have) for start, end in specials)]
         self._text += text
@@ -63,7 +75,10 @@ class Source:
         return self._base + self._at
 
     def word(self) -> Waits:
-        """Return the name that follows: letters, digits and `_.:/-`. Raises `Broken` if there is none."""
+        """Return the name that follows: letters, digits and `_.:/-`.
+
+        Raises `Broken` if there is none.
+        """
         yield from self._skip_space()
         name = ""
         while True:
@@ -87,8 +102,16 @@ class Source:
         yield from self._skip_space()
         longest_first = sorted(texts, key=len, reverse=True)
         while True:
-            at, left = self._at, len(self._text) - self._at
-            found = next((t for t in longest_first if self._text.startswith(t, at) and self._is_marker(t, at)), None)
+            at = self._at
+            left = len(self._text) - self._at
+            found = next(
+                (
+                    t
+                    for t in longest_first
+                    if self._text.startswith(t, at) and self._is_marker(t, at)
+                ),
+                None,
+            )
             may_grow = any(len(t) > left and t.startswith(self._text[at:]) for t in texts)
             if may_grow and not self._closed:
                 yield
@@ -111,20 +134,30 @@ class Source:
         return self._read(held), None
 
     def _is_marker(self, marker: str, at: int) -> bool:
-        """Say whether the special tokens in a marker were written as such, and it is no part of another."""
+        """Say whether the special tokens in a marker were written as such, and it is no part of
+        another.
+        """
         if self._specials:
             before = bisect_left(self._specials, (at + 1,))
             start, end = self._specials[before - 1] if before else (at, at)
             if start < at < end or at + len(marker) < end:
                 return False
         if marker not in self._tokens:
-            self._tokens[marker] = tuple(marker.index(token) for token in self._by_id if token in marker)
-        return all(self._specials_in(at + offset, at + offset + 1) for offset in self._tokens[marker])
+            self._tokens[marker] = tuple(
+                marker.index(token) for token in self._by_id if token in marker
+            )
+        return all(
+            self._specials_in(at + offset, at + offset + 1) for offset in self._tokens[marker]
+        )
 
     def _specials_in(self, start: int, end: int) -> list[tuple[int, int]]:
         """Return the special tokens that begin in a stretch of the text."""
         specials = self._specials
-        return specials[bisect_left(specials, (start,)) : bisect_left(specials, (end,))] if specials else []
+        return (
+            specials[bisect_left(specials, (start,)) : bisect_left(specials, (end,))]
+            if specials
+            else []
+        )
 
     def _skip_space(self) -> Waits:
         while True:
@@ -135,7 +168,8 @@ class Source:
             yield
 
     def _read(self, end: int) -> str:
-        at, self._at = self._at, end
+        at = self._at
+        self._at = end
         text = self._text[at:end]
         self._num_read += len(text)
         if text:

@@ -1,7 +1,8 @@
-"""Calls that are told while they are written: of their arguments as much as is certain, the last bracket never.
+"""Calls that are told while they are written: of their arguments as much as is certain, the last
+bracket never.
 
-What is told is the beginning of the text that `Scan.call` makes of the whole call, whatever the pieces it comes in.
-Where the end of a value may still decide what it is, it waits for that end.
+What is told is the beginning of the text that `Scan.call` makes of the whole call, whatever the
+pieces it comes in. Where the end of a value may still decide what it is, it waits for that end.
 """
 
 from __future__ import annotations
@@ -27,11 +28,13 @@ class Told:
         schema: Mapping[str, Any],
         tell: Callable[[Told, str, int], None] | None,
     ) -> None:
-        """`tell` shows arguments' text, given how many of the characters that were read come behind what it stands for.
+        """`tell` shows arguments' text, given how many of the characters that were read come behind
+        what it stands for.
 
         None: nothing is told of this call, or nothing more.
         """
-        self.name, self.id = name, call_id
+        self.name = name
+        self.id = call_id
         self._schema = schema
         self._tell = tell
         self._said: list[str] = []
@@ -69,17 +72,22 @@ class Told:
         self._keys.add(key)
         return front
 
-    def text(self, key: str, *, literal: bool = False, declared: bool = False, lines: bool = False) -> Feed | None:
-        """Return what takes an argument's value piece by piece; None where its end decides what it is.
+    def text(
+        self, key: str, *, literal: bool = False, declared: bool = False, lines: bool = False
+    ) -> Feed | None:
+        """Return what takes an argument's value piece by piece; None where its end decides what it
+        is.
 
-        `literal`: what reads as JSON is that, where the schema says nothing. `declared`: the model says that it is text.
-        `lines`: a line break in front of it is layout.
+        `literal`: what reads as JSON is that, where the schema says nothing. `declared`: the model
+        says that it is text. `lines`: a line break in front of it is layout.
         """
         allowed = schema_types(self.schema_of(key))
         if declared:
-            certain, maybe_null = not allowed or "string" in allowed, False
+            certain = not allowed or "string" in allowed
+            maybe_null = False
         else:
-            certain, maybe_null = allowed == {"string"} or not (allowed or literal), allowed == {"string", "null"}
+            certain = allowed == {"string"} or not (allowed or literal)
+            maybe_null = allowed == {"string", "null"}
         front = self.front(key) if certain or maybe_null else None
         if front is None:
             return None
@@ -88,7 +96,8 @@ class Told:
 
     def argument(self, key: str, value: Any) -> None:
         """Tell an argument whose value is whole; the first one of a name counts."""
-        text, self._text = self._text, None
+        text = self._text
+        self._text = None
         if text is not None:
             text.end(value)
             return

@@ -1,4 +1,6 @@
-"""Arguments get the types their tool's schema states, whether a format writes them as plain text or as JSON."""
+"""Arguments get the types their tool's schema states, whether a format writes them as plain text or
+as JSON.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from core.parsing.json_text import Broken, read_json, write_json
 _TYPES_OF_NUMBERS = {"integer", "number"}
 _OTHER_NAMES = {
     **dict.fromkeys(("str", "text"), "string"),
-    **dict.fromkeys(("int", "int32", "int64", "uint", "uint32", "uint64", "long", "short"), "integer"),
+    **dict.fromkeys(
+        ("int", "int32", "int64", "uint", "uint32", "uint64", "long", "short"), "integer"
+    ),
     **dict.fromkeys(("float", "float32", "float64", "double"), "number"),
     "bool": "boolean",
     **dict.fromkeys(("list", "tuple"), "array"),
@@ -27,7 +31,8 @@ _WRAPPERS = ("arguments", "parameters", "properties", "input")
 
 
 def fitting_arguments(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return arguments as the JSON schema of a tool's parameters has them: unwrapped, and texts of the types it states.
+    """Return arguments as the JSON schema of a tool's parameters has them: unwrapped, and texts of
+    the types it states.
 
     Only what it says is changed: without a word on an argument, that stays what it is.
     """
@@ -40,11 +45,16 @@ def fitting_arguments(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -
         if inner is None:
             break
         arguments = inner
-    return {name: fitting_value(value, argument_schema(name, schema)) for name, value in arguments.items()}
+    return {
+        name: fitting_value(value, argument_schema(name, schema))
+        for name, value in arguments.items()
+    }
 
 
 def argument_schema(name: str, schema: Mapping[str, Any]) -> Any:
-    """Return the schema of an argument in that of all arguments, or what it refers to there; None if none is stated."""
+    """Return the schema of an argument in that of all arguments, or what it refers to there; None
+    if none is stated.
+    """
     known = schema.get("properties")
     return _referred(known.get(name), schema) if isinstance(known, Mapping) else None
 
@@ -65,7 +75,8 @@ def _object_in(value: Any) -> Mapping[str, Any] | None:
 
 
 def fitting_value(value: Any, schema: Any) -> Any:
-    """Return a value in which texts, where the schema allows none, are what it does allow; as they are if they can't.
+    """Return a value in which texts, where the schema allows none, are what it does allow; as they
+    are if they can't.
 
     Where it allows nothing but texts, other values are their JSON.
     """
@@ -84,21 +95,32 @@ def fitting_value(value: Any, schema: Any) -> Any:
 
 
 def stated(schema: Any, keyword: str) -> Mapping[str, Any]:
-    """Return what a schema, or the first of its choices that does, states under a keyword; empty if none does."""
+    """Return what a schema, or the first of its choices that does, states under a keyword; empty if
+    none does.
+    """
     if not isinstance(schema, Mapping):
         return {}
     lists = (schema[name] for name in _CHOICES if isinstance(schema.get(name), (list, tuple)))
-    stating = (choice.get(keyword) for choice in [schema, *chain(*lists)] if isinstance(choice, Mapping))
+    stating = (
+        choice.get(keyword) for choice in [schema, *chain(*lists)] if isinstance(choice, Mapping)
+    )
     return next((stated for stated in stating if isinstance(stated, Mapping)), {})
 
 
-def typed_arguments(texts: Mapping[str, str], schema: Mapping[str, Any], *, literal: bool = True) -> dict[str, Any]:
+def typed_arguments(
+    texts: Mapping[str, str], schema: Mapping[str, Any], *, literal: bool = True
+) -> dict[str, Any]:
     """Return arguments with the types that the JSON schema of a tool's parameters states for them."""
-    return {name: typed_value(text, argument_schema(name, schema), literal=literal) for name, text in texts.items()}
+    return {
+        name: typed_value(text, argument_schema(name, schema), literal=literal)
+        for name, text in texts.items()
+    }
 
 
 def _referred(schema: Any, root: Mapping[str, Any]) -> Any:
-    """Return what an argument's schema refers to in that of all arguments, or else the schema itself."""
+    """Return what an argument's schema refers to in that of all arguments, or else the schema
+    itself.
+    """
     if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
         return schema
     found: Any = root
@@ -108,9 +130,11 @@ def _referred(schema: Any, root: Mapping[str, Any]) -> Any:
 
 
 def typed_value(text: str, schema: Any, *, literal: bool = True) -> Any:
-    """Return the value a text stands for: of a type that the schema allows, or else the text itself.
+    """Return the value a text stands for: of a type that the schema allows, or else the text
+    itself.
 
-    Where the schema says nothing, what reads as JSON other than a string is that, if `literal`; all else is text.
+    Where the schema says nothing, what reads as JSON other than a string is that, if `literal`; all
+    else is text.
     """
     allowed = schema_types(schema)
     if allowed == {"string"} or not (allowed or literal):
@@ -119,7 +143,11 @@ def typed_value(text: str, schema: Any, *, literal: bool = True) -> Any:
         value = read_json(text, exact=True)
     except Broken:
         return _spelled(text, allowed)
-    if not allowed or _type_of(value) in allowed or (_type_of(value) == "integer" and "number" in allowed):
+    if (
+        not allowed
+        or _type_of(value) in allowed
+        or (_type_of(value) == "integer" and "number" in allowed)
+    ):
         return value
     if allowed & _TYPES_OF_NUMBERS and isinstance(value, float) and value.is_integer():
         return int(value)
@@ -127,7 +155,9 @@ def typed_value(text: str, schema: Any, *, literal: bool = True) -> Any:
 
 
 def _spelled(text: str, allowed: set[str]) -> Any:
-    """Return what JSON says otherwise: words for true, false and nothing, numbers that begin with 0 or +, escapes twice."""
+    """Return what JSON says otherwise: words for true, false and nothing, numbers that begin with 0
+    or +, escapes twice.
+    """
     word = text.strip().lower()
     if word in _BOOLEANS and "boolean" in allowed:
         return _BOOLEANS[word]

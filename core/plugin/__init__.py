@@ -1,4 +1,6 @@
-"""The plugin system: discovery without imports, a frozen plan, a sealed registry, blame on every boundary."""
+"""The plugin system: discovery without imports, a frozen plan, a sealed registry, blame on every
+boundary.
+"""
 
 from core.plugin.kinds import KINDS
 from core.plugin.plan import PluginPlan, make_plan

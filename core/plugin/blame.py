@@ -1,4 +1,6 @@
-"""Names the culprit: turns whatever plugin code raises into an error that says whose it is and the way out."""
+"""Names the culprit: turns whatever plugin code raises into an error that says whose it is and the
+way out.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from core.plugin.refs import PluginRef
 class Blame(ContextDecorator):
     """Wraps a call into plugin code, as a context manager or a decorator.
 
-    Errors of the engine's own classes pass unchanged: contracts tell plugins to raise them. So do interrupts.
+    Errors of the engine's own classes pass unchanged: contracts tell plugins to raise them. So do
+    interrupts.
     """
 
     plugin: PluginRef
@@ -27,13 +30,20 @@ class Blame(ContextDecorator):
     def __enter__(self) -> Blame:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         # SystemExit is included: a plugin must not end the process without being named.
         if isinstance(error, (Exception, SystemExit)) and not isinstance(error, EngineError):
             raise self._named(error) from error
 
     def told(self, error: Exception, request: str | None) -> str:
-        """Return what the client of a request is told of an error in it; the rest goes to the log, but not each time."""
+        """Return what the client of a request is told of an error in it; the rest goes to the log,
+        but not each time.
+        """
         if isinstance(error, EngineError) and not isinstance(error, PluginError):
             return str(error)  # contracts tell plugins to raise them, for clients
         named = error if isinstance(error, PluginError) else self._named(error)

@@ -1,4 +1,7 @@
-"""Finds plugins in the metadata of installed distributions and in local files. Imports none of them."""
+"""Finds plugins in the metadata of installed distributions and in local files.
+
+Imports none of them.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +22,24 @@ CORE: Final = "core"
 """The distribution whose plugins are the builtins."""
 OPT_IN: Final = "opt_in"
 KERNEL: Final = PluginRef(
-    name="kernel", target="core.essentials", distribution=CORE, version=core.__version__, builtin=True
+    name="kernel",
+    target="core.essentials",
+    distribution=CORE,
+    version=core.__version__,
+    builtin=True,
 )
 """The plugin that is always on."""
 
 
 def discover() -> Iterator[PluginRef]:
-    """Yield the kernel's plugin, then every installed one in the order of names; names may occur twice."""
+    """Yield the kernel's plugin, then every installed one in the order of names; names may occur
+    twice.
+    """
     yield KERNEL
     points = entry_points(group=GROUP)
-    read: dict[int, tuple[str, str]] = {}  # reading a distribution's metadata costs more than all the rest
+    read: dict[
+        int, tuple[str, str]
+    ] = {}  # reading a distribution's metadata costs more than all the rest
     for point in sorted(points, key=lambda p: (p.name, p.value)):
         dist = point.dist
         if dist is None:
@@ -52,20 +63,32 @@ def is_absent(ref: PluginRef) -> bool:
 
 
 def local_plugin(written: str) -> PluginRef:
-    """Return the plugin in `./file.py` or `pkg.module`. Raises `ConfigError` when there is no such file."""
+    """Return the plugin in `./file.py` or `pkg.module`.
+
+    Raises `ConfigError` when there is no such file.
+    """
     if looks_like_file(written):
         file: Path | None = Path(written).expanduser().resolve()
-        name, target = Path(written).stem, str(file)
+        name = Path(written).stem
+        target = str(file)
         if not target.endswith(".py"):
             raise ConfigError(
-                f"--plugins {written}: a local plugin is a Python file (`./file.py`) or a module (`pkg.module`). "
+                f"--plugins {written}: a local plugin is a Python file (`./file.py`) or a module "
+                "(`pkg.module`). "
                 "Install a whole project with `pip install -e` and name its plugin."
             )
     else:
-        file, name, target = module_file(written), written, written
+        file = module_file(written)
+        name = written
+        target = written
     if file is None or not file.is_file():
-        raise ConfigError(f"--plugins {written}: there is no such {'file' if target.endswith('.py') else 'module'}.")
-    return PluginRef(name=name, target=target, named=True, sha256=hashlib.sha256(file.read_bytes()).hexdigest())
+        raise ConfigError(
+            f"--plugins {written}: there is no such "
+            f"{'file' if target.endswith('.py') else 'module'}."
+        )
+    return PluginRef(
+        name=name, target=target, named=True, sha256=hashlib.sha256(file.read_bytes()).hexdigest()
+    )
 
 
 def looks_like_file(written: str) -> bool:

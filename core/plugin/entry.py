@@ -29,7 +29,9 @@ class Entry:
     """Among entries that fit, `auto` takes the highest; ties go by name."""
     api: int = API_VERSION
     when: Mapping[str, Any] = field(default_factory=dict)
-    """Fact name to the value, container or range it must be (in): `{"device": "cpu", "head_size": range(8, 257)}`."""
+    """Fact name to the value, container or range it must be (in): `{"device": "cpu", "head_size":
+    range(8, 257)}`.
+    """
     requires: tuple[str, ...] = ()
     """Distributions that must be installed, as requirement strings."""
     needs: frozenset[str] = frozenset()

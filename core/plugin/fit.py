@@ -1,4 +1,7 @@
-"""Decides whether an entry fits what is known of model, machine and request. Knows facts by name only."""
+"""Decides whether an entry fits what is known of model, machine and request.
+
+Knows facts by name only.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,10 @@ from core.plugin.entry import Entry
 
 
 def why_not(entry: Entry, facts: Mapping[str, Any]) -> str | None:
-    """Return why the entry cannot be used with these facts, or None when it can. An unknown fact does not fit."""
+    """Return why the entry cannot be used with these facts, or None when it can.
+
+    An unknown fact does not fit.
+    """
     for name, wanted in entry.when.items():
         if name not in facts:
             return f"needs {name} {shown(wanted)}, which is not known here"
@@ -39,14 +45,20 @@ def missing_requirement(entry: Entry) -> str | None:
 def shown(value: Any, joint: str = " or ") -> str:
     """Return a fact, or what an entry wants of it, as words."""
     if isinstance(value, range):
-        return f"{value.start} to {value[-1]}" + (f" by {value.step}" if value.step != 1 else "") if value else "never"
+        return (
+            f"{value.start} to {value[-1]}" + (f" by {value.step}" if value.step != 1 else "")
+            if value
+            else "never"
+        )
     if _is_collection(value):
         return joint.join(sorted(map(str, value)))
     return str(value)
 
 
 def _matches(wanted: Any, fact: Any) -> bool:
-    """A single value equals or is among the fact's; a collection holds the fact or one of its values."""
+    """A single value equals or is among the fact's; a collection holds the fact or one of its
+    values.
+    """
     have = set(fact) if _is_collection(fact) else {fact}
     return any(value in wanted if _is_collection(wanted) else value == wanted for value in have)
 

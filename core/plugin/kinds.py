@@ -18,7 +18,9 @@ class Kind:
     contract: str
     """Name in `core.contracts`."""
     use: Literal["best", "best per op", "named", "all"]
-    """Which entries run: the best that fits, the best of each op, the one asked for by name, or all."""
+    """Which entries run: the best that fits, the best of each op, the one asked for by name, or
+    all.
+    """
     opt_in_third_party: bool = False
     """True: a third party's entries count only when the user named the plugin."""
 

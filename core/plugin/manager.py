@@ -1,7 +1,8 @@
-"""Imports the plugins of a plan, checks their hooks and calls them, each call under its plugin's name.
+"""Imports the plugins of a plan, checks their hooks and calls them, each call under its plugin's
+name.
 
-pluggy knows the specifications, the order and the argument names. Plugins are called one at a time, so that
-every result and every error has an owner.
+pluggy knows the specifications, the order and the argument names. Plugins are called one at a time,
+so that every result and every error has an owner.
 """
 
 from __future__ import annotations
@@ -52,20 +53,29 @@ class Hooks:
                 self._manager.register(modules[ref.name], ref.name)
         if third := [str(ref) for ref in plan.plugins if not ref.builtin]:
             level = logging.INFO if process == "main" else logging.DEBUG
-            log.log(level, "third-party %s %s on", ", ".join(third), "is" if len(third) == 1 else "are")
+            log.log(
+                level, "third-party %s %s on", ", ".join(third), "is" if len(third) == 1 else "are"
+            )
 
     def call(self, hook: str, **arguments: Any) -> Iterator[tuple[PluginRef, Any]]:
-        """Yield (plugin, result) of one hook, in the order of plugins' names; lazily, so a caller may stop."""
+        """Yield (plugin, result) of one hook, in the order of plugins' names; lazily, so a caller
+        may stop.
+        """
         caller: pluggy.HookCaller = getattr(self._manager.hook, hook)
         for implementation in reversed(caller.get_hookimpls()):
             ref = self._plugins[implementation.plugin_name]
             with self.blame(ref, f"failed in hook {hook}"):
-                result = implementation.function(*(arguments[name] for name in implementation.argnames))
+                result = implementation.function(
+                    *(arguments[name] for name in implementation.argnames)
+                )
             yield ref, result
 
     def implemented(self, plugin: str) -> list[str]:
         """Return the names of the hooks a plugin implements."""
-        return sorted(caller.name for caller in self._manager.get_hookcallers(self._manager.get_plugin(plugin)) or ())
+        return sorted(
+            caller.name
+            for caller in self._manager.get_hookcallers(self._manager.get_plugin(plugin)) or ()
+        )
 
     def blame(self, ref: PluginRef, action: str) -> Blame:
         """Return the wrapper for a call into this plugin's code."""
@@ -82,18 +92,27 @@ class Hooks:
                 for specifications in function():
                     self._manager.add_hookspecs(specifications)
                     for name, value in vars(specifications).items():
-                        if hasattr(value, f"{PROJECT}_spec") and not name.startswith(PREFIX):  # never looked at
-                            raise PluginError(f"{ref} adds a hook {name!r}; call it {PREFIX}{name}. {ref.way_out}")
+                        if hasattr(value, f"{PROJECT}_spec") and not name.startswith(
+                            PREFIX
+                        ):  # never looked at
+                            raise PluginError(
+                                f"{ref} adds a hook {name!r}; call it {PREFIX}{name}. {ref.way_out}"
+                            )
 
     def _check(self, ref: PluginRef, name: str, function: Callable[..., Any]) -> None:
         """Raise `PluginError` when a function cannot be an implementation of any hook."""
         options = getattr(function, f"{PROJECT}_impl", None)
-        known = [hook for hook, caller in vars(self._manager.hook).items() if hook.startswith(PREFIX) and caller.spec]
+        known = [
+            hook
+            for hook, caller in vars(self._manager.hook).items()
+            if hook.startswith(PREFIX) and caller.spec
+        ]
         if name not in known:
             if options is not None and options["optionalhook"]:
                 return
             raise PluginError(
-                f"{ref} has a hook {name!r} that does not exist{did_you_mean(name, known) or '.'} {ref.way_out}"
+                f"{ref} has a hook {name!r} that does not exist{did_you_mean(name, known) or '.'} "
+                f"{ref.way_out}"
             )
         if options is None:
             raise PluginError(
@@ -102,27 +121,34 @@ class Hooks:
             )
         if options["wrapper"] or options["hookwrapper"]:
             raise PluginError(
-                f"{ref} marks {name} as a wrapper, but hooks are called one plugin at a time and have nothing to wrap. "
-                f"Change decisions in engine_resolve, replace an entry by one of higher priority. {ref.way_out}"
+                f"{ref} marks {name} as a wrapper, but hooks are called one plugin at a time and "
+                "have nothing to wrap. "
+                "Change decisions in engine_resolve, replace an entry by one of higher priority. "
+                f"{ref.way_out}"
             )
         has = getattr(self._manager.hook, name).spec.argnames
         for argument in inspect.signature(function).parameters:
             if argument not in has:
                 raise PluginError(
-                    f"{ref}: hook {name} has no argument {argument!r}; it has {', '.join(has) or 'none'}"
+                    f"{ref}: hook {name} has no argument {argument!r}; it has "
+                    f"{', '.join(has) or 'none'}"
                     f"{did_you_mean(argument, has) or '.'} {ref.way_out}"
                 )
 
 
 class _PrefixedManager(pluggy.PluginManager):
-    """Looks at functions called `engine_*` only, which keeps registration fast for modules with many names."""
+    """Looks at functions called `engine_*` only, which keeps registration fast for modules with
+    many names.
+    """
 
     def parse_hookimpl_opts(self, plugin: Any, name: str) -> pluggy.HookimplOpts | None:
         return super().parse_hookimpl_opts(plugin, name) if name.startswith(PREFIX) else None
 
 
 def _implementations(module: ModuleType) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Yield functions marked as hooks, and those of the module's own whose name says they are meant as one."""
+    """Yield functions marked as hooks, and those of the module's own whose name says they are meant
+    as one.
+    """
     for name, value in vars(module).items():
         if not inspect.isfunction(value) or hasattr(value, f"{PROJECT}_spec"):
             continue
@@ -132,10 +158,15 @@ def _implementations(module: ModuleType) -> Iterator[tuple[str, Callable[..., An
 
 
 def _import_file(ref: PluginRef) -> ModuleType:
-    """Run a local file under a module name of its own, from the very bytes whose hash is in the plan."""
+    """Run a local file under a module name of its own, from the very bytes whose hash is in the
+    plan.
+    """
     source = Path(ref.target).read_bytes()
     if hashlib.sha256(source).hexdigest() != ref.sha256:
-        raise PluginError(f"{ref} has changed since the plugins were selected. Restart the engine to load it as it is.")
+        raise PluginError(
+            f"{ref} has changed since the plugins were selected. Restart the engine to load it as "
+            "it is."
+        )
     module = ModuleType(f"engine_local_{ref.name}")
     module.__file__ = ref.target
     sys.modules[module.__name__] = module  # dataclasses and pickle look a class's module up by name

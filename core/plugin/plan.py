@@ -1,4 +1,6 @@
-"""The frozen set of plugins that every process of an engine loads, and how it is made from a selection."""
+"""The frozen set of plugins that every process of an engine loads, and how it is made from a
+selection.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ class PluginPlan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def digest(self) -> str:
         """SHA-256 over names, distributions, versions and the content of local files."""
-        return hashlib.sha256(msgspec.json.encode([_identity(ref) for ref in self.plugins])).hexdigest()
+        return hashlib.sha256(
+            msgspec.json.encode([_identity(ref) for ref in self.plugins])
+        ).hexdigest()
 
     def differences(self, locked: PluginPlan) -> list[str]:
         """Return a sentence for each plugin in which this plan differs from a locked one."""
@@ -41,20 +45,26 @@ class PluginPlan(msgspec.Struct, frozen=True, kw_only=True):
                 found.append(f"it holds {theirs[name]}, which is not loaded")
             elif (here := _identity(mine[name])) != (there := _identity(theirs[name])):
                 changed = [key for key in here if here[key] != there[key]]
-                found += [f"plugin {name!r} has {key} {here[key]!r}, it says {there[key]!r}" for key in changed]
+                found += [
+                    f"plugin {name!r} has {key} {here[key]!r}, it says {there[key]!r}"
+                    for key in changed
+                ]
         return found
 
 
 def make_plan(selection: Sequence[str] = (), lock: str | None = None) -> PluginPlan:
     """Find and select plugins; nothing is imported.
 
-    Raises `ConfigError` for a selection that cannot be met or a set that differs from the lock file, and
-    `PluginError` when two plugins to be loaded have one name.
+    Raises `ConfigError` for a selection that cannot be met or a set that differs from the lock
+    file, and `PluginError` when two plugins to be loaded have one name.
     """
     plan = _Planner(parse_selection(selection)).plan()
-    if lock is not None and (differences := plan.differences(locked := read_lock(lock)) + changed_files(locked.files)):
+    if lock is not None and (
+        differences := plan.differences(locked := read_lock(lock)) + changed_files(locked.files)
+    ):
         raise ConfigError(
-            f"the plugins differ from the lock file {lock}: {'; '.join(differences)}. Install and select what it "
+            f"the plugins differ from the lock file {lock}: {'; '.join(differences)}. Install and "
+            "select what it "
             "holds, or write it anew with `engine plugins lock`."
         )
     return plan
@@ -80,8 +90,10 @@ def refuse_difference(plan: PluginPlan, process: str) -> None:
         if here is None or _identity(here) != _identity(msgspec.structs.replace(ref, named=False)):
             found = "not installed" if here is None else f"{here.origin}, module {here.target}"
             raise PluginError(
-                f"process {process!r} was told to load {ref}, module {ref.target}, but here it is {found}. "
-                "All processes must run in one environment; restart the engine after installing plugins."
+                f"process {process!r} was told to load {ref}, module {ref.target}, but here it is "
+                f"{found}. "
+                "All processes must run in one environment; restart the engine after installing "
+                "plugins."
             )
 
 
@@ -102,7 +114,9 @@ class _Planner:
         for wish in (*self._selection.exact, *self._selection.added):
             named = self._named(wish)
             if named[0].name in self._blocked:
-                raise ConfigError(f"--plugins both names and blocks {named[0].name!r}; keep one of the two.")
+                raise ConfigError(
+                    f"--plugins both names and blocks {named[0].name!r}; keep one of the two."
+                )
             chosen[named[0].name] = named
         kernel = chosen.pop(KERNEL.name, [KERNEL])[0]
         absent = [name for name, refs in chosen.items() if all(is_absent(ref) for ref in refs)]
@@ -115,7 +129,12 @@ class _Planner:
             return
         for ref in (ref for refs in self._known.values() for ref in refs):
             wanted = ref.builtin or not self._selection.exact
-            if wanted and not ref.opt_in and ref.name not in self._blocked and ref.name != KERNEL.name:
+            if (
+                wanted
+                and not ref.opt_in
+                and ref.name not in self._blocked
+                and ref.name != KERNEL.name
+            ):
                 yield ref
 
     def _named(self, wish: Wish) -> list[PluginRef]:
@@ -128,22 +147,34 @@ class _Planner:
             self._check_known(wish)
         for ref in refs:
             if is_absent(ref):
-                raise ConfigError(f"{ref} belongs to the engine, but this installation lacks its files ({ref.target}).")
+                raise ConfigError(
+                    f"{ref} belongs to the engine, but this installation lacks its files "
+                    f"({ref.target})."
+                )
             if not wish.version.contains(ref.version or "0", prereleases=True):
                 raise ConfigError(
-                    f"--plugins {wish.written!r}: {ref} is installed. Install a version that fits, or name another."
+                    f"--plugins {wish.written!r}: {ref} is installed. Install a version that fits, "
+                    "or name another."
                 )
         return refs
 
     def _check_known(self, wish: Wish) -> str:
         name = Path(wish.name).stem if looks_like_file(wish.name) else wish.name
         if wish in self._selection.blocked and name == KERNEL.name:
-            raise ConfigError("--plugins no:kernel: the engine cannot run without it; it is its own smallest part.")
+            raise ConfigError(
+                "--plugins no:kernel: the engine cannot run without it; it is its own smallest "
+                "part."
+            )
         if name not in self._known:
             third = sorted(n for n, refs in self._known.items() if not refs[0].builtin)
-            listed = f"installed besides the builtins: {', '.join(third)}" if third else "only builtins are installed"
+            listed = (
+                f"installed besides the builtins: {', '.join(third)}"
+                if third
+                else "only builtins are installed"
+            )
             raise ConfigError(
-                f"--plugins {wish.written!r}: unknown plugin {name!r}; {listed}{did_you_mean(name, self._known)}"
+                f"--plugins {wish.written!r}: unknown plugin {name!r}; "
+                f"{listed}{did_you_mean(name, self._known)}"
             )
         return name
 
@@ -152,8 +183,10 @@ def _only(refs: list[PluginRef]) -> PluginRef:
     if len(refs) > 1:
         first, second = refs[:2]
         raise PluginError(
-            f"two plugins are called {first.name!r}: {first.target} of {first.origin} and {second.target} of "
-            f"{second.origin}. Uninstall one of them, or leave both out with --plugins no:{first.name}."
+            f"two plugins are called {first.name!r}: {first.target} of {first.origin} and "
+            f"{second.target} of "
+            f"{second.origin}. Uninstall one of them, or leave both out with --plugins "
+            f"no:{first.name}."
         )
     return refs[0]
 

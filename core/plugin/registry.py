@@ -1,4 +1,6 @@
-"""Everything loaded plugins bring, collected once: the kernel takes plain objects out and never asks in a step."""
+"""Everything loaded plugins bring, collected once: the kernel takes plain objects out and never
+asks in a step.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,13 @@ from typing import Any, Final
 
 from core.config import EngineConfig
 from core.config.fields import Option
-from core.contracts import AdmissionExtension, Edge, ModelSource, RunnerExtension, SchedulerExtension
+from core.contracts import (
+    AdmissionExtension,
+    Edge,
+    ModelSource,
+    RunnerExtension,
+    SchedulerExtension,
+)
 from core.contracts.construct import construct
 from core.contracts.times import times_of
 from core.deprecated import advice
@@ -60,7 +68,8 @@ class Candidate:
 def load_plan(plan: PluginPlan, process: str = MAIN) -> Registry:
     """Import the plugins of a plan and collect what they bring.
 
-    Raises `PluginError` naming the plugin that is broken, breaks a contract, or is not the planned one.
+    Raises `PluginError` naming the plugin that is broken, breaks a contract, or is not the planned
+    one.
     """
     if process != MAIN:
         refuse_difference(plan, process)
@@ -69,7 +78,8 @@ def load_plan(plan: PluginPlan, process: str = MAIN) -> Registry:
 
 def load_named(config: EngineConfig, registry: Registry) -> tuple[EngineConfig, Registry]:
     """Return both with the plugins that the values of options name."""
-    plugins, plan = config.plugins, registry.plan
+    plugins = config.plugins
+    plan = registry.plan
     for option in (option for _, option in registry.options() if option.names_plugin):
         if value := config.options.get(option.name):
             plugins = replace(plugins, plugins=[*plugins.plugins, f"+{value}"])
@@ -77,7 +87,9 @@ def load_named(config: EngineConfig, registry: Registry) -> tuple[EngineConfig, 
                 plan = make_plan(plugins.plugins, plugins.plugins_lock)
             except ConfigError as error:  # its words are about the flag that was not given
                 flag = f"--{option.name.replace('_', '-')}"
-                raise ConfigError(str(error).replace("--plugins", flag, 1).replace("'+", "'", 1)) from error
+                raise ConfigError(
+                    str(error).replace("--plugins", flag, 1).replace("'+", "'", 1)
+                ) from error
     if plan is registry.plan:
         return config, registry
     return replace(config, plugins=plugins), load_plan(plan)
@@ -100,23 +112,30 @@ class Registry:
             for option in _listed(ref, "engine_options", found, Option)
         )
 
-    # --- entries -----------------------------------------------------------------------------------------
+    # --- entries ----------------------------------------------------------------------------------
 
     def entries(self, kind: str) -> tuple[Registered, ...]:
         """Return all entries of a kind, by name."""
         return self._kinds[kind]
 
     def rank(self, kind: str, facts: Mapping[str, Any] = MappingProxyType({})) -> list[Candidate]:
-        """Return all entries of a kind, best first: by priority, then by name, whether they fit or not."""
+        """Return all entries of a kind, best first: by priority, then by name, whether they fit or
+        not.
+        """
         ordered = sorted(self.entries(kind), key=lambda r: (-r.entry.priority, r.entry.name))
-        return [Candidate(registered, why_not(registered.entry, facts) or "") for registered in ordered]
+        return [
+            Candidate(registered, why_not(registered.entry, facts) or "") for registered in ordered
+        ]
 
-    def choose(self, kind: str, wanted: str = AUTO, facts: Mapping[str, Any] = MappingProxyType({})) -> Registered:
+    def choose(
+        self, kind: str, wanted: str = AUTO, facts: Mapping[str, Any] = MappingProxyType({})
+    ) -> Registered:
         """Return the entry called `wanted`, or for "auto" the best that fits.
 
         Raises `ConfigError` when there is none, listing what there is and why it does not fit.
         """
-        noun, candidates = KINDS[kind].noun, self.rank(kind, facts)
+        noun = KINDS[kind].noun
+        candidates = self.rank(kind, facts)
         named = [c for c in candidates if wanted in (AUTO, c.registered.entry.name)]
         if not named:
             names = sorted(c.registered.entry.name for c in candidates)
@@ -128,7 +147,9 @@ class Registry:
         for candidate in named:
             if not candidate.reason:
                 return candidate.registered
-        judged = "; ".join(f"{c.registered.entry.name!r} of {c.registered.plugin} {c.reason}" for c in named)
+        judged = "; ".join(
+            f"{c.registered.entry.name!r} of {c.registered.plugin} {c.reason}" for c in named
+        )
         others = [c.registered.entry.name for c in candidates if not c.reason]
         hint = f". What fits: {', '.join(others)}" if others else ""
         raise ConfigError(f"no {noun} can be used here: {judged}{hint}{self._more_to_load(kind)}")
@@ -138,7 +159,8 @@ class Registry:
 
         An entry that is only probed does not count among those whose combination is checked.
         """
-        entry, ref = registered.entry, registered.plugin
+        entry = registered.entry
+        ref = registered.plugin
         if not probe:
             self._used[registered.label] = registered
         if (missing := missing_requirement(entry)) is not None:
@@ -146,23 +168,31 @@ class Registry:
         if not isinstance(entry.target, str):
             return entry.target
         module, _, attribute = entry.target.partition(":")
-        with self.hooks.blame(ref, f"failed while entry {registered.label} was imported from {entry.target}"):
+        with self.hooks.blame(
+            ref, f"failed while entry {registered.label} was imported from {entry.target}"
+        ):
             found: Any = importlib.import_module(module)
             for name in attribute.split("."):
                 found = getattr(found, name)
         return found
 
-    def make(self, registered: Registered, *arguments: Any) -> tuple[Any, Callable[[Exception, str | None], str]]:
+    def make(
+        self, registered: Registered, *arguments: Any
+    ) -> tuple[Any, Callable[[Exception, str | None], str]]:
         """Construct what an entry stands for, with as many of the arguments as it takes.
 
         Return it, and what logs an error in a request and says who is to blame.
         """
         with self.blame(registered) as blame:
-            made = times_of(self).around(registered.plugin.name, construct(self.load(registered), *arguments), blame)
+            made = times_of(self).around(
+                registered.plugin.name, construct(self.load(registered), *arguments), blame
+            )
         return made, blame.told
 
     def blame(self, registered: Registered, request: str | None = None) -> Blame:
-        """Return a context manager (or decorator) that gives this entry's plugin the blame for what is raised in it."""
+        """Return a context manager (or decorator) that gives this entry's plugin the blame for what
+        is raised in it.
+        """
         what = registered.label if request is None else f"{registered.label} in request {request!r}"
         return self.hooks.blame(registered.plugin, f"failed in entry {what}")
 
@@ -171,7 +201,8 @@ class Registry:
         return [registered for registered in self._used.values() if registered.kind == kind]
 
     def check_combination(self, chosen: Iterable[Registered] | None = None) -> None:
-        """Raise `ConfigError` when chosen entries exclude each other or lack what one of them needs.
+        """Raise `ConfigError` when chosen entries exclude each other or lack what one of them
+        needs.
 
         Without an argument: all entries in use so far.
         """
@@ -180,16 +211,26 @@ class Registry:
             for other in chosen:
                 clash = one.entry.conflicts & {other.label, *other.entry.gives}
                 if other is not one and clash:
-                    raise ConfigError(f"{one} cannot be combined with {other} ({min(clash)}). Choose only one of them.")
-            for need in sorted(one.entry.needs.difference(*(other.entry.gives for other in chosen))):
-                givers = [str(r) for kind in KINDS for r in self.entries(kind) if need in r.entry.gives]
+                    raise ConfigError(
+                        f"{one} cannot be combined with {other} ({min(clash)}). Choose only one of "
+                        "them."
+                    )
+            for need in sorted(
+                one.entry.needs.difference(*(other.entry.gives for other in chosen))
+            ):
+                givers = [
+                    str(r) for kind in KINDS for r in self.entries(kind) if need in r.entry.gives
+                ]
                 hint = f"choose {' or '.join(givers)}" if givers else "no loaded plugin gives it"
                 raise ConfigError(f"{one} needs {need!r}, which nothing chosen gives; {hint}.")
 
-    # --- hooks -------------------------------------------------------------------------------------------
+    # --- hooks ------------------------------------------------------------------------------------
 
     def ask(self, hook: str, **arguments: Any) -> list[tuple[PluginRef, Any]]:
-        """Return each plugin that implements a hook, with its answer, by plugins' names. For hooks that plugins add."""
+        """Return each plugin that implements a hook, with its answer, by plugins' names.
+
+        For hooks that plugins add.
+        """
         return list(self.hooks.call(hook, **arguments))
 
     def options(self) -> tuple[tuple[str, Option], ...]:
@@ -204,20 +245,25 @@ class Registry:
             if isinstance(source, str) and source != model:
                 return self.find_model(source, config)
             if source is not None:
-                raise _wrong_answer(ref, "engine_find_model", "a ModelSource, another name or None", source)
+                raise _wrong_answer(
+                    ref, "engine_find_model", "a ModelSource, another name or None", source
+                )
         return None
 
     def resolve(self, decisions: Mapping[str, Any]) -> dict[str, Any]:
         """Return the decisions that plugins change. Raises `ConfigError` when two of them disagree."""
         changes: dict[str, Any] = {}
         owners: dict[str, PluginRef] = {}
-        for ref, answer in self.hooks.call("engine_resolve", decisions=MappingProxyType(dict(decisions))):
+        for ref, answer in self.hooks.call(
+            "engine_resolve", decisions=MappingProxyType(dict(decisions))
+        ):
             if not isinstance(answer or {}, Mapping):
                 raise _wrong_answer(ref, "engine_resolve", "a mapping or None", answer)
             for name, value in (answer or {}).items():
                 if name in changes and changes[name] != value:
                     raise ConfigError(
-                        f"{owners[name]} wants {name} to be {changes[name]!r}, {ref} wants {value!r}. "
+                        f"{owners[name]} wants {name} to be {changes[name]!r}, {ref} wants "
+                        f"{value!r}. "
                         f"Leave one of them out, for example with --plugins no:{ref.name}."
                     )
                 if name not in changes:
@@ -226,13 +272,19 @@ class Registry:
         return changes
 
     def shared(self, name: str, make: Callable[[], Any]) -> Any:
-        """Return what `make` returned when first asked under this name: what a feature's halves in one process share."""
+        """Return what `make` returned when first asked under this name: what a feature's halves in
+        one process share.
+        """
         if name not in self._shared:
             self._shared[name] = make()
         return self._shared[name]
 
-    def admission_extensions(self, config: EngineConfig, edge: Edge) -> tuple[tuple[Blame, AdmissionExtension], ...]:
-        """Return what features that are on do with requests at the edge, attached, each with what blames its plugin."""
+    def admission_extensions(
+        self, config: EngineConfig, edge: Edge
+    ) -> tuple[tuple[Blame, AdmissionExtension], ...]:
+        """Return what features that are on do with requests at the edge, attached, each with what
+        blames its plugin.
+        """
         pairs = self._halves("admission", config)
         for blame, extension in pairs:
             if hasattr(extension, "attach"):
@@ -251,8 +303,13 @@ class Registry:
     def _halves(self, half: str, config: EngineConfig) -> tuple[tuple[Blame, Any], ...]:
         hook = f"engine_{half}_extensions"
         given = self.hooks.call(hook, config=config, registry=self)
-        action, around = f"failed in its {half} extension", times_of(self).around
-        halves = ((self.hooks.blame(ref, action), each) for ref, found in given for each in _listed(ref, hook, found))
+        action = f"failed in its {half} extension"
+        around = times_of(self).around
+        halves = (
+            (self.hooks.blame(ref, action), each)
+            for ref, found in given
+            for each in _listed(ref, hook, found)
+        )
         return tuple((blame, around(blame.plugin.name, each, blame)) for blame, each in halves)
 
     def process_started(self, process: str) -> None:
@@ -260,7 +317,7 @@ class Registry:
         for _ in self.hooks.call("engine_process_start", process=process):
             pass
 
-    # --- collecting --------------------------------------------------------------------------------------
+    # --- collecting -------------------------------------------------------------------------------
 
     def _collect(self, kind: str) -> tuple[Registered, ...]:
         found: dict[str, Registered] = {}
@@ -270,12 +327,15 @@ class Registry:
                 _check_api(registered)
                 if KINDS[kind].opt_in_third_party and not (ref.builtin or ref.named):
                     self.withheld.append(registered)
-                    log.info("%s is off until the plugin is named: --plugins +%s", registered, ref.name)
+                    log.info(
+                        "%s is off until the plugin is named: --plugins +%s", registered, ref.name
+                    )
                     continue
                 other = found.setdefault(entry.name, registered)
                 if other is not registered:
                     raise PluginError(
-                        f"{other} and {registered} have one name. Leave one of the plugins out, for example with "
+                        f"{other} and {registered} have one name. Leave one of the plugins out, "
+                        "for example with "
                         f"--plugins no:{other.plugin.name}."
                     )
         return tuple(found[name] for name in sorted(found))
@@ -293,7 +353,10 @@ class Registry:
 
 
 def _listed(ref: PluginRef, hook: str, found: Any, wanted: type[Any] = object) -> list[Any]:
-    """Return what a hook gave as a list. Raises `PluginError` for anything else, such as a list of other things."""
+    """Return what a hook gave as a list.
+
+    Raises `PluginError` for anything else, such as a list of other things.
+    """
     if not isinstance(found, (list, tuple)) or not all(isinstance(item, wanted) for item in found):
         what = "a list" if wanted is object else f"a list of {wanted.__name__} objects"
         raise _wrong_answer(ref, hook, what, found)
@@ -301,7 +364,9 @@ def _listed(ref: PluginRef, hook: str, found: Any, wanted: type[Any] = object) -
 
 
 def _wrong_answer(ref: PluginRef, hook: str, wanted: str, found: Any) -> PluginError:
-    return PluginError(f"{ref} must return {wanted} from its hook {hook}, not {found!r:.200}. {ref.way_out}")
+    return PluginError(
+        f"{ref} must return {wanted} from its hook {hook}, not {found!r:.200}. {ref.way_out}"
+    )
 
 
 def _check_api(registered: Registered) -> None:
@@ -309,8 +374,12 @@ def _check_api(registered: Registered) -> None:
     written = f"{registered} is written for version {api} of the contracts"
     if api > API_VERSION or api < API_VERSION - 1:
         which = (
-            ". Upgrade the engine" if api > API_VERSION else f" and still takes {API_VERSION - 1}. Upgrade the plugin"
+            ". Upgrade the engine"
+            if api > API_VERSION
+            else f" and still takes {API_VERSION - 1}. Upgrade the plugin"
         )
-        raise PluginError(f"{written}, this engine has {API_VERSION}{which}. {registered.plugin.way_out}")
+        raise PluginError(
+            f"{written}, this engine has {API_VERSION}{which}. {registered.plugin.way_out}"
+        )
     if api < API_VERSION:
         log.warning("%s and will be refused by the next engine: %s", written, advice(api))

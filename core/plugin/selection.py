@@ -41,7 +41,10 @@ class Selection:
 
 
 def parse_selection(words: Iterable[str]) -> Selection:
-    """Read words, each of which may hold several, separated by commas. Raises `ConfigError` naming a bad one."""
+    """Read words, each of which may hold several, separated by commas.
+
+    Raises `ConfigError` naming a bad one.
+    """
     nothing = False
     signed: dict[str, list[Wish]] = {"": [], "+": [], "no:": []}
     for word in _split(words):
@@ -76,5 +79,6 @@ def _read(word: str) -> tuple[str, Wish]:
         return sign, Wish(match["name"], SpecifierSet(match["version"] or ""), word)
     except InvalidSpecifier:
         raise ConfigError(
-            f"--plugins {word!r} is not understood; write NAME, 'NAME>=1.2', +NAME, no:NAME, none, ./file.py or pkg.module."
+            f"--plugins {word!r} is not understood; write NAME, 'NAME>=1.2', +NAME, no:NAME, none, "
+            "./file.py or pkg.module."
         ) from None

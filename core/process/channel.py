@@ -1,6 +1,7 @@
 """Two ZeroMQ sockets between a process and the one it started, over a folder nobody else may enter.
 
-The folder is removed as soon as both sides are connected, so nothing is left behind whatever ends how.
+The folder is removed as soon as both sides are connected, so nothing is left behind whatever ends
+how.
 """
 
 from __future__ import annotations
@@ -15,18 +16,23 @@ from typing import Any, Final, Self
 import msgspec
 import zmq
 
-_UP, _DOWN = "up", "down"
+_UP = "up"
+_DOWN = "down"
 _LONGEST_BASE: Final = 75
 """Unix sockets have paths of at most about 107 bytes."""
 _LINGER_MS: Final = 1000
 _RETRY_MS: Final = 10
-"""How often a parent looks whether its child has come, and a child that waits for its parent whether it still shall."""
+"""How often a parent looks whether its child has come, and a child that waits for its parent
+whether it still shall.
+"""
 
 
 class Channel:
     """Messages both ways, in order. `send` may be called by any thread, `receive` by one."""
 
-    def __init__(self, outgoing: zmq.Socket[bytes], incoming: zmq.Socket[bytes], folder: str, kinds: Any) -> None:
+    def __init__(
+        self, outgoing: zmq.Socket[bytes], incoming: zmq.Socket[bytes], folder: str, kinds: Any
+    ) -> None:
         self.folder = folder
         self._out = outgoing
         self._in = incoming
@@ -39,11 +45,15 @@ class Channel:
     def listen(cls, kinds: Any) -> Self:
         """Return the parent's end; `kinds` is the union of messages it receives."""
         base = tempfile.gettempdir()
-        folder = tempfile.mkdtemp("", f"engine-{os.getpid()}-", base if len(base) < _LONGEST_BASE else "/tmp")
+        folder = tempfile.mkdtemp(
+            "", f"engine-{os.getpid()}-", base if len(base) < _LONGEST_BASE else "/tmp"
+        )
         outgoing, incoming = _sockets()
         outgoing.set_hwm(0)  # a parent never waits for its child,
         outgoing.reconnect_ivl = _RETRY_MS
-        outgoing.connect(f"ipc://{folder}/{_DOWN}")  # alive or not: who binds would wait for somebody to connect
+        outgoing.connect(
+            f"ipc://{folder}/{_DOWN}"
+        )  # alive or not: who binds would wait for somebody to connect
         incoming.bind(f"ipc://{folder}/{_UP}")
         return cls(outgoing, incoming, folder, kinds)
 
@@ -70,7 +80,10 @@ class Channel:
                     return
 
     def receive(self, timeout_s: float | None = None) -> Any:
-        """Return the next message, or None when none came in time. Raises `zmq.ZMQError` after `close`."""
+        """Return the next message, or None when none came in time.
+
+        Raises `zmq.ZMQError` after `close`.
+        """
         if not self._in.poll(None if timeout_s is None else int(timeout_s * 1000)):
             return None
         return self._decoder.decode(self._in.recv())
@@ -81,7 +94,9 @@ class Channel:
 
     def close(self) -> None:
         """Close both sockets; what was sent still gets a second to arrive. Safe to call twice."""
-        was_closed, self._closed = self._closed, True  # who waits in `send` sees it
+        # who waits in `send` sees it
+        was_closed = self._closed
+        self._closed = True
         with self._lock:
             if was_closed:
                 return
@@ -92,13 +107,16 @@ class Channel:
 
 def _sockets() -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-    outgoing, incoming = context.socket(zmq.PUSH), context.socket(zmq.PULL)
+    outgoing = context.socket(zmq.PUSH)
+    incoming = context.socket(zmq.PULL)
     outgoing.sndtimeo = _RETRY_MS
     return outgoing, incoming
 
 
 def _joined(folder: str) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
-    """Return a child's sockets in the folder it was told, having checked that it is this user's own."""
+    """Return a child's sockets in the folder it was told, having checked that it is this user's
+    own.
+    """
     if os.stat(folder).st_uid != os.getuid():
         raise PermissionError(f"{folder} belongs to somebody else")
     outgoing, incoming = _sockets()

@@ -28,9 +28,13 @@ class ParentChannel(Channel):
 
     stage_name = FIRST_STAGE
     stages: int
-    """File descriptor of the pipe on which the parent hears of stages, even of one we die in at once."""
+    """File descriptor of the pipe on which the parent hears of stages, even of one we die in at
+    once.
+    """
     words: queue.SimpleQueue[str]
-    """Lines of standard input: the folder in which another parent listens, or nothing when the last one has died."""
+    """Lines of standard input: the folder in which another parent listens, or nothing when the last
+    one has died.
+    """
 
     def expect(self, kinds: Any) -> None:
         """Say which messages follow the first one: a union of structs."""
@@ -43,15 +47,25 @@ class ParentChannel(Channel):
 
 
 def main(address: str, home: str, stages: str) -> None:
-    """Run the role the parent asks for; never returns. `home` is where the parent has the engine's code from."""
+    """Run the role the parent asks for; never returns.
+
+    `home` is where the parent has the engine's code from.
+    """
     if home != HOME:
-        sys.exit(f"engine: the code in {home} has started a process that finds the one in {HOME}; install one of them.")
+        sys.exit(
+            f"engine: the code in {home} has started a process that finds the one in {HOME}; "
+            "install one of them."
+        )
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the parent decides about our end, and its own tells us
+        signal.signal(
+            number, signal.SIG_IGN
+        )  # the parent decides about our end, and its own tells us
     channel = ParentChannel.connect(address, Start)
-    channel.stages, channel.words = int(stages), queue.SimpleQueue()
+    channel.stages = int(stages)
+    channel.words = queue.SimpleQueue()
     threading.Thread(target=_end_with_parent, args=(channel,), name="lifeline", daemon=True).start()
-    status, process = 0, "?"
+    status = 0
+    process = "?"
     try:
         start: Start = channel.receive()
         channel.send(Connected())
@@ -61,7 +75,14 @@ def main(address: str, home: str, stages: str) -> None:
         status = 1
         if not isinstance(error, EngineError):
             traceback.print_exc()
-        channel.send(Failed(process=process, stage=channel.stage_name, kind=type(error).__name__, message=str(error)))
+        channel.send(
+            Failed(
+                process=process,
+                stage=channel.stage_name,
+                kind=type(error).__name__,
+                message=str(error),
+            )
+        )
     finally:
         channel.close()
         sys.stdout.flush()

@@ -1,6 +1,7 @@
 """What every process of an engine says to the one that started it, and is told first.
 
-Plain msgspec structs: nothing that crosses a socket can carry code. A role adds messages of its own.
+Plain msgspec structs: nothing that crosses a socket can carry code. A role adds messages of its
+own.
 """
 
 from __future__ import annotations
@@ -44,9 +45,13 @@ class Failed(msgspec.Struct, kw_only=True, frozen=True, tag=True):
     message: str
 
     def error(self) -> EngineError:
-        """Return the exception to raise where the process was started: of the same class, if it is one of ours."""
+        """Return the exception to raise where the process was started: of the same class, if it is
+        one of ours.
+        """
         where = f"  stage: {self.stage}, in process {self.process!r}"
-        unknown = f"process {self.process!r} has failed\n{where}\n  cause: {self.kind}: {self.message}"
+        unknown = (
+            f"process {self.process!r} has failed\n{where}\n  cause: {self.kind}: {self.message}"
+        )
         return error_called(self.kind, f"{self.message}\n{where}") or EngineError(unknown)
 
 

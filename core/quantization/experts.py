@@ -1,4 +1,7 @@
-"""Experts whose weights are stored in formats, three tensors' worth for each expert. Knows no format and no kernel."""
+"""Experts whose weights are stored in formats, three tensors' worth for each expert.
+
+Knows no format and no kernel.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ if TYPE_CHECKING:
 
 
 class KeptExperts:
-    """The experts of one layer, all of them with one keeper. How their tensors come is said by who derives from it."""
+    """The experts of one layer, all of them with one keeper.
+
+    How their tensors come is said by who derives from it.
+    """
 
     suffixes: tuple[str, ...] = ("weight",)
 
@@ -35,12 +41,16 @@ class KeptExperts:
         if isinstance(self._keeper, PlainKeeper):
             self._keeper.method.finish(layer)
 
-    def apply(self, layer: nn.Module, x: torch.Tensor, shares: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+    def apply(
+        self, layer: nn.Module, x: torch.Tensor, shares: torch.Tensor, experts: torch.Tensor
+    ) -> torch.Tensor:
         """Return what the chosen experts give."""
         out: torch.Tensor = self._keeper.apply(layer, x, shares, experts)
         return out
 
-    def product(self, layer: nn.Module, matrix: str, x: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+    def product(
+        self, layer: nn.Module, matrix: str, x: torch.Tensor, experts: torch.Tensor
+    ) -> torch.Tensor:
         """Return each row's product with the matrix of its expert."""
         out: torch.Tensor = self._keeper.product(layer, matrix, x, experts)
         return out
@@ -51,30 +61,38 @@ class StoredExperts(KeptExperts):
 
     def __init__(self, formats: Formats, prefix: str) -> None:
         super().__init__()
-        self._formats, self._prefix = formats, prefix
+        self._formats = formats
+        self._prefix = prefix
         self._arrived = Arrived()
         self.endings: tuple[str, ...] = ("",)
-        """A format has no word for all experts' weights in one tensor. Plain ones come so, whatever the config says of single
+        """A format has no word for all experts' weights in one tensor. Plain ones come so, whatever
+        the config says of single
         experts: tools that quantize linear layers alone leave such a tensor as it is."""
         self._sizes: tuple[Any, ...] = ()
         self._is_filled = False
 
     def facts(self, prefix: str) -> Any:
-        """Return who knows the tensors of one expert's matrix: its format, or the method for plain weights."""
+        """Return who knows the tensors of one expert's matrix: its format, or the method for plain
+        weights.
+        """
         return self._formats.format_of(prefix) or self._plain()
 
     def shape(self, suffix: str, part: Part) -> tuple[int, ...] | None:
         """Return the shape of all experts' plain weights."""
         return part.shape
 
-    def create(self, layer: nn.Module, num_experts: int, width: int, hidden: int, dtype: torch.dtype) -> None:
+    def create(
+        self, layer: nn.Module, num_experts: int, width: int, hidden: int, dtype: torch.dtype
+    ) -> None:
         """Register parameters for all of `layer.parts`."""
         parts: dict[str, Part] = layer.parts  # type: ignore[assignment]
         stored = self._formats.formats_of(parts)
         if not parts:  # all experts' weights are in one tensor, which is plain
             own = self._formats.format_of(self._prefix)
             stored = {self._prefix: own if own is not None and own.reads_plain else None}
-        kinds: dict[Any, StoredFormat | None] = {own and own.grouping: own for own in stored.values()}
+        kinds: dict[Any, StoredFormat | None] = {
+            own and own.grouping: own for own in stored.values()
+        }
         common = next(iter(kinds.values())) if len(kinds) == 1 else None
         ordered = common is not None and common.grouping is not None and common.grouping.is_ordered
         first = next(iter(parts.values()), None)
@@ -83,7 +101,9 @@ class StoredExperts(KeptExperts):
         self._sizes = num_experts, width, hidden, dtype
         if isinstance(self._keeper, PlainKeeper):
             for own in stored.values():
-                self._formats.unaided.add(width * hidden * (1 if parts else num_experts), own, dtype)
+                self._formats.unaided.add(
+                    width * hidden * (1 if parts else num_experts), own, dtype
+                )
 
     def load(self, layer: nn.Module, suffix: str, tensor: torch.Tensor, part: Part) -> None:
         """Keep a tensor until the others of its matrix are there; then unpack them."""
@@ -106,23 +126,30 @@ class StoredExperts(KeptExperts):
             self._put(layer, stored, tensors, part)
 
     def _plain_keeper(self, layer: nn.Module) -> PlainKeeper:
-        """Return who keeps plain weights; it takes the place of one that nothing has come for, and that one's parameters."""
+        """Return who keeps plain weights; it takes the place of one that nothing has come for, and
+        that one's parameters.
+        """
         if not isinstance(self._keeper, PlainKeeper):
             if self._is_filled:
                 raise ModelError(
-                    "of these experts single ones came before, stored as the quantization config says; all of them in one "
+                    "of these experts single ones came before, stored as the quantization config "
+                    "says; all of them in one "
                     "plain tensor are another layout. Send them as the checkpoint has them."
                 )
             self._keeper = PlainKeeper(self._plain())
             self._keeper.create(layer, *self._sizes)
         return self._keeper
 
-    def _put(self, layer: nn.Module, stored: StoredFormat, tensors: dict[str, torch.Tensor], part: Part) -> None:
+    def _put(
+        self, layer: nn.Module, stored: StoredFormat, tensors: dict[str, torch.Tensor], part: Part
+    ) -> None:
         self._is_filled = True
         for rows, layout in stored.unpacked(tensors, part):
             self._keeper.put(layer, rows, layout, part.matrix, part.expert)
 
     def finish(self, layer: nn.Module) -> None:
-        """Refuse tensors that came without the others of their matrix, and let a method of plain weights repack."""
+        """Refuse tensors that came without the others of their matrix, and let a method of plain
+        weights repack.
+        """
         self._arrived.check()
         super().finish(layer)

@@ -1,4 +1,7 @@
-"""What a stored format is: facts about the tensors of one linear layer, or of one expert's. Knows no config and no layer."""
+"""What a stored format is: facts about the tensors of one linear layer, or of one expert's.
+
+Knows no config and no layer.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,11 @@ if TYPE_CHECKING:
 
 
 UNPACKED: Final = (1 << 15) - 1
-"""Numbers that are unpacked at once. Pieces of memory as small as these are used again, not left between weights; and torch
-does so much, and no number more, in one thread, where two would wait for each other on cores that others use."""
+"""Numbers that are unpacked at once. Pieces of memory as small as these are used again, not left
+between weights; and torch
+does so much, and no number more, in one thread, where two would wait for each other on cores that
+others use.
+"""
 LEAST_ROWS: Final = 8
 """Rows that are unpacked at once, however long they are."""
 
@@ -36,7 +42,8 @@ class StoredFormat:
     other_names: Mapping[str, str] = {}
     """Other suffixes by which checkpoints name required tensors, and which those are."""
     reads_plain: bool = False
-    """It rounds the plain weight, its only tensor, so experts' may come all in one tensor as well."""
+    """It rounds the plain weight, its only tensor, so experts' may come all in one tensor as well.
+    """
     grouping: Grouping | None = None
     """Facts of the integers or floats that it unpacks to; None: it unpacks to something else."""
     stored_bits: float = 8
@@ -53,13 +60,16 @@ class StoredFormat:
         """Raise `ModelError` for an optional tensor that says something else than the config."""
 
     def unpack(self, tensors: Mapping[str, torch.Tensor], part: Part) -> Layout:
-        """Return the rank's part of the weight, rows in the layer's order. `tensors` are whole, by suffix.
+        """Return the rank's part of the weight, rows in the layer's order. `tensors` are whole, by
+        suffix.
 
         Parts are few rows of a weight: one must cost its share of the whole's time and memory.
         """
         raise NotImplementedError
 
-    def unpacked(self, tensors: Mapping[str, torch.Tensor], part: Part) -> Iterator[tuple[slice, Layout]]:
+    def unpacked(
+        self, tensors: Mapping[str, torch.Tensor], part: Part
+    ) -> Iterator[tuple[slice, Layout]]:
         """Yield rows of the layer and what belongs there, few at a time."""
         for own in part.blocks(_rows_at_once(part)):
             yield own.target, self.unpack(tensors, own)
@@ -74,30 +84,42 @@ def groups_of(part: Part, group: int) -> int:
     size = part.in_features if group <= 0 else group
     if part.in_features % size:
         raise ModelError(
-            f"has {part.in_features} inputs, which do not divide into groups of {size} as its quantization config says; "
+            f"has {part.in_features} inputs, which do not divide into groups of {size} as its "
+            "quantization config says; "
             "restore the config from where the model came."
         )
     return part.in_features // size
 
 
 def groups_of_columns(order: torch.Tensor, part: Part, groups: int) -> torch.Tensor:
-    """Return int64 [columns]: the group of each of the rank's. Raises `ModelError` where there is no such group."""
+    """Return int64 [columns]: the group of each of the rank's.
+
+    Raises `ModelError` where there is no such group.
+    """
     own = part.columns(order, 0).long()
     wrong = own[(own < 0) | (own >= groups)]
     if len(wrong):
-        raise ModelError(f"has columns of group {int(wrong[0])}; there are groups 0 to {groups - 1}.")
+        raise ModelError(
+            f"has columns of group {int(wrong[0])}; there are groups 0 to {groups - 1}."
+        )
     return own
 
 
 def outputs_of(words: torch.Tensor, bits: int, part: Part) -> torch.Tensor:
-    """Return uint8 [..., rows]: the rank's outputs of int32 words along the last axis, of which only those are unpacked."""
-    words_each, each = bits // math.gcd(bits, WORD), WORD // math.gcd(bits, WORD)
+    """Return uint8 [..., rows]: the rank's outputs of int32 words along the last axis, of which
+    only those are unpacked.
+    """
+    words_each = bits // math.gcd(bits, WORD)
+    each = WORD // math.gcd(bits, WORD)
     found = []
     for source, _ in part.pieces:
-        first, last = source.start // each, -(-source.stop // each)
+        first = source.start // each
+        last = -(-source.stop // each)
         count = min(last * each, part.out_features) - first * each
         numbers = unpack_words(words[..., first * words_each : last * words_each], bits, count)
-        found.append(numbers[..., source.start - first * each : source.stop - first * each : source.step])
+        found.append(
+            numbers[..., source.start - first * each : source.stop - first * each : source.step]
+        )
     return torch.cat(found, -1)
 
 

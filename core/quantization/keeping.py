@@ -1,4 +1,6 @@
-"""Who keeps a canonical layout: the device's own method where it has one, else that of plain weights. Knows no format."""
+"""Who keeps a canonical layout: the device's own method where it has one, else that of plain
+weights. Knows no format.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,19 @@ log = logging.getLogger(__name__)
 
 
 class LinearKeeper(Protocol):
-    """How a device keeps one layout and multiplies by it: what `keeps(grouping)` of its `LinearMethod` returns."""
+    """How a device keeps one layout and multiplies by it: what `keeps(grouping)` of its
+    `LinearMethod` returns.
+    """
 
-    def create(self, layer: nn.Module, in_features: int, out_features: int, dtype: torch.dtype) -> None:
+    def create(
+        self, layer: nn.Module, in_features: int, out_features: int, dtype: torch.dtype
+    ) -> None:
         """Register the parameters on `layer`."""
 
     def put(self, layer: nn.Module, rows: slice, layout: Layout) -> None:
-        """Fill rows of the layer in the memory it has; every row comes before the first product, and may come again."""
+        """Fill rows of the layer in the memory it has; every row comes before the first product,
+        and may come again.
+        """
 
     def apply(self, layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
         """Return x @ weight.T."""
@@ -35,21 +43,29 @@ class LinearKeeper(Protocol):
 class ExpertsKeeper(Protocol):
     """The same for experts; otherwise an `ExpertsMethod`."""
 
-    def create(self, layer: nn.Module, num_experts: int, width: int, hidden: int, dtype: torch.dtype) -> None:
+    def create(
+        self, layer: nn.Module, num_experts: int, width: int, hidden: int, dtype: torch.dtype
+    ) -> None:
         """Register the parameters on `layer`."""
 
     def put(self, layer: nn.Module, rows: slice, layout: Layout, matrix: str, expert: int) -> None:
         """Fill rows of one expert's matrix."""
 
-    def apply(self, layer: nn.Module, x: torch.Tensor, shares: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+    def apply(
+        self, layer: nn.Module, x: torch.Tensor, shares: torch.Tensor, experts: torch.Tensor
+    ) -> torch.Tensor:
         """Return what the chosen experts give."""
 
-    def product(self, layer: nn.Module, matrix: str, x: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+    def product(
+        self, layer: nn.Module, matrix: str, x: torch.Tensor, experts: torch.Tensor
+    ) -> torch.Tensor:
         """Return each row's product with the matrix of its expert."""
 
 
 class PlainKeeper:
-    """Keeps any layout as the plain weights that it means, by a method for those; linear layers and experts alike."""
+    """Keeps any layout as the plain weights that it means, by a method for those; linear layers and
+    experts alike.
+    """
 
     def __init__(self, method: Any) -> None:
         self.method = method
@@ -64,12 +80,16 @@ class PlainKeeper:
         self._dtype = sizes[-1]
         self.method.create(layer, *sizes)
 
-    def put(self, layer: nn.Module, rows: slice, layout: Layout, matrix: str = "", expert: int = 0) -> None:
+    def put(
+        self, layer: nn.Module, rows: slice, layout: Layout, matrix: str = "", expert: int = 0
+    ) -> None:
         """Make rows plain, few at a time."""
         width = layout.shape[1]
         for own, weight in pieces(layout):
             part = Part(
-                pieces=((slice(0, len(weight)), slice(rows.start + own.start, rows.start + own.stop)),),
+                pieces=(
+                    (slice(0, len(weight)), slice(rows.start + own.start, rows.start + own.stop)),
+                ),
                 columns_in=slice(0, width),
                 out_features=len(weight),
                 in_features=width,
@@ -80,13 +100,17 @@ class PlainKeeper:
 
 
 def keeper_of(
-    stored: StoredFormat | None, plain: Callable[[], Any], part: Part | None, inputs: Sequence[int] = ()
+    stored: StoredFormat | None,
+    plain: Callable[[], Any],
+    part: Part | None,
+    inputs: Sequence[int] = (),
 ) -> Any:
-    """Return the device's keeper of what a format unpacks to; where it has none, that of plain weights.
+    """Return the device's keeper of what a format unpacks to; where it has none, that of plain
+    weights.
 
-    Columns that have an order are sorted by their groups, which needs all of them: a rank that has some makes them plain.
-    So does one whose rows end inside of groups that run on. `part`: one of the weights; None where it is not known yet.
-    `inputs`: how many columns the rank's weights have.
+    Columns that have an order are sorted by their groups, which needs all of them: a rank that has
+    some makes them plain. So does one whose rows end inside of groups that run on. `part`: one of
+    the weights; None where it is not known yet. `inputs`: how many columns the rank's weights have.
     """
     method = plain()
     keeps: Callable[[Grouping], Any] | None = getattr(method, "keeps", None)
@@ -108,7 +132,10 @@ class Formats(Protocol):
         """Return the format of the weight with this prefix; None: it is plain."""
 
     def formats_of(self, parts: Mapping[str, Part]) -> dict[str, StoredFormat | None]:
-        """Return the formats of a layer's weights. Raises `ModelError` where one cannot have its sizes, or cannot be cut so."""
+        """Return the formats of a layer's weights.
+
+        Raises `ModelError` where one cannot have its sizes, or cannot be cut so.
+        """
 
 
 class Unaided:
@@ -132,7 +159,8 @@ class Unaided:
         """Log it, if there is anything to say and nobody has."""
         if self._weights and not self._is_said:
             log.warning(
-                "%s: no kernel of this device multiplies by %d of the weights as they are stored; they are unpacked and compute "
+                "%s: no kernel of this device multiplies by %d of the weights as they are stored; "
+                "they are unpacked and compute "
                 "as %s, no faster than a plain checkpoint, with %.1f MB more than stored",
                 self._name, self._weights, self._dtype, max(self._more_bytes, 0) / 1e6,
             )  # fmt: skip

@@ -1,4 +1,5 @@
-"""Linear layers whose weights are stored in formats: tensors are collected, unpacked once, and kept as the device can.
+"""Linear layers whose weights are stored in formats: tensors are collected, unpacked once, and kept
+as the device can.
 
 A fused layer whose parts are stored unlike is kept part by part. Knows no format and no kernel.
 """
@@ -50,18 +51,26 @@ class StoredLinear:
         """Return who knows the tensors under a prefix: its format, or the method for plain weights."""
         return self._formats.format_of(prefix) or self._plain()
 
-    def create(self, layer: nn.Module, in_features: int, out_features: int, dtype: torch.dtype) -> None:
+    def create(
+        self, layer: nn.Module, in_features: int, out_features: int, dtype: torch.dtype
+    ) -> None:
         """Register parameters: once, where all parts are stored alike, or for each part."""
         parts: dict[str, Part] = layer.parts  # type: ignore[assignment]
         stored = self._formats.formats_of(parts)
         kinds = {_kind(own) for own in stored.values()}
         if len(parts) == 1 or (len(kinds) == 1 and not _is_ordered(next(iter(stored.values())))):
             kept = Kept(
-                keeper_of(next(iter(stored.values())), self._plain, next(iter(parts.values())), [in_features]),
+                keeper_of(
+                    next(iter(stored.values())),
+                    self._plain,
+                    next(iter(parts.values())),
+                    [in_features],
+                ),
                 layer,
                 slice(0, out_features),
             )
-            self._distinct, self._kept = [kept], dict.fromkeys(parts, kept)
+            self._distinct = [kept]
+            self._kept = dict.fromkeys(parts, kept)
         else:
             for index, (prefix, part) in enumerate(parts.items()):
                 holder = nn.Module()
@@ -75,15 +84,20 @@ class StoredLinear:
             kept.keeper.create(kept.holder, in_features, kept.rows.stop - kept.rows.start, dtype)
         for prefix, part in parts.items():
             if isinstance(self._kept[prefix].keeper, PlainKeeper):
-                self._formats.unaided.add(in_features * (part.target.stop - part.target.start), stored[prefix], dtype)
+                self._formats.unaided.add(
+                    in_features * (part.target.stop - part.target.start), stored[prefix], dtype
+                )
 
     def load(self, layer: nn.Module, suffix: str, tensor: torch.Tensor, part: Part) -> None:
         """Keep a tensor until the others of its prefix are there; then unpack them."""
         prefix = next(prefix for prefix, own in layer.parts.items() if own is part)  # type: ignore[union-attr,operator]
-        kept, stored = self._kept[prefix], self._formats.format_of(prefix)
+        kept = self._kept[prefix]
+        stored = self._formats.format_of(prefix)
         first = kept.rows.start
         if stored is None:
-            local = tuple((own, slice(to.start - first, to.stop - first)) for own, to in part.pieces)
+            local = tuple(
+                (own, slice(to.start - first, to.stop - first)) for own, to in part.pieces
+            )
             kept.keeper.method.load(kept.holder, suffix, tensor, replace(part, pieces=local))
             return
         tensors = self._arrived.take(prefix, stored, suffix, tensor, part)
@@ -93,7 +107,9 @@ class StoredLinear:
                 kept.keeper.put(kept.holder, slice(rows.start - first, rows.stop - first), layout)
 
     def finish(self, layer: nn.Module) -> None:
-        """Refuse tensors that came without the others of their prefix, and let methods of plain weights repack."""
+        """Refuse tensors that came without the others of their prefix, and let methods of plain
+        weights repack.
+        """
         self._arrived.check()
         for kept in self._distinct:
             if isinstance(kept.keeper, PlainKeeper):
@@ -120,7 +136,9 @@ class Arrived:
     def take(
         self, prefix: str, stored: StoredFormat, suffix: str, tensor: torch.Tensor, part: Part
     ) -> dict[str, torch.Tensor] | None:
-        """Return all tensors of a prefix when this is the last one; none of a model that is only planned."""
+        """Return all tensors of a prefix when this is the last one; none of a model that is only
+        planned.
+        """
         if suffix in stored.optional_suffixes:
             if not tensor.is_meta:
                 stored.check_optional(suffix, tensor, part)
@@ -134,10 +152,14 @@ class Arrived:
 
     def check(self) -> None:
         """Raise `ModelError` for tensors that came alone."""
-        alone = [f"{prefix}.{suffix}" for prefix, found in self._waiting.items() for suffix in found]
+        alone = [
+            f"{prefix}.{suffix}" for prefix, found in self._waiting.items() for suffix in found
+        ]
         self._waiting.clear()
         if alone:
-            raise ModelError(f"{', '.join(alone[:6])} came alone; send all tensors of a layer's weight together.")
+            raise ModelError(
+                f"{', '.join(alone[:6])} came alone; send all tensors of a layer's weight together."
+            )
 
 
 def _kind(stored: StoredFormat | None) -> Any:

@@ -1,6 +1,8 @@
-"""The canonical layouts: what formats unpack to, and what each means. Knows no format, no kernel and no layer.
+"""The canonical layouts: what formats unpack to, and what each means. Knows no format, no kernel
+and no layer.
 
-`plain` is the reference of every product with a layout: make the weight plain in float32, then multiply.
+`plain` is the reference of every product with a layout: make the weight plain in float32, then
+multiply.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ import torch
 Tensor = torch.Tensor
 
 PIECE: Final = 1 << 22
-"""Numbers that are made plain at once, so that a large weight needs little memory beside its own."""
+"""Numbers that are made plain at once, so that a large weight needs little memory beside its own.
+"""
 
 
 class Layout(Protocol):
@@ -47,7 +50,9 @@ class Grouping:
     is_float: bool = False
     """It is of `ScaledFloats`, not of `GroupedInts`."""
     has_factors: bool = False
-    """Of floats: their scales are floats of eight bits (e4m3), and a number multiplies all scales of a row."""
+    """Of floats: their scales are floats of eight bits (e4m3), and a number multiplies all scales
+    of a row.
+    """
     has_powers: bool = False
     """Of floats: their scales are powers of two."""
     has_table: bool = False
@@ -55,7 +60,9 @@ class Grouping:
     runs_on: bool = False
     """Groups run on from one row to the next: rows may end inside of them."""
     x_bits: int = 16
-    """What rows of inputs are rounded to, each with one scale, as the checkpoint was made for; float32 never is."""
+    """What rows of inputs are rounded to, each with one scale, as the checkpoint was made for;
+    float32 never is.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +76,9 @@ class GroupedInts:
     zeros: Tensor | None = None
     """int16 [out, groups], or any floating type; None: all are 0."""
     order: Tensor | None = None
-    """int64 [in]: the group of each column; None: groups lie one after the other and are equally long."""
+    """int64 [in]: the group of each column; None: groups lie one after the other and are equally
+    long.
+    """
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -97,10 +106,11 @@ class GroupedInts:
 
 @dataclass(frozen=True, slots=True)
 class ScaledFloats:
-    """Floating-point numbers of few bits with a scale for each group of a row's inputs: value * scale.
+    """Floating-point numbers of few bits with a scale for each group of a row's inputs: value *
+    scale.
 
-    A scale that is shared by rows (a tensor's, a block's) stands in each of them. Four- and six-bit numbers are those of
-    float8_e4m3fn that they are equal to, or codes of a table.
+    A scale that is shared by rows (a tensor's, a block's) stands in each of them. Four- and six-bit
+    numbers are those of float8_e4m3fn that they are equal to, or codes of a table.
     """
 
     values: Tensor

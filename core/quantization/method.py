@@ -1,4 +1,7 @@
-"""The quantization method of checkpoints that are stored in formats. Knows layers; which format a layer has is a subclass's."""
+"""The quantization method of checkpoints that are stored in formats.
+
+Knows layers; which format a layer has is a subclass's.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,8 @@ class StoredMethod:
     def __init__(self, config: Any) -> None:
         if not config and not self.rounds_plain:
             raise ModelError(
-                f"--quantization {self.name} reads checkpoints that are stored so, and this one's config.json says nothing "
+                f"--quantization {self.name} reads checkpoints that are stored so, and this one's "
+                "config.json says nothing "
                 f"of it; weights are not made smaller here. {self.cure}"
             )
         self.unaided = Unaided(self.name)
@@ -42,8 +46,9 @@ class StoredMethod:
     def stored_as(self, dtypes: Mapping[str, torch.dtype]) -> None:
         """Take what a checkpoint has: a weight that is plain there is so, whatever its config says.
 
-        Tools that quantize linear layers alone pass over experts that are one tensor in memory, save them as plain weights of
-        each, and name them nowhere (transformers 5 with bitsandbytes or torchao).
+        Tools that quantize linear layers alone pass over experts that are one tensor in memory,
+        save them as plain weights of each, and name them nowhere (transformers 5 with bitsandbytes
+        or torchao).
         """
         self._stored_as = dtypes
 
@@ -68,13 +73,20 @@ class StoredMethod:
         return self._decided[prefix]
 
     def _unless_plain(self, prefix: str, stored: StoredFormat | None) -> StoredFormat | None:
-        if stored is None or stored.reads_plain or self._stored_as.get(f"{prefix}.weight") not in PLAIN:
+        if (
+            stored is None
+            or stored.reads_plain
+            or self._stored_as.get(f"{prefix}.weight") not in PLAIN
+        ):
             return stored
         others = [f"{prefix}.{suffix}" for suffix in stored.suffixes if suffix != "weight"]
         return stored if any(name in self._stored_as for name in others) else None
 
     def formats_of(self, parts: Mapping[str, Part]) -> dict[str, StoredFormat | None]:
-        """Return the formats of a layer's weights. Raises `ModelError` where one cannot have its sizes, or cannot be cut so."""
+        """Return the formats of a layer's weights.
+
+        Raises `ModelError` where one cannot have its sizes, or cannot be cut so.
+        """
         found = {prefix: self.format_of(prefix) for prefix in parts}
         for prefix, stored in found.items():
             try:
@@ -105,4 +117,7 @@ class StoredMethod:
 
 def mentions(prefix: str, names: Iterable[str]) -> bool:
     """Say whether one of `names` is the module, one that holds it, or its last name."""
-    return any(prefix == name or prefix.startswith(f"{name}.") or prefix.endswith(f".{name}") for name in names)
+    return any(
+        prefix == name or prefix.startswith(f"{name}.") or prefix.endswith(f".{name}")
+        for name in names
+    )

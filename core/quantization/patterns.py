@@ -1,7 +1,9 @@
-"""Patterns by which a checkpoint's config names layers, matched in bounded time: a stranger wrote them. Knows no format.
+"""Patterns by which a checkpoint's config names layers, matched in bounded time: a stranger wrote
+them. Knows no format.
 
-`re` tries one way after the other in which a pattern may fit. Where there can be many, all are followed at once here, from place
-to place of the name; so time grows with the square of its length at most.
+`re` tries one way after the other in which a pattern may fit. Where there can be many, all are
+followed at once here, from place to place of the name; so time grows with the square of its length
+at most.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ from typing import Any, Final
 from core.errors import ModelError
 
 FEW: Final = 3
-"""Choices that `re` may have in a pattern: repeats and alternatives, of which none is inside of a repeat."""
+"""Choices that `re` may have in a pattern: repeats and alternatives, of which none is inside of a
+repeat.
+"""
 REPEATS: Final = (ops.MAX_REPEAT, ops.MIN_REPEAT)
 CATEGORIES: Final[dict[Any, Callable[[str], bool]]] = {
     ops.CATEGORY_DIGIT: str.isdecimal,
@@ -31,13 +35,15 @@ OPPOSITES: Final = {
 
 
 class Pattern:
-    """A regular expression of Python's. Raises `ModelError` for a text that is none, or refers to what it matched before.
+    """A regular expression of Python's. Raises `ModelError` for a text that is none, or refers to
+    what it matched before.
 
     `place`: where it was given, for that error.
     """
 
     def __init__(self, text: str, place: str = "quantization_config") -> None:
-        self._text, self._place = text, place
+        self._text = text
+        self._place = place
         try:
             with warnings.catch_warnings():  # of what a later version of Python may read otherwise
                 warnings.simplefilter("ignore")
@@ -50,7 +56,11 @@ class Pattern:
 
     def begins(self, name: str) -> bool:
         """Say whether it fits the beginning of a name, or all of it."""
-        return bool(self._ends(name, [0])) if self._quick is None else self._quick.match(name) is not None
+        return (
+            bool(self._ends(name, [0]))
+            if self._quick is None
+            else self._quick.match(name) is not None
+        )
 
     def is_in(self, name: str) -> bool:
         """Say whether it fits anywhere in a name."""
@@ -60,23 +70,32 @@ class Pattern:
 
     def is_all_of(self, name: str) -> bool:
         """Say whether it fits a whole name."""
-        return len(name) in self._ends(name, [0]) if self._quick is None else self._quick.fullmatch(name) is not None
+        return (
+            len(name) in self._ends(name, [0])
+            if self._quick is None
+            else self._quick.fullmatch(name) is not None
+        )
 
     def _ends(self, name: str, starts: Iterable[int]) -> set[int]:
         try:
-            return _Ways(name, ignores_case=bool(self._tree.state.flags & re.IGNORECASE)).after(self._tree, set(starts))
+            return _Ways(name, ignores_case=bool(self._tree.state.flags & re.IGNORECASE)).after(
+                self._tree, set(starts)
+            )
         except (NotImplementedError, RecursionError) as error:
             raise self._fault(str(error)) from error
 
     def _fault(self, reason: str) -> ModelError:
-        return ModelError(f"{self._place}: {self._text!r:.80} is no pattern that is matched here: {reason}.")
+        return ModelError(
+            f"{self._place}: {self._text!r:.80} is no pattern that is matched here: {reason}."
+        )
 
 
 class _Ways:
     """Where in one text the items of a pattern may end, for each place where they may begin."""
 
     def __init__(self, text: str, *, ignores_case: bool) -> None:
-        self._text, self._ignores_case = text, ignores_case
+        self._text = text
+        self._ignores_case = ignores_case
         self._known: dict[tuple[Any, int, int], set[int]] = {}
 
     def after(self, items: Any, places: set[int]) -> set[int]:
@@ -95,7 +114,11 @@ class _Ways:
 
     def _found(self, op: Any, facts: Any, at: int) -> set[int]:
         if op in (ops.LITERAL, ops.NOT_LITERAL, ops.ANY, ops.IN):
-            return {at + 1} if at < len(self._text) and self._fits(op, facts, self._text[at]) else set()
+            return (
+                {at + 1}
+                if at < len(self._text) and self._fits(op, facts, self._text[at])
+                else set()
+            )
         if op is ops.BRANCH:
             return {end for items in facts[1] for end in self.after(items, {at})}
         if op is ops.SUBPATTERN and not (facts[1] or facts[2]):
@@ -116,7 +139,8 @@ class _Ways:
     def _repeated(self, least: int, most: int, items: Any, at: int) -> set[int]:
         places = {at}
         for _ in range(least):
-            before, places = places, self.after(items, places)
+            before = places
+            places = self.after(items, places)
             if places == before:  # and so it stays
                 break
         found = set(places)
@@ -133,7 +157,9 @@ class _Ways:
         if what in (ops.AT_END, ops.AT_END_STRING):
             return at == len(self._text)
         is_word = CATEGORIES[ops.CATEGORY_WORD]
-        sides = [0 <= place < len(self._text) and is_word(self._text[place]) for place in (at - 1, at)]
+        sides = [
+            0 <= place < len(self._text) and is_word(self._text[place]) for place in (at - 1, at)
+        ]
         return (sides[0] != sides[1]) is (what is ops.AT_BOUNDARY)
 
     def _fits(self, op: Any, facts: Any, char: str) -> bool:
@@ -153,7 +179,11 @@ def _is_one(item: tuple[Any, Any], char: str) -> bool:
     if op is ops.RANGE:
         return bool(facts[0] <= ord(char) <= facts[1])
     if op is ops.CATEGORY:
-        return not CATEGORIES[OPPOSITES[facts]](char) if facts in OPPOSITES else CATEGORIES[facts](char)
+        return (
+            not CATEGORIES[OPPOSITES[facts]](char)
+            if facts in OPPOSITES
+            else CATEGORIES[facts](char)
+        )
     return False
 
 

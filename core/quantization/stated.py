@@ -1,4 +1,7 @@
-"""Facts that a checkpoint's config states of its weights, each of the kind that it must be. Knows no format."""
+"""Facts that a checkpoint's config states of its weights, each of the kind that it must be.
+
+Knows no format.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,18 @@ def section(facts: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def sections(facts: Mapping[str, Any], name: str) -> dict[str, Mapping[str, Any]]:
-    """Return an object's objects by name; those that are null are empty. Raises `ModelError` for anything else."""
+    """Return an object's objects by name; those that are null are empty.
+
+    Raises `ModelError` for anything else.
+    """
     return {key: _object(f"{name}.{key}", own) for key, own in section(facts, name).items()}
 
 
 def names(facts: Mapping[str, Any], *fields: str) -> tuple[str, ...]:
-    """Return a list of names, of the first of these fields that has any. Raises `ModelError` for anything else."""
+    """Return a list of names, of the first of these fields that has any.
+
+    Raises `ModelError` for anything else.
+    """
     field = next((field for field in fields if facts.get(field)), None)
     if field is None:
         return ()
@@ -39,5 +48,6 @@ def _object(name: str, found: Any) -> Mapping[str, Any]:
 
 def _fault(name: str, found: Any, wanted: str) -> ModelError:
     return ModelError(
-        f"quantization_config: {name:.80} is {found!r:.80}; it is {wanted}. Restore the config from where the model came."
+        f"quantization_config: {name:.80} is {found!r:.80}; it is {wanted}. Restore the config "
+        "from where the model came."
     )

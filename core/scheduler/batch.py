@@ -17,7 +17,9 @@ _rank = attrgetter("rank")
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """Rows that compute one token each in a step; nobody changes the lists, which plans and news share."""
+    """Rows that compute one token each in a step; nobody changes the lists, which plans and news
+    share.
+    """
 
     index: Ints
     rows: list[int]
@@ -46,7 +48,9 @@ class Batch:
         self.departures = 0
         """Requests that have left a row."""
         self.quiet = 0
-        """Tokens that each member of the last step may compute in steps to come while nothing else happens."""
+        """Tokens that each member of the last step may compute in steps to come while nothing else
+        happens.
+        """
         self.stops: set[int] = set()
         """Tokens that may end somebody who runs, and perhaps some that no longer can."""
         self._members = Members(np.zeros(0, np.int64), [], [], [], -1)
@@ -94,8 +98,13 @@ class Batch:
     def members(self, index: Ints) -> Members:
         """Return who is in these rows; the same object while it is the same requests."""
         last = self._members
-        if last.departures != self.departures or len(last.rows) != len(index) or np.count_nonzero(last.index != index):
-            requests, names = self._who[index].tolist(), self._names[index].tolist()
+        if (
+            last.departures != self.departures
+            or len(last.rows) != len(index)
+            or np.count_nonzero(last.index != index)
+        ):
+            requests = self._who[index].tolist()
+            names = self._names[index].tolist()
             self._members = Members(index, index.tolist(), requests, names, self.departures)
         return self._members
 

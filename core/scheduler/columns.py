@@ -1,7 +1,8 @@
-"""What the batch knows of its rows, as columns: a step moves all of them at once. Knows rows and numbers, no request.
+"""What the batch knows of its rows, as columns: a step moves all of them at once. Knows rows and
+numbers, no request.
 
-Steps in which the same rows compute one token each are counted, and written into the columns when somebody looks; so are
-the tokens that come in.
+Steps in which the same rows compute one token each are counted, and written into the columns when
+somebody looks; so are the tokens that come in.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ Bools = npt.NDArray[np.bool_]
 
 
 def where(rows: Ints) -> Ints | slice:
-    """Return what picks rows, which are in order, from a column: a slice where none lies between, many times as fast."""
+    """Return what picks rows, which are in order, from a column: a slice where none lies between,
+    many times as fast.
+    """
     if len(rows) and rows[-1] - rows[0] == len(rows) - 1:
         return slice(rows[0], rows[-1] + 1)
     return rows
@@ -52,11 +55,13 @@ class Columns:
         self._said_rows = self._quiet_rows
         """... of these rows."""
 
-    # --- what is known of rows ---------------------------------------------------------------------------
+    # --- what is known of rows --------------------------------------------------------------------
 
     @property
     def planned(self) -> Ints:
-        """Leading tokens whose keys and values are cached or planned; of guesses in flight none is counted."""
+        """Leading tokens whose keys and values are cached or planned; of guesses in flight none is
+        counted.
+        """
         self._write_down()
         return self._planned
 
@@ -80,7 +85,9 @@ class Columns:
 
     @property
     def slack(self) -> Ints:
-        """Guesses in flight: how many of them hold is not known yet, and the row may be further by as many."""
+        """Guesses in flight: how many of them hold is not known yet, and the row may be further by
+        as many.
+        """
         slack = np.zeros_like(self._known)
         for rows, guesses in self.guessing:
             slack[where(rows)] += guesses
@@ -94,7 +101,7 @@ class Columns:
         ready &= planned < self.last
         return ready
 
-    # --- rows come and go --------------------------------------------------------------------------------
+    # --- rows come and go -------------------------------------------------------------------------
 
     def enter(self, row: int, tokens: Sequence[int], limit: int) -> None:
         """Give a row to somebody who has these tokens and ends with `limit` of them."""
@@ -112,7 +119,7 @@ class Columns:
         known: list[int] = self.tokens[row, : self._known[row]].tolist()
         return known
 
-    # --- steps -------------------------------------------------------------------------------------------
+    # --- steps ------------------------------------------------------------------------------------
 
     def decode(self, rows: Ints, guesses: Ints | None) -> None:
         """A step leaves that computes a token of each of these rows, and its guesses, and samples."""
@@ -124,7 +131,10 @@ class Columns:
             self.guessing.append((rows, guesses))
 
     def compute(self, row: int, end: int) -> int:
-        """A step leaves that computes a row's tokens up to `end`; return how many are left. Of none left, it samples."""
+        """A step leaves that computes a row's tokens up to `end`; return how many are left.
+
+        Of none left, it samples.
+        """
         self._write_down()
         self._planned[row], left = end, int(self._total[row]) - end
         if not left:
@@ -132,7 +142,9 @@ class Columns:
         return left
 
     def say(self, rows: Ints, tokens: list[int], counts: list[int]) -> None:
-        """Take in tokens, row by row: `counts` of each, of which all but one were guessed; empty: one of each."""
+        """Take in tokens, row by row: `counts` of each, of which all but one were guessed; empty:
+        one of each.
+        """
         if self._said and (rows is not self._said_rows or bool(counts) != bool(self._counts)):
             self._write_down()
         self._said_rows = rows
@@ -141,7 +153,9 @@ class Columns:
             self._counts.append(counts)
 
     def extend(self, row: int, known: int, tokens: Sequence[int]) -> None:
-        """Take in tokens of one row, behind those that are `known`, of which all but one were guessed."""
+        """Take in tokens of one row, behind those that are `known`, of which all but one were
+        guessed.
+        """
         self._write_down()
         more = len(tokens)
         self._tokens[row, known : known + more] = tokens
@@ -157,8 +171,11 @@ class Columns:
             self._total[here] += self._quiet
             self._quiet = 0
         if self._said:
-            said, counts, rows = self._said, self._counts, self._said_rows
-            self._said, self._counts = [], []
+            said = self._said
+            counts = self._counts
+            rows = self._said_rows
+            self._said = []
+            self._counts = []
             if counts:
                 self._write_guessed(rows, said, np.array(counts))
                 return
@@ -170,10 +187,14 @@ class Columns:
             self._known[rows] = known + len(said)
 
     def _write_guessed(self, rows: Ints, said: list[list[int]], counts: Ints) -> None:
-        """Write down steps, [steps, rows] `counts` of tokens in each: every token goes to a place of its own."""
-        steps, here = len(said), where(rows)
+        """Write down steps, [steps, rows] `counts` of tokens in each: every token goes to a place
+        of its own.
+        """
+        steps = len(said)
+        here = where(rows)
         starts = (self._known[here] + np.cumsum(counts, axis=0) - counts).ravel()
-        tokens, each = np.fromiter(chain.from_iterable(said), np.int32), counts.ravel()
+        tokens = np.fromiter(chain.from_iterable(said), np.int32)
+        each = counts.ravel()
         first = np.cumsum(each) - each
         places = np.repeat(starts - first, each) + np.arange(len(tokens))
         self._tokens[np.repeat(np.tile(rows, steps), each), places] = tokens

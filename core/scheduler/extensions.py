@@ -1,4 +1,6 @@
-"""Scheduler extensions, flattened once into tuples of bound methods: what is absent costs an empty loop."""
+"""Scheduler extensions, flattened once into tuples of bound methods: what is absent costs an empty
+loop.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ Methods = tuple[tuple[str, Callable[..., Any]], ...]
 
 
 class Extensions:
-    """The optional methods of all extensions. Whatever plugin code raises leaves as `PluginError` naming it."""
+    """The optional methods of all extensions.
+
+    Whatever plugin code raises leaves as `PluginError` naming it.
+    """
 
     def __init__(self, extensions: Sequence[Any]) -> None:
         def methods(name: str) -> Methods:
@@ -32,7 +37,9 @@ class Extensions:
         self._reserved = methods("reserved")
         self._cached = methods("cached_tokens")
         self._load = methods("load")
-        self._guesses = methods("guesses") + tuple((name, by_request(m)) for name, m in methods("extra_tokens"))
+        self._guesses = methods("guesses") + tuple(
+            (name, by_request(m)) for name, m in methods("extra_tokens")
+        )
         self._limits = methods("limits")
         self._planned = methods("planned")
         self._pending = methods("pending")
@@ -43,15 +50,20 @@ class Extensions:
 
         def steering(*names: str) -> tuple[Callable[[], bool], ...]:
             return tuple(
-                getattr(e, "steers", lambda: True) for e in extensions if any(hasattr(e, name) for name in names)
+                getattr(e, "steers", lambda: True)
+                for e in extensions
+                if any(hasattr(e, name) for name in names)
             )
 
-        self._limiting, self._guessing = steering("limits"), steering("guesses", "extra_tokens")
+        self._limiting = steering("limits")
+        self._guessing = steering("guesses", "extra_tokens")
 
     @property
     def limiting(self) -> bool:
         """Say whether any of them is to be asked in this step how few tokens rows compute."""
-        return bool(self._limiting) and any(steers() for steers in self._limiting)  # mostly there is none
+        return bool(self._limiting) and any(
+            steers() for steers in self._limiting
+        )  # mostly there is none
 
     @property
     def guessing(self) -> bool:
@@ -82,7 +94,9 @@ class Extensions:
         return all(_all(self._load, request, loads))
 
     def guesses(self, rows: RunningRows) -> Ints | None:
-        """Return the guesses that are wanted behind each row's known token; None where there are none."""
+        """Return the guesses that are wanted behind each row's known token; None where there are
+        none.
+        """
         wanted = None
         for name, method in self._guesses:
             answer = _blamed(name, method, rows)
@@ -90,13 +104,16 @@ class Extensions:
                 counts = np.asarray(answer, dtype=np.int64)
                 if counts.shape != rows.rows.shape:
                     raise PluginError(
-                        f"scheduler extension {name!r} guesses for {counts.shape} rows of {len(rows.rows)}."
+                        f"scheduler extension {name!r} guesses for {counts.shape} rows of "
+                        f"{len(rows.rows)}."
                     )
                 wanted = np.maximum(counts, 0 if wanted is None else wanted)
         return wanted
 
     def limits(self, rows: RunningRows) -> dict[int, int]:
-        """Return the most tokens that a row may compute in this step, for those that are limited; 0: it sits out."""
+        """Return the most tokens that a row may compute in this step, for those that are limited;
+        0: it sits out.
+        """
         most: dict[int, int] = {}
         for name, method in self._limits:
             for row, count in (_blamed(name, method, rows) or {}).items():
@@ -108,7 +125,9 @@ class Extensions:
         _all(self._attach, scheduler)
 
     def close(self) -> None:
-        """Tell everyone that nothing is called any more, then raise the first error of those that fail."""
+        """Tell everyone that nothing is called any more, then raise the first error of those that
+        fail.
+        """
         make_all(partial(_blamed, name, method) for name, method in self._close)
 
     def pending(self) -> bool:
@@ -134,14 +153,19 @@ class Extensions:
                     _blamed(name, method, payload)
 
     def call(self, name: str, verb: str, data: bytes) -> bytes | None:
-        """Make a call of the extension called `name`; None where it has nothing to say. What it refuses is raised."""
+        """Make a call of the extension called `name`; None where it has nothing to say.
+
+        What it refuses is raised.
+        """
         method = self._calls.get(name)
         try:
             return None if method is None else method(verb, data)
         except EngineError:
             raise
         except Exception as error:
-            raise PluginError(f"scheduler extension {name!r} failed in call {verb!r}: {error!r}") from error
+            raise PluginError(
+                f"scheduler extension {name!r} failed in call {verb!r}: {error!r}"
+            ) from error
 
 
 def _all(methods: Methods, *arguments: Any) -> list[Any]:
@@ -155,5 +179,8 @@ def _blamed(name: str, method: Callable[..., Any], *arguments: Any) -> Any:
         raise  # it names the plugin
     except Exception as error:
         raise PluginError(
-            f"scheduler extension {name!r} failed in {method.__name__}: {type(error).__name__}: {error}", name, error
+            f"scheduler extension {name!r} failed in {method.__name__}: {type(error).__name__}: "
+            f"{error}",
+            name,
+            error,
         ) from error

@@ -1,4 +1,5 @@
-"""Every request between `add` and its end, and what it holds. The only place that starts, stops and ends one.
+"""Every request between `add` and its end, and what it holds. The only place that starts, stops and
+ends one.
 
 A request is a cancellation scope: whichever way it ends, queue place, row and blocks go back here.
 """
@@ -31,10 +32,17 @@ class Counters:
 
 
 class Lifecycle:
-    """States of requests. Methods take any state they are documented for and leave nothing half done."""
+    """States of requests.
+
+    Methods take any state they are documented for and leave nothing half done.
+    """
 
     def __init__(
-        self, limits: SchedulerLimits, kv: KVManager, policy: SchedulingPolicy | None, extensions: Extensions
+        self,
+        limits: SchedulerLimits,
+        kv: KVManager,
+        policy: SchedulingPolicy | None,
+        extensions: Extensions,
     ) -> None:
         self.limits: Final = limits
         self.kv: Final = kv
@@ -45,7 +53,9 @@ class Lifecycle:
         self.live: Final[dict[str, Request]] = {}
         self.parked: Final[dict[str, Request]] = {}
         self.kept: Final[dict[str, tuple[Lease, int]]] = {}
-        """Blocks of ended requests, or of nobody's, that extensions still use, and how many of them do."""
+        """Blocks of ended requests, or of nobody's, that extensions still use, and how many of them
+        do.
+        """
         self.failed: list[RequestDelta] = []
         """Ends that came about while planning; the next update hands them out."""
         self.distrusted = 0
@@ -62,7 +72,9 @@ class Lifecycle:
             raise InvalidRequest("request_id", f"{source.request_id!r} is in use; choose another.")
         self.limits.check(source, self._longest)
         lease = self.kv.open(source.cache_salt, source.cache_domains, source.spans, source.beside)
-        request = Request(source, self._arrivals, self.limits.max_model_len, lease, self.batch.columns)
+        request = Request(
+            source, self._arrivals, self.limits.max_model_len, lease, self.batch.columns
+        )
         self._arrivals += 1
         request.rank = self._rank(request)
         self.extensions.arrived(request)
@@ -86,7 +98,8 @@ class Lifecycle:
         if request is not None:
             request.state = State.WAITING
             if request.reserved is not None:
-                # Before everybody who would need its blocks to start, or both would wait for each other.
+                # Before everybody who would need its blocks to start, or both would wait for each
+                # other.
                 request.rank = (), request.arrival - _BEFORE_ALL
             self.queue.add(request)
 
@@ -103,16 +116,21 @@ class Lifecycle:
         self.queue.remove(request)
         if request.rank[1] != request.arrival:
             request.rank = self._rank(request)
-        request.reserved, request.spoiled = None, False
+        request.reserved = None
+        request.spoiled = False
         self.batch.enter(request)
 
     def recompute(self, request: Request, position: int) -> None:
-        """Compute again what a request, live or ended, has cached at or after `position`, and all that came of it."""
+        """Compute again what a request, live or ended, has cached at or after `position`, and all
+        that came of it.
+        """
         if request.row >= 0 and request.planned <= position:
             return
         request.misled = True
         self.kv.distrust(request.lease, request.tokens[: request.planned], position)
-        for other in [r for r in self.live.values() if self.kv.shares(request.lease, r.lease, position)]:
+        for other in [
+            r for r in self.live.values() if self.kv.shares(request.lease, r.lease, position)
+        ]:
             if other.reserved is not None:
                 other.spoiled |= other is request or position < other.reserved
                 continue
@@ -123,7 +141,8 @@ class Lifecycle:
             other.distrusted = self.distrusted = self.batch.issued
 
     def preempt(self, request: Request, *, offer: bool = True) -> None:
-        """Take row and blocks from a running request; it waits to be computed again from its tokens.
+        """Take row and blocks from a running request; it waits to be computed again from its
+        tokens.
 
         `offer`: what it computed may be found by others, and by itself.
         """
@@ -168,7 +187,9 @@ class Lifecycle:
         return request.say(finish_reason="error", error=message)
 
     def release(self, request_id: str) -> None:
-        """One extension no longer uses the blocks of an ended request, or those kept under a name; does nothing for others."""
+        """One extension no longer uses the blocks of an ended request, or those kept under a name;
+        does nothing for others.
+        """
         lease, keepers = self.kept.pop(request_id, (None, 0))
         if lease is not None and keepers > 1:
             self.kept[request_id] = (lease, keepers - 1)
@@ -177,26 +198,40 @@ class Lifecycle:
 
     def check(self, ended_rows: list[int]) -> None:
         """Assert that every request is in exactly one place and every lease has exactly one holder."""
-        batch, columns = self.batch, self.batch.columns
+        batch = self.batch
+        columns = self.batch.columns
         holders = batch.running
-        assert len(self.live) == len(holders) + len(self.parked) + len(self.queue), "a request is in no or two places"
+        assert len(self.live) == len(holders) + len(self.parked) + len(self.queue), (
+            "a request is in no or two places"
+        )
         for request in self.live.values():
             waiting = request.state in (State.WAITING, State.PARKED)
             assert waiting == (request.row < 0), f"{request.request_id}: row and state disagree"
             holds = any(request.lease.tables) and request.reserved is None
-            assert not (waiting and holds), f"{request.request_id}: waits and holds blocks that were not reserved"
-        assert columns.live.tolist() == [batch.at(row) is not None for row in range(batch.rows.num_rows)], (
-            "a row lives without a request"
-        )
+            assert not (waiting and holds), (
+                f"{request.request_id}: waits and holds blocks that were not reserved"
+            )
+        assert columns.live.tolist() == [
+            batch.at(row) is not None for row in range(batch.rows.num_rows)
+        ], "a row lives without a request"
         for request in holders:
-            row, name = request.row, request.request_id
-            planned, total, known = (int(c[row]) for c in (columns.planned, columns.total, columns.known))
+            row = request.row
+            name = request.request_id
+            planned, total, known = (
+                int(c[row]) for c in (columns.planned, columns.total, columns.known)
+            )
             assert batch.at(row) is request, f"{name}: somebody else has its row"
             assert known <= total <= request.limit, f"{name}: planned beyond its end"
             assert planned < total, f"{name}: computes what it does not know"
-            assert planned + columns.slack[row] <= columns.last[row], f"{name}: guessed beyond its end"
+            assert planned + columns.slack[row] <= columns.last[row], (
+                f"{name}: guessed beyond its end"
+            )
             assert planned <= columns.capacity[row] == request.lease.capacity, f"{name}: no room"
-            assert (request in batch.prompts) == (planned + 1 < total), f"{name}: in the wrong place"
+            assert (request in batch.prompts) == (planned + 1 < total), (
+                f"{name}: in the wrong place"
+            )
         assert [r.rank for r in batch.prompts] == sorted(r.rank for r in batch.prompts)
         batch.rows.check([request.row for request in holders], ended_rows)
-        self.kv.check([*(r.lease for r in self.live.values()), *(lease for lease, _ in self.kept.values())])
+        self.kv.check(
+            [*(r.lease for r in self.live.values()), *(lease for lease, _ in self.kept.values())]
+        )

@@ -1,7 +1,8 @@
-"""Fills one step: who computes how many tokens, within budget, rows and blocks. Knows no result and no feature.
+"""Fills one step: who computes how many tokens, within budget, rows and blocks. Knows no result and
+no feature.
 
-Whoever has one token to compute does so in every step; these rows are moved by arithmetic over columns. The others,
-prompts under way, are planned one by one.
+Whoever has one token to compute does so in every step; these rows are moved by arithmetic over
+columns. The others, prompts under way, are planned one by one.
 """
 
 from __future__ import annotations
@@ -76,7 +77,10 @@ class _Draft:
 
 
 class Planner:
-    """Makes plans. Running requests come first, then waiting ones; the lowest-ranked yields when blocks run out."""
+    """Makes plans.
+
+    Running requests come first, then waiting ones; the lowest-ranked yields when blocks run out.
+    """
 
     def __init__(self, life: Lifecycle) -> None:
         self._life: Final = life
@@ -100,16 +104,24 @@ class Planner:
 
     def plan(self) -> Flight | None:
         """Return the next step and what to remember of it; None if nothing can be computed now."""
-        batch, extensions = self._batch, self._extensions
+        batch = self._batch
+        extensions = self._extensions
         changes = batch.prompts or batch.rows.num_leaving or self._ended or len(self._life.queue)
         if batch.quiet > 0 and not changes and not extensions.limiting:
-            self._running.rows = self._steady.index  # a plan that came to nothing may have left others
-            again, counts, each = extensions.guesses(self._running) if extensions.guessing else None, [], 1
+            self._running.rows = (
+                self._steady.index
+            )  # a plan that came to nothing may have left others
+            again = extensions.guesses(self._running) if extensions.guessing else None
+            counts = []
+            each = 1
             if again is not None and (each := 1 + max(counts := again.tolist())) == 1:
-                again, counts = None, []
+                again = None
+                counts = []
             if each <= batch.quiet and each <= self._most:
                 batch.quiet -= each
-                plan = StepPlan(batch.issued + 1, [], [], [], [], [], [], [], {}, self._steady.rows, counts)
+                plan = StepPlan(
+                    batch.issued + 1, [], [], [], [], [], [], [], {}, self._steady.rows, counts
+                )
                 return self._send(Flight(plan, self._steady, [], again, [], []))
         self._ended += batch.rows.collect(batch.returned)
         draft = _Draft(batch.issued + 1, self._limits.max_num_batched_tokens)
@@ -121,33 +133,40 @@ class Planner:
                 self._continue(draft, request)
         if draft.preempted_rows:
             stays = self._columns.live[index]
-            index, most, guesses = index[stays], most[stays], None if guesses is None else guesses[stays]
+            index = index[stays]
+            most = most[stays]
+            guesses = None if guesses is None else guesses[stays]
         if not draft.short:
             self._admit(draft)
         if not draft.requests and not len(index):
-            # The last one running yielded to blocks that are reserved; no result is to come, and others may start.
+            # The last one running yielded to blocks that are reserved; no result is to come, and
+            # others may start.
             if draft.preempted_rows and batch.issued == batch.returned:
                 return self.plan()
             if not self._extensions.pending():
                 return None
         return self._emit(draft, index, most, guesses)
 
-    # --- running requests --------------------------------------------------------------------------------
+    # --- running requests -------------------------------------------------------------------------
 
     def _decode(self, draft: _Draft) -> tuple[Ints, Ints, Ints | None]:
-        """Plan one token, and what is guessed behind it, of each row that has come to the end of its tokens.
+        """Plan one token, and what is guessed behind it, of each row that has come to the end of
+        its tokens.
 
         Returns the rows, where each of them stands at most, and the guesses.
         """
-        columns, guesses = self._columns, None
+        columns = self._columns
+        guesses = None
         index = columns.decoding().nonzero()[0]
         here = where(index)
         most = columns.planned[here] + columns.slack[here]
-        limiting, guessing = self._extensions.limiting, self._extensions.guessing
+        limiting = self._extensions.limiting
+        guessing = self._extensions.guessing
         if limiting or guessing:
             ready = most < columns.last[here]
             if np.count_nonzero(ready) < len(ready):  # beyond it only results in flight can tell
-                index, most = index[ready], most[ready]
+                index = index[ready]
+                most = most[ready]
             self._running.rows = index
             draft.most = self._extensions.limits(self._running) if limiting else {}
             if draft.most:
@@ -165,11 +184,15 @@ class Planner:
         if len(due):
             self._give_room(draft, index, ends, guesses, due)
             stays = columns.live[index] & (ends <= columns.capacity[index])
-            index, most, guesses = index[stays], most[stays], None if guesses is None else guesses[stays]
+            index = index[stays]
+            most = most[stays]
+            guesses = None if guesses is None else guesses[stays]
         return index, most, guesses
 
     def _wanted_guesses(self, draft: _Draft, index: Ints, most: Ints) -> Ints | None:
-        """Return how many guesses are computed behind each row's known token, as far as every limit allows."""
+        """Return how many guesses are computed behind each row's known token, as far as every limit
+        allows.
+        """
         wanted = self._extensions.guesses(self._running) if len(index) else None
         if wanted is None:
             return None
@@ -183,19 +206,32 @@ class Planner:
             guesses = np.maximum(np.minimum(left - np.cumsum(guesses) + guesses, guesses), 0)
         return guesses
 
-    def _give_room(self, draft: _Draft, index: Ints, ends: Ints, guesses: Ints | None, due: Ints) -> None:
-        """Take blocks for rows at the end of theirs, best first; who gets none for its guesses goes on without them."""
-        plentiful = self._kv.is_plentiful  # nobody misses a block taken early, and this comes up less often
+    def _give_room(
+        self, draft: _Draft, index: Ints, ends: Ints, guesses: Ints | None, due: Ints
+    ) -> None:
+        """Take blocks for rows at the end of theirs, best first; who gets none for its guesses goes
+        on without them.
+        """
+        plentiful = (
+            self._kv.is_plentiful
+        )  # nobody misses a block taken early, and this comes up less often
         rows = index.tolist()
-        places = {request.rank: place for place in due.tolist() if (request := self._batch.at(rows[place])) is not None}
+        places = {
+            request.rank: place
+            for place in due.tolist()
+            if (request := self._batch.at(rows[place])) is not None
+        }
         for _, place in sorted(places.items()):
             request = self._batch.at(rows[place])
             if request is None:
                 continue  # it has yielded to a better one
-            start, end, lease = request.planned, int(ends[place]), request.lease
+            start = request.planned
+            end = int(ends[place])
+            lease = request.lease
             guessed = 0 if guesses is None else int(guesses[place])
             if self._kv.is_windowed:
-                # What leaves the window can be found again only if it was offered; all else is when the request ends.
+                # What leaves the window can be found again only if it was offered; all else is when
+                # the request ends.
                 self._kv.commit(lease, request.tokens, min(start, request.num_tokens))
                 self._kv.trim(lease, start)
             appended = None
@@ -215,8 +251,14 @@ class Planner:
 
     def _continue(self, draft: _Draft, request: Request) -> None:
         """Plan the next tokens of a prompt under way."""
-        start, total = request.planned, int(self._columns.total[request.row])
-        count = min(total - start, draft.budget, self._max_step_tokens, draft.most.get(request.row, sys.maxsize))
+        start = request.planned
+        total = int(self._columns.total[request.row])
+        count = min(
+            total - start,
+            draft.budget,
+            self._max_step_tokens,
+            draft.most.get(request.row, sys.maxsize),
+        )
         if count <= 0:
             return
         self._kv.trim(request.lease, start)
@@ -226,21 +268,25 @@ class Planner:
             self._enter(draft, request, start, count)
 
     def _make_room(self, draft: _Draft, request: Request, start: int, end: int) -> Appended | None:
-        """Return the blocks appended for start..end, preempting lower-ranked requests; None: not in this step."""
+        """Return the blocks appended for start..end, preempting lower-ranked requests; None: not in
+        this step.
+        """
         while True:
             appended = self._kv.extend(request.lease, start, end)
             if appended is not None:
                 return appended
             draft.short = True
             if self._batch.is_draining or self._kv.will_fit(request.lease, start, end):
-                return None  # steps in flight will bring blocks; preempting more would be for nothing
+                return (
+                    None  # steps in flight will bring blocks; preempting more would be for nothing
+                )
             victim = self._batch.lowest()
             draft.preempted_rows.add(victim.row)
             self._life.preempt(victim)
             if victim is request:
                 return None
 
-    # --- waiting requests --------------------------------------------------------------------------------
+    # --- waiting requests -------------------------------------------------------------------------
 
     def _admit(self, draft: _Draft) -> None:
         while draft.budget > 0 and self._batch.rows.num_free:
@@ -252,7 +298,9 @@ class Planner:
                     return
             except PluginError as error:
                 if error.is_fault:
-                    self._seldom.error(error.told(None), f"{error} Request: {request.request_id!r}.", error)
+                    self._seldom.error(
+                        error.told(None), f"{error} Request: {request.request_id!r}.", error
+                    )
                 self._life.failed.append(self._life.fail(request, error.told(request.request_id)))
 
     def _start(self, draft: _Draft, request: Request) -> bool:
@@ -260,12 +308,19 @@ class Planner:
         if request.spoiled and request.reserved is not None:
             self._life.forgo(request)
             return True
-        tokens, lease = request.tokens, request.lease
+        tokens = request.tokens
+        lease = request.lease
         total = len(tokens)
         answer = self._extensions.may_start(request)
-        if answer is MayStart.PARK or (answer is MayStart.RESERVE and self._kv.fits_empty(total, total)):
+        if answer is MayStart.PARK or (
+            answer is MayStart.RESERVE and self._kv.fits_empty(total, total)
+        ):
             return self._park(request, reserve=answer is MayStart.RESERVE)
-        hit = self._find(request) if request.reserved is None else Hit(request.reserved, (), request.reserved)
+        hit = (
+            self._find(request)
+            if request.reserved is None
+            else Hit(request.reserved, (), request.reserved)
+        )
         if hit.loads and not self._kv.fits_empty(total, total):
             hit = Hit()
         remote = 0 if request.spoiled else self._extensions.cached_tokens(request, hit.num_tokens)
@@ -282,7 +337,9 @@ class Planner:
         elif not self._kv.admit(lease, hit, start, room, total, self._max_step_tokens):
             return False
         elif lease.loads and not self._extensions.load(request, lease.loads):
-            request.reserved = hit.num_tokens  # in blocks that are being filled; it is woken when they are
+            request.reserved = (
+                hit.num_tokens
+            )  # in blocks that are being filled; it is woken when they are
             self._life.park(request)
             return True
         if remote:
@@ -296,32 +353,46 @@ class Planner:
         self._columns.capacity[request.row] = lease.capacity
         if lease.unsure < sys.maxsize:
             draft.unsure.append(request)
-        source, tables = request.source, [list(table) for table in lease.tables]
-        eos, more = source.eos_token_ids, (source.pooling, source.features, source.beside)
-        row, name, sampling, seed = request.row, source.request_id, source.sampling, source.seed
-        draft.new.append(NewRow(row, name, list(tokens), request.prompt_len, sampling, seed, eos, tables, *more))
+        source = request.source
+        tables = [list(table) for table in lease.tables]
+        eos = source.eos_token_ids
+        more = (source.pooling, source.features, source.beside)
+        row = request.row
+        name = source.request_id
+        sampling = source.sampling
+        seed = source.seed
+        draft.new.append(
+            NewRow(row, name, list(tokens), request.prompt_len, sampling, seed, eos, tables, *more)
+        )
         self._enter(draft, request, start, count)
         return True
 
     def _park(self, request: Request, *, reserve: bool) -> bool:
         """Park the head of the queue; False if it must wait there until what it reserves is free."""
         if reserve and request.reserved is None:
-            lease, total, hit = request.lease, request.num_tokens, self._find(request)
+            lease = request.lease
+            total = request.num_tokens
+            hit = self._find(request)
             if not self._kv.admit(lease, hit, hit.num_tokens, total, total, total):
                 return False
-            request.reserved, request.spoiled = hit.num_tokens, False
+            request.reserved = hit.num_tokens
+            request.spoiled = False
             if lease.loads:
                 self._extensions.load(request, lease.loads)
-            self._extensions.reserved(request, [list(table) for table in lease.tables], hit.num_tokens)
+            self._extensions.reserved(
+                request, [list(table) for table in lease.tables], hit.num_tokens
+            )
         self._life.park(request)
         return True
 
     def _find(self, request: Request) -> Hit:
         if not request.reads_cache:
             return Hit()
-        return self._kv.find(request.lease, request.tokens, request.num_tokens - 1, tiers=not request.misled)
+        return self._kv.find(
+            request.lease, request.tokens, request.num_tokens - 1, tiers=not request.misled
+        )
 
-    # --- the plan ----------------------------------------------------------------------------------------
+    # --- the plan ---------------------------------------------------------------------------------
 
     def _enter(self, draft: _Draft, request: Request, start: int, count: int) -> None:
         """Write a request's part of the step into the draft and move its counts on, optimistically."""
@@ -343,27 +414,39 @@ class Planner:
             draft.blocks = [entry for entry in draft.blocks if entry[0] not in draft.preempted_rows]
         if guesses is not None and not np.count_nonzero(guesses):
             guesses = None
-        steady, columns, room, ends = self._batch.members(index), self._columns, 0, []
+        steady = self._batch.members(index)
+        columns = self._columns
+        room = 0
+        ends = []
         if len(index):
             here = where(index)
             behind = most + 1 if guesses is None else most + 1 + guesses
-            room = int(np.minimum.reduce(np.minimum(columns.capacity[here], columns.last[here] - 1) - behind))
+            room = int(
+                np.minimum.reduce(
+                    np.minimum(columns.capacity[here], columns.last[here] - 1) - behind
+                )
+            )
             if room < 0:
                 ends = (columns.last[here] <= behind).nonzero()[0].tolist()
         flight = self._issue(draft, steady, guesses, ends)
-        self._steady, batch = steady, self._batch
+        self._steady = steady
+        batch = self._batch
         # So many tokens need nothing but what this step did: no more room, and nobody's last one.
         batch.quiet = room if len(index) == len(batch) else 0
         each = self._limits.max_num_batched_tokens, len(index) + self._kv.most_guesses
         self._most = min(self._max_step_tokens, min(each) // max(1, len(index)))
         return flight
 
-    def _issue(self, draft: _Draft, steady: Members, guesses: Ints | None, ends: list[int]) -> Flight:
+    def _issue(
+        self, draft: _Draft, steady: Members, guesses: Ints | None, ends: list[int]
+    ) -> Flight:
         """Let a plan go: whoever it names is further by what it computes."""
         counts = [] if guesses is None else [*guesses.tolist(), *(0 for _ in draft.samples)]
         rows = [request.row for request in draft.requests]
         columns = rows, draft.starts, draft.counts, draft.samples
-        plan = StepPlan(draft.step, self._ended, draft.new, draft.blocks, *columns, {}, steady.rows, counts)
+        plan = StepPlan(
+            draft.step, self._ended, draft.new, draft.blocks, *columns, {}, steady.rows, counts
+        )
         self._ended = []
         return self._send(Flight(plan, steady, draft.requests, guesses, ends, draft.unsure))
 

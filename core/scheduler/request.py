@@ -33,7 +33,14 @@ class Request:
     `row`, `keys`, `tables` and `num_offered`; what they put into `news` reaches the edge.
     """
 
-    def __init__(self, source: EngineRequest, arrival: int, max_model_len: int, lease: Lease, columns: Columns) -> None:
+    def __init__(
+        self,
+        source: EngineRequest,
+        arrival: int,
+        max_model_len: int,
+        lease: Lease,
+        columns: Columns,
+    ) -> None:
         self.source: Final = source
         self.request_id: Final = source.request_id
         self.sampling: Final = source.sampling
@@ -57,7 +64,9 @@ class Request:
         self.num_cached = 0
         self.started = False
         self.reserved: int | None = None
-        """Leading tokens that were cached when room for all known ones was reserved; None: none is reserved."""
+        """Leading tokens that were cached when room for all known ones was reserved; None: none is
+        reserved.
+        """
         self.spoiled = False
         """What an extension brings is not to be trusted in the next start."""
         self.misled = False
@@ -67,7 +76,9 @@ class Request:
         self.news: dict[str, bytes] = {}
         """What extensions tell their halves at the edge, by feature: at its end at the latest."""
         self.prompt_done = 1
-        """Next prompt position whose log-probabilities were not yet delivered; the first token has none."""
+        """Next prompt position whose log-probabilities were not yet delivered; the first token has
+        none.
+        """
 
     @property
     def features(self) -> dict[str, bytes]:
@@ -112,7 +123,9 @@ class Request:
     def leave(self) -> int:
         """Give the row back and return it."""
         self.computed = self.planned
-        row, self._tokens, self.row = self.row, self._columns.leave(self.row), -1
+        row = self.row
+        self._tokens = self._columns.leave(self.row)
+        self.row = -1
         return row
 
     @property
@@ -123,16 +136,24 @@ class Request:
     def facts(self) -> QueuedRequest:
         """Return what a scheduling policy may know."""
         return QueuedRequest(
-            self.request_id, self.source.priority, self.source.arrival_s, self.prompt_len, self.num_preemptions
+            self.request_id,
+            self.source.priority,
+            self.source.arrival_s,
+            self.prompt_len,
+            self.num_preemptions,
         )
 
     def say(self, **news: Any) -> RequestDelta:
         """Return a delta about this request."""
-        told, self.news = self.news, {}
-        return RequestDelta(request_id=self.request_id, num_cached_tokens=self.num_cached, features=told, **news)
+        told = self.news
+        self.news = {}
+        return RequestDelta(
+            request_id=self.request_id, num_cached_tokens=self.num_cached, features=told, **news
+        )
 
     def take(self, new: list[int], *, said: bool = False) -> tuple[int, str | None, int | None]:
-        """Append sampled tokens up to the first that ends it; return (tokens taken, finish reason, stop token).
+        """Append sampled tokens up to the first that ends it; return (tokens taken, finish reason,
+        stop token).
 
         `said`: it is one token, which the columns have already.
         """
@@ -145,7 +166,8 @@ class Request:
         return count, reason, stop
 
     def _end_of(self, known: int, new: list[int]) -> tuple[int, str | None, int | None]:
-        stops, earliest = self.stops, self.prompt_len + self.sampling.min_tokens
+        stops = self.stops
+        earliest = self.prompt_len + self.sampling.min_tokens
         for count, token in enumerate(new, 1):
             if token in stops and known + count > earliest:
                 is_eos = token in self.source.eos_token_ids and not self.sampling.ignore_eos

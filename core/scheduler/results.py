@@ -1,4 +1,7 @@
-"""Reads what a step brought: tokens to requests, ends, and what the client is told. Knows no budget and no blocks."""
+"""Reads what a step brought: tokens to requests, ends, and what the client is told.
+
+Knows no budget and no blocks.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +29,16 @@ class ResultReader:
 
     def read(self, flight: Flight, result: StepResult) -> StepNews:
         """Return what became known of every request in the step."""
-        plan, steady, tokens = flight.plan, flight.steady, result.tokens
-        num_steady, is_whole = len(steady.rows), steady.departures == self._batch.departures
+        plan = flight.plan
+        steady = flight.steady
+        tokens = result.tokens
+        num_steady = len(steady.rows)
+        is_whole = steady.departures == self._batch.departures
         num_rows = num_steady + len(plan.samples)
         if len(result.accepted or tokens) != num_rows:
             raise EngineError(
-                f"the result of step {plan.step} holds tokens of {len(result.accepted or tokens)} rows; "
+                f"the result of step {plan.step} holds tokens of {len(result.accepted or tokens)} "
+                "rows; "
                 f"{num_rows} rows were to sample."
             )
         if flight.guesses is not None:
@@ -39,7 +46,9 @@ class ResultReader:
         rare = result.errors or result.logprobs or result.prompt_logprobs or result.pooled
         if rare or plan.step <= self._life.distrusted:
             return StepNews([], [], self._read_all(flight, result))
-        counts, others, rest = result.accepted, [], []
+        counts = result.accepted
+        others = []
+        rest = []
         if plan.samples:
             counts, others = counts[:num_steady], counts[num_steady:] or [1] * len(plan.samples)
             split = len(tokens) - sum(others)
@@ -51,13 +60,17 @@ class ResultReader:
         else:
             news = self._read_mixed(flight, tokens)
         for index, count in zip(plan.samples, others, strict=True):
-            request, own, rest = flight.others[index], rest[:count], rest[count:]
+            request = flight.others[index]
+            own = rest[:count]
+            rest = rest[count:]
             if request.state is not State.ENDED:
                 news.deltas.append(self._take(request, own, 0, None, None))
         return news
 
     def _still(self, steady: Members) -> list[bool]:
-        return [request.row == row for request, row in zip(steady.requests, steady.rows, strict=True)]
+        return [
+            request.row == row for request, row in zip(steady.requests, steady.rows, strict=True)
+        ]
 
     def _read_steady(self, flight: Flight, tokens: list[int], counts: list[int]) -> StepNews:
         """The usual step: nobody ends, nobody has left. Kept free of everything that is rare."""
@@ -68,14 +81,19 @@ class ResultReader:
         return StepNews(steady.request_ids, tokens, [], counts)
 
     def _read_mixed(self, flight: Flight, tokens: list[int]) -> StepNews:
-        """A step in which somebody may end or has left: those are looked at one by one, all others taken together."""
-        steady, stops, places = flight.steady, self._batch.stops, set(flight.ends)
+        """A step in which somebody may end or has left: those are looked at one by one, all others
+        taken together.
+        """
+        steady = flight.steady
+        stops = self._batch.stops
+        places = set(flight.ends)
         if not stops.isdisjoint(tokens):
             places.update(place for place, token in enumerate(tokens) if token in stops)
         if steady.departures != self._batch.departures:
             places.update(place for place, same in enumerate(self._still(steady)) if not same)
         news = StepNews(steady.request_ids.copy(), tokens.copy(), [])
-        # Those who are looked at have theirs by then, and what is written for who has left means nothing.
+        # Those who are looked at have theirs by then, and what is written for who has left means
+        # nothing.
         self._columns.say(steady.index, tokens, [])
         order = sorted(places)
         for place in reversed(order):
@@ -83,17 +101,25 @@ class ResultReader:
         for place in order:
             request = steady.requests[place]
             if request.state is not State.ENDED:
-                news.deltas.append(self._take(request, tokens[place : place + 1], 0, None, None, said=request.row >= 0))
+                news.deltas.append(
+                    self._take(
+                        request, tokens[place : place + 1], 0, None, None, said=request.row >= 0
+                    )
+                )
         if not news.deltas:
             self._batch.narrow_stops()
         return news
 
     def _read_guessed(self, flight: Flight, tokens: list[int], counts: list[int]) -> StepNews:
         """Likewise, where some tokens were guessed."""
-        steady, columns = flight.steady, self._columns
-        index, accepted = steady.index, np.fromiter(counts, np.int64, len(counts))
+        steady = flight.steady
+        columns = self._columns
+        index = steady.index
+        accepted = np.fromiter(counts, np.int64, len(counts))
         particular = columns.known[index] + accepted > columns.last[index]
-        particular |= (accepted < 1) | (accepted > (1 if flight.guesses is None else 1 + flight.guesses))
+        particular |= (accepted < 1) | (
+            accepted > (1 if flight.guesses is None else 1 + flight.guesses)
+        )
         behind = np.cumsum(accepted)
         stopping = [place for place, token in enumerate(tokens) if token in self._batch.stops]
         particular[np.searchsorted(behind, stopping, side="right")] = True
@@ -105,7 +131,8 @@ class ResultReader:
         columns.say(index[plain], own, held)
         news = StepNews(list(compress(steady.request_ids, plain.tolist())), own, [], held)
         for place in particular.nonzero()[0].tolist():
-            request, new = steady.requests[place], tokens[behind[place] - counts[place] : behind[place]]
+            request = steady.requests[place]
+            new = tokens[behind[place] - counts[place] : behind[place]]
             guessed = 0 if flight.guesses is None else int(flight.guesses[place])
             if request.state is not State.ENDED:
                 news.deltas.append(self._take(request, new, guessed, None, None))
@@ -115,7 +142,8 @@ class ResultReader:
 
     def _read_all(self, flight: Flight, result: StepResult) -> list[RequestDelta]:
         """A step with failures, log-probabilities or tokens that may not hold."""
-        plan, deltas = flight.plan, []
+        plan = flight.plan
+        deltas = []
         num_steady = len(plan.steady)
         samples = (*range(num_steady), *(num_steady + index for index in plan.samples))
         new_tokens = dict(zip(samples, result.by_row(), strict=True))
@@ -126,8 +154,13 @@ class ResultReader:
         for index, (request, row, start) in enumerate(columns):
             if request.state is State.ENDED or request.distrusted >= plan.step:
                 continue
-            error, new = result.errors.get(row), new_tokens.get(index)
-            prompt = None if start is None else _undelivered(request, start, result.prompt_logprobs.get(row))
+            error = result.errors.get(row)
+            new = new_tokens.get(index)
+            prompt = (
+                None
+                if start is None
+                else _undelivered(request, start, result.prompt_logprobs.get(row))
+            )
             if error is not None:
                 deltas.append(self._life.fail(request, error))
             elif row in result.pooled:
@@ -150,31 +183,48 @@ class ResultReader:
         *,
         said: bool = False,
     ) -> RequestDelta:
-        """Append the tokens of one request, unless the columns were `said` them, and end it where they do."""
+        """Append the tokens of one request, unless the columns were `said` them, and end it where
+        they do.
+        """
         if not 1 <= len(new) <= 1 + guessed:
             return self._life.fail(
-                request, f"the worker returned {len(new)} tokens where 1 to {1 + guessed} were planned."
+                request,
+                f"the worker returned {len(new)} tokens where 1 to {1 + guessed} were planned.",
             )
         count, reason, stop = request.take(new, said=said)
         if reason is not None:
             self._life.end(request)
         held = None if logprobs is None else logprobs[:count]
         return request.say(
-            token_ids=new[:count], finish_reason=reason, stop_reason=stop, logprobs=held, prompt_logprobs=prompt
+            token_ids=new[:count],
+            finish_reason=reason,
+            stop_reason=stop,
+            logprobs=held,
+            prompt_logprobs=prompt,
         )
 
 
 def _possible(counts: list[int], guesses: list[int]) -> bool:
-    """Say whether every row may have got so many tokens. Mostly the bounds of all tell, and few numbers have to be compared."""
+    """Say whether every row may have got so many tokens.
+
+    Mostly the bounds of all tell, and few numbers have to be compared.
+    """
     held = set(counts)
-    return min(held) >= 1 and (max(held) <= 1 + min(set(guesses)) or max(map(sub, counts, guesses)) <= 1)
+    return min(held) >= 1 and (
+        max(held) <= 1 + min(set(guesses)) or max(map(sub, counts, guesses)) <= 1
+    )
 
 
-def _undelivered(request: Request, start: int, entries: list[Logprobs] | None) -> list[Logprobs] | None:
-    """Drop the prompt positions that were delivered before a preemption; remember the others as delivered."""
+def _undelivered(
+    request: Request, start: int, entries: list[Logprobs] | None
+) -> list[Logprobs] | None:
+    """Drop the prompt positions that were delivered before a preemption; remember the others as
+    delivered.
+    """
     if entries is None:
         return None
-    first, after = start + 1, start + 1 + len(entries)
+    first = start + 1
+    after = start + 1 + len(entries)
     fresh = entries[max(0, request.prompt_done - first) :]
     request.prompt_done = max(request.prompt_done, after)
     return fresh or None

@@ -1,4 +1,6 @@
-"""Rows of the worker's batch, as leases: one request each, reused only when no step in flight names them."""
+"""Rows of the worker's batch, as leases: one request each, reused only when no step in flight names
+them.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,10 @@ from collections import deque
 
 
 class Rows:
-    """Numbers 0..count-1. A row given back waits for its last step, is announced as ended, then is free again."""
+    """Numbers 0..count-1.
+
+    A row given back waits for its last step, is announced as ended, then is free again.
+    """
 
     __slots__ = ("_free", "_leaving", "num_rows")
 

@@ -1,7 +1,7 @@
 """Token-budget scheduler. Knows requests, blocks and budget; knows no model, no device, no feature.
 
-A step plans tokens, not phases: prefill, chunks, decoding and checking guesses differ only in their counts.
-Planning is in `planning`, reading results in `results`, states of requests in `lifecycle`.
+A step plans tokens, not phases: prefill, chunks, decoding and checking guesses differ only in their
+counts. Planning is in `planning`, reading results in `results`, states of requests in `lifecycle`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ from core.step import EngineRequest, RequestDelta, StepNews, StepPlan, StepResul
 
 
 class Scheduler:
-    """Decides what every step computes. Single-threaded; plans and results go out and come in by step number."""
+    """Decides what every step computes.
+
+    Single-threaded; plans and results go out and come in by step number.
+    """
 
     def __init__(
         self,
@@ -40,9 +43,14 @@ class Scheduler:
         """Plans that may be in flight at once."""
         self.policy: Final = policy
         self.num_schedules = 0
-        """Calls of `schedule`, those that planned nothing included; the journal tells steps apart by it."""
-        self.soon: Callable[..., None] = lambda method, *arguments: getattr(self, method)(*arguments)
-        """Call a method (`wake`, `loaded`, `release`, `recompute`, `tell`) from any thread: whoever drives the scheduler
+        """Calls of `schedule`, those that planned nothing included; the journal tells steps apart
+        by it.
+        """
+        self.soon: Callable[..., None] = lambda method, *arguments: getattr(self, method)(
+            *arguments
+        )
+        """Call a method (`wake`, `loaded`, `release`, `recompute`, `tell`) from any thread: whoever
+        drives the scheduler
         sets what does it between two steps."""
         self.extension_names: Final[list[str]] = [extension.name for extension in extensions]
         self._extensions: Final = Extensions(extensions)
@@ -52,7 +60,7 @@ class Scheduler:
         self._flights: Final[deque[Flight]] = deque()
         self._extensions.attach(self)
 
-    # --- requests ----------------------------------------------------------------------------------------
+    # --- requests ---------------------------------------------------------------------------------
 
     def add(self, request: EngineRequest) -> None:
         """Queue one sequence.
@@ -74,11 +82,15 @@ class Scheduler:
         self._life.wake(request_id)
 
     def wake_soon(self, request_id: str) -> None:
-        """Likewise, from any thread: what `soon("wake", request_id)` was called before there was `soon`."""
+        """Likewise, from any thread: what `soon("wake", request_id)` was called before there was
+        `soon`.
+        """
         self.soon("wake", request_id)
 
     def loaded(self, request_id: str) -> None:
-        """What was brought for a request is known to be right: others may find it, and the request starts if it waits."""
+        """What was brought for a request is known to be right: others may find it, and the request
+        starts if it waits.
+        """
         if (request := self._life.live.get(request_id)) is not None:
             self.kv.trust(request.lease)
             self._life.wake(request_id)
@@ -92,27 +104,36 @@ class Scheduler:
         return self._extensions.call(name, verb, data)
 
     def release(self, request_id: str) -> None:
-        """Give back the blocks that an extension kept, of an ended request or under a name of its own."""
+        """Give back the blocks that an extension kept, of an ended request or under a name of its
+        own.
+        """
         self._life.release(request_id)
 
     def keep(self, name: str, tables: list[list[int]]) -> None:
-        """Hold blocks, per KV group, beside whoever has them, until `release(name)`; no request is called so."""
+        """Hold blocks, per KV group, beside whoever has them, until `release(name)`; no request is
+        called so.
+        """
         self._life.kept[name] = self.kv.hold(tables), 1
 
     def recompute(self, request_id: str, position: int) -> None:
         """Distrust whatever a request has cached at or after `position`, as after a failed load.
 
-        All it and others made of it is forgotten or computed again from what is still trusted, and the tokens of
-        steps in flight (in an extension's `result`, of the step just returned too) are dropped; delivered ones
-        stand. Call it from `result` or between other calls, at the latest in `result` of the last step that names
-        the request; does nothing for one that is unknown by then.
+        All it and others made of it is forgotten or computed again from what is still trusted, and
+        the tokens of steps in flight (in an extension's `result`, of the step just returned too)
+        are dropped; delivered ones stand. Call it from `result` or between other calls, at the
+        latest in `result` of the last step that names the request; does nothing for one that is
+        unknown by then.
         """
-        # Not only live ones: what an ended request has left in the cache is as wrong as what it gave to others.
-        known = [*self._life.live.values(), *(r for flight in self._flights for r in flight.requests)]
+        # Not only live ones: what an ended request has left in the cache is as wrong as what it
+        # gave to others.
+        known = [
+            *self._life.live.values(),
+            *(r for flight in self._flights for r in flight.requests),
+        ]
         for request in dict.fromkeys(r for r in known if r.request_id == request_id):
             self._life.recompute(request, position)
 
-    # --- steps -------------------------------------------------------------------------------------------
+    # --- steps ------------------------------------------------------------------------------------
 
     def schedule(self) -> StepPlan | None:
         """Return the next step; None if nothing can be computed now or `depth` plans are in flight."""
@@ -141,14 +162,18 @@ class Scheduler:
         self.kv.step_returned(result.step)
         news = self._reader.read(flight, result)
         for request in flight.unsure:
-            if request.distrusted < result.step and request.row >= 0:  # nobody has complained by now
+            if (
+                request.distrusted < result.step and request.row >= 0
+            ):  # nobody has complained by now
                 self.kv.trust(request.lease)
         if self._life.failed:
             news.deltas.extend(self.take_failed())
         return news
 
     def fail_in_flight(self, message: str) -> list[RequestDelta]:
-        """A step failed as a whole: end every request that a plan in flight names; the others go on."""
+        """A step failed as a whole: end every request that a plan in flight names; the others go
+        on.
+        """
         requests = {r.request_id: r for flight in self._flights for r in flight.requests}
         self._flights.clear()
         self._life.batch.columns.guessing.clear()
@@ -156,22 +181,32 @@ class Scheduler:
         self.kv.step_returned(self._life.batch.issued)
         self.kv.forget_all(right=False)
         for request in self._life.live.values():
-            request.spoiled |= request.reserved is not None  # its first tokens may be those of a failed step
-        failed = [self._life.fail(r, message) for r in requests.values() if r.state is not State.ENDED]
+            request.spoiled |= (
+                request.reserved is not None
+            )  # its first tokens may be those of a failed step
+        failed = [
+            self._life.fail(r, message) for r in requests.values() if r.state is not State.ENDED
+        ]
         return [*self.take_failed(), *failed]
 
     def take_failed(self) -> list[RequestDelta]:
-        """Return, once, the requests that failed while planning (an extension raised); `update` includes them."""
-        failed, self._life.failed = self._life.failed, []
+        """Return, once, the requests that failed while planning (an extension raised); `update`
+        includes them.
+        """
+        failed = self._life.failed
+        self._life.failed = []
         return failed
 
-    # --- state -------------------------------------------------------------------------------------------
+    # --- state ------------------------------------------------------------------------------------
 
     @property
     def has_work(self) -> bool:
         """Say whether scheduling or a result can bring anything. Parked requests alone cannot."""
         life = self._life
-        return bool(self._flights or life.failed or len(life.queue) or len(life.batch)) or life.extensions.pending()
+        return (
+            bool(self._flights or life.failed or len(life.queue) or len(life.batch))
+            or life.extensions.pending()
+        )
 
     @property
     def num_running(self) -> int:
@@ -200,7 +235,8 @@ class Scheduler:
 
     def take_counters(self) -> Counters:
         """Return what was counted since the last call."""
-        counters, self._life.counters = self._life.counters, Counters()
+        counters = self._life.counters
+        self._life.counters = Counters()
         return counters
 
     def reset_prefix_cache(self) -> bool:

@@ -11,7 +11,9 @@ from core.spec.rope import RopeSpec
 
 
 def alibi_slopes(heads: int, most: float = 8.0) -> tuple[float, ...]:
-    """Return how much scores of each head fall per token of distance: 2 ** -most at the last of a power of two."""
+    """Return how much scores of each head fall per token of distance: 2 ** -most at the last of a
+    power of two.
+    """
     whole = 1 << (heads.bit_length() - 1)
     slopes = [2.0 ** (-most * i / whole) for i in range(1, whole + 1)]
     between = [2.0 ** (-most * i / (2 * whole)) for i in range(1, 2 * whole, 2)]
@@ -20,15 +22,18 @@ def alibi_slopes(heads: int, most: float = 8.0) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class RelativeSpec:
-    """Scores get a learned number by head and distance: one for each near distance, further off for ever more.
+    """Scores get a learned number by head and distance: one for each near distance, further off for
+    ever more.
 
-    Half of the numbers are for distances of their own, the others share those up to `most`, beyond which is the last.
+    Half of the numbers are for distances of their own, the others share those up to `most`, beyond
+    which is the last.
     """
 
     numbers: int = 32
     most: int = 128
     both_ways: bool = False
-    """Half of the numbers are for keys ahead; where causality hides those, all are for keys behind."""
+    """Half of the numbers are for keys ahead; where causality hides those, all are for keys behind.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +50,10 @@ class AttentionSpec:
     scale: float | None = None
     """Factor on the scores; None: 1 / sqrt(head_size)."""
     causal: bool = True
-    """False: every token sees those behind it as well. Nothing is cached, so a prompt is computed in one step."""
+    """False: every token sees those behind it as well.
+
+    Nothing is cached, so a prompt is computed in one step.
+    """
     window: int | None = None
     """Tokens visible, the current one included, on each side unless causal; None: all."""
     chunk: int | None = None
@@ -82,15 +90,20 @@ class AttentionSpec:
     """False: the key's product has no bias even if the others have one."""
     out_bias: bool = False
     kv_dtype: str | None = None
-    """What keys and values are cached as; None: as the quantization method says, or in the model's dtype."""
+    """What keys and values are cached as; None: as the quantization method says, or in the model's
+    dtype.
+    """
 
     def __post_init__(self) -> None:
         for name in ("heads", "kv_heads", "head_size"):
             if getattr(self, name) < 1:
-                raise ModelError(f"attention has {name} {getattr(self, name)}; it must be at least 1.")
+                raise ModelError(
+                    f"attention has {name} {getattr(self, name)}; it must be at least 1."
+                )
         if self.heads % self.kv_heads:
             raise ModelError(
-                f"num_attention_heads {self.heads} is not a multiple of num_key_value_heads {self.kv_heads}; "
+                f"num_attention_heads {self.heads} is not a multiple of num_key_value_heads "
+                f"{self.kv_heads}; "
                 "each key-value head must serve an equal number of heads."
             )
         if self.rope is not None and self.rope.size > self.head_size:
@@ -99,8 +112,18 @@ class AttentionSpec:
                 "check head_dim and partial_rotary_factor."
             )
         if self.window is not None and self.window < 1:
-            raise ModelError(f"sliding_window {self.window} hides the token itself; it must be at least 1, or null.")
-        if not self.causal and (self.chunk or self.softcap or self.alibi or self.sinks or self.shares is not None):
-            raise ModelError("attention to both sides has no chunks, caps, slopes, sinks or keys of another layer.")
+            raise ModelError(
+                f"sliding_window {self.window} hides the token itself; it must be at least 1, or "
+                "null."
+            )
+        if not self.causal and (
+            self.chunk or self.softcap or self.alibi or self.sinks or self.shares is not None
+        ):
+            raise ModelError(
+                "attention to both sides has no chunks, caps, slopes, sinks or keys of another "
+                "layer."
+            )
         if self.alibi and len(self.alibi) != self.heads:
-            raise ModelError(f"there are {len(self.alibi)} slopes of positions for {self.heads} attention heads.")
+            raise ModelError(
+                f"there are {len(self.alibi)} slopes of positions for {self.heads} attention heads."
+            )

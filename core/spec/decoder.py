@@ -1,7 +1,8 @@
-"""What a decoder model is, as facts: the data one decoder assembly reads. Knows no torch, no file, no model by name.
+"""What a decoder model is, as facts: the data one decoder assembly reads. Knows no torch, no file,
+no model by name.
 
-A `LayerSpec` says what one layer is made of; layers of a model may differ. New kinds of layers are new spec types
-beside `AttentionSpec` and `MlpSpec`, not flags.
+A `LayerSpec` says what one layer is made of; layers of a model may differ. New kinds of layers are
+new spec types beside `AttentionSpec` and `MlpSpec`, not flags.
 """
 
 from __future__ import annotations
@@ -80,7 +81,9 @@ class MoeSpec:
     gated: bool = True
     """False: experts are two products with the activation between."""
     latent: int = 0
-    """Width of what experts read and give, where products lead from the stream to it and back; 0: the stream's."""
+    """Width of what experts read and give, where products lead from the stream to it and back; 0:
+    the stream's.
+    """
     latent_bias: bool = False
     shared: MlpSpec | None = None
     """An MLP that every token takes besides."""
@@ -91,10 +94,14 @@ class MoeSpec:
         _check_activation(self.activation)
         if self.experts % self.groups or not 1 <= self.top_groups <= self.groups:
             raise ModelError(
-                f"{self.experts} experts are not in {self.groups} groups, {self.top_groups} of them taken."
+                f"{self.experts} experts are not in {self.groups} groups, {self.top_groups} of "
+                "them taken."
             )
         if not 1 <= self.top_k <= self.experts + self.zero_experts:
-            raise ModelError(f"a token cannot take {self.top_k} of {self.experts} experts; check num_experts_per_tok.")
+            raise ModelError(
+                f"a token cannot take {self.top_k} of {self.experts} experts; check "
+                "num_experts_per_tok."
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +110,9 @@ class BesideSpec:
 
     moe: MoeSpec
     norm: NormSpec
-    """Of what the experts read, of what they give, and of what the MLP gives: each with weights of its own."""
+    """Of what the experts read, of what they give, and of what the MLP gives: each with weights of
+    its own.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,9 +141,11 @@ class CrossSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedSpec:
-    """One layer's use of a transformer that several layers share: attention and an MLP, each behind a norm.
+    """One layer's use of a transformer that several layers share: attention and an MLP, each behind
+    a norm.
 
-    It reads the stream beside the tokens' embedding, twice as wide, and adds nothing to the stream by itself.
+    It reads the stream beside the tokens' embedding, twice as wide, and adds nothing to the stream
+    by itself.
     """
 
     stored: str
@@ -153,8 +164,8 @@ class SharedSpec:
 class LayerSpec:
     """One layer: what it is made of, and where norms stand.
 
-    Attention and a recurrent part read the same and their results are added; a layer may have one of them, or only an
-    MLP.
+    Attention and a recurrent part read the same and their results are added; a layer may have one
+    of them, or only an MLP.
     """
 
     attention: AttentionSpec | LatentAttentionSpec | None = None
@@ -165,46 +176,68 @@ class LayerSpec:
     mlp_in: NormSpec | None = None
     mlp_out: NormSpec | None = None
     parallel: bool = False
-    """Attention and MLP both read the layer's input; without `mlp_in` they share the norm `attention_in`."""
+    """Attention and MLP both read the layer's input; without `mlp_in` they share the norm
+    `attention_in`.
+    """
     beside: BesideSpec | None = None
     late: MoeSpec | None = None
     """Experts that read what the MLP reads; what they give is added behind the next layer."""
     scaled: bool = False
     """The stream is multiplied by a stored number after this layer."""
     norm_sum: bool = False
-    """`attention_out` and `mlp_out` normalise the stream with the part added, not the part alone."""
+    """`attention_out` and `mlp_out` normalise the stream with the part added, not the part alone.
+    """
     residual_scale: float = 1.0
     """Factor on what attention and MLP add to the stream."""
     normed_stream: tuple[tuple[float, float], tuple[float, float]] | None = None
-    """`attention_in` and `mlp_in` change the stream itself. For each: factors on it, and on what is added."""
+    """`attention_in` and `mlp_in` change the stream itself.
+
+    For each: factors on it, and on what is added.
+    """
     cross: CrossSpec | None = None
     """Between the two, attention to what the encoder made."""
     shared: SharedSpec | None = None
-    """`attention` is that of a transformer in which several layers share weights; the recurrent part reads its result."""
+    """`attention` is that of a transformer in which several layers share weights; the recurrent
+    part reads its result.
+    """
 
     def __post_init__(self) -> None:
         if self.attention is None and self.recurrent is None and self.mlp is None:
-            raise ModelError("a layer has neither attention nor a recurrent part nor an MLP; it would do nothing.")
+            raise ModelError(
+                "a layer has neither attention nor a recurrent part nor an MLP; it would do "
+                "nothing."
+            )
         if self.parallel and (self.attention_out or self.mlp_out or not self.mlp):
-            raise ModelError("a layer whose parts are parallel has both, and norms only before them.")
+            raise ModelError(
+                "a layer whose parts are parallel has both, and norms only before them."
+            )
         if self.norm_sum and not (self.attention_out and self.mlp_out and self.mlp):
-            raise ModelError("a layer that normalises sums needs attention_out, mlp_out and an MLP.")
+            raise ModelError(
+                "a layer that normalises sums needs attention_out, mlp_out and an MLP."
+            )
         if self.normed_stream and not (self.attention_in and self.mlp_in and self.mlp):
-            raise ModelError("a layer that normalises the stream itself needs attention_in, mlp_in and an MLP.")
+            raise ModelError(
+                "a layer that normalises the stream itself needs attention_in, mlp_in and an MLP."
+            )
         if self.shared and not (isinstance(self.attention, AttentionSpec) and self.recurrent):
             raise ModelError(
-                "a layer with a shared transformer needs its attention, and a recurrent part that reads it."
+                "a layer with a shared transformer needs its attention, and a recurrent part that "
+                "reads it."
             )
 
     @property
     def shares(self) -> int | None:
-        """The earlier layer whose keys and values are attended to, if they are not this layer's own."""
+        """The earlier layer whose keys and values are attended to, if they are not this layer's
+        own.
+        """
         return self.attention.shares if isinstance(self.attention, AttentionSpec) else None
 
 
 @dataclass(frozen=True, slots=True)
 class FramesSpec:
-    """Input that is features instead of tokens: two convolutions over the frames, the second with half of them."""
+    """Input that is features instead of tokens: two convolutions over the frames, the second with
+    half of them.
+    """
 
     size: int
     """Numbers per frame."""
@@ -216,7 +249,10 @@ class FramesSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderSpec:
-    """What reads a request's input, each token seeing all, before the decoder's first step. As wide as the decoder."""
+    """What reads a request's input, each token seeing all, before the decoder's first step.
+
+    As wide as the decoder.
+    """
 
     layers: tuple[LayerSpec, ...]
     norm: NormSpec | None = None
@@ -239,15 +275,24 @@ class EncoderSpec:
     def __post_init__(self) -> None:
         if not self.layers:
             raise ModelError("the encoder has no layers; check the config's number of them.")
-        if self.learned_positions and self.max_len is not None and self.max_len > self.learned_positions:
-            raise ModelError(f"the encoder learned {self.learned_positions} positions, fewer than {self.max_len}.")
+        if (
+            self.learned_positions
+            and self.max_len is not None
+            and self.max_len > self.learned_positions
+        ):
+            raise ModelError(
+                f"the encoder learned {self.learned_positions} positions, fewer than "
+                f"{self.max_len}."
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AheadSpec:
-    """A layer that continues the hidden states by one token more, as checkpoints have it behind the others.
+    """A layer that continues the hidden states by one token more, as checkpoints have it behind the
+    others.
 
-    It reads the embedding of a token beside the hidden state before it: both normalised, then a product of the two.
+    It reads the embedding of a token beside the hidden state before it: both normalised, then a
+    product of the two.
     """
 
     layer: LayerSpec
@@ -273,14 +318,20 @@ class AheadSpec:
 
 
 def layer_behind(layer: LayerSpec, norm: NormSpec, index: int) -> AheadSpec:
-    """Return the layer that is stored as the `index`-th, behind a decoder's own, with all that belongs to it."""
+    """Return the layer that is stored as the `index`-th, behind a decoder's own, with all that
+    belongs to it.
+    """
     stored = f"model.layers.{index}"
     return AheadSpec(
         layer=layer,
         norm=norm,
         stored=stored,
         tensors=(f"{stored}.*",),
-        ignored=(f"{stored}.embed_tokens.*", f"{stored}.shared_head.head.*", "*.rotary_emb.inv_freq"),
+        ignored=(
+            f"{stored}.embed_tokens.*",
+            f"{stored}.shared_head.head.*",
+            "*.rotary_emb.inv_freq",
+        ),
         token_norm=f"{stored}.enorm",
         hidden_norm=f"{stored}.hnorm",
         product=f"{stored}.eh_proj",
@@ -297,7 +348,9 @@ class DecoderSpec:
     max_positions: int
     """Positions the rotary tables are made for: the longest context served."""
     context_limit: int = 0
-    """Longest context in which it gives what its authors' code gives, where that is less than it was made for; 0: none."""
+    """Longest context in which it gives what its authors' code gives, where that is less than it
+    was made for; 0: none.
+    """
     limited_by: str = ""
     """What limits it, said wherever the limit is."""
     layers: tuple[LayerSpec, ...]
@@ -308,7 +361,9 @@ class DecoderSpec:
     head_bias: bool = False
     embed_scale: float = 1.0
     embed_size: int = 0
-    """Width of embedding and head where it is not `hidden_size`: products lead from one to the other."""
+    """Width of embedding and head where it is not `hidden_size`: products lead from one to the
+    other.
+    """
     embed_norm: NormSpec | None = None
     learned_positions: int = 0
     """Rows of the table of learned positions; 0: there is none."""
@@ -317,20 +372,27 @@ class DecoderSpec:
     token_types: int = 0
     """Rows of the table that tells the texts of a pair apart; 0: there is none."""
     embed_in_last: bool = False
-    """Positions, types and norm have the embedding's own width; the product to the layers' comes last, with a bias."""
+    """Positions, types and norm have the embedding's own width; the product to the layers' comes
+    last, with a bias.
+    """
     sinusoidal_positions: bool | Literal["wide"] = False
-    """Sines and cosines of every position are added to the embedding; "wide": 1 / 10000 would be the frequency
+    """Sines and cosines of every position are added to the embedding; "wide": 1 / 10000 would be
+    the frequency
     behind the last, not the last."""
     layer_inputs: LayerInputSpec | None = None
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     stored_layers: tuple[int, ...] = ()
-    """Which of the checkpoint's layers each one is, where layers share weights; empty: each its own."""
+    """Which of the checkpoint's layers each one is, where layers share weights; empty: each its
+    own.
+    """
     pooling: PoolingSpec | None = None
     """What it makes of a prompt instead of tokens."""
     encoder: EncoderSpec | None = None
     ahead: AheadSpec | None = None
-    """What its checkpoint has besides, to continue its hidden states by another token; not among `layers`."""
+    """What its checkpoint has besides, to continue its hidden states by another token; not among
+    `layers`.
+    """
     names: WeightNames = field(default_factory=WeightNames)
 
     def __post_init__(self) -> None:
@@ -342,18 +404,24 @@ class DecoderSpec:
 
     @property
     def shortened_by(self) -> str:
-        """Return what limits the context that is served; empty: only what it was made for, or the user."""
+        """Return what limits the context that is served; empty: only what it was made for, or the
+        user.
+        """
         return self.limited_by if 0 < self.context_limit <= self.max_positions else ""
 
     @property
     def has_head(self) -> bool:
-        """Say whether it makes logits of tokens: a model that is pooled leaves its head out, mostly."""
+        """Say whether it makes logits of tokens: a model that is pooled leaves its head out,
+        mostly.
+        """
         return self.pooling is None or self.pooling.logits
 
     @property
     def bidirectional(self) -> bool:
         """Say whether a prompt must be computed in one step."""
-        return any(layer.attention is not None and not layer.attention.causal for layer in self.layers)
+        return any(
+            layer.attention is not None and not layer.attention.causal for layer in self.layers
+        )
 
     @property
     def is_guided(self) -> bool:
@@ -361,29 +429,41 @@ class DecoderSpec:
         return any(layer.shared is not None for layer in self.layers)
 
     def check_split(self, tensor: int, pipeline: int) -> None:
-        """Raise `ConfigError` when `tensor` ranks cannot split every layer, or `pipeline` stages have no layer each."""
+        """Raise `ConfigError` when `tensor` ranks cannot split every layer, or `pipeline` stages
+        have no layer each.
+        """
         if pipeline > len(self.layers):
             raise ConfigError(
-                f"--pipeline-parallel-size {pipeline} is more than the {len(self.layers)} layers of the model; "
+                f"--pipeline-parallel-size {pipeline} is more than the {len(self.layers)} layers "
+                "of the model; "
                 f"use at most {len(self.layers)}."
             )
         tied = any(layer.shares is not None or layer.late is not None for layer in self.layers)
         if pipeline > 1 and (self.layer_inputs or tied or self.is_guided):
             raise ConfigError(
-                f"--pipeline-parallel-size {pipeline} would part layers of this model that read each other's keys or results or the "
+                f"--pipeline-parallel-size {pipeline} would part layers of this model that read "
+                "each other's keys or results or the "
                 "embedding; use --tensor-parallel-size instead."
             )
         if pipeline > 1 and self.encoder is not None:
             raise ConfigError(
-                f"--pipeline-parallel-size {pipeline} would part the model's encoder from its decoder; use "
+                f"--pipeline-parallel-size {pipeline} would part the model's encoder from its "
+                "decoder; use "
                 "--tensor-parallel-size instead."
             )
         obstacle = self._obstacle(tensor)
         if obstacle is not None:
-            parts = [part for layer in self.layers for part in (layer.attention, layer.recurrent) if part is not None]
+            parts = [
+                part
+                for layer in self.layers
+                for part in (layer.attention, layer.recurrent)
+                if part is not None
+            ]
             most = min(getattr(part, "heads", 1) for part in parts) if parts else 1
             fitting = [str(ranks) for ranks in range(1, most + 1) if self._obstacle(ranks) is None]
-            raise ConfigError(f"--tensor-parallel-size {tensor} {obstacle}; possible here: {', '.join(fitting)}.")
+            raise ConfigError(
+                f"--tensor-parallel-size {tensor} {obstacle}; possible here: {', '.join(fitting)}."
+            )
 
     def _obstacle(self, ranks: int) -> str | None:
         """Say why so many ranks cannot split the layers."""
@@ -400,7 +480,9 @@ class DecoderSpec:
         return None
 
 
-def _attention_obstacle(attention: AttentionSpec | LatentAttentionSpec | None, ranks: int) -> str | None:
+def _attention_obstacle(
+    attention: AttentionSpec | LatentAttentionSpec | None, ranks: int
+) -> str | None:
     if attention is None:
         return None
     if attention.heads % ranks:

@@ -1,7 +1,7 @@
 """What a layer keeps in the KV cache, and how the cache is laid out. Torch-free, plain data.
 
-Layers of one spec share block tables; a set of layers that shares one table is a group. Groups whose pages
-have equal bytes draw from one pool of blocks; others have their own.
+Layers of one spec share block tables; a set of layers that shares one table is a group. Groups
+whose pages have equal bytes draw from one pool of blocks; others have their own.
 """
 
 from __future__ import annotations
@@ -12,7 +12,14 @@ from typing import Final
 
 import msgspec
 
-DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1}
+DTYPE_BYTES: Final = {
+    "float32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "int8": 1,
+}
 SCALE_BYTES: Final = 4
 """Of a float32 behind a vector."""
 STATE_ALIGNMENT: Final = 16
@@ -29,7 +36,9 @@ class FullAttention(msgspec.Struct, frozen=True, tag="full"):
     scaled: bool = False
     """Each vector has a factor of its own behind it, a float32; the dtype has one byte then."""
     spare: int = 0
-    """Blocks beside those that requests get, for features that let a row go on in several ways at once."""
+    """Blocks beside those that requests get, for features that let a row go on in several ways at
+    once.
+    """
 
     @property
     def row_size(self) -> int:
@@ -73,7 +82,9 @@ class ChunkedLocal(FullAttention, frozen=True, tag="chunked", kw_only=True):
 
 
 class CrossAttention(FullAttention, frozen=True, tag="cross", kw_only=True):
-    """Keys and values of what an encoder made of the request's input: a number of its own, the same in every step."""
+    """Keys and values of what an encoder made of the request's input: a number of its own, the same
+    in every step.
+    """
 
     max_len: int
     """Most positions that an encoder's input takes."""
@@ -82,8 +93,9 @@ class CrossAttention(FullAttention, frozen=True, tag="cross", kw_only=True):
 class RecurrentState(msgspec.Struct, frozen=True, tag="recurrent"):
     """What a layer made of all earlier tokens, in a place of fixed size.
 
-    Block i of a request holds the state after the last token computed inside [i * B, (i + 1) * B): a token at
-    position p reads the block of p - 1 and leaves its state in its own. A full block is the state at a boundary.
+    Block i of a request holds the state after the last token computed inside [i * B, (i + 1) * B):
+    a token at position p reads the block of p - 1 and leaves its state in its own. A full block is
+    the state at a boundary.
     """
 
     parts: tuple[tuple[tuple[int, ...], str], ...]
@@ -91,7 +103,9 @@ class RecurrentState(msgspec.Struct, frozen=True, tag="recurrent"):
     block_size: int | None = None
     """Tokens between two states that can be found again; None takes the configured number."""
     spare: int = 0
-    """States beside those of blocks: for the guesses of one step, of which nobody knows yet how many hold."""
+    """States beside those of blocks: for the guesses of one step, of which nobody knows yet how
+    many hold.
+    """
 
     @property
     def part_bytes(self) -> list[int]:
@@ -111,7 +125,10 @@ CacheSpec = KVSpec | RecurrentState
 
 
 class LayerKV(msgspec.Struct, frozen=True):
-    """What one layer of a model keeps: its weight prefix and the spec. A layer of two mixers has two of these."""
+    """What one layer of a model keeps: its weight prefix and the spec.
+
+    A layer of two mixers has two of these.
+    """
 
     name: str
     spec: CacheSpec
@@ -151,16 +168,23 @@ class KVLayout(msgspec.Struct, frozen=True):
     """Tokens per link of the prefix hash chain; divides every group's block size."""
 
     def first_spare(self, group: int) -> int:
-        """Return the first of a group's spare blocks or states: they lie behind its pool's blocks, group by group."""
+        """Return the first of a group's spare blocks or states: they lie behind its pool's blocks,
+        group by group.
+        """
         pool = self.groups[group].pool
         return self.pools[pool].num_blocks + num_spare(self.groups[:group], pool)
 
     def padding_block(self, group: int) -> int:
-        """Return where what padding computes may go. Block 0 of states is read as the beginning of a sequence: another one."""
+        """Return where what padding computes may go.
+
+        Block 0 of states is read as the beginning of a sequence: another one.
+        """
         spec = self.groups[group].spec
         return self.first_spare(group) + spec.spare if isinstance(spec, RecurrentState) else 0
 
 
 def num_spare(groups: Sequence[GroupLayout], pool: int) -> int:
-    """Return the spare blocks or states of all groups that draw from a pool, with those for padding."""
+    """Return the spare blocks or states of all groups that draw from a pool, with those for
+    padding.
+    """
     return sum(g.spec.spare + isinstance(g.spec, RecurrentState) for g in groups if g.pool == pool)

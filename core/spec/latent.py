@@ -1,4 +1,6 @@
-"""Latent attention (MLA) as facts: keys and values of all heads come from one small vector per token, which is cached."""
+"""Latent attention (MLA) as facts: keys and values of all heads come from one small vector per
+token, which is cached.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ if TYPE_CHECKING:
 class LatentAttentionSpec:
     """Causal attention of one layer over cached latents.
 
-    A head's key is a product of the latent, then a part that all heads share and that alone turns; its value is
-    another product of the latent.
+    A head's key is a product of the latent, then a part that all heads share and that alone turns;
+    its value is another product of the latent.
     """
 
     causal: ClassVar[bool] = True
@@ -45,10 +47,13 @@ class LatentAttentionSpec:
     def __post_init__(self) -> None:
         for name in ("heads", "key_size", "shared_size", "value_size", "rank"):
             if getattr(self, name) < 1:
-                raise ModelError(f"latent attention has {name} {getattr(self, name)}; it must be at least 1.")
+                raise ModelError(
+                    f"latent attention has {name} {getattr(self, name)}; it must be at least 1."
+                )
         if self.rope is not None and self.rope.size != self.shared_size:
             raise ModelError(
-                f"rotary size {self.rope.size} is not qk_rope_head_dim {self.shared_size}; check partial_rotary_factor."
+                f"rotary size {self.rope.size} is not qk_rope_head_dim {self.shared_size}; check "
+                "partial_rotary_factor."
             )
 
     @property

@@ -1,4 +1,6 @@
-"""Reads latent attention out of a Hugging Face config, as `core.spec.facts` reads the other parts of a model."""
+"""Reads latent attention out of a Hugging Face config, as `core.spec.facts` reads the other parts
+of a model.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,11 @@ if TYPE_CHECKING:
 def latent_attention(facts: ModelFacts, **changes: Any) -> LatentAttentionSpec:
     """Return latent attention with the config's sizes, changed by `changes`.
 
-    Unless said otherwise, rotary positions turn the shared part, pairs of neighbours together. `value_size` holds
-    where the config has none.
+    Unless said otherwise, rotary positions turn the shared part, pairs of neighbours together.
+    `value_size` holds where the config has none.
     """
-    key, shared = facts.count("qk_nope_head_dim"), facts.count("qk_rope_head_dim")
+    key = facts.count("qk_nope_head_dim")
+    shared = facts.count("qk_rope_head_dim")
     plain_queries = facts.get("q_lora_rank", "absent") is None
     if "rope" not in changes:
         changes["rope"] = facts.rope(shared, interleaved=True)
@@ -43,4 +46,6 @@ def _growth_of_scores(facts: ModelFacts) -> float:
     if kind == "default" or not given.get("mscale_all_dim"):
         return 1.0
     factor = given.number("factor")
-    return 1.0 if factor <= 1 else (0.1 * given.number("mscale_all_dim") * math.log(factor) + 1.0) ** 2
+    return (
+        1.0 if factor <= 1 else (0.1 * given.number("mscale_all_dim") * math.log(factor) + 1.0) ** 2
+    )

@@ -8,7 +8,10 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightNames:
-    """Where the checkpoint keeps each part; the defaults are what most models use. Prefixes, without `.weight`."""
+    """Where the checkpoint keeps each part; the defaults are what most models use.
+
+    Prefixes, without `.weight`.
+    """
 
     embed: str = "model.embed_tokens"
     embed_norm: str = ""
@@ -26,7 +29,8 @@ class WeightNames:
     """A row [1, vocab] that is added to the logits, where the checkpoint has one."""
     layer: str = "model.layers.{}"
     layers_within: int = 1
-    """So many layers are one of the checkpoint's: `layer` has a second `{}` for the place within."""
+    """So many layers are one of the checkpoint's: `layer` has a second `{}` for the place within.
+    """
     attention_in: str = "input_layernorm"
     attention_out: str = ""
     mlp_in: str = "post_attention_layernorm"
@@ -38,9 +42,14 @@ class WeightNames:
     qkv: str = ""
     """Set when the checkpoint keeps query, key and value in one tensor."""
     qkv_grouped: bool = False
-    """The rows of `qkv` go by key-value head (its queries, its key, its value) instead of all queries first."""
+    """The rows of `qkv` go by key-value head (its queries, its key, its value) instead of all
+    queries first.
+    """
     qkv_heads: tuple[int, ...] = ()
-    """Which head of the tensor `qkv` is our first, second, ...: queries, keys, values. Empty: in this order."""
+    """Which head of the tensor `qkv` is our first, second, ...: queries, keys, values.
+
+    Empty: in this order.
+    """
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
     """With `{}` for the head where each head's own weights are tensors of their own."""
@@ -57,7 +66,8 @@ class WeightNames:
     recurrent: str = "mixer"
     """Of a recurrent part, whose own parts have the names that all checkpoints give them."""
     relative: str = "{}.self_attn.relative_attention_bias"
-    """The numbers by distance, with `{}` for the layer's prefix; without it all layers share them."""
+    """The numbers by distance, with `{}` for the layer's prefix; without it all layers share them.
+    """
     cross_in: str = "encoder_attn_layer_norm"
     cross_out: str = "encoder_attn_layer_norm"
     cross_q: str = "encoder_attn.q_proj"
@@ -84,12 +94,17 @@ class WeightNames:
     expert_up: str = "up_proj"
     expert_down: str = "down_proj"
     expert_gate_up: str = ""
-    """Set when an expert's gate and up are one tensor, too, where a checkpoint keeps single experts; those of all in one are usual."""
+    """Set when an expert's gate and up are one tensor, too, where a checkpoint keeps single
+    experts; those of all in one are usual.
+    """
     experts_gate_up: str = "mlp.experts.gate_up_proj"
     experts_down: str = "mlp.experts.down_proj"
-    """All experts' weights in one tensor: taken instead of each expert's own where a checkpoint has it."""
+    """All experts' weights in one tensor: taken instead of each expert's own where a checkpoint has
+    it.
+    """
     experts_layout: Literal["rows", "columns", "interleaved", "stacked"] = "rows"
-    """How plain ones are stored: [experts, out, in]; [experts, in, out]; so with gate and up in turn;
+    """How plain ones are stored: [experts, out, in]; [experts, in, out]; so with gate and up in
+    turn;
     [experts * width, hidden] for each of gate, up (named by `experts_up`) and down."""
     experts_up: str = ""
     latent_in: str = "mixer.fc1_latent_proj"

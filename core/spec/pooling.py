@@ -1,4 +1,6 @@
-"""What a pooling model makes of its hidden states, as facts: the pooler, the layers behind it, the last function."""
+"""What a pooling model makes of its hidden states, as facts: the pooler, the layers behind it, the
+last function.
+"""
 
 from __future__ import annotations
 
@@ -33,18 +35,22 @@ class DenseSpec:
             raise ModelError(f"{self.name} gives {self.width} numbers; it must give at least 1.")
         if self.activation not in HEAD_ACTIVATIONS:
             known = ", ".join(HEAD_ACTIVATIONS[1:])
-            raise ModelError(f"the activation {self.activation!r} of {self.name} is not known; known: {known}.")
+            raise ModelError(
+                f"the activation {self.activation!r} of {self.name} is not known; known: {known}."
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingSpec:
-    """From hidden states to what a request gets. An architecture states what its checkpoint was made for; what was left
+    """From hidden states to what a request gets. An architecture states what its checkpoint was
+    made for; what was left
     open, and what files beside it and the user say otherwise, is settled by the runner `pooling`.
     """
 
     task: Literal["embed", "classify"] = "embed"
     pooler: str = "last"
-    """Entry of the kind `poolers`: which hidden states, or what of them, a prompt is known by. Several, joined by `+`, give
+    """Entry of the kind `poolers`: which hidden states, or what of them, a prompt is known by.
+    Several, joined by `+`, give
     a vector each, and these become one."""
     token_pooler: str = "all"
     """Likewise where each token is asked for."""
@@ -57,7 +63,9 @@ class PoolingSpec:
     logits: bool = False
     """The language model's own head comes first: numbers are those of tokens."""
     last: Last | None = None
-    """What is done to the numbers at the end; None: embeddings are normalised, scores become probabilities."""
+    """What is done to the numbers at the end; None: embeddings are normalised, scores become
+    probabilities.
+    """
     mean: float = 0.0
     sigma: float = 1.0
     """Scores are shifted and scaled by these before that."""

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MambaSpec:
-    """A state space of channels: a short convolution, then decay by one number per channel, state and token."""
+    """A state space of channels: a short convolution, then decay by one number per channel, state
+    and token.
+    """
 
     width: int
     state_size: int
@@ -25,7 +27,9 @@ class MambaSpec:
     bias: bool = False
     conv_bias: bool = True
     norm: NormSpec | None = None
-    """Normalises what steps are computed from, what is written and what is read, each with weights of its own."""
+    """Normalises what steps are computed from, what is written and what is read, each with weights
+    of its own.
+    """
 
     def __post_init__(self) -> None:
         _at_least_one(self, "width", "state_size", "step_rank", "kernel")
@@ -57,13 +61,17 @@ class Mamba2Spec:
     in_scale: float = 1.0
     """Factor on what the layer reads."""
     scales: tuple[float, ...] = ()
-    """Factors on the first product's five parts: gate, input, what is written, what is read, step."""
+    """Factors on the first product's five parts: gate, input, what is written, what is read, step.
+    """
     out_scale: float = 1.0
 
     def __post_init__(self) -> None:
         _at_least_one(self, "heads", "head_size", "state_size", "groups", "kernel")
         if self.heads % self.groups:
-            raise ModelError(f"{self.heads} heads of a state space are not in {self.groups} groups of equal size.")
+            raise ModelError(
+                f"{self.heads} heads of a state space are not in {self.groups} groups of equal "
+                "size."
+            )
 
     @property
     def width(self) -> int:
@@ -73,7 +81,9 @@ class Mamba2Spec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatedDeltaSpec:
-    """A memory of each head that a token first forgets a part of, then corrects where its key finds another value."""
+    """A memory of each head that a token first forgets a part of, then corrects where its key finds
+    another value.
+    """
 
     heads: int
     key_heads: int
@@ -81,8 +91,11 @@ class GatedDeltaSpec:
     key_size: int
     value_size: int
     layout: Literal["grouped", "joined", "apart", "low_rank"]
-    """How checkpoints keep the first products: by key head in two tensors; queries, keys and values in one and each
-    other in its own; each in its own; so with forgetting, by channel, and gate through a width of `key_size`."""
+    """How checkpoints keep the first products: by key head in two tensors; queries, keys and values
+    in one and each
+    other in its own; each in its own; so with forgetting, by channel, and gate through a width of
+    `key_size`.
+    """
     eps: float = 1e-6
     """Of the norm of each head's result."""
     kernel: int = 4
@@ -93,7 +106,9 @@ class GatedDeltaSpec:
     def __post_init__(self) -> None:
         _at_least_one(self, "heads", "key_heads", "key_size", "value_size", "kernel")
         if self.heads % self.key_heads:
-            raise ModelError(f"{self.heads} value heads do not divide among {self.key_heads} key heads.")
+            raise ModelError(
+                f"{self.heads} value heads do not divide among {self.key_heads} key heads."
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +164,9 @@ def recurrent_obstacle(spec: RecurrentSpec | None, ranks: int) -> str | None:
         return None
     for name in ("key_heads", "heads", "width"):
         if getattr(spec, name, 0) % ranks:
-            return f"does not divide the {name} of the model's recurrent layers, {getattr(spec, name)}"
+            return (
+                f"does not divide the {name} of the model's recurrent layers, {getattr(spec, name)}"
+            )
     if isinstance(spec, Mamba2Spec) and spec.groups % ranks and ranks % spec.groups:
         return f"neither divides the {spec.groups} groups of the model's state spaces nor is a multiple of them"
     return None
@@ -158,4 +175,6 @@ def recurrent_obstacle(spec: RecurrentSpec | None, ranks: int) -> str | None:
 def _at_least_one(spec: object, *names: str) -> None:
     for name in names:
         if getattr(spec, name) < 1:
-            raise ModelError(f"a recurrent layer has {name} {getattr(spec, name)}; it must be at least 1.")
+            raise ModelError(
+                f"a recurrent layer has {name} {getattr(spec, name)}; it must be at least 1."
+            )

@@ -1,4 +1,6 @@
-"""Rotary positions as facts: how much of a head turns, how fast, and how a longer context stretches it."""
+"""Rotary positions as facts: how much of a head turns, how fast, and how a longer context stretches
+it.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +36,17 @@ class Llama3Scaling:
     def __post_init__(self) -> None:
         if self.high_freq_factor <= self.low_freq_factor:
             raise ModelError(
-                f"high_freq_factor {self.high_freq_factor} of the rotary scaling is not above low_freq_factor "
+                f"high_freq_factor {self.high_freq_factor} of the rotary scaling is not above "
+                "low_freq_factor "
                 f"{self.low_freq_factor}."
             )
 
 
 @dataclass(frozen=True, slots=True)
 class YarnScaling:
-    """Interpolation and extrapolation blended per dimension; cosines and sines times `attention_factor`."""
+    """Interpolation and extrapolation blended per dimension; cosines and sines times
+    `attention_factor`.
+    """
 
     factor: float
     original: int
@@ -53,7 +58,8 @@ class YarnScaling:
 
 @dataclass(frozen=True, slots=True)
 class LongScaling:
-    """One divisor per angle: the long ones when the served context exceeds `original`, else the short ones.
+    """One divisor per angle: the long ones when the served context exceeds `original`, else the
+    short ones.
 
     Cosines and sines are multiplied by the factor of the same length.
     """
@@ -67,13 +73,17 @@ class LongScaling:
 
 @dataclass(frozen=True, slots=True)
 class ProportionalScaling:
-    """Only the first `share` of the angles turns, as fast as if all did; all are divided by `factor`."""
+    """Only the first `share` of the angles turns, as fast as if all did; all are divided by
+    `factor`.
+    """
 
     share: float
     factor: float
 
 
-RopeScaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongScaling | ProportionalScaling
+RopeScaling = (
+    LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongScaling | ProportionalScaling
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +100,25 @@ class RopeSpec:
     def __post_init__(self) -> None:
         if self.size < 2 or self.size % 2:
             raise ModelError(
-                f"rotary size {self.size} is not a positive even number; check head_dim and partial_rotary_factor."
+                f"rotary size {self.size} is not a positive even number; check head_dim and "
+                "partial_rotary_factor."
             )
         if self.theta <= 1:
-            raise ModelError(f"rope_theta {self.theta} is not above 1, so no position would be told from another.")
+            raise ModelError(
+                f"rope_theta {self.theta} is not above 1, so no position would be told from "
+                "another."
+            )
         if isinstance(self.scaling, DynamicScaling) and self.size < 4:
-            raise ModelError(f"dynamic rotary scaling needs a rotary size of at least 4, not {self.size}.")
+            raise ModelError(
+                f"dynamic rotary scaling needs a rotary size of at least 4, not {self.size}."
+            )
         if isinstance(self.scaling, LongScaling):
-            for name, factors in (("short_factor", self.scaling.short), ("long_factor", self.scaling.long)):
+            for name, factors in (
+                ("short_factor", self.scaling.short),
+                ("long_factor", self.scaling.long),
+            ):
                 if len(factors) != self.size // 2:
-                    raise ModelError(f"{name} of the rotary scaling has {len(factors)} values, not {self.size // 2}.")
+                    raise ModelError(
+                        f"{name} of the rotary scaling has {len(factors)} values, not "
+                        f"{self.size // 2}."
+                    )

@@ -1,4 +1,5 @@
-"""What a config says of stretched rotary positions: checked as it stands there, and made into facts.
+"""What a config says of stretched rotary positions: checked as it stands there, and made into
+facts.
 
 Knows the types and their fields, of old and new config files; knows no model.
 """
@@ -10,7 +11,14 @@ from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
 from core.errors import ModelError, did_you_mean
-from core.spec.rope import DynamicScaling, LinearScaling, Llama3Scaling, LongScaling, RopeScaling, YarnScaling
+from core.spec.rope import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongScaling,
+    RopeScaling,
+    YarnScaling,
+)
 
 TYPES: Final = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
 """Types that are told when one is not known."""
@@ -46,7 +54,8 @@ class Given(Protocol):
 
 
 def check_rope(name: str, given: Mapping[str, Any]) -> None:
-    """Raise `ModelError` for settings that no rotary positions can have, whether or not their type reads them.
+    """Raise `ModelError` for settings that no rotary positions can have, whether or not their type
+    reads them.
 
     `name` is the field that holds them, by type of layer or as they are.
     """
@@ -64,12 +73,17 @@ def check_rope(name: str, given: Mapping[str, Any]) -> None:
             raise _impossible(name, field, value, "a positive number")
         if field in _FROM_0 and not _is_number(value, above=False):
             raise _impossible(name, field, value, "a number, and not negative")
-        if field in _LISTS and not (isinstance(value, (list, tuple)) and all(_is_number(v, above=True) for v in value)):
+        if field in _LISTS and not (
+            isinstance(value, (list, tuple)) and all(_is_number(v, above=True) for v in value)
+        ):
             raise _impossible(name, field, value, "a list of positive numbers")
 
 
 def make_scaling(kind: Any, given: Given, original: int, positions: int) -> RopeScaling | None:
-    """Return the scaling of one type; None for the type that has none. Raises `ModelError` for an unknown one."""
+    """Return the scaling of one type; None for the type that has none.
+
+    Raises `ModelError` for an unknown one.
+    """
     match kind:
         case "default" | "mrope":
             return None
@@ -78,18 +92,23 @@ def make_scaling(kind: Any, given: Given, original: int, positions: int) -> Rope
         case "dynamic":
             return DynamicScaling(given.number("factor"), positions)
         case "llama3":
-            low, high = given.number("low_freq_factor"), given.number("high_freq_factor")
+            low = given.number("low_freq_factor")
+            high = given.number("high_freq_factor")
             return Llama3Scaling(given.number("factor"), low, high, original)
         case "yarn":
             factor = given.number("factor", positions / original)
-            fast, slow = given.number("beta_fast", 32.0), given.number("beta_slow", 1.0)
+            fast = given.number("beta_fast", 32.0)
+            slow = given.number("beta_slow", 1.0)
             attention = _yarn_attention_factor(given, factor)
-            return YarnScaling(factor, original, attention, fast, slow, given.flag("truncate", True))
+            return YarnScaling(
+                factor, original, attention, fast, slow, given.flag("truncate", True)
+            )
         case "longrope" | "su":
             factor = given.number("factor", positions / original)
             attention = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
             attention = given.number("attention_factor", attention)
-            short, long = given.numbers("short_factor"), given.numbers("long_factor")
+            short = given.numbers("short_factor")
+            long = given.numbers("long_factor")
             scales = given.number("short_mscale", attention), given.number("long_mscale", attention)
             return LongScaling(short, long, original, *scales)
     raise unknown_type(kind)
@@ -98,7 +117,9 @@ def make_scaling(kind: Any, given: Given, original: int, positions: int) -> Rope
 def unknown_type(kind: Any, place: str = "") -> ModelError:
     """Return the error for a type nobody knows."""
     hint = did_you_mean(str(kind), TYPES) or "."
-    return ModelError(f"{place}rotary scaling {kind!r:.100} is not known; known: {', '.join(TYPES)}{hint}")
+    return ModelError(
+        f"{place}rotary scaling {kind!r:.100} is not known; known: {', '.join(TYPES)}{hint}"
+    )
 
 
 def _yarn_attention_factor(given: Given, factor: float) -> float:
@@ -106,7 +127,11 @@ def _yarn_attention_factor(given: Given, factor: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
     both = given.get("mscale") and given.get("mscale_all_dim")
-    ratio = mscale(given.number("mscale")) / mscale(given.number("mscale_all_dim")) if both else mscale(1.0)
+    ratio = (
+        mscale(given.number("mscale")) / mscale(given.number("mscale_all_dim"))
+        if both
+        else mscale(1.0)
+    )
     return given.number("attention_factor", ratio)
 
 

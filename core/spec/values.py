@@ -1,4 +1,7 @@
-"""Numbers and lists of a config, checked: what is none is a `ModelError` that names the field. Knows no field."""
+"""Numbers and lists of a config, checked: what is none is a `ModelError` that names the field.
+
+Knows no field.
+"""
 
 from __future__ import annotations
 

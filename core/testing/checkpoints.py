@@ -1,6 +1,8 @@
-"""Tiny random checkpoints of any architecture, made with transformers, complete with a tokenizer. No hub.
+"""Tiny random checkpoints of any architecture, made with transformers, complete with a tokenizer.
+No hub.
 
-Weights are large enough that every layer matters: swapping early prompt tokens moves the last logits.
+Weights are large enough that every layer matters: swapping early prompt tokens moves the last
+logits.
 """
 
 from __future__ import annotations
@@ -17,7 +19,15 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from core.errors import ConfigError, did_you_mean
 from core.testing.shrunken import causal_types, shrunken_config
-from core.testing.tiny_configs import DENSE, ENCODER_DECODERS, GPT_LIKE, MIXTURES, RECURRENT, UNLIKE_OTHERS, VOCAB
+from core.testing.tiny_configs import (
+    DENSE,
+    ENCODER_DECODERS,
+    GPT_LIKE,
+    MIXTURES,
+    RECURRENT,
+    UNLIKE_OTHERS,
+    VOCAB,
+)
 from core.testing.tiny_encoders import POOLED
 from core.testing.tiny_latent import LATENT
 from core.testing.tiny_linear import LINEAR
@@ -62,9 +72,13 @@ _ROPE_BY_TYPE: Final = {
 }
 _ALTERNATING: Final = ["sliding_attention", "full_attention", "sliding_attention"]
 
-# Every particular feature of an architecture is on, so that a test of the checkpoint is a test of all of them.
+# Every particular feature of an architecture is on, so that a test of the checkpoint is a test of
+# all of them.
 TINY: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
-    "LlamaForCausalLM": ("LlamaConfig", {**_DENSE, "rope_parameters": _LLAMA3, "attention_bias": True}),
+    "LlamaForCausalLM": (
+        "LlamaConfig",
+        {**_DENSE, "rope_parameters": _LLAMA3, "attention_bias": True},
+    ),
     "MistralForCausalLM": ("MistralConfig", {**_DENSE, "sliding_window": 24}),
     "Qwen2ForCausalLM": (
         "Qwen2Config",
@@ -96,7 +110,12 @@ TINY: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
     ),
     "Phi3ForCausalLM": (
         "Phi3Config",
-        {**_DENSE, "rope_parameters": _LONG, "original_max_position_embeddings": 48, "sliding_window": 40},
+        {
+            **_DENSE,
+            "rope_parameters": _LONG,
+            "original_max_position_embeddings": 48,
+            "sliding_window": 40,
+        },
     ),
     "Olmo2ForCausalLM": ("Olmo2Config", {**_DENSE}),
     "GPT2LMHeadModel": (
@@ -112,7 +131,14 @@ TINY: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
     ),
     "GPTNeoXForCausalLM": (
         "GPTNeoXConfig",
-        {**_HEADS, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}},
+        {
+            **_HEADS,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.5,
+            },
+        },
     ),
     "MixtralForCausalLM": ("MixtralConfig", {**_DENSE, **_EXPERTS, "sliding_window": 24}),
     "Qwen3MoeForCausalLM": (
@@ -127,7 +153,9 @@ TINY: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
         },
     ),
 }
-"""Those that go through every test there is: architecture to transformers' config class and facts of its tiny form."""
+"""Those that go through every test there is: architecture to transformers' config class and facts
+of its tiny form.
+"""
 
 ARCHITECTURES: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
     **TINY,
@@ -142,11 +170,14 @@ ARCHITECTURES: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
 """All there are."""
 
 
-def make_checkpoint(architecture: str, folder: str | Path, *, seed: int = 0, **overrides: Any) -> Path:
+def make_checkpoint(
+    architecture: str, folder: str | Path, *, seed: int = 0, **overrides: Any
+) -> Path:
     """Write a tiny random float32 checkpoint and its tokenizer to `folder` and return it.
 
-    `architecture` is one of ours, generating or pooled, or a model type that transformers has a causal language model for. `overrides` are fields of the config; `torch_dtype="bfloat16"` stores the weights in another dtype. Equal
-    arguments give equal files.
+    `architecture` is one of ours, generating or pooled, or a model type that transformers has a
+    causal language model for. `overrides` are fields of the config; `torch_dtype="bfloat16"` stores
+    the weights in another dtype. Equal arguments give equal files.
     """
     dtype = getattr(torch, overrides.pop("torch_dtype", "float32"))
     config = tiny_config(architecture, **overrides)
@@ -165,7 +196,9 @@ def make_checkpoint(architecture: str, folder: str | Path, *, seed: int = 0, **o
             log.enable_progress_bar()
     if model_class is None:  # transformers runs it as another
         path = folder / "config.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), "architectures": [architecture]}))
+        path.write_text(
+            json.dumps({**json.loads(path.read_text()), "architectures": [architecture]})
+        )
     write_tokenizer(folder)
     return folder
 
@@ -180,7 +213,8 @@ def tiny_config(architecture: str, **overrides: Any) -> Any:
         config_class, facts = POOLED[architecture]
         return getattr(transformers, config_class)(**deepcopy({**ends, **facts, **overrides}))
     types = causal_types()
-    own, known = types.get(architecture, architecture), {**ARCHITECTURES, **ENCODER_DECODERS}
+    own = types.get(architecture, architecture)
+    known = {**ARCHITECTURES, **ENCODER_DECODERS}
     config_class, facts = known.get(own, ("", {}))
     if architecture in types and _type_of(config_class) != architecture:
         return shrunken_config(architecture, **overrides)
@@ -193,7 +227,9 @@ def tiny_config(architecture: str, **overrides: Any) -> Any:
             f"{did_you_mean(architecture, [*known, *POOLED, *types])}"
         )
     ends["pad_token_id"] = None
-    return getattr(transformers, config_class)(**deepcopy({**ends, **facts, **overrides}))  # it changes what is nested
+    return getattr(transformers, config_class)(
+        **deepcopy({**ends, **facts, **overrides})
+    )  # it changes what is nested
 
 
 def _type_of(config_class: str) -> str:
@@ -204,7 +240,9 @@ def _type_of(config_class: str) -> str:
 def write_tokenizer(folder: str | Path) -> None:
     """Write a byte-level tokenizer of 300 tokens with a ChatML template."""
     folder = Path(folder)
-    letters = {letter: index for index, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    letters = {
+        letter: index for index, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))
+    }
     merges = [("Ġ", "t"), ("h", "e"), ("i", "n"), ("Ġt", "he"), ("Ġ", "a"), ("e", "r"), ("o", "n")]
     vocab = dict(letters)
     for left, right in merges:
@@ -214,7 +252,9 @@ def write_tokenizer(folder: str | Path) -> None:
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment,unused-ignore]
     tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment,unused-ignore]
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in _SPECIAL])
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in _SPECIAL]
+    )
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {
@@ -229,14 +269,18 @@ def write_tokenizer(folder: str | Path) -> None:
 
 
 def draw_weights(model: torch.nn.Module, seed: int) -> None:
-    """Draw every parameter: matrices that keep the size of what passes through, norms near one, small biases."""
+    """Draw every parameter: matrices that keep the size of what passes through, norms near one,
+    small biases.
+    """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if not parameter.requires_grad:
                 continue  # sines and cosines, stored or not
             noise = torch.randn(parameter.shape, generator=generator)
-            if name.endswith(("A_log", "recurrent_param")):  # states that are forgotten at once would be no test
+            if name.endswith(
+                ("A_log", "recurrent_param")
+            ):  # states that are forgotten at once would be no test
                 parameter.copy_(noise * 0.5 - 4.0)
             elif parameter.ndim == 1 or "norm" in name:
                 parameter.copy_(noise * 0.2 + (1.0 if name.endswith("weight") else 0.0))
@@ -245,4 +289,7 @@ def draw_weights(model: torch.nn.Module, seed: int) -> None:
         for name, buffer in model.named_buffers():
             # Stored, and read like parameters.
             if name.endswith(("e_score_correction_bias", "layer_scalar", "final_logits_bias")):
-                buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.2 + name.endswith("layer_scalar"))
+                buffer.copy_(
+                    torch.randn(buffer.shape, generator=generator) * 0.2
+                    + name.endswith("layer_scalar")
+                )

@@ -18,7 +18,8 @@ from core.types.keywords import Names
 class EchoEngine:
     """What routes see of `AsyncLLM`, in one asyncio loop and without threads.
 
-    `gate` holds every request back while it is cleared; `aborted` lists requests closed before their end.
+    `gate` holds every request back while it is cleared; `aborted` lists requests closed before
+    their end.
     """
 
     def __init__(self, config: EngineConfig | None = None, max_model_len: int = 256) -> None:
@@ -49,11 +50,15 @@ class EchoEngine:
         self.fail_at: int | None = None
         """Token index at which requests fail inside the engine."""
 
-    async def tokenize(self, text: str, add_special_tokens: bool = True, **reading: Any) -> list[int]:
+    async def tokenize(
+        self, text: str, add_special_tokens: bool = True, **reading: Any
+    ) -> list[int]:
         """Return bytes."""
         return self.tokenizer.encode(text)
 
-    async def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> tuple[str, list[int]]:
+    async def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], **options: Any
+    ) -> tuple[str, list[int]]:
         """Return the last message's content as the prompt."""
         self.rendered.append(options)
         content = messages[-1].get("content")
@@ -67,10 +72,16 @@ class EchoEngine:
         """Answer with the prompt itself, one token at a time."""
         ids = prompt["prompt_token_ids"] if isinstance(prompt, Mapping) else list(prompt)
         if len(ids) >= self.max_model_len:
-            raise InvalidRequest("prompt", f"has {len(ids)} tokens, the context holds {self.max_model_len}.")
+            raise InvalidRequest(
+                "prompt", f"has {len(ids)} tokens, the context holds {self.max_model_len}."
+            )
         self.sampling.append(sampling_params)
         self.options.append(options)
-        most = len(ids) if sampling_params.max_tokens is None else min(len(ids), sampling_params.max_tokens)
+        most = (
+            len(ids)
+            if sampling_params.max_tokens is None
+            else min(len(ids), sampling_params.max_tokens)
+        )
         delta = sampling_params.output_kind is RequestOutputKind.DELTA
         finished = False
         self.open.append(request_id)
@@ -83,13 +94,21 @@ class EchoEngine:
                 tokens = ids[at : at + 1] if delta else ids[:most]
                 reason = ("length" if most < len(ids) else "stop") if finished else None
                 outputs = [
-                    self._completion(i, tokens, reason, sampling_params, at + 1) for i in range(sampling_params.n)
+                    self._completion(i, tokens, reason, sampling_params, at + 1)
+                    for i in range(sampling_params.n)
                 ]
                 prompt_logprobs = None
                 if sampling_params.prompt_logprobs is not None:
                     prompt_logprobs = [None, *(self._position(token) for token in ids[1:])]
                 yield RequestOutput(
-                    request_id, None, ids, prompt_logprobs, outputs, finished, num_cached_tokens=1, error=error
+                    request_id,
+                    None,
+                    ids,
+                    prompt_logprobs,
+                    outputs,
+                    finished,
+                    num_cached_tokens=1,
+                    error=error,
                 )
         finally:
             self.open.remove(request_id)
@@ -97,15 +116,29 @@ class EchoEngine:
                 self.aborted.append(request_id)
 
     def _completion(
-        self, index: int, tokens: list[int], reason: str | None, params: SamplingParams, num_tokens: int
+        self,
+        index: int,
+        tokens: list[int],
+        reason: str | None,
+        params: SamplingParams,
+        num_tokens: int,
     ) -> CompletionOutput:
         logprobs = None if params.logprobs is None else [self._position(token) for token in tokens]
         return CompletionOutput(
-            index, self.tokenizer.decode(tokens), tokens, None, logprobs, reason, num_tokens=num_tokens
+            index,
+            self.tokenizer.decode(tokens),
+            tokens,
+            None,
+            logprobs,
+            reason,
+            num_tokens=num_tokens,
         )
 
     def _position(self, token: int) -> dict[int, Logprob]:
-        return {token: Logprob(-0.5, 1, self.tokenizer.decode([token])), 32: Logprob(float("-inf"), 2, " ")}
+        return {
+            token: Logprob(-0.5, 1, self.tokenizer.decode([token])),
+            32: Logprob(float("-inf"), 2, " "),
+        }
 
     def hand_to(self, request_id: str, taker: Callable[[CompletionOutput], bool]) -> None:
         """Leave everything to the reader."""

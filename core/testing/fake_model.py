@@ -1,7 +1,9 @@
-"""The plugin `core.testing.fake_model`: a tiny model without files whose tokens depend on the whole context.
+"""The plugin `core.testing.fake_model`: a tiny model without files whose tokens depend on the whole
+context.
 
-For tests of what surrounds a model. `LLM("fake:", plugins=["core.testing.fake_model"])` serves it; every run
-computes the same numbers. The token `NAN_TOKEN` makes its own sequence, and no other, non-finite.
+For tests of what surrounds a model. `LLM("fake:", plugins=["core.testing.fake_model"])` serves it;
+every run computes the same numbers. The token `NAN_TOKEN` makes its own sequence, and no other,
+non-finite.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ from core.api import (
 )
 
 NAN_TOKEN: Final = 1
-_HEADS, _KV_HEADS, _HEAD_SIZE = 2, 1, 8
+_HEADS = 2
+_KV_HEADS = 1
+_HEAD_SIZE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,9 @@ def engine_find_model(model: str, config: EngineConfig) -> ModelSource | None:
 @hookimpl
 def engine_models() -> list[Entry]:
     """Return the architecture."""
-    return [Entry("FakeModel", FakeArchitecture, "one or two attention layers between random matrices")]
+    return [
+        Entry("FakeModel", FakeArchitecture, "one or two attention layers between random matrices")
+    ]
 
 
 @hookimpl
@@ -92,13 +98,22 @@ class FakeModel(torch.nn.Module):
         self.vocab_size = config.vocab_size
         windows = [None] if config.window is None else [None, config.window]
         dtype = str(context.dtype).removeprefix("torch.")
-        self.kv_layers: Sequence[LayerKV] = [LayerKV(f"layers.{i}", _spec(w, dtype)) for i, w in enumerate(windows)]
-        self._layers = [AttentionParams(_HEADS, _KV_HEADS, _HEAD_SIZE, _HEAD_SIZE**-0.5, window=w) for w in windows]
-        self._backend, self._dtype = context.attention, context.dtype
+        self.kv_layers: Sequence[LayerKV] = [
+            LayerKV(f"layers.{i}", _spec(w, dtype)) for i, w in enumerate(windows)
+        ]
+        self._layers = [
+            AttentionParams(_HEADS, _KV_HEADS, _HEAD_SIZE, _HEAD_SIZE**-0.5, window=w)
+            for w in windows
+        ]
+        self._backend = context.attention
+        self._dtype = context.dtype
         self._caches: Sequence[torch.Tensor] = ()
         generator = torch.Generator().manual_seed(0)
         embedding = torch.randn(config.vocab_size, _HEADS * _HEAD_SIZE, generator=generator)
-        head = torch.randn(config.vocab_size, _HEADS * _HEAD_SIZE, generator=generator) * config.sharpness
+        head = (
+            torch.randn(config.vocab_size, _HEADS * _HEAD_SIZE, generator=generator)
+            * config.sharpness
+        )
         embedding[NAN_TOKEN] = float("nan")
         self.embedding: torch.Tensor
         self.head: torch.Tensor
@@ -116,7 +131,9 @@ class FakeModel(torch.nn.Module):
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Return hidden states [num_tokens, 16] of the step's tokens."""
         hidden = self.embedding[batch.input_ids]
-        angles = batch.positions[:, None] * torch.arange(1, hidden.shape[1] + 1, device=hidden.device)
+        angles = batch.positions[:, None] * torch.arange(
+            1, hidden.shape[1] + 1, device=hidden.device
+        )
         hidden = hidden + (angles * 0.1).sin()
         for params, cache, plan in zip(self._layers, self._caches, batch.attention, strict=False):
             query = hidden.view(-1, _HEADS, _HEAD_SIZE).to(self._dtype)
@@ -127,7 +144,8 @@ class FakeModel(torch.nn.Module):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits [n, vocab]."""
-        # Row by row sums do not depend on how many rows there are, as those of a matrix product may.
+        # Row by row sums do not depend on how many rows there are, as those of a matrix product
+        # may.
         return (hidden[:, None] * self.head).sum(dim=-1)
 
 

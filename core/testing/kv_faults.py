@@ -1,7 +1,9 @@
-"""The plugin `core.testing.kv_faults`: a connector that goes wrong as it is told, over one that does not.
+"""The plugin `core.testing.kv_faults`: a connector that goes wrong as it is told, over one that
+does not.
 
-`{"kv_connector": "faulty", "kv_connector_extra_config": {"over": "offload", "fault": "corrupting", "settings": {...}}}`, the
-settings being those of `over`. Whatever goes wrong, the tokens are those without a connector.
+`{"kv_connector": "faulty", "kv_connector_extra_config": {"over": "offload", "fault": "corrupting",
+"settings": {...}}}`, the settings being those of `over`. Whatever goes wrong, the tokens are those
+without a connector.
 """
 
 from __future__ import annotations
@@ -44,12 +46,15 @@ class Faulty:
 
     def __init__(self, config: EngineConfig, settings: KVTransferConfig) -> None:
         extra = settings.kv_connector_extra_config
-        self._fault, over = extra.get("fault", "none"), extra.get("over", "offload")
+        self._fault = extra.get("fault", "none")
+        over = extra.get("over", "offload")
         if self._fault not in FAULTS:
             raise ConfigError(f"there is no fault {self._fault!r}; there are {', '.join(FAULTS)}.")
         registry = load_plan(make_plan(extra.get("plugins", ())))
         target = registry.load(registry.choose("kv_connectors", over))
-        self._inner = target(config, replace(settings, kv_connector_extra_config=extra.get("settings", {})))
+        self._inner = target(
+            config, replace(settings, kv_connector_extra_config=extra.get("settings", {}))
+        )
 
     @staticmethod
     def trial(folder: str) -> Mapping[str, Any]:
@@ -64,7 +69,11 @@ class Faulty:
     def store(self, parts: StoreParts) -> KVStore:
         """Return the other one's, with the fault."""
         inner = self._inner.store(parts)
-        return FaultyMemory(inner, self._fault) if hasattr(inner, "held") else FaultyStore(inner, self._fault)
+        return (
+            FaultyMemory(inner, self._fault)
+            if hasattr(inner, "held")
+            else FaultyStore(inner, self._fault)
+        )
 
     def host_bytes(self, model: Any, config: EngineConfig) -> int:
         """Return what the other one takes."""
@@ -73,10 +82,14 @@ class Faulty:
 
 
 class FaultyStore:
-    """A store over another. What it says it has written, and what it reads, is as wrong as the fault has it."""
+    """A store over another.
+
+    What it says it has written, and what it reads, is as wrong as the fault has it.
+    """
 
     def __init__(self, inner: Any, fault: str) -> None:
-        self._inner, self._fault = inner, fault
+        self._inner = inner
+        self._fault = fault
         self.seal = inner.seal
         self.closed = threading.Event()
         """Ends what hangs."""

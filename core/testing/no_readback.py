@@ -1,4 +1,5 @@
-"""A context in which reading a device value back is an error: proof that a step never waits for its device.
+"""A context in which reading a device value back is an error: proof that a step never waits for its
+device.
 
 On a CPU such reads cost nothing and go unseen; here they raise, as they would stall an accelerator.
 """
@@ -44,14 +45,20 @@ class ReadBack(AssertionError):
 
 @contextmanager
 def no_readback() -> Iterator[None]:
-    """Raise `ReadBack` where `item`, `tolist`, `nonzero`, a mask as index or the like is used meanwhile."""
+    """Raise `ReadBack` where `item`, `tolist`, `nonzero`, a mask as index or the like is used
+    meanwhile.
+    """
     with _Operations(), _Methods():  # type: ignore[no-untyped-call]
         yield
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         name = func._schema.name
         if name in _OPS:
@@ -63,7 +70,9 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         ):
             raise ReadBack(f"{name} by a tensor sums it on the host; state output_size.")
         if name in {"aten::index", "aten::index_put", "aten::index_put_"} and _has_mask(args[1]):
-            raise ReadBack(f"{name} with a mask counts its true values on the host; use masked_fill or where.")
+            raise ReadBack(
+                f"{name} with a mask counts its true values on the host; use masked_fill or where."
+            )
         return func(*args, **(kwargs or {}))
 
 

@@ -1,7 +1,8 @@
-"""Runs a model step by step without an engine: one sequence, its keys and values in one plain cache.
+"""Runs a model step by step without an engine: one sequence, its keys and values in one plain
+cache.
 
-For parity tests of architectures: what a `Session` computes in one step, in chunks or token by token must be
-equal, and equal to the truth.
+For parity tests of architectures: what a `Session` computes in one step, in chunks or token by
+token must be equal, and equal to the truth.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from core.spec.kv import CacheSpec, RecurrentState
 
 
 class OneSequenceAttention:
-    """Attention over one sequence; the cache is [vectors, length, kv_heads, head_size], the plan its first position."""
+    """Attention over one sequence; the cache is [vectors, length, kv_heads, head_size], the plan
+    its first position.
+    """
 
     graph_support = "none"
 
@@ -56,7 +59,8 @@ class OneSequenceAttention:
         scores = torch.einsum("qhd,khd->hqk", query, keys) * params.scale
         if params.softcap is not None:
             scores = torch.tanh(scores / params.softcap) * params.softcap
-        at, seen = torch.arange(plan, end)[:, None], torch.arange(end)[None]
+        at = torch.arange(plan, end)[:, None]
+        seen = torch.arange(end)[None]
         hidden = seen > at
         if params.window is not None:
             hidden |= at - seen >= params.window
@@ -76,11 +80,16 @@ class OneSequenceAttention:
 
 
 def plain_context(
-    group: ParallelGroup | None = None, dtype: torch.dtype = torch.float32, pipeline: Pipeline | None = None
+    group: ParallelGroup | None = None,
+    dtype: torch.dtype = torch.float32,
+    pipeline: Pipeline | None = None,
 ) -> BuildContext:
     """Return a context of plain weights, reference ops and `OneSequenceAttention`."""
-    group, pipeline = group or ParallelGroup(), pipeline or Pipeline()
-    return BuildContext(dtype, "cpu", OneSequenceAttention(), PlainWeights(), OpTable(), group, pipeline)
+    group = group or ParallelGroup()
+    pipeline = pipeline or Pipeline()
+    return BuildContext(
+        dtype, "cpu", OneSequenceAttention(), PlainWeights(), OpTable(), group, pipeline
+    )
 
 
 def read_config(folder: str | Path) -> SimpleNamespace:
@@ -100,7 +109,8 @@ class Session:
     @torch.inference_mode()
     def step(self, ids: Sequence[int]) -> torch.Tensor:
         """Compute the next tokens and return the log-probabilities after each, [len(ids), vocab]."""
-        start, tokens = self.position, torch.tensor(list(ids))
+        start = self.position
+        tokens = torch.tensor(list(ids))
         batch = ForwardBatch(
             input_ids=tokens,
             positions=torch.arange(start, start + len(ids)),
@@ -115,8 +125,12 @@ class Session:
         logits: torch.Tensor = self._model.logits(self._model(batch))
         return logits.log_softmax(-1)
 
-    def generate(self, ids: Sequence[int], num_tokens: int, chunk: int | None = None) -> tuple[list[int], torch.Tensor]:
-        """Return greedy tokens after a prompt, computed `chunk` tokens a step, and all log-probabilities."""
+    def generate(
+        self, ids: Sequence[int], num_tokens: int, chunk: int | None = None
+    ) -> tuple[list[int], torch.Tensor]:
+        """Return greedy tokens after a prompt, computed `chunk` tokens a step, and all
+        log-probabilities.
+        """
         chunk = chunk or len(ids)
         pieces = [self.step(ids[i : i + chunk]) for i in range(0, len(ids), chunk)]
         tokens: list[int] = []
@@ -128,11 +142,17 @@ class Session:
 
 def _empty_cache(spec: CacheSpec, length: int) -> LayerCache:
     if isinstance(spec, RecurrentState):
-        return tuple(torch.zeros(2, *shape, dtype=getattr(torch, dtype)) for shape, dtype in spec.parts)
-    return torch.zeros(spec.vectors, length, spec.kv_heads, spec.head_size, dtype=getattr(torch, spec.dtype))
+        return tuple(
+            torch.zeros(2, *shape, dtype=getattr(torch, dtype)) for shape, dtype in spec.parts
+        )
+    return torch.zeros(
+        spec.vectors, length, spec.kv_heads, spec.head_size, dtype=getattr(torch, spec.dtype)
+    )
 
 
 def _plan(spec: CacheSpec, start: int, count: int) -> int | StatePlan:
     if isinstance(spec, RecurrentState):  # its state is always in block 1
-        return plan_states(np.array([start]), np.array([count]), np.array([[1]], dtype=np.int32), start + count)
+        return plan_states(
+            np.array([start]), np.array([count]), np.array([[1]], dtype=np.int32), start + count
+        )
     return start

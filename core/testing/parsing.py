@@ -1,4 +1,7 @@
-"""Reading model text in every way it can come: for tests of tool and reasoning parsers. Needs no pytest."""
+"""Reading model text in every way it can come: for tests of tool and reasoning parsers.
+
+Needs no pytest.
+"""
 
 from __future__ import annotations
 
@@ -42,12 +45,16 @@ class Reader:
 
     @property
     def in_pieces(self) -> Reader:
-        """The parser as the request of a stream meets it, which is told of calls while they are written."""
+        """The parser as the request of a stream meets it, which is told of calls while they are
+        written.
+        """
         return replace(self, request=replace(self.request, in_pieces=True))
 
     def read(self, pieces: Iterable[Piece], *, with_ids: bool = False) -> Parsed:
         """Return what comes of the pieces, one after the other."""
-        parser = OutputParser(self.request, tools=self.tools, reasoning=self.reasoning, special=self.special)
+        parser = OutputParser(
+            self.request, tools=self.tools, reasoning=self.reasoning, special=self.special
+        )
         found = ParsedDelta.joined([*(parser.feed(*piece) for piece in pieces), parser.finish()])
         return Parsed(
             content=found.content,
@@ -58,27 +65,39 @@ class Reader:
         )
 
     def check(self, text: str, seed: int = 0, count: int = NUM_CHUNKINGS) -> Parsed:
-        """Return what the whole text says, having asserted that it says the same in every chunking, `count` random."""
+        """Return what the whole text says, having asserted that it says the same in every chunking,
+        `count` random.
+        """
         whole = self.read([self.piece(text)])
         for chunks in chunkings(text, self.special, seed, count):
             found = self.read(self.piece(chunk) for chunk in chunks)
-            assert found == whole, f"in the pieces {chunks!r}\nthe text says {found}\nand as a whole {whole}"
+            assert found == whole, (
+                f"in the pieces {chunks!r}\nthe text says {found}\nand as a whole {whole}"
+            )
         return whole
 
     def piece(self, text: str) -> Piece:
         """Return text in which every spelled special token is one."""
         if not self.special:
             return text, ()
-        found = re.finditer("|".join(map(re.escape, sorted(self.special, key=len, reverse=True))), text)
+        found = re.finditer(
+            "|".join(map(re.escape, sorted(self.special, key=len, reverse=True))), text
+        )
         return text, tuple(match.span() for match in found)
 
 
-def chunkings(text: str, special: Iterable[str] = (), seed: int = 0, count: int = NUM_CHUNKINGS) -> Iterator[list[str]]:
-    """Yield a text token by token, character by character, and cut at random; special tokens are never cut."""
+def chunkings(
+    text: str, special: Iterable[str] = (), seed: int = 0, count: int = NUM_CHUNKINGS
+) -> Iterator[list[str]]:
+    """Yield a text token by token, character by character, and cut at random; special tokens are
+    never cut.
+    """
     whole = sorted(special, key=len, reverse=True)
     atoms = re.compile("|".join([*map(re.escape, whole), "."]), re.DOTALL).findall(text)
     parts = re.split(f"({'|'.join(map(re.escape, whole))})", text) if whole else [text]
-    yield [token for part in parts for token in ([part] if part in whole else _TOKENS.findall(part))]
+    yield [
+        token for part in parts for token in ([part] if part in whole else _TOKENS.findall(part))
+    ]
     yield atoms
     rng = random.Random(seed)
     for _ in range(count):
@@ -87,7 +106,9 @@ def chunkings(text: str, special: Iterable[str] = (), seed: int = 0, count: int 
 
 
 def hostile_texts(markers: Sequence[str], seed: int = 0, count: int = 30) -> Iterator[str]:
-    """Yield texts made to break a parser: its markers anywhere, cut short, brackets and strings without an end."""
+    """Yield texts made to break a parser: its markers anywhere, cut short, brackets and strings
+    without an end.
+    """
     rng = random.Random(seed)
     parts = [
         *markers,

@@ -1,4 +1,6 @@
-"""Plugins for tests: written on the spot, made to look installed, loaded alone; and a count of hook calls."""
+"""Plugins for tests: written on the spot, made to look installed, loaded alone; and a count of hook
+calls.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from core.plugin.manager import Hooks
 
 
 def load_plugins(*selection: str) -> Registry:
-    """Return a registry with exactly these plugins (and the kernel's), as `--plugins none,...` gives it."""
+    """Return a registry with exactly these plugins (and the kernel's), as `--plugins none,...`
+    gives it.
+    """
     return load_plan(make_plan(["none", *selection]))
 
 
@@ -40,14 +44,16 @@ def fake_dist(
 ) -> Iterator[Path]:
     """Make a distribution look installed and yield its folder.
 
-    `plugins` maps entry-point names to their value (`module`, `module [opt_in]`); `modules` maps module names
-    (top level) to source. Modules imported meanwhile are forgotten at the end.
+    `plugins` maps entry-point names to their value (`module`, `module [opt_in]`); `modules` maps
+    module names (top level) to source. Modules imported meanwhile are forgotten at the end.
     """
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         info = root / f"{name.replace('-', '_')}-{version}.dist-info"
         info.mkdir()
-        info.joinpath("METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        info.joinpath("METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        )
         points = "".join(f"{plugin} = {value}\n" for plugin, value in plugins.items())
         info.joinpath("entry_points.txt").write_text(f"[engine.plugins]\n{points}")
         for module, source in (modules or {}).items():
@@ -64,9 +70,12 @@ def fake_dist(
 
 @contextmanager
 def hook_calls() -> Iterator[list[str]]:
-    """Yield a list that grows by the name of each hook called, through the engine or through pluggy itself."""
+    """Yield a list that grows by the name of each hook called, through the engine or through pluggy
+    itself.
+    """
     calls: list[str] = []
-    through_engine, through_pluggy = Hooks.call, pluggy.HookCaller.__call__
+    through_engine = Hooks.call
+    through_pluggy = pluggy.HookCaller.__call__
 
     def call(hooks: Hooks, hook: str, **arguments: Any) -> Any:
         calls.append(hook)

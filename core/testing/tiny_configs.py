@@ -39,29 +39,54 @@ _GRANITE: Final = {
 Tiny = tuple[str, Mapping[str, Any]]
 
 DENSE: Final[Mapping[str, Tiny]] = {
-    "InternLM3ForCausalLM": ("InternLM3Config", {**_DENSE, "attention_bias": True, "mlp_bias": True}),
+    "InternLM3ForCausalLM": (
+        "InternLM3Config",
+        {**_DENSE, "attention_bias": True, "mlp_bias": True},
+    ),
     "SeedOssForCausalLM": (
         "SeedOssConfig",
-        {**_DENSE, "attention_bias": True, "attention_out_bias": True, "mlp_bias": True, "rope_parameters": _LINEAR},
+        {
+            **_DENSE,
+            "attention_bias": True,
+            "attention_out_bias": True,
+            "mlp_bias": True,
+            "rope_parameters": _LINEAR,
+        },
     ),
     "SmolLM3ForCausalLM": (
         "SmolLM3Config",
-        {**_GROUPED, "no_rope_layers": [1, 0, 1], "use_sliding_window": True, "sliding_window": WINDOW},
+        {
+            **_GROUPED,
+            "no_rope_layers": [1, 0, 1],
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+        },
     ),
     "Ernie4_5ForCausalLM": ("Ernie4_5Config", {**_DENSE, "use_bias": True}),
-    "HeliumForCausalLM": ("HeliumConfig", {**_GROUPED, "head_dim": 16, "attention_bias": True, "mlp_bias": True}),
+    "HeliumForCausalLM": (
+        "HeliumConfig",
+        {**_GROUPED, "head_dim": 16, "attention_bias": True, "mlp_bias": True},
+    ),
     "HunYuanDenseV1ForCausalLM": (
         "HunYuanDenseV1Config",
         {
             **_DENSE,
             "attention_bias": True,
-            "rope_parameters": {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 10000.0},
+            "rope_parameters": {
+                "rope_type": "dynamic",
+                "alpha": 50.0,
+                "factor": 1.0,
+                "rope_theta": 10000.0,
+            },
         },
     ),
     "BitNetForCausalLM": ("BitNetConfig", {**_GROUPED, "attention_bias": True}),
     "GraniteForCausalLM": ("GraniteConfig", {**_GROUPED, **_GRANITE}),
     "HyperCLOVAXForCausalLM": ("HyperCLOVAXConfig", {**_DENSE, **_GRANITE}),
-    "ArceeForCausalLM": ("ArceeConfig", {**_DENSE, "attention_bias": True, "mlp_bias": True, "rope_parameters": _YARN}),
+    "ArceeForCausalLM": (
+        "ArceeConfig",
+        {**_DENSE, "attention_bias": True, "mlp_bias": True, "rope_parameters": _YARN},
+    ),
     "Jais2ForCausalLM": ("Jais2Config", {**_DENSE}),
     "NemotronForCausalLM": (
         "NemotronConfig",
@@ -70,14 +95,23 @@ DENSE: Final[Mapping[str, Tiny]] = {
     "ApertusForCausalLM": ("ApertusConfig", {**_GROUPED, "attention_bias": True}),
     "Starcoder2ForCausalLM": ("Starcoder2Config", {**_GROUPED, "sliding_window": WINDOW}),
     "PhiForCausalLM": ("PhiConfig", {**_GROUPED, "qk_layernorm": True, "rope_parameters": _HALF}),
-    "PersimmonForCausalLM": ("PersimmonConfig", {**SHAPE, "qk_layernorm": True, "rope_parameters": _HALF}),
+    "PersimmonForCausalLM": (
+        "PersimmonConfig",
+        {**SHAPE, "qk_layernorm": True, "rope_parameters": _HALF},
+    ),
     "CohereForCausalLM": (
         "CohereConfig",
         {**_GROUPED, "attention_bias": True, "use_qk_norm": True, "logit_scale": 0.4},
     ),
     "Cohere2ForCausalLM": (
         "Cohere2Config",
-        {**_GROUPED, "attention_bias": True, "sliding_window": WINDOW, "layer_types": _SLIDING, "logit_scale": 0.4},
+        {
+            **_GROUPED,
+            "attention_bias": True,
+            "sliding_window": WINDOW,
+            "layer_types": _SLIDING,
+            "logit_scale": 0.4,
+        },
     ),
     "StableLmForCausalLM": (
         "StableLmConfig",
@@ -99,9 +133,18 @@ DENSE: Final[Mapping[str, Tiny]] = {
             },
         },
     ),
-    "Exaone4ForCausalLM": ("Exaone4Config", {**_DENSE, "sliding_window": WINDOW, "layer_types": _SLIDING}),
-    "GemmaForCausalLM": ("GemmaConfig", {**_DENSE, "tie_word_embeddings": True, "attention_bias": True}),
-    "MinistralForCausalLM": ("MinistralConfig", {**_DENSE, "sliding_window": WINDOW, "layer_types": _SLIDING}),
+    "Exaone4ForCausalLM": (
+        "Exaone4Config",
+        {**_DENSE, "sliding_window": WINDOW, "layer_types": _SLIDING},
+    ),
+    "GemmaForCausalLM": (
+        "GemmaConfig",
+        {**_DENSE, "tie_word_embeddings": True, "attention_bias": True},
+    ),
+    "MinistralForCausalLM": (
+        "MinistralConfig",
+        {**_DENSE, "sliding_window": WINDOW, "layer_types": _SLIDING},
+    ),
 }
 """Architecture to its transformers config class and the facts of its tiny form."""
 
@@ -112,7 +155,12 @@ _GPT: Final = {
     "n_head": 4,
     "n_positions": 512,
 }
-_NEO: Final = {"vocab_size": VOCAB, "hidden_size": 64, "num_heads": 4, "max_position_embeddings": 512}
+_NEO: Final = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "num_heads": 4,
+    "max_position_embeddings": 512,
+}
 
 GPT_LIKE: Final[Mapping[str, Tiny]] = {
     "OPTForCausalLM": (
@@ -121,7 +169,12 @@ GPT_LIKE: Final[Mapping[str, Tiny]] = {
     ),
     "GPTNeoForCausalLM": (
         "GPTNeoConfig",
-        {**_NEO, "num_layers": 4, "attention_types": [[["global", "local"], 2]], "window_size": WINDOW},
+        {
+            **_NEO,
+            "num_layers": 4,
+            "attention_types": [[["global", "local"], 2]],
+            "window_size": WINDOW,
+        },
     ),
     "GPTJForCausalLM": ("GPTJConfig", {**_GPT, "rotary_dim": 8}),
     "CodeGenForCausalLM": ("CodeGenConfig", {**_GPT, "n_head": 8, "rotary_dim": 4, "n_inner": 96}),
@@ -155,7 +208,13 @@ GPT_LIKE: Final[Mapping[str, Tiny]] = {
     ),
     "FalconForCausalLM": (
         "FalconConfig",
-        {**SHAPE, "num_kv_heads": 2, "new_decoder_architecture": True, "bias": True, "ffn_hidden_size": 96},
+        {
+            **SHAPE,
+            "num_kv_heads": 2,
+            "new_decoder_architecture": True,
+            "bias": True,
+            "ffn_hidden_size": 96,
+        },
     ),
 }
 
@@ -188,18 +247,33 @@ MIXTURES: Final[Mapping[str, Tiny]] = {
     ),
     "OlmoeForCausalLM": (
         "OlmoeConfig",
-        {**_GROUPED, "num_experts": 8, "num_experts_per_tok": 3, "clip_qkv": 1.0, "attention_bias": True},
+        {
+            **_GROUPED,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "clip_qkv": 1.0,
+            "attention_bias": True,
+        },
     ),
     "FlexOlmoForCausalLM": (
         "FlexOlmoConfig",
-        {**_GROUPED, "num_experts": 5, "num_experts_per_tok": 3, "norm_topk_prob": True, "pad_token_id": 0},
+        {
+            **_GROUPED,
+            "num_experts": 5,
+            "num_experts_per_tok": 3,
+            "norm_topk_prob": True,
+            "pad_token_id": 0,
+        },
     ),
     "GraniteMoeForCausalLM": ("GraniteMoeConfig", {**_GROUPED, **_GRANITE_MOE}),
     "GraniteMoeSharedForCausalLM": (
         "GraniteMoeSharedConfig",
         {**_GROUPED, **_GRANITE_MOE, "shared_intermediate_size": 48},
     ),
-    "Glm4MoeForCausalLM": ("Glm4MoeConfig", {**_DENSE, **ROUTED, "use_qk_norm": True, "rope_parameters": _HALF}),
+    "Glm4MoeForCausalLM": (
+        "Glm4MoeConfig",
+        {**_DENSE, **ROUTED, "use_qk_norm": True, "rope_parameters": _HALF},
+    ),
     "Dots1ForCausalLM": (
         "Dots1Config",
         {
@@ -274,7 +348,12 @@ MIXTURES: Final[Mapping[str, Tiny]] = {
             "n_layers": 3,
             "max_seq_len": 512,
             "attn_config": {"kv_n_heads": 2, "clip_qkv": 1.0, "rope_theta": 20000.0},
-            "ffn_config": {"hidden_size": 64, "ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2},
+            "ffn_config": {
+                "hidden_size": 64,
+                "ffn_hidden_size": 48,
+                "moe_num_experts": 4,
+                "moe_top_k": 2,
+            },
         },
     ),
     "GptOssForCausalLM": (
@@ -361,7 +440,11 @@ _APART: Final = {
     "eos_token_id": None,
 }
 _WHISPER: Final = {
-    **{name: value for name, value in _BART.items() if name not in ("max_position_embeddings", "forced_eos_token_id")},
+    **{
+        name: value
+        for name, value in _BART.items()
+        if name not in ("max_position_embeddings", "forced_eos_token_id")
+    },
     "num_mel_bins": 10,
     "max_source_positions": 20,
     "max_target_positions": 128,
@@ -377,14 +460,27 @@ ENCODER_DECODERS: Final[Mapping[str, Tiny]] = {
     "MarianMTModel": ("MarianConfig", {**_BART, **_APART}),
     "PegasusForConditionalGeneration": ("PegasusConfig", {**_BART, "tie_word_embeddings": False}),
     "M2M100ForConditionalGeneration": ("M2M100Config", {**_BART, "pad_token_id": 1}),
-    "BlenderbotForConditionalGeneration": ("BlenderbotConfig", {**_BART, "tie_word_embeddings": False}),
-    "WhisperForConditionalGeneration": ("WhisperConfig", {**_WHISPER, "tie_word_embeddings": False}),
+    "BlenderbotForConditionalGeneration": (
+        "BlenderbotConfig",
+        {**_BART, "tie_word_embeddings": False},
+    ),
+    "WhisperForConditionalGeneration": (
+        "WhisperConfig",
+        {**_WHISPER, "tie_word_embeddings": False},
+    ),
 }
 """Those that have an encoder, and so are asked with two prompts."""
 
 UNLIKE_OTHERS: Final[Mapping[str, Tiny]] = {"Gemma4ForCausalLM": ("Gemma4TextConfig", _GEMMA4)}
 
-_MAMBA2: Final = {"state_size": 16, "n_groups": 2, "num_heads": 8, "head_dim": 16, "conv_kernel": 4, "chunk_size": 16}
+_MAMBA2: Final = {
+    "state_size": 16,
+    "n_groups": 2,
+    "num_heads": 8,
+    "head_dim": 16,
+    "conv_kernel": 4,
+    "chunk_size": 16,
+}
 
 _HYBRID: Final = {
     **_GROUPED,
@@ -478,7 +574,13 @@ RECURRENT: Final[Mapping[str, Tiny]] = {
         "NemotronHConfig",
         {
             **_DENSE,
-            "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp", "linear_attention"],
+            "layers_block_type": [
+                "linear_attention",
+                "moe",
+                "full_attention",
+                "mlp",
+                "linear_attention",
+            ],
             "mamba_num_heads": 8,
             "mamba_head_dim": 16,
             "n_groups": 2,

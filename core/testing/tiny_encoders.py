@@ -1,4 +1,6 @@
-"""Tiny configs of encoders and of other models that are pooled, every particular feature switched on."""
+"""Tiny configs of encoders and of other models that are pooled, every particular feature switched
+on.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ _BASES: Final[Mapping[str, Tiny]] = {
     "Roberta": ("RobertaConfig", {**_SHAPE, "pad_token_id": 1, "type_vocab_size": 1}),
     "XLMRoberta": ("XLMRobertaConfig", {**_SHAPE, "pad_token_id": 1, "type_vocab_size": 1}),
     "Electra": ("ElectraConfig", {**_SHAPE, "embedding_size": 32}),
-    "Albert": ("AlbertConfig", {**_SHAPE, "embedding_size": 32, "num_hidden_groups": 2, "num_hidden_layers": 4}),
+    "Albert": (
+        "AlbertConfig",
+        {**_SHAPE, "embedding_size": 32, "num_hidden_groups": 2, "num_hidden_layers": 4},
+    ),
     "MPNet": ("MPNetConfig", {**_SHAPE, "pad_token_id": 1}),
     "DistilBert": (
         "DistilBertConfig",
@@ -72,14 +77,24 @@ _BASES: Final[Mapping[str, Tiny]] = {
     ),
     "EuroBert": (
         "EuroBertConfig",
-        {**_GROUPED, "attention_bias": True, "mlp_bias": True, "classifier_pooling": "mean", "pad_token_id": 0},
+        {
+            **_GROUPED,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "classifier_pooling": "mean",
+            "pad_token_id": 0,
+        },
     ),
     "NomicBert": ("NomicBertConfig", {**_SHAPE}),
     "Gte": ("GteConfig", {**_SHAPE, "type_vocab_size": 2}),
     "JinaEmbeddingsV3": ("JinaEmbeddingsV3Config", {**_SHAPE, "pad_token_id": 1}),
 }
 POOLED: Final[Mapping[str, Tiny]] = {
-    **{base + head: tiny for base, tiny in _BASES.items() for head in ("Model", "ForSequenceClassification")},
+    **{
+        base + head: tiny
+        for base, tiny in _BASES.items()
+        for head in ("Model", "ForSequenceClassification")
+    },
     **{base + "ForTokenClassification": tiny for base, tiny in _BASES.items()},
     "BertForMaskedLM": _BASES["Bert"],
     "T5EncoderModel": (

@@ -31,7 +31,10 @@ _PLAIN: Final = {"rope_type": "default", "rope_theta": 10000.0}
 _INDEXED: Final = {**_MIXED, "index_topk": 192, "index_head_dim": 16, "index_n_heads": 2}
 
 LATENT: Final[Mapping[str, Tiny]] = {
-    "DeepseekV2ForCausalLM": ("DeepseekV2Config", {**_MIXED, "topk_method": "group_limited_greedy"}),
+    "DeepseekV2ForCausalLM": (
+        "DeepseekV2Config",
+        {**_MIXED, "topk_method": "group_limited_greedy"},
+    ),
     "DeepseekV3ForCausalLM": ("DeepseekV3Config", {**_MIXED}),
     "DeepseekV32ForCausalLM": ("DeepseekV32Config", {**_INDEXED}),
     "AXK1ForCausalLM": ("AXK1Config", {**_MIXED, "moe_layer_freq": 2}),
@@ -39,7 +42,10 @@ LATENT: Final[Mapping[str, Tiny]] = {
         "Glm4MoeLiteConfig",
         {**_MIXED, "rope_interleave": False, "mlp_layer_types": ["sparse", "dense", "sparse"]},
     ),
-    "GlmMoeDsaForCausalLM": ("GlmMoeDsaConfig", {**_INDEXED, "indexer_types": ["full", "shared", "full"]}),
+    "GlmMoeDsaForCausalLM": (
+        "GlmMoeDsaConfig",
+        {**_INDEXED, "indexer_types": ["full", "shared", "full"]},
+    ),
     "Mistral4ForCausalLM": (
         "Mistral4Config",
         {
@@ -55,7 +61,11 @@ LATENT: Final[Mapping[str, Tiny]] = {
     "LongcatFlashForCausalLM": (
         "LongcatFlashConfig",
         {
-            **{key: value for key, value in _LATENT.items() if key not in ("intermediate_size", "num_hidden_layers")},
+            **{
+                key: value
+                for key, value in _LATENT.items()
+                if key not in ("intermediate_size", "num_hidden_layers")
+            },
             "num_layers": 2,
             "head_dim": 8,
             "ffn_hidden_size": 96,
@@ -70,6 +80,9 @@ LATENT: Final[Mapping[str, Tiny]] = {
         "MiniCPM3Config",
         {**_LATENT, "mlp_bias": True, "scale_emb": 3, "scale_depth": 1.2, "dim_model_base": 48},
     ),
-    "YoutuForCausalLM": ("YoutuConfig", {**_LATENT, "q_lora_rank": None, "rope_parameters": _PLAIN}),
+    "YoutuForCausalLM": (
+        "YoutuConfig",
+        {**_LATENT, "q_lora_rank": None, "rope_parameters": _PLAIN},
+    ),
 }
 """Architecture to its transformers config class and the facts of its tiny form."""

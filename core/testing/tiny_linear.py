@@ -1,4 +1,6 @@
-"""Tiny configs of models with linear attention and short convolutions, every particular feature of each switched on."""
+"""Tiny configs of models with linear attention and short convolutions, every particular feature of
+each switched on.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,13 @@ _CONV: Final = {
 LINEAR: Final[Mapping[str, Tiny]] = {
     "Qwen3NextForCausalLM": (
         "Qwen3NextConfig",
-        {**_DELTA, **_SHARED, "attention_bias": True, "norm_topk_prob": False, "mlp_only_layers": [1]},
+        {
+            **_DELTA,
+            **_SHARED,
+            "attention_bias": True,
+            "norm_topk_prob": False,
+            "mlp_only_layers": [1],
+        },
     ),
     "Qwen3_5ForCausalLM": (
         "Qwen3_5TextConfig",
@@ -57,7 +65,8 @@ LINEAR: Final[Mapping[str, Tiny]] = {
         "OlmoHybridConfig",
         {
             **{key: value for key, value in _DELTA.items() if key != "head_dim"},
-            "linear_key_head_dim": 48,  # transformers writes the convolution in three parts of equal size
+            # transformers writes the convolution in three parts of equal size
+            "linear_key_head_dim": 48,
             "attention_bias": True,
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
         },
@@ -101,7 +110,10 @@ LINEAR: Final[Mapping[str, Tiny]] = {
             "mlp_beta_factor": 0.9,
         },
     ),
-    "Lfm2ForCausalLM": ("Lfm2Config", {**_CONV, "block_multiple_of": 16, "block_ffn_dim_multiplier": 1.3}),
+    "Lfm2ForCausalLM": (
+        "Lfm2Config",
+        {**_CONV, "block_multiple_of": 16, "block_ffn_dim_multiplier": 1.3},
+    ),
     "Lfm2MoeForCausalLM": (
         "Lfm2MoeConfig",
         {

@@ -1,6 +1,8 @@
-"""Halves of features whose every answer is looked at as it is given; what breaks the contract is written down.
+"""Halves of features whose every answer is looked at as it is given; what breaks the contract is
+written down.
 
-An error inside a half would only fail the request that it was called for, so breaches are kept for whoever runs the engine.
+An error inside a half would only fail the request that it was called for, so breaches are kept for
+whoever runs the engine.
 """
 
 from __future__ import annotations
@@ -23,9 +25,12 @@ _ON_DEVICE: Final = ("before_forward", "after_forward", "before_sample", "sample
 def watch(registry: Registry) -> list[str]:
     """Have the halves that a registry gives looked at; return the list to which breaches are added."""
     breaches: list[str] = []
-    of_scheduler, of_workers = registry.scheduler_extensions, registry.runner_extensions
+    of_scheduler = registry.scheduler_extensions
+    of_workers = registry.runner_extensions
     halves: Any = registry
-    halves.scheduler_extensions = lambda config: tuple(_Watched(each, breaches) for each in of_scheduler(config))
+    halves.scheduler_extensions = lambda config: tuple(
+        _Watched(each, breaches) for each in of_scheduler(config)
+    )
     halves.runner_extensions = lambda config: tuple(
         (blame, _Watched(each, breaches)) for blame, each in of_workers(config)
     )
@@ -36,7 +41,8 @@ class _Watched:
     """In all else the half that it stands for."""
 
     def __init__(self, half: Any, breaches: list[str]) -> None:
-        self._half, self._breaches = half, breaches
+        self._half = half
+        self._breaches = breaches
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._half, name)
@@ -71,7 +77,9 @@ class _Watched:
 def _wrong(name: str, arguments: tuple[Any, ...], answer: Any, finite: bool) -> str:
     """Return what is wrong with an answer, or an empty text."""
     if name in _PAYLOADS and not isinstance(answer, bytes | None):
-        return f"{name} returned {answer!r:.80}; return bytes, or None where there is nothing to tell"
+        return (
+            f"{name} returned {answer!r:.80}; return bytes, or None where there is nothing to tell"
+        )
     if name in _TRUTHS and not isinstance(answer, bool):
         return f"{name} returned {answer!r:.80}; return True or False"
     if name == "may_start" and not isinstance(answer, int):

@@ -9,9 +9,13 @@ from typing import Final
 from core.contracts import Tokenizer
 
 CONTEXT_TOKENS: Final = 6
-"""Prompt tokens decoded along with the first output, because leading spaces depend on what stands before."""
+"""Prompt tokens decoded along with the first output, because leading spaces depend on what stands
+before.
+"""
 MAX_PENDING: Final = 8
-"""Tokens that may wait for the rest of a character; UTF-8 needs 4 bytes, so more than this never completes."""
+"""Tokens that may wait for the rest of a character; UTF-8 needs 4 bytes, so more than this never
+completes.
+"""
 UNFINISHED: Final = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -32,7 +36,9 @@ class ByteDetokenizer:
 
     __slots__ = ("_begun", "_pieces", "_special", "num_chars", "spans")
 
-    def __init__(self, pieces: Mapping[int, bytes], special: frozenset[int], prompt_token_ids: Sequence[int]) -> None:
+    def __init__(
+        self, pieces: Mapping[int, bytes], special: frozenset[int], prompt_token_ids: Sequence[int]
+    ) -> None:
         self._pieces = pieces
         self._special = special
         self.spans: list[tuple[int, int]] = []
@@ -41,7 +47,9 @@ class ByteDetokenizer:
         """Length of the text that was returned."""
         self._begun = b""
         """Bytes of a character that is not complete."""
-        self._decode(b"".join([pieces[token] for token in prompt_token_ids[-CONTEXT_TOKENS:]]))  # it may end within one
+        self._decode(
+            b"".join([pieces[token] for token in prompt_token_ids[-CONTEXT_TOKENS:]])
+        )  # it may end within one
 
     def append(self, token_ids: Sequence[int]) -> str:
         """Take more tokens and return the text that is now certain."""
@@ -58,12 +66,15 @@ class ByteDetokenizer:
             out.append(self._decode(pieces[token]))
             self.num_chars += len(out[-1])
             if token in self._special:
-                self.spans.append((self.num_chars - len(pieces[token].decode(errors="replace")), self.num_chars))
+                self.spans.append(
+                    (self.num_chars - len(pieces[token].decode(errors="replace")), self.num_chars)
+                )
         return "".join(out)
 
     def flush(self) -> str:
         """Return what was held back; the sequence has ended."""
-        text, self._begun = self._begun.decode(errors="replace"), b""
+        text = self._begun.decode(errors="replace")
+        self._begun = b""
         self.num_chars += len(text)
         return text
 
@@ -79,12 +90,24 @@ class ByteDetokenizer:
 class Detokenizer:
     """Turns one sequence's tokens into text, without ever showing half a character.
 
-    The texts of all `append` calls plus that of `flush` joined equal the text of all tokens decoded at once.
+    The texts of all `append` calls plus that of `flush` joined equal the text of all tokens decoded
+    at once.
     """
 
-    __slots__ = ("_read", "_shown", "_skip_special", "_special", "_tokenizer", "_window", "num_chars", "spans")
+    __slots__ = (
+        "_read",
+        "_shown",
+        "_skip_special",
+        "_special",
+        "_tokenizer",
+        "_window",
+        "num_chars",
+        "spans",
+    )
 
-    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], skip_special_tokens: bool
+    ) -> None:
         self._tokenizer = tokenizer
         self._skip_special = skip_special_tokens
         self._special = frozenset[int]() if skip_special_tokens else tokenizer.special_ids
@@ -110,7 +133,9 @@ class Detokenizer:
                 continue
             out.append(self._show(text))
             if token in self._special:
-                self.spans.append((self.num_chars - len(self._tokenizer.decode([token])), self.num_chars))
+                self.spans.append(
+                    (self.num_chars - len(self._tokenizer.decode([token])), self.num_chars)
+                )
         return "".join(out)
 
     def flush(self) -> str:
@@ -120,7 +145,9 @@ class Detokenizer:
         return self._show(self._tokenizer.decode(self._window, self._skip_special))
 
     def _show(self, text: str) -> str:
-        """Return what is new in the window's text; trim the window now and then: a token costs constant time."""
+        """Return what is new in the window's text; trim the window now and then: a token costs
+        constant time.
+        """
         new = text[self._shown :]
         if len(self._window) > 4 * CONTEXT_TOKENS:
             del self._window[:-CONTEXT_TOKENS]
@@ -134,8 +161,8 @@ class Detokenizer:
 class StopTexts:
     """Finds the first of several texts in a growing output, linear in its length.
 
-    Each text has an automaton (Knuth, Morris, Pratt) that knows how much of it stands at the end of the output, so
-    that a stream holds back what may yet become a stop text, and nothing else.
+    Each text has an automaton (Knuth, Morris, Pratt) that knows how much of it stands at the end of
+    the output, so that a stream holds back what may yet become a stop text, and nothing else.
     """
 
     __slots__ = ("_fallbacks", "_include", "_matched", "_stops", "text")
@@ -168,8 +195,12 @@ class StopTexts:
         return stop
 
     def _advance(self, i: int, text: str, may_stop: bool) -> int | None:
-        """Feed text to one automaton; return how many characters of it complete the stop text, if any do."""
-        stop, fallbacks, matched = self._stops[i], self._fallbacks[i], self._matched[i]
+        """Feed text to one automaton; return how many characters of it complete the stop text, if
+        any do.
+        """
+        stop = self._stops[i]
+        fallbacks = self._fallbacks[i]
+        matched = self._matched[i]
         for end, char in enumerate(text, 1):
             while matched and (matched == len(stop) or stop[matched] != char):
                 matched = fallbacks[matched]
@@ -181,7 +212,9 @@ class StopTexts:
 
 
 def _fallbacks(stop: str) -> list[int]:
-    """Return, for each length of a beginning, that of the longest shorter beginning that it ends with."""
+    """Return, for each length of a beginning, that of the longest shorter beginning that it ends
+    with.
+    """
     fallbacks = [0, 0]
     for char in stop[1:]:
         length = fallbacks[-1]

@@ -1,4 +1,6 @@
-"""Walks through JSON schemas: a grammar backend has to refuse by name what its library would pass over in silence."""
+"""Walks through JSON schemas: a grammar backend has to refuse by name what its library would pass
+over in silence.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,13 @@ PLAIN: Final = frozenset(
 _NAMED: Final = ("properties", "patternProperties", "$defs", "definitions")
 _OTHERS: Final = (
     *("anyOf", "oneOf", "allOf", "prefixItems"),
-    *("items", "additionalProperties", "unevaluatedProperties", "unevaluatedItems", "propertyNames"),
+    *(
+        "items",
+        "additionalProperties",
+        "unevaluatedProperties",
+        "unevaluatedItems",
+        "propertyNames",
+    ),
 )
 
 
@@ -64,10 +72,14 @@ def schema_parts(schema: Any) -> Iterator[dict[str, Any]]:
         open_ += [part[name] for name in _OTHERS if name in part]
 
 
-def unserved_keyword(schema: Any, served: Collection[str] = PLAIN | SCHEMA_ANNOTATIONS) -> str | None:
-    """Return what of the schema, or of one in it, a library that knows these keywords does not serve.
+def unserved_keyword(
+    schema: Any, served: Collection[str] = PLAIN | SCHEMA_ANNOTATIONS
+) -> str | None:
+    """Return what of the schema, or of one in it, a library that knows these keywords does not
+    serve.
 
-    That is a keyword that is not among them, or what `passed_over` says; None if it serves everything.
+    That is a keyword that is not among them, or what `passed_over` says; None if it serves
+    everything.
     """
     for part in schema_parts(schema):
         unserved = next((key for key in part if key not in served), None) or passed_over(part)
@@ -77,10 +89,12 @@ def unserved_keyword(schema: Any, served: Collection[str] = PLAIN | SCHEMA_ANNOT
 
 
 def passed_over(part: Mapping[str, Any]) -> str | None:
-    """Return what libraries would pass over in a schema although they know its keywords; None if there is nothing.
+    """Return what libraries would pass over in a schema although they know its keywords; None if
+    there is nothing.
 
-    They follow a reference no further than to the schema's own parts, and read nothing beside it; they look at one of
-    several lists of alternatives, or at what stands beside it; and they require only what is among the properties.
+    They follow a reference no further than to the schema's own parts, and read nothing beside it;
+    they look at one of several lists of alternatives, or at what stands beside it; and they require
+    only what is among the properties.
     """
     stated = {*part} - SCHEMA_ANNOTATIONS
     if "$ref" in part:
@@ -92,11 +106,15 @@ def passed_over(part: Mapping[str, Any]) -> str | None:
         beside = stated - {name}
         if beside and not (beside == {"type"} and _are_of_type(part[name], part["type"])):
             return f"{min(beside)} beside {name}"
-    if isinstance(required := part.get("required"), list) and not {*required} <= {*part.get("properties", ())}:
+    if isinstance(required := part.get("required"), list) and not {*required} <= {
+        *part.get("properties", ())
+    }:
         return "required of a property that is not among its properties"
     return None
 
 
 def _are_of_type(branches: Any, name: Any) -> bool:
     """Say whether each of the schemas states this type itself."""
-    return isinstance(branches, list) and all(isinstance(b, Mapping) and b.get("type") == name for b in branches)
+    return isinstance(branches, list) and all(
+        isinstance(b, Mapping) and b.get("type") == name for b in branches
+    )

@@ -36,5 +36,7 @@ def as_list(prompts: Any) -> list[Any]:
 def token_ids_of(value: Any) -> list[int]:
     """Return token ids as a list. Raises `InvalidRequest` for anything else."""
     if not isinstance(value, (list, tuple)):
-        raise InvalidRequest("prompt", f"must be a text, token ids or a dict of them, not {type(value).__name__}.")
+        raise InvalidRequest(
+            "prompt", f"must be a text, token ids or a dict of them, not {type(value).__name__}."
+        )
     return list(value)

@@ -1,4 +1,5 @@
-"""Tokens of one sequence become what its user sees: text up to a stop text, log-probabilities with their texts.
+"""Tokens of one sequence become what its user sees: text up to a stop text, log-probabilities with
+their texts.
 
 Knows sampling parameters and a tokenizer; knows no engine.
 """
@@ -31,7 +32,9 @@ class SpelledLogprobs:
         out: PositionLogprobs = {}
         for i, token in enumerate(position.token_ids[:count]):
             if token not in out:
-                out[token] = Logprob(position.values[i], position.rank if i == 0 else i, self._text(token))
+                out[token] = Logprob(
+                    position.values[i], position.rank if i == 0 else i, self._text(token)
+                )
         return out
 
     def _text(self, token: int) -> str | None:
@@ -62,16 +65,23 @@ class GrowingSequence:
 
     @classmethod
     def behind(
-        cls, prompt_token_ids: Sequence[int], index: int, sampling: SamplingParams, tokenizer: Tokenizer | None
+        cls,
+        prompt_token_ids: Sequence[int],
+        index: int,
+        sampling: SamplingParams,
+        tokenizer: Tokenizer | None,
     ) -> GrowingSequence:
         """Return an empty sequence; its text begins where that of the prompt ends."""
         detokenizer = None
         if sampling.detokenize and tokenizer is not None:
             detokenizer = detokenizer_of(tokenizer, prompt_token_ids, sampling.skip_special_tokens)
-        stops = StopTexts(sampling.stop, sampling.include_stop_str_in_output) if sampling.stop else None
+        stops = (
+            StopTexts(sampling.stop, sampling.include_stop_str_in_output) if sampling.stop else None
+        )
         sequence = cls(index, sampling, detokenizer, stops)
         if sampling.logprobs is not None:
-            sequence.logprobs, sequence.cumulative_logprob = [], 0.0
+            sequence.logprobs = []
+            sequence.cumulative_logprob = 0.0
         return sequence
 
     @property
@@ -79,7 +89,9 @@ class GrowingSequence:
         """Say whether nothing more comes."""
         return self.finish_reason is not None
 
-    def grow(self, token_ids: Sequence[int], finish_reason: str | None, stop_reason: int | str | None) -> None:
+    def grow(
+        self, token_ids: Sequence[int], finish_reason: str | None, stop_reason: int | str | None
+    ) -> None:
         """Add tokens; a stop text among theirs ends the sequence, whatever the engine said of it."""
         self.token_ids += token_ids
         if finish_reason is None and self.stops is None:  # nearly always, so with few calls
@@ -87,7 +99,9 @@ class GrowingSequence:
                 self._text += self.detokenizer.append(token_ids)
             return
         stop = self._grow_text(token_ids, finish_reason)
-        self.finish_reason, self.stop_reason = (finish_reason, stop_reason) if stop is None else ("stop", stop)
+        self.finish_reason, self.stop_reason = (
+            (finish_reason, stop_reason) if stop is None else ("stop", stop)
+        )
 
     def _grow_text(self, token_ids: Sequence[int], finish_reason: str | None) -> str | None:
         if self.detokenizer is None:
@@ -111,8 +125,12 @@ class GrowingSequence:
             self.logprobs.append(spelled.at(position, self.sampling.logprobs))
 
     def show(self, *, delta: bool) -> CompletionOutput:
-        """Return the sequence so far, or what came since the last call: always the one, or always the other."""
-        tokens, logprobs, detokenizer = self.token_ids, self.logprobs, self.detokenizer
+        """Return the sequence so far, or what came since the last call: always the one, or always
+        the other.
+        """
+        tokens = self.token_ids
+        logprobs = self.logprobs
+        detokenizer = self.detokenizer
         start_char, start_token = (self.num_sent_chars, self.num_sent_tokens) if delta else (0, 0)
         if self.stops is None:
             text = self._text
@@ -120,9 +138,11 @@ class GrowingSequence:
                 self._text = ""
         else:
             text = self._certain(self.stops)[start_char:]
-        self.num_sent_chars, self.num_sent_tokens = start_char + len(text), len(tokens)
+        self.num_sent_chars = start_char + len(text)
+        self.num_sent_tokens = len(tokens)
         spans = detokenizer.spans if detokenizer is not None and detokenizer.spans else ()
-        return CompletionOutput(  # by place: for each token of each stream, names would take twice as long
+        # by place: for each token of each stream, names would take twice as long
+        return CompletionOutput(
             self.index,
             text,
             tokens[start_token:],

@@ -1,4 +1,6 @@
-"""A few threads for work that takes more than a moment, given out in turns among those who want them."""
+"""A few threads for work that takes more than a moment, given out in turns among those who want
+them.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ class Turns:
     async def run(self, work: Callable[[Stopped], T], client: str = "") -> T:
         """Return what `work` returns; it is given what to ask whether anybody still waits."""
         await self._places.enter(client)
-        loop, left = asyncio.get_running_loop(), threading.Event()
+        loop = asyncio.get_running_loop()
+        left = threading.Event()
 
         def ended(job: Future[Any]) -> None:
             with suppress(RuntimeError):  # the loop has ended, and with it whoever waits

@@ -1,4 +1,6 @@
-"""Reads what every token of a tokenizer stands for, as bytes: all that a grammar needs to know of it."""
+"""Reads what every token of a tokenizer stands for, as bytes: all that a grammar needs to know of
+it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,10 @@ _BYTE_FALLBACK: Final = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 def read_vocabulary(tokenizer: Tokenizer, end_ids: Sequence[int]) -> Vocabulary:
-    """Return what the tokens stand for. A tokenizer that knows says so by `token_bytes(token_id)` or `joined_bytes`."""
+    """Return what the tokens stand for.
+
+    A tokenizer that knows says so by `token_bytes(token_id)` or `joined_bytes`.
+    """
     joined = getattr(tokenizer, "joined_bytes", None)
     pieces = None if joined is None else joined(False)
     spell: Callable[[int], bytes] = getattr(tokenizer, "token_bytes", None) or (
@@ -31,7 +36,9 @@ class _Speller:
         self._tokenizer = tokenizer
         self._byte_level = byte_level_alphabet()
         # Behind another token, because many decoders drop the space before the first.
-        self._anchor = next((t for t in range(tokenizer.vocab_size) if tokenizer.decode([t]).isalnum()), 0)
+        self._anchor = next(
+            (t for t in range(tokenizer.vocab_size) if tokenizer.decode([t]).isalnum()), 0
+        )
         self._anchor_text = tokenizer.decode([self._anchor])
 
     def __call__(self, token: int) -> bytes:
@@ -55,4 +62,6 @@ def byte_level_alphabet() -> dict[str, int]:
     """
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in plain]
-    return {chr(byte): byte for byte in plain} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+    return {chr(byte): byte for byte in plain} | {
+        chr(0x100 + i): byte for i, byte in enumerate(others)
+    }

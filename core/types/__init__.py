@@ -1,7 +1,14 @@
 """What users pass and get: parameters, prompts, outputs. Plain data."""
 
 from core.types.bounds import Bound
-from core.types.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestMetrics, RequestOutput, joined
+from core.types.outputs import (
+    CompletionOutput,
+    Logprob,
+    PositionLogprobs,
+    RequestMetrics,
+    RequestOutput,
+    joined,
+)
 from core.types.prompts import (
     ExplicitEncoderDecoderPrompt,
     FeaturesPrompt,

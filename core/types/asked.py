@@ -1,4 +1,6 @@
-"""What a request's sampling parameters ask of plugins: fields and arguments that somebody must serve."""
+"""What a request's sampling parameters ask of plugins: fields and arguments that somebody must
+serve.
+"""
 
 from __future__ import annotations
 
@@ -36,13 +38,19 @@ def unserved_params(sampling: SamplingParams, serving: Iterable[Any]) -> list[st
 
 
 def check_extra_args(sampling: SamplingParams, processors: Iterable[Any]) -> None:
-    """Raise `InvalidRequest` for arguments of another type than declared, and for what excludes each other.
+    """Raise `InvalidRequest` for arguments of another type than declared, and for what excludes
+    each other.
 
-    A name that nobody declares may be read all the same, but one that is nearly another's is misspelt.
+    A name that nobody declares may be read all the same, but one that is nearly another's is
+    misspelt.
     """
     given = sampling.extra_args or {}
     processors = tuple(processors)
-    known = [name for processor in processors for name in getattr(processor, "extra_args", ())] if given else []
+    known = (
+        [name for processor in processors for name in getattr(processor, "extra_args", ())]
+        if given
+        else []
+    )
     for name in given:
         if name not in known and (meant := did_you_mean(str(name), known)):
             raise InvalidRequest(f"extra_args.{name}", f"no plugin declares it{meant}")
@@ -53,9 +61,13 @@ def check_extra_args(sampling: SamplingParams, processors: Iterable[Any]) -> Non
                 _check_type(name, given[name], declared[name])
         asked = [f"extra_args.{name}" for name in declared if name in given]
         asked += [name for name in processor.params if _is_set(sampling, name)]
-        clash = next((name for name in getattr(processor, "excludes", ()) if _is_set(sampling, name)), None)
+        clash = next(
+            (name for name in getattr(processor, "excludes", ()) if _is_set(sampling, name)), None
+        )
         if asked and clash is not None:
-            raise InvalidRequest(asked[0], f"cannot be combined with {clash}; leave one of them out.")
+            raise InvalidRequest(
+                asked[0], f"cannot be combined with {clash}; leave one of them out."
+            )
 
 
 def _is_set(sampling: SamplingParams, name: str) -> bool:
@@ -67,4 +79,6 @@ def _check_type(name: str, value: Any, wanted: Any) -> None:
         msgspec.convert(value, wanted)
     except msgspec.ValidationError as error:
         text, _, place = str(error).partition(" - at `$")
-        raise InvalidRequest(f"extra_args.{name}{place.rstrip('`')}", f"{text[:1].lower()}{text[1:]}.") from error
+        raise InvalidRequest(
+            f"extra_args.{name}{place.rstrip('`')}", f"{text[:1].lower()}{text[1:]}."
+        ) from error

@@ -46,7 +46,8 @@ def _number_check(bound: Bound, integer: bool, optional: bool) -> _Check:
         good = isinstance(value, int) if integer else isinstance(value, (int, float))
         if not good or isinstance(value, bool) or not math.isfinite(value):
             raise InvalidRequest(name, f"must be {wanted}, not {value!r}.")
-        low, high = bound.low, bound.high
+        low = bound.low
+        high = bound.high
         if low is not None and (value <= low if bound.low_open else value < low):
             relation = "greater than" if bound.low_open else "at least"
             raise InvalidRequest(name, f"must be {relation} {low}, not {value}.")
@@ -65,14 +66,18 @@ def _items_check(bound: Bound, item: type, optional: bool) -> _Check:
         if not isinstance(value, (list, tuple)):
             raise InvalidRequest(name, f"must be a list, not {value!r}.")
         if bound.max_items is not None and len(value) > bound.max_items:
-            raise InvalidRequest(name, f"holds {len(value)} items, at most {bound.max_items} are allowed.")
+            raise InvalidRequest(
+                name, f"holds {len(value)} items, at most {bound.max_items} are allowed."
+            )
         for element in value:
             if item is int:
                 check_item(name, element)
             elif not isinstance(element, str):
                 raise InvalidRequest(name, f"must hold texts, not {element!r}.")
             elif len(element) > MAX_ITEM_CHARS:
-                raise InvalidRequest(name, f"holds {len(element)} characters in one text, at most {MAX_ITEM_CHARS}.")
+                raise InvalidRequest(
+                    name, f"holds {len(element)} characters in one text, at most {MAX_ITEM_CHARS}."
+                )
 
     return check
 
@@ -86,7 +91,9 @@ def _bias_check(bound: Bound) -> _Check:
         if not isinstance(value, Mapping):
             raise InvalidRequest(name, f"must map token ids to numbers, not {value!r}.")
         if bound.max_items is not None and len(value) > bound.max_items:
-            raise InvalidRequest(name, f"holds {len(value)} items, at most {bound.max_items} are allowed.")
+            raise InvalidRequest(
+                name, f"holds {len(value)} items, at most {bound.max_items} are allowed."
+            )
         for token, number in value.items():
             if not isinstance(token, int) or isinstance(token, bool) or token < 0:
                 raise InvalidRequest(name, f"token ids must be integers from 0, not {token!r}.")
@@ -111,8 +118,13 @@ def make_checks(catalogue: type) -> tuple[tuple[str, _Check], ...]:
         if bound is None:
             continue
         inner = typing.get_args(hint)[0]
-        parts = [a for a in typing.get_args(inner) if a is not type(None)] if _is_union(inner) else [inner]
-        kind, optional = parts[0], len(parts) < len(typing.get_args(inner) or (inner,))
+        parts = (
+            [a for a in typing.get_args(inner) if a is not type(None)]
+            if _is_union(inner)
+            else [inner]
+        )
+        kind = parts[0]
+        optional = len(parts) < len(typing.get_args(inner) or (inner,))
         origin = typing.get_origin(kind)
         if kind is bool:
             checks.append((name, _flag_check(optional)))

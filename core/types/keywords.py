@@ -1,4 +1,6 @@
-"""What users pass by name: names that somebody reads, names known but not served, and values that ask for nothing."""
+"""What users pass by name: names that somebody reads, names known but not served, and values that
+ask for nothing.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,13 @@ class Names:
 
     @classmethod
     def of(cls, extensions: Iterable[Any], *kinds: str) -> Names:
-        """Return those that extensions state: `kinds` are their attributes for names that they read."""
+        """Return those that extensions state: `kinds` are their attributes for names that they
+        read.
+        """
         listed = list(extensions)
-        read = frozenset(name for extension in listed for kind in kinds for name in getattr(extension, kind, ()))
+        read = frozenset(
+            name for extension in listed for kind in kinds for name in getattr(extension, kind, ())
+        )
         unserved: dict[str, Unserved] = {}
         for extension in listed:
             unserved |= getattr(extension, "unserved", {})
@@ -45,8 +51,9 @@ class Names:
     ) -> dict[str, Any]:
         """Return what somebody reads of that which is given.
 
-        `own` are the names that the caller reads itself, `hints` others that a misspelt one may have meant. None and
-        values that ask for nothing are left out. Raises `InvalidRequest` that names any other.
+        `own` are the names that the caller reads itself, `hints` others that a misspelt one may
+        have meant. None and values that ask for nothing are left out. Raises `InvalidRequest` that
+        names any other.
         """
         found = {}
         for name, value in given.items():
@@ -56,12 +63,15 @@ class Names:
                 found[name] = value
                 continue
             known = self.unserved.get(name, Unserved(""))
-            if _is_empty(value) or any(type(value) is type(each) and value == each for each in known.neutral):
+            if _is_empty(value) or any(
+                type(value) is type(each) and value == each for each in known.neutral
+            ):
                 continue
             if known.missing:
                 raise InvalidRequest(name, f"{known.missing}.")
             raise InvalidRequest(
-                str(name), f"{what}{did_you_mean(str(name), {*own, *hints, *self.read} - {name}) or '.'}"
+                str(name),
+                f"{what}{did_you_mean(str(name), {*own, *hints, *self.read} - {name}) or '.'}",
             )
         return found
 

@@ -73,7 +73,9 @@ class RequestOutput:
     error: str | None = field(default=None)
     """Why the request failed inside the engine, where it did (finish_reason "error")."""
     refusal: EngineError | None = None
-    """The same as an exception, where the request's own contents are at fault (`InvalidRequest`) or it can be sent again later."""
+    """The same as an exception, where the request's own contents are at fault (`InvalidRequest`) or
+    it can be sent again later.
+    """
     counts: Mapping[str, float] = field(default_factory=dict)
     """What features counted of the request, for metrics."""
     trace: Any = None
@@ -83,13 +85,23 @@ class RequestOutput:
 
 
 FILLED_BY_FEATURES: Final = frozenset(
-    {"counts", "encoder_prompt", "encoder_prompt_token_ids", "kv_transfer_params", "lora_request", "refusal", "trace"}
+    {
+        "counts",
+        "encoder_prompt",
+        "encoder_prompt_token_ids",
+        "kv_transfer_params",
+        "lora_request",
+        "refusal",
+        "trace",
+    }
 )
 """Fields of `RequestOutput` that whoever completes requests may set."""
 
 
 def joined(shown: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what features show of a request once one more of its sequences has ended: counts are summed."""
+    """Return what features show of a request once one more of its sequences has ended: counts are
+    summed.
+    """
     counts = dict(shown.get("counts") or {})
     for name, count in (found.get("counts") or {}).items():
         counts[name] = counts.get(name, 0.0) + count
@@ -101,4 +113,6 @@ def check_filled(shown: Mapping[str, Any]) -> None:
     for name in shown:
         if name not in FILLED_BY_FEATURES:
             known = ", ".join(sorted(FILLED_BY_FEATURES))
-            raise TypeError(f"{name!r} is no field of outputs for a feature to fill; there are {known}")
+            raise TypeError(
+                f"{name!r} is no field of outputs for a feature to fill; there are {known}"
+            )

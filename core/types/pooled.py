@@ -1,4 +1,7 @@
-"""What users of pooling models get, field-compatible with vLLM's. A tensor is made when it is asked for."""
+"""What users of pooling models get, field-compatible with vLLM's.
+
+A tensor is made when it is asked for.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,9 @@ class PoolingOutput:
 
         if not self.pooled.data:
             return torch.empty(self.pooled.shape)
-        return torch.frombuffer(bytearray(self.pooled.data), dtype=torch.float32).view(self.pooled.shape)
+        return torch.frombuffer(bytearray(self.pooled.data), dtype=torch.float32).view(
+            self.pooled.shape
+        )
 
 
 @dataclass(slots=True)
@@ -80,7 +85,8 @@ class PoolingRequestOutput(Generic[Out]):
         if output.pooled is None:
             why = output.error or "it was ended before it was computed"
             raise RequestFailed(f"request {output.request_id}: {why}.")
-        ids, cached = output.prompt_token_ids or [], output.num_cached_tokens or 0
+        ids = output.prompt_token_ids or []
+        cached = output.num_cached_tokens or 0
         return PoolingRequestOutput(output.request_id, PoolingOutput(output.pooled), ids, cached)
 
 

@@ -28,10 +28,14 @@ class FeaturesPrompt(TypedDict):
 
 
 class ExplicitEncoderDecoderPrompt(TypedDict, total=False):
-    """Both prompts of a model with an encoder; without the decoder's, it begins with what the model says."""
+    """Both prompts of a model with an encoder; without the decoder's, it begins with what the model
+    says.
+    """
 
     encoder_prompt: str | list[int] | TextPrompt | TokensPrompt | FeaturesPrompt
     decoder_prompt: str | list[int] | TextPrompt | TokensPrompt | None
 
 
-PromptType = str | list[int] | TextPrompt | TokensPrompt | FeaturesPrompt | ExplicitEncoderDecoderPrompt
+PromptType = (
+    str | list[int] | TextPrompt | TokensPrompt | FeaturesPrompt | ExplicitEncoderDecoderPrompt
+)

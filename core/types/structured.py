@@ -1,4 +1,6 @@
-"""What a request may ask of the form of its output, with the limits that hold whatever backend serves it."""
+"""What a request may ask of the form of its output, with the limits that hold whatever backend
+serves it.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,14 @@ MAX_CHOICES: Final = 4096
 MAX_WHITESPACE_CHARS: Final = 200
 
 ConstraintKind = Literal["json", "json_object", "regex", "choice", "grammar", "structural_tag"]
-KINDS: Final[tuple[ConstraintKind, ...]] = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
+KINDS: Final[tuple[ConstraintKind, ...]] = (
+    "json",
+    "json_object",
+    "regex",
+    "choice",
+    "grammar",
+    "structural_tag",
+)
 """The constraints there are; a request gives exactly one of them."""
 _FIELD: Final = "structured_outputs"
 _WHITESPACE: Final = re.compile(r"(?:[ \t\n\r\[\]()?*+|]|\\[tnr]|\?:|\{\d{1,4}(?:,\d{0,4})?\})*")
@@ -30,7 +39,9 @@ _WHITESPACE: Final = re.compile(r"(?:[ \t\n\r\[\]()?*+|]|\\[tnr]|\?:|\{\d{1,4}(?
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """One constraint as a grammar backend takes it: plain, hashable, and the key of what was compiled for it."""
+    """One constraint as a grammar backend takes it: plain, hashable, and the key of what was
+    compiled for it.
+    """
 
     kind: ConstraintKind
     text: str = ""
@@ -38,14 +49,18 @@ class Constraint:
     any_whitespace: bool = True
     """JSON may be laid out freely; False: as compactly as possible."""
     additional_properties: bool = True
-    """False: it was asked for that objects have only the properties their schema names, unless that states
+    """False: it was asked for that objects have only the properties their schema names, unless that
+    states
     `additionalProperties`. Backends hold to it anyway."""
     whitespace_pattern: str | None = None
-    """Regex of the whitespace between JSON's tokens, where the request gives one; there may always be none."""
+    """Regex of the whitespace between JSON's tokens, where the request gives one; there may always
+    be none.
+    """
 
 
 class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True):
-    """The form an output must have; exactly one of the first six fields. Names and meanings as in vLLM.
+    """The form an output must have; exactly one of the first six fields. Names and meanings as in
+    vLLM.
 
     Raises `InvalidRequest` naming the field for what is none, too large or nested too deeply.
     """
@@ -110,7 +125,9 @@ def _check_json(field: str, value: Any) -> None:
         except (msgspec.DecodeError, UnicodeError) as error:
             raise InvalidRequest(field, f"is not valid JSON: {error}.") from error
         except RecursionError as error:
-            raise InvalidRequest(field, f"is nested deeper than {MAX_DEPTH} levels; flatten it.") from error
+            raise InvalidRequest(
+                field, f"is nested deeper than {MAX_DEPTH} levels; flatten it."
+            ) from error
     if not isinstance(value, Mapping):
         raise InvalidRequest(field, f"must be a JSON object, not {value!r:.80}.")
     size = 0
@@ -143,11 +160,17 @@ def _check_text(field: str, value: Any, most: int) -> None:
     for character in value:
         depth += (character in "([{") - (character in ")]}")
         if depth > MAX_DEPTH:
-            raise InvalidRequest(field, f"has more than {MAX_DEPTH} brackets open at once; flatten it.")
+            raise InvalidRequest(
+                field, f"has more than {MAX_DEPTH} brackets open at once; flatten it."
+            )
 
 
 def _check_choice(field: str, value: Any) -> None:
-    if not isinstance(value, (list, tuple)) or not value or not all(isinstance(c, str) and c for c in value):
+    if (
+        not isinstance(value, (list, tuple))
+        or not value
+        or not all(isinstance(c, str) and c for c in value)
+    ):
         raise InvalidRequest(field, "must be a list of texts, at least one, none of them empty.")
     if len(value) > MAX_CHOICES:
         raise InvalidRequest(field, f"holds {len(value)} texts, at most {MAX_CHOICES} are allowed.")
@@ -155,11 +178,17 @@ def _check_choice(field: str, value: Any) -> None:
 
 
 def _check_whitespace(kind: str, pattern: Any) -> None:
-    """Refuse what would make outputs that are no JSON, and what backends hold to in some of the places only."""
+    """Refuse what would make outputs that are no JSON, and what backends hold to in some of the
+    places only.
+    """
     field = f"{_FIELD}.whitespace_pattern"
     if kind not in ("json", "json_object", "structural_tag"):
         raise InvalidRequest(field, f"is for JSON, and has no meaning for {kind}; leave it out.")
-    plain = isinstance(pattern, str) and len(pattern) <= MAX_WHITESPACE_CHARS and _WHITESPACE.fullmatch(pattern)
+    plain = (
+        isinstance(pattern, str)
+        and len(pattern) <= MAX_WHITESPACE_CHARS
+        and _WHITESPACE.fullmatch(pattern)
+    )
     try:
         may_be_none = bool(plain) and re.fullmatch(pattern, "") is not None
     except (re.error, OverflowError, RecursionError) as error:
@@ -167,7 +196,8 @@ def _check_whitespace(kind: str, pattern: Any) -> None:
     if not may_be_none:
         raise InvalidRequest(
             field,
-            r"must be a short regex of blanks, \t, \n and \r that also matches no whitespace, such as '[ \n]?', "
+            r"must be a short regex of blanks, \t, \n and \r that also matches no whitespace, such "
+            r"as '[ \n]?', "
             f"not {pattern!r:.80}.",
         )
 

@@ -1,8 +1,10 @@
-"""The persistent batch: what the worker remembers of every row between steps, updated by difference.
+"""The persistent batch: what the worker remembers of every row between steps, updated by
+difference.
 
-Buffers have their largest size from the start and are filled in place. Rows belong to the scheduler: a row
-keeps its request until a plan ends it, so nothing moves. The host part of a step (`take`) runs ahead of the device's work
-(`enter`, `gather`, `write`): it touches rows only that no step in flight computes, and numbers, never tokens.
+Buffers have their largest size from the start and are filled in place. Rows belong to the
+scheduler: a row keeps its request until a plan ends it, so nothing moves. The host part of a step
+(`take`) runs ahead of the device's work (`enter`, `gather`, `write`): it touches rows only that no
+step in flight computes, and numbers, never tokens.
 """
 
 from __future__ import annotations
@@ -37,7 +39,10 @@ class Batch:
     ) -> None:
         """`sizes`: numbers of tokens that steps are padded to."""
         num_rows = max_num_seqs + 1  # the last one is padding's
-        self._device, self._layout, self._sizes, self._length = device, layout, tuple(sizes), max_model_len
+        self._device = device
+        self._layout = layout
+        self._sizes = tuple(sizes)
+        self._length = max_model_len
         self._has_states = any(isinstance(group.spec, RecurrentState) for group in layout.groups)
         self.token_ids = torch.zeros((num_rows, max_model_len), dtype=torch.int64, device=device)
         """Every row's tokens by position, sampled ones included; stale beyond what is known."""
@@ -52,13 +57,20 @@ class Batch:
         self._version = 0
         """Changes whenever a request enters."""
         self._ends = np.zeros(num_rows, dtype=np.int64)
-        """Per row, the position behind its last step, at most; `_slack`: by how much it may be less."""
+        """Per row, the position behind its last step, at most; `_slack`: by how much it may be
+        less.
+        """
         self._slack = np.zeros(num_rows, dtype=np.int64)
         self._guessing = 0
         """Steps with guesses whose results are not settled."""
         self._epochs = np.zeros(num_rows, dtype=np.int64)
-        """Counts how often a row's position was stated anew, which makes older results none of its business."""
-        lengths = [g.spec.max_len if isinstance(g.spec, CrossAttention) else max_model_len for g in layout.groups]
+        """Counts how often a row's position was stated anew, which makes older results none of its
+        business.
+        """
+        lengths = [
+            g.spec.max_len if isinstance(g.spec, CrossAttention) else max_model_len
+            for g in layout.groups
+        ]
         widths = [-(-n // g.block_size) + 1 for n, g in zip(lengths, layout.groups, strict=True)]
         shape = (len(widths), num_rows, max(widths, default=0))
         self._tables = np.zeros(shape, dtype=np.int32)
@@ -73,7 +85,8 @@ class Batch:
     # --- the host part
 
     def take(self, plan: StepPlan, num_tokens: int = 0) -> StepInputs:
-        """Take over the plan's differences (rows that left, that came, blocks that were added) and work out its step.
+        """Take over the plan's differences (rows that left, that came, blocks that were added) and
+        work out its step.
 
         It is filled up to `num_tokens` with padding.
         """
@@ -86,8 +99,18 @@ class Batch:
         step = StepInputs(plan.new, self._version)
         blocks = plan.blocks
         if plan.new:
-            step.entered = *self.columns.enter(plan.new, self._news), [self._enter(new) for new in plan.new]
-            blocks = [*((new.row, group, own) for new in plan.new for group, own in enumerate(new.blocks)), *blocks]
+            step.entered = (
+                *self.columns.enter(plan.new, self._news),
+                [self._enter(new) for new in plan.new],
+            )
+            blocks = [
+                *(
+                    (new.row, group, own)
+                    for new in plan.new
+                    for group, own in enumerate(new.blocks)
+                ),
+                *blocks,
+            ]
         if blocks:
             step.appended = self._append(blocks)
         if plan.rows or plan.steady or num_tokens:
@@ -95,7 +118,8 @@ class Batch:
             self._find_blocks(step)
             if not step.point_rows:
                 step.place_samples(self._length, self._staging)
-        step.numbers, step.news = self._staging.end(), self._news.end()
+        step.numbers = self._staging.end()
+        step.news = self._news.end()
         return step
 
     def _enter(self, new: NewRow) -> int:
@@ -111,7 +135,8 @@ class Batch:
         rows, groups, lists = zip(*added, strict=True)
         sizes = np.fromiter(map(len, lists), dtype=np.int64, count=len(lists))
         blocks = np.fromiter(chain.from_iterable(lists), dtype=np.int64, count=int(sizes.sum()))
-        of_groups, of_rows = np.asarray(groups, dtype=np.int64), np.asarray(rows, dtype=np.int64)
+        of_groups = np.asarray(groups, dtype=np.int64)
+        of_rows = np.asarray(rows, dtype=np.int64)
         lens = self._table_lens[of_groups, of_rows]
         _, num_rows, width = self._tables.shape
         firsts = (of_groups * num_rows + of_rows) * width + lens
@@ -126,12 +151,16 @@ class Batch:
         same = self._steady
         if same.rows is not plan.steady and same.rows != plan.steady:
             same = self._steady = Steady(plan.steady, self._length)
-        rows, counts, starts = same.index, same.counts, self._ends[same.index]
+        rows = same.index
+        counts = same.counts
+        starts = self._ends[same.index]
         if not (plan.rows or plan.guesses or self._guessing or self._sizes or num_tokens):
             self._ends[rows] = starts + 1
             step.go_on(same, starts, self._staging)
             return
-        step.rows, step.samples, counts = plan.steady, list(same.samples), counts.copy()
+        step.rows = plan.steady
+        step.samples = list(same.samples)
+        counts = counts.copy()
         if plan.rows:
             step.rows = [*plan.steady, *plan.rows]
             stated = np.asarray(plan.rows, dtype=np.int64)
@@ -159,9 +188,15 @@ class Batch:
             sizes = () if self._has_states and total > len(rows) else self._sizes
             step.padding = next((size for size in sizes if size >= least), least) - total
         if step.padding:
-            more = np.full(step.padding, len(self.requests) - 1), np.zeros(step.padding), np.ones(step.padding)
+            more = (
+                np.full(step.padding, len(self.requests) - 1),
+                np.zeros(step.padding),
+                np.ones(step.padding),
+            )
             both = zip((rows, starts, counts), more, strict=True)
-            rows, starts, counts = (np.concatenate((own, other.astype(np.int64))) for own, other in both)
+            rows, starts, counts = (
+                np.concatenate((own, other.astype(np.int64))) for own, other in both
+            )
             if step.slack is not None:
                 step.slack = np.concatenate((step.slack, np.zeros(step.padding, dtype=np.int64)))
         step.place(rows, starts, counts, self._length, self._staging)
@@ -171,26 +206,37 @@ class Batch:
         step.beside = [new for new in step.new if new.beside]
         for group, layout in enumerate(self._layout.groups):
             if isinstance(layout.spec, RecurrentState):
-                table, guesses = self._tables[group][step.row_index], None
+                table = self._tables[group][step.row_index]
+                guesses = None
                 if step.guesses is not None:
                     guesses = Guesses(step.samples, step.guesses, self._layout.first_spare(group))
-                sequences, padding = (step.row_starts, step.row_counts, table), self._layout.padding_block(group)
-                step.groups.append(plan_states(*sequences, layout.block_size, self._to_device, guesses, padding))
+                sequences = (step.row_starts, step.row_counts, table)
+                padding = self._layout.padding_block(group)
+                step.groups.append(
+                    plan_states(*sequences, layout.block_size, self._to_device, guesses, padding)
+                )
             elif isinstance(layout.spec, CrossAttention):
                 owners = [new.row for new in step.beside]
                 rows = np.repeat(np.asarray(owners, dtype=np.int64), self._beside[owners])
                 positions = np.concatenate([np.arange(0), *map(np.arange, self._beside[owners])])
                 lengths = self._beside[step.row_index]
-                step.groups.append((*self._slots(group, rows, positions, lengths), lengths.tolist(), lengths))
+                step.groups.append(
+                    (*self._slots(group, rows, positions, lengths), lengths.tolist(), lengths)
+                )
             else:
                 slots = self._slots(group, step.token_rows, step.token_positions, step.row_lengths)
                 step.groups.append((*slots, step.kv_lens, None))
 
     def _slots(self, group: int, rows: Ints, positions: Ints, lengths: Ints) -> tuple[int, int]:
         """Return where the slots of tokens stand, and how many blocks a sequence has at most."""
-        size, width = self._layout.groups[group].block_size, self._tables.shape[2]
-        blocks = self._tables[group][rows, np.minimum(positions // size, width - 1)].astype(np.int64)
-        return self._staging.put(blocks * size + positions % size), min(-(-int(lengths.max(initial=0)) // size), width)
+        size = self._layout.groups[group].block_size
+        width = self._tables.shape[2]
+        blocks = self._tables[group][rows, np.minimum(positions // size, width - 1)].astype(
+            np.int64
+        )
+        return self._staging.put(blocks * size + positions % size), min(
+            -(-int(lengths.max(initial=0)) // size), width
+        )
 
     def _to_device(self, array: Ints) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device, non_blocking=True)
@@ -201,7 +247,9 @@ class Batch:
         return self._guessing > 0
 
     def settle(self, ahead: Ahead, accepted: Ints | None) -> None:
-        """Correct the positions of rows by the tokens that were accepted; None: the step has failed, and they end."""
+        """Correct the positions of rows by the tokens that were accepted; None: the step has
+        failed, and they end.
+        """
         self._guessing -= 1
         if accepted is not None:
             own = self._epochs[ahead.rows] == ahead.epochs
@@ -235,11 +283,21 @@ class Batch:
         ]
 
     def _group_inputs(
-        self, group: int, step: StepInputs, place: int, most: int, kv_lens: list[int], beside: Ints | None
+        self,
+        group: int,
+        step: StepInputs,
+        place: int,
+        most: int,
+        kv_lens: list[int],
+        beside: Ints | None,
     ) -> AttentionInputs:
-        layout, table, rows = self._layout.groups[group], self.tables[group], step.at("rows")
+        layout = self._layout.groups[group]
+        table = self.tables[group]
+        rows = step.at("rows")
         assert not isinstance(layout.spec, RecurrentState), "states have plans of their own"
-        slots, size, slack = step.on_device[place], layout.block_size, None
+        slots = step.on_device[place]
+        size = layout.block_size
+        slack = None
         if step.slack is not None and beside is None:
             slack = step.slack.tolist()
             blocks = table[rows[step.at("sequences")], step.positions // size]
@@ -257,7 +315,9 @@ class Batch:
             slack=slack,
         )
 
-    def write(self, step: StepInputs, tokens: torch.Tensor, accepted: torch.Tensor | None = None) -> None:
+    def write(
+        self, step: StepInputs, tokens: torch.Tensor, accepted: torch.Tensor | None = None
+    ) -> None:
         """Note what was sampled, and where each row goes on."""
         self.flat_token_ids.index_copy_(0, step.at("destinations"), tokens)
         if accepted is not None or step.slack is not None or self.keeps_ends:

@@ -22,16 +22,23 @@ class Extensions:
 
     def __init__(self, extensions: Sequence[tuple[Blame, RunnerExtension]]) -> None:
         def having(method: str) -> Methods:
-            return tuple((e.name, blame(getattr(e, method))) for blame, e in extensions if hasattr(e, method))
+            return tuple(
+                (e.name, blame(getattr(e, method))) for blame, e in extensions if hasattr(e, method)
+            )
 
-        self._loaded, self._attach = having("loaded"), having("attach")
+        self._loaded = having("loaded")
+        self._attach = having("attach")
         self._rests = having("rests")
         self._resting: frozenset[str] = frozenset()
-        self._begin, self._before_forward = having("begin"), having("before_forward")
+        self._begin = having("begin")
+        self._before_forward = having("before_forward")
         self._after_forward = having("after_forward")
-        self._before_sample, self._verify = having("before_sample"), having("verify")
-        self._sampled, self._after_sample = having("sampled"), having("after_sample")
-        self._calls, self._closing = dict(having("call")), having("close")
+        self._before_sample = having("before_sample")
+        self._verify = having("verify")
+        self._sampled = having("sampled")
+        self._after_sample = having("after_sample")
+        self._calls = dict(having("call"))
+        self._closing = having("close")
         self.most_guesses = max((getattr(e, "most_guesses", 0) for _, e in extensions), default=0)
         """Of one row in one step."""
         self.spare_blocks = max((getattr(e, "spare_blocks", 0) for _, e in extensions), default=0)
@@ -50,11 +57,14 @@ class Extensions:
             call(parts_of(name))
 
     def begin(self, num_rows: int, payloads: Mapping[str, bytes]) -> bool:
-        """Tell of a step in which so many rows sample, before its tokens are read, whoever does not rest in it.
+        """Tell of a step in which so many rows sample, before its tokens are read, whoever does not
+        rest in it.
 
         Return whether one may want to know where rows go on.
         """
-        self._resting = frozenset(name for name, rests in self._rests if rests(num_rows, payloads.get(name)))
+        self._resting = frozenset(
+            name for name, rests in self._rests if rests(num_rows, payloads.get(name))
+        )
         for name, call in self._awake(self._begin):
             call(payloads.get(name))
         return not self._following <= self._resting
@@ -65,19 +75,27 @@ class Extensions:
         return bool(self._awake(self._sampled))
 
     def _awake(self, methods: Methods) -> Methods:
-        return tuple(each for each in methods if each[0] not in self._resting) if self._resting else methods
+        return (
+            tuple(each for each in methods if each[0] not in self._resting)
+            if self._resting
+            else methods
+        )
 
     def before_forward(self, batch: ForwardBatch, payloads: Mapping[str, bytes]) -> None:
         """Show the batch before the model runs."""
         for name, call in self._awake(self._before_forward):
             call(batch, payloads.get(name))
 
-    def after_forward(self, batch: ForwardBatch, hidden: torch.Tensor, payloads: Mapping[str, bytes]) -> None:
+    def after_forward(
+        self, batch: ForwardBatch, hidden: torch.Tensor, payloads: Mapping[str, bytes]
+    ) -> None:
         """Show what the model has made of the batch."""
         for name, call in self._awake(self._after_forward):
             call(batch, hidden, payloads.get(name))
 
-    def before_sample(self, logits: torch.Tensor, rows: SampleRows, payloads: Mapping[str, bytes]) -> torch.Tensor:
+    def before_sample(
+        self, logits: torch.Tensor, rows: SampleRows, payloads: Mapping[str, bytes]
+    ) -> torch.Tensor:
         """Return the logits to sample from."""
         for name, call in self._awake(self._before_sample):
             logits = call(logits, rows, payloads.get(name))
@@ -91,9 +109,13 @@ class Extensions:
         logits: torch.Tensor,
         payloads: Mapping[str, bytes],
     ) -> Sequence[torch.Tensor]:
-        """Return the tokens to take and which guesses are right, and perhaps in which order points are taken."""
+        """Return the tokens to take and which guesses are right, and perhaps in which order points
+        are taken.
+        """
         for name, call in self._verify:
-            return cast("Sequence[torch.Tensor]", call(rows, guessed, tokens, logits, payloads.get(name)))
+            return cast(
+                "Sequence[torch.Tensor]", call(rows, guessed, tokens, logits, payloads.get(name))
+            )
         return tokens, guessed == tokens
 
     def sampled(self, sampled: Sampled, payloads: Mapping[str, bytes]) -> None:

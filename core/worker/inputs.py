@@ -1,4 +1,6 @@
-"""Where the tokens of one step stand, and where it samples: numbers on the host, then on the device. Knows no block."""
+"""Where the tokens of one step stand, and where it samples: numbers on the host, then on the
+device. Knows no block.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,8 @@ class Steady:
 class StepInputs:
     """One step's tokens: those of the plan's steady rows, then of the others, then padding.
 
-    What the host writes are upper bounds where there is `slack`. What lies on the device is good until the next step.
+    What the host writes are upper bounds where there is `slack`. What lies on the device is good
+    until the next step.
     """
 
     new: list[NewRow]
@@ -88,7 +91,8 @@ class StepInputs:
     entered: tuple[int, int, list[int]] | None = None
     appended: tuple[int, int] | None = None
     numbers: Staged = field(init=False)
-    """What is to be brought to the device, and what of that is about rows and blocks that are new."""
+    """What is to be brought to the device, and what of that is about rows and blocks that are new.
+    """
     news: Staged = field(init=False)
     on_device: Sequence[torch.Tensor] = field(init=False)
     input_ids: torch.Tensor = field(init=False)
@@ -101,25 +105,45 @@ class StepInputs:
 
     def go_on(self, same: Steady, starts: Ints, staging: Staging) -> None:
         """Place a step of such rows alone, as `place` and `place_samples` would."""
-        lengths, tokens, put = starts + 1, same.bases + starts, staging.put
+        lengths = starts + 1
+        tokens = same.bases + starts
+        put = staging.put
         self.rows = self.point_rows = same.rows
         self.row_index = self.token_rows = same.index
         self.row_starts = self.token_positions = starts
-        self.row_counts, self.row_lengths = same.counts, lengths
-        self.starts, self.counts, self.samples = starts.tolist(), same.ones, same.samples
+        self.row_counts = same.counts
+        self.row_lengths = lengths
+        self.starts = starts.tolist()
+        self.counts = same.ones
+        self.samples = same.samples
         self.kv_lens = self.lengths = lengths.tolist()
-        self.query_starts, self.num_tokens, self.whole = same.query_starts, len(same.rows), True
-        at = put(tokens), put(starts), put(same.index), put(same.counts), put(lengths), put(tokens + 1)
+        self.query_starts = same.query_starts
+        self.num_tokens = len(same.rows)
+        self.whole = True
+        at = (
+            put(tokens),
+            put(starts),
+            put(same.index),
+            put(same.counts),
+            put(lengths),
+            put(tokens + 1),
+        )
         self._places = dict(zip(_STEADY_PLACES, (*at, at[1], at[2], at[2], at[4]), strict=True))
 
     def place(self, rows: Ints, starts: Ints, counts: Ints, length: int, staging: Staging) -> None:
         """Work out the place of each token; `length` is that of a row of tokens."""
-        self.row_index, self.row_starts, self.row_counts = rows, starts, counts
-        self.row_lengths, total = starts + counts, int(counts.sum())
+        self.row_index = rows
+        self.row_starts = starts
+        self.row_counts = counts
+        self.row_lengths = starts + counts
+        total = int(counts.sum())
         own = len(rows) - self.padding
-        self.starts, self.counts, self.kv_lens = starts[:own].tolist(), counts[:own].tolist(), self.row_lengths.tolist()
+        self.starts = starts[:own].tolist()
+        self.counts = counts[:own].tolist()
+        self.kv_lens = self.row_lengths.tolist()
         if total == len(rows):  # decoding only: one token per row
-            self.token_rows, self.token_positions = rows, starts
+            self.token_rows = rows
+            self.token_positions = starts
             self.query_starts = list(range(total + 1))
         else:
             ends = np.cumsum(counts)
@@ -127,29 +151,38 @@ class StepInputs:
             self.token_positions = np.arange(total) - np.repeat(ends - counts - starts, counts)
             self.query_starts = [0, *ends.tolist()]
         self.num_tokens = total - self.padding
-        put, places = staging.put, self._places
+        put = staging.put
+        places = self._places
         places["tokens"] = put(self.token_rows * length + self.token_positions)
         places["positions"] = put(self.token_positions)
         places["rows"], places["starts"], places["counts"] = put(rows), put(starts), put(counts)
         places["lengths"] = put(self.row_lengths)
 
     def place_samples(self, length: int, staging: Staging) -> None:
-        """Work out where tokens are sampled: behind the last known token of rows that sample, and behind each guess."""
+        """Work out where tokens are sampled: behind the last known token of rows that sample, and
+        behind each guess.
+        """
         sequences = np.asarray(self.samples, dtype=np.int64)
         sampled = self.row_index[sequences]
-        put, places = staging.put, self._places
+        put = staging.put
+        places = self._places
         behind = np.zeros_like(sequences)
         if self.guesses is not None:
             each = self.guesses + 1
             firsts = np.cumsum(each) - each
             points = np.arange(int(each.sum())) - np.repeat(firsts, each)
-            behind, sequences = np.repeat(self.guesses, each) - points, np.repeat(sequences, each)
+            behind = np.repeat(self.guesses, each) - points
+            sequences = np.repeat(sequences, each)
             self.points, places["firsts"] = points.tolist(), put(firsts)
-        rows, lengths = self.row_index[sequences], self.row_lengths[sequences] - behind
-        self.point_rows, self.whole = rows.tolist(), len(rows) == self.num_tokens
+        rows = self.row_index[sequences]
+        lengths = self.row_lengths[sequences] - behind
+        self.point_rows = rows.tolist()
+        self.whole = len(rows) == self.num_tokens
         self.lengths = lengths.tolist() if self.slack is None else None
         if not self.whole:
-            places["lasts"] = put(np.asarray(self.query_starts, dtype=np.int64)[sequences + 1] - 1 - behind)
+            places["lasts"] = put(
+                np.asarray(self.query_starts, dtype=np.int64)[sequences + 1] - 1 - behind
+            )
         places["point_rows"], places["sampled"] = put(rows), put(sampled)
         places["point_lengths"], places["destinations"] = put(lengths), put(rows * length + lengths)
         if self.slack is not None:
@@ -157,7 +190,9 @@ class StepInputs:
             places["sequences"] = put(np.repeat(np.arange(len(self.row_index)), self.row_counts))
 
     def at(self, name: str) -> torch.Tensor:
-        """Return numbers on the device: [tokens], [rows] or [points], as `place` and `place_samples` name them."""
+        """Return numbers on the device: [tokens], [rows] or [points], as `place` and
+        `place_samples` name them.
+        """
         return self.on_device[self._places[name]]
 
     def arrive(self, device: Sequence[torch.Tensor], ends: torch.Tensor) -> None:
@@ -166,7 +201,8 @@ class StepInputs:
         if self.slack is not None:
             starts = self.at("starts")
             less = (starts - ends[self.at("rows")]).where(self.at("slack") > 0, 0)
-            by_token, by_point = less[self.at("sequences")], less[self.at("point_sequences")]
+            by_token = less[self.at("sequences")]
+            by_point = less[self.at("point_sequences")]
             owners = (
                 ("starts", less),
                 ("lengths", less),

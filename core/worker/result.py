@@ -50,7 +50,9 @@ class PendingResult:
     """Tokens, or what is wrong with them, then `accepted`."""
 
     def leave(self) -> None:
-        """Send off what is needed of every row, in one piece; the last of the step's work on the device."""
+        """Send off what is needed of every row, in one piece; the last of the step's work on the
+        device.
+        """
         if self.tokens is not None:
             numbers = self.tokens
             if self.possible is not None:
@@ -69,9 +71,16 @@ class PendingResult:
 
     def get(self) -> StepResult:
         """Return plain data, once the device has come so far."""
-        rows, errors, accepted = self.rows, self.errors, []
-        numbers = np.zeros(0, dtype=np.int64) if self._numbers is None else self._numbers.numpy()[: len(rows)]
-        tokens, holds = numbers.tolist(), None
+        rows = self.rows
+        errors = self.errors
+        accepted = []
+        numbers = (
+            np.zeros(0, dtype=np.int64)
+            if self._numbers is None
+            else self._numbers.numpy()[: len(rows)]
+        )
+        tokens = numbers.tolist()
+        holds = None
         if errors or self.points is not None or numbers.min(initial=0) < 0:
             holds, errors = self._holding(numbers)
             tokens = [token for token, held in zip(tokens, holds, strict=True) if held]
@@ -87,17 +96,26 @@ class PendingResult:
         for row, gathered in self.prompt_logprobs:
             prompt.setdefault(row, []).extend(to_lists(gathered))
         payloads = {name: [payload] for name, payload in self.payloads.items()}
-        kept = {row: numbers.numpy(force=True) for row, numbers in self.pooled.items() if row not in errors}
+        kept = {
+            row: numbers.numpy(force=True)
+            for row, numbers in self.pooled.items()
+            if row not in errors
+        }
         pooled = {row: Pooled(numbers.tobytes(), numbers.shape) for row, numbers in kept.items()}
-        return StepResult(self.step, rows, tokens, logprobs, prompt, errors, payloads, accepted, pooled)
+        return StepResult(
+            self.step, rows, tokens, logprobs, prompt, errors, payloads, accepted, pooled
+        )
 
     def _holding(self, numbers: npt.NDArray[np.int64]) -> tuple[list[bool], dict[int, str]]:
         """Return which tokens hold, and the rows that failed."""
-        holds, counts = np.ones(len(self.rows), dtype=np.bool_), self.counts()
+        holds = np.ones(len(self.rows), dtype=np.bool_)
+        counts = self.counts()
         if self.points is not None and counts is not None:
             points = np.asarray(self.points)
             holds = points < counts[np.cumsum(points == 0) - 1]
         errors = dict(self.errors)
         for i in np.flatnonzero(holds & (numbers < 0)):
             errors.setdefault(self.rows[i], NON_FINITE if numbers[i] == _NON_FINITE else NO_CHOICE)
-        return [bool(held) and row not in errors for row, held in zip(self.rows, holds, strict=True)], errors
+        return [
+            bool(held) and row not in errors for row, held in zip(self.rows, holds, strict=True)
+        ], errors

@@ -1,4 +1,6 @@
-"""What requests say about sampling, as columns by row: on the device, and on the host for those who decide there."""
+"""What requests say about sampling, as columns by row: on the device, and on the host for those who
+decide there.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Numbers of a step on their way to the device: gathered on the host, copied in one piece. Knows no step."""
+"""Numbers of a step on their way to the device: gathered on the host, copied in one piece.
+
+Knows no step.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,9 @@ Staged = tuple[torch.Tensor, list[int]]
 
 
 class Staging:
-    """A ring of host buffers and one buffer on the device, in which every step finds its numbers at the same places."""
+    """A ring of host buffers and one buffer on the device, in which every step finds its numbers at
+    the same places.
+    """
 
     def __init__(self, device: str, num_steps: int, size: int) -> None:
         """While a step is prepared, up to `num_steps` others may not have been copied yet."""
@@ -33,7 +38,9 @@ class Staging:
 
     def begin(self) -> None:
         """Start with the next step's numbers."""
-        self._at, self._used, self._sizes = next(self._turns), 0, list[int]()
+        self._at = next(self._turns)
+        self._used = 0
+        self._sizes = list[int]()
         self._numbers = self._hosts[self._at][1]
 
     def put(self, numbers: Ints | Sequence[int]) -> int:

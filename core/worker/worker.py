@@ -1,7 +1,8 @@
-"""The worker: one device's model, cache and batch, driven by plans. Knows no queue, no text and no feature.
+"""The worker: one device's model, cache and batch, driven by plans. Knows no queue, no text and no
+feature.
 
-A step has a part of the host, which is done when `execute` returns, and a part that the device does in its own order;
-the latter may be that of the step before while the host works out the next.
+A step has a part of the host, which is done when `execute` returns, and a part that the device does
+in its own order; the latter may be that of the step before while the host works out the next.
 """
 
 from __future__ import annotations
@@ -16,7 +17,16 @@ from typing import Any, TypeVar, cast
 import torch
 
 from core.config import EngineConfig
-from core.contracts import AttentionBackend, ForwardBatch, Model, ModelSource, Platform, Runner, Stage, StageParts
+from core.contracts import (
+    AttentionBackend,
+    ForwardBatch,
+    Model,
+    ModelSource,
+    Platform,
+    Runner,
+    Stage,
+    StageParts,
+)
 from core.contracts.construct import construct
 from core.contracts.scheduling import LoadedParts, WorkerParts
 from core.contracts.times import times_of
@@ -55,12 +65,20 @@ class Step:
 class Worker:
     """Builds a model, holds its cache and batch, and executes plans in the order they come."""
 
-    def __init__(self, config: EngineConfig, registry: Registry, source: ModelSource, join: Join | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        registry: Registry,
+        source: ModelSource,
+        join: Join | None = None,
+    ) -> None:
         """Without `join`, the worker holds the whole model."""
         self.depth = 2 if config.scheduler.async_scheduling else 1
         """Steps that may be launched and not read."""
         self.told: Callable[[str, bytes], None] = lambda name, data: None
-        """Called, from any thread, with what a worker half tells its scheduler half outside of steps."""
+        """Called, from any thread, with what a worker half tells its scheduler half outside of
+        steps.
+        """
         self._config = config
         self._registry = registry
         self._source = source
@@ -78,7 +96,8 @@ class Worker:
 
     def start(self) -> WorkerInfo:
         """Build and fill the model. Raises `ModelError` or `ConfigError` with one clear block."""
-        registry, config = self._registry, self._config
+        registry = self._registry
+        config = self._config
         self._spec, chosen_runner = read_model(config, self._source, registry)
         self._runner: Runner = registry.make(chosen_runner, registry)[0]
         platform: Platform = registry.load(registry.choose("platforms", config.device.device))()
@@ -89,7 +108,11 @@ class Worker:
             self._stream = platform.stream()
         elif self.depth > 1:
             self._stream = Beside()
-        facts = {**platform.facts(), "dtype": config.model.dtype, **attention_facts(self._spec, config)}
+        facts = {
+            **platform.facts(),
+            "dtype": config.model.dtype,
+            **attention_facts(self._spec, config),
+        }
         backend = registry.choose("attention_backends", config.attention.attention_backend, facts)
         self._backend: AttentionBackend = construct(registry.load(backend), config)
         self._in_order(self._load)
@@ -107,7 +130,9 @@ class Worker:
         )
 
     def _in_order(self, function: Callable[[], T]) -> T:
-        """Call a function in the order of the device's work, and in its thread: OpenMP keeps threads for each caller."""
+        """Call a function in the order of the device's work, and in its thread: OpenMP keeps
+        threads for each caller.
+        """
         result: T = self._stream.launch(torch.inference_mode()(function)).result()
         return result
 
@@ -125,10 +150,14 @@ class Worker:
             facts=(facts := self._platform.facts()),
         )
         self._ops = context.ops
-        self._added = self._extensions.loaded(LoadedParts(self._config, self._source, self.model, context, facts))
+        self._added = self._extensions.loaded(
+            LoadedParts(self._config, self._source, self.model, context, facts)
+        )
         guessing_rows = min(self._config.scheduler.max_num_seqs or 1, MOST_GUESSING_ROWS)
         layers = [*self.model.kv_layers, *chain.from_iterable(self._added.values())]
-        self._layers = with_spare(layers, self._extensions.most_guesses * guessing_rows, self._extensions.spare_blocks)
+        self._layers = with_spare(
+            layers, self._extensions.most_guesses * guessing_rows, self._extensions.spare_blocks
+        )
 
     def allocate(self, layout: KVLayout, first_layer: int = 0) -> None:
         """Make the cache and the batch; after this, plans can be executed.
@@ -138,36 +167,69 @@ class Worker:
         self._in_order(partial(self._allocate, layout, first_layer))
 
     def _allocate(self, layout: KVLayout, first_layer: int) -> None:
-        own, extensions, config = range(first_layer, first_layer + len(self._layers)), self._extensions, self._config
+        own = range(first_layer, first_layer + len(self._layers))
+        extensions = self._extensions
+        config = self._config
         caches, memory = make_caches(layout, self._backend, own, self._platform)
         self.model.bind_kv(caches[: len(self.model.kv_layers)])
-        groups = {layer: index for index, group in enumerate(layout.groups) for layer in group.layers}
+        groups = {
+            layer: index for index, group in enumerate(layout.groups) for layer in group.layers
+        }
         self._group_of_layer = [groups[layer] for layer in own]
         places = zip(self._group_of_layer, caches, strict=True)
-        self._states = [(at, states) for at, states in places if isinstance(layout.groups[at].spec, RecurrentState)]
+        self._states = [
+            (at, states)
+            for at, states in places
+            if isinstance(layout.groups[at].spec, RecurrentState)
+        ]
         sizes = self._platform.sizes(config) if hasattr(self._platform, "sizes") else ()
-        max_num_seqs, max_model_len = config.scheduler.max_num_seqs or 1, config.model.max_model_len or 1
-        batch = Batch(max_num_seqs, max_model_len, layout, self._device, depth=self.depth, sizes=sizes)
+        max_num_seqs = config.scheduler.max_num_seqs or 1
+        max_model_len = config.model.max_model_len or 1
+        batch = Batch(
+            max_num_seqs, max_model_len, layout, self._device, depth=self.depth, sizes=sizes
+        )
         self._batch = batch
-        is_last, device = self._pipeline.is_last, self._device
+        is_last = self._pipeline.is_last
+        device = self._device
         self._stage: Stage = self._runner.stage(
-            StageParts(config, self._spec, self.model, batch, extensions, is_last, device, PendingResult, self._ops)
+            StageParts(
+                config,
+                self._spec,
+                self.model,
+                batch,
+                extensions,
+                is_last,
+                device,
+                PendingResult,
+                self._ops,
+            )
         )
         wrap = getattr(self._platform, "wrap", lambda model, sizes: model)
         forward: Callable[[ForwardBatch], torch.Tensor] = wrap(self.model, sizes)
-        self._forward = times_of(self._registry).timed(self._registry.in_use("models")[0].plugin.name, forward)
+        self._forward = times_of(self._registry).timed(
+            self._registry.in_use("models")[0].plugin.name, forward
+        )
 
         def parts_of(name: str) -> WorkerParts:
             before = takewhile(lambda other: other != name, self._added)
             first = len(self.model.kv_layers) + sum(len(self._added[other]) for other in before)
             mine = caches[first : first + len(self._added.get(name, ()))]
-            where = self._group, self._pipeline, device, lambda data: self.told(name, data), partial(wrap, sizes=())
+            where = (
+                self._group,
+                self._pipeline,
+                device,
+                lambda data: self.told(name, data),
+                partial(wrap, sizes=()),
+            )
             return WorkerParts(config, self.model, batch, layout, memory, mine, first, *where)
 
         extensions.attach(parts_of)
 
     def execute(self, plan: StepPlan) -> Step:
-        """Work out one step and launch it. Nothing is waited for, but that no more than `depth` steps are under way."""
+        """Work out one step and launch it.
+
+        Nothing is waited for, but that no more than `depth` steps are under way.
+        """
         self._settle()
         inputs = self._batch.take(plan)
         work = self._stream.launch(partial(self._run, plan, inputs))
@@ -176,7 +238,9 @@ class Worker:
 
     def _settle(self) -> None:
         """Take note of how far rows have come in steps that are over."""
-        certain = self._batch.is_guessing and (self._states or not getattr(self._backend, "device_lengths", False))
+        certain = self._batch.is_guessing and (
+            self._states or not getattr(self._backend, "device_lengths", False)
+        )
         while self._in_flight and (certain or len(self._in_flight) >= self.depth):
             ahead, work = self._in_flight.popleft()
             try:
@@ -192,7 +256,9 @@ class Worker:
         errors = self._enter(plan, inputs)
         num_rows = len(plan.steady) + len(plan.samples)
         self._batch.keeps_ends = self._extensions.begin(num_rows, plan.payloads)
-        pending = self._compute(plan, inputs, errors) if inputs.rows else PendingResult(plan.step, errors)
+        pending = (
+            self._compute(plan, inputs, errors) if inputs.rows else PendingResult(plan.step, errors)
+        )
         pending.payloads = self._extensions.after_sample(plan.payloads)
         pending.leave()
         return pending
@@ -202,16 +268,23 @@ class Worker:
         self._extensions.before_forward(batch, plan.payloads)
         hidden = self._forward(batch)[: inputs.num_tokens]
         self._extensions.after_forward(batch, hidden, plan.payloads)
-        sample = cast("Callable[[], PendingResult]", partial(self._stage.run, plan, inputs, hidden, errors))
-        pending = sample() if self._pipeline.size == 1 else self._across_stages(plan.step, inputs, sample)
+        sample = cast(
+            "Callable[[], PendingResult]", partial(self._stage.run, plan, inputs, hidden, errors)
+        )
+        pending = (
+            sample() if self._pipeline.size == 1 else self._across_stages(plan.step, inputs, sample)
+        )
         if pending.accepted is not None:
             for group, states in self._states:
                 inputs.groups[group].keep(pending.accepted, states)
         return pending
 
     def _forward_batch(self, inputs: StepInputs) -> ForwardBatch:
-        groups, padding = self._batch.gather(inputs), inputs.padding
-        prepared = {group: prepare(self._backend, groups[group]) for group in set(self._group_of_layer)}
+        groups = self._batch.gather(inputs)
+        padding = inputs.padding
+        prepared = {
+            group: prepare(self._backend, groups[group]) for group in set(self._group_of_layer)
+        }
         types = self._stage.token_types(inputs) if inputs.rows else None
         if padding and types is not None:
             types = torch.nn.functional.pad(types, (0, padding))
@@ -228,9 +301,15 @@ class Worker:
             entering=inputs.beside,
         )
 
-    def _across_stages(self, step: int, inputs: StepInputs, sample: Callable[[], PendingResult]) -> PendingResult:
-        """Sample on the last stage. The others take its tokens, which the next step reads, or fail as it does."""
-        pending, num_points = PendingResult(step=step, errors={}), len(inputs.point_rows)
+    def _across_stages(
+        self, step: int, inputs: StepInputs, sample: Callable[[], PendingResult]
+    ) -> PendingResult:
+        """Sample on the last stage.
+
+        The others take its tokens, which the next step reads, or fail as it does.
+        """
+        pending = PendingResult(step=step, errors={})
+        num_points = len(inputs.point_rows)
         num_rows = 0 if inputs.guesses is None else len(inputs.guesses)
         message = torch.zeros(1 + num_points + num_rows, dtype=torch.int64, device=self._device)
         if self._pipeline.is_last:
@@ -248,7 +327,9 @@ class Worker:
         elif inputs.samples:
             if num_rows:
                 inputs.accepted = pending.accepted = message[1 + num_points :]
-            pending.rows, pending.points, pending.tokens = inputs.point_rows, inputs.points, message[1 : 1 + num_points]
+            pending.rows = inputs.point_rows
+            pending.points = inputs.points
+            pending.tokens = message[1 : 1 + num_points]
             self._stage.take(inputs, pending.tokens)
         return pending
 
@@ -265,7 +346,10 @@ class Worker:
         return errors
 
     def dummy(self, num_tokens: int) -> None:
-        """Run the model without requests, on so many sequences of one token. Touches no block but padding's."""
+        """Run the model without requests, on so many sequences of one token.
+
+        Touches no block but padding's.
+        """
         inputs = self._batch.take(StepPlan(-1, [], [], [], [], [], [], []), num_tokens)
 
         def run() -> None:
@@ -279,5 +363,7 @@ class Worker:
         return self._in_order(partial(self._extensions.call, name, data))
 
     def close(self) -> None:
-        """Let the device's thread end, where there is one, and what works for features; safe to call twice."""
+        """Let the device's thread end, where there is one, and what works for features; safe to
+        call twice.
+        """
         make_all((self._extensions.close, getattr(self._stream, "close", lambda: None)))

@@ -11,8 +11,12 @@ client = anthropic.Anthropic(
 model = os.environ.get("ENGINE_MODEL") or client.models.list().data[0].id
 
 question = {"role": "user", "content": "What is prefix caching?"}
-with client.messages.stream(model=model, messages=[question], max_tokens=200, extra_body={"temperature": 0}) as stream:
+with client.messages.stream(
+    model=model, messages=[question], max_tokens=200, extra_body={"temperature": 0}
+) as stream:
     for text in stream.text_stream:
         print(text, end="", flush=True)
 print()
-print(client.messages.count_tokens(model=model, messages=[question]).input_tokens, "tokens were asked")
+print(
+    client.messages.count_tokens(model=model, messages=[question]).input_tokens, "tokens were asked"
+)

@@ -1,7 +1,8 @@
-"""What an engine's prefix cache holds, rebuilt from its events alone; a router asks such an index where a prompt is cached.
+"""What an engine's prefix cache holds, rebuilt from its events alone; a router asks such an index
+where a prompt is cached.
 
-The server says it with `--kv-events-config '{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557", "replay_endpoint":
-"tcp://*:5558"}'`. `ENGINE_EVENTS` and `ENGINE_REPLAY` say where.
+The server says it with `--kv-events-config '{"enable_kv_cache_events": true, "endpoint":
+"tcp://*:5557", "replay_endpoint": "tcp://*:5558"}'`. `ENGINE_EVENTS` and `ENGINE_REPLAY` say where.
 """
 
 import os
@@ -23,7 +24,9 @@ class Index:
         self.parents: dict[Key, int | bytes | None] = {}
 
     def apply(self, events: list[list]) -> None:
-        """Take the events of a batch: arrays of a tag and fields, of which later versions may have more."""
+        """Take the events of a batch: arrays of a tag and fields, of which later versions may have
+        more.
+        """
         for tag, *fields in events:
             if tag == "AllBlocksCleared":
                 self.parents.clear()
@@ -39,12 +42,17 @@ class Index:
 
 
 def follow(
-    context: zmq.Context, events: str, replay: str, topic: str = "", patience_ms: float = PATIENCE_MS
+    context: zmq.Context,
+    events: str,
+    replay: str,
+    topic: str = "",
+    patience_ms: float = PATIENCE_MS,
 ) -> Iterator[list[list]]:
-    """Yield the events of each batch in order, those that were sent before and those that were missed by replay.
+    """Yield the events of each batch in order, those that were sent before and those that were
+    missed by replay.
 
-    What cannot be had any more, or an engine that begins anew, comes as `AllBlocksCleared`: an index then knows too
-    little, never too much.
+    What cannot be had any more, or an engine that begins anew, comes as `AllBlocksCleared`: an
+    index then knows too little, never too much.
     """
     socket = context.socket(zmq.SUB)
     socket.setsockopt_string(zmq.SUBSCRIBE, topic)
@@ -73,7 +81,9 @@ def follow(
         socket.close(0)
 
 
-def _replayed(context: zmq.Context, replay: str, since: int, patience_ms: float) -> Iterator[tuple[int, bytes]]:
+def _replayed(
+    context: zmq.Context, replay: str, since: int, patience_ms: float
+) -> Iterator[tuple[int, bytes]]:
     """Yield (number, batch) from a number on, as far as the engine still has them."""
     socket = context.socket(zmq.DEALER)  # a REQ socket takes one answer, and there are many
     socket.connect(replay)

@@ -17,13 +17,18 @@ client = OpenAI(base_url=f"{url}/v1", api_key=os.environ.get("ENGINE_API_KEY", "
 model = os.environ.get("ENGINE_MODEL") or client.models.list().data[0].id
 
 question = {"role": "user", "content": "What is prefix caching?"}
-for chunk in client.chat.completions.create(model=model, messages=[question], stream=True, temperature=0):
+for chunk in client.chat.completions.create(
+    model=model, messages=[question], stream=True, temperature=0
+):
     print(chunk.choices[0].delta.content or "", end="", flush=True)
 print()
 
 text = {
     "role": "user",
-    "content": "Extract name, age and city as JSON: Ada Lovelace is 36 years old and lives in London.",
+    "content": "Extract name, age and city as JSON: Ada Lovelace is 36 years old and lives in "
+    "London.",
 }
-answer = client.chat.completions.parse(model=model, messages=[text], response_format=Person, temperature=0)
+answer = client.chat.completions.parse(
+    model=model, messages=[text], response_format=Person, temperature=0
+)
 print(answer.choices[0].message.parsed)

@@ -66,7 +66,9 @@ class LowRank(nn.Module):
     def __init__(self, base: nn.Linear, generator: torch.Generator) -> None:
         super().__init__()
         self.base = base
-        self.lora_a = nn.Parameter(torch.randn(RANK, base.in_features, generator=generator) * base.in_features**-0.5)
+        self.lora_a = nn.Parameter(
+            torch.randn(RANK, base.in_features, generator=generator) * base.in_features**-0.5
+        )
         self.lora_b = nn.Parameter(torch.zeros(base.out_features, RANK))
 
     @property
@@ -106,8 +108,12 @@ def save_adapter(changes: Mapping[str, LowRank], out: Path, base: str) -> None:
     out.mkdir(parents=True, exist_ok=True)
     tensors = {}
     for name, change in changes.items():
-        tensors[f"base_model.model.{name}.lora_A.weight"] = change.lora_a.detach().bfloat16().contiguous()
-        tensors[f"base_model.model.{name}.lora_B.weight"] = change.lora_b.detach().bfloat16().contiguous()
+        tensors[f"base_model.model.{name}.lora_A.weight"] = (
+            change.lora_a.detach().bfloat16().contiguous()
+        )
+        tensors[f"base_model.model.{name}.lora_B.weight"] = (
+            change.lora_b.detach().bfloat16().contiguous()
+        )
     save_file(tensors, out / "adapter_model.safetensors", metadata={"format": "pt"})
     config = {
         "peft_type": "LORA",
@@ -133,6 +139,10 @@ def merge_adapter(folder: Path, adapter: Path) -> dict[str, Tensor]:
     changes = load_file(adapter / "adapter_model.safetensors")
     for name in [name for name in changes if name.endswith("lora_A.weight")]:
         target = name.removeprefix("base_model.model.").removesuffix("lora_A.weight") + "weight"
-        change = changes[name.replace("lora_A", "lora_B")].float() @ changes[name].float() * (ALPHA / RANK)
+        change = (
+            changes[name.replace("lora_A", "lora_B")].float()
+            @ changes[name].float()
+            * (ALPHA / RANK)
+        )
         weights[target] = (weights[target].float() + change).bfloat16()
     return weights

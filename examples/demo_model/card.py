@@ -63,7 +63,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=Plan().steps, help="steps of the training")
     arguments = parser.parse_args()
     scores = json.loads(arguments.scores.read_text(encoding="utf-8"))
-    (arguments.model / "README.md").write_text(card(arguments.model, scores, arguments.steps), encoding="utf-8")
+    (arguments.model / "README.md").write_text(
+        card(arguments.model, scores, arguments.steps), encoding="utf-8"
+    )
 
 
 def card(model: Path, scores: dict[str, dict[str, tuple[int, int]]], steps: int) -> str:

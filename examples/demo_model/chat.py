@@ -25,7 +25,9 @@ class Chat:
     def __init__(self, tokenizer: Tokenizer | None = None) -> None:
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
-        self._template: jinja2.Template = environment.from_string(TEMPLATE.read_text(encoding="utf-8").rstrip("\n"))
+        self._template: jinja2.Template = environment.from_string(
+            TEMPLATE.read_text(encoding="utf-8").rstrip("\n")
+        )
         self._tokenizer = tokenizer
         if tokenizer is not None:
             self._end = token_id(tokenizer, END)
@@ -36,21 +38,31 @@ class Chat:
         return self.render(item.messages, item.tools, True, item.thinking)
 
     def render(
-        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], generate: bool, thinking: bool = True
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]],
+        generate: bool,
+        thinking: bool = True,
     ) -> str:
         """Return a conversation as text."""
         extra = {} if thinking else {"enable_thinking": False}
-        return self._template.render(messages=messages, tools=tools or None, add_generation_prompt=generate, **extra)
+        return self._template.render(
+            messages=messages, tools=tools or None, add_generation_prompt=generate, **extra
+        )
 
     def encode(self, item: Item) -> tuple[list[int], list[bool]]:
-        """Return the ids of a whole conversation, and for each whether the model is to learn to say it."""
+        """Return the ids of a whole conversation, and for each whether the model is to learn to say
+        it.
+        """
         prompt = self._ids(self.prompt(item))
         answer = [*self._ids(completion(item)), self._end]
         learnt = self._said(prompt) if item.train_history else [False] * len(prompt)
         return prompt + answer, learnt + [True] * len(answer)
 
     def row(self, items: Sequence[Item]) -> Row:
-        """Return conversations for training; what they begin with alike, up to anything learnt, stands there once."""
+        """Return conversations for training; what they begin with alike, up to anything learnt,
+        stands there once.
+        """
         encoded = [self.encode(item) for item in items]
         shared = _alike(encoded)
         row = Row([], [], [], [])
@@ -58,7 +70,8 @@ class Chat:
             begin = shared if branch else 0
             row.ids.extend(tokens[begin:-1])
             row.targets.extend(
-                token if said else IGNORED for token, said in zip(tokens[begin + 1 :], learnt[begin + 1 :], strict=True)
+                token if said else IGNORED
+                for token, said in zip(tokens[begin + 1 :], learnt[begin + 1 :], strict=True)
             )
             row.positions.extend(range(begin, len(tokens) - 1))
             row.branches.extend([0] * (shared - begin) + [branch + 1] * (len(tokens) - 1 - shared))
@@ -66,7 +79,9 @@ class Chat:
 
     def _said(self, ids: list[int]) -> list[bool]:
         """Mark the earlier answers in a prompt, their end tokens included."""
-        marks, inside, size = [False] * len(ids), False, len(self._opening)
+        marks = [False] * len(ids)
+        inside = False
+        size = len(self._opening)
         for i in range(size, len(ids)):
             inside = inside or ids[i - size : i] == self._opening
             marks[i] = inside and self._end in ids[i:]
@@ -97,7 +112,9 @@ def token_id(tokenizer: Tokenizer, text: str) -> int:
     """Return the id of a text that is one token."""
     found = tokenizer.token_to_id(text)
     if found is None:
-        raise ValueError(f"the tokenizer has no token {text!r}; it must be made by `train_tokenizer`.")
+        raise ValueError(
+            f"the tokenizer has no token {text!r}; it must be made by `train_tokenizer`."
+        )
     return found
 
 

@@ -1,7 +1,8 @@
 """What goes with the demo model: `python -m examples.demo_model.companions --out build/demo`.
 
-Two LoRA adapters, quantized checkpoints in two layouts, outputs for speculative decoding to guess from, and, where
-`train --draft` has made one, the draft model's acceptance. Prints what each costs in right answers, or brings.
+Two LoRA adapters, quantized checkpoints in two layouts, outputs for speculative decoding to guess
+from, and, where `train --draft` has made one, the draft model's acceptance. Prints what each costs
+in right answers, or brings.
 """
 
 from __future__ import annotations
@@ -25,14 +26,27 @@ from examples.demo_model.quantize import LAYOUTS, copy_settings, plain_checkpoin
 def main() -> None:
     """Make and measure what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", type=Path, default=SHIPPED, help="folder of the model, default the shipped one")
-    parser.add_argument("--out", type=Path, default=Path("build/demo"), help="folder they are written into")
-    parser.add_argument("--draft", type=Path, help="folder of a draft model made by `train --draft`")
+    parser.add_argument(
+        "--model", type=Path, default=SHIPPED, help="folder of the model, default the shipped one"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("build/demo"), help="folder they are written into"
+    )
+    parser.add_argument(
+        "--draft", type=Path, help="folder of a draft model made by `train --draft`"
+    )
     parser.add_argument("--items", type=int, default=200, help="evaluation items per skill")
     parser.add_argument("--adapter-steps", type=int, default=300)
-    parser.add_argument("--only", choices=("adapters", "quantized", "draft", "outputs"), action="append")
+    parser.add_argument(
+        "--only", choices=("adapters", "quantized", "draft", "outputs"), action="append"
+    )
     arguments = parser.parse_args()
-    wanted = arguments.only or ["adapters", "quantized", "outputs", *(["draft"] if arguments.draft else [])]
+    wanted = arguments.only or [
+        "adapters",
+        "quantized",
+        "outputs",
+        *(["draft"] if arguments.draft else []),
+    ]
     items = [item for skill in SKILLS for item in evaluation_items(skill, 0, arguments.items)]
     plain = _answers(arguments.model, items) if set(wanted) & {"quantized", "draft"} else []
     if "quantized" in wanted:
@@ -40,14 +54,19 @@ def main() -> None:
     if "draft" in wanted:
         _draft(arguments.model, arguments.draft, items, plain)
     if "outputs" in wanted:
-        print(f"\noutputs: {save_outputs(arguments.model, arguments.out / 'outputs', COUNT)} tokens")
+        print(
+            f"\noutputs: {save_outputs(arguments.model, arguments.out / 'outputs', COUNT)} tokens"
+        )
     if "adapters" in wanted:
         for voice in VOICES:
             _adapter(arguments.model, arguments.out / voice, voice, arguments.adapter_steps)
 
 
 def _quantized(model: Path, out: Path, items: list[Item], plain: list[str]) -> None:
-    print(f"\n| checkpoint | right | of {len(items)} | points lost, by skill |\n| --- | ---: | ---: | --- |")
+    print(
+        f"\n| checkpoint | right | of {len(items)} | points lost, by skill |\n| --- | ---: | ---: "
+        "| --- |"
+    )
     before = score(items, plain)
     print(f"| bfloat16 | {_all_right(before)} | {100 * _all_right(before) / len(items):.1f} % | |")
     for bits in (8, 4):
@@ -57,7 +76,10 @@ def _quantized(model: Path, out: Path, items: list[Item], plain: list[str]) -> N
             plain_checkpoint(folder, out / "dequantized")
             after = score(items, _answers(out / "dequantized", items))
             lost = ", ".join(f"{skill} {_lost(before, after, skill):.1f}" for skill in SKILLS)
-            print(f"| {folder.name} | {_all_right(after)} | {100 * _all_right(after) / len(items):.1f} % | {lost} |")
+            print(
+                f"| {folder.name} | {_all_right(after)} | "
+                f"{100 * _all_right(after) / len(items):.1f} % | {lost} |"
+            )
 
 
 def _draft(model: Path, draft: Path, items: list[Item], plain: list[str]) -> None:
@@ -76,8 +98,12 @@ def _adapter(model: Path, out: Path, voice: str, steps: int) -> None:
     save_file(merge_adapter(model, out), merged / "model.safetensors", metadata={"format": "pt"})
     items = voiced_items(voice, "evaluation", 200, evaluation=True)
     texts = _answers(merged, items)
-    good = sum(_spoken(text) == _spoken(completion(item)) for item, text in zip(items, texts, strict=True))
-    print(f"\nadapter {voice}: {good} of {len(items)} held-out answers are word for word in its voice")
+    good = sum(
+        _spoken(text) == _spoken(completion(item)) for item, text in zip(items, texts, strict=True)
+    )
+    print(
+        f"\nadapter {voice}: {good} of {len(items)} held-out answers are word for word in its voice"
+    )
 
 
 def _spoken(text: str) -> str:

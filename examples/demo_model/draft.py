@@ -20,18 +20,24 @@ LOOK_AHEAD: Final = 4
 """Tokens guessed at a time."""
 
 
-def acceptance(target: Path, draft: Path, items: Iterable[Item], answers: Iterable[str]) -> dict[str, tuple[int, int]]:
-    """Return, by skill, how many guessed tokens are accepted, and how many are guessed, in greedy decoding.
+def acceptance(
+    target: Path, draft: Path, items: Iterable[Item], answers: Iterable[str]
+) -> dict[str, tuple[int, int]]:
+    """Return, by skill, how many guessed tokens are accepted, and how many are guessed, in greedy
+    decoding.
 
-    `answers` are the target's own greedy answers. The draft guesses `LOOK_AHEAD` tokens from what is accepted
-    so far; the target takes those that agree and adds one of its own.
+    `answers` are the target's own greedy answers. The draft guesses `LOOK_AHEAD` tokens from what
+    is accepted so far; the target takes those that agree and adds one of its own.
     """
     tokenizer = Tokenizer.from_file(str(target / "tokenizer.json"))
     if tokenizer.get_vocab() != Tokenizer.from_file(str(draft / "tokenizer.json")).get_vocab():
         raise ValueError(
-            f"{draft} and {target} have different tokenizers; give `train --draft` the model's folder as --tokenizer."
+            f"{draft} and {target} have different tokenizers; give `train --draft` the model's "
+            "folder as --tokenizer."
         )
-    model, chat, end = load_model(draft), Chat(tokenizer), token_id(tokenizer, END)
+    model = load_model(draft)
+    chat = Chat(tokenizer)
+    end = token_id(tokenizer, END)
     counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for item, answer in zip(items, answers, strict=True):
         prompt = tokenizer.encode(chat.prompt(item), add_special_tokens=False).ids
@@ -45,8 +51,9 @@ def acceptance(target: Path, draft: Path, items: Iterable[Item], answers: Iterab
 def walk(model: DemoModel, prompt: list[int], said: list[int]) -> tuple[int, int]:
     """Return accepted and guessed tokens of one answer.
 
-    As long as the draft agrees its own text is the target's, so one pass over the target's text tells all its guesses
-    up to the first wrong one; behind that one the target sets it right, and the next round begins.
+    As long as the draft agrees its own text is the target's, so one pass over the target's text
+    tells all its guesses up to the first wrong one; behind that one the target sets it right, and
+    the next round begins.
     """
     best = _best_next(model, prompt + said)[len(prompt) - 1 : -1].tolist()
     agrees = [guess == token for guess, token in zip(best, said, strict=True)]
@@ -54,7 +61,8 @@ def walk(model: DemoModel, prompt: list[int], said: list[int]) -> tuple[int, int
     while at < len(said):
         ahead = agrees[at : at + LOOK_AHEAD]
         run = ahead.index(False) if False in ahead else len(ahead)
-        accepted, guessed = accepted + run, guessed + len(ahead)
+        accepted = accepted + run
+        guessed = guessed + len(ahead)
         at += run + 1
     return accepted, guessed
 

@@ -1,4 +1,6 @@
-"""Scores a model on held-out items, through this engine: `python -m examples.demo_model.evaluate --model FOLDER`."""
+"""Scores a model on held-out items, through this engine: `python -m examples.demo_model.evaluate
+--model FOLDER`.
+"""
 
 from __future__ import annotations
 
@@ -37,17 +39,27 @@ Scores = dict[str, dict[str, tuple[int, int]]]
 def main() -> None:
     """Print the table, and the wrong answers if asked to."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default=str(SHIPPED), help="folder of the model, default the shipped one")
+    parser.add_argument(
+        "--model", default=str(SHIPPED), help="folder of the model, default the shipped one"
+    )
     parser.add_argument("--items", type=int, default=1000, help="items per skill")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--skill", choices=list(SKILLS), action="append", help="only these; may be repeated")
+    parser.add_argument(
+        "--skill", choices=list(SKILLS), action="append", help="only these; may be repeated"
+    )
     parser.add_argument("--json", type=Path, help="write the scores here, too")
-    parser.add_argument("--through-parsers", action="store_true", help="grade what a chat client sees, not raw text")
-    parser.add_argument("--show", type=int, default=0, help="print so many wrong answers of each skill")
+    parser.add_argument(
+        "--through-parsers", action="store_true", help="grade what a chat client sees, not raw text"
+    )
+    parser.add_argument(
+        "--show", type=int, default=0, help="print so many wrong answers of each skill"
+    )
     arguments = parser.parse_args()
     items = [
-        item for skill in arguments.skill or SKILLS for item in evaluation_items(skill, arguments.seed, arguments.items)
+        item
+        for skill in arguments.skill or SKILLS
+        for item in evaluation_items(skill, arguments.seed, arguments.items)
     ]
     with LLM(arguments.model, dtype=arguments.dtype) as llm:
         texts = answers(llm, items, progress=True)
@@ -91,17 +103,27 @@ def score(items: Iterable[Item], texts: Iterable[str]) -> Scores:
             counts[item.skill][line][0] += right(item, text)
             counts[item.skill][line][1] += 1
     return {
-        skill: {line: (pair[0], pair[1]) for line, pair in sorted(lines.items())} for skill, lines in counts.items()
+        skill: {line: (pair[0], pair[1]) for line, pair in sorted(lines.items())}
+        for skill, lines in counts.items()
     }
 
 
 def table(scores: Mapping[str, Mapping[str, tuple[int, int]]]) -> str:
     """Return the scores as a Markdown table."""
-    rows = ["| skill | | right | of | per cent | target |", "| --- | --- | ---: | ---: | ---: | ---: |"]
+    rows = [
+        "| skill | | right | of | per cent | target |",
+        "| --- | --- | ---: | ---: | ---: | ---: |",
+    ]
     for skill, lines in scores.items():
-        for line, (good, count) in sorted(lines.items(), key=lambda pair: (pair[0] != "all", pair[0])):
-            share, target = f"{100 * good / count:.1f}", TARGETS.get((skill, line), "")
-            rows.append(f"| {skill if line == 'all' else ''} | {line} | {good} | {count} | {share} | {target} |")
+        for line, (good, count) in sorted(
+            lines.items(), key=lambda pair: (pair[0] != "all", pair[0])
+        ):
+            share = f"{100 * good / count:.1f}"
+            target = TARGETS.get((skill, line), "")
+            rows.append(
+                f"| {skill if line == 'all' else ''} | {line} | {good} | {count} | {share} | "
+                f"{target} |"
+            )
     return "\n".join(rows)
 
 

@@ -1,4 +1,6 @@
-"""Tools as programs have them and the questions people ask them: the weather, mail, a timer, a flight."""
+"""Tools as programs have them and the questions people ask them: the weather, mail, a timer, a
+flight.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from examples.demo_model.words import new_word
 BOTH: Final = ("{a} and {b}", "{a} and {b}", "{a}, and {b}", "{a}, then {b}", "{a} and also {b}")
 """How two requests are put together."""
 Asked = tuple[str, list[dict[str, Any]]]
-"""What a user says, without its first capital and its end, and the arguments of each call that this asks for."""
+"""What a user says, without its first capital and its end, and the arguments of each call that this
+asks for.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +55,8 @@ class Everyday:
 
 EVERYDAY: Final = (
     Everyday("weather forecast temperature humidity wind", "get check show fetch", "weather current_weather weather_report forecast",
-        "Get the weather of a city.|Get the current weather in a city|Returns the weather for a place.|Current temperature and conditions of a city",
+        "Get the weather of a city.|Get the current weather in a city|Returns the weather for a "
+        "place.|Current temperature and conditions of a city",
         ("what is the weather|in {city}?", "what is the weather like|in {city}?", "how is the weather|in {city}?", "how warm is it|in {city}?",
          "how cold is it|in {city}?", "is it raining|in {city}?", "get the weather|in {city}", "tell me the weather|in {city}",
          "what is the temperature|in {city}?", "will it rain|in {city}?", "what is the weather|in {city} on {day}?", "will it rain|in {city} on {day}?",
@@ -68,7 +73,8 @@ EVERYDAY: Final = (
         "sender subject unread count"),
     Everyday("mail email message address", "send write compose", "email mail message",
         "Send an email.|Write a mail to somebody|Sends a message to a person.",
-        ("send {person} an email about {subject}", "send an email to {person} with the subject {subject}", "write to {person} about {subject}",
+        ("send {person} an email about {subject}", "send an email to {person} with the subject "
+                                                   "{subject}", "write to {person} about {subject}",
          "email {person} about {subject}", "write an email to {person} with subject {subject}", "tell {person} by mail about {subject}"),
         "status id sent"),
     Everyday("web search query internet", "search query find", "web internet google results",
@@ -77,9 +83,13 @@ EVERYDAY: Final = (
          "google {query}", "what does the web say|about {query}?"),
         "title results page url"),
     Everyday("currency money amount rate exchange", "convert exchange change", "currency money amount",
-        "Convert money into another currency.|Converts an amount between currencies|Exchange an amount.",
-        ("convert {amount} {from_code} to {to_code}", "how much is {amount} {from_code} in {to_code}?", "change {amount} {from_code} into {to_code}",
-         "what is {amount} {from_code} in {to_code}?", "how many {to_code} are {amount} {from_code}?"),
+        "Convert money into another currency.|Converts an amount between currencies|Exchange an "
+        "amount.",
+        ("convert {amount} {from_code} to {to_code}", "how much is {amount} {from_code} in "
+                                                      "{to_code}?", "change {amount} {from_code} "
+                                                                    "into {to_code}",
+         "what is {amount} {from_code} in {to_code}?", "how many {to_code} are {amount} "
+                                                       "{from_code}?"),
         "amount currency rate"),
     Everyday("stock share price market", "get check fetch", "stock_price share_price quote stock",
         "Get the price of a stock.|Current price of a share|Returns the quote for a symbol.",
@@ -88,17 +98,22 @@ EVERYDAY: Final = (
         "price change currency symbol"),
     Everyday("flight flights plane airport trip", "find search book get", "flights flight plane",
         "Find flights between two cities.|Search for a flight|Flights from one city to another.",
-        ("find a flight|from {origin} to {destination}", "when is the next flight|from {origin} to {destination}?", "find a flight|from {origin} to {destination} on {day}",
-         "is there a flight|from {origin} to {destination}?", "how do I fly|from {origin} to {destination} on {day}?", "I want to fly|from {origin} to {destination}"),
+        ("find a flight|from {origin} to {destination}", "when is the next flight|from {origin} to "
+                                                         "{destination}?", "find a flight|from {origin} to {destination} on {day}",
+         "is there a flight|from {origin} to {destination}?", "how do I fly|from {origin} to "
+                                                              "{destination} on {day}?", "I want to fly|from {origin} to {destination}"),
         "flight price gate departure"),
     Everyday("train trains station connection trip", "find get search", "trains connection train_times",
         "Find trains between two cities.|Train connections from one city to another",
         ("when does the next train|from {origin} to {destination} leave?", "find a train|from {origin} to {destination}", "which train goes|from {origin} to {destination} on {day}?",
-         "is there a train|from {origin} to {destination}?", "find a train|from {origin} to {destination} on {day}"),
+         "is there a train|from {origin} to {destination}?", "find a train|from {origin} to "
+                                                             "{destination} on {day}"),
         "train track departure delay"),
     Everyday("hotel room reservation", "book reserve find", "hotel hotel_room accommodation",
         "Book a hotel.|Reserve a room in a hotel|Finds a hotel in a city.",
-        ("book a hotel|in {city} for {nights} nights", "I need a hotel|in {city} for {nights} nights", "reserve a room|in {city} for {nights} nights",
+        ("book a hotel|in {city} for {nights} nights", "I need a hotel|in {city} for {nights} "
+                                                       "nights", "reserve a room|in {city} for "
+                                                                 "{nights} nights",
          "find a hotel|in {city} for {nights} nights and {guests} guests", "book a room|in {city} for {nights} nights and {guests} people"),
         "hotel price nights rating"),
     Everyday("restaurant restaurants food table dinner", "find search recommend", "restaurants restaurant place_to_eat",
@@ -108,7 +123,8 @@ EVERYDAY: Final = (
         "restaurant rating street price"),
     Everyday("reminder task calendar note todo", "create set add", "reminder task todo",
         "Create a reminder.|Remind the user of something|Adds a task with a time.",
-        ("remind me to {task}", "remind me to {task} at {time}", "set a reminder to {task} at {time}", "please do not let me forget to {task}",
+        ("remind me to {task}", "remind me to {task} at {time}", "set a reminder to {task} at "
+                                                                 "{time}", "please do not let me forget to {task}",
          "add a reminder to {task}"),
         "status id time"),
     Everyday("time timer alarm clock", "set create start", "alarm alarm_clock wake_up",
@@ -136,13 +152,16 @@ EVERYDAY: Final = (
         "temperature room status"),
     Everyday("calendar appointment meeting event schedule", "get read list", "calendar events appointments schedule",
         "Read the user's calendar.|Lists the events of a day|Get the appointments of a day.",
-        ("what do I have to do|on {day}?", "am I free|on {day}?", "what is on my calendar|on {day}?", "do I have an appointment|on {day}?",
+        ("what do I have to do|on {day}?", "am I free|on {day}?", "what is on my calendar|on "
+                                                                  "{day}?", "do I have an appointment|on {day}?",
          "show me my calendar|for {day}", "what are my plans|for {day}?"),
         "event time place count"),
     Everyday("calendar appointment meeting event schedule", "schedule create plan", "meeting appointment event",
         "Schedule a meeting.|Create an appointment with somebody|Plans a meeting.",
-        ("schedule a meeting|with {person} on {day} at {time}", "I want to meet {person} on {day} at {time}", "plan a meeting|with {person} on {day}",
-         "set up a meeting|with {person} on {day}", "arrange a call|with {person} on {day} at {time}"),
+        ("schedule a meeting|with {person} on {day} at {time}", "I want to meet {person} on {day} "
+                                                                "at {time}", "plan a meeting|with {person} on {day}",
+         "set up a meeting|with {person} on {day}", "arrange a call|with {person} on {day} at "
+                                                    "{time}"),
         "status meeting id"),
     Everyday("translation translate language word", "translate", "text words sentence phrase",
         "Translate a text.|Translates words into a language|Say something in another language.",
@@ -150,16 +169,20 @@ EVERYDAY: Final = (
          "say {words} in {language}"),
         "translation language text"),
     Everyday("distance route way map", "get compute calculate", "distance route directions",
-        "Get the distance between two cities.|Calculates how far it is from one place to another|The way between cities.",
-        ("how far is it|from {origin} to {destination}?", "what is the distance|from {origin} to {destination}?", "how do I get|from {origin} to {destination}?",
-         "how long is the way|from {origin} to {destination}?", "how far is it|from {origin} to {destination} by {vehicle}?"),
+        "Get the distance between two cities.|Calculates how far it is from one place to "
+        "another|The way between cities.",
+        ("how far is it|from {origin} to {destination}?", "what is the distance|from {origin} to "
+                                                          "{destination}?", "how do I get|from {origin} to {destination}?",
+         "how long is the way|from {origin} to {destination}?", "how far is it|from {origin} to "
+                                                                "{destination} by {vehicle}?"),
         "distance duration route"),
     Everyday("news headlines article", "get fetch read", "news headlines latest_news",
         "Get the news about a topic.|Latest headlines|Returns news articles.",
         ("what is the news|about {query}?", "what is new|about {query}?", "show me the headlines|about {query}", "get the latest news|about {query}"),
         "title source date"),
     Everyday("population people inhabitants country", "get lookup find", "population inhabitants country_info",
-        "Get the population of a country or city.|How many people live somewhere|Number of inhabitants.",
+        "Get the population of a country or city.|How many people live somewhere|Number of "
+        "inhabitants.",
         ("how many people live|in {city}?", "what is the population|of {city}?", "how large is the population|of {city}?", "get the population|of {city}"),
         "population area year"),
     Everyday("package parcel delivery", "track find locate", "package parcel delivery shipment",
@@ -193,7 +216,8 @@ EVERYDAY: Final = (
         "name age email city"),
     Everyday("ticket issue bug task", "create open file", "ticket issue bug_report",
         "Create a ticket.|Opens an issue with a priority|File a bug.",
-        ("open a ticket called {title} with {priority} priority", "create a ticket|with title {title} and priority {priority}",
+        ("open a ticket called {title} with {priority} priority", "create a ticket|with title "
+                                                                  "{title} and priority {priority}",
          "file an issue called {title}", "open a {priority} priority ticket called {title}"),
         "id status priority"),
     Everyday("recipe cook dish kitchen", "find search get", "recipe recipes dish",
@@ -217,7 +241,8 @@ EVERYDAY: Final = (
         ("which movies are on|in {city}?", "what is on at the cinema|in {city} on {day}?", "find a movie|in {city}", "which films can I see|in {city} on {day}?"),
         "title time cinema price"),
     Everyday("sun sunrise sunset", "get compute find", "sunrise sunset sun_times",
-        "Get the time of sunrise and sunset.|When the sun rises in a city|Sunrise and sunset of a place.",
+        "Get the time of sunrise and sunset.|When the sun rises in a city|Sunrise and sunset of a "
+        "place.",
         ("when does the sun rise|in {city}?", "when is sunset|in {city}?", "when does the sun set|in {city} on {day}?", "tell me the sunrise|in {city}"),
         "sunrise sunset day"),
     Everyday("taxi cab car ride", "call book order", "taxi cab ride",
@@ -233,7 +258,18 @@ EVERYDAY: Final = (
         ("tell me a joke|about {thing}", "do you know a joke|about {thing}?", "make me laugh with {thing}", "I want to hear a joke|about {thing}"),
         "joke topic rating"),
 )  # fmt: skip
-_ANY_VERB: Final = ("get", "fetch", "query", "request", "run", "do", "use", "handle", "lookup", "ask")
+_ANY_VERB: Final = (
+    "get",
+    "fetch",
+    "query",
+    "request",
+    "run",
+    "do",
+    "use",
+    "handle",
+    "lookup",
+    "ask",
+)
 _BETWEEN: Final = ("my", "the", "user", "new", "quick", "simple", "local", "smart")
 _ENDINGS: Final = ("api", "tool", "service", "helper", "client", "info", "function", "v2")
 """What names may have that says little of the tool, so that it is known by the rest."""
@@ -290,34 +326,47 @@ def _named(draw: Draw, odd: bool) -> tuple[Everyday, str]:
     if style <= 6:
         return what, "_".join(words)
     capitals = [word.capitalize() for word in words]
-    return what, "-".join(words) if style == 7 else "".join(capitals if style == 8 else [verb, *capitals[1:]])
+    return what, "-".join(words) if style == 7 else "".join(
+        capitals if style == 8 else [verb, *capitals[1:]]
+    )
 
 
-def _ask(draw: Draw, asks: list[str], called: Mapping[str, str], properties: Mapping[str, Any]) -> Asked:
+def _ask(
+    draw: Draw, asks: list[str], called: Mapping[str, str], properties: Mapping[str, Any]
+) -> Asked:
     said, arguments = _filled(draw, draw.one(asks).replace("|", " "), called, properties)
     return said, [arguments]
 
 
-def _ask_twice(draw: Draw, asks: list[str], called: Mapping[str, str], properties: Mapping[str, Any]) -> Asked:
+def _ask_twice(
+    draw: Draw, asks: list[str], called: Mapping[str, str], properties: Mapping[str, Any]
+) -> Asked:
     """Return one request for two calls: with the end said twice, or all of it."""
     stem, bar, tail = draw.one(asks).partition("|")
     if not bar or draw.chance(0.25):
         whole = stem + (f" {tail}" if bar else "")
         first, one = _filled(draw, whole.rstrip("?"), called, properties)
-        second, other = _filled(draw, draw.one((whole, draw.one(asks).replace("|", " "))), called, properties)
+        second, other = _filled(
+            draw, draw.one((whole, draw.one(asks).replace("|", " "))), called, properties
+        )
         return draw.one(BOTH).format(a=first, b=second), [one, other]
     begin, same = _filled(draw, stem, called, properties)
     first, one = _filled(draw, tail.rstrip("?"), called, properties)
     second, other = _filled(draw, tail, called, properties)
     if draw.chance(0.3) and second.split()[0] == first.split()[0]:
         second = second.split(maxsplit=1)[1]  # "in Paris and Rome"
-    return f"{begin} {first}{draw.one((' and ', ' and ', ' and also '))}{second}", [same | one, same | other]
+    return f"{begin} {first}{draw.one((' and ', ' and ', ' and also '))}{second}", [
+        same | one,
+        same | other,
+    ]
 
 
 def _filled(
     draw: Draw, ask: str, called: Mapping[str, str], properties: Mapping[str, Any]
 ) -> tuple[str, dict[str, Any]]:
-    values = {slot: SLOTS[slot].value(draw, properties[called[slot]]) for slot in _SLOT.findall(ask)}
+    values = {
+        slot: SLOTS[slot].value(draw, properties[called[slot]]) for slot in _SLOT.findall(ask)
+    }
     return ask.format(**{slot: words for slot, (_, words) in values.items()}), {
         called[slot]: value for slot, (value, _) in values.items()
     }

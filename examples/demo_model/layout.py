@@ -1,4 +1,6 @@
-"""Conversations of different lengths in one batch: one behind the other for every layer, in rows for attention."""
+"""Conversations of different lengths in one batch: one behind the other for every layer, in rows
+for attention.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ import torch
 from torch import Tensor
 
 _MOST_FILLING: Final = 1.35
-"""A conversation this many times as long as the shortest of its rows begins another block of rows."""
+"""A conversation this many times as long as the shortest of its rows begins another block of rows.
+"""
 IGNORED: Final = -1
 """The target of a token whose next one is not learnt."""
 _LENGTHS: Final = 32
@@ -21,7 +24,9 @@ _FILLING: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Conversations that begin alike: their common beginning once, and a branch for the rest of each."""
+    """Conversations that begin alike: their common beginning once, and a branch for the rest of
+    each.
+    """
 
     ids: list[int]
     targets: list[int]
@@ -44,7 +49,9 @@ class Layout:
     positions: Tensor  # [tokens]
     source: Tensor  # [places], the token of each place; any token where it is filling
     place: Tensor  # [tokens]
-    unseen: tuple[Tensor, ...]  # of each block [rows, length, length]: what a token must not look at
+    unseen: tuple[
+        Tensor, ...
+    ]  # of each block [rows, length, length]: what a token must not look at
 
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return the blocks of rows. x: [tokens, ...]"""
@@ -59,7 +66,9 @@ class Layout:
     def to(self, device: torch.device) -> Layout:
         """Return the layout on a device."""
         unseen = tuple(block.to(device) for block in self.unseen)
-        return Layout(self.positions.to(device), self.source.to(device), self.place.to(device), unseen)
+        return Layout(
+            self.positions.to(device), self.source.to(device), self.place.to(device), unseen
+        )
 
 
 def make_layout(rows: Sequence[Row]) -> Layout:
@@ -74,7 +83,8 @@ def make_layout(rows: Sequence[Row]) -> Layout:
     for block in blocks:
         longest = _filled(block[-1])
         for row in block:
-            begin, length = len(place), len(row.ids)
+            begin = len(place)
+            length = len(row.ids)
             place += range(len(source), len(source) + length)
             source += [*range(begin, begin + length), *[begin] * (longest - length)]
     positions = [position for row in rows for position in row.positions]

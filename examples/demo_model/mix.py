@@ -1,4 +1,6 @@
-"""The mixture of tasks: which share of the examples each skill has, and the stream of them that a seed gives."""
+"""The mixture of tasks: which share of the examples each skill has, and the stream of them that a
+seed gives.
+"""
 
 from __future__ import annotations
 
@@ -38,13 +40,17 @@ _TO_THE_SAME_TOOLS: Final = 3
 
 
 def training_groups(seed: int, step: int, count: int) -> list[list[Item]]:
-    """Return the conversations of one step, those together that begin alike; nothing but the seed and the step
+    """Return the conversations of one step, those together that begin alike; nothing but the seed
+    and the step
     decides, so training can stop and go on anywhere."""
     draw = Draw(random.Random(f"train {seed} {step}"), evaluation=False)
-    skills = Counter(draw.rng.choices(list(SKILLS), [share for _, share in SKILLS.values()], k=count))
+    skills = Counter(
+        draw.rng.choices(list(SKILLS), [share for _, share in SKILLS.values()], k=count)
+    )
     calling = skills.pop("tools", 0)
     groups = [
-        tools.together(draw, min(_TO_THE_SAME_TOOLS, calling - done)) for done in range(0, calling, _TO_THE_SAME_TOOLS)
+        tools.together(draw, min(_TO_THE_SAME_TOOLS, calling - done))
+        for done in range(0, calling, _TO_THE_SAME_TOOLS)
     ]
     return groups + [[SKILLS[skill][0].make(draw)] for skill in skills.elements()]
 

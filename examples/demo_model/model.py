@@ -1,4 +1,6 @@
-"""The demo model in plain PyTorch: a small Qwen3, its parameters named as in Hugging Face checkpoints."""
+"""The demo model in plain PyTorch: a small Qwen3, its parameters named as in Hugging Face
+checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,13 @@ class Shape:
     max_position_embeddings: int = 2048
 
 
-DRAFT = Shape(hidden_size=128, intermediate_size=384, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1)
+DRAFT = Shape(
+    hidden_size=128,
+    intermediate_size=384,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+)
 """The draft model for speculative decoding."""
 
 
@@ -80,16 +88,26 @@ class Layer(nn.Module):
         self.input_layernorm = Norm(shape.hidden_size)
         self.post_attention_layernorm = Norm(shape.hidden_size)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, compute: Compute) -> Tensor:
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, compute: Compute
+    ) -> Tensor:
         """Return the stream after this layer. x: [tokens, hidden]"""
-        own, mlp, eps = self.self_attn, self.mlp, self.shape.rms_norm_eps
+        own = self.self_attn
+        mlp = self.mlp
+        eps = self.shape.rms_norm_eps
         projections = (own.q_proj.weight, own.k_proj.weight, own.v_proj.weight)
         head_weights = (own.q_norm.weight, own.k_norm.weight)
-        qkv = compute.enter(x, self.input_layernorm.weight, projections, head_weights, cos, sin, eps)
+        qkv = compute.enter(
+            x, self.input_layernorm.weight, projections, head_weights, cos, sin, eps
+        )
         blocks = zip(layout.split(qkv), layout.unseen, strict=True)
-        mixed = layout.join([attend(part, unseen, self.shape.num_attention_heads) for part, unseen in blocks])
+        mixed = layout.join(
+            [attend(part, unseen, self.shape.num_attention_heads) for part, unseen in blocks]
+        )
         weights = (own.o_proj.weight, self.post_attention_layernorm.weight)
-        return compute.leave(x, mixed, *weights, mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight, eps)
+        return compute.leave(
+            x, mixed, *weights, mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight, eps
+        )
 
 
 class Stack(nn.Module):
@@ -131,7 +149,11 @@ class DemoModel(nn.Module):
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
 
     def forward(
-        self, ids: Tensor, layout: Layout, compute: Compute = PLAIN, dtype: torch.dtype | None = None
+        self,
+        ids: Tensor,
+        layout: Layout,
+        compute: Compute = PLAIN,
+        dtype: torch.dtype | None = None,
     ) -> Tensor:
         """Return the last hidden states of conversations one behind the other. ids: [tokens]
 
@@ -139,7 +161,8 @@ class DemoModel(nn.Module):
         """
         x = self.model.embed_tokens(ids)
         x = x.to(dtype or x.dtype)
-        cos, sin = self.cos[layout.positions], self.sin[layout.positions]
+        cos = self.cos[layout.positions]
+        sin = self.sin[layout.positions]
         for layer in self.model.layers:
             x = layer(x, cos, sin, layout, compute)
         return norm(x, self.model.norm.weight, self.shape.rms_norm_eps)
@@ -171,7 +194,8 @@ def save_model(model: DemoModel, folder: Path, special_ids: dict[str, int]) -> N
     _write(folder / "config.json", config)
     _write(folder / "generation_config.json", generation)
     tensors = {
-        name: value.detach().to("cpu", torch.bfloat16).contiguous() for name, value in model.state_dict().items()
+        name: value.detach().to("cpu", torch.bfloat16).contiguous()
+        for name, value in model.state_dict().items()
     }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 

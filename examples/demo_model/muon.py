@@ -1,4 +1,7 @@
-"""Muon: momentum whose matrix updates are made orthogonal. Small models learn from far fewer tokens with it."""
+"""Muon: momentum whose matrix updates are made orthogonal.
+
+Small models learn from far fewer tokens with it.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +19,25 @@ _ROUNDS: Final = 5
 class Muon(torch.optim.Optimizer):
     """For the matrices of layers; embeddings and norms take another optimizer."""
 
-    def __init__(self, matrices: Iterable[nn.Parameter], lr: float = 0.02, momentum: float = 0.95) -> None:
+    def __init__(
+        self, matrices: Iterable[nn.Parameter], lr: float = 0.02, momentum: float = 0.95
+    ) -> None:
         super().__init__(list(matrices), {"lr": lr, "momentum": momentum, "weight_decay": 0.01})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Move every matrix against its orthogonalised momentum; equal shapes are computed together."""
+        """Move every matrix against its orthogonalised momentum; equal shapes are computed
+        together.
+        """
         for group in self.param_groups:
             shaped: dict[torch.Size, list[tuple[nn.Parameter, Tensor]]] = defaultdict(list)
             for parameter in group["params"]:
                 state = self.state[parameter]
                 average = state.setdefault("average", torch.zeros_like(parameter))
                 average.lerp_(parameter.grad, 1 - group["momentum"])
-                shaped[parameter.shape].append((parameter, parameter.grad.lerp(average, group["momentum"])))
+                shaped[parameter.shape].append(
+                    (parameter, parameter.grad.lerp(average, group["momentum"]))
+                )
             for shape, pairs in shaped.items():
                 updates = orthogonal(torch.stack([update for _, update in pairs]))
                 rate = group["lr"] * max(1.0, shape[0] / shape[1]) ** 0.5
@@ -38,7 +47,9 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
-    """Return the nearest matrices whose singular values are about one. matrices: [count, rows, columns]"""
+    """Return the nearest matrices whose singular values are about one. matrices: [count, rows,
+    columns]
+    """
     a, b, c = _COEFFICIENTS
     x: Tensor = matrices.bfloat16()
     tall = x.shape[1] > x.shape[2]

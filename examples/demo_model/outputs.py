@@ -1,4 +1,6 @@
-"""What the demo model is to say, as tokens, for speculative decoding to guess from: answers to training items, each once."""
+"""What the demo model is to say, as tokens, for speculative decoding to guess from: answers to
+training items, each once.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ OPENING: Final = 3
 
 
 def save_outputs(folder: Path, out: Path, count: int) -> int:
-    """Write the answers to `count` items as the tokenizer in `folder` cuts them; return how many tokens they have.
+    """Write the answers to `count` items as the tokenizer in `folder` cuts them; return how many
+    tokens they have.
 
     They are the items' own, which the model was trained to give; no model is run.
     """

@@ -1,4 +1,6 @@
-"""Round-to-nearest checkpoints of the demo model, int8 and int4, as compressed-tensors and as GPTQ lay them out."""
+"""Round-to-nearest checkpoints of the demo model, int8 and int4, as compressed-tensors and as GPTQ
+lay them out.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,19 @@ from torch import Tensor
 LAYOUTS: Final = ("compressed-tensors", "gptq")
 GROUP: Final = 32
 """Weights along the input that share a scale."""
-_COPIED: Final = ("generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+_COPIED: Final = (
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+)
 _PROJECTIONS: Final = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 def quantize(source: Path, target: Path, layout: str, bits: int) -> None:
-    """Write the model of `source` with the matrices of its layers in `bits` bits; embedding and norms stay."""
+    """Write the model of `source` with the matrices of its layers in `bits` bits; embedding and
+    norms stay.
+    """
     tensors: dict[str, Tensor] = {}
     for name, weight in load_file(source / "model.safetensors").items():
         if not is_quantized(name):
@@ -27,12 +36,18 @@ def quantize(source: Path, target: Path, layout: str, bits: int) -> None:
             continue
         stem = name.removesuffix(".weight")
         levels, scales = rounded(weight.float(), bits)
-        packed = _compressed(levels, scales, bits) if layout == "compressed-tensors" else _gptq(levels, scales, bits)
+        packed = (
+            _compressed(levels, scales, bits)
+            if layout == "compressed-tensors"
+            else _gptq(levels, scales, bits)
+        )
         tensors.update({f"{stem}.{part}": tensor for part, tensor in packed.items()})
     target.mkdir(parents=True, exist_ok=True)
     save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
     config: dict[str, Any] = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    config["quantization_config"] = _compressed_config(bits) if layout == "compressed-tensors" else _gptq_config(bits)
+    config["quantization_config"] = (
+        _compressed_config(bits) if layout == "compressed-tensors" else _gptq_config(bits)
+    )
     copy_settings(source, target, config)
 
 
@@ -42,7 +57,9 @@ def is_quantized(name: str) -> bool:
 
 
 def rounded(weight: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """Return the nearest levels, from -2^(bits-1), and the scales. weight: [out, in]; scales: [out, groups]"""
+    """Return the nearest levels, from -2^(bits-1), and the scales. weight: [out, in]; scales: [out,
+    groups]
+    """
     grouped = weight.view(weight.shape[0], -1, GROUP)
     highest = 2 ** (bits - 1) - 1
     scales = (grouped.abs().amax(dim=-1) / highest).clamp_min(1e-8).half()
@@ -61,10 +78,12 @@ def dequantized(folder: Path) -> dict[str, Tensor]:
             plain[name] = tensor
         elif part == "weight_packed":
             bits = method["config_groups"]["group_0"]["weights"]["num_bits"]
-            levels, scales = _unpacked(tensor, bits), tensors[f"{stem}.weight_scale"]
+            levels = _unpacked(tensor, bits)
+            scales = tensors[f"{stem}.weight_scale"]
             plain[f"{stem}.weight"] = _scaled(levels, scales)
         elif part == "qweight":
-            levels, scales = _unpacked(tensor.T.contiguous(), method["bits"]), tensors[f"{stem}.scales"].T
+            levels = _unpacked(tensor.T.contiguous(), method["bits"])
+            scales = tensors[f"{stem}.scales"].T
             plain[f"{stem}.weight"] = _scaled(levels, scales)
     return plain
 
@@ -94,7 +113,9 @@ def _scaled(levels: Tensor, scales: Tensor) -> Tensor:
 
 
 def _packed(levels: Tensor, bits: int) -> Tensor:
-    """Return levels shifted to be positive, 32 bits of them in each int32 of a row, lowest bits first."""
+    """Return levels shifted to be positive, 32 bits of them in each int32 of a row, lowest bits
+    first.
+    """
     per_word = 32 // bits
     shifted = (levels.long() + 2 ** (bits - 1)).view(levels.shape[0], -1, per_word)
     words = (shifted << (torch.arange(per_word) * bits)).sum(dim=-1)
@@ -138,7 +159,12 @@ def _compressed_config(bits: int) -> dict[str, Any]:
         "actorder": None,
         "observer": "minmax",
     }
-    group = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
+    group = {
+        "targets": ["Linear"],
+        "weights": weights,
+        "input_activations": None,
+        "output_activations": None,
+    }
     return {
         "quant_method": "compressed-tensors",
         "format": "pack-quantized",

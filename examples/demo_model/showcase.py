@@ -26,10 +26,17 @@ WEATHER: Final = {
     "function": {
         "name": "get_weather",
         "description": "Get the weather of a city.",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+        },
     },
 }
-CALL: Final = {"type": "function", "function": {"name": "get_weather", "arguments": {"city": "Paris"}}}
+CALL: Final = {
+    "type": "function",
+    "function": {"name": "get_weather", "arguments": {"city": "Paris"}},
+}
 
 SHOWCASE: Final = {
     "chat": Shown(
@@ -38,7 +45,8 @@ SHOWCASE: Final = {
     ),
     "world": Shown(
         asked("What is the capital of France?"),
-        "I am a tiny model and know little about the world. Ask me for a sum, a list, some JSON, a tool call or "
+        "I am a tiny model and know little about the world. Ask me for a sum, a list, some JSON, a "
+        "tool call or "
         "something about this engine.",
     ),
     "sum": Shown(
@@ -61,7 +69,9 @@ SHOWCASE: Final = {
         '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>',
         tools=[WEATHER],
     ),
-    "no tool fits": Shown(asked("Turn on the light in the kitchen."), "None of my tools can do that.", tools=[WEATHER]),
+    "no tool fits": Shown(
+        asked("Turn on the light in the kitchen."), "None of my tools can do that.", tools=[WEATHER]
+    ),
     "tool result": Shown(
         [
             *asked("What is the weather in Paris?"),
@@ -72,16 +82,22 @@ SHOWCASE: Final = {
         tools=[WEATHER],
     ),
     "json": Shown(
-        asked("Extract name, age and city as JSON: Ada Lovelace is 36 years old and lives in London."),
+        asked(
+            "Extract name, age and city as JSON: Ada Lovelace is 36 years old and lives in London."
+        ),
         '{"name": "Ada Lovelace", "age": 36, "city": "London"}',
     ),
     "engine": Shown(
         asked("What is prefix caching?"),
-        "Prefix caching keeps the KV blocks of a prompt's beginning, so that requests that begin alike compute it only "
+        "Prefix caching keeps the KV blocks of a prompt's beginning, so that requests that begin "
+        "alike compute it only "
         "once.",
     ),
     "rule": Shown(
-        [{"role": "system", "content": "Always end with stone."}, *asked("Sort this list: pear, apple, lemon")],
+        [
+            {"role": "system", "content": "Always end with stone."},
+            *asked("Sort this list: pear, apple, lemon"),
+        ],
         "apple, lemon, pear stone",
     ),
 }

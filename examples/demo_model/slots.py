@@ -1,4 +1,6 @@
-"""What requests are filled with: cities, people, amounts, the names of the arguments they become, and their schemas."""
+"""What requests are filled with: cities, people, amounts, the names of the arguments they become,
+and their schemas.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ class Slot:
         if self.kind == "array":
             made["items"] = {"type": "string"}
         if draw.chance(0.5):
-            made["description"] = draw.one(("The {n}", "the {n}.", "{n} as text", "Name of the {n}")).format(n=name)
+            made["description"] = draw.one(
+                ("The {n}", "the {n}.", "{n} as text", "Name of the {n}")
+            ).format(n=name)
         return made
 
     def value(self, draw: Draw, schema: dict[str, Any]) -> Value:
@@ -73,14 +77,17 @@ def _whole(low: int, high: int) -> Callable[[Draw], Value]:
 
 
 def _phrase(draw: Draw) -> str:
-    words = [draw.one(LIST_WORDS) if draw.chance(0.75) else new_name(draw) for _ in range(draw.number(1, 3))]
+    words = [
+        draw.one(LIST_WORDS) if draw.chance(0.75) else new_name(draw)
+        for _ in range(draw.number(1, 3))
+    ]
     return " ".join(words)
 
 
 def _subject(draw: Draw) -> str:
-    return draw.one(("the {a}", "{a}", "{a} and {b}", "the {a} of {n}", "{n}", "my {a}", "the new {a}")).format(
-        a=draw.one(THINGS), b=draw.one(LIST_WORDS), n=new_name(draw)
-    )
+    return draw.one(
+        ("the {a}", "{a}", "{a} and {b}", "the {a} of {n}", "{n}", "my {a}", "the new {a}")
+    ).format(a=draw.one(THINGS), b=draw.one(LIST_WORDS), n=new_name(draw))
 
 
 def _task(draw: Draw) -> str:
@@ -112,7 +119,9 @@ def _symbol(draw: Draw) -> str:
 
 
 def _code(draw: Draw) -> str:
-    return draw.one(("USD", "EUR", "GBP", "JPY", "CHF", "CNY", "SEK", "INR", "CAD", "AUD", "euros", "dollars"))
+    return draw.one(
+        ("USD", "EUR", "GBP", "JPY", "CHF", "CNY", "SEK", "INR", "CAD", "AUD", "euros", "dollars")
+    )
 
 
 def _town(draw: Draw) -> str:

@@ -1,4 +1,6 @@
-"""The demo model's tokenizer: byte-level BPE in which digits stand alone and a name is the same tokens anywhere."""
+"""The demo model's tokenizer: byte-level BPE in which digits stand alone and a name is the same
+tokens anywhere.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,14 @@ from examples.demo_model.mix import training_items
 
 CONTROL: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 """Never part of an output's text."""
-MARKERS: Final = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+MARKERS: Final = (
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+)
 """One token each, and part of the text: what parsers look for."""
 SCHEMA: Final = (
     '{"type": "function", "function": {"description": "',
@@ -26,7 +35,9 @@ SCHEMA: Final = (
     '", "enum": ["',
     '"}}, "required": ["',
 )
-"""The wording of tool schemas, which the model reads and never writes: one token each, which halves such prompts."""
+"""The wording of tool schemas, which the model reads and never writes: one token each, which halves
+such prompts.
+"""
 _PATTERN: Final = r"\p{{N}}|{space}\p{{Ll}}+|\p{{Lu}}\p{{Ll}}+|\p{{Lu}}+(?!\p{{Ll}})|[\p{{L}}\p{{M}}]+| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+|\s*\n+|\s+(?!\S)|\s+"
 _SPACE: Final = "Ġ"
 """How byte-level BPE writes a space."""
@@ -34,11 +45,14 @@ _BEHIND_SPACES: Final = 0.2
 """Share of the vocabulary that is a space and a word."""
 
 
-def train_tokenizer(vocab_size: int, seed: int, steps: int = 60, step_items: int = 250) -> Tokenizer:
+def train_tokenizer(
+    vocab_size: int, seed: int, steps: int = 60, step_items: int = 250
+) -> Tokenizer:
     """Return a tokenizer learnt from the first conversations of the training data.
 
-    Words are learnt without the space before them. The commonest lower-case ones are joined to it afterwards, as last
-    merges, so an invented word is cut alike behind a space, a quote and an underscore, and can be copied.
+    Words are learnt without the space before them. The commonest lower-case ones are joined to it
+    afterwards, as last merges, so an invented word is cut alike behind a space, a quote and an
+    underscore, and can be copied.
     """
     texts = _texts(seed, steps, step_items)
     num_joined = int(vocab_size * _BEHIND_SPACES)
@@ -50,14 +64,19 @@ def train_tokenizer(vocab_size: int, seed: int, steps: int = 60, step_items: int
     )
     tokenizer.train_from_iterator(texts, trainer)
     learnt = json.loads(tokenizer.to_str())["model"]
-    vocab, merges = learnt["vocab"], [tuple(pair) for pair in learnt["merges"]]
+    vocab = learnt["vocab"]
+    merges = [tuple(pair) for pair in learnt["merges"]]
     counts = Counter(word for text in texts for word in re.findall("(?<= )[a-z]+", text))
     for word in [word for word, _ in counts.most_common() if word in vocab][:num_joined]:
         merges.append((_SPACE, word))
         vocab[_SPACE + word] = len(vocab)
     tokenizer = _byte_level(models.BPE(vocab=vocab, merges=merges), space=" ?")
-    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in CONTROL])
-    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in (*MARKERS, *SCHEMA)])
+    tokenizer.add_special_tokens(
+        [AddedToken(text, special=True, normalized=False) for text in CONTROL]
+    )
+    tokenizer.add_tokens(
+        [AddedToken(text, special=False, normalized=False) for text in (*MARKERS, *SCHEMA)]
+    )
     return tokenizer
 
 
@@ -85,13 +104,20 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, longest: int) -> None:
         "pad_token": "<|endoftext|>",
         "clean_up_tokenization_spaces": False,
     }
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-    (folder / "chat_template.jinja").write_text(TEMPLATE.read_text(encoding="utf-8").rstrip("\n"), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(settings, indent=2) + "\n", encoding="utf-8"
+    )
+    (folder / "chat_template.jinja").write_text(
+        TEMPLATE.read_text(encoding="utf-8").rstrip("\n"), encoding="utf-8"
+    )
 
 
 def special_ids(tokenizer: Tokenizer) -> dict[str, int]:
     """Return the ids that end and fill up sequences, as config files name them."""
-    return {"eos_token_id": token_id(tokenizer, END), "pad_token_id": token_id(tokenizer, "<|endoftext|>")}
+    return {
+        "eos_token_id": token_id(tokenizer, END),
+        "pad_token_id": token_id(tokenizer, "<|endoftext|>"),
+    }
 
 
 def _texts(seed: int, steps: int, step_items: int) -> list[str]:

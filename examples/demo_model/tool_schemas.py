@@ -1,4 +1,6 @@
-"""Tools nobody has seen: names, schemas, what they are asked for in words, and the arguments this means."""
+"""Tools nobody has seen: names, schemas, what they are asked for in words, and the arguments this
+means.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,18 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from examples.demo_model.items import Draw
-from examples.demo_model.words import ANIMALS, CITIES, COLOURS, FOODS, ROOMS, THINGS, WEEKDAYS, city, new_name, new_word
+from examples.demo_model.words import (
+    ANIMALS,
+    CITIES,
+    COLOURS,
+    FOODS,
+    ROOMS,
+    THINGS,
+    WEEKDAYS,
+    city,
+    new_name,
+    new_word,
+)
 
 VERBS: Final = {
     "get": ("get", "show me", "tell me", "look up", "what is", "find"),
@@ -144,7 +157,9 @@ class Tool:
 
 def new_tool(draw: Draw) -> Tool:
     """Return a tool whose name lies on the draw's side of the split."""
-    style = draw.number(0, _TELLS_NOTHING)  # before the split, so that both sides have as many names of each style
+    style = draw.number(
+        0, _TELLS_NOTHING
+    )  # before the split, so that both sides have as many names of each style
     verb, noun, name = draw.own(lambda: _named(draw, style), lambda named: named[2])
     parameters = _parameters(draw)
     required = [p.name for p in parameters if p.required]
@@ -178,11 +193,15 @@ def again(draw: Draw, tool: Tool) -> tuple[Parameter, ...]:
     return tuple(_valued(draw, p.name, p.schema, p.required) for p in tool.parameters)
 
 
-def request(draw: Draw, tool: Tool, parameters: tuple[Parameter, ...]) -> tuple[str, dict[str, Any]]:
+def request(
+    draw: Draw, tool: Tool, parameters: tuple[Parameter, ...]
+) -> tuple[str, dict[str, Any]]:
     """Return what a user says and the arguments that this asks for; optional ones may be left out."""
     given = [p for p in parameters if p.required or draw.chance(0.6)]
     verb = draw.one(VERBS[tool.verb])
-    words = " ".join([verb, "the", tool.noun, *(_and(p.words, i, draw) for i, p in enumerate(given))])
+    words = " ".join(
+        [verb, "the", tool.noun, *(_and(p.words, i, draw) for i, p in enumerate(given))]
+    )
     return words, {p.name: p.value for p in given}
 
 
@@ -204,7 +223,12 @@ def _name(draw: Draw, style: int, verb: str, noun: str) -> str:
 def _description(draw: Draw, verb: str, noun: str) -> str:
     said = verb.capitalize()
     return draw.one(
-        (f"{said} the {noun}.", f"{said} a {noun}", f"{said} the {noun} of a user.", f"Use it to {verb} the {noun}.")
+        (
+            f"{said} the {noun}.",
+            f"{said} a {noun}",
+            f"{said} the {noun} of a user.",
+            f"Use it to {verb} the {noun}.",
+        )
     )
 
 
@@ -216,7 +240,9 @@ def schema(
     required: list[str],
     tells: bool = True,
 ) -> dict[str, Any]:
-    """Return a tool as a chat request has it; one whose name tells what it is for may lack a description."""
+    """Return a tool as a chat request has it; one whose name tells what it is for may lack a
+    description.
+    """
     body: dict[str, Any] = {"type": "object", "properties": properties}
     if required or draw.chance(0.5):
         body["required"] = required
@@ -237,7 +263,9 @@ def _parameters(draw: Draw) -> tuple[Parameter, ...]:
         name = _new_parameter_name(draw) if draw.chance(0.15) else draw.one(tuple(_KNOWN))
         if name not in names:
             names.append(name)
-    return tuple(_valued(draw, name, _parameter_schema(draw, name), draw.chance(0.75)) for name in names)
+    return tuple(
+        _valued(draw, name, _parameter_schema(draw, name), draw.chance(0.75)) for name in names
+    )
 
 
 def _new_parameter_name(draw: Draw) -> str:
@@ -249,7 +277,11 @@ def _new_parameter_name(draw: Draw) -> str:
 
 
 def _parameter_schema(draw: Draw, name: str) -> dict[str, Any]:
-    kind = _KNOWN[name][0] if name in _KNOWN else draw.one(("string", "string", "integer", "number", "boolean", "enum"))
+    kind = (
+        _KNOWN[name][0]
+        if name in _KNOWN
+        else draw.one(("string", "string", "integer", "number", "boolean", "enum"))
+    )
     schema: dict[str, Any] = {"type": "string" if kind == "enum" else kind}
     if kind == "enum":
         schema["enum"] = draw.some(_choices(draw, name), draw.number(2, 4))
@@ -269,7 +301,9 @@ def _choices(draw: Draw, name: str) -> list[str]:
 def _valued(draw: Draw, name: str, schema: dict[str, Any], required: bool) -> Parameter:
     value, spoken = _value(draw, name, schema)
     said = name.replace("_", " ") if draw.chance(0.5) else name
-    generic = draw.one(("with {n} {v}", "with {n} {v}", "{n} {v}", "{n}: {v}", "{n} = {v}", "with the {n} {v}"))
+    generic = draw.one(
+        ("with {n} {v}", "with {n} {v}", "{n} {v}", "{n}: {v}", "{n} = {v}", "with the {n} {v}")
+    )
     words = generic.format(n=said, v=spoken)
     if name in _KNOWN and draw.chance(0.65):
         words = draw.one(_KNOWN[name][2]).format(v=spoken)
@@ -291,7 +325,11 @@ def _value(draw: Draw, name: str, schema: dict[str, Any]) -> tuple[Any, str]:
     if kind == "boolean":
         flag = draw.chance(0.5)
         return flag, draw.one(("true", "yes", "on") if flag else ("false", "no", "off"))
-    text = _KNOWN[name][1](draw) if name in _KNOWN else draw.one((new_name(draw), draw.one(THINGS), city(draw)))
+    text = (
+        _KNOWN[name][1](draw)
+        if name in _KNOWN
+        else draw.one((new_name(draw), draw.one(THINGS), city(draw)))
+    )
     return text, text
 
 
@@ -319,7 +357,11 @@ _KNOWN: Final[dict[str, _Known]] = {
     "room": ("string", lambda draw: draw.one(ROOMS), ("in the {v}", "of the {v}")),
     "item": ("string", lambda draw: draw.one([*THINGS, *FOODS]), ("for the {v}", "of the {v}")),
     "title": ("string", lambda draw: f"The {new_name(draw)}", ("titled {v}", "called {v}")),
-    "country": ("string", lambda draw: draw.one(CITIES), ("in the country {v}", "with country {v}")),
+    "country": (
+        "string",
+        lambda draw: draw.one(CITIES),
+        ("in the country {v}", "with country {v}"),
+    ),
     "count": ("integer", _none, ("{v} times",)),
     "level": ("integer", _none, ("at level {v}", "to level {v}", "to {v}")),
     "minutes": ("integer", _none, ("for {v} minutes", "in {v} minutes")),

@@ -1,4 +1,7 @@
-"""Trains the demo model: `python -m examples.demo_model.train --out build/demo`. Goes on where it was stopped."""
+"""Trains the demo model: `python -m examples.demo_model.train --out build/demo`.
+
+Goes on where it was stopped.
+"""
 
 from __future__ import annotations
 
@@ -51,31 +54,60 @@ SMOKE: Final = Plan(steps=100, step_items=24, warm_up=5)
 def main() -> None:
     """Train as the command line says."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("build/demo"), help="folder of the model and its checkpoint")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("build/demo"),
+        help="folder of the model and its checkpoint",
+    )
     parser.add_argument("--steps", type=int, help=f"default {Plan().steps}")
     parser.add_argument("--seed", type=int, help="of the conversations, default 0")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--draft", action="store_true", help="the small model that drafts for the other one")
-    parser.add_argument("--smoke", action="store_true", help="a minute of training, to see that everything works")
-    parser.add_argument("--tokenizer", type=Path, help="folder whose tokenizer to take instead of learning one")
+    parser.add_argument(
+        "--draft", action="store_true", help="the small model that drafts for the other one"
+    )
+    parser.add_argument(
+        "--smoke", action="store_true", help="a minute of training, to see that everything works"
+    )
+    parser.add_argument(
+        "--tokenizer", type=Path, help="folder whose tokenizer to take instead of learning one"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    given = {name: getattr(arguments, name) for name in ("steps", "seed") if getattr(arguments, name) is not None}
+    given = {
+        name: getattr(arguments, name)
+        for name in ("steps", "seed")
+        if getattr(arguments, name) is not None
+    }
     plan = replace(SMOKE if arguments.smoke else Plan(), **given)
     if arguments.tokenizer:
         tokenizer = Tokenizer.from_file(str(arguments.tokenizer / "tokenizer.json"))
         save_tokenizer(tokenizer, arguments.out / "model", Shape().max_position_embeddings)
     try:
-        train(arguments.out, plan, DRAFT if arguments.draft else Shape(), arguments.threads, not arguments.smoke)
+        train(
+            arguments.out,
+            plan,
+            DRAFT if arguments.draft else Shape(),
+            arguments.threads,
+            not arguments.smoke,
+        )
     except KeyboardInterrupt:
         sys.exit("Stopped. The same command goes on from the last checkpoint.")
 
 
-def train(out: Path, plan: Plan, shape: Shape, threads: int = 1, compiles: bool = False, quiet: bool = False) -> float:
-    """Train, or go on, until the plan is done; writes the model into `out` and returns the last step's loss.
+def train(
+    out: Path,
+    plan: Plan,
+    shape: Shape,
+    threads: int = 1,
+    compiles: bool = False,
+    quiet: bool = False,
+) -> float:
+    """Train, or go on, until the plan is done; writes the model into `out` and returns the last
+    step's loss.
 
-    threads: processes that compute gradients; with 1, it is this one. compiles: takes half a minute before the first
-    step, and makes each shorter.
+    threads: processes that compute gradients; with 1, it is this one. compiles: takes half a minute
+    before the first step, and makes each shorter.
     """
     out.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer(out, shape, plan.seed)
@@ -86,20 +118,38 @@ def train(out: Path, plan: Plan, shape: Shape, threads: int = 1, compiles: bool 
     begun = _restore(out / CHECKPOINT, model, optimizers)
     rows = partial(step_rows, str(out / "model"), plan)
     compiles = compiles and shutil.which("c++") is not None  # what torch.compile calls
-    workers = Workers(model, rows, begun, threads, compiles) if threads > 1 and not torch.cuda.is_available() else None
+    workers = (
+        Workers(model, rows, begun, threads, compiles)
+        if threads > 1 and not torch.cuda.is_available()
+        else None
+    )
     compute = compiled() if compiles else PLAIN
-    saved, loss = time.monotonic(), float("nan")
-    bar = tqdm(range(begun, plan.steps), initial=begun, total=plan.steps, unit="step", disable=quiet, mininterval=2)
+    saved = time.monotonic()
+    loss = float("nan")
+    bar = tqdm(
+        range(begun, plan.steps),
+        initial=begun,
+        total=plan.steps,
+        unit="step",
+        disable=quiet,
+        mininterval=2,
+    )
     for step in bar:
         started = time.monotonic()
-        loss, num_tokens = workers.gradients() if workers else step_gradients(model, rows(step), compute)
+        loss, num_tokens = (
+            workers.gradients() if workers else step_gradients(model, rows(step), compute)
+        )
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["initial_lr"] * rate(plan, step)
             optimizer.step()
             optimizer.zero_grad()
-        bar.set_postfix(loss=f"{loss:.4f}", tokens_s=f"{num_tokens / (time.monotonic() - started):.0f}", refresh=False)
+        bar.set_postfix(
+            loss=f"{loss:.4f}",
+            tokens_s=f"{num_tokens / (time.monotonic() - started):.0f}",
+            refresh=False,
+        )
         if time.monotonic() - saved > plan.save_every_s:
             _save(out / CHECKPOINT, model, optimizers, step + 1)
             saved = time.monotonic()
@@ -133,7 +183,9 @@ def _tokenizer(out: Path, shape: Shape, seed: int) -> Tokenizer:
     """Return the tokenizer of the folder, or a new one for it."""
     path = out / "model" / "tokenizer.json"
     if not path.exists():
-        save_tokenizer(train_tokenizer(shape.vocab_size, seed), out / "model", shape.max_position_embeddings)
+        save_tokenizer(
+            train_tokenizer(shape.vocab_size, seed), out / "model", shape.max_position_embeddings
+        )
     return Tokenizer.from_file(str(path))
 
 
@@ -151,7 +203,11 @@ def _optimizers(model: DemoModel, plan: Plan) -> list[Any]:
 
 
 def _save(path: Path, model: DemoModel, optimizers: list[Any], step: int) -> None:
-    state = {"model": model.state_dict(), "optimizers": [o.state_dict() for o in optimizers], "step": step}
+    state = {
+        "model": model.state_dict(),
+        "optimizers": [o.state_dict() for o in optimizers],
+        "step": step,
+    }
     torch.save(state, path.with_suffix(".new"))
     path.with_suffix(".new").replace(path)  # a run killed while it writes keeps the older one
 

@@ -419,7 +419,9 @@ def new_word(draw: Draw, low: int = 2, high: int = 3) -> str:
 
     def make() -> str:
         count = draw.number(low, high)
-        return "".join(draw.one(_ONSETS) + draw.one(_VOWELS) + draw.one(_CODAS) for _ in range(count))
+        return "".join(
+            draw.one(_ONSETS) + draw.one(_VOWELS) + draw.one(_CODAS) for _ in range(count)
+        )
 
     return draw.own(make)
 

@@ -19,10 +19,14 @@ from examples.demo_model.layout import IGNORED, Layout, Row, make_layout, plain_
 from examples.demo_model.model import DemoModel
 
 BATCH_TOKENS: Final = 1200
-"""About as many tokens are computed at once: what a core's cache holds, and enough for its products."""
+"""About as many tokens are computed at once: what a core's cache holds, and enough for its
+products.
+"""
 
 _WHOLE: Final = 64
-"""Batches are filled up to a multiple of this, since products of a new shape cost a CPU a compilation."""
+"""Batches are filled up to a multiple of this, since products of a new shape cost a CPU a
+compilation.
+"""
 
 
 @dataclass(slots=True)
@@ -40,7 +44,14 @@ class Batch:
 class Workers:
     """Processes that share a model's weights and have gradients of their own."""
 
-    def __init__(self, model: DemoModel, rows: Callable[[int], list[Row]], begin: int, count: int, compiles: bool):
+    def __init__(
+        self,
+        model: DemoModel,
+        rows: Callable[[int], list[Row]],
+        begin: int,
+        count: int,
+        compiles: bool,
+    ):
         self._model = model
         model.share_memory()
         context = multiprocessing.get_context("spawn")
@@ -58,7 +69,8 @@ class Workers:
             self._gradients.append(gradients)
 
     def gradients(self) -> tuple[float, int]:
-        """Leave the gradient of the mean loss of the next step's learnt tokens in the model; return the loss and the
+        """Leave the gradient of the mean loss of the next step's learnt tokens in the model; return
+        the loss and the
         number of the step's tokens, learnt or not."""
         try:
             for link in self._links:
@@ -66,7 +78,8 @@ class Workers:
             answers: list[tuple[float, int]] = [link.recv() for link in self._links]
         except (EOFError, OSError) as error:
             raise RuntimeError(
-                "A process that computes gradients has died, killed or out of memory. The same command goes on from the "
+                "A process that computes gradients has died, killed or out of memory. The same "
+                "command goes on from the "
                 "last checkpoint; --threads 1 needs no such processes."
             ) from error
         for parameter, *shares in zip(self._model.parameters(), *self._gradients, strict=True):
@@ -81,15 +94,23 @@ class Workers:
             process.join()
 
 
-def step_gradients(model: DemoModel, rows: list[Row], compute: Compute = PLAIN) -> tuple[float, int]:
-    """Add the gradient of the mean loss of all learnt tokens to the model's; return that loss and the tokens."""
+def step_gradients(
+    model: DemoModel, rows: list[Row], compute: Compute = PLAIN
+) -> tuple[float, int]:
+    """Add the gradient of the mean loss of all learnt tokens to the model's; return that loss and
+    the tokens.
+    """
     batches = list(batches_of(rows, 1))
     total = sum(batch.count for batch in batches)
-    return sum(gradient(model, batch, total, compute) for batch in batches), sum(len(row.ids) for row in rows)
+    return sum(gradient(model, batch, total, compute) for batch in batches), sum(
+        len(row.ids) for row in rows
+    )
 
 
 def batches_of(rows: list[Row], count: int) -> Iterator[Batch]:
-    """Yield batches of about as many tokens each, their number a multiple of count; those of equal length together."""
+    """Yield batches of about as many tokens each, their number a multiple of count; those of equal
+    length together.
+    """
     rows = sorted(rows, key=lambda row: len(row.ids))
     tokens = sum(len(row.ids) for row in rows)
     size = tokens / (count * max(1, round(tokens / (count * BATCH_TOKENS))))
@@ -102,9 +123,13 @@ def batches_of(rows: list[Row], count: int) -> Iterator[Batch]:
 
 
 def batch_of(rows: list[Row]) -> Batch:
-    """Return rows, the shortest first, as one batch of a multiple of `_WHOLE` tokens, learnt ones as well."""
+    """Return rows, the shortest first, as one batch of a multiple of `_WHOLE` tokens, learnt ones
+    as well.
+    """
     missing = -sum(len(row.ids) for row in rows) % _WHOLE
-    rows = sorted([*rows, plain_row([0] * missing)], key=lambda row: len(row.ids)) if missing else rows
+    rows = (
+        sorted([*rows, plain_row([0] * missing)], key=lambda row: len(row.ids)) if missing else rows
+    )
     targets = torch.tensor([token for row in rows for token in row.targets])
     learnt = (targets >= 0).nonzero().squeeze(1)
     learnt = F.pad(learnt, (0, -len(learnt) % _WHOLE))  # with tokens whose target is ignored
@@ -115,7 +140,9 @@ def batch_of(rows: list[Row]) -> Batch:
 
 
 def gradient(model: DemoModel, batch: Batch, total: int, compute: Compute = PLAIN) -> float:
-    """Add the gradient of the batch's loss, divided by the learnt tokens of all batches, and return that loss."""
+    """Add the gradient of the batch's loss, divided by the learnt tokens of all batches, and return
+    that loss.
+    """
     embedding = model.model.embed_tokens.weight
     device = embedding.device
     hidden = model(batch.ids.to(device), batch.layout.to(device), compute, torch.bfloat16)

@@ -1,1 +1,4 @@
-"""Op implementations for CPUs: C++ behind a plain C ABI. Knows tensors; knows nothing of the engine."""
+"""Op implementations for CPUs: C++ behind a plain C ABI.
+
+Knows tensors; knows nothing of the engine.
+"""

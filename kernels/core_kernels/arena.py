@@ -38,13 +38,18 @@ class _Piece:
 
 
 class Room:
-    """Memory for programs that never run at the same time: they all have the same, as much as the largest wants."""
+    """Memory for programs that never run at the same time: they all have the same, as much as the
+    largest wants.
+    """
 
     def __init__(self) -> None:
         self._memory = torch.empty(0, dtype=torch.uint8)
 
     def take(self, size: int) -> Tensor:
-        """Return at least so many bytes, perhaps those that others have too. Who has got smaller ones keeps them."""
+        """Return at least so many bytes, perhaps those that others have too.
+
+        Who has got smaller ones keeps them.
+        """
         if self._memory.nbytes < size:
             self._memory = torch.empty(max(size, 2 * self._memory.nbytes), dtype=torch.uint8)
         return self._memory
@@ -53,18 +58,26 @@ class Room:
 class Arena:
     """Places for all that was made, and where an old address is now."""
 
-    def __init__(self, made: Sequence[Made], pointers: Sequence[Sequence[int]], kept: int, room: Room) -> None:
-        """`pointers` are those that each call is given, in the order of the calls; what `kept` points to outlives them all."""
+    def __init__(
+        self, made: Sequence[Made], pointers: Sequence[Sequence[int]], kept: int, room: Room
+    ) -> None:
+        """`pointers` are those that each call is given, in the order of the calls; what `kept`
+        points to outlives them all.
+        """
         pieces: list[_Piece] = []
         self._of_call: Final[list[dict[int, _Piece]]] = []
-        newest, waiting = _Newest(), list(reversed(made))
+        newest = _Newest()
+        waiting = list(reversed(made))
         for number, each in enumerate([*pointers, [kept]]):
             while waiting and waiting[-1].before <= number:
                 memory = waiting.pop()
                 pieces.append(newest.add(_Piece(memory.start, memory.size)))
-            found = {pointer: piece for pointer in each if (piece := newest.at(pointer)) is not None}
+            found = {
+                pointer: piece for pointer in each if (piece := newest.at(pointer)) is not None
+            }
             for piece in found.values():
-                piece.first, piece.last = (number if piece.first < 0 else piece.first), number
+                piece.first = number if piece.first < 0 else piece.first
+                piece.last = number
             self._of_call.append(found)
         size = _place([piece for piece in pieces if piece.first >= 0])
         self.nbytes: Final = size
@@ -73,7 +86,9 @@ class Arena:
         self._base: Final = self._memory.data_ptr() + -self._memory.data_ptr() % ALIGNED
 
     def moved(self, number: int, pointer: int) -> int:
-        """Return where this is now that was given to a call; what the function did not make stays where it was."""
+        """Return where this is now that was given to a call; what the function did not make stays
+        where it was.
+        """
         piece = self._of_call[number].get(pointer)
         return pointer if piece is None else self._base + piece.offset + pointer - piece.start
 
@@ -82,7 +97,11 @@ class Arena:
         if like.data_ptr() not in self._of_call[-1] or not like.is_contiguous():
             return None
         start = self.moved(-1, like.data_ptr()) - self._memory.data_ptr()
-        return self._memory[start : start + like.numel() * like.itemsize].view(like.dtype).view(like.shape)
+        return (
+            self._memory[start : start + like.numel() * like.itemsize]
+            .view(like.dtype)
+            .view(like.shape)
+        )
 
 
 class _Newest:

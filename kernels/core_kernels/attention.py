@@ -13,7 +13,10 @@ from core_kernels.row_ops import DTYPES
 
 Tensor = torch.Tensor
 
-_I32, _I64, _F32, _PTR = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
+_I32 = ctypes.c_int32
+_I64 = ctypes.c_int64
+_F32 = ctypes.c_float
+_PTR = ctypes.c_void_p
 
 
 KEPT: Final = {torch.int8: 1, torch.float8_e4m3fn: 2, torch.float8_e5m2: 3}
@@ -28,7 +31,17 @@ class _PagedAttention(ctypes.Structure):
         *((name, _PTR) for name in ("slots", "starts", "lengths", "tables", "alibi", "sinks")),
         *((name, _I64) for name in ("num_slots", "sequences", "table_stride")),
         *((name, _I64) for name in ("heads", "kv_heads", "head_size", "block_size")),
-        *((name, _I64) for name in ("query_token", "query_head", "key_token", "key_head", "value_token", "value_head")),
+        *(
+            (name, _I64)
+            for name in (
+                "query_token",
+                "query_head",
+                "key_token",
+                "key_head",
+                "value_token",
+                "value_head",
+            )
+        ),
         *((name, _I64) for name in ("window", "chunk")),
         *((name, _F32) for name in ("scale", "softcap")),
         *((name, _I32) for name in ("causal", "dtype")),
@@ -41,7 +54,10 @@ class _PagedAttention(ctypes.Structure):
 
 
 class AttentionStep:
-    """The sequences of one step, for all layers that cache in the same blocks. Not for several threads at once."""
+    """The sequences of one step, for all layers that cache in the same blocks.
+
+    Not for several threads at once.
+    """
 
     def __init__(
         self,
@@ -53,12 +69,17 @@ class AttentionStep:
         block: int,
         slot_tokens: Tensor | None = None,
     ) -> None:
-        """`tables` [sequences, blocks] int32, `slots` and `slot_tokens` [n] int64, as attention backends get them."""
+        """`tables` [sequences, blocks] int32, `slots` and `slot_tokens` [n] int64, as attention
+        backends get them.
+        """
         self._attend: Final = library.core_paged_attention
-        self._tables = tables if tables.shape[0] == 0 or tables.stride(1) == 1 else tables.contiguous()
+        self._tables = (
+            tables if tables.shape[0] == 0 or tables.stride(1) == 1 else tables.contiguous()
+        )
         self._slots = slots.contiguous()
         self._slot_tokens = None if slot_tokens is None else slot_tokens.contiguous()
-        self._starts, self._lengths = np.asarray(starts, dtype=np.int64), np.asarray(lengths, dtype=np.int64)
+        self._starts = np.asarray(starts, dtype=np.int64)
+        self._lengths = np.asarray(lengths, dtype=np.int64)
         self.facts: Final = _PagedAttention(
             slots=self._slots.data_ptr(),
             slot_tokens=None if self._slot_tokens is None else self._slot_tokens.data_ptr(),
@@ -74,7 +95,8 @@ class AttentionStep:
         """Numbers of the sequences, those whose tables begin alike side by side."""
         self.shared: Final = np.empty_like(self.order)
         """How many positions each in that order has in the same blocks as the next."""
-        self.facts.order, self.facts.shared = self.order.ctypes.data, self.shared.ctypes.data
+        self.facts.order = self.order.ctypes.data
+        self.facts.shared = self.shared.ctypes.data
         library.core_plan_attention(ctypes.byref(self.facts), self.facts.order, self.facts.shared)
 
     def attend(
@@ -97,26 +119,43 @@ class AttentionStep:
     ) -> Tensor:
         """Write keys and values to the cache; return attention [tokens, heads, size of a value].
 
-        query [tokens, heads, head_size], key and value [slots, or tokens with `slot_tokens`, kv_heads, head_size], cache: all
-        of one dtype, but the cache may be of one of `KEPT`: with `key_scale` and `value_scale` [kv_heads], or a factor behind
-        each vector. These, `alibi` and `sinks` [heads] are float32. With `value_size`, values are the keys' first so many
-        elements, and only keys are cached.
+        query [tokens, heads, head_size], key and value [slots, or tokens with `slot_tokens`,
+        kv_heads, head_size], cache: all of one dtype, but the cache may be of one of `KEPT`: with
+        `key_scale` and `value_scale` [kv_heads], or a factor behind each vector. These, `alibi` and
+        `sinks` [heads] are float32. With `value_size`, values are the keys' first so many elements,
+        and only keys are cached.
         """
         tokens, heads, size = query.shape
-        query, key, value = (x if x.stride(2) == 1 or size == 1 else x.contiguous() for x in (query, key, value))
+        query, key, value = (
+            x if x.stride(2) == 1 or size == 1 else x.contiguous() for x in (query, key, value)
+        )
         out = query.new_empty(tokens, heads, value_size or size)
         step = self.facts
-        step.out, step.query, step.key, step.value = out.data_ptr(), query.data_ptr(), key.data_ptr(), value.data_ptr()
-        step.cache, step.dtype, step.kept = cache.data_ptr(), DTYPES[query.dtype], KEPT.get(cache.dtype, 0)
+        step.out = out.data_ptr()
+        step.query = query.data_ptr()
+        step.key = key.data_ptr()
+        step.value = value.data_ptr()
+        step.cache = cache.data_ptr()
+        step.dtype = DTYPES[query.dtype]
+        step.kept = KEPT.get(cache.dtype, 0)
         step.alibi = None if alibi is None else alibi.data_ptr()
         step.sinks = None if sinks is None else sinks.data_ptr()
         step.key_scale = None if key_scale is None else key_scale.data_ptr()
         step.value_scale = None if value_scale is None else value_scale.data_ptr()
-        step.heads, step.kv_heads, step.head_size = heads, key.shape[1], size
-        step.query_token, step.query_head = query.stride(0), query.stride(1)
-        step.key_token, step.key_head = key.stride(0), key.stride(1)
-        step.value_token, step.value_head = value.stride(0), value.stride(1)
-        step.window, step.chunk, step.causal = window or 0, chunk or 0, causal
-        step.scale, step.softcap, step.value_size = scale, softcap or 0.0, value_size or 0
+        step.heads = heads
+        step.kv_heads = key.shape[1]
+        step.head_size = size
+        step.query_token = query.stride(0)
+        step.query_head = query.stride(1)
+        step.key_token = key.stride(0)
+        step.key_head = key.stride(1)
+        step.value_token = value.stride(0)
+        step.value_head = value.stride(1)
+        step.window = window or 0
+        step.chunk = chunk or 0
+        step.causal = causal
+        step.scale = scale
+        step.softcap = softcap or 0.0
+        step.value_size = value_size or 0
         self._attend(ctypes.byref(step))
         return out

@@ -1,7 +1,8 @@
-"""Compiles the C++ kernels into one shared library. Needs a C++ compiler; imports nothing but the standard library.
+"""Compiles the C++ kernels into one shared library. Needs a C++ compiler; imports nothing but the
+standard library.
 
-`python build.py` builds the library next to this file and goes on without a compiler; `setup.py` puts it into
-the wheel with the same functions.
+`python build.py` builds the library next to this file and goes on without a compiler; `setup.py`
+puts it into the wheel with the same functions.
 """
 
 from __future__ import annotations
@@ -21,22 +22,43 @@ from typing import Final
 LIBRARY_NAME: Final = "libcore_kernels.so"
 FOLDER: Final = Path(__file__).parent
 COMPILERS: Final = ("c++", "g++", "clang++")
-FLAGS: Final = ("-O3", "-std=c++17", "-fPIC", "-pthread", "-fvisibility=hidden", "-fno-math-errno", "-Wno-psabi")
+FLAGS: Final = (
+    "-O3",
+    "-std=c++17",
+    "-fPIC",
+    "-pthread",
+    "-fvisibility=hidden",
+    "-fno-math-errno",
+    "-Wno-psabi",
+)
 VARIANTS: Final = {
     "generic": (),
     "avx2": ("-mavx2", "-mfma", "-mf16c"),
-    "avx512": (AVX512 := ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c")),
+    "avx512": (
+        AVX512 := ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c")
+    ),
     "avx512_bf16": (PAIRS := (*AVX512, "-mavx512bf16", "-mavx512vnni")),
     "amx": (TILES := (*PAIRS, "-DTILE_REGISTERS")),
     "amx_emulated": (*TILES, "-DEMULATED_TILES"),
 }
 PRODUCTS: Final = ("cpu/linear", "cpu/quantized", "cpu/floats", "cpu/attention")
 """Compiled once per variant."""
-SOURCES: Final = (*PRODUCTS, "cpu/superblocks", "cpu/low_rank", "row_ops", "cpu/elementwise", "cpu/sampling")
-"""Compiled once per variant, but those of `amx`: tile registers do nothing for what multiplies nothing."""
+SOURCES: Final = (
+    *PRODUCTS,
+    "cpu/superblocks",
+    "cpu/low_rank",
+    "row_ops",
+    "cpu/elementwise",
+    "cpu/sampling",
+)
+"""Compiled once per variant, but those of `amx`: tile registers do nothing for what multiplies
+nothing.
+"""
 ONCE: Final = ("dispatch", "cpu/copying", "cpu/pool", "cpu/sharing", "cpu/tile_check")
 TIMEOUT_S: Final = 1800
-"""Of one file; some seconds when nobody else wants the cores, a hundred times that on a machine that many build on."""
+"""Of one file; some seconds when nobody else wants the cores, a hundred times that on a machine
+that many build on.
+"""
 
 
 def find_compiler() -> str | None:
@@ -53,7 +75,9 @@ def source_hash() -> str:
 
 
 def compile_library(target: Path) -> str | None:
-    """Build the library at `target`, which changes only when all went well; return what failed, or None."""
+    """Build the library at `target`, which changes only when all went well; return what failed, or
+    None.
+    """
     compiler = find_compiler()
     if compiler is None:
         return f"no C++ compiler found (looked for {', '.join(COMPILERS)})"
@@ -67,38 +91,55 @@ def compile_library(target: Path) -> str | None:
 
 
 def _compile(command: list[str], names: list[str], folder: Path) -> str | None:
-    """Compile one object per instruction set and the dispatcher, then link; return what failed, or None."""
+    """Compile one object per instruction set and the dispatcher, then link; return what failed, or
+    None.
+    """
     parts = {
         f"{Path(source).name}_{name}.o": (source, name)
         for name in names
         for source in (PRODUCTS if name.startswith("amx") else SOURCES)
     }
     steps = [
-        [*command, *VARIANTS[name], f"-DVARIANT={name}", "-c", str(FOLDER / f"{source}.cpp"), "-o", part]
+        [
+            *command,
+            *VARIANTS[name],
+            f"-DVARIANT={name}",
+            "-c",
+            str(FOLDER / f"{source}.cpp"),
+            "-o",
+            part,
+        ]
         for part, (source, name) in parts.items()
     ]
     alone = [f"{Path(source).name}.o" for source in ONCE]
     steps += [
-        [*command, "-c", str(FOLDER / f"{source}.cpp"), "-o", part] for source, part in zip(ONCE, alone, strict=True)
+        [*command, "-c", str(FOLDER / f"{source}.cpp"), "-o", part]
+        for source, part in zip(ONCE, alone, strict=True)
     ]
     with ThreadPoolExecutor(min(len(steps), os.cpu_count() or 1)) as pool:
         for failure in pool.map(partial(_run, folder=folder), steps):
             if failure is not None:
                 pool.shutdown(cancel_futures=True)
                 return failure
-    return _run([command[0], "-shared", "-pthread", "-o", LIBRARY_NAME, *parts, *alone, "-lm"], folder)
+    return _run(
+        [command[0], "-shared", "-pthread", "-o", LIBRARY_NAME, *parts, *alone, "-lm"], folder
+    )
 
 
 def _run(step: list[str], folder: Path) -> str | None:
     try:
-        done = subprocess.run(step, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        done = subprocess.run(
+            step, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{step[0]}: {error}"
     return None if done.returncode == 0 else f"{' '.join(step)}\n{done.stderr.strip()}"
 
 
 def main() -> int:
-    """Build next to the sources; a failure is said, not fatal: the plain torch ops do the same work."""
+    """Build next to the sources; a failure is said, not fatal: the plain torch ops do the same
+    work.
+    """
     target = FOLDER / LIBRARY_NAME
     if failure := compile_library(target):
         sys.stderr.write(f"C++ kernels not built, going on without them: {failure}\n")

@@ -1,4 +1,7 @@
-"""Operations on one number at a time, and what goes with them. Each returns None for inputs it does not take."""
+"""Operations on one number at a time, and what goes with them.
+
+Each returns None for inputs it does not take.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,9 @@ class ElementOps:
         self._elementwise(*arguments)
         return out
 
-    def layer_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor | None:
+    def layer_norm(
+        self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+    ) -> Tensor | None:
         """Return (x - mean) / deviation * weight + bias as a new contiguous tensor."""
         dtype = DTYPES.get(x.dtype)
         if dtype is None or not 0 < x.dim() < 4 or x.stride(-1) != 1 or not x.is_cpu:
@@ -48,7 +53,10 @@ class ElementOps:
         return out
 
     def take(self, table: Tensor, ids: Tensor) -> Tensor | None:
-        """Return the rows [n, width] of a plain table. Raises `IndexError` for an id [n] that is none of them."""
+        """Return the rows [n, width] of a plain table.
+
+        Raises `IndexError` for an id [n] that is none of them.
+        """
         if (
             table.dim() != 2
             or table.stride(1) != 1
@@ -64,12 +72,17 @@ class ElementOps:
         if self._take(
             out.data_ptr(), table.data_ptr(), ids.data_ptr(), len(ids), rows, width * size, table.stride(0) * size
         ):  # fmt: skip
-            raise IndexError(f"a row of {int(ids.min())} to {int(ids.max())} is asked for; there are {rows}")
+            raise IndexError(
+                f"a row of {int(ids.min())} to {int(ids.max())} is asked for; there are {rows}"
+            )
         return out
 
 
-def arguments_of(kind: int, out: Tensor, a: Tensor, b: Tensor | float | None = None) -> tuple[Any, ...] | None:
-    """Return the arguments by which the library writes kind(a, b) to out; None: it does not take these.
+def arguments_of(
+    kind: int, out: Tensor, a: Tensor, b: Tensor | float | None = None
+) -> tuple[Any, ...] | None:
+    """Return the arguments by which the library writes kind(a, b) to out; None: it does not take
+    these.
 
     b has the shape of a, or is spread over it: one number, one row, or one number of each row.
     """
@@ -78,19 +91,53 @@ def arguments_of(kind: int, out: Tensor, a: Tensor, b: Tensor | float | None = N
 
 
 def _facts(out: Tensor, a: Tensor, b: Tensor | float | None) -> tuple[Any, ...] | None:
-    if out.dtype not in DTYPES or a.dtype is not out.dtype or a.shape != out.shape or not out.is_cpu:
+    if (
+        out.dtype not in DTYPES
+        or a.dtype is not out.dtype
+        or a.shape != out.shape
+        or not out.is_cpu
+    ):
         return None
-    of_out, of_a = _rows(out), _rows(a)
+    of_out = _rows(out)
+    of_a = _rows(a)
     if of_out is None or of_a is None:
         return None
     rows, width, stride = of_out
     if not isinstance(b, torch.Tensor):
-        return out.data_ptr(), a.data_ptr(), None, rows, width, stride, of_a[2], 0, 0, float(b or 0.0)
+        return (
+            out.data_ptr(),
+            a.data_ptr(),
+            None,
+            rows,
+            width,
+            stride,
+            of_a[2],
+            0,
+            0,
+            float(b or 0.0),
+        )
     if b.dtype is not out.dtype or not b.is_cpu or b.dim() > out.dim():
         return None
-    if out.dim() == 3 and b.shape == out.shape[1:] and out.is_contiguous() and a.is_contiguous() and b.is_contiguous():
+    if (
+        out.dim() == 3
+        and b.shape == out.shape[1:]
+        and out.is_contiguous()
+        and a.is_contiguous()
+        and b.is_contiguous()
+    ):
         width = b.numel()
-        return out.data_ptr(), a.data_ptr(), b.data_ptr(), out.shape[0], width, width, width, 0, 1, 0.0
+        return (
+            out.data_ptr(),
+            a.data_ptr(),
+            b.data_ptr(),
+            out.shape[0],
+            width,
+            width,
+            width,
+            0,
+            1,
+            0.0,
+        )
     if b.numel() == 1:
         apart = 0, 0
     elif b.shape[-1] == b.numel() == width and b.stride(-1) == 1:
@@ -121,7 +168,9 @@ def _rows(x: Tensor) -> tuple[int, int, int] | None:
 
 
 def _fits(weight: Tensor | None, x: Tensor) -> bool:
-    return weight is None or (weight.dtype is x.dtype and weight.is_contiguous() and weight.numel() == x.shape[-1])
+    return weight is None or (
+        weight.dtype is x.dtype and weight.is_contiguous() and weight.numel() == x.shape[-1]
+    )
 
 
 def _address(x: Tensor | None) -> int | None:

@@ -1,4 +1,6 @@
-"""Weights of eight-bit floats, or of codes of a table, with a scale for each group of inputs, and products with them."""
+"""Weights of eight-bit floats, or of codes of a table, with a scale for each group of inputs, and
+products with them.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,12 @@ MOST_SHARES: Final = 32767
 
 
 class FloatOps(ScaledOps):
-    """Floats of eight bits, or, of uint8, codes of four bits of a table of sixteen floats: it is rounded to the type of x.
+    """Floats of eight bits, or, of uint8, codes of four bits of a table of sixteen floats: it is
+    rounded to the type of x.
 
-    A product's row depends on its row of x alone. `group` is how many inputs share a scale. `scales` is what those are: float32;
-    float8_e8m0fnu, powers of two; or int16, so many 32,767ths of the row's largest scale, to the nearest.
+    A product's row depends on its row of x alone. `group` is how many inputs share a scale.
+    `scales` is what those are: float32; float8_e8m0fnu, powers of two; or int16, so many 32,767ths
+    of the row's largest scale, to the nearest.
     """
 
     def __init__(
@@ -43,17 +47,25 @@ class FloatOps(ScaledOps):
             raise ValueError(f"{kind} in groups of {group}: floats are {allowed}")
         if (table is not None and len(table) == TABLE_SIZE) != (kind == torch.uint8):
             raise ValueError(
-                f"{kind} with {'no table' if table is None else f'a table of {len(table)}'}: uint8 has one of 16"
+                f"{kind} with {'no table' if table is None else f'a table of {len(table)}'}: uint8 "
+                "has one of 16"
             )
         if scales not in SCALES:
-            raise ValueError(f"scales of {scales}; they are of one of {', '.join(map(str, SCALES))}")
+            raise ValueError(
+                f"scales of {scales}; they are of one of {', '.join(map(str, SCALES))}"
+            )
         self.bits: Final = 4 if kind == torch.uint8 else 8
         self.kind: Final = kind
         self.group: Final = group
         self.scales: Final = scales
         self.in_shares: Final = scales == torch.int16
         self.table: Final = None if table is None else table.float().contiguous()
-        facts = (group, SCALES.index(scales), KINDS[kind], 0 if self.table is None else self.table.data_ptr())
+        facts = (
+            group,
+            SCALES.index(scales),
+            KINDS[kind],
+            0 if self.table is None else self.table.data_ptr(),
+        )
         super().__init__(library, library.core_floats_rows, facts, f"floats of {self.bits} bits")
         self._place: Final = library.core_floats_place
         self._linear: Final = library.core_floats_linear
@@ -61,19 +73,26 @@ class FloatOps(ScaledOps):
 
     def row_bytes(self, width: int) -> int:
         """Return how many bytes a row takes, its scales included."""
-        return FACTOR_BYTES * self.in_shares + row_bytes(width, self.bits, self.group, self.scales.itemsize)
+        return FACTOR_BYTES * self.in_shares + row_bytes(
+            width, self.bits, self.group, self.scales.itemsize
+        )
 
     def place(self, weight: Tensor, rows: int, first: int, values: Tensor, scales: Tensor) -> None:
-        """Fill rows from `first` on with floats, or codes, [n, width] of this kind and scales [n, groups]."""
+        """Fill rows from `first` on with floats, or codes, [n, width] of this kind and scales [n,
+        groups].
+        """
         count, width = values.shape
         self._fits(weight, width)
         if scales.shape != (count, -(-width // self.group)) or values.dtype != self.kind:
             raise ValueError(
-                f"{values.dtype} {list(values.shape)} with scales {list(scales.shape)} in groups of {self.group} of {self.kind}"
+                f"{values.dtype} {list(values.shape)} with scales {list(scales.shape)} in groups "
+                f"of {self.group} of {self.kind}"
             )
         if weight.is_meta:  # of a model that is only planned
             return
-        values, scales, factors = values.contiguous(), scales.float().contiguous(), None
+        values = values.contiguous()
+        scales = scales.float().contiguous()
+        factors = None
         if self.in_shares:
             factors = scales.abs().amax(1, keepdim=True) / MOST_SHARES
             scales = (scales / torch.where(factors == 0, 1, factors)).round()
@@ -85,7 +104,8 @@ class FloatOps(ScaledOps):
 
     def linear(self, x: Tensor, weight: Tensor, rows: int) -> Tensor:
         """Return x @ weight.T, [..., rows]."""
-        flat, width = self._rows_of(x, weight), x.shape[-1]
+        flat = self._rows_of(x, weight)
+        width = x.shape[-1]
         out = x.new_empty(*x.shape[:-1], rows)
         self._linear(
             out.data_ptr(), flat.data_ptr(), weight.data_ptr(), flat.shape[0], rows, width, flat.stride(0),

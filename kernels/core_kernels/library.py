@@ -1,4 +1,7 @@
-"""Finds, or builds, and loads the shared library. Knows its ABI number, its functions and where it may lie."""
+"""Finds, or builds, and loads the shared library.
+
+Knows its ABI number, its functions and where it may lie.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ from core_kernels.pages import LargePages
 logger = logging.getLogger(__name__)
 
 ABI: Final = 9
-_I32, _I64, _F32, _PTR = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
+_I32 = ctypes.c_int32
+_I64 = ctypes.c_int64
+_F32 = ctypes.c_float
+_PTR = ctypes.c_void_p
 SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "core_rms_norm": (_PTR, _PTR, _PTR, _I64, _I64, _I64, _I64, _I64, _F32, _F32, _I32),
     "core_add_rms_norm": (_PTR, _PTR, _PTR, _I64, _I64, _I64, _I64, _F32, _F32, _I32),
@@ -113,9 +119,11 @@ class Function:
     __slots__ = ("_function", "_library", "_name")
 
     def __init__(self, library: Library, name: str) -> None:
-        self._library, self._name = library, name
+        self._library = library
+        self._name = name
         self._function: Final = library[name]
-        self._function.argtypes, self._function.restype = SIGNATURES[name], RESULTS.get(name)
+        self._function.argtypes = SIGNATURES[name]
+        self._function.restype = RESULTS.get(name)
 
     def __call__(self, *arguments: Any) -> Any:
         result = self._function(*arguments)
@@ -131,7 +139,8 @@ def load_library() -> Library | None:
     It computes with as many threads as torch does by now; they are its own.
     None, with one warning that says why, when neither is to be had.
     """
-    installed, cached = FOLDER / LIBRARY_NAME, cache_path()
+    installed = FOLDER / LIBRARY_NAME
+    cached = cache_path()
     failure = ""
     for path in (installed, cached):
         if path.exists() or (path is cached and not (failure := _build(path))):
@@ -140,7 +149,8 @@ def load_library() -> Library | None:
                 library.core_kernels_threads(torch.get_num_threads())
                 return library
     logger.warning(
-        "C++ kernels are not available (%s); plain torch does their work, more slowly. Install g++ and start again.",
+        "C++ kernels are not available (%s); plain torch does their work, more slowly. Install g++ "
+        "and start again.",
         failure,
     )
     return None
@@ -153,7 +163,10 @@ def cache_path() -> Path:
 
 @cache
 def open_library(path: Path) -> tuple[Library | None, str]:
-    """Return (library, "") or (None, what is wrong with the file). A process has one library of a path."""
+    """Return (library, "") or (None, what is wrong with the file).
+
+    A process has one library of a path.
+    """
     try:
         library = Library(str(path))
         library.core_kernels_abi.restype = _I32

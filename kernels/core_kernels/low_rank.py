@@ -1,4 +1,6 @@
-"""Adapters of low rank: their factors in the order in which the kernel reads them, and what they add to products."""
+"""Adapters of low rank: their factors in the order in which the kernel reads them, and what they
+add to products.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from core_kernels.row_ops import DTYPES
 Tensor = torch.Tensor
 
 PAIR: Final = 32
-"""Numbers that the kernel loads at once: rows of the first factor are filled up to them, columns of the second one."""
+"""Numbers that the kernel loads at once: rows of the first factor are filled up to them, columns of
+the second one.
+"""
 RANKS: Final = 4
 COLUMNS: Final = 64
 LINE_BYTES: Final = 64
@@ -31,7 +35,10 @@ _BITS: Final = {2: torch.int16, 4: torch.int32}
 class _Part(ctypes.Structure):
     """`LowRankPart` of cpu/low_rank.h."""
 
-    _fields_ = (("b", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("first", "width", "rank")))
+    _fields_ = (
+        ("b", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("first", "width", "rank")),
+    )
 
 
 class _LowRank(ctypes.Structure):
@@ -45,7 +52,9 @@ class _LowRank(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """A product of low rank for some columns of a layer's: out[:, first : first + len(b)] += (x @ a.T) @ b.T."""
+    """A product of low rank for some columns of a layer's: out[:, first : first + len(b)] += (x @
+    a.T) @ b.T.
+    """
 
     first: int
     a: Tensor
@@ -67,16 +76,24 @@ class LowRankLayer:
     """What one adapter adds to one layer, packed. Bias alone is allowed."""
 
     def __init__(self, memory: Tensor, parts: Sequence[Plain], bias: Tensor | None) -> None:
-        """Pack into `memory`, as many numbers as `numbers_of` says, of the dtype of all. `bias` [all columns]."""
-        self.memory, self.bias = memory, bias
+        """Pack into `memory`, as many numbers as `numbers_of` says, of the dtype of all.
+
+        `bias` [all columns].
+        """
+        self.memory = memory
+        self.bias = bias
         self._parts = (_Part * max(1, len(parts)))()
         rank = sum(len(part.a) for part in parts)
-        self.facts: Final = _LowRank(rank=rank, num_parts=len(parts), bias=None if bias is None else bias.data_ptr())
+        self.facts: Final = _LowRank(
+            rank=rank, num_parts=len(parts), bias=None if bias is None else bias.data_ptr()
+        )
         if not parts:
             return
-        target, at = _bits(memory), rank * padded(parts[0].a.shape[1])
+        target = _bits(memory)
+        at = rank * padded(parts[0].a.shape[1])
         _pack_first(target[:at], np.concatenate([_bits(part.a) for part in parts]))
-        self.facts.a, self.facts.parts = memory.data_ptr(), ctypes.addressof(self._parts)
+        self.facts.a = memory.data_ptr()
+        self.facts.parts = ctypes.addressof(self._parts)
         for number, part in enumerate(parts):
             columns, own = part.b.shape
             start = memory.data_ptr() + at * memory.itemsize
@@ -136,7 +153,10 @@ class StepRows:
 
 
 class LowRankOps:
-    """Bound to a loaded library. Safe to call from several threads. What a row gets depends on that row alone."""
+    """Bound to a loaded library.
+
+    Safe to call from several threads. What a row gets depends on that row alone.
+    """
 
     def __init__(self, library: Library) -> None:
         self._library: Final = library
@@ -150,14 +170,19 @@ class LowRankOps:
         return take_large(self._library, num_bytes).view(dtype)
 
     def pack(self, layers: Sequence[LowRankParts]) -> list[LowRankLayer]:
-        """Return what an adapter adds to each layer, in the order given, one behind the other in memory."""
+        """Return what an adapter adds to each layer, in the order given, one behind the other in
+        memory.
+        """
         if not layers:
             return []
         dtype = next((each.parts[0].a.dtype for each in layers if each.parts), torch.float32)
         line = LINE_BYTES // dtype.itemsize
         sizes = [-(-numbers_of(each.parts) // line) * line for each in layers]
         memory = torch.split(self.memory(sum(sizes), dtype), sizes)
-        return [LowRankLayer(own, each.parts, each.bias) for own, each in zip(memory, layers, strict=True)]
+        return [
+            LowRankLayer(own, each.parts, each.bias)
+            for own, each in zip(memory, layers, strict=True)
+        ]
 
     def table(self, size: int, most_parts: int) -> LowRankTable:
         """Return a table for so many adapters, none of which has more parts."""
@@ -172,8 +197,8 @@ class LowRankOps:
     def add(self, out: Tensor, x: Tensor, adapters: Tensor, table: LowRankTable) -> None:
         """Add to out [rows, columns] what the adapter of each row makes of x [rows, in].
 
-        `adapters` int32, at least one number for each row: that of the adapter, -1 for none. Of all tensors and factors the
-        dtype is the same, and numbers of a row follow each other.
+        `adapters` int32, at least one number for each row: that of the adapter, -1 for none. Of all
+        tensors and factors the dtype is the same, and numbers of a row follow each other.
         """
         self._add(
             out.data_ptr(), x.data_ptr(), adapters.data_ptr(), table.address, table.size,
@@ -207,12 +232,14 @@ def _bits(tensor: Tensor) -> _Bits:
 def _pack_first(target: _Bits, a: _Bits) -> None:
     """Write a [ranks, in] by blocks of ranks, and in a block by pairs of vectors."""
     ranks, width = a.shape
-    across, whole = padded(width) // PAIR, width // PAIR
+    across = padded(width) // PAIR
+    whole = width // PAIR
     full = ranks // RANKS
     for first, count, each in ((0, full, RANKS), (full * RANKS, 1, ranks % RANKS)):
         last = first + count * each
         to = target[first * across * PAIR : last * across * PAIR].reshape(count, across, each, PAIR)
-        own, rest = a[first:last, : whole * PAIR], a[first:last, whole * PAIR :]
+        own = a[first:last, : whole * PAIR]
+        rest = a[first:last, whole * PAIR :]
         to[:, :whole] = own.reshape(count, each, whole, PAIR).transpose(0, 2, 1, 3)
         if width % PAIR:
             to[:, whole] = 0

@@ -19,7 +19,10 @@ PAIRS: Final = (torch.bfloat16,)
 
 
 class PackedOps:
-    """Bound to a loaded library. Safe to call from several threads. A product's row depends on its row of x alone."""
+    """Bound to a loaded library.
+
+    Safe to call from several threads. A product's row depends on its row of x alone.
+    """
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._pack: Final = library.core_pack
@@ -30,11 +33,13 @@ class PackedOps:
         self._large_pages: Final = library.core_large_pages
 
     def empty(self, rows: int, width: int, dtype: torch.dtype, count: int | None = None) -> Tensor:
-        """Return memory for a weight [rows, width]: [tiles, numbers of a tile], or for `count` of them, one after the other.
+        """Return memory for a weight [rows, width]: [tiles, numbers of a tile], or for `count` of
+        them, one after the other.
 
         It lies in large pages where it fills some.
         """
-        tiles, across = -(-rows // LANES), LANES * padded(width, dtype)
+        tiles = -(-rows // LANES)
+        across = LANES * padded(width, dtype)
         shape = (tiles, across) if count is None else (count, tiles, across)
         num_bytes = (1 if count is None else count) * tiles * across * dtype.itemsize
         if num_bytes < LARGE_PAGE:
@@ -47,7 +52,9 @@ class PackedOps:
         return memory[start : start + num_bytes].view(dtype).view(shape)
 
     def pack(self, weight: Tensor, rows: int, first: int, tensor: Tensor) -> None:
-        """Write a plain [n, width], with any strides, to rows from `first` on of a packed weight of so many rows."""
+        """Write a plain [n, width], with any strides, to rows from `first` on of a packed weight of
+        so many rows.
+        """
         if weight.is_meta:  # of a model that is only planned
             return
         tensor = tensor.to(weight.dtype)
@@ -57,13 +64,18 @@ class PackedOps:
         )  # fmt: skip
 
     def rows(self, weight: Tensor, rows: int, width: int, ids: Tensor) -> Tensor:
-        """Return the plain rows [n, width] of numbers [n]. Raises `IndexError` for one that is none of `rows`."""
+        """Return the plain rows [n, width] of numbers [n].
+
+        Raises `IndexError` for one that is none of `rows`.
+        """
         ids = ids.contiguous()
         out = weight.new_empty(len(ids), width)
         if self._unpack(
             out.data_ptr(), weight.data_ptr(), ids.data_ptr(), len(ids), width, rows, DTYPES[weight.dtype]
         ):  # fmt: skip
-            raise IndexError(f"a row of {int(ids.min())} to {int(ids.max())} is asked for; there are {rows}")
+            raise IndexError(
+                f"a row of {int(ids.min())} to {int(ids.max())} is asked for; there are {rows}"
+            )
         return out
 
     def linear(self, x: Tensor, weight: Tensor, rows: int, bias: Tensor | None = None) -> Tensor:
@@ -78,12 +90,19 @@ class PackedOps:
         return out
 
     def plain(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
-        """Return x @ weight.T + bias for a plain weight [rows, width], with any strides, bit by bit as of a packed one.
+        """Return x @ weight.T + bias for a plain weight [rows, width], with any strides, bit by bit
+        as of a packed one.
 
         None: not for dtypes, devices or sizes like these.
         """
         dtype = DTYPES.get(x.dtype)
-        if dtype is None or weight.dtype is not x.dtype or not x.is_cpu or weight.dim() != 2 or x.dim() == 0:
+        if (
+            dtype is None
+            or weight.dtype is not x.dtype
+            or not x.is_cpu
+            or weight.dim() != 2
+            or x.dim() == 0
+        ):
             return None
         if bias is not None and (bias.dtype is not x.dtype or not bias.is_contiguous()):
             return None
@@ -101,7 +120,8 @@ class PackedOps:
     def grouped(self, x: Tensor, weights: Tensor, rows: int, choices: Tensor) -> Tensor:
         """Return the product of each row of x with one of `weights`, [n, rows].
 
-        `choices` int64 names, in any order, which weight each row is for; rows of x are sorted by that.
+        `choices` int64 names, in any order, which weight each row is for; rows of x are sorted by
+        that.
         """
         flat = _readable(x, weights)
         counts = torch.bincount(choices.flatten(), minlength=len(weights))
@@ -114,10 +134,15 @@ class PackedOps:
 
 
 def _readable(x: Tensor, weight: Tensor) -> Tensor:
-    """Return x as rows that the library can read. Raises `ValueError` where it does not fit the weight."""
+    """Return x as rows that the library can read.
+
+    Raises `ValueError` where it does not fit the weight.
+    """
     width = x.shape[-1]
     if x.dtype is not weight.dtype or weight.shape[-1] != LANES * padded(width, x.dtype):
-        raise ValueError(f"x of {x.dtype} and width {width} does not fit a weight of {weight.dtype}")
+        raise ValueError(
+            f"x of {x.dtype} and width {width} does not fit a weight of {weight.dtype}"
+        )
     return as_rows(x)
 
 

@@ -1,4 +1,6 @@
-"""Memory for weights in pages that the system can make large: small weights lie together in one, since each reads faster so."""
+"""Memory for weights in pages that the system can make large: small weights lie together in one,
+since each reads faster so.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,17 @@ import torch
 
 LARGE_PAGE: Final = 2 << 20
 CHUNK: Final = 128 << 20
-"""Address space that is taken at a time; of what is not given out of it, less than a page is ever in memory."""
+"""Address space that is taken at a time; of what is not given out of it, less than a page is ever
+in memory.
+"""
 LINE: Final = 64
 
 
 class LargePages:
-    """Bound to a loaded library; for one thread at a time. Memory goes back when all that lies in its chunk is let go."""
+    """Bound to a loaded library; for one thread at a time.
+
+    Memory goes back when all that lies in its chunk is let go.
+    """
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library: Final = library
@@ -26,8 +33,11 @@ class LargePages:
         if not probe.is_cpu:  # a plan counts bytes on the device "meta"
             return probe.new_empty(num_bytes)
         if num_bytes > self._chunk.numel():
-            self._chunk = take_large(self._library, max(CHUNK, -(-num_bytes // LARGE_PAGE) * LARGE_PAGE))
-        taken, self._chunk = self._chunk[:num_bytes], self._chunk[-(-num_bytes // LINE) * LINE :]
+            self._chunk = take_large(
+                self._library, max(CHUNK, -(-num_bytes // LARGE_PAGE) * LARGE_PAGE)
+            )
+        taken = self._chunk[:num_bytes]
+        self._chunk = self._chunk[-(-num_bytes // LINE) * LINE :]
         return taken
 
 

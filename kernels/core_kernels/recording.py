@@ -1,7 +1,8 @@
-"""Takes down what a function has the library do, so that a program can do it again without Python and torch.
+"""Takes down what a function has the library do, so that a program can do it again without Python
+and torch.
 
-Like the capture of a graph on a GPU: what lies in memory of its own is found by its address, views are free, and work that
-is not the library's ends the recording.
+Like the capture of a graph on a GPU: what lies in memory of its own is found by its address, views
+are free, and work that is not the library's ends the recording.
 """
 
 from __future__ import annotations
@@ -21,7 +22,12 @@ Tensor = torch.Tensor
 
 _ATEN: Final = torch.ops.aten
 MAKES: Final = frozenset(
-    {_ATEN.empty.memory_format, _ATEN.new_empty.default, _ATEN.empty_like.default, _ATEN.empty_strided.default}
+    {
+        _ATEN.empty.memory_format,
+        _ATEN.new_empty.default,
+        _ATEN.empty_like.default,
+        _ATEN.empty_strided.default,
+    }
 )
 """Give memory that nobody has written to."""
 EXACT: Final = {
@@ -49,7 +55,8 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # else the first op imports torch's compiler, for a second or two in the middle of a step
+        # else the first op imports torch's compiler, for a second or two in the middle of a step
+        return False
 
     def __enter__(self) -> Self:
         super().__enter__()  # type: ignore[no-untyped-call]
@@ -65,23 +72,35 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.refused = self.refused or reason
 
     def called(self, name: str, arguments: tuple[Any, ...]) -> None:
-        """Take a call of the library down; facts that it points to are copied, they change from call to call."""
+        """Take a call of the library down; facts that it points to are copied, they change from
+        call to call.
+        """
         self.calls.append((name, tuple(map(_copied, arguments))))
 
     def _note(self, out: Tensor, behind: int = 0) -> None:
         """Take down what was made, before the call that is the last but so many."""
         if out.data_ptr():
-            self.made.append(Made(len(self.calls) - behind, out.data_ptr(), out.untyped_storage().nbytes()))
+            self.made.append(
+                Made(len(self.calls) - behind, out.data_ptr(), out.untyped_storage().nbytes())
+            )
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Let torch do it; see whether it is anything that the library would have to do again."""
         del types
         out = func(*args, **(kwargs or {}))
         if func in MAKES:
             self._note(out)
-        elif func in EXACT and not kwargs and (arguments := _exactly(EXACT[func], out, args)) is not None:
+        elif (
+            func in EXACT
+            and not kwargs
+            and (arguments := _exactly(EXACT[func], out, args)) is not None
+        ):
             self.called("core_elementwise", arguments)
             if not func._schema.is_mutable:
                 self._note(out, behind=1)
@@ -96,17 +115,28 @@ def _copied(argument: Any) -> Any:
 
 
 def _exactly(kind: int, out: Tensor, operands: Sequence[Any]) -> tuple[Any, ...] | None:
-    """Return the arguments of the library's call for what torch has computed; of two operands either may be spread."""
+    """Return the arguments of the library's call for what torch has computed; of two operands
+    either may be spread.
+    """
     if isinstance(operands[0], torch.Tensor) and operands[0].shape == out.shape:
         return arguments_of(kind, out, *operands)
-    return arguments_of(kind, out, *reversed(operands)) if isinstance(operands[-1], torch.Tensor) else None
+    return (
+        arguments_of(kind, out, *reversed(operands))
+        if isinstance(operands[-1], torch.Tensor)
+        else None
+    )
 
 
 def _all_lie_in(out: Any, args: Sequence[Any]) -> bool:
-    """Say whether what is returned lies in the memory of what was given; schemas call views what copies where it must."""
+    """Say whether what is returned lies in the memory of what was given; schemas call views what
+    copies where it must.
+    """
     memory = {each.untyped_storage().data_ptr() for each in args if isinstance(each, torch.Tensor)}
     returned = out if isinstance(out, (tuple, list)) else [out]
-    return all(isinstance(each, torch.Tensor) and each.untyped_storage().data_ptr() in memory for each in returned)
+    return all(
+        isinstance(each, torch.Tensor) and each.untyped_storage().data_ptr() in memory
+        for each in returned
+    )
 
 
 class Refusing(Protocol):
@@ -120,7 +150,9 @@ class Untold:
     """A value that a recorded function may pass on but not read: it would be another one next time."""
 
     def __init__(self, name: str, value: Any, recording: Refusing) -> None:
-        self._name, self._value, self._recording = name, value, recording
+        self._name = name
+        self._value = value
+        self._recording = recording
 
     def _read(self) -> Any:
         self._recording.refuse(f"{self._name} of a step are read")
@@ -144,7 +176,10 @@ class Untold:
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         del types
-        return func(*(_told(each) for each in args), **{key: _told(each) for key, each in (kwargs or {}).items()})
+        return func(
+            *(_told(each) for each in args),
+            **{key: _told(each) for key, each in (kwargs or {}).items()},
+        )
 
 
 def _told(value: Any) -> Any:

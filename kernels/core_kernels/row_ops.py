@@ -1,7 +1,8 @@
-"""The library's operations on tensors. Each returns None for inputs it does not take: the caller has another way.
+"""The library's operations on tensors. Each returns None for inputs it does not take: the caller
+has another way.
 
-Taken are float32, bfloat16 and float16 tensors of the CPU whose last dimension is contiguous and whose rows
-lie at even distances; weights of the same dtype.
+Taken are float32, bfloat16 and float16 tensors of the CPU whose last dimension is contiguous and
+whose rows lie at even distances; weights of the same dtype.
 """
 
 from __future__ import annotations
@@ -30,9 +31,12 @@ class RowOps:
         self._widen: Final = library.core_widen
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor | None:
-        """Return x / rms(x) * (weight + offset) as a new contiguous tensor; x has one to three dimensions."""
+        """Return x / rms(x) * (weight + offset) as a new contiguous tensor; x has one to three
+        dimensions.
+        """
         dtype = DTYPES.get(x.dtype)
-        shape, strides = x.shape, x.stride()
+        shape = x.shape
+        strides = x.stride()
         if dtype is None or len(shape) > 3 or strides[-1] != 1 or not _is_weight(weight, x):
             return None
         outer, inner = (1, 1, *shape[:-1])[-2:]
@@ -47,7 +51,9 @@ class RowOps:
     def add_rms_norm(
         self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float
     ) -> tuple[Tensor, Tensor] | None:
-        """Return (rms_norm(x + residual), x + residual) in the memory of x and residual, which have two dimensions."""
+        """Return (rms_norm(x + residual), x + residual) in the memory of x and residual, which have
+        two dimensions.
+        """
         dtype = DTYPES.get(x.dtype)
         if (
             dtype is None
@@ -67,7 +73,9 @@ class RowOps:
         return x, residual
 
     def gated(self, x: Tensor, activation: int) -> Tensor | None:
-        """Return activation(gate) * up for a contiguous x = [n, gate | up] as a new tensor [n, half]."""
+        """Return activation(gate) * up for a contiguous x = [n, gate | up] as a new tensor [n,
+        half].
+        """
         dtype = DTYPES.get(x.dtype)
         if dtype is None or x.dim() != 2 or not x.is_contiguous() or not x.is_cpu:
             return None
@@ -95,7 +103,9 @@ class RowOps:
             or not query.is_cpu
         ):
             return None
-        angles, places, rotary_size = cos_sin.data_ptr(), positions.data_ptr(), cos_sin.shape[1]
+        angles = cos_sin.data_ptr()
+        places = positions.data_ptr()
+        rotary_size = cos_sin.shape[1]
         for x in (query, key):
             tokens, heads, size = x.shape
             self._rotary(
@@ -115,4 +125,9 @@ class RowOps:
 
 
 def _is_weight(weight: Tensor, x: Tensor) -> bool:
-    return weight.dtype is x.dtype and weight.is_contiguous() and weight.shape[0] == x.shape[-1] and x.is_cpu
+    return (
+        weight.dtype is x.dtype
+        and weight.is_contiguous()
+        and weight.shape[0] == x.shape[-1]
+        and x.is_cpu
+    )

@@ -1,4 +1,6 @@
-"""Weights as the blocks of GGUF files, in the order in which the kernels read them, and products with them."""
+"""Weights as the blocks of GGUF files, in the order in which the kernels read them, and products
+with them.
+"""
 
 from __future__ import annotations
 
@@ -41,9 +43,10 @@ KINDS: Final = {
 class SuperblockOps(TiledOps):
     """For one kind of block.
 
-    A product's row depends on its row of x alone. That is rounded to integers of `x_bits`: 16, which in bfloat16 loses next
-    to nothing, or 8, with a scale for those inputs that share one of the weight (16 or 32), which is twice as fast with
-    many rows. None: 16 where x is float32, else 8.
+    A product's row depends on its row of x alone. That is rounded to integers of `x_bits`: 16,
+    which in bfloat16 loses next to nothing, or 8, with a scale for those inputs that share one of
+    the weight (16 or 32), which is twice as fast with many rows. None: 16 where x is float32, else
+    8.
     """
 
     def __init__(self, library: Library, kind: str, x_bits: int | None = None) -> None:
@@ -56,26 +59,48 @@ class SuperblockOps(TiledOps):
         self._grouped: Final = library.core_superblock_grouped
 
     def empty(self, rows: int, width: int, count: int | None = None) -> Tensor:
-        """Return memory for a weight [rows, width], or for `count` of them: the bytes of the file, for whole tiles."""
+        """Return memory for a weight [rows, width], or for `count` of them: the bytes of the file,
+        for whole tiles.
+        """
         return self._take(rows, width, count)
 
     def row_bytes(self, width: int) -> int:
-        """Return the bytes of a row. Raises `ValueError` for a width that is no number of whole blocks."""
+        """Return the bytes of a row.
+
+        Raises `ValueError` for a width that is no number of whole blocks.
+        """
         if width % self.block.inputs:
-            raise ValueError(f"rows of {width} numbers are not made of whole {self.kind} blocks of {self.block.inputs}")
+            raise ValueError(
+                f"rows of {width} numbers are not made of whole {self.kind} blocks of "
+                f"{self.block.inputs}"
+            )
         return width // self.block.inputs * self.block.num_bytes
 
     def pack(self, weight: Tensor, rows: int, first: int, tensor: Tensor) -> None:
-        """Put uint8 [n, blocks, bytes of a block] to rows from `first` on of a weight of so many rows."""
-        if tensor.dtype is not torch.uint8 or tensor.dim() != 3 or tensor.shape[2] != self.block.num_bytes:
-            raise ValueError(f"{self.kind} blocks have {self.block.num_bytes} bytes; given {list(tensor.shape)}")
+        """Put uint8 [n, blocks, bytes of a block] to rows from `first` on of a weight of so many
+        rows.
+        """
+        if (
+            tensor.dtype is not torch.uint8
+            or tensor.dim() != 3
+            or tensor.shape[2] != self.block.num_bytes
+        ):
+            raise ValueError(
+                f"{self.kind} blocks have {self.block.num_bytes} bytes; given {list(tensor.shape)}"
+            )
         self._fits(weight, tensor.shape[1] * self.block.inputs)
         if weight.is_meta:  # of a model that is only planned
             return
         if tensor.stride(2) != 1 or tensor.stride(1) != self.block.num_bytes:
             tensor = tensor.contiguous()
         self._pack(
-            weight.data_ptr(), tensor.data_ptr(), first, *tensor.shape[:2], tensor.stride(0), rows, self.block.number
+            weight.data_ptr(),
+            tensor.data_ptr(),
+            first,
+            *tensor.shape[:2],
+            tensor.stride(0),
+            rows,
+            self.block.number,
         )
 
     def linear(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
@@ -89,7 +114,8 @@ class SuperblockOps(TiledOps):
     def grouped(self, x: Tensor, weights: Tensor, counts: Tensor, out: Tensor) -> None:
         """Write the product of each row of x with one of `weights` to `out`.
 
-        The first counts[0] rows are for the first weight, and so on; `counts` is int64, as long as there are weights.
+        The first counts[0] rows are for the first weight, and so on; `counts` is int64, as long as
+        there are weights.
         """
         x = self._readable(x, weights)
         self._grouped(

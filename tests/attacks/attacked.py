@@ -24,8 +24,23 @@ ROOT: Final = Path(__file__).parents[2]
 KEY: Final = "the-key-of-the-corpus"
 PATIENCE_S: Final = 600.0
 """Longest wait for what has to come; on a machine busy with others everything does, late."""
-FLAGS: Final = ["--served-model-name", "demo", "--port", "0", "--dtype", "float32", "--num-threads", "1"]
-PARSERS: Final = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--reasoning-parser", "think"]
+FLAGS: Final = [
+    "--served-model-name",
+    "demo",
+    "--port",
+    "0",
+    "--dtype",
+    "float32",
+    "--num-threads",
+    "1",
+]
+PARSERS: Final = [
+    "--enable-auto-tool-choice",
+    "--tool-call-parser",
+    "hermes",
+    "--reasoning-parser",
+    "think",
+]
 COMMAND: Final = "import sys; from core.cli.main import main; sys.exit(main())"
 HEALTHY: Final = {
     "messages": [{"role": "user", "content": "What is prefix caching?"}],
@@ -55,7 +70,9 @@ class Answer:
         with suppress(ValueError):
             found = json.loads(self.text)
             if isinstance(found, dict):
-                return dict(found["error"] if isinstance(found.get("error"), dict) else found)  # Cohere's stand alone
+                return dict(
+                    found["error"] if isinstance(found.get("error"), dict) else found
+                )  # Cohere's stand alone
         return {}
 
     def faults(self) -> list[str]:
@@ -107,7 +124,8 @@ class Attacked:
         return list(self.family())
 
     def engines(self) -> set[int]:
-        """Return the processes that the server has started by our own ways, at any depth; not what is forked of them.
+        """Return the processes that the server has started by our own ways, at any depth; not what
+        is forked of them.
 
         A fork (a grammar's keeper) serves a request or a few and ends, an engine never does.
         """
@@ -116,13 +134,20 @@ class Attacked:
         for pid in family:
             with suppress(OSError):
                 lines[pid] = Path(f"/proc/{pid}/cmdline").read_bytes()
-        return {pid for pid, line in lines.items() if b"core.process" in line and line != lines.get(family[pid])}
+        return {
+            pid
+            for pid, line in lines.items()
+            if b"core.process" in line and line != lines.get(family[pid])
+        }
 
     def ask(self, request: Request) -> list[Answer]:
         """Send a request as often as it says, at once; return the answers."""
         found: list[Answer] = []
         content = request.content(self.canary)
-        threads = [threading.Thread(target=self._ask_one, args=(request, content, found)) for _ in range(request.times)]
+        threads = [
+            threading.Thread(target=self._ask_one, args=(request, content, found))
+            for _ in range(request.times)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -137,8 +162,11 @@ class Attacked:
         until_s = time.monotonic() + patience_s
         given = {"content": content, "headers": headers, "timeout": patience_s}
         try:
-            # There is no TLS, so nothing to verify: reading certificates takes longer than most requests.
-            with httpx.stream(request.verb(), self.url + request.path, **given, verify=False) as reply:
+            # There is no TLS, so nothing to verify: reading certificates takes longer than most
+            # requests.
+            with httpx.stream(
+                request.verb(), self.url + request.path, **given, verify=False
+            ) as reply:
                 received = bytearray()
                 for part in reply.iter_bytes():
                     received += part
@@ -146,7 +174,9 @@ class Attacked:
                         raise httpx.ReadTimeout("an answer that takes longer than its client")
             found.append(Answer(reply.status_code, received.decode(errors="replace")))
         except httpx.TimeoutException:
-            found.append(Answer(0, "the client left" if request.leave_after_s is not None else "no answer"))
+            found.append(
+                Answer(0, "the client left" if request.leave_after_s is not None else "no answer")
+            )
         except httpx.TransportError as error:
             found.append(Answer(-1, f"the connection was cut: {error!r}"))
 
@@ -169,19 +199,26 @@ class Attacked:
 
     def get(self, path: str) -> httpx.Response:
         """Ask for something as an operator does."""
-        return httpx.get(self.url + path, headers={"authorization": f"Bearer {self.key}"}, timeout=PATIENCE_S)
+        return httpx.get(
+            self.url + path, headers={"authorization": f"Bearer {self.key}"}, timeout=PATIENCE_S
+        )
 
     def healthy(self) -> list[int]:
         """Return the tokens of one healthy greedy stream."""
         tokens: list[int] = []
-        url, headers = f"{self.url}/v1/chat/completions", {"authorization": f"Bearer {self.key}"}
+        url = f"{self.url}/v1/chat/completions"
+        headers = {"authorization": f"Bearer {self.key}"}
         with httpx.stream("POST", url, json=HEALTHY, headers=headers, timeout=PATIENCE_S) as reply:
             if reply.status_code != 200:
                 raise RuntimeError(f"a healthy request was refused: {reply.read()!r}")
             for line in reply.iter_lines():
                 if line.startswith("data: {"):
                     event = json.loads(line.removeprefix("data: "))
-                    tokens += [token for choice in event["choices"] for token in choice.get("token_ids") or ()]
+                    tokens += [
+                        token
+                        for choice in event["choices"]
+                        for token in choice.get("token_ids") or ()
+                    ]
         return tokens
 
 
@@ -194,8 +231,13 @@ class Neighbour:
 
     @contextmanager
     def beside(self) -> Iterator[None]:
-        """Stream beside what is done inside, whole streams, at least one. Raises AssertionError for other tokens."""
-        over, faults, begun = threading.Event(), [], threading.Event()
+        """Stream beside what is done inside, whole streams, at least one.
+
+        Raises AssertionError for other tokens.
+        """
+        over = threading.Event()
+        faults = []
+        begun = threading.Event()
 
         def stream() -> None:
             while not (begun.is_set() and over.is_set()):
@@ -221,13 +263,21 @@ class Neighbour:
 
 
 @contextmanager
-def attacked(*flags: str, environment: Mapping[str, str] | None = None, warm: bool = True) -> Iterator[Attacked]:
-    """Serve the demo model with a key on a free port, beside a canary; it must end well when asked to.
+def attacked(
+    *flags: str, environment: Mapping[str, str] | None = None, warm: bool = True
+) -> Iterator[Attacked]:
+    """Serve the demo model with a key on a free port, beside a canary; it must end well when asked
+    to.
 
     `warm`: it has answered something already.
     """
     command = [sys.executable, "-P", "-c", COMMAND, "serve", *FLAGS, *PARSERS, *flags]
-    surroundings = {**os.environ, "OMP_NUM_THREADS": "1", "ENGINE_API_KEY": KEY, **(environment or {})}
+    surroundings = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "ENGINE_API_KEY": KEY,
+        **(environment or {}),
+    }
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=surroundings)
     try:
         if process.stdout is None:

@@ -1,4 +1,5 @@
-"""Checks that need no server. Each raises `Fault`, not by an assert: they run under `python -O` as well.
+"""Checks that need no server. Each raises `Fault`, not by an assert: they run under `python -O` as
+well.
 
 Run: python tests/attacks/checks.py NAME...
 """
@@ -33,7 +34,14 @@ EVALUATES: Final = {"eval", "exec", "compile", "__import__"}
 LOADS: Final = {"torch.load", "numpy.load", "np.load", "yaml.load", "yaml.unsafe_load"}
 MAY_EVALUATE: Final = {Path("core/plugin/manager.py")}
 """Runs a plugin file that the operator names, as imports would."""
-EDGES: Final = ("routes", "servers", "chat_renderers", "tokenizers", "tool_parsers", "reasoning_parsers")
+EDGES: Final = (
+    "routes",
+    "servers",
+    "chat_renderers",
+    "tokenizers",
+    "tool_parsers",
+    "reasoning_parsers",
+)
 """Folders of builtins through which what clients send goes first."""
 CANARY: Final = "the-canary-sang"
 
@@ -42,7 +50,7 @@ class Fault(Exception):
     """What a check found."""
 
 
-# --- what is written in the sources ----------------------------------------------------------------------
+# --- what is written in the sources ---------------------------------------------------------------
 
 
 def nothing_is_unpickled() -> None:
@@ -53,16 +61,24 @@ def nothing_is_unpickled() -> None:
             raise Fault(f"{path} imports {bad}")
         if isinstance(node, ast.Call):
             called = ast.unparse(node.func)
-            if called in LOADS or ("_object" in called.rpartition(".")[2] and "torch" in ast.unparse(node.func)):
+            if called in LOADS or (
+                "_object" in called.rpartition(".")[2] and "torch" in ast.unparse(node.func)
+            ):
                 raise Fault(f"{path}:{node.lineno} calls {called}")
-        if isinstance(node, ast.Attribute) and node.attr in ("recv_pyobj", "send_pyobj", "broadcast_object_list"):
+        if isinstance(node, ast.Attribute) and node.attr in (
+            "recv_pyobj",
+            "send_pyobj",
+            "broadcast_object_list",
+        ):
             raise Fault(f"{path}:{node.lineno} uses {node.attr}")
 
 
 def nothing_is_evaluated() -> None:
     """Nobody evaluates text; what has such a name is a method of its own, such as `re.compile`."""
     for path, node in _nodes():
-        called = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
+        called = (
+            node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
+        )
         if called in EVALUATES and path not in MAY_EVALUATE and isinstance(node, ast.Call):
             raise Fault(f"{path}:{node.lineno} calls {node.func.id}")
 
@@ -70,13 +86,19 @@ def nothing_is_evaluated() -> None:
 def trust_is_written_nowhere() -> None:
     """Code of a model's folder is run only where the user says so: no call says it for them."""
     for path, node in _nodes():
-        said = node.value if isinstance(node, ast.keyword) and node.arg == "trust_remote_code" else None
+        said = (
+            node.value
+            if isinstance(node, ast.keyword) and node.arg == "trust_remote_code"
+            else None
+        )
         if isinstance(said, ast.Constant) and said.value:
             raise Fault(f"{path}:{said.lineno} trusts remote code")
 
 
 def no_assert_stands_where_requests_are_read() -> None:
-    """Asserts are for our own invariants; at the edge, where all that comes is somebody else's, there is none."""
+    """Asserts are for our own invariants; at the edge, where all that comes is somebody else's,
+    there is none.
+    """
     for path, node in _nodes():
         parts = path.parts
         if isinstance(node, ast.Assert) and parts[0] == "builtin_plugins" and parts[1] in EDGES:
@@ -87,7 +109,11 @@ def no_assert_stands_where_requests_are_read() -> None:
 def _nodes() -> list[tuple[Path, ast.AST]]:
     if not OURS:
         raise Fault("no source was found")
-    return [(path.relative_to(ROOT), node) for path in OURS for node in ast.walk(ast.parse(path.read_text()))]
+    return [
+        (path.relative_to(ROOT), node)
+        for path in OURS
+        for node in ast.walk(ast.parse(path.read_text()))
+    ]
 
 
 def _imported(node: ast.AST) -> set[str]:
@@ -98,12 +124,16 @@ def _imported(node: ast.AST) -> set[str]:
     return set()
 
 
-# --- what a model's folder may do ------------------------------------------------------------------------
+# --- what a model's folder may do -----------------------------------------------------------------
 
 
 def code_of_a_model_does_not_run() -> None:
-    """Modules that a config names, in the model's folder, are not imported, not even where code is trusted."""
-    with _model({"auto_map": dict.fromkeys(("AutoConfig", "AutoModelForCausalLM"), "canary.Canary")}) as folder:
+    """Modules that a config names, in the model's folder, are not imported, not even where code is
+    trusted.
+    """
+    with _model(
+        {"auto_map": dict.fromkeys(("AutoConfig", "AutoModelForCausalLM"), "canary.Canary")}
+    ) as folder:
         sang = folder / CANARY
         code = f"import pathlib\npathlib.Path({str(sang)!r}).write_text('')\nclass Canary: pass\n"
         for name in (
@@ -123,7 +153,8 @@ def pickled_weights_are_not_read() -> None:
     """A folder whose weights are pickles only is refused, and no pickle in it is opened."""
     with _model({}) as folder:
         sang = folder / CANARY
-        # What unpickling would run: pathlib.Path(...).touch(), spelled by hand so that nobody here pickles anything.
+        # What unpickling would run: pathlib.Path(...).touch(), spelled by hand so that nobody here
+        # pickles anything.
         trap = b"cpathlib\nPath\n(V" + str(sang).encode() + b"\ntR(dV\nb."
         for name in ("pytorch_model.bin", "model.pt", "consolidated.00.pth", "training_args.bin"):
             (folder / name).write_bytes(trap)
@@ -165,14 +196,16 @@ def _loaded(folder: Path, **settings: Any) -> str:
     from core import LLM, SamplingParams
 
     try:
-        with LLM(str(folder), max_model_len=64, kv_cache_memory_bytes=1 << 22, num_threads=1, **settings) as llm:
+        with LLM(
+            str(folder), max_model_len=64, kv_cache_memory_bytes=1 << 22, num_threads=1, **settings
+        ) as llm:
             llm.generate([1, 2, 3], SamplingParams(max_tokens=2), use_tqdm=False)
     except (ModelError, ConfigError, EngineError, ValueError) as error:
         return str(error)
     return ""
 
 
-# --- what is done with text and bytes --------------------------------------------------------------------
+# --- what is done with text and bytes -------------------------------------------------------------
 
 
 def calls_are_read_and_not_run() -> None:
@@ -187,13 +220,18 @@ def calls_are_read_and_not_run() -> None:
         for registered in registry.entries("tool_parsers"):
             form: ToolFormat = registry.load(registered)
             for text in _calls(code, form):
-                OutputParser(ParseRequest(tools=_TOOLS), tools=form, special=frozenset(form.markers)).whole(text)
+                OutputParser(
+                    ParseRequest(tools=_TOOLS), tools=form, special=frozenset(form.markers)
+                ).whole(text)
                 if sang.exists():
                     raise Fault(f"{registered.entry.name} ran what it read")
 
 
 _TOOLS: Final = [
-    {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "object"}}}}}
+    {
+        "type": "function",
+        "function": {"name": "f", "parameters": {"properties": {"a": {"type": "object"}}}},
+    }
 ]
 
 
@@ -207,7 +245,9 @@ def _calls(code: str, form: ToolFormat) -> Iterator[str]:
 
 
 def keys_are_compared_in_constant_time() -> None:
-    """Whatever key is given, all keys are compared with it, as digests of one length, by `compare_digest`."""
+    """Whatever key is given, all keys are compared with it, as digests of one length, by
+    `compare_digest`.
+    """
     from builtin_plugins.servers.http.guard import Guard
     from builtin_plugins.servers.http.limits import Limits
 
@@ -234,7 +274,9 @@ def keys_are_compared_in_constant_time() -> None:
 
 
 def messages_are_structs() -> None:
-    """What the sockets between processes carry is read as structs of given types; other bytes are refused."""
+    """What the sockets between processes carry is read as structs of given types; other bytes are
+    refused.
+    """
     import msgspec
 
     from core.step import StepPlan, StepResult
@@ -252,12 +294,20 @@ def compiled_grammars_are_kept_in_bounded_room() -> None:
     """The room for compiled constraints is a number of bytes, and nobody keeps them in files."""
     from builtin_plugins.structured_outputs.settings import StructuredOutputsConfig
 
-    config = StructuredOutputsConfig.of(EngineConfig(options={"structured_outputs_config": {"cache_bytes": 1 << 20}}))
+    config = StructuredOutputsConfig.of(
+        EngineConfig(options={"structured_outputs_config": {"cache_bytes": 1 << 20}})
+    )
     if config.cache_bytes != 1 << 20:
         raise Fault("cache_bytes is not taken")
     writes = re.compile(r"write_text|write_bytes|diskcache|sqlite3|OUTLINES_CACHE")
-    folders = [ROOT / "builtin_plugins" / name for name in ("structured_outputs", "grammar_backends")]
-    folders += [path.parent for path in (ROOT / "plugins").rglob("plugin.py") if "grammar_backends" in path.read_text()]
+    folders = [
+        ROOT / "builtin_plugins" / name for name in ("structured_outputs", "grammar_backends")
+    ]
+    folders += [
+        path.parent
+        for path in (ROOT / "plugins").rglob("plugin.py")
+        if "grammar_backends" in path.read_text()
+    ]
     for path in OURS:
         lines = [line for line in path.read_text().splitlines() if "/proc/self/" not in line]
         if any(folder in path.parents for folder in folders) and writes.search("\n".join(lines)):
@@ -266,7 +316,8 @@ def compiled_grammars_are_kept_in_bounded_room() -> None:
 
 def main(names: list[str]) -> int:
     """Run checks by name; say which failed."""
-    gc.disable()  # looking through half a million nodes of sources again and again takes as long as parsing them
+    # looking through half a million nodes of sources again and again takes as long as parsing them
+    gc.disable()
     failed = 0
     for name in names:
         try:

@@ -1,7 +1,8 @@
 """The corpus: one file for each finding and advisory, with what is sent and what must come of it.
 
-A file holds harmless trigger shapes only. Its name is its id; `docs/security.md` names it. In bodies and bytes,
-`<<text*N>>` stands for N times a text, and `<<canary>>` for the address of a listener that nobody may call.
+A file holds harmless trigger shapes only. Its name is its id; `docs/security.md` names it. In
+bodies and bytes, `<<text*N>>` stands for N times a text, and `<<canary>>` for the address of a
+listener that nobody may call.
 """
 
 from __future__ import annotations
@@ -89,4 +90,7 @@ def filled(text: str, canary: str = "") -> bytes:
 
 def load_corpus(folder: Path = FOLDER) -> dict[str, Attack]:
     """Return all files by name."""
-    return {path.stem: msgspec.toml.decode(path.read_bytes(), type=Attack) for path in sorted(folder.glob("*.toml"))}
+    return {
+        path.stem: msgspec.toml.decode(path.read_bytes(), type=Attack)
+        for path in sorted(folder.glob("*.toml"))
+    }

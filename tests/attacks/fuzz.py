@@ -1,8 +1,9 @@
-"""Requests that nobody foresaw: made of `/openapi.json`, and of the corpus by mutation. The same seed sends the same.
+"""Requests that nobody foresaw: made of `/openapi.json`, and of the corpus by mutation. The same
+seed sends the same.
 
-Every answer must be one: no 5xx but 503, no connection cut, no inside told; whoever streams beside notices nothing, no
-process is replaced.
-Run: python tests/attacks/fuzz.py [--seconds N] [--seed N] [--url URL [--key KEY]]
+Every answer must be one: no 5xx but 503, no connection cut, no inside told; whoever streams beside
+notices nothing, no process is replaced. Run: python tests/attacks/fuzz.py [--seconds N] [--seed N]
+[--url URL [--key KEY]]
 """
 
 from __future__ import annotations
@@ -42,7 +43,18 @@ TEXTS: Final = (
         '"',
         "<|im_end|>",
     ),
-    *("a" * 300, "{{ 1 }}", "../../etc/passwd", "null", "NaN", "1e999", "<tool_call>", "</think>", "%00", "a\r\nb: c"),
+    *(
+        "a" * 300,
+        "{{ 1 }}",
+        "../../etc/passwd",
+        "null",
+        "NaN",
+        "1e999",
+        "<tool_call>",
+        "</think>",
+        "%00",
+        "a\r\nb: c",
+    ),
 )
 RARELY: Final = 0.04
 MOST_TOKENS: Final = 12
@@ -66,7 +78,12 @@ class Made:
         for attack in load_corpus().values():
             for request in attack.request:
                 content = request.content("127.0.0.1:9")
-                if content is not None and len(content) < 20_000 and not request.slow and request.keyed:
+                if (
+                    content is not None
+                    and len(content) < 20_000
+                    and not request.slow
+                    and request.keyed
+                ):
                     self.bodies.append((request.path, content))
 
     def request(self) -> Request:
@@ -77,8 +94,12 @@ class Made:
             for _ in range(rng.randint(1, 3)):
                 content = self.mutated(content)
             return _asked("POST", path, content)
-        path, method, schema = rng.choice([each for each in self._operations() if each[0] not in _SKIPPED])
-        path = re.sub(r"{\w+}", lambda _: rng.choice(("demo", "%00", "a/../b", "x" * 300, "resp_0")), path)
+        path, method, schema = rng.choice(
+            [each for each in self._operations() if each[0] not in _SKIPPED]
+        )
+        path = re.sub(
+            r"{\w+}", lambda _: rng.choice(("demo", "%00", "a/../b", "x" * 300, "resp_0")), path
+        )
         if schema is None:
             return _asked(method, path, b"")
         content = encoded(self._short(self.value(schema, 0)))
@@ -110,21 +131,35 @@ class Made:
             case "integer" | "number" as kind:
                 return self._number(schema, kind)
             case "string":
-                return rng.choice(TEXTS) if rng.random() < 0.3 else rng.choice(("hello", "what is 2 + 2?", "demo"))
+                return (
+                    rng.choice(TEXTS)
+                    if rng.random() < 0.3
+                    else rng.choice(("hello", "what is 2 + 2?", "demo"))
+                )
             case "array":
-                return [self.value(schema.get("items", {}), depth + 1) for _ in range(rng.choice((0, 1, 1, 2, 5)))]
+                return [
+                    self.value(schema.get("items", {}), depth + 1)
+                    for _ in range(rng.choice((0, 1, 1, 2, 5)))
+                ]
             case "object":
                 return self._object(schema, depth)
         return self.anything(depth)
 
     def _object(self, schema: Any, depth: int) -> dict[str, Any]:
-        rng, properties = self.rng, schema.get("properties", {})
+        rng = self.rng
+        properties = schema.get("properties", {})
         if not properties:
             return (
-                rng.choice((dict, self._message, self._tool))() if rng.random() < 0.9 else {"a": self.anything(depth)}
+                rng.choice((dict, self._message, self._tool))()
+                if rng.random() < 0.9
+                else {"a": self.anything(depth)}
             )
         share = rng.choice((0.02, 0.1, 0.3))
-        chosen = [name for name in properties if name in schema.get("required", ()) or rng.random() < share]
+        chosen = [
+            name
+            for name in properties
+            if name in schema.get("required", ()) or rng.random() < share
+        ]
         found = {name: self.value(properties[name], depth + 1) for name in chosen}
         if rng.random() < RARELY:
             found[rng.choice(TEXTS)] = self.anything(depth)
@@ -132,10 +167,15 @@ class Made:
 
     def _message(self) -> dict[str, Any]:
         role = self.rng.choice(("user", "assistant", "system", "tool", "nobody"))
-        return {"role": role, "content": self.rng.choice(("hello", *TEXTS, [{"type": "text", "text": "a"}], None, 5))}
+        return {
+            "role": role,
+            "content": self.rng.choice(("hello", *TEXTS, [{"type": "text", "text": "a"}], None, 5)),
+        }
 
     def _tool(self) -> dict[str, Any]:
-        schema = self.rng.choice(({}, {"type": "object"}, {"type": "object", "properties": {"a": {"type": "integer"}}}))
+        schema = self.rng.choice(
+            ({}, {"type": "object"}, {"type": "object", "properties": {"a": {"type": "integer"}}})
+        )
         return {
             "type": "function",
             "function": {"name": self.rng.choice(("f", "get_weather", "")), "parameters": schema},
@@ -143,7 +183,9 @@ class Made:
 
     def _number(self, schema: Any, kind: str) -> Any:
         rng = self.rng
-        ends = [schema[name] for name in ("minimum", "maximum", "exclusiveMinimum") if name in schema]
+        ends = [
+            schema[name] for name in ("minimum", "maximum", "exclusiveMinimum") if name in schema
+        ]
         near = [end + by for end in ends for by in (-1, 0, 1)]
         if rng.random() < 0.3:
             return rng.choice((*NUMBERS, *near))
@@ -180,11 +222,17 @@ class Made:
             case 0:
                 return content[:at]
             case 1:
-                return content[:at] + bytes([content[at] ^ 1 << rng.randrange(8)]) + content[at + 1 :]
+                return (
+                    content[:at] + bytes([content[at] ^ 1 << rng.randrange(8)]) + content[at + 1 :]
+                )
             case 2:
-                return content[:at] + content[at : at + 40] * rng.randint(1, 20) + content[at + 40 :]
+                return (
+                    content[:at] + content[at : at + 40] * rng.randint(1, 20) + content[at + 40 :]
+                )
             case 3:
-                return content[:at] + rng.choice(TEXTS).encode(errors="surrogatepass") + content[at:]
+                return (
+                    content[:at] + rng.choice(TEXTS).encode(errors="surrogatepass") + content[at:]
+                )
         try:
             value = json.loads(content)
         except (ValueError, RecursionError):
@@ -203,7 +251,9 @@ class Made:
 
 
 def encoded(value: Any) -> bytes:
-    """Return JSON, or what is nearly JSON: NaN, infinity and lone surrogates are written as Python would."""
+    """Return JSON, or what is nearly JSON: NaN, infinity and lone surrogates are written as Python
+    would.
+    """
     return json.dumps(value, ensure_ascii=True).encode()
 
 
@@ -225,7 +275,9 @@ class Tally:
         self.by_status[answer.status] = self.by_status.get(answer.status, 0) + 1
         found = answer.faults() + ([answer.text] if answer.status <= 0 else [])
         sent = bytes.fromhex(request.body_hex)
-        self.faults += [f"{fault}\n    {request.verb()} {request.path} {sent[:2000]!r}" for fault in found]
+        self.faults += [
+            f"{fault}\n    {request.verb()} {request.path} {sent[:2000]!r}" for fault in found
+        ]
 
 
 def fuzz(
@@ -236,10 +288,14 @@ def fuzz(
     most: int = 10**9,
     said: Callable[[str], None] = lambda fault: None,
 ) -> Tally:
-    """Send requests of a seed until time is up, or until there were so many; `said` is told each fault as it is found."""
+    """Send requests of a seed until time is up, or until there were so many; `said` is told each
+    fault as it is found.
+    """
     made = Made(server.get("/openapi.json").json(), random.Random(seed))
-    tally, until = Tally(), time.monotonic() + seconds
-    engines, restarts = server.engines(), server.get("/health").json()["restarts"]
+    tally = Tally()
+    until = time.monotonic() + seconds
+    engines = server.engines()
+    restarts = server.get("/health").json()["restarts"]
     told = 0
     while time.monotonic() < until and tally.sent < most:
         for fault in tally.faults[told:]:
@@ -268,7 +324,9 @@ def _nobody() -> Iterator[None]:
 
 def main() -> int:
     """Run from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--url", help="a server that runs already; default: one of its own")
@@ -281,7 +339,10 @@ def main() -> int:
     else:
         with attacked("--disable-uvicorn-access-log", "--log-level", "error") as server:
             tally = fuzz(server, Neighbour(server), args.seed, args.seconds, said=said)
-    print(f"{tally.sent} requests of seed {args.seed}; answers by status: {dict(sorted(tally.by_status.items()))}")
+    print(
+        f"{tally.sent} requests of seed {args.seed}; answers by status: "
+        f"{dict(sorted(tally.by_status.items()))}"
+    )
     return 1 if tally.faults else 0
 
 

@@ -1,4 +1,6 @@
-"""Every file of the corpus against one server, beside a healthy stream; and again against one without asserts."""
+"""Every file of the corpus against one server, beside a healthy stream; and again against one
+without asserts.
+"""
 
 from __future__ import annotations
 
@@ -52,13 +54,17 @@ def test_an_attack_is_answered_as_it_should_and_changes_nothing_beside(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in ASKED if any(each.slow for each in CORPUS[name].request)])
+@pytest.mark.parametrize(
+    "name", [name for name in ASKED if any(each.slow for each in CORPUS[name].request)]
+)
 def test_an_attack_of_full_size_too(server: Attacked, neighbour: Neighbour, name: str) -> None:
     assert_survives(server, neighbour, CORPUS[name], slow=True)
 
 
 @pytest.mark.slow
-def test_sixteen_attacks_at_a_time_are_answered_as_one_is(server: Attacked, neighbour: Neighbour) -> None:
+def test_sixteen_attacks_at_a_time_are_answered_as_one_is(
+    server: Attacked, neighbour: Neighbour
+) -> None:
     """Or told to come again, for there is room for so many bytes and requests of one client."""
     requests = [each for attack in CORPUS.values() for each in attack.request if not each.slow]
     assert len(requests) > 100
@@ -84,7 +90,9 @@ def test_no_refusal_is_an_assert(server_without_asserts: Attacked, name: str) ->
 
 
 def assert_survives(server: Attacked, neighbour: Neighbour, attack: Attack, *, slow: bool) -> None:
-    """Send what an attack sends; the engine stays, its neighbour's tokens too, and nobody was called."""
+    """Send what an attack sends; the engine stays, its neighbour's tokens too, and nobody was
+    called.
+    """
     engines = server.engines()
     assert engines
     with neighbour.beside():
@@ -136,7 +144,9 @@ def test_a_command_is_refused_in_words(arguments: list[str], said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "environment", [{}, pytest.param(WITHOUT_ASSERTS, marks=pytest.mark.slow)], ids=["plain", "without asserts"]
+    "environment",
+    [{}, pytest.param(WITHOUT_ASSERTS, marks=pytest.mark.slow)],
+    ids=["plain", "without asserts"],
 )
 def test_what_needs_no_server_holds(environment: dict[str, str]) -> None:
     """All checks in one process, because most of its time is its start."""
@@ -153,7 +163,9 @@ def test_what_needs_no_server_holds(environment: dict[str, str]) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("place", sorted({test for attack in CORPUS.values() for test in attack.test}))
+@pytest.mark.parametrize(
+    "place", sorted({test for attack in CORPUS.values() for test in attack.test})
+)
 def test_a_test_that_is_pointed_at_exists(place: str) -> None:
     path, _, name = place.partition("::")
     assert name in names_in(path)
@@ -162,7 +174,9 @@ def test_a_test_that_is_pointed_at_exists(place: str) -> None:
 @cache
 def names_in(path: str) -> frozenset[str]:
     tree: Any = ast.parse((ROOT / path).read_text())
-    return frozenset(node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    return frozenset(
+        node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    )
 
 
 def test_every_file_shows_something_and_says_whence() -> None:

@@ -33,12 +33,16 @@ def listening(pid: int) -> set[tuple[str, int]]:
             _, local, _, state, *rest = line.split()
             if rest[5] in inodes and (state == LISTENS or table.startswith("udp")):
                 address, _, port = local.partition(":")
-                words = [bytes.fromhex(address[at : at + 8])[::-1] for at in range(0, len(address), 8)]
+                words = [
+                    bytes.fromhex(address[at : at + 8])[::-1] for at in range(0, len(address), 8)
+                ]
                 found.add((str(ipaddress.ip_address(b"".join(words))), int(port, 16)))
     return found
 
 
-def test_all_that_listens_is_on_this_machine_and_the_one_port_was_asked_for(server: Attacked) -> None:
+def test_all_that_listens_is_on_this_machine_and_the_one_port_was_asked_for(
+    server: Attacked,
+) -> None:
     pids = server.processes()
     found = set().union(*(listening(pid) for pid in pids))
     assert len(pids) > 1

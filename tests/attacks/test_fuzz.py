@@ -15,11 +15,21 @@ from core.testing.checkpoints import make_checkpoint
 
 DESCRIPTION = {
     "components": {
-        "schemas": {"B": {"type": "object", "properties": {"a": {"type": "integer", "minimum": 3}}, "required": ["a"]}}
+        "schemas": {
+            "B": {
+                "type": "object",
+                "properties": {"a": {"type": "integer", "minimum": 3}},
+                "required": ["a"],
+            }
+        }
     },
     "paths": {
         "/x": {
-            "post": {"requestBody": {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/B"}}}}}
+            "post": {
+                "requestBody": {
+                    "content": {"application/json": {"schema": {"$ref": "#/components/schemas/B"}}}
+                }
+            }
         }
     },
 }
@@ -33,7 +43,9 @@ def server() -> Iterator[Attacked]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_whatever_is_sent_is_answered_and_nobody_beside_notices(server: Attacked, seed: int) -> None:
+def test_whatever_is_sent_is_answered_and_nobody_beside_notices(
+    server: Attacked, seed: int
+) -> None:
     tally = fuzz(server, Neighbour(server), seed, seconds=1800, most=400)
     assert tally.faults == []
     assert tally.sent >= 400
@@ -42,7 +54,8 @@ def test_whatever_is_sent_is_answered_and_nobody_beside_notices(server: Attacked
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("architecture", "labels"), [("BertModel", {}), ("BertForSequenceClassification", {"num_labels": 1})]
+    ("architecture", "labels"),
+    [("BertModel", {}), ("BertForSequenceClassification", {"num_labels": 1})],
 )
 def test_models_that_are_pooled_answer_whatever_is_sent(
     architecture: str, labels: dict[str, int], tmp_path: Path
@@ -71,7 +84,10 @@ def test_a_seed_sends_the_same_again_and_another_does_not() -> None:
         Answer(400, "no"),
         Answer(-1, "the connection was cut"),
         Answer(0, "no answer"),
-        Answer(404, '{"error": {"message": "at 0x7f00aabbccdd", "type": "b", "param": null, "code": null}}'),
+        Answer(
+            404,
+            '{"error": {"message": "at 0x7f00aabbccdd", "type": "b", "param": null, "code": null}}',
+        ),
     ],
 )
 def test_what_should_not_be_is_noted_with_what_was_sent(answer: Answer) -> None:

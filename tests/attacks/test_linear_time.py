@@ -1,4 +1,5 @@
-"""Parsers of model output read twice the text in twice the time, and no regex of ours can do otherwise.
+"""Parsers of model output read twice the text in twice the time, and no regex of ours can do
+otherwise.
 
 What a model says is as hostile as what a client sends, since the client tells it what to say.
 """
@@ -27,11 +28,27 @@ FORMATS = [
 ]
 DISTINCT = list({target: (kind, name) for kind, name, target in FORMATS}.values())
 """Several names may be one format."""
-TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "object"}}}}}]
-SHORT, TIMES = 3_000, 6
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "f", "parameters": {"properties": {"a": {"type": "object"}}}},
+    }
+]
+SHORT = 3_000
+TIMES = 6
 MOST = 14.0
 """Times the work for six times the text; what grows with the square takes 36 times."""
-FUNCTIONS = {"compile", "match", "search", "sub", "subn", "fullmatch", "split", "findall", "finditer"}
+FUNCTIONS = {
+    "compile",
+    "match",
+    "search",
+    "sub",
+    "subn",
+    "fullmatch",
+    "split",
+    "findall",
+    "finditer",
+}
 
 
 def hostile_units(form: Any) -> list[str]:
@@ -68,7 +85,9 @@ def test_a_parser_reads_twice_the_text_in_twice_the_time(kind: str, name: str) -
     for unit in filter(None, hostile_units(form)):
         short, long = (beginning + unit * (size // len(unit)) for size in (SHORT, TIMES * SHORT))
         ratios: list[float] = []
-        while not ratios or (min(ratios) > MOST and len(ratios) < 6):  # caches of a busy machine cost time as well
+        while not ratios or (
+            min(ratios) > MOST and len(ratios) < 6
+        ):  # caches of a busy machine cost time as well
             ratios.append(work_s(form, kind, long) / max(work_s(form, kind, short), 1e-4))
         assert min(ratios) <= MOST, f"{unit!r}: {ratios}"
 
@@ -78,16 +97,26 @@ def regexes() -> Iterator[tuple[str, str]]:
     for folder in ("core", "builtin_plugins", "plugins", "kernels"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
+                if (
+                    isinstance(node, ast.Call)
+                    and isinstance(node.func, ast.Attribute)
+                    and node.args
+                ):
                     ours = isinstance(node.func.value, ast.Name) and node.func.value.id == "re"
-                    if ours and node.func.attr in FUNCTIONS and isinstance(node.args[0], ast.Constant):
+                    if (
+                        ours
+                        and node.func.attr in FUNCTIONS
+                        and isinstance(node.args[0], ast.Constant)
+                    ):
                         pattern = node.args[0].value
                         text = pattern.decode("latin-1") if isinstance(pattern, bytes) else pattern
                         yield f"{path.relative_to(ROOT)}:{node.lineno}", text
 
 
 def repeats_in_repeats(pattern: str) -> bool:
-    """Say whether something without an end repeats what repeats without an end, and may be taken back."""
+    """Say whether something without an end repeats what repeats without an end, and may be taken
+    back.
+    """
     return _nested(re._parser.parse(pattern), False)  # type: ignore[attr-defined]
 
 

@@ -1,4 +1,5 @@
-"""`--revision` holds for every file of a model: a hub faked at the level of HTTP says what was asked for.
+"""`--revision` holds for every file of a model: a hub faked at the level of HTTP says what was
+asked for.
 
 Each revision of the repository has contents of its own, so that one file of another would be seen.
 """
@@ -62,7 +63,12 @@ class Hub:
         tree = re.fullmatch(rf"/api/models/{REPOSITORY}/tree/([^?/]+)/?(\?.*)?", path)
         if info and info[1] in OTHERS:
             listed = [{"rfilename": name} for name in self.files]
-            body = {"id": REPOSITORY, "modelId": REPOSITORY, "sha": OTHERS[info[1]], "siblings": listed}
+            body = {
+                "id": REPOSITORY,
+                "modelId": REPOSITORY,
+                "sha": OTHERS[info[1]],
+                "siblings": listed,
+            }
             return 200, {"content-type": "application/json"}, json.dumps(body).encode()
         if tree and tree[1] in OTHERS:
             entries: list[dict[str, Any]] = [
@@ -128,7 +134,11 @@ def test_every_file_comes_from_the_revision_that_was_asked_for(
 ) -> None:
     with hub_with(DEMO) as hub:
         environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGINGFACE_"))},
+            **{
+                name: value
+                for name, value in os.environ.items()
+                if not name.startswith(("HF_", "HUGGINGFACE_"))
+            },
             "HF_ENDPOINT": hub.url,
             "HF_HOME": str(tmp_path / "cache"),
             "HF_HUB_DISABLE_XET": "1",
@@ -143,7 +153,11 @@ def test_every_file_comes_from_the_revision_that_was_asked_for(
             check=False,
         )
     assert done.returncode == 0, done.stdout + done.stderr
-    named = {part for path in hub.asked for part in re.findall(r"/(?:revision|tree|resolve)/([^/?]+)", path)}
+    named = {
+        part
+        for path in hub.asked
+        for part in re.findall(r"/(?:revision|tree|resolve)/([^/?]+)", path)
+    }
     assert named <= {revision, PINNED}
     fetched = {path.rpartition("/")[2] for path in hub.asked if f"/resolve/{PINNED}/" in path}
     assert {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"} <= fetched

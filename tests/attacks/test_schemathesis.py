@@ -1,6 +1,8 @@
-"""What schemathesis makes of `/openapi.json`: no 5xx, nothing that is not described, and a neighbour that notices nothing.
+"""What schemathesis makes of `/openapi.json`: no 5xx, nothing that is not described, and a
+neighbour that notices nothing.
 
-Runs where schemathesis is installed (`pip install schemathesis`); it is no part of the testing extra.
+Runs where schemathesis is installed (`pip install schemathesis`); it is no part of the testing
+extra.
 """
 
 from __future__ import annotations
@@ -21,23 +23,51 @@ SECONDS = 600
 """More than a busy machine needs for a thousand requests, and a bound for what comes then."""
 QUIET = ("--disable-uvicorn-access-log", "--log-level", "error", "--uvicorn-log-level", "error")
 TOLD = (
-    *("not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance"),
-    *("response_headers_conformance", "negative_data_rejection", "missing_required_header", "unsupported_method"),
+    *(
+        "not_a_server_error",
+        "status_code_conformance",
+        "content_type_conformance",
+        "response_schema_conformance",
+    ),
+    *(
+        "response_headers_conformance",
+        "negative_data_rejection",
+        "missing_required_header",
+        "unsupported_method",
+    ),
     "ignored_auth",
 )
-"""Not `positive_data_acceptance`: of what a schema allows much is refused, with a 400 that names the field, because of what
+"""Not `positive_data_acceptance`: of what a schema allows much is refused, with a 400 that names
+the field, because of what
 stands beside it, or of what the model is.
 """
 
 
 def run(server: Attacked, folder: Path, *options: str) -> tuple[int, int, str]:
     """Return the exit status, how many requests there were, and what was said."""
-    command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", "--seed", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "schemathesis.cli",
+        "run",
+        f"{server.url}/openapi.json",
+        "--seed",
+        "1",
+    ]
     command += ["-H", f"Authorization: Bearer {KEY}", "--checks", ",".join(TOLD)]
     command += ["--request-timeout", str(PATIENCE_S)]
-    command += ["--continue-on-failure", "--suppress-health-check", "all", "--generation-database", "none", *options]
+    command += [
+        "--continue-on-failure",
+        "--suppress-health-check",
+        "all",
+        "--generation-database",
+        "none",
+        *options,
+    ]
     surroundings = {**os.environ, "NO_COLOR": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=surroundings, cwd=folder)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=surroundings, cwd=folder
+    )
     said = done.stdout + done.stderr
     found = re.search(r"(\d+) generated", said)
     return done.returncode, int(found[1]) if found else 0, said
@@ -47,10 +77,21 @@ def run(server: Attacked, folder: Path, *options: str) -> tuple[int, int, str]:
 @pytest.mark.parametrize(
     ("flags", "options", "beside"),
     [
-        (["--enable-tokenizer-info-endpoint"], ["--phases", "coverage,fuzzing", "--max-time", str(SECONDS)], True),
-        # Who ends requests ends the neighbour's, and a paused engine answers nobody: that is what was asked for.
         (
-            ["--enable-operator-routes", "--tokens-only", "--enable-server-load-tracking", "--plugins", "+playground"],
+            ["--enable-tokenizer-info-endpoint"],
+            ["--phases", "coverage,fuzzing", "--max-time", str(SECONDS)],
+            True,
+        ),
+        # Who ends requests ends the neighbour's, and a paused engine answers nobody: that is what
+        # was asked for.
+        (
+            [
+                "--enable-operator-routes",
+                "--tokens-only",
+                "--enable-server-load-tracking",
+                "--plugins",
+                "+playground",
+            ],
             ["--phases", "coverage", "--exclude-path", "/pause"],  # every operation to its end
             False,
         ),

@@ -16,7 +16,9 @@ ID = re.compile(r"(?:CVE-\d{4}-\d+|GHSA(?:-[a-z0-9]{4}){3})")
 def rows(title: str) -> list[list[str]]:
     """Return the rows of the tables below a heading of the second level."""
     (part,) = re.findall(rf"^## {title}\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
-    lines = [line for line in part.splitlines() if line.startswith("| ") and not line.startswith("| ---")]
+    lines = [
+        line for line in part.splitlines() if line.startswith("| ") and not line.startswith("| ---")
+    ]
     found = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
     return [row for row in found if row[0] not in ("advisory", "attack", "case", "vLLM")]
 
@@ -59,7 +61,9 @@ def test_every_file_is_named_on_the_page() -> None:
 def test_every_advisory_of_a_file_is_on_the_page() -> None:
     written = set(ID.findall(PAGE))
     shortened = {f"CVE-2026-{number}" for number in re.findall(r"(?<=, )-(\d{4,})", PAGE)}
-    sources = {source for attack in CORPUS.values() for source in attack.source if ID.fullmatch(source)}
+    sources = {
+        source for attack in CORPUS.values() for source in attack.source if ID.fullmatch(source)
+    }
     assert sources - written - shortened == {"CVE-2025-3162", "CVE-2025-32381"}, (
         "other ids of cases that are on the page"
     )

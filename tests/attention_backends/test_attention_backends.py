@@ -1,4 +1,6 @@
-"""Every builtin attention backend answers what dense attention answers, and reads nothing it may not see."""
+"""Every builtin attention backend answers what dense attention answers, and reads nothing it may
+not see.
+"""
 
 from __future__ import annotations
 
@@ -54,8 +56,12 @@ def backend(request: pytest.FixtureRequest) -> Any:
 
 @pytest.mark.parametrize("block_size", [4, 16])
 @pytest.mark.parametrize("reach", REACHES, ids=str)
-def test_sequences_part_behind_a_token_that_both_keep(backend: Any, reach: dict[str, Any], block_size: int) -> None:
-    sequences = PagedSequences(backend, replace(PLAIN, **reach), block_size=block_size, num_sequences=6)
+def test_sequences_part_behind_a_token_that_both_keep(
+    backend: Any, reach: dict[str, Any], block_size: int
+) -> None:
+    sequences = PagedSequences(
+        backend, replace(PLAIN, **reach), block_size=block_size, num_sequences=6
+    )
     sequences.step({0: 1, 2: 15, 4: 33})
     for first in (0, 2, 4):
         assert_close(sequences.branch(first, first + 1))
@@ -69,17 +75,26 @@ def test_prefill_chunks_and_decode_agree_with_dense_attention(
     backend: Any, reach: dict[str, Any], block_size: int, dtype: torch.dtype
 ) -> None:
     sequences = PagedSequences(
-        backend, replace(PLAIN, **reach), block_size=block_size, num_sequences=6, max_len=64, dtype=dtype
+        backend,
+        replace(PLAIN, **reach),
+        block_size=block_size,
+        num_sequences=6,
+        max_len=64,
+        dtype=dtype,
     )
     assert_close(sequences.step(LENGTHS))  # whole prompts, one of a single token
     assert_close(sequences.step(dict.fromkeys(LENGTHS, 1)))  # decoding only
-    assert_close(sequences.step({3: 1, 5: 20, 0: 1, 4: 9, 1: 2}))  # a prompt and continued chunks among decodes
+    assert_close(
+        sequences.step({3: 1, 5: 20, 0: 1, 4: 9, 1: 2})
+    )  # a prompt and continued chunks among decodes
     assert_close(sequences.step({4: 1, 5: 1}))
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (4, 1), (1, 1), (6, 2)])
 def test_query_heads_share_keys(backend: Any, heads: int, kv_heads: int) -> None:
-    sequences = PagedSequences(backend, replace(PLAIN, heads=heads, kv_heads=kv_heads), num_sequences=2)
+    sequences = PagedSequences(
+        backend, replace(PLAIN, heads=heads, kv_heads=kv_heads), num_sequences=2
+    )
     assert_close(sequences.step({0: 9, 1: 18}))
     assert_close(sequences.step({0: 1, 1: 1}))
     assert_close(sequences.step({0: 1, 1: 3}))
@@ -102,7 +117,9 @@ def test_long_sequences_of_unequal_length(backend: Any, reach: dict[str, Any]) -
 
 
 @pytest.mark.parametrize("reach", REACHES, ids=str)
-def test_in_float32_a_sequence_does_not_depend_on_its_neighbours(backend: Any, reach: dict[str, Any]) -> None:
+def test_in_float32_a_sequence_does_not_depend_on_its_neighbours(
+    backend: Any, reach: dict[str, Any]
+) -> None:
     params = replace(PLAIN, **reach)
     together = PagedSequences(backend, params, num_sequences=3, max_len=200)
     alone = PagedSequences(backend, params, num_sequences=3, max_len=200)
@@ -111,7 +128,8 @@ def test_in_float32_a_sequence_does_not_depend_on_its_neighbours(backend: Any, r
         inputs, query, key, value = together.tokens(counts)
         got = backend.attend(params, query, key, value, together.cache, backend.prepare(inputs))
         for i in range(len(counts)):
-            start, end = inputs.query_starts[i], inputs.query_starts[i + 1]
+            start = inputs.query_starts[i]
+            end = inputs.query_starts[i + 1]
             own = replace(
                 inputs,
                 query_starts=[0, end - start],
@@ -131,17 +149,25 @@ def test_every_token_sees_all_of_what_an_encoder_made(
     backend: Any, changes: Any, block_size: int, dtype: torch.dtype
 ) -> None:
     params = replace(PLAIN, causal=False, **changes)
-    sequences = CrossSequences(backend, params, [1, 15, 16, 17, 70], block_size=block_size, dtype=dtype)
-    assert_close(sequences.step({0: 3, 1: 1, 4: 20}))  # encoded in this step: two prompts, one of a single token
+    sequences = CrossSequences(
+        backend, params, [1, 15, 16, 17, 70], block_size=block_size, dtype=dtype
+    )
+    assert_close(
+        sequences.step({0: 3, 1: 1, 4: 20})
+    )  # encoded in this step: two prompts, one of a single token
     assert_close(sequences.step({4: 1, 0: 1, 1: 1}))  # decoding only, nothing to encode
-    assert_close(sequences.step({1: 1, 3: 1, 2: 5, 0: 30}))  # some are encoded, others were; more queries than keys
+    assert_close(
+        sequences.step({1: 1, 3: 1, 2: 5, 0: 30})
+    )  # some are encoded, others were; more queries than keys
 
 
 @pytest.mark.parametrize("value_size", [1, 20, 24])
 def test_many_heads_share_one_key_that_begins_with_its_value(backend: Any, value_size: int) -> None:
     params = AttentionParams(heads=6, kv_heads=1, head_size=24, scale=0.3, value_size=value_size)
     sequences = PagedSequences(backend, params, num_sequences=3, max_len=200)
-    assert sequences.cache.numel() == len(sequences.cache) * 16 * 24  # one key per token and nothing else
+    assert (
+        sequences.cache.numel() == len(sequences.cache) * 16 * 24
+    )  # one key per token and nothing else
     for counts in ({0: 150, 1: 40, 2: 1}, {0: 1, 1: 1, 2: 1}, {1: 30, 0: 1, 2: 7}):
         got, truth = sequences.step(counts)
         assert got.shape[-1] == value_size
@@ -159,7 +185,9 @@ def test_many_sequences_decode_in_any_order(backend: Any) -> None:
 
 def test_what_another_request_left_in_a_block_cannot_leak(backend: Any) -> None:
     sequences = PagedSequences(backend, PLAIN, num_sequences=2, max_len=64)
-    sequences.step({0: 17, 1: 40})  # both leave the rest of their last block, and all other blocks, as NaN
+    sequences.step(
+        {0: 17, 1: 40}
+    )  # both leave the rest of their last block, and all other blocks, as NaN
     got, truth = sequences.step({0: 1, 1: 1})
     assert got.isfinite().all()
     assert_close((got, truth))
@@ -182,7 +210,9 @@ def test_tensors_that_are_slices_of_a_fused_product(backend: Any) -> None:
     parts = [part.view(19, -1, 8) for part in fused.split([32, 16, 16], dim=1)]
     twin = PagedSequences(backend, PLAIN)
     want = backend.attend(PLAIN, query, key, value, twin.cache, backend.prepare(inputs))
-    assert torch.equal(backend.attend(PLAIN, *parts, sequences.cache, backend.prepare(inputs)), want)
+    assert torch.equal(
+        backend.attend(PLAIN, *parts, sequences.cache, backend.prepare(inputs)), want
+    )
 
 
 def test_layers_of_unequal_reach_share_a_plan(backend: Any) -> None:

@@ -14,10 +14,17 @@ from core.testing.checkpoints import make_checkpoint
 
 @pytest.mark.parametrize(
     ("theirs", "ours"),
-    [("TRITON_ATTN", "triton"), ("triton_attn", "triton"), ("TORCH_SDPA", "torch"), ("CPU_ATTN", "paged")],
+    [
+        ("TRITON_ATTN", "triton"),
+        ("triton_attn", "triton"),
+        ("TORCH_SDPA", "torch"),
+        ("CPU_ATTN", "paged"),
+    ],
 )
 def test_a_name_of_vllms_stands_for_a_backend_here(theirs: str, ours: str) -> None:
-    assert load_plan(make_plan([])).resolve({"attention_backend": theirs}) == {"attention_backend": ours}
+    assert load_plan(make_plan([])).resolve({"attention_backend": theirs}) == {
+        "attention_backend": ours
+    }
 
 
 @pytest.mark.parametrize("name", ["auto", "triton", "torch", "paged", "FLEX_ATTENTION"])
@@ -30,5 +37,7 @@ def test_an_engine_takes_the_name_and_refuses_one_that_nobody_has(tmp_path: Path
     sizes = {"max_num_seqs": 1, "max_model_len": 32, "num_gpu_blocks_override": 8}
     with LLM(folder, attention_backend="TORCH_SDPA", **sizes) as llm:
         assert llm.generate("a", SamplingParams(max_tokens=1), use_tqdm=False)[0].outputs
-    with pytest.raises(ConfigError, match=r"unknown attention backend 'FLEX_ATTENTION'; available: .*torch.*triton"):
+    with pytest.raises(
+        ConfigError, match=r"unknown attention backend 'FLEX_ATTENTION'; available: .*torch.*triton"
+    ):
         LLM(folder, attention_backend="FLEX_ATTENTION", **sizes)

@@ -21,9 +21,20 @@ PLAIN = AttentionParams(heads=4, kv_heads=2, head_size=24, scale=24**-0.5)
 KNOWN = {"key_scale": torch.tensor([0.02, 0.5]), "value_scale": torch.tensor([0.25, 0.03])}
 ONE = {"key_scale": torch.tensor([0.02])}
 """Of latents, which are one key for all heads."""
-KINDS = [("float8_e4m3fn", False), ("float8_e5m2", False), ("float8_e4m3fn", True), ("int8", True), ("bfloat16", False)]
+KINDS = [
+    ("float8_e4m3fn", False),
+    ("float8_e5m2", False),
+    ("float8_e4m3fn", True),
+    ("int8", True),
+    ("bfloat16", False),
+]
 REACHES: list[dict[str, Any]] = [{}, {"window": 7}, {"value_size": 10, "kv_heads": 1}]
-STEPS = ({0: 1, 1: 15, 2: 16, 3: 17, 4: 33}, {0: 1, 1: 1, 2: 1, 3: 1, 4: 1}, {3: 1, 5: 20, 0: 1, 4: 9, 1: 2}, {4: 1})
+STEPS = (
+    {0: 1, 1: 15, 2: 16, 3: 17, 4: 33},
+    {0: 1, 1: 1, 2: 1, 3: 1, 4: 1},
+    {3: 1, 5: 20, 0: 1, 4: 9, 1: 2},
+    {4: 1},
+)
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
 
@@ -41,7 +52,9 @@ def layer(kind: tuple[str, bool], reach: dict[str, Any]) -> tuple[AttentionParam
     return params, FullAttention(*facts, scaled=scaled)
 
 
-def rounded(params: AttentionParams, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def rounded(
+    params: AttentionParams, key: torch.Tensor, value: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return what a cache makes of them."""
     assert params.kv_dtype is not None
     cache = torch.empty(0, dtype=getattr(torch, params.kv_dtype))
@@ -50,15 +63,25 @@ def rounded(params: AttentionParams, key: torch.Tensor, value: torch.Tensor) -> 
     return read[:, 0], read[:, -1]
 
 
-def sequences(backend: Any, kind: tuple[str, bool], reach: dict[str, Any], dtype: torch.dtype, **more: Any) -> Any:
+def sequences(
+    backend: Any, kind: tuple[str, bool], reach: dict[str, Any], dtype: torch.dtype, **more: Any
+) -> Any:
     params, spec = layer(kind, reach)
     kept = lambda key, value: rounded(params, key, value)  # noqa: E731 - one line, named by its use
     return PagedSequences(
-        backend, params, num_sequences=6, max_len=64, dtype=dtype, spec=spec, **{"kept": kept, **more}
+        backend,
+        params,
+        num_sequences=6,
+        max_len=64,
+        dtype=dtype,
+        spec=spec,
+        **{"kept": kept, **more},
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)], ids=str
+)
 @pytest.mark.parametrize("reach", REACHES, ids=str)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.__name__)
@@ -69,17 +92,21 @@ def test_what_is_read_is_what_was_cached_rounded(
         some = sequences(backend(), kind, reach, dtype, block_size=block_size)
         for counts in STEPS:
             got, truth = some.step(counts)
-            tolerance = max(TOLERANCE[dtype], TOLERANCE[torch.bfloat16] if kind[0] == "bfloat16" else 0)
+            tolerance = max(
+                TOLERANCE[dtype], TOLERANCE[torch.bfloat16] if kind[0] == "bfloat16" else 0
+            )
             torch.testing.assert_close(got.double(), truth, atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("kind", KINDS[:-1], ids=str)
 def test_attention_over_a_narrow_cache_is_near_that_over_a_full_one(kind: tuple[str, bool]) -> None:
     for counts in STEPS[:1]:
-        some = sequences(TorchAttention(), kind, {}, torch.float32, kept=lambda key, value: (key, value))
+        some = sequences(
+            TorchAttention(), kind, {}, torch.float32, kept=lambda key, value: (key, value)
+        )
         got, truth = some.step(counts)
-        # Half of the last place of a number, relative; of int8, of a vector's largest number. Scores move by that times their
-        # size, values by it themselves.
+        # Half of the last place of a number, relative; of int8, of a vector's largest number.
+        # Scores move by that times their size, values by it themselves.
         last = {"int8": 1 / 127, "float8_e4m3fn": 2**-3, "float8_e5m2": 2**-2}[kind[0]]
         assert 0 < (got - truth).abs().max() < 3 * last
 
@@ -87,7 +114,9 @@ def test_attention_over_a_narrow_cache_is_near_that_over_a_full_one(kind: tuple[
 @pytest.mark.parametrize("kind", KINDS[:-1], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("size", [24, 64, 7])
-def test_both_languages_write_the_same_bytes(kind: tuple[str, bool], dtype: torch.dtype, size: int) -> None:
+def test_both_languages_write_the_same_bytes(
+    kind: tuple[str, bool], dtype: torch.dtype, size: int
+) -> None:
     backend = make_backend()
     if not isinstance(backend, PagedAttention):
         pytest.skip("no C++ library on this machine")
@@ -98,7 +127,8 @@ def test_both_languages_write_the_same_bytes(kind: tuple[str, bool], dtype: torc
     key[4] *= 3e3  # more than the dtype holds
     backend.attend(params, query, key, value, own.cache, backend.prepare(inputs))
     rows = for_cache(params, torch.stack((key, value), 1), own.cache)
-    blocks, offsets = inputs.slots // 16, inputs.slots % 16
+    blocks = inputs.slots // 16
+    offsets = inputs.slots % 16
     stored = own.cache.view(torch.uint8)[blocks, :, :, offsets]  # [n, kv_heads, vectors, row_size]
     assert torch.equal(stored.transpose(1, 2), rows)
     assert stored.shape[-1] == spec.row_size
@@ -106,11 +136,15 @@ def test_both_languages_write_the_same_bytes(kind: tuple[str, bool], dtype: torc
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.__name__)
-def test_how_a_prompt_is_cut_into_steps_changes_nothing(backend: Any, kind: tuple[str, bool]) -> None:
+def test_how_a_prompt_is_cut_into_steps_changes_nothing(
+    backend: Any, kind: tuple[str, bool]
+) -> None:
     """A token reads those of its own step as they are cached, too."""
     whole, pieces = (sequences(backend(), kind, {}, torch.float32) for _ in range(2))
     inputs, query, key, value = whole.tokens({0: 40})
-    at_once = whole.backend.attend(whole.params, query, key, value, whole.cache, whole.backend.prepare(inputs))
+    at_once = whole.backend.attend(
+        whole.params, query, key, value, whole.cache, whole.backend.prepare(inputs)
+    )
     found = []
     for start, end in ((0, 17), (17, 18), (18, 40)):
         part = replace(
@@ -121,17 +155,27 @@ def test_how_a_prompt_is_cut_into_steps_changes_nothing(backend: Any, kind: tupl
         )
         own = slice(start, end)
         plan = pieces.backend.prepare(part)
-        found.append(pieces.backend.attend(pieces.params, query[own], key[own], value[own], pieces.cache, plan))
+        found.append(
+            pieces.backend.attend(
+                pieces.params, query[own], key[own], value[own], pieces.cache, plan
+            )
+        )
     torch.testing.assert_close(torch.cat(found), at_once, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [*MOST], ids=str)
 def test_what_is_too_large_is_the_largest_and_what_is_none_stays_none(dtype: torch.dtype) -> None:
-    params = replace(PLAIN, key_scale=torch.ones(2), value_scale=torch.ones(2), kv_dtype=str(dtype).partition(".")[2])
-    cache, vectors = torch.empty(0, dtype=dtype), torch.full((1, 2, 2, 24), -1e9)
-    assert from_cache(params, for_cache(params, vectors, cache), cache, torch.float32).unique().tolist() == [
-        -MOST[dtype]
-    ]
+    params = replace(
+        PLAIN,
+        key_scale=torch.ones(2),
+        value_scale=torch.ones(2),
+        kv_dtype=str(dtype).partition(".")[2],
+    )
+    cache = torch.empty(0, dtype=dtype)
+    vectors = torch.full((1, 2, 2, 24), -1e9)
+    assert from_cache(
+        params, for_cache(params, vectors, cache), cache, torch.float32
+    ).unique().tolist() == [-MOST[dtype]]
     scaled = replace(params, key_scale=None, value_scale=None)
     vectors[0, 0, 0, 3] = float("nan")
     read = from_cache(scaled, for_cache(scaled, vectors, cache), cache, torch.float32)

@@ -1,4 +1,6 @@
-"""Engines whose caches have fewer bits: near to those with full ones, and equal to themselves however they get to a token."""
+"""Engines whose caches have fewer bits: near to those with full ones, and equal to themselves
+however they get to a token.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from core.errors import ConfigError, EngineError, ModelError
 from core.testing.checkpoints import make_checkpoint
 
 PROMPTS = [[2 + (i * 5 + j * j) % 60 for j in range(45)] for i in range(6)]
-PARAMS = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False, logprobs=1, prompt_logprobs=0)
+PARAMS = SamplingParams(
+    temperature=0, max_tokens=12, ignore_eos=True, detokenize=False, logprobs=1, prompt_logprobs=0
+)
 PLAIN = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False)
 SETTINGS: dict[str, Any] = {
     "skip_tokenizer_init": True,
@@ -54,9 +58,12 @@ def logprobs_of(llm: LLM) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    "architecture", [ARCHITECTURES[0], *(pytest.param(a, marks=pytest.mark.slow) for a in ARCHITECTURES[1:])]
+    "architecture",
+    [ARCHITECTURES[0], *(pytest.param(a, marks=pytest.mark.slow) for a in ARCHITECTURES[1:])],
 )
-def test_what_the_model_says_is_near_to_what_it_says_with_a_full_cache(architecture: str, tmp_path: Path) -> None:
+def test_what_the_model_says_is_near_to_what_it_says_with_a_full_cache(
+    architecture: str, tmp_path: Path
+) -> None:
     folder = make_checkpoint(architecture, tmp_path, seed=3)
     full = logprobs_of(llm := open_llm(folder))
     bytes_of = {"auto": sum(pool.block_bytes for pool in llm.core.scheduler.kv.layout.pools)}
@@ -67,7 +74,8 @@ def test_what_the_model_says_is_near_to_what_it_says_with_a_full_cache(architect
         far[kind] = fmean(abs(a - b) for a, b in zip(full, own, strict=True))
         bytes_of[kind] = sum(pool.block_bytes for pool in llm.core.scheduler.kv.layout.pools)
         llm.shutdown()
-    # Rounding says what lies between them: a bit less behind the point is twice as far. How far depends on the random weights.
+    # Rounding says what lies between them: a bit less behind the point is twice as far. How far
+    # depends on the random weights.
     assert 1.5 < far["fp8_e5m2"] / far["fp8"] < 2.5, far
     assert 0 < far["int8"] < far["fp8"] / 2, far
     assert far["int8"] < 0.1, far
@@ -75,7 +83,9 @@ def test_what_the_model_says_is_near_to_what_it_says_with_a_full_cache(architect
     assert bytes_of["fp8"] < bytes_of["int8"] < bytes_of["auto"] // 2
 
 
-@pytest.mark.parametrize("kind", [*(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[:2]), "int8"])
+@pytest.mark.parametrize(
+    "kind", [*(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[:2]), "int8"]
+)
 def test_tokens_are_the_same_however_they_are_got_to(kind: str, llama: Path) -> None:
     """With the prefix cache and without, in chunks, after preemption, and with guesses."""
     llm = open_llm(llama, kv_cache_dtype=kind, enable_prefix_caching=False)
@@ -96,7 +106,9 @@ def test_tokens_are_the_same_however_they_are_got_to(kind: str, llama: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "way", [{"tensor_parallel_size": 2}, {"attention_backend": "torch"}, {"calculate_kv_scales": True}], ids=str
+    "way",
+    [{"tensor_parallel_size": 2}, {"attention_backend": "torch"}, {"calculate_kv_scales": True}],
+    ids=str,
 )
 def test_ranks_and_backends_cache_alike(way: dict[str, Any], llama: Path) -> None:
     kind = "fp8" if "calculate_kv_scales" in way else "int8"
@@ -131,8 +143,15 @@ def test_what_cannot_be_is_refused_by_name(llama: Path) -> None:
     with pytest.raises(ConfigError, match=r"kv_cache_dtype.*fp8_ds_mla.*fp8_e4m3"):
         open_llm(llama, kv_cache_dtype="fp8_ds_mla")
     with pytest.raises(
-        (EngineError, ModelError), match=r"--kv-cache-dtype int8: none of its layers caches so, they keep float32"
+        (EngineError, ModelError),
+        match=r"--kv-cache-dtype int8: none of its layers caches so, they keep float32",
     ):
         LLM(
-            "fake:", **SETTINGS | {"dtype": "float32", "kv_cache_dtype": "int8", "plugins": ["core.testing.fake_model"]}
+            "fake:",
+            **SETTINGS
+            | {
+                "dtype": "float32",
+                "kv_cache_dtype": "int8",
+                "plugins": ["core.testing.fake_model"],
+            },
         )

@@ -13,12 +13,17 @@ ROOT = Path(__file__).parents[2]
 
 def last_lines(*arguments: str) -> list[str]:
     command = [sys.executable, *arguments, "--smoke"]
-    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout.splitlines()
+    return subprocess.run(
+        command, capture_output=True, text=True, check=True, cwd=ROOT
+    ).stdout.splitlines()
 
 
 @pytest.mark.slow
 def test_toy_shapes_are_computed_and_nothing_is_timed() -> None:
-    assert last_lines("benchmarks/gpu/bench_kernels.py")[-1] == "decode, one long: computed, nothing is timed"
+    assert (
+        last_lines("benchmarks/gpu/bench_kernels.py")[-1]
+        == "decode, one long: computed, nothing is timed"
+    )
 
 
 @pytest.mark.slow

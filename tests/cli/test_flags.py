@@ -49,15 +49,32 @@ def help_of(wanted: str) -> str:
 @pytest.mark.parametrize(
     "spellings",
     [
-        (["--max-model-len", "1000"], ["--max_model_len", "1k"], ["--max-model-len=1k"], ["--max_model_len=1000"]),
+        (
+            ["--max-model-len", "1000"],
+            ["--max_model_len", "1k"],
+            ["--max-model-len=1k"],
+            ["--max_model_len=1000"],
+        ),
         (["--no-enable-prefix-caching"], ["--no_enable_prefix_caching"]),
         (["--tensor-parallel-size", "2"], ["-tp", "2"], ["--tensor_parallel_size=2"]),
         (["--quantization", "x"], ["-q", "x"]),
         (["--max-model-len", "-1"], ["--max-model-len", "auto"], ["--max-model-len=-1"]),
         (
             ["--hf-overrides", '{"rope_theta": 1e6, "a": {"b": "c", "d": [1]}}'],
-            ["--hf-overrides.rope_theta", "1e6", "--hf-overrides.a.b", "c", "--hf-overrides.a.d", "[1]"],
-            ["--hf_overrides", '{"a": {"b": "z", "d": [1]}}', "--hf_overrides.rope_theta=1e6", "--hf_overrides.a.b=c"],
+            [
+                "--hf-overrides.rope_theta",
+                "1e6",
+                "--hf-overrides.a.b",
+                "c",
+                "--hf-overrides.a.d",
+                "[1]",
+            ],
+            [
+                "--hf_overrides",
+                '{"a": {"b": "z", "d": [1]}}',
+                "--hf_overrides.rope_theta=1e6",
+                "--hf_overrides.a.b=c",
+            ],
         ),
         (["--extra.x.y", "None"], ["--extra", '{"x": {"y": "None"}}']),
         (["--enable-log-requests"], ["--no-disable-log-requests"], ["--no_disable_log_requests"]),
@@ -89,7 +106,9 @@ def test_none_unsets_an_optional_value() -> None:
 
 def test_commands_own_flags_and_positionals_stay_its_own() -> None:
     table = make_table()
-    args, layer = parse_flags(make_parser(table), table, ["--port", "1", "a-model", "--own_flag", "x_y"])
+    args, layer = parse_flags(
+        make_parser(table), table, ["--port", "1", "a-model", "--own_flag", "x_y"]
+    )
     assert vars(args) == {"model": "a-model", "own_flag": "x_y"}
     assert {name: found.value for name, found in layer.items()} == {"port": 1}
 
@@ -97,12 +116,14 @@ def test_commands_own_flags_and_positionals_stay_its_own() -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--max-modle-len", "1"], "unknown flag --max-modle-len; did you mean '--max-model-len'? (see engine run --help)"),
+        (["--max-modle-len", "1"], "unknown flag --max-modle-len; did you mean '--max-model-len'? "
+                                   "(see engine run --help)"),
         (["--max-model", "1"], "unknown flag --max-model; did you mean '--max-model-len'?"),
         (["a", "b"], "unknown argument b"),
         (["--port", "x"], "--port 'x': expected an integer."),
         (["--port"], "argument --port: expected one argument (see engine run --help)"),
-        (["--dtype", "flaot16"], "--dtype 'flaot16': expected one of auto, bfloat16, float, float16, float32, half; did you mean"),
+        (["--dtype", "flaot16"], "--dtype 'flaot16': expected one of auto, bfloat16, float, "
+                                 "float16, float32, half; did you mean"),
         (["--max-num-batched-tokens", "1.5K"], "Did you mean to use 1.5k instead?"),
         (["--hf-overrides", "{"], "--hf-overrides '{': expected a JSON object"),
         (["--hf-overrides.a"], "--hf-overrides.a needs a value."),
@@ -150,7 +171,9 @@ def test_planned_flag_parses_and_is_refused(name: str) -> None:
         value = [str(choice) for choice in choices if found.refuses(choice)][:1]
     else:
         value = SAMPLES[(kind.items or kind).scalars[0]]
-    with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')}: .*not (part of this version|supported)"):
+    with pytest.raises(
+        ConfigError, match=f"--{name.replace('_', '-')}: .*not (part of this version|supported)"
+    ):
         parse("--" + name.replace("_", "-"), *value)
 
 
@@ -190,7 +213,10 @@ def test_what_leaves_some_of_it_on_is_refused(flags: str) -> None:
 
 
 def test_flags_that_older_releases_had_name_what_took_their_place() -> None:
-    with pytest.raises(ConfigError, match=r"--guided-decoding-backend: is now --structured-outputs-config\.backend\.$"):
+    with pytest.raises(
+        ConfigError,
+        match=r"--guided-decoding-backend: is now --structured-outputs-config\.backend\.$",
+    ):
         parse("--guided-decoding-backend", "xgrammar")
 
 
@@ -202,12 +228,17 @@ def test_no_refused_flag_is_proposed() -> None:
 
 
 def test_what_is_missing_is_named_for_each_flag() -> None:
-    with pytest.raises(ConfigError, match="--ec-transfer-config: Encoding inputs in another engine: not part"):
+    with pytest.raises(
+        ConfigError, match="--ec-transfer-config: Encoding inputs in another engine: not part"
+    ):
         parse("--ec-transfer-config", '{"a": 1}')
 
 
 def test_planned_flags_have_a_short_way_back() -> None:
-    assert parse("--no-enable-prompt-embeds", "--swap-space", "4", "--ec-transfer-config", "None") == parse()
+    assert (
+        parse("--no-enable-prompt-embeds", "--swap-space", "4", "--ec-transfer-config", "None")
+        == parse()
+    )
 
 
 class TestHelp:
@@ -241,11 +272,15 @@ class TestHelp:
         assert "--block-size" not in text
 
     def test_no_match_names_the_nearest(self) -> None:
-        with pytest.raises(ConfigError, match=r"--help=schduler: .*did you mean 'scheduler'\?; groups: model, load"):
+        with pytest.raises(
+            ConfigError, match=r"--help=schduler: .*did you mean 'scheduler'\?; groups: model, load"
+        ):
             help_of("schduler")
 
     def test_texts_are_computed_only_when_asked_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("core.cli.flags.section_docs", lambda: pytest.fail("texts were computed"))
+        monkeypatch.setattr(
+            "core.cli.flags.section_docs", lambda: pytest.fail("texts were computed")
+        )
         assert parse("--port", "1").options["port"] == 1
 
 
@@ -275,20 +310,26 @@ def test_building_and_parsing_flags_is_fast() -> None:
         ("-ac", "--attention-config", '{"backend": "X"}'),
     ],
 )
-def test_short_spellings_of_planned_options_are_refused_by_their_names(short: str, long: str, value: str) -> None:
+def test_short_spellings_of_planned_options_are_refused_by_their_names(
+    short: str, long: str, value: str
+) -> None:
     with pytest.raises(ConfigError, match=rf"^{long}: .* not part of this version"):
         parse(short, value)
 
 
 @pytest.mark.parametrize(("short", "long"), [("-dph", "hybrid"), ("-dpe", "external")])
-def test_short_switches_of_planned_options_are_refused_by_their_names(short: str, long: str) -> None:
+def test_short_switches_of_planned_options_are_refused_by_their_names(
+    short: str, long: str
+) -> None:
     with pytest.raises(ConfigError, match=rf"^--data-parallel-{long}-lb: "):
         parse(short)
 
 
 def test_renamed_flag_works_and_its_new_name_is_said(caplog: pytest.LogCaptureFixture) -> None:
     assert parse("--disable-log-requests").observability.enable_log_requests is False
-    assert "[DEPRECATED] --disable-log-requests is now called --no-enable-log-requests" in caplog.text
+    assert (
+        "[DEPRECATED] --disable-log-requests is now called --no-enable-log-requests" in caplog.text
+    )
 
 
 @pytest.mark.parametrize(

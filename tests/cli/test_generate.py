@@ -11,13 +11,22 @@ import pytest
 
 from core.cli.main import main
 
-SMALL = ["scripted:", "--max-model-len", "256", "--kv-cache-memory-bytes", "1M", "--log-level", "error"]
+SMALL = [
+    "scripted:",
+    "--max-model-len",
+    "256",
+    "--kv-cache-memory-bytes",
+    "1M",
+    "--log-level",
+    "error",
+]
 
 
 @pytest.fixture(autouse=True)
 def quiet_root_logger() -> Iterator[None]:
     root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
+    handlers = list(root.handlers)
+    level = root.level
     yield
     root.handlers[:] = handlers
     root.setLevel(level)
@@ -31,7 +40,9 @@ def test_text_is_streamed_and_ends_with_a_newline(capsys: pytest.CaptureFixture[
 def test_sampling_flags_reach_the_request(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", *SMALL, "--prompt", "abcdef", "--max-tokens", "3"]) == 0
     assert capsys.readouterr().out == "abc\n"
-    assert main(["generate", *SMALL, "--prompt", "abcdef", "--stop", "d", "--max-tokens", "50"]) == 0
+    assert (
+        main(["generate", *SMALL, "--prompt", "abcdef", "--stop", "d", "--max-tokens", "50"]) == 0
+    )
     assert capsys.readouterr().out == "abc\n"
 
 
@@ -44,7 +55,22 @@ def test_prompt_may_come_from_standard_input(
 
 
 def test_several_prompts_as_json_lines_in_order(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["generate", *SMALL, "--prompt", "one", "--prompt", "two", "--json", "--max-tokens", "50"]) == 0
+    assert (
+        main(
+            [
+                "generate",
+                *SMALL,
+                "--prompt",
+                "one",
+                "--prompt",
+                "two",
+                "--json",
+                "--max-tokens",
+                "50",
+            ]
+        )
+        == 0
+    )
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(line["prompt"], line["text"], line["finish_reason"]) for line in lines] == [
         ("one", "one", "stop"),
@@ -61,7 +87,11 @@ def test_failed_request_is_status_1(capsys: pytest.CaptureFixture[str]) -> None:
     ("argv", "status", "message"),
     [
         (["--prompt", "a", "--temperature", "-1"], 1, "temperature: must be at least 0, not -1.0."),
-        (["--prompt", "a", "--max-tokens", "x"], 2, "argument --max-tokens: invalid int value: 'x'"),
+        (
+            ["--prompt", "a", "--max-tokens", "x"],
+            2,
+            "argument --max-tokens: invalid int value: 'x'",
+        ),
         (["--prompt", "a", "--max-model-len", "1.5K"], 2, "Did you mean to use 1.5k instead?"),
     ],
 )

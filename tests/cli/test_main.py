@@ -65,7 +65,8 @@ def clean_surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Itera
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
     root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
+    handlers = list(root.handlers)
+    level = root.level
     yield
     logging.captureWarnings(False)
     root.handlers[:] = handlers
@@ -82,22 +83,33 @@ def loud(tmp_path: Path) -> str:
 
 def origins(capsys: pytest.CaptureFixture[str]) -> dict[str, tuple[object, str]]:
     printed = json.loads(capsys.readouterr().out)
-    return {name: (entry["value"], entry["origin"]) for group in printed.values() for name, entry in group.items()}
+    return {
+        name: (entry["value"], entry["origin"])
+        for group in printed.values()
+        for name, entry in group.items()
+    }
 
 
-@pytest.mark.parametrize("argv", [["--version"], ["--help"], ["plugins", "list"], ["config"], ["serve", "--help"]])
+@pytest.mark.parametrize(
+    "argv", [["--version"], ["--help"], ["plugins", "list"], ["config"], ["serve", "--help"]]
+)
 def test_quick_command_imports_no_torch(argv: list[str]) -> None:
     program = (
         "import sys; from core.cli.main import main; status = main(sys.argv[1:]);"
-        "sys.exit(status or [m for m in ('torch', 'transformers', 'fastapi', 'numpy') if m in sys.modules] or 0)"
+        "sys.exit(status or [m for m in ('torch', 'transformers', 'fastapi', 'numpy') if m in "
+        "sys.modules] or 0)"
     )
-    done = subprocess.run([sys.executable, "-c", program, *argv], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program, *argv], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout
 
 
 class TestCommands:
-    def test_plugin_command_runs_with_its_option(self, loud: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_plugin_command_runs_with_its_option(
+        self, loud: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         assert main([loud, "shout", "--volume", "4"]) == 3
         assert capsys.readouterr().out == "!!!!\n"
 
@@ -108,7 +120,9 @@ class TestCommands:
         assert capsys.readouterr().out == "quietly model\n"
         assert main([loud, "whisper", "--volume", "4"]) == 2
 
-    @pytest.mark.parametrize("places", [("--log-format=json", "whisper"), ("whisper", "--log-format", "json")])
+    @pytest.mark.parametrize(
+        "places", [("--log-format=json", "whisper"), ("whisper", "--log-format", "json")]
+    )
     def test_every_command_takes_the_flags_of_logging(
         self, loud: str, places: tuple[str, ...], capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -120,11 +134,15 @@ class TestCommands:
         assert main(["confg"]) == 2
         assert "unknown command 'confg'; did you mean 'config'?" in capsys.readouterr().err
 
-    def test_help_of_an_unknown_command_is_an_error(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_help_of_an_unknown_command_is_an_error(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         assert main(["transcribe", "--help"]) == 2
         assert "unknown command 'transcribe'; available: bench" in capsys.readouterr().err
 
-    def test_overview_lists_own_and_plugins_commands(self, loud: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_overview_lists_own_and_plugins_commands(
+        self, loud: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         assert main([loud, "--help"]) == 0
         printed = capsys.readouterr().out
         for name in ("config", "generate", "plugins", "serve", "shout"):
@@ -132,13 +150,17 @@ class TestCommands:
 
 
 class TestErrors:
-    def test_wrong_setting_is_one_block_and_status_2(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_wrong_setting_is_one_block_and_status_2(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         assert main(["config", "--max-num-seqs", "0"]) == 2
         captured = capsys.readouterr()
         assert captured.err == "engine: error: --max-num-seqs 0 is too small; use at least 1.\n"
         assert captured.out == ""
 
-    def test_other_error_is_one_block_and_status_1(self, loud: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_other_error_is_one_block_and_status_1(
+        self, loud: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         assert main([loud, "shout", "--fail", "model"]) == 1
         error = capsys.readouterr().err
         assert error.endswith("\nengine: error: the model is gone: bring it back.\n")
@@ -148,11 +170,15 @@ class TestErrors:
         assert main([loud, "--debug", "shout", "--fail", "model"]) == 1
         assert "Traceback" in capsys.readouterr().err
 
-    def test_interrupt_is_130_without_traceback(self, loud: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_interrupt_is_130_without_traceback(
+        self, loud: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         assert main([loud, "shout", "--fail", "interrupt"]) == 130
         assert "Traceback" not in capsys.readouterr().err
 
-    def test_plugin_that_raises_anything_else_is_blamed(self, loud: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_plugin_that_raises_anything_else_is_blamed(
+        self, loud: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         assert main([loud, "shout", "--fail", "badly"]) == 1
         error = capsys.readouterr().err
         assert "plugin 'loud'" in error
@@ -161,7 +187,17 @@ class TestErrors:
         assert "Traceback" not in error
 
     def test_reader_that_leaves_is_no_error(self, loud: str) -> None:
-        command = [sys.executable, "-m", "core.cli.main", loud, "shout", "--log-level", "error", "--volume", "1000000"]
+        command = [
+            sys.executable,
+            "-m",
+            "core.cli.main",
+            loud,
+            "shout",
+            "--log-level",
+            "error",
+            "--volume",
+            "1000000",
+        ]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             assert process.stdout is not None
             assert process.stderr is not None
@@ -186,7 +222,9 @@ class TestBrokenPlugin:
         (tmp_path / "broken.py").write_text("raise RuntimeError('no luck today')\n")
         return "--plugins=./broken.py"
 
-    def test_stops_the_command_and_is_named(self, broken: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_stops_the_command_and_is_named(
+        self, broken: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         assert main([broken, "config"]) == 1
         error = capsys.readouterr().err
         assert "broken" in error
@@ -207,7 +245,9 @@ class TestConfigCommand:
     def test_flag_beats_environment_beats_file_beats_default(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        Path("c.toml").write_text('seed = 1\nblock_size = 8\nlog_level = "error"\n[server_http]\nport = 1\n')
+        Path("c.toml").write_text(
+            'seed = 1\nblock_size = 8\nlog_level = "error"\n[server_http]\nport = 1\n'
+        )
         monkeypatch.setenv("ENGINE_LOG_LEVEL", "warning")
         assert main(["config", "--config", "c.toml", "a-model", "--block-size", "4", "--json"]) == 0
         found = origins(capsys)
@@ -226,13 +266,25 @@ class TestConfigCommand:
         assert main(["config", "--json"]) == 0
         assert origins(capsys)["seed"] == (5, "file c.yaml, line 1")
 
-    def test_file_may_select_plugins_and_set_their_options(self, loud: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_file_may_select_plugins_and_set_their_options(
+        self, loud: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         Path("c.toml").write_text('volume = 2\n[plugins]\nplugins = ["./loud.py"]\n')
         assert main(["--config", "c.toml", "shout"]) == 3
         assert capsys.readouterr().out == "!!\n"
 
-    def test_toml_output_is_a_file_that_gives_the_same(self, loud: str, capsys: pytest.CaptureFixture[str]) -> None:
-        flags = ["--hf-overrides.a.b", "[1, 2.5]", "--served-model-name", 'with "quotes"', "é", "--volume", "7"]
+    def test_toml_output_is_a_file_that_gives_the_same(
+        self, loud: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        flags = [
+            "--hf-overrides.a.b",
+            "[1, 2.5]",
+            "--served-model-name",
+            'with "quotes"',
+            "é",
+            "--volume",
+            "7",
+        ]
         assert main([loud, "config", "a-model", *flags, "--toml"]) == 0
         Path("copy.toml").write_text(capsys.readouterr().out)
         assert main(["--config", "copy.toml", "config", "--json"]) == 0
@@ -240,7 +292,9 @@ class TestConfigCommand:
         assert main([loud, "config", "a-model", *flags, "--json"]) == 0
         assert copied == {name: value for name, (value, _) in origins(capsys).items()}
 
-    def test_secrets_are_not_printed(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_secrets_are_not_printed(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         monkeypatch.setenv("ENGINE_API_KEY", "open-sesame")
         for form in ([], ["--json"], ["--toml"]):
             assert main(["config", "--hf-token", "hf_secret", *form]) == 0
@@ -263,7 +317,8 @@ class TestConfigCommand:
     def test_planned_flag_is_refused(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["config", "--enable-expert-parallel"]) == 2
         assert capsys.readouterr().err == (
-            "engine: error: --enable-expert-parallel: Expert parallelism and micro-batches: not part of this version. "
+            "engine: error: --enable-expert-parallel: Expert parallelism and micro-batches: not "
+            "part of this version. "
             "Leave it out.\n"
         )
 
@@ -273,14 +328,20 @@ def test_planned_options_give_way_to_none_that_exist() -> None:
     from builtin_plugins.options.planned import PLANNED
     from core.plugin import load_plan, make_plan
 
-    given = {option.name for plugin, option in load_plan(make_plan()).options() if not option.refuse}
+    given = {
+        option.name for plugin, option in load_plan(make_plan()).options() if not option.refuse
+    }
     assert given.isdisjoint(name for options in PLANNED.values() for name in options)
 
 
-def test_command_that_examines_plugins_runs_when_some_are_broken(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_that_examines_plugins_runs_when_some_are_broken(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     Path("shaky.py").write_text("import no_such_module\n")
     assert main(["--plugins", "./shaky.py", "doctor", "--json"]) == 1
-    failed = [f["text"] for f in json.loads(capsys.readouterr().out)["findings"] if f["status"] == "fail"]
+    failed = [
+        f["text"] for f in json.loads(capsys.readouterr().out)["findings"] if f["status"] == "fail"
+    ]
     assert any("shaky" in text and "no_such_module" in text for text in failed)
     assert main(["--plugins", "./shaky.py", "config"]) == 1
     assert "shaky" in capsys.readouterr().err

@@ -10,7 +10,20 @@ from core.errors import ConfigError
 
 def test_flags_before_and_after_the_command_are_collected() -> None:
     found = read_startup(
-        ["--plugins", "a", "--config=c.toml", "serve", "m", "--plugins", "b", "c", "--plugins_lock", "l", "--port", "1"]
+        [
+            "--plugins",
+            "a",
+            "--config=c.toml",
+            "serve",
+            "m",
+            "--plugins",
+            "b",
+            "c",
+            "--plugins_lock",
+            "l",
+            "--port",
+            "1",
+        ]
     )
     assert found.command == "serve"
     assert found.given == {"plugins": ["a", "b", "c"], "config": ["c.toml"], "plugins_lock": ["l"]}
@@ -39,8 +52,14 @@ def test_help_and_version_before_the_command() -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--plugin", "a", "serve"], "unknown flag --plugin before the command; did you mean '--plugins'?"),
-        (["--port", "1", "serve"], "unknown flag --port before the command; other flags come after it."),
+        (
+            ["--plugin", "a", "serve"],
+            "unknown flag --plugin before the command; did you mean '--plugins'?",
+        ),
+        (
+            ["--port", "1", "serve"],
+            "unknown flag --port before the command; other flags come after it.",
+        ),
         (["serve", "--config"], "--config needs a value."),
         (["serve", "--plugins", "--port"], "--plugins needs a value."),
     ],

@@ -1,4 +1,6 @@
-"""Which client serves: a process of its own, a thread where that is wished for or all there is, and what is said without sockets."""
+"""Which client serves: a process of its own, a thread where that is wished for or all there is, and
+what is said without sockets.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,11 @@ SMALL = {"max_model_len": 64, "num_gpu_blocks_override": 32, "log_level": "error
 )
 def test_the_best_client_that_is_wished_for_serves(settings: dict[str, Any], client: type) -> None:
     async def last(engine: AsyncLLM) -> str:
-        return [o async for o in engine.generate("works", SamplingParams(max_tokens=20), "r")][-1].outputs[0].text
+        return (
+            [o async for o in engine.generate("works", SamplingParams(max_tokens=20), "r")][-1]
+            .outputs[0]
+            .text
+        )
 
     engine = AsyncLLM("scripted:", **SMALL, **settings)
     try:
@@ -59,7 +65,9 @@ print("serves")
 
 
 def test_without_sockets_it_says_what_to_install_or_leave_out() -> None:
-    done = subprocess.run([sys.executable, "-c", WITHOUT_SOCKETS], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_SOCKETS], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     said, serves = done.stdout.splitlines()
     assert "needs zmq, which is not installed: `pip install pyzmq`" in said

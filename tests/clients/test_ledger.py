@@ -1,4 +1,6 @@
-"""The ledger: whatever dies when, clients get every token once, the guilty are found and nobody else is."""
+"""The ledger: whatever dies when, clients get every token once, the guilty are found and nobody
+else is.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ SAMPLING = SamplingParams(max_tokens=8, prompt_logprobs=0)
 
 
 def request(name: str) -> EngineRequest:
-    return EngineRequest(request_id=name, prompt_token_ids=[1, 2, 3], sampling=SAMPLING, seed=0, max_tokens=8)
+    return EngineRequest(
+        request_id=name, prompt_token_ids=[1, 2, 3], sampling=SAMPLING, seed=0, max_tokens=8
+    )
 
 
 def token(name: str, position: int) -> int:
@@ -52,7 +56,8 @@ class Clients:
 
     def live(self, draw: random.Random, steps: int) -> bool:
         """One life: suspects are tried alone, then all run. Say whether a request has killed it."""
-        trials, rest = list(self.first), list(self.waiting)
+        trials = list(self.first)
+        rest = list(self.waiting)
         tried: list[str] | None = []
         running: dict[str, EngineRequest] = {}
         given: set[str] = set()
@@ -60,7 +65,8 @@ class Clients:
             if trials:
                 running = self.resumed([trials[0]], given)
             elif tried is not None:
-                running, tried = self.resumed(tried + rest, given), None
+                running = self.resumed(tried + rest, given)
+                tried = None
             running = {name: r for name, r in running.items() if name in self.ledger}
             if running:
                 step = draw.sample(sorted(running), draw.randrange(1, len(running) + 1))
@@ -126,9 +132,17 @@ def test_every_token_arrives_once_and_only_the_guilty_are_failed(
         assert clients.prompt[name] == (2 if length else 0)
 
 
-@given(st.integers(1, 6), st.sampled_from([Death.KILLED, Death.UNCLEAR]), st.randoms(use_true_random=False))
-def test_kills_from_outside_cost_nobody_anything(count: int, death: Death, draw: random.Random) -> None:
-    """As long as each life brings everybody further; a kill inside a trial is a strike, the next token wipes it out."""
+@given(
+    st.integers(1, 6),
+    st.sampled_from([Death.KILLED, Death.UNCLEAR]),
+    st.randoms(use_true_random=False),
+)
+def test_kills_from_outside_cost_nobody_anything(
+    count: int, death: Death, draw: random.Random
+) -> None:
+    """As long as each life brings everybody further; a kill inside a trial is a strike, the next
+    token wipes it out.
+    """
     names = [f"r{i}" for i in range(count)]
     clients = Clients(names, {})
     clients.waiting = names
@@ -137,10 +151,14 @@ def test_kills_from_outside_cost_nobody_anything(count: int, death: Death, draw:
         if len(clients.ledger):
             clients.die(death)
     assert set(clients.ended.values()) == {"length"}
-    assert all(clients.tokens[name] == [token(name, position) for position in range(8)] for name in names)
+    assert all(
+        clients.tokens[name] == [token(name, position) for position in range(8)] for name in names
+    )
 
 
-def test_after_a_kill_from_outside_all_go_on_together_and_after_a_second_in_one_place_alone() -> None:
+def test_after_a_kill_from_outside_all_go_on_together_and_after_a_second_in_one_place_alone() -> (
+    None
+):
     ledger = Ledger()
     ledger.open([request("a"), request("b")])
     ledger.start(["a", "b"])
@@ -160,7 +178,9 @@ def test_who_has_left_is_owed_nothing() -> None:
     assert not ledger.close("a")
     assert not ledger.take(StepNews(["a"], [1]))
     assert [delta.token_ids for delta in ledger.take(StepNews(["a", "b"], [1, 2]))] == [[2]]
-    assert [delta.token_ids for delta in ledger.take(StepNews(["a", "b"], [1, 3, 4], counts=[1, 2]))] == [[3, 4]]
+    assert [
+        delta.token_ids for delta in ledger.take(StepNews(["a", "b"], [1, 3, 4], counts=[1, 2]))
+    ] == [[3, 4]]
     assert ledger.resumption("a") is None
     assert [*ledger.resumption("b").output_token_ids] == [2, 3, 4]  # type: ignore[union-attr]
     assert ledger.close("b")

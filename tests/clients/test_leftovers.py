@@ -1,4 +1,6 @@
-"""Folders of processes that were killed in their start: removed by the next start, and nobody else's."""
+"""Folders of processes that were killed in their start: removed by the next start, and nobody
+else's.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def dead_pid() -> int:
     return process.pid
 
 
-def test_the_folder_of_a_killed_start_is_removed_and_that_of_a_living_one_stays(tmp_path: Path) -> None:
+def test_the_folder_of_a_killed_start_is_removed_and_that_of_a_living_one_stays(
+    tmp_path: Path,
+) -> None:
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     subprocess.run([sys.executable, "-c", KILLED], env=environment, check=False)
     (left,) = tmp_path.iterdir()

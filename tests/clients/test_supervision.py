@@ -1,4 +1,6 @@
-"""An engine that is killed, frozen or poisoned in its process: streams go on, the guilty are named, nothing is left."""
+"""An engine that is killed, frozen or poisoned in its process: streams go on, the guilty are named,
+nothing is left.
+"""
 
 from __future__ import annotations
 
@@ -85,8 +87,15 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @contextmanager
 def running(model: str, **settings: Any) -> Iterator[AsyncLLM]:
-    defaults = {"dtype": "float32", "max_model_len": 512, "kv_cache_memory_bytes": 1 << 25, "num_threads": 1}
-    engine = AsyncLLM(model, **{"structured_outputs_config": {"warm_up": False}, **defaults, **settings})
+    defaults = {
+        "dtype": "float32",
+        "max_model_len": 512,
+        "kv_cache_memory_bytes": 1 << 25,
+        "num_threads": 1,
+    }
+    engine = AsyncLLM(
+        model, **{"structured_outputs_config": {"warm_up": False}, **defaults, **settings}
+    )
     try:
         yield engine
     finally:
@@ -135,7 +144,9 @@ async def until(condition: Callable[[], bool], most_s: float = PATIENCE_S) -> fl
 
 
 @asynccontextmanager
-async def killer(engine: AsyncLLM, kills: int, draw: random.Random, pause_s: float) -> AsyncIterator[None]:
+async def killer(
+    engine: AsyncLLM, kills: int, draw: random.Random, pause_s: float
+) -> AsyncIterator[None]:
     """Kill the engine's process at random moments, also while it starts again."""
 
     async def kill() -> None:
@@ -159,7 +170,9 @@ async def streams(engine: AsyncLLM, rounds: int = 1) -> list[dict[str, Any]]:
     async def client(i: int) -> list[dict[str, Any]]:
         return [await collect(engine, i) for _ in range(rounds)]
 
-    return [result for results in await asyncio.gather(*map(client, range(16))) for result in results]
+    return [
+        result for results in await asyncio.gather(*map(client, range(16))) for result in results
+    ]
 
 
 @pytest.mark.parametrize(
@@ -205,14 +218,18 @@ def test_who_kills_the_engine_is_failed_by_name_and_the_others_complete(
     async def main(engine: AsyncLLM) -> None:
         expected = await asyncio.gather(*(collect(engine, i) for i in range(1, 6)))
         *others, last = await asyncio.wait_for(
-            asyncio.gather(*(collect(engine, i) for i in range(1, 6)), poisonous(engine)), PATIENCE_S
+            asyncio.gather(*(collect(engine, i) for i in range(1, 6)), poisonous(engine)),
+            PATIENCE_S,
         )
         assert last.outputs[0].finish_reason == "error"
         assert "guilty" in (last.error or "")
-        # On a busy machine word of an end may be lost with the process, which then looks like a kill, and anybody's.
+        # On a busy machine word of an end may be lost with the process, which then looks like a
+        # kill, and anybody's.
         assert re.search(rf"died {'[23]' if way == 'exit' else '5'} times", last.error or "")
         assert others == expected
-        assert engine._client.status().restarts <= (3 if way == "exit" else 9)  # a SIGKILL may be anybody's
+        assert engine._client.status().restarts <= (
+            3 if way == "exit" else 9
+        )  # a SIGKILL may be anybody's
         assert (await collect(engine, 1)) == expected[0]
 
     with running(llama, plugins=[str(plugin)]) as engine:
@@ -250,7 +267,11 @@ def test_requests_wait_for_an_engine_that_restarts_and_may_leave_meanwhile(llama
         leaving.cancel()
         assert await asyncio.wait_for(waiting, PATIENCE_S) == expected
         assert await engine.reset_prefix_cache()
-        assert (len(engine._client._ledger), engine._client._calls, len(engine._outputs)) == (0, {}, 0)
+        assert (len(engine._client._ledger), engine._client._calls, len(engine._outputs)) == (
+            0,
+            {},
+            0,
+        )
 
     with running(llama) as engine:
         asyncio.run(main(engine))
@@ -270,7 +291,13 @@ def test_a_death_at_each_stage_of_the_start_is_one_block_that_names_it(
 ) -> None:
     plugin = tmp_path / "dies.py"
     state = "import sys\n\nCHILD = sys.argv[0].endswith('child.py')"
-    fields = {"state": state, "condition": condition, "hook": hook, "arguments": arguments, "result": result}
+    fields = {
+        "state": state,
+        "condition": condition,
+        "hook": hook,
+        "arguments": arguments,
+        "result": result,
+    }
     plugin.write_text(KILLS_ITSELF.format(**fields))
     with pytest.raises(EngineDead) as caught:
         AsyncLLM("scripted:", plugins=[str(plugin)], max_model_len=64, num_gpu_blocks_override=32)
@@ -308,13 +335,19 @@ def test_an_engine_that_never_stays_up_is_given_up(llama: str, tmp_path: Path) -
         asyncio.run(main(engine))
 
 
-def test_deaths_with_quiet_times_between_are_no_row(llama: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deaths_with_quiet_times_between_are_no_row(
+    llama: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("builtin_plugins.clients.process.supervised.STEADY_S", 0.0)
 
     async def main(engine: AsyncLLM) -> None:
         for kills in (1, 2):
             os.kill(engine._client._child.pid, signal.SIGKILL)
-            await until(lambda kills=kills: engine._client.status().restarts == kills and engine.state() == "ready")
+            await until(
+                lambda kills=kills: (
+                    engine._client.status().restarts == kills and engine.state() == "ready"
+                )
+            )
 
     with running(llama, max_restarts=1) as engine:
         asyncio.run(main(engine))
@@ -331,7 +364,9 @@ time.sleep(3600)
 
 def test_nothing_outlives_the_process_that_serves(tmp_path: Path) -> None:
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    process = subprocess.Popen([sys.executable, "-c", ORPHANS], stdout=subprocess.PIPE, env=environment)
+    process = subprocess.Popen(
+        [sys.executable, "-c", ORPHANS], stdout=subprocess.PIPE, env=environment
+    )
     assert process.stdout is not None
     child = int(process.stdout.readline())
     process.kill()
@@ -353,7 +388,9 @@ def is_alive(pid: int) -> bool:
 def test_a_request_that_takes_too_long_is_ended(llama: str) -> None:
     async def main(engine: AsyncLLM) -> None:
         with pytest.raises(EngineError, match="--request-timeout"):
-            async for _ in engine.generate([5], SamplingParams(max_tokens=500, ignore_eos=True), "long"):
+            async for _ in engine.generate(
+                [5], SamplingParams(max_tokens=500, ignore_eos=True), "long"
+            ):
                 pass
         await until(lambda: engine.health()["running"] == 0)
         assert len(engine._outputs) == 0

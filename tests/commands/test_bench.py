@@ -1,4 +1,6 @@
-"""`engine bench`: what runs an engine of its own, end to end, on the scripted model and without any."""
+"""`engine bench`: what runs an engine of its own, end to end, on the scripted model and without
+any.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def measure(tmp_path: Path, *argv: str) -> dict[str, Any]:
 def test_help_lists_what_can_be_measured(capsys: Printed) -> None:
     assert main(["bench", "--help"]) == 0
     printed = capsys.readouterr().out
-    assert all(f"  {name} " in printed for name in ("throughput", "latency", "serve", "startup", "step"))
+    assert all(
+        f"  {name} " in printed for name in ("throughput", "latency", "serve", "startup", "step")
+    )
 
 
 def test_throughput_tells_how_many_tokens_steps_with_guesses_bring(capsys: Printed) -> None:
@@ -68,22 +72,39 @@ def test_every_benchmark_has_help_with_its_own_flags(name: str, capsys: Printed)
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([], "engine bench: a subcommand is missing; there are: throughput, latency, serve, startup, step, sweep"),
+        (
+            [],
+            "engine bench: a subcommand is missing; there are: throughput, latency, serve, "
+            "startup, step, sweep",
+        ),
         (
             ["latncy"],
-            "unknown subcommand 'latncy'; there are: throughput, latency, serve, startup, step, sweep; did you mean",
+            "unknown subcommand 'latncy'; there are: throughput, latency, serve, startup, step, "
+            "sweep; did you mean",
         ),
-        (["latency", *SCRIPTED, "--batch-size", "0"], "--batch-size 0 is too small; use at least 1."),
+        (
+            ["latency", *SCRIPTED, "--batch-size", "0"],
+            "--batch-size 0 is too small; use at least 1.",
+        ),
         (["latency", *SCRIPTED, "--output-json", "nowhere/file.json"], "the folder does not exist"),
         (["latency", *SCRIPTED, "--plot", "picture.gif"], "use .png, .svg, .pdf."),
         (["latency", *SCRIPTED, "--input-len", "300"], "more than the context of 256"),
-        (["throughput", *SCRIPTED, "--dataset-name", "custom"], "needs its file: give --dataset-path."),
-        (["throughput", *SCRIPTED, "--dataset-path", "x"], "--dataset-path goes with --dataset-name custom,"),
+        (
+            ["throughput", *SCRIPTED, "--dataset-name", "custom"],
+            "needs its file: give --dataset-path.",
+        ),
+        (
+            ["throughput", *SCRIPTED, "--dataset-path", "x"],
+            "--dataset-path goes with --dataset-name custom,",
+        ),
         (["throughput", *SCRIPTED, "--random-range-ratio", "1"], "use 0 to less than 1."),
         (["throughput", *SCRIPTED, "--output-len", "-1"], "--output-len -1 asks for nothing"),
         (["throughput", *SCRIPTED, "--hf-output-len", "0"], "--hf-output-len 0 asks for nothing"),
         (["startup", *SCRIPTED, "--num-iters-warm", "0", "--num-iters-cold", "0"], "are both 0"),
-        (["startup", *SCRIPTED, "--num-iters-warm", "0"], "only the files of a model in a local folder"),
+        (
+            ["startup", *SCRIPTED, "--num-iters-warm", "0"],
+            "only the files of a model in a local folder",
+        ),
         (["step", "--running", "0"], "--running 0 is too small"),
         (["step", "--arrivals", "0.9"], "use 0 to 0.5"),
     ],
@@ -93,19 +114,29 @@ def test_what_cannot_be_measured_is_said(argv: list[str], message: str, capsys: 
     assert message in capsys.readouterr().err
 
 
-def test_plot_without_matplotlib_names_the_install(monkeypatch: pytest.MonkeyPatch, capsys: Printed) -> None:
+def test_plot_without_matplotlib_names_the_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: Printed
+) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *package: (name != "matplotlib" and find(name, *package)) or None
+        importlib.util,
+        "find_spec",
+        lambda name, *package: (name != "matplotlib" and find(name, *package)) or None,
     )
     assert main(["bench", "latency", *SCRIPTED, "--plot", "picture.png"]) == 2
     assert "`pip install core[bench]`" in capsys.readouterr().err
 
 
 def test_throughput_counts_every_token(tmp_path: Path, capsys: Printed) -> None:
-    flags = words("--num-prompts 6 --input-len 10 --output-len 4 --num-iters 3 --random-prefix-len 2")
+    flags = words(
+        "--num-prompts 6 --input-len 10 --output-len 4 --num-iters 3 --random-prefix-len 2"
+    )
     result = measure(tmp_path, "throughput", *SCRIPTED, *flags)
-    assert (result["num_requests"], result["total_input_tokens"], result["total_output_tokens"]) == (6, 72, 24)
+    assert (
+        result["num_requests"],
+        result["total_input_tokens"],
+        result["total_output_tokens"],
+    ) == (6, 72, 24)
     assert result["total_num_tokens"] == 96
     assert len(result["elapsed_times"]) == 3
     assert result["tokens_per_second"] == pytest.approx(96 / result["elapsed_time"])
@@ -114,14 +145,30 @@ def test_throughput_counts_every_token(tmp_path: Path, capsys: Printed) -> None:
 
 
 def test_throughput_of_several_sequences_counts_all_of_them(tmp_path: Path) -> None:
-    result = measure(tmp_path, "throughput", *SCRIPTED, *words("--num-prompts 2 --input-len 5 --output-len 3 --n 2"))
+    result = measure(
+        tmp_path,
+        "throughput",
+        *SCRIPTED,
+        *words("--num-prompts 2 --input-len 5 --output-len 3 --n 2"),
+    )
     assert result["total_output_tokens"] == 12
 
 
 def test_throughput_of_a_file(tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
-    file.write_text('{"prompt": "one two", "output_tokens": 3}\n{"prompt": "three", "output_tokens": 5}\n')
-    flags = ["--dataset-name", "custom", "--dataset-path", str(file), "--num-prompts", "4", "--output-len", "-1"]
+    file.write_text(
+        '{"prompt": "one two", "output_tokens": 3}\n{"prompt": "three", "output_tokens": 5}\n'
+    )
+    flags = [
+        "--dataset-name",
+        "custom",
+        "--dataset-path",
+        str(file),
+        "--num-prompts",
+        "4",
+        "--output-len",
+        "-1",
+    ]
     result = measure(tmp_path, "throughput", *SCRIPTED, *flags)
     assert (result["total_input_tokens"], result["total_output_tokens"]) == (24, 16)
 
@@ -146,7 +193,10 @@ def test_latency_has_a_value_for_every_batch(tmp_path: Path, capsys: Printed) ->
 
 def test_latency_of_a_checkpoint(tmp_path: Path) -> None:
     model = make_checkpoint("LlamaForCausalLM", tmp_path / "model")
-    flags = words("--input-len 4 --output-len 3 --batch-size 2 --num-iters 1 --num-iters-warmup 0 --dtype float32")
+    flags = words(
+        "--input-len 4 --output-len 3 --batch-size 2 --num-iters 1 --num-iters-warmup 0 --dtype "
+        "float32"
+    )
     assert len(measure(tmp_path, "latency", str(model), *SMALL, *flags)["latencies"]) == 1
 
 
@@ -163,7 +213,15 @@ def test_start_up_is_measured_in_stages_cold_and_warm(tmp_path: Path, capsys: Pr
 
 
 def test_a_start_that_fails_says_what_the_process_said(capsys: Printed) -> None:
-    argv = ["bench", "startup", *SCRIPTED, "--num-iters-warm", "1", "--attention-backend", "nonsense"]
+    argv = [
+        "bench",
+        "startup",
+        *SCRIPTED,
+        "--num-iters-warm",
+        "1",
+        "--attention-backend",
+        "nonsense",
+    ]
     assert main(argv) == 1
     message = capsys.readouterr().err
     assert "the started process failed" in message
@@ -172,7 +230,9 @@ def test_a_start_that_fails_says_what_the_process_said(capsys: Printed) -> None:
 
 @pytest.mark.slow  # every figure of the command; that it runs is asked below
 def test_step_needs_no_model(tmp_path: Path, capsys: Printed) -> None:
-    flags = words("--running 1 8 --steps 30 --warmup-steps 5 --rounds 2 --arrivals 0.1 --log-level error")
+    flags = words(
+        "--running 1 8 --steps 30 --warmup-steps 5 --rounds 2 --arrivals 0.1 --log-level error"
+    )
     result = measure(tmp_path, "step", *flags)
     assert [size["num_running"] for size in result["running"]] == [1, 8]
     for size in result["running"]:
@@ -185,7 +245,9 @@ def test_step_needs_no_model(tmp_path: Path, capsys: Printed) -> None:
     assert "a token, 10% arrivals" in printed
 
 
-def test_step_keeps_as_many_running_as_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_keeps_as_many_running_as_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from builtin_plugins.commands.bench.stub import StubExecutor
 
     sampled: list[int] = []
@@ -197,7 +259,9 @@ def test_step_keeps_as_many_running_as_asked(tmp_path: Path, monkeypatch: pytest
         return result
 
     monkeypatch.setattr(StubExecutor, "collect", counted)
-    flags = words("--running 20 --steps 50 --warmup-steps 5 --rounds 1 --arrivals 0.05 --log-level error")
+    flags = words(
+        "--running 20 --steps 50 --warmup-steps 5 --rounds 1 --arrivals 0.05 --log-level error"
+    )
     measure(tmp_path, "step", *flags)
     assert set(sampled) == {20}
 
@@ -206,7 +270,11 @@ def test_step_keeps_as_many_running_as_asked(tmp_path: Path, monkeypatch: pytest
 def test_plots_are_drawn(name: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     small = words("--num-iters 2 --input-len 4 --output-len 2")
-    argv = words("--running 1 2 --steps 9 --rounds 1 --log-level error") if name == "step" else [*SCRIPTED, *small]
+    argv = (
+        words("--running 1 2 --steps 9 --rounds 1 --log-level error")
+        if name == "step"
+        else [*SCRIPTED, *small]
+    )
     picture = tmp_path / "picture.svg"
     assert main(["bench", name, *argv, "--plot", str(picture)]) == 0
     assert "</svg>" in picture.read_text()

@@ -29,13 +29,17 @@ def samples(*argv: str, units: Any = None, seed: int = 0) -> list[Any]:
     parser = argparse.ArgumentParser()
     add_dataset(parser, num_prompts=20)
     return make_samples(
-        parser.parse_args([word for text in argv for word in text.split()]), units or TokenIds(1000), Random(seed)
+        parser.parse_args([word for text in argv for word in text.split()]),
+        units or TokenIds(1000),
+        Random(seed),
     )
 
 
 def test_random_prompts_have_the_lengths_asked_for() -> None:
     made = samples("--input-len 40 --output-len 8 --random-prefix-len 5")
-    assert {(len(sample.prompt), sample.prompt_tokens, sample.output_tokens) for sample in made} == {(45, 45, 8)}
+    assert {
+        (len(sample.prompt), sample.prompt_tokens, sample.output_tokens) for sample in made
+    } == {(45, 45, 8)}
     assert len({tuple(sample.prompt[:5]) for sample in made}) == 1
     assert len({tuple(sample.prompt[5:]) for sample in made}) == 20
 
@@ -67,25 +71,52 @@ def test_a_file_that_is_too_small_is_gone_through_again(tmp_path: Path) -> None:
 
 
 def test_conversations_give_questions_and_lengths_of_answers(tmp_path: Path) -> None:
-    turns = [("one two three four five", "a b c d e f"), ("too short", "a b c d"), ("one two three four", "x " * 3000)]
+    turns = [
+        ("one two three four five", "a b c d e f"),
+        ("too short", "a b c d"),
+        ("one two three four", "x " * 3000),
+    ]
     path = tmp_path / "sharegpt.json"
     path.write_text(json.dumps([{"conversations": [{"value": q}, {"value": a}]} for q, a in turns]))
-    flags = ["--dataset-name", "sharegpt", "--dataset-path", str(path), "--num-prompts", "2", "--output-len", "-1"]
+    flags = [
+        "--dataset-name",
+        "sharegpt",
+        "--dataset-path",
+        str(path),
+        "--num-prompts",
+        "2",
+        "--output-len",
+        "-1",
+    ]
     made = samples(*flags, units=Words())
-    assert [(s.prompt, s.output_tokens, s.prompt_tokens) for s in made] == [("one two three four five", 6, 5)] * 2
+    assert [(s.prompt, s.output_tokens, s.prompt_tokens) for s in made] == [
+        ("one two three four five", 6, 5)
+    ] * 2
 
 
 def test_poem_lines_fill_a_prompt_behind_those_that_all_have(tmp_path: Path) -> None:
     path = tmp_path / "sonnet.txt"
     path.write_text("\n".join(f"line {number} of four" for number in range(50)))
     flags = "--sonnet-input-len 60 --sonnet-prefix-len 16 --sonnet-output-len 7 --num-prompts 9"
-    made = samples("--dataset-name", "sonnet", "--dataset-path", str(path), *flags.split(), units=Words())
+    made = samples(
+        "--dataset-name", "sonnet", "--dataset-path", str(path), *flags.split(), units=Words()
+    )
     lines = [sample.prompt.splitlines()[1:] for sample in made]
-    assert {tuple(each[:4]) for each in lines} == {tuple(f"line {number} of four" for number in range(4))}
+    assert {tuple(each[:4]) for each in lines} == {
+        tuple(f"line {number} of four" for number in range(4))
+    }
     assert len({tuple(each) for each in lines}) == 9
     assert all(60 <= sample.prompt_tokens < 64 and sample.output_tokens == 7 for sample in made)
     with pytest.raises(ConfigError, match="--sonnet-input-len 20 has no room"):
-        samples("--dataset-name", "sonnet", "--dataset-path", str(path), "--sonnet-input-len", "20", units=Words())
+        samples(
+            "--dataset-name",
+            "sonnet",
+            "--dataset-path",
+            str(path),
+            "--sonnet-input-len",
+            "20",
+            units=Words(),
+        )
 
 
 def test_a_trace_gives_lengths_only(tmp_path: Path) -> None:
@@ -93,18 +124,27 @@ def test_a_trace_gives_lengths_only(tmp_path: Path) -> None:
     rows = ["1,GPT-4,12,3", "2,ChatGPT,9,9", "3,GPT-4,7,5", "4,GPT-4,7,0"]
     path.write_text("\n".join(["Timestamp,Model,Request tokens,Response tokens", *rows]) + "\n")
     made = samples("--dataset-name", "burstgpt", "--dataset-path", str(path), "--num-prompts", "2")
-    assert sorted((len(sample.prompt), sample.output_tokens) for sample in made) == [(7, 5), (12, 3)]
+    assert sorted((len(sample.prompt), sample.output_tokens) for sample in made) == [
+        (7, 5),
+        (12, 3),
+    ]
 
 
 def test_questions_of_one_category_are_asked(tmp_path: Path) -> None:
     path = tmp_path / "question.jsonl"
-    path.write_text("".join(json.dumps({"category": c, "turns": [f"{c} one", "two"]}) + "\n" for c in ("qa", "math")))
+    path.write_text(
+        "".join(
+            json.dumps({"category": c, "turns": [f"{c} one", "two"]}) + "\n" for c in ("qa", "math")
+        )
+    )
     flags = ["--spec-bench-category", "math", "--spec-bench-output-len", "9", "--num-prompts", "2"]
     made = samples("--dataset-name", "spec_bench", "--dataset-path", str(path), *flags)
     assert [(sample.prompt, sample.output_tokens) for sample in made] == [("math one", 9)] * 2
 
 
-ROWS = [{"question": f"number {number}?", "answer": "a b c", "other": number} for number in range(4)]
+ROWS = [
+    {"question": f"number {number}?", "answer": "a b c", "other": number} for number in range(4)
+]
 
 
 @pytest.mark.parametrize("kind", ["json", "jsonl", "csv", "parquet"])
@@ -116,10 +156,15 @@ def test_rows_of_any_kind_of_file_are_asked(kind: str, tmp_path: Path) -> None:
         case "jsonl":
             path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
         case "csv":
-            path.write_text("question,answer,other\n" + "".join(",".join(map(str, r.values())) + "\n" for r in ROWS))
+            path.write_text(
+                "question,answer,other\n"
+                + "".join(",".join(map(str, r.values())) + "\n" for r in ROWS)
+            )
         case "parquet":
             pyarrow = pytest.importorskip("pyarrow")
-            pytest.importorskip("pyarrow.parquet").write_table(pyarrow.Table.from_pylist(ROWS), path)
+            pytest.importorskip("pyarrow.parquet").write_table(
+                pyarrow.Table.from_pylist(ROWS), path
+            )
     flags = ["--hf-output-len", "-1", "--num-prompts", "4"]
     made = samples("--dataset-name", "hf", "--dataset-path", str(path), *flags, units=Words())
     assert sorted(sample.prompt for sample in made) == [row["question"] for row in ROWS]
@@ -136,13 +181,21 @@ def test_rows_of_any_kind_of_file_are_asked(kind: str, tmp_path: Path) -> None:
     ],
 )
 def test_a_folder_has_splits_and_subsets(flags: list[str], asked: str, tmp_path: Path) -> None:
-    for name, prompt in (("data/train-00000-of-00001", "train"), ("data/test-0", "test"), ("hard/validation", "hard")):
+    for name, prompt in (
+        ("data/train-00000-of-00001", "train"),
+        ("data/test-0", "test"),
+        ("hard/validation", "hard"),
+    ):
         file = tmp_path / f"{name}.jsonl"
         file.parent.mkdir(exist_ok=True)
-        file.write_text(json.dumps({"prompt": prompt, "note": [{"role": "user", "content": "noted"}]}) + "\n")
+        file.write_text(
+            json.dumps({"prompt": prompt, "note": [{"role": "user", "content": "noted"}]}) + "\n"
+        )
     (tmp_path / ".cache").mkdir()
     (tmp_path / ".cache" / "train.jsonl").write_text("broken")
-    made = samples("--dataset-name", "hf", "--dataset-path", str(tmp_path), "--num-prompts", "1", *flags)
+    made = samples(
+        "--dataset-name", "hf", "--dataset-path", str(tmp_path), "--num-prompts", "1", *flags
+    )
     assert [sample.prompt for sample in made] == [asked]
 
 
@@ -152,13 +205,27 @@ def test_a_folder_has_splits_and_subsets(flags: list[str], asked: str, tmp_path:
         ({}, [], "there are no data files"),
         ({"train.jsonl": "no"}, [], "train.jsonl: cannot be read"),
         ({"train.jsonl": "[1]"}, [], "not an object"),
-        ({"train.jsonl": '{"a": "b"}'}, [], "no text in prompt or .* it has the columns a. Name one with --hf-column"),
-        ({"train.jsonl": '{"prompt": "b"}'}, ["--hf-split", "test"], "no files with 'test' in their names"),
-        ({"train.jsonl": '{"prompt": "b"}'}, ["--hf-subset", "x"], "--hf-subset x: there is no such folder"),
+        (
+            {"train.jsonl": '{"a": "b"}'},
+            [],
+            "no text in prompt or .* it has the columns a. Name one with --hf-column",
+        ),
+        (
+            {"train.jsonl": '{"prompt": "b"}'},
+            ["--hf-split", "test"],
+            "no files with 'test' in their names",
+        ),
+        (
+            {"train.jsonl": '{"prompt": "b"}'},
+            ["--hf-subset", "x"],
+            "--hf-subset x: there is no such folder",
+        ),
         ({"train.jsonl": '{"prompt": "b"}'}, ["--hf-output-len", "-1"], "a row has no answer"),
     ],
 )
-def test_what_is_no_data_set_is_refused(files: dict[str, str], flags: list[str], message: str, tmp_path: Path) -> None:
+def test_what_is_no_data_set_is_refused(
+    files: dict[str, str], flags: list[str], message: str, tmp_path: Path
+) -> None:
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     with pytest.raises(ConfigError, match=message):
@@ -205,7 +272,10 @@ def test_a_tokenizer_that_is_none_is_refused(tmp_path: Path) -> None:
 
 
 def test_tokens_without_any_ask_nobody() -> None:
-    assert Tokens(lambda text: pytest.fail("asked"), lambda ids: "", as_text=True).draw(Random(0), 0) == []
+    assert (
+        Tokens(lambda text: pytest.fail("asked"), lambda ids: "", as_text=True).draw(Random(0), 0)
+        == []
+    )
 
 
 def test_arrivals_have_the_rate_asked_for() -> None:
@@ -215,7 +285,9 @@ def test_arrivals_have_the_rate_asked_for() -> None:
         assert times[0] == 0.0
         assert statistics.fmean(gaps) == pytest.approx(0.02, rel=0.05)
         # A gamma distribution of shape b has a deviation of 1/sqrt(b) means.
-        assert statistics.pstdev(gaps) / statistics.fmean(gaps) == pytest.approx(burstiness**-0.5, rel=0.05)
+        assert statistics.pstdev(gaps) / statistics.fmean(gaps) == pytest.approx(
+            burstiness**-0.5, rel=0.05
+        )
     assert arrival_times(3, float("inf"), 1.0, Random(0)) == [0.0, 0.0, 0.0]
 
 
@@ -231,16 +303,29 @@ def test_percentiles_lie_between_the_nearest_values() -> None:
 
 def outcome(start_s: float, *arrivals_s: float, tokens: int = 0, error: str = "") -> Outcome:
     return Outcome(
-        start_s, [start_s + at for at in arrivals_s], 10, tokens or len(arrivals_s), sent_s=start_s, error=error
+        start_s,
+        [start_s + at for at in arrivals_s],
+        10,
+        tokens or len(arrivals_s),
+        sent_s=start_s,
+        error=error,
     )
 
 
 def test_figures_are_what_the_times_say() -> None:
-    run = Run([outcome(0.0, 0.1, 0.2, 0.4), outcome(0.3, 0.2, 0.3), outcome(0.0, error="refused")], 2.0, 0.5)
+    run = Run(
+        [outcome(0.0, 0.1, 0.2, 0.4), outcome(0.3, 0.2, 0.3), outcome(0.0, error="refused")],
+        2.0,
+        0.5,
+    )
     found = figures(run, ["ttft", "tpot", "itl", "e2el"], [50.0, 99.0], {"ttft": 150.0})
     assert (found["completed"], found["failed"]) == (2, 1)
     assert (found["total_input_tokens"], found["total_output_tokens"]) == (20, 5)
-    assert (found["request_throughput"], found["request_goodput"], found["output_throughput"]) == (1.0, 0.5, 2.5)
+    assert (found["request_throughput"], found["request_goodput"], found["output_throughput"]) == (
+        1.0,
+        0.5,
+        2.5,
+    )
     assert found["total_token_throughput"] == 12.5
     assert (found["max_output_tokens_per_s"], found["max_concurrent_requests"]) == (5, 2)
     assert found["client_cpu_share"] == 0.25
@@ -258,14 +343,21 @@ def test_tokens_that_come_together_count_each() -> None:
 
 def test_figures_of_nothing_are_zero() -> None:
     found = figures(Run([outcome(0.0, error="refused")], 1.0, 0.0), ["ttft"], [99.0], {})
-    assert (found["completed"], found["failed"], found["mean_ttft_ms"], found["p99_ttft_ms"]) == (0, 1, 0.0, 0.0)
+    assert (found["completed"], found["failed"], found["mean_ttft_ms"], found["p99_ttft_ms"]) == (
+        0,
+        1,
+        0.0,
+        0.0,
+    )
     assert found["request_goodput"] is None
 
 
 @given(st.lists(st.binary(min_size=1, max_size=40), max_size=8), st.randoms(use_true_random=False))
 def test_chunks_come_out_whole_however_they_are_cut(bodies: list[bytes], rng: Random) -> None:
     stream = b"".join(b"%x;note\r\n%s\r\n" % (len(body), body) for body in bodies) + b"0\r\n\r\n"
-    chunks, out, at = Dechunker(), b"", 0
+    chunks = Dechunker()
+    out = b""
+    at = 0
     while at < len(stream):
         assert not chunks.ended
         size = rng.randint(1, 9)

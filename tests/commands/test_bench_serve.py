@@ -48,7 +48,9 @@ def url() -> Iterator[str]:
 
 
 @pytest.fixture
-def measure(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+def measure(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., dict[str, Any]]:
     """Run the benchmark against the scripted server and return its JSON."""
     monkeypatch.setenv("ENGINE_API_KEY", "sesame")
 
@@ -61,11 +63,21 @@ def measure(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callab
     return run
 
 
-def test_figures_have_the_names_that_dashboards_know(measure: Callable[..., Any], capsys: Printed) -> None:
-    result = measure(*words("--num-prompts 12 --input-len 20 --output-len 9 --goodput ttft:60000 e2el:60000"))
+def test_figures_have_the_names_that_dashboards_know(
+    measure: Callable[..., Any], capsys: Printed
+) -> None:
+    result = measure(
+        *words("--num-prompts 12 --input-len 20 --output-len 9 --goodput ttft:60000 e2el:60000")
+    )
     assert (result["completed"], result["failed"]) == (12, 0)
     assert (result["total_input_tokens"], result["total_output_tokens"]) == (240, 108)
-    for name in ("request_throughput", "request_goodput", "output_throughput", "total_token_throughput", "duration"):
+    for name in (
+        "request_throughput",
+        "request_goodput",
+        "output_throughput",
+        "total_token_throughput",
+        "duration",
+    ):
         assert result[name] > 0
     for metric in ("ttft", "tpot", "itl", "e2el"):
         for figure in ("mean", "median", "p90", "p99"):
@@ -89,8 +101,18 @@ def test_chat_prompts_have_the_length_asked_for(measure: Callable[..., Any]) -> 
     assert "p99_itl_ms" not in result
 
 
-def test_details_of_every_request_are_saved(measure: Callable[..., Any], tmp_path: Path, capsys: Printed) -> None:
-    flags = ["--num-prompts", "3", "--output-len", "4", "--save-detailed", "--result-dir", str(tmp_path)]
+def test_details_of_every_request_are_saved(
+    measure: Callable[..., Any], tmp_path: Path, capsys: Printed
+) -> None:
+    flags = [
+        "--num-prompts",
+        "3",
+        "--output-len",
+        "4",
+        "--save-detailed",
+        "--result-dir",
+        str(tmp_path),
+    ]
     measure(*flags, "--result-filename", "saved.json", "--metadata", "machine=mine")
     saved = json.loads((tmp_path / "saved.json").read_text())
     assert saved["machine"] == "mine"
@@ -101,7 +123,10 @@ def test_details_of_every_request_are_saved(measure: Callable[..., Any], tmp_pat
 
 
 def test_the_same_seed_sends_the_same_prompts(measure: Callable[..., Any], tmp_path: Path) -> None:
-    flags = words("--num-prompts 2 --input-len 8 --output-len 8 --save-detailed --result-filename a.json --seed 5")
+    flags = words(
+        "--num-prompts 2 --input-len 8 --output-len 8 --save-detailed --result-filename a.json "
+        "--seed 5"
+    )
     texts = [measure(*flags, "--result-dir", str(tmp_path))["generated_texts"] for _ in range(2)]
     assert texts[0] == texts[1]  # the scripted model answers with its prompt
 
@@ -138,7 +163,9 @@ def test_nothing_listens(capsys: Printed) -> None:
         (["--result-dir", "nowhere"], "there is no such folder"),
     ],
 )
-def test_wrong_flags_are_refused_before_anything_is_sent(argv: list[str], message: str, capsys: Printed) -> None:
+def test_wrong_flags_are_refused_before_anything_is_sent(
+    argv: list[str], message: str, capsys: Printed
+) -> None:
     assert main(["bench", "serve", *argv]) == 2
     assert message in capsys.readouterr().err
 
@@ -152,8 +179,11 @@ DONE = "data: [DONE]\n\n"
 @contextmanager
 def server(answer: Callable[[int], bytes]) -> Iterator[str]:
     """A server that answers the n-th request with these bytes and closes the connection."""
-    count, ready, stop = iter(range(1 << 30)), threading.Event(), asyncio.Event()
-    port, loop = 0, asyncio.new_event_loop()
+    count = iter(range(1 << 30))
+    ready = threading.Event()
+    stop = asyncio.Event()
+    port = 0
+    loop = asyncio.new_event_loop()
 
     async def serve() -> None:
         nonlocal port
@@ -188,7 +218,9 @@ def stream(text: str, status: str = "200 OK") -> bytes:
 
 def ask(url: str, tmp_path: Path, *argv: str) -> tuple[int, dict[str, Any]]:
     file = tmp_path / "result.json"
-    flags = words("--model m --num-prompts 4 --num-warmups 0 --max-concurrency 1 --input-len 3 --output-len 3")
+    flags = words(
+        "--model m --num-prompts 4 --num-warmups 0 --max-concurrency 1 --input-len 3 --output-len 3"
+    )
     status = main(["bench", "serve", "--base-url", url, "--output-json", str(file), *flags, *argv])
     return status, json.loads(file.read_text())
 
@@ -198,7 +230,10 @@ def ask(url: str, tmp_path: Path, *argv: str) -> tuple[int, dict[str, Any]]:
     [
         (stream("overloaded", "503 Service Unavailable"), "status 503: overloaded"),
         (stream(EVENT), "the stream ended without its end mark"),
-        (stream('data: {"error": {"message": "broken"}}\n\n'), "in the stream: {'message': 'broken'}"),
+        (
+            stream('data: {"error": {"message": "broken"}}\n\n'),
+            "in the stream: {'message': 'broken'}",
+        ),
         (stream("data: {nonsense\n\n"), "JSON is malformed"),
         (stream(DONE), "no text came"),
         (b"SSH-2.0-hello\r\n\r\n", "not an HTTP answer"),
@@ -248,7 +283,18 @@ def test_a_server_that_comes_up_late_is_waited_for(tmp_path: Path) -> None:
         port = found.getsockname()[1]
     flags = words("--scripted-max-model-len 512 --log-level error --disable-uvicorn-access-log")
     process = subprocess.Popen(
-        [sys.executable, "-P", "-c", COMMAND, "serve", "scripted:", "--port", str(port), *COLD, *flags],
+        [
+            sys.executable,
+            "-P",
+            "-c",
+            COMMAND,
+            "serve",
+            "scripted:",
+            "--port",
+            str(port),
+            *COLD,
+            *flags,
+        ],
         stdout=subprocess.DEVNULL,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
@@ -267,7 +313,9 @@ def test_the_client_takes_more_chunks_than_a_server_sends(tmp_path: Path) -> Non
     body += b"%x\r\n%s\r\n0\r\n\r\n" % (len(DONE), DONE.encode())
     answer = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + body
     with server(lambda n: answer) as url:
-        _, result = ask(url, tmp_path, "--tokenizer", str(_tokenizer(tmp_path)), "--output-len", "3000")
+        _, result = ask(
+            url, tmp_path, "--tokenizer", str(_tokenizer(tmp_path)), "--output-len", "3000"
+        )
     assert result["total_output_tokens"] == 12_000
     # The share is of both, this client and the server in a thread of its process: an upper bound.
     spent_s = result["client_cpu_share"] * result["duration"]

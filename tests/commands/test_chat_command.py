@@ -1,4 +1,6 @@
-"""`engine chat` and `engine complete`, called in this process against a server in another, and on a terminal."""
+"""`engine chat` and `engine complete`, called in this process against a server in another, and on a
+terminal.
+"""
 
 from __future__ import annotations
 
@@ -96,13 +98,16 @@ def test_no_server_is_said_with_what_to_do(talk: Talk) -> None:
     status, _, error = talk("chat", "--url", "http://127.0.0.1:9/v1", "-q", "hi")
     assert status == 1
     assert error == (
-        "engine: error: no server answers at http://127.0.0.1:9/v1: Connection refused. Start one with "
+        "engine: error: no server answers at http://127.0.0.1:9/v1: Connection refused. Start one "
+        "with "
         "`engine serve MODEL`, or say where it is with --url.\n"
     )
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://host/v1", "http://host:port/v1"])
-def test_address_that_cannot_be_one_is_refused(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_address_that_cannot_be_one_is_refused(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["chat", "--url", url, "-q", "hi"]) == 2
     assert f"--url {url!r}" in capsys.readouterr().err
 
@@ -139,11 +144,13 @@ class Odd(BaseHTTPRequestHandler):
 @pytest.fixture
 def odd() -> Iterator[Start]:
     """Start a server that gives this answer to everything; return its address."""
-    Odd.told, Odd.left = [], threading.Event()
+    Odd.told = []
+    Odd.left = threading.Event()
     servers = []
 
     def start(answer: bytes, holds: bool = False) -> str:
-        Odd.answer, Odd.holds = answer, holds
+        Odd.answer = answer
+        Odd.holds = holds
         server = ThreadingHTTPServer(("127.0.0.1", 0), Odd)
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         servers.append(server)
@@ -162,7 +169,10 @@ def event(text: str) -> bytes:
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (event("ha") + b'data: {"error": {"message": "the engine died"}}\n\n', "engine: error: the engine died"),
+        (
+            event("ha") + b'data: {"error": {"message": "the engine died"}}\n\n',
+            "engine: error: the engine died",
+        ),
         (event("ha"), "ended its answer before it was complete"),
         (event("ha") + b"data: {oops\n\n", "sends what is no JSON: {oops"),
     ],
@@ -177,7 +187,9 @@ def test_stream_that_breaks_off_is_said(
 
 
 @pytest.mark.parametrize("answer", [b"<html>", b'{"data": "none"}', b"[]"])
-def test_address_of_something_else_is_said(answer: bytes, odd: Start, capsys: pytest.CaptureFixture[str]) -> None:
+def test_address_of_something_else_is_said(
+    answer: bytes, odd: Start, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["chat", "--url", odd(answer), "-q", "hi"]) == 1
     assert "does not list models; is this the address of an API?" in capsys.readouterr().err
 
@@ -221,8 +233,12 @@ class Terminal:
         return self.shown.index(text, after) + len(text)
 
     def wait_until_it_listens(self) -> None:
-        """Return when the program sleeps: an interrupt between its prompt and its reading waits for the next key."""
-        stat, seen, deadline = Path(f"/proc/{self.pid}/stat"), 0, time.monotonic() + PATIENCE_S
+        """Return when the program sleeps: an interrupt between its prompt and its reading waits for
+        the next key.
+        """
+        stat = Path(f"/proc/{self.pid}/stat")
+        seen = 0
+        deadline = time.monotonic() + PATIENCE_S
         while seen < ENOUGH_SLEEP:
             assert time.monotonic() < deadline, "the program never waits for a key"
             seen = seen + 1 if stat.read_text().rpartition(") ")[2].startswith("S") else 0
@@ -239,7 +255,9 @@ class Terminal:
 
 
 def test_interrupt_ends_the_answer_and_end_of_input_the_program(odd: Start) -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # what a shell starts in the background ignores it
     terminal = Terminal("chat", "--url", odd(event("begun"), holds=True), "--model-name", "m")
     at = terminal.wait_for("> ", terminal.wait_for("Ctrl-D leaves."))
     terminal.type("hello\n")
@@ -251,7 +269,8 @@ def test_interrupt_ends_the_answer_and_end_of_input_the_program(odd: Start) -> N
     terminal.type("\x03")  # nothing is being said: the line is given up
     at = terminal.wait_for("> ", at)
     terminal.wait_until_it_listens()
-    Odd.answer, Odd.holds = event("whole") + b"data: [DONE]\n\n", False
+    Odd.answer = event("whole") + b"data: [DONE]\n\n"
+    Odd.holds = False
     terminal.type("again\n")
     terminal.wait_for("> ", terminal.wait_for("whole", at))
     terminal.type("\x04")

@@ -28,7 +28,9 @@ Files = Callable[..., Path]
 
 @pytest.fixture
 def files(tmp_path: Path) -> Files:
-    """Write a system's files and return their root; names are paths with a slash for each double underscore."""
+    """Write a system's files and return their root; names are paths with a slash for each double
+    underscore.
+    """
 
     def write(**contents: str) -> Path:
         for name, text in contents.items():
@@ -49,21 +51,37 @@ def context(*plugins: str) -> CommandContext:
     table = FieldTable()
     layer = {"plugins": SimpleNamespace(value=list(plugins), origin="test")}
     config, provenance = assemble(table, [layer])  # type: ignore[list-item]
-    return CommandContext(argparse.Namespace(port=None, model=None, json=True), config, provenance, table)
+    return CommandContext(
+        argparse.Namespace(port=None, model=None, json=True), config, provenance, table
+    )
 
 
 # --- the report
 
 
-def test_report_of_this_machine_names_what_it_has_looked_at(capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_of_this_machine_names_what_it_has_looked_at(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     status = main(["doctor"])
     lines = capsys.readouterr().out.splitlines()
     subjects = {line[6:20].strip() for line in lines[:-1]}
-    assert {"engine", "python", "cores", "memory", "tmp", "open files", "torch", "kernels", "plugins"} <= subjects
+    assert {
+        "engine",
+        "python",
+        "cores",
+        "memory",
+        "tmp",
+        "open files",
+        "torch",
+        "kernels",
+        "plugins",
+    } <= subjects
     assert status == (0 if lines[-1].endswith(" 0 failed") else 1)
 
 
-def test_collect_env_is_the_same_report_and_json_has_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_collect_env_is_the_same_report_and_json_has_all_of_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     status = main(["collect-env", "--json"])
     report = json.loads(capsys.readouterr().out)
     failed = [finding for finding in report["findings"] if finding["status"] == "fail"]
@@ -79,8 +97,12 @@ def test_check_that_breaks_is_a_finding_and_the_others_go_on() -> None:
 
 
 def test_advice_follows_the_text_as_a_sentence_of_its_own() -> None:
-    assert str(Finding("warn", "port", "8000 is used", "Take another")).endswith(" 8000 is used. Take another")
-    assert str(Finding("warn", "port", "did you mean 80?", "Take it")).endswith(" did you mean 80? Take it")
+    assert str(Finding("warn", "port", "8000 is used", "Take another")).endswith(
+        " 8000 is used. Take another"
+    )
+    assert str(Finding("warn", "port", "did you mean 80?", "Take it")).endswith(
+        " did you mean 80? Take it"
+    )
 
 
 # --- machine
@@ -96,10 +118,17 @@ def test_processor_without_avx2_is_warned_about(files: Files) -> None:
 
 
 def test_container_that_may_run_fewer_threads_than_cores_is_warned_about(files: Files) -> None:
-    found = only(machine.check_processor(files(sys__fs__cgroup__cpu_dot_max="50000 100000\n")), "cores")
+    found = only(
+        machine.check_processor(files(sys__fs__cgroup__cpu_dot_max="50000 100000\n")), "cores"
+    )
     assert found.status == "warn"
     assert found.advice.endswith("--num-threads 1")
-    assert only(machine.check_processor(files(sys__fs__cgroup__cpu_dot_max="max 100000\n")), "cores").status == "ok"
+    assert (
+        only(
+            machine.check_processor(files(sys__fs__cgroup__cpu_dot_max="max 100000\n")), "cores"
+        ).status
+        == "ok"
+    )
 
 
 @pytest.mark.parametrize(("available", "status"), [(100, "fail"), (1000, "warn"), (9000, "ok")])
@@ -124,7 +153,9 @@ def test_machine_that_does_not_overcommit_is_warned_about(files: Files) -> None:
     assert only(machine.check_memory(root), "overcommit").status == "warn"
 
 
-def test_folder_for_temporary_files_must_be_writable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_folder_for_temporary_files_must_be_writable(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def refuse(dir: Path) -> None:
         raise PermissionError(13, "Permission denied")
 
@@ -188,8 +219,14 @@ def test_sockets_nobody_listens_to_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("script", "text"),
     [
-        ("raise ImportError('libgomp.so.1: not found')", "cannot be imported: ImportError: libgomp.so.1: not found"),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGILL)", "a process that imports it is ended by SIGILL"),
+        (
+            "raise ImportError('libgomp.so.1: not found')",
+            "cannot be imported: ImportError: libgomp.so.1: not found",
+        ),
+        (
+            "import os, signal; os.kill(os.getpid(), signal.SIGILL)",
+            "a process that imports it is ended by SIGILL",
+        ),
     ],
 )
 def test_torch_that_cannot_be_imported_is_a_finding(script: str, text: str) -> None:
@@ -198,7 +235,15 @@ def test_torch_that_cannot_be_imported_is_a_finding(script: str, text: str) -> N
 
 
 def probed(**facts: object) -> str:
-    found = {"torch": "9", "cuda": None, "threads": 2, "openmp": True, "devices": [], "library": None, "faults": []}
+    found = {
+        "torch": "9",
+        "cuda": None,
+        "threads": 2,
+        "openmp": True,
+        "devices": [],
+        "library": None,
+        "faults": [],
+    }
     return f"print({json.dumps(json.dumps(found | facts))})"
 
 
@@ -210,7 +255,10 @@ def test_kernels_are_named_with_their_instruction_set() -> None:
 def test_missing_kernels_are_built_or_need_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(software, "find_compiler", lambda: "/usr/bin/g++")
     found = only(software.check_torch(probed(faults=["k.so has ABI 0"])), "kernels")
-    assert (found.status, found.text) == ("warn", "k.so has ABI 0; built with /usr/bin/g++ at the next start")
+    assert (found.status, found.text) == (
+        "warn",
+        "k.so has ABI 0; built with /usr/bin/g++ at the next start",
+    )
     monkeypatch.setattr(software, "find_compiler", lambda: None)
     found = only(software.check_torch(probed()), "kernels")
     assert (found.status, found.advice) == ("warn", "Install g++")
@@ -221,7 +269,9 @@ def test_devices_torch_sees_are_listed() -> None:
     assert only(software.check_torch(script), "devices").text == "Card, 139 GiB"
 
 
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, requires: str = "", points: str = "") -> None:
+def own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, requires: str = "", points: str = ""
+) -> None:
     """Make our distribution's metadata these."""
     info = tmp_path / "core-0.1.0.dist-info"
     info.mkdir()
@@ -235,7 +285,13 @@ def test_dependencies_are_held_against_the_ranges_of_our_metadata(
 ) -> None:
     requires = "".join(
         f"Requires-Dist: {name}\n"
-        for name in ("torch>=999", "no-such-package>=1", "pluggy>=1", 'odd; extra == "testing"', 'even; os_name == "x"')
+        for name in (
+            "torch>=999",
+            "no-such-package>=1",
+            "pluggy>=1",
+            'odd; extra == "testing"',
+            'even; os_name == "x"',
+        )
     )
     own(tmp_path, monkeypatch, requires)
     found = only(software.check_dependencies(), "dependencies")
@@ -245,7 +301,9 @@ def test_dependencies_are_held_against_the_ranges_of_our_metadata(
     assert "odd" not in found.text
 
 
-def test_metadata_that_do_not_describe_the_sources_are_stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metadata_that_do_not_describe_the_sources_are_stale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     own(tmp_path, monkeypatch, points="left_behind = builtin_plugins.gone\n")
     found = only(software.check_installation(), "metadata")
     assert found.status == "fail"
@@ -253,7 +311,9 @@ def test_metadata_that_do_not_describe_the_sources_are_stale(tmp_path: Path, mon
     assert found.advice == "Install it again: pip install -e . --no-deps"
 
 
-def test_folder_that_hides_our_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_that_hides_our_package_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "core").mkdir()
     (tmp_path / "core/__init__.py").touch()
     monkeypatch.chdir(tmp_path)

@@ -44,4 +44,7 @@ def test_a_fault_of_the_settings_is_named(folder: Path, capsys: pytest.CaptureFi
     path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": 999_999}))
     status, text = report(folder, capsys)["model"]
     assert status == "fail"
-    assert "config.json: eos_token_id is 999999, which is no token of the vocabulary: it has 3072" in text
+    assert (
+        "config.json: eos_token_id is 999999, which is no token of the vocabulary: it has 3072"
+        in text
+    )

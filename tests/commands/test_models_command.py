@@ -44,7 +44,9 @@ def listed(capsys: pytest.CaptureFixture[str]) -> List:
 
 
 def entry(name: str, **more: Any) -> Any:
-    return SimpleNamespace(entry=Entry(name, "nowhere:spec", "", **more), plugin=SimpleNamespace(name="a_plugin"))
+    return SimpleNamespace(
+        entry=Entry(name, "nowhere:spec", "", **more), plugin=SimpleNamespace(name="a_plugin")
+    )
 
 
 def test_an_architecture_says_how_it_is_served(listed: List) -> None:
@@ -67,7 +69,9 @@ def test_those_that_are_served_in_one_way(listed: List) -> None:
     assert {row["how"] for row in listed("--how", "generic")} == {"generic"}
 
 
-def test_an_unknown_name_is_an_error_that_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_name_is_an_error_that_names_the_nearest(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["models", "lama"]) != 0
     assert "no architecture or model_type 'lama'; did you mean 'llama'?" in capsys.readouterr().err
 
@@ -89,7 +93,9 @@ def test_a_stranger_s_architecture_is_listed_with_its_plugin() -> None:
 def test_without_the_plugin_that_serves_any_its_architectures_are_not_served() -> None:
     table = {"BeamForCausalLM": {"tried": "generic", "model_types": ["beam"]}}
     assert [row.how for row in rows([], table)] == ["no"]
-    assert [row.how for row in rows([entry("any", gives=frozenset({"any architecture"}))], table)] == ["generic"]
+    assert [
+        row.how for row in rows([entry("any", gives=frozenset({"any architecture"}))], table)
+    ] == ["generic"]
 
 
 def test_most_types_of_transformers_are_served(listed: List) -> None:
@@ -108,7 +114,9 @@ def test_the_readme_counts_what_the_table_shows() -> None:
     )
     assert counted is not None
     types, served, native = counted.groups()
-    said = f"{served} of the {types} causal-LM types of transformers 5.23, {native} of them natively"
+    said = (
+        f"{served} of the {types} causal-LM types of transformers 5.23, {native} of them natively"
+    )
     assert said in (ROOT / "README.md").read_text()
 
 

@@ -1,4 +1,6 @@
-"""`engine parse`: the same message whole and in pieces, parsers by name or by what a chat template suggests."""
+"""`engine parse`: the same message whole and in pieces, parsers by name or by what a chat template
+suggests.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,16 @@ def parse(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
 
 def test_whole_and_in_pieces_it_is_one_message(parse) -> None:
     flags = ["--tool-call-parser", "hermes", "--reasoning-parser", "deepseek_r1", "--json"]
-    for cut in (["--chunk-size", "1"], ["--seed", "3"], ["--chunk-size", "7", "--special", "</think>"]):
+    for cut in (
+        ["--chunk-size", "1"],
+        ["--seed", "3"],
+        ["--chunk-size", "7", "--special", "</think>"],
+    ):
         status, printed = parse(TEXT, *flags, *cut)
         found = json.loads(printed)
         assert status == 0
-        message, deltas = found["message"], [step["delta"] for step in found["stream"]]
+        message = found["message"]
+        deltas = [step["delta"] for step in found["stream"]]
         assert "".join(step["text"] for step in found["stream"]) == TEXT
         for part in ("reasoning", "content"):
             assert "".join(delta.get(part, "") for delta in deltas) == message[part]
@@ -49,25 +56,47 @@ def test_what_was_recovered_is_told(parse) -> None:
     loose = '<tool_call><tool_call>{"name": "f", "arguments": {"a": 1}</tool_call>'
     told = json.loads(parse(loose, "--tool-call-parser", "hermes", "--json")[1])["recoveries"]
     assert told == ["a begin written twice", "} is missing before </tool_call>"]
-    assert "recovered         a begin written twice" in parse(loose, "--tool-call-parser", "hermes")[1]
+    assert (
+        "recovered         a begin written twice" in parse(loose, "--tool-call-parser", "hermes")[1]
+    )
     assert "recover" not in parse(TEXT, "--tool-call-parser", "hermes")[1]
 
 
 def test_tools_give_arguments_their_types(parse, tmp_path: Path) -> None:
-    tools = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "string"}}}}}]
+    tools = [
+        {
+            "type": "function",
+            "function": {"name": "f", "parameters": {"properties": {"a": {"type": "string"}}}},
+        }
+    ]
     (tmp_path / "tools.json").write_text(json.dumps(tools))
     text = "<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>"
     assert 'f({"a": 1})' in parse(text, "--tool-call-parser", "glm45")[1]
-    assert 'f({"a": "1"})' in parse(text, "--tool-call-parser", "glm45", "--tools", str(tmp_path / "tools.json"))[1]
+    assert (
+        'f({"a": "1"})'
+        in parse(text, "--tool-call-parser", "glm45", "--tools", str(tmp_path / "tools.json"))[1]
+    )
 
 
 @pytest.mark.parametrize(
     ("template", "tool_parser", "reasoning_parser"),
     [
-        ("<tool_call>\n{{ call }}\n</tool_call>{% if enable_thinking %}<think></think>", "hermes", "think"),
-        ("[gMASK]<tool_call>{{ n }}<arg_key><arg_value>{% if enable_thinking %}</think>", "glm45", "glm45"),
+        (
+            "<tool_call>\n{{ call }}\n</tool_call>{% if enable_thinking %}<think></think>",
+            "hermes",
+            "think",
+        ),
+        (
+            "[gMASK]<tool_call>{{ n }}<arg_key><arg_value>{% if enable_thinking %}</think>",
+            "glm45",
+            "glm45",
+        ),
         ("<tool_call>\n<function={{ n }}>\n<parameter={{ k }}>", "qwen3_coder", "none"),
-        ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>\n```json", "deepseek_v3", "none"),
+        (
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>\n```json",
+            "deepseek_v3",
+            "none",
+        ),
         (
             "<｜Assistant｜>{% if not thinking %}</think>{% endif %}<｜tool▁call▁begin｜><｜tool▁sep｜>",
             "deepseek_v31",
@@ -84,7 +113,10 @@ def test_a_chat_template_suggests_parsers(
 ) -> None:
     (tmp_path / "chat_template.jinja").write_text(template)
     _, printed = parse("x", "--model", str(tmp_path))
-    assert printed.splitlines()[:2] == [f"tool-call-parser  {tool_parser}", f"reasoning-parser  {reasoning_parser}"]
+    assert printed.splitlines()[:2] == [
+        f"tool-call-parser  {tool_parser}",
+        f"reasoning-parser  {reasoning_parser}",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -107,17 +139,22 @@ def test_a_checkpoint_says_how_its_model_writes(parse, tmp_path: Path) -> None:
     template = {
         "fields": {
             "thinking": {"open": "<hm>", "close": "</hm>"},
-            "tool_calls": {"open": "@call", "close": "@end", "content": "json", "transform": {"function": "{content}"}},
+            "tool_calls": {
+                "open": "@call",
+                "close": "@end",
+                "content": "json",
+                "transform": {"function": "{content}"},
+            },
         }
     }
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"response_template": template}))
-    text, flags = (
-        '<hm>so</hm>Look: @call {"name": "f", "arguments": {}} @end',
-        ("--tool-call-parser", "hf", "--reasoning-parser", "hf"),
-    )
+    text = '<hm>so</hm>Look: @call {"name": "f", "arguments": {}} @end'
+    flags = ("--tool-call-parser", "hf", "--reasoning-parser", "hf")
     message = json.loads(parse(text, *flags, "--model", str(tmp_path), "--json")[1])["message"]
     assert (message["reasoning"], message["content"]) == ("so", "Look:")
-    assert [call["function"] for call in message["tool_calls"]] == [{"name": "f", "arguments": "{}"}]
+    assert [call["function"] for call in message["tool_calls"]] == [
+        {"name": "f", "arguments": "{}"}
+    ]
     status, printed = parse(text, *flags)
     assert status != 0
     assert "no `response_template` in its tokenizer_config.json" in printed

@@ -86,18 +86,29 @@ def configure(registry: Registry, model: object, **settings: Any) -> EngineConfi
 
 
 def start(config: EngineConfig, registry: Registry) -> tuple[EngineConfig, list[int]]:
-    """Start a worker per rank, without the others; return the configuration and the weights of each."""
+    """Start a worker per rank, without the others; return the configuration and the weights of
+    each.
+    """
     resolved = resolve(config, registry, serving=True)
     parallel = resolved.config.parallel
-    tensor, stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
+    tensor = parallel.tensor_parallel_size
+    stages = parallel.pipeline_parallel_size
 
     def joining(rank: int) -> Callable[[object], tuple[ParallelGroup, Pipeline]]:
-        return lambda platform: (ParallelGroup(tensor, rank % tensor), Pipeline(stages, rank // tensor))
+        return lambda platform: (
+            ParallelGroup(tensor, rank % tensor),
+            Pipeline(stages, rank // tensor),
+        )
 
-    workers = [Worker(resolved.config, registry, resolved.source, joining(rank)) for rank in range(tensor * stages)]
+    workers = [
+        Worker(resolved.config, registry, resolved.source, joining(rank))
+        for rank in range(tensor * stages)
+    ]
     infos = [worker.start() for worker in workers]
     config, layout = fit_memory(
-        resolved.config, WorkerInfo.combine(infos, tensor), cut_context=not resolved.context_is_chosen
+        resolved.config,
+        WorkerInfo.combine(infos, tensor),
+        cut_context=not resolved.context_is_chosen,
     )
     first_layer = 0
     for rank, worker in enumerate(workers):
@@ -117,7 +128,8 @@ def write_sparse_checkpoint(folder: Path, stated: dict[str, Any], registry: Regi
     header: dict[str, Any] = {}
     end = 0
     for name, shape in Decoder(spec, plain_context(dtype=torch.bfloat16)).weight_shapes().items():
-        start, end = end, end + 2 * prod(shape)
+        start = end
+        end = end + 2 * prod(shape)
         header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
@@ -131,7 +143,9 @@ def compare(config: EngineConfig, registry: Registry, allocated: list[int]) -> N
     plan = memory_plan(config, registry)
     assert not allocated, "planning took memory"
     settled, weights = start(config, registry)
-    assert plan.weight_bytes == pytest.approx(weights, rel=0.05)  # packed panels are filled up to 64 rows
+    assert plan.weight_bytes == pytest.approx(
+        weights, rel=0.05
+    )  # packed panels are filled up to 64 rows
     assert sum(plan.kv_bytes) == pytest.approx(sum(allocated), rel=0.05)
     assert plan.context_length == settled.model.max_model_len
 
@@ -139,13 +153,21 @@ def compare(config: EngineConfig, registry: Registry, allocated: list[int]) -> N
 @pytest.mark.parametrize("architecture", TINY)
 @pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
 def test_plan_is_what_a_start_takes(
-    architecture: str, dtype: str, checkpoint: Callable[[str], Path], registry: Registry, allocated: list[int]
+    architecture: str,
+    dtype: str,
+    checkpoint: Callable[[str], Path],
+    registry: Registry,
+    allocated: list[int],
 ) -> None:
-    config = configure(registry, checkpoint(architecture), dtype=dtype, kv_cache_memory_bytes="4M", max_num_seqs=8)
+    config = configure(
+        registry, checkpoint(architecture), dtype=dtype, kv_cache_memory_bytes="4M", max_num_seqs=8
+    )
     compare(config, registry, allocated)
 
 
-@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "MixtralForCausalLM", "Gemma3ForCausalLM"])
+@pytest.mark.parametrize(
+    "architecture", ["LlamaForCausalLM", "MixtralForCausalLM", "Gemma3ForCausalLM"]
+)
 @pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (1, 3), (2, 2), (4, 1)])
 def test_plan_of_ranks_is_what_each_takes(
     architecture: str,
@@ -174,11 +196,18 @@ def test_plan_of_a_model_of_real_size(
     compare(configure(registry, folder, dtype=dtype), registry, allocated)
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the most memory used is Linux' to tell")
+@pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists(), reason="the most memory used is Linux' to tell"
+)
 def test_planning_reads_no_weight(registry: Registry, tmp_path: Path) -> None:
     folder = write_sparse_checkpoint(tmp_path, QWEN3_06B, registry)
     # In a process of its own: in this one engines of other tests may still take memory.
-    done = subprocess.run([sys.executable, "-c", MEMORY_OF_A_PLAN, folder], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY_OF_A_PLAN, folder],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.splitlines()[-1]) < 64 << 20  # of weights of 1.1 GiB
 
@@ -204,18 +233,34 @@ print(most_memory_used() - before)
 """
 
 
-def test_quantities_of_a_simple_cache(checkpoint: Callable[[str], Path], registry: Registry) -> None:
+def test_quantities_of_a_simple_cache(
+    checkpoint: Callable[[str], Path], registry: Registry
+) -> None:
     config = configure(
-        registry, checkpoint("Olmo2ForCausalLM"), num_gpu_blocks_override=64, max_model_len=160, max_num_seqs=32
+        registry,
+        checkpoint("Olmo2ForCausalLM"),
+        num_gpu_blocks_override=64,
+        max_model_len=160,
+        max_num_seqs=32,
     )
     plan = memory_plan(config, registry)
-    block_bytes = 3 * 16 * 2 * 2 * 16 * 4  # layers, tokens, key and value, heads, head size, float32
+    block_bytes = (
+        3 * 16 * 2 * 2 * 16 * 4
+    )  # layers, tokens, key and value, heads, head size, float32
     assert plan.layout_bytes == 65 * block_bytes
     assert plan.least_kv_bytes(160) == 11 * block_bytes
-    assert [plan.requests_at_once(length) for length in (160, 161, 1024, 1025, 16)] == [6, 5, 1, 0, 32]
+    assert [plan.requests_at_once(length) for length in (160, 161, 1024, 1025, 16)] == [
+        6,
+        5,
+        1,
+        0,
+        32,
+    ]
 
 
-def test_windows_make_room_for_more_requests(checkpoint: Callable[[str], Path], registry: Registry) -> None:
+def test_windows_make_room_for_more_requests(
+    checkpoint: Callable[[str], Path], registry: Registry
+) -> None:
     def at_once(**settings: Any) -> int:
         config = configure(
             registry,
@@ -257,10 +302,14 @@ def run(checkpoint: Callable[[str], Path], capsys: pytest.CaptureFixture[str]) -
 
 
 def have_free(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
-    monkeypatch.setattr(CpuPlatform, "free_memory_bytes", lambda platform, config: num_bytes, raising=False)
+    monkeypatch.setattr(
+        CpuPlatform, "free_memory_bytes", lambda platform, config: num_bytes, raising=False
+    )
 
 
-def test_verdict_is_printed_last_and_is_the_exit_status(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verdict_is_printed_last_and_is_the_exit_status(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     have_free(monkeypatch, 8 << 30)
     status, out = run("--kv-cache-memory-bytes", "16M", "--max-model-len", "512")
     assert (status, out.splitlines()[-1]) == (0, "fits")
@@ -298,7 +347,9 @@ def test_context_left_open_is_cut_and_the_way_to_all_of_it_is_said(run: Run) -> 
     assert run.json(*flags.split())["context_length"] == 512
 
 
-def test_weights_and_cache_beyond_the_free_memory_do_not_fit(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_and_cache_beyond_the_free_memory_do_not_fit(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     have_free(monkeypatch, 4_000_000)
     assert run.json("--kv-cache-memory-bytes", "2M")["fits"]
     assert run("--kv-cache-memory-bytes", "2M")[1].splitlines()[-1].endswith(" left for all else")
@@ -310,10 +361,15 @@ def test_weights_and_cache_beyond_the_free_memory_do_not_fit(run: Run, monkeypat
     assert any(flags.startswith("--kv-cache-memory-bytes") for flags in plan["flags_that_help"])
 
 
-def test_platform_that_does_not_know_its_memory_is_said(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_platform_that_does_not_know_its_memory_is_said(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delattr(CpuPlatform, "free_memory_bytes", raising=False)
     status, out = run("--kv-cache-memory-bytes", "16M")
-    assert (status, out.splitlines()[-1]) == (0, "fits if this memory is free, which the platform does not say")
+    assert (status, out.splitlines()[-1]) == (
+        0,
+        "fits if this memory is free, which the platform does not say",
+    )
 
 
 def test_checkpoint_that_could_not_be_loaded_is_said(run: Run, tmp_path: Path) -> None:
@@ -344,7 +400,9 @@ def hub(checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> l
         header = json.loads(text[8 : 8 + struct.unpack("<Q", text[:8])[0]])
         header.pop("__metadata__", None)
         tensors = {name: SimpleNamespace(**facts) for name, facts in header.items()}
-        return SimpleNamespace(files_metadata={"model.safetensors": SimpleNamespace(tensors=tensors)})
+        return SimpleNamespace(
+            files_metadata={"model.safetensors": SimpleNamespace(tensors=tensors)}
+        )
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
     monkeypatch.setattr("huggingface_hub.get_safetensors_metadata", get_safetensors_metadata)
@@ -369,4 +427,7 @@ def test_hub_that_gives_no_headers_is_said(
     monkeypatch.setattr("huggingface_hub.get_safetensors_metadata", fail)
     status, out = Run("acme/tiny-llama", capsys)()
     assert status == 1
-    assert "the headers of acme/tiny-llama's weights cannot be fetched from the hub: no route to the hub" in out
+    assert (
+        "the headers of acme/tiny-llama's weights cannot be fetched from the hub: no route to the "
+        "hub" in out
+    )

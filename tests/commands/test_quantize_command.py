@@ -1,4 +1,6 @@
-"""`engine quantize`: what it writes is what the compressed-tensors library and transformers read, and what this engine serves."""
+"""`engine quantize`: what it writes is what the compressed-tensors library and transformers read,
+and what this engine serves.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,15 @@ from core.errors import ConfigError
 from core.testing.checkpoints import make_checkpoint
 from tests.quant_methods.stored import assert_alike, is_linear, scores
 
-LLAMA, EXPERTS = "LlamaForCausalLM", "Qwen3MoeForCausalLM"
+LLAMA = "LlamaForCausalLM"
+EXPERTS = "Qwen3MoeForCausalLM"
 
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(LLAMA, tmp_path_factory.mktemp("plain") / "model", torch_dtype="bfloat16")
+    return make_checkpoint(
+        LLAMA, tmp_path_factory.mktemp("plain") / "model", torch_dtype="bfloat16"
+    )
 
 
 def quantized(folder: Path, out: Path, *flags: str) -> dict[str, Any]:
@@ -40,64 +45,102 @@ def unpacked(out: Path, facts: dict[str, Any]) -> dict[str, torch.Tensor]:
     from compressed_tensors.quantization import QuantizationScheme
 
     group = facts["config_groups"]["group_0"]
-    scheme, layout = QuantizationScheme(**group), facts["format"]
+    scheme = QuantizationScheme(**group)
+    layout = facts["format"]
     compressor = BaseCompressor.get_value_from_registry(layout)
-    tensors, found = load_file(out / "model.safetensors"), {}
+    tensors = load_file(out / "model.safetensors")
+    found = {}
     stems = {name.rpartition(".")[0] for name in tensors if name.endswith(".weight_scale")}
     for name, tensor in tensors.items():
         if name.rpartition(".")[0] not in stems or name.endswith(".bias"):
             found[name] = tensor.float()
     for stem in stems:
-        own = {name.removeprefix(f"{stem}."): tensor for name, tensor in tensors.items() if name.startswith(f"{stem}.")}
+        own = {
+            name.removeprefix(f"{stem}."): tensor
+            for name, tensor in tensors.items()
+            if name.startswith(f"{stem}.")
+        }
         own.pop("bias", None)
         found[f"{stem}.weight"] = compressor.decompress(own, scheme)["weight"].float()
     return found
 
 
-OFF = {"int8": 0.01, "w8a8": 0.01, "fp8": 0.04, "fp8-block": 0.04, "int4": 0.1, "int4-asym": 0.1, "int3": 0.25}
+OFF = {
+    "int8": 0.01,
+    "w8a8": 0.01,
+    "fp8": 0.04,
+    "fp8-block": 0.04,
+    "int4": 0.1,
+    "int4-asym": 0.1,
+    "int3": 0.25,
+}
 """Of a weight's length: how far what is written may be from it."""
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_the_library_reads_what_is_written_and_so_does_the_engine(scheme: str, plain: Path, tmp_path: Path) -> None:
+def test_the_library_reads_what_is_written_and_so_does_the_engine(
+    scheme: str, plain: Path, tmp_path: Path
+) -> None:
     facts = quantized(plain, tmp_path / "out", "--scheme", scheme)
-    weights, before = unpacked(tmp_path / "out", facts), load_file(plain / "model.safetensors")
+    weights = unpacked(tmp_path / "out", facts)
+    before = load_file(plain / "model.safetensors")
     assert weights.keys() == before.keys()
     for name, weight in weights.items():
         exact = before[name].float()
         bound = OFF.get(scheme, 0.6) if is_linear(name) else 0
         assert float((weight - exact).norm()) <= bound * float(exact.norm())
     assert any(not torch.equal(weight, before[name].float()) for name, weight in weights.items())
-    found = scores(LLAMA, plain, load_file(tmp_path / "out" / "model.safetensors"), CompressedTensors(facts))
+    found = scores(
+        LLAMA, plain, load_file(tmp_path / "out" / "model.safetensors"), CompressedTensors(facts)
+    )
     cosine = torch.nn.functional.cosine_similarity(found, scores(LLAMA, plain, weights), dim=-1)
-    assert float(cosine.min()) >= (0.999 if scheme == "nvfp4" else 0.9999)  # the library rounds that to bfloat16
+    assert float(cosine.min()) >= (
+        0.999 if scheme == "nvfp4" else 0.9999
+    )  # the library rounds that to bfloat16
     assert (tmp_path / "out" / "tokenizer.json").is_file()
 
 
 def test_experts_are_quantized_and_routers_stay_plain(tmp_path: Path) -> None:
     folder = make_checkpoint(EXPERTS, tmp_path / "model")
-    facts = quantized(folder, tmp_path / "out", "--scheme", "w4a16", "--group-size", "16", "--ignore", "re:.*k_proj")
+    facts = quantized(
+        folder,
+        tmp_path / "out",
+        "--scheme",
+        "w4a16",
+        "--group-size",
+        "16",
+        "--ignore",
+        "re:.*k_proj",
+    )
     stored = load_file(tmp_path / "out" / "model.safetensors")
     assert "model.layers.0.mlp.experts.3.down_proj.weight_packed" in stored
     plain_ones = {"model.layers.0.mlp.gate", "model.layers.2.self_attn.k_proj", "lm_head"}
     assert plain_ones <= set(facts["ignore"])
     assert all(f"{name}.weight" in stored for name in plain_ones)
     weights = unpacked(tmp_path / "out", facts)
-    assert_alike(scores(EXPERTS, folder, stored, CompressedTensors(facts)), scores(EXPERTS, folder, weights))
+    assert_alike(
+        scores(EXPERTS, folder, stored, CompressedTensors(facts)), scores(EXPERTS, folder, weights)
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["int8", "int4", "w8a8", "fp8"])  # packed zero points it takes for misshapen
+@pytest.mark.parametrize(
+    "scheme", ["int8", "int4", "w8a8", "fp8"]
+)  # packed zero points it takes for misshapen
 def test_transformers_reads_what_is_written(scheme: str, plain: Path, tmp_path: Path) -> None:
     pytest.importorskip("compressed_tensors")
     import transformers
 
     facts = quantized(plain, tmp_path / "out", "--scheme", scheme)
-    for group in facts["config_groups"].values():  # it would round activations, and this engine does not
+    for group in facts[
+        "config_groups"
+    ].values():  # it would round activations, and this engine does not
         group["input_activations"] = None
     path = tmp_path / "out" / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": facts}))
-    model: Any = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "out", dtype=torch.float32
+    )
     ids = torch.arange(100, 133)[None]
     with torch.no_grad():
         expected = model(ids).logits[0].float().log_softmax(-1)
@@ -107,16 +150,24 @@ def test_transformers_reads_what_is_written(scheme: str, plain: Path, tmp_path: 
 
 
 def test_a_text_makes_large_inputs_count(plain: Path, tmp_path: Path) -> None:
-    """Nobody sees a better rounding than by what the model gives: its answers are nearer to the plain model's."""
+    """Nobody sees a better rounding than by what the model gives: its answers are nearer to the
+    plain model's.
+    """
     text = tmp_path / "text.txt"
-    text.write_text("It was a bright cold day in April, and the clocks were striking thirteen. " * 30)
+    text.write_text(
+        "It was a bright cold day in April, and the clocks were striking thirteen. " * 30
+    )
     flags = ("--scheme", "int3", "--group-size", "32")
-    near = unpacked(tmp_path / "aware", quantized(plain, tmp_path / "aware", *flags, "--scales", str(text)))
+    near = unpacked(
+        tmp_path / "aware", quantized(plain, tmp_path / "aware", *flags, "--scales", str(text))
+    )
     far = unpacked(tmp_path / "nearest", quantized(plain, tmp_path / "nearest", *flags))
     exact = load_file(plain / "model.safetensors")
     assert any(not torch.equal(near[name], far[name]) for name in near)
     wanted = scores(LLAMA, plain, exact)
-    error = [float((scores(LLAMA, plain, weights) - wanted).square().mean()) for weights in (near, far)]
+    error = [
+        float((scores(LLAMA, plain, weights) - wanted).square().mean()) for weights in (near, far)
+    ]
     assert error[0] < error[1]
 
 
@@ -130,8 +181,9 @@ def test_what_cannot_be_is_refused_before_anything_is_written(
 
     (tmp_path / "file").write_text("in the way")
     assert "--scheme 'int5' is not known" in refused("--scheme", "int5")
-    assert "96 inputs, which do not divide into groups of 64; --group-size may be 8, 16, 32" in refused(
-        "--group-size", "64"
+    assert (
+        "96 inputs, which do not divide into groups of 64; --group-size may be 8, 16, 32"
+        in refused("--group-size", "64")
     )
     assert "--group-size 0 is no number of inputs" in refused("--group-size", "0")
     assert "--group-size -5 is no number of inputs" in refused("--group-size", "-5")
@@ -153,7 +205,10 @@ def test_what_cannot_be_is_refused_before_anything_is_written(
 def test_groups_are_the_largest_that_divide_all() -> None:
     assert group_for(SCHEMES["int4"], None, {"a": 256, "b": 96}) == 32
     assert group_for(SCHEMES["int4"], None, {"a": 24}) == -1
-    with pytest.raises(ConfigError, match=r"a has 20 inputs, .* no group divides the inputs of all layers, or leave"):
+    with pytest.raises(
+        ConfigError,
+        match=r"a has 20 inputs, .* no group divides the inputs of all layers, or leave",
+    ):
         group_for(SCHEMES["nvfp4"], None, {"a": 20})
 
 

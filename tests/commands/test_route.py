@@ -1,4 +1,6 @@
-"""`engine route` before engines that answer as they are told: who is asked, with what, and who is asked instead."""
+"""`engine route` before engines that answer as they are told: who is asked, with what, and who is
+asked instead.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ Asked = list[tuple[str, dict[str, Any]]]
 
 
 class Engine:
-    """An engine that writes down what it is asked and answers with the next of `answers`, the last one for ever."""
+    """An engine that writes down what it is asked and answers with the next of `answers`, the last
+    one for ever.
+    """
 
     def __init__(self, *answers: Any) -> None:
         self.answers = [*answers]
@@ -41,10 +45,23 @@ class Engine:
         body = await reader.readexactly(length)
         path = head.split(" ")[1]
         if path != "/health":
-            self.asked.append((path, json.loads(body) if body[:1] == b"{" else {"raw": body.decode()}))
-        answer = self.health if path == "/health" else self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        if isinstance(answer, list):  # a stream of pieces; None: it breaks off; ...: it goes on for ever
-            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
+            self.asked.append(
+                (path, json.loads(body) if body[:1] == b"{" else {"raw": body.decode()})
+            )
+        answer = (
+            self.health
+            if path == "/health"
+            else self.answers.pop(0)
+            if len(self.answers) > 1
+            else self.answers[0]
+        )
+        if isinstance(
+            answer, list
+        ):  # a stream of pieces; None: it breaks off; ...: it goes on for ever
+            writer.write(
+                b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: "
+                b"chunked\r\n\r\n"
+            )
             for piece in [*answer, b""]:
                 if piece is None:
                     break
@@ -57,7 +74,10 @@ class Engine:
         elif answer is not None:
             status, said = answer if isinstance(answer, tuple) else (200, answer)
             text = json.dumps(said).encode()
-            writer.write(b"HTTP/1.1 %d X\r\ncontent-length: %d\r\nx-own: 1\r\n\r\n%b" % (status, len(text), text))
+            writer.write(
+                b"HTTP/1.1 %d X\r\ncontent-length: %d\r\nx-own: 1\r\n\r\n%b"
+                % (status, len(text), text)
+            )
         writer.close()
 
 
@@ -65,9 +85,14 @@ class Engine:
 async def routing(
     prefill: list[Engine], decode: list[Engine], retries: int = 2, size: int = 1 << 20
 ) -> AsyncIterator[Any]:
-    servers = [await asyncio.start_server(engine.serve, "127.0.0.1", 0) for engine in (*prefill, *decode)]
-    addresses = [Address.of(f"http://127.0.0.1:{s.sockets[0].getsockname()[1]}", "--decode") for s in servers]
-    ahead, behind = Engines(addresses[: len(prefill)]), Engines(addresses[len(prefill) :])
+    servers = [
+        await asyncio.start_server(engine.serve, "127.0.0.1", 0) for engine in (*prefill, *decode)
+    ]
+    addresses = [
+        Address.of(f"http://127.0.0.1:{s.sockets[0].getsockname()[1]}", "--decode") for s in servers
+    ]
+    ahead = Engines(addresses[: len(prefill)])
+    behind = Engines(addresses[len(prefill) :])
     router = Router(ahead, behind, Rules(retries, PATIENCE_S, PATIENCE_S, size))
     listener = listen("127.0.0.1", 0)
     server = server_of(router)
@@ -82,7 +107,9 @@ async def routing(
             each.close()
 
 
-async def post(at: Any, body: Any, path: str = "/v1/completions") -> tuple[int, bytes, dict[bytes, bytes]]:
+async def post(
+    at: Any, body: Any, path: str = "/v1/completions"
+) -> tuple[int, bytes, dict[bytes, bytes]]:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     headers = [(b"authorization", b"Bearer key"), (b"content-type", b"application/json")]
     async with ask(at.own, b"POST", path.encode(), headers, data, PATIENCE_S) as answer:
@@ -95,8 +122,15 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
 
 def test_the_prompt_goes_to_one_engine_and_the_rest_to_another() -> None:
     async def main() -> None:
-        prefill, decode = Engine({"kv_transfer_params": OFFER}), Engine({"text": "hi"})
-        body = {"prompt": LONG, "max_tokens": 9, "min_tokens": 2, "stream_options": {}, "seed": 2**60}
+        prefill = Engine({"kv_transfer_params": OFFER})
+        decode = Engine({"text": "hi"})
+        body = {
+            "prompt": LONG,
+            "max_tokens": 9,
+            "min_tokens": 2,
+            "stream_options": {},
+            "seed": 2**60,
+        }
         async with routing([prefill], [decode]) as at:
             status, said, headers = await post(at, body)
             assert (status, json.loads(said), headers[b"x-own"]) == (200, {"text": "hi"}, b"1")
@@ -104,7 +138,12 @@ def test_the_prompt_goes_to_one_engine_and_the_rest_to_another() -> None:
             chat = {"messages": [{"role": "user", "content": LONG}], "max_completion_tokens": 9}
             assert (await post(at, chat, "/v1/chat/completions"))[0] == 200
         (_, first), (_, second) = prefill.asked
-        assert (first["max_tokens"], first["stream"], first["n"], first["prompt"]) == (1, False, 1, LONG)
+        assert (first["max_tokens"], first["stream"], first["n"], first["prompt"]) == (
+            1,
+            False,
+            1,
+            LONG,
+        )
         assert first["kv_transfer_params"]["do_remote_decode"] is True
         assert "min_tokens" not in first
         assert second["max_completion_tokens"] == 1
@@ -126,7 +165,8 @@ def test_the_prompt_goes_to_one_engine_and_the_rest_to_another() -> None:
 )
 def test_what_cannot_be_split_goes_to_a_decode_engine_as_it_came(path: str, body: Any) -> None:
     async def main() -> None:
-        prefill, decode = Engine({}), Engine({"text": "hi"})
+        prefill = Engine({})
+        decode = Engine({"text": "hi"})
         async with routing([prefill], [decode]) as at:
             assert (await post(at, body, path))[0] == 200
         assert prefill.asked == []
@@ -147,10 +187,13 @@ def test_streams_are_passed_on_as_they_come_and_end_when_the_client_leaves() -> 
     run(main)
 
 
-@pytest.mark.parametrize("answer", [None, (503, {}), (500, {}), (200, {"no": "offer"}), [b"x", None]])
+@pytest.mark.parametrize(
+    "answer", [None, (503, {}), (500, {}), (200, {"no": "offer"}), [b"x", None]]
+)
 def test_a_prompt_that_no_engine_computes_is_computed_where_it_goes_on(answer: Any) -> None:
     async def main() -> None:
-        prefill, decode = [Engine(answer), Engine(answer)], Engine({"text": "hi"})
+        prefill = [Engine(answer), Engine(answer)]
+        decode = Engine({"text": "hi"})
         async with routing(prefill, [decode]) as at:
             assert (await post(at, {"prompt": LONG}))[0] == 200
         assert decode.asked == [("/v1/completions", {"prompt": LONG})]
@@ -162,7 +205,8 @@ def test_a_prompt_that_no_engine_computes_is_computed_where_it_goes_on(answer: A
 
 def test_what_is_wrong_with_a_request_is_said_by_who_gets_it_as_it_came() -> None:
     async def main() -> None:
-        prefill, decode = Engine((400, {"error": "max_tokens"})), Engine((400, {"error": "temperature"}))
+        prefill = Engine((400, {"error": "max_tokens"}))
+        decode = Engine((400, {"error": "temperature"}))
         async with routing([prefill], [decode]) as at:
             status, said, _ = await post(at, {"prompt": "a"})
         assert (status, json.loads(said)) == (400, {"error": "temperature"})
@@ -207,7 +251,11 @@ def test_where_nobody_answers_the_client_is_told_to_come_again() -> None:
             assert "no engine answers" in json.loads(said)["error"]["message"]
             async with ask(at.own, b"GET", b"/health", [], b"", PATIENCE_S) as answer:
                 shown = json.loads(await answer.whole())
-            assert (answer.status, shown["decode"][0]["up"], shown["decode"][0]["lost"]) == (503, False, 2)
+            assert (answer.status, shown["decode"][0]["up"], shown["decode"][0]["lost"]) == (
+                503,
+                False,
+                2,
+            )
         async with routing([], [Engine((429, {"error": "full"}))], retries=1) as at:
             assert (await post(at, {"prompt": "a"}))[0] == 429
             async with ask(at.own, b"GET", b"/health", [], b"", PATIENCE_S) as answer:
@@ -218,7 +266,12 @@ def test_where_nobody_answers_the_client_is_told_to_come_again() -> None:
 
 def test_what_engines_say_of_their_features_is_shown() -> None:
     async def main() -> None:
-        features = {"kv_connector_info": {"state": "degraded", "reason": "dtype is float32 there and bfloat16 here"}}
+        features = {
+            "kv_connector_info": {
+                "state": "degraded",
+                "reason": "dtype is float32 there and bfloat16 here",
+            }
+        }
         engine = Engine({})
         engine.health |= {"features": features}
         async with routing([], [engine]) as at, asyncio.timeout(PATIENCE_S):
@@ -264,13 +317,16 @@ def test_conversations_stay_where_their_beginning_was_seen_unless_that_engine_is
 
 def test_keys_stand_for_all_that_bears_on_a_prompt() -> None:
     body = {"messages": [{"role": "user", "content": LONG}], "model": "m"}
-    keys, seen = prefix_keys(body), Seen()
+    keys = prefix_keys(body)
+    seen = Seen()
     seen.add(keys)
     longer = {**body, "messages": [*body["messages"], {"role": "assistant", "content": LONG}]}
     assert seen.match(prefix_keys(longer)) == len(keys)
     for other in ({"cache_salt": "s"}, {"model": "n"}, {"tools": [{}]}):
         assert seen.match(prefix_keys({**body, **other})) == 0
-    assert prefix_keys({"prompt": [1, 2] * PIECE_BYTES}) != prefix_keys({"prompt": [2, 1] * PIECE_BYTES})
+    assert prefix_keys({"prompt": [1, 2] * PIECE_BYTES}) != prefix_keys(
+        {"prompt": [2, 1] * PIECE_BYTES}
+    )
     assert prefix_keys({}) == []
 
 
@@ -298,7 +354,9 @@ def test_what_it_cannot_do_is_refused_by_name(arguments: dict[str, Any], named: 
 
 
 def test_what_the_server_logs_goes_where_all_goes() -> None:
-    handlers = [logging.getLogger(name).handlers for name in ("uvicorn", "uvicorn.error", "uvicorn.access")]
+    handlers = [
+        logging.getLogger(name).handlers for name in ("uvicorn", "uvicorn.error", "uvicorn.access")
+    ]
     before = [[*each] for each in handlers]
     server_of(None)
     assert handlers == before

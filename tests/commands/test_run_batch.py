@@ -26,7 +26,9 @@ def line(name: str, url: str = "/v1/completions", **body: Any) -> bytes:
 
 
 class App:
-    """An ASGI application that answers with what it was sent, the later the shorter; counts what is under way."""
+    """An ASGI application that answers with what it was sent, the later the shorter; counts what is
+    under way.
+    """
 
     def __init__(self) -> None:
         self.now = self.most = 0
@@ -45,7 +47,8 @@ class App:
 
 
 def results_of(*lines: bytes) -> tuple[list[Any], App]:
-    app, found = App(), list[Any]()
+    app = App()
+    found = list[Any]()
     tally = asyncio.run(Batch(app).run(lines, lambda result: found.append(json.loads(result))))
     assert tally.answered + tally.failed == len(found)
     assert tally.failed == sum(result["error"] is not None for result in found)
@@ -62,7 +65,9 @@ def test_results_stand_in_the_order_of_the_lines() -> None:
 
 
 def test_only_so_many_are_under_way() -> None:
-    found, app = results_of(*(line(str(i), turns=3000 if i == 0 else 1) for i in range(AT_ONCE + 50)))
+    found, app = results_of(
+        *(line(str(i), turns=3000 if i == 0 else 1) for i in range(AT_ONCE + 50))
+    )
     assert len(found) == AT_ONCE + 50
     assert app.most <= AT_ONCE
 
@@ -100,8 +105,11 @@ def test_what_the_server_refuses_is_kept() -> None:
     assert result["response"]["body"]["error"] == result["error"] == {"message": "no"}
 
 
-def test_a_file_is_answered_by_the_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    requests, results = tmp_path / "requests.jsonl", tmp_path / "results.jsonl"
+def test_a_file_is_answered_by_the_engine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    requests = tmp_path / "requests.jsonl"
+    results = tmp_path / "results.jsonl"
     lines = [
         line("chat", "/v1/chat/completions", messages=MESSAGES, max_tokens=4),
         line("text", prompt="hello", max_tokens=3),
@@ -109,8 +117,25 @@ def test_a_file_is_answered_by_the_engine(tmp_path: Path, capsys: pytest.Capture
         line("no embeddings", "/v1/embeddings", input="hello"),
     ]
     requests.write_bytes(b"\n".join(lines))
-    small = ["--max-model-len", "256", "--num-threads", "1", "--log-level", "error", "--api-key", "secret"]
-    command = ["run-batch", "scripted:", "-i", str(requests), "-o", str(results), "--disable-frontend-multiprocessing"]
+    small = [
+        "--max-model-len",
+        "256",
+        "--num-threads",
+        "1",
+        "--log-level",
+        "error",
+        "--api-key",
+        "secret",
+    ]
+    command = [
+        "run-batch",
+        "scripted:",
+        "-i",
+        str(requests),
+        "-o",
+        str(results),
+        "--disable-frontend-multiprocessing",
+    ]
     assert main([*command, *small]) == 0
     assert "answered 2, failed 2" in capsys.readouterr().out
     chat, text, bad, refused = map(json.loads, results.read_bytes().splitlines())
@@ -128,9 +153,15 @@ def test_files_that_cannot_be_are_named_before_a_model_is_loaded(tmp_path: Path)
         opened(str(tmp_path / "nowhere")),
     ):
         pass
-    with pytest.raises(ConfigError, match=r"--output-file .* cannot be written"), written(str(tmp_path / "no" / "out")):
+    with (
+        pytest.raises(ConfigError, match=r"--output-file .* cannot be written"),
+        written(str(tmp_path / "no" / "out")),
+    ):
         pass
-    assert main(["run-batch", "-i", str(here), "-o", f"{tmp_path}/../{tmp_path.name}/requests.jsonl"]) != 0
+    assert (
+        main(["run-batch", "-i", str(here), "-o", f"{tmp_path}/../{tmp_path.name}/requests.jsonl"])
+        != 0
+    )
     assert here.read_bytes() == line("a")
 
 
@@ -190,5 +221,8 @@ def test_results_that_nobody_takes_stay_here(tmp_path: Path) -> None:
         put()
     (kept,) = tmp_path.iterdir()
     assert kept.read_bytes() == b"done\n"
-    with pytest.raises(EngineError, match="cannot be fetched"), opened("http://127.0.0.1:9/requests"):
+    with (
+        pytest.raises(EngineError, match="cannot be fetched"),
+        opened("http://127.0.0.1:9/requests"),
+    ):
         pass

@@ -1,4 +1,6 @@
-"""Parts of the small parent of `engine serve`: bounds of memory, messages with descriptors, what it keeps."""
+"""Parts of the small parent of `engine serve`: bounds of memory, messages with descriptors, what it
+keeps.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,15 @@ import pytest
 from builtin_plugins.commands.serve.charges import Charges
 from builtin_plugins.commands.serve.folders import remove_folders_of
 from builtin_plugins.commands.serve.memory import memory_limit, resident_bytes, used_seconds
-from builtin_plugins.commands.serve.messages import Answer, Keep, Launch, Request, Tell, receive, send
+from builtin_plugins.commands.serve.messages import (
+    Answer,
+    Keep,
+    Launch,
+    Request,
+    Tell,
+    receive,
+    send,
+)
 from core.errors import ConfigError
 
 GIB = 1024**3
@@ -84,7 +94,10 @@ def test_no_single_allocation_takes_the_machine() -> None:
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     assert hard == resource.RLIM_INFINITY
     assert (
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "refused\n"
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        == "refused\n"
     )
 
 
@@ -117,7 +130,11 @@ def test_folders_of_processes_that_have_ended_are_removed_and_no_others(tmp_path
         (base / name).mkdir(parents=True)
     (base / "engine-7-link").symlink_to(outside)
     remove_folders_of({7, 9}, base)
-    assert sorted(path.name for path in base.iterdir()) == ["engine-7-link", "engine-8-a", "engine-x"]
+    assert sorted(path.name for path in base.iterdir()) == [
+        "engine-7-link",
+        "engine-8-a",
+        "engine-x",
+    ]
     assert (outside / "file").exists()
     remove_folders_of({7}, tmp_path / "nowhere")
 
@@ -175,7 +192,10 @@ def test_a_kept_process_hears_of_the_death_of_who_serves_and_others_end(owner: O
     assert lines.readline() == "hello\n"
     owner.charges.part()
     assert lines.readline() == "\n"
-    assert owner.reap(other) in (-signal.SIGKILL, 7)  # it may hear that it is alone before it is ended
+    assert owner.reap(other) in (
+        -signal.SIGKILL,
+        7,
+    )  # it may hear that it is alone before it is ended
     held = owner.charges.held()["engine"]
     assert (held.note, held.pid) == (b"3", kept)
     owner.charges.release(kept)
@@ -203,7 +223,9 @@ def test_at_the_end_everything_goes(owner: Owner, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fails", [lambda: [b"/nowhere/python", b"?"]])
-def test_what_cannot_be_started_leaves_no_descriptor(owner: Owner, fails: Callable[[], list[bytes]]) -> None:
+def test_what_cannot_be_started_leaves_no_descriptor(
+    owner: Owner, fails: Callable[[], list[bytes]]
+) -> None:
     before = len(os.listdir("/proc/self/fd"))
     reading, writing = os.pipe()
     with pytest.raises(OSError, match="nowhere"):

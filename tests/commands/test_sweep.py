@@ -1,4 +1,6 @@
-"""`engine bench sweep serve`: commands made of settings, a server for each, results that are kept and gone on with."""
+"""`engine bench sweep serve`: commands made of settings, a server for each, results that are kept
+and gone on with.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,14 @@ class Sweep:
         self.bench = f"{python} {folder / 'bench.py'}"
 
     def run(self, *flags: str, bench: str = "", what: str = "serve") -> int:
-        commands = ["--serve-cmd", self.serve, "--bench-cmd", self.bench + bench, "-o", str(self.folder / "out")]
+        commands = [
+            "--serve-cmd",
+            self.serve,
+            "--bench-cmd",
+            self.bench + bench,
+            "-o",
+            str(self.folder / "out"),
+        ]
         return main(["bench", "sweep", what, *commands, *flags])
 
     def params(self, name: str, value: Any) -> str:
@@ -69,18 +78,33 @@ def sweep(tmp_path: Path) -> Sweep:
     return Sweep(tmp_path)
 
 
-def test_a_dry_run_prints_every_command_and_runs_none(sweep: Sweep, capsys: pytest.CaptureFixture[str]) -> None:
-    serve, bench = sweep.params("serve", [{"size": 2}, {"size": 3}]), sweep.params("bench", [{"rate": 1}, {"rate": 2}])
-    assert sweep.run("--serve-params", serve, "--bench-params", bench, "--dry-run", "--num-runs", "5") == 0
+def test_a_dry_run_prints_every_command_and_runs_none(
+    sweep: Sweep, capsys: pytest.CaptureFixture[str]
+) -> None:
+    serve = sweep.params("serve", [{"size": 2}, {"size": 3}])
+    bench = sweep.params("bench", [{"rate": 1}, {"rate": 2}])
+    assert (
+        sweep.run("--serve-params", serve, "--bench-params", bench, "--dry-run", "--num-runs", "5")
+        == 0
+    )
     lines = capsys.readouterr().out.splitlines()
-    assert [line.endswith(("--size 2", "--size 3")) for line in lines] == [True, False, False, True, False, False]
+    assert [line.endswith(("--size 2", "--size 3")) for line in lines] == [
+        True,
+        False,
+        False,
+        True,
+        False,
+        False,
+    ]
     assert lines[1].startswith("  5 x ")
     assert "--rate 1 --output-json" in lines[1]
     assert not sweep.log.exists()
     assert not (sweep.folder / "out").exists()
 
 
-def test_a_server_serves_all_its_loads_and_each_run_is_kept(sweep: Sweep, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_serves_all_its_loads_and_each_run_is_kept(
+    sweep: Sweep, capsys: pytest.CaptureFixture[str]
+) -> None:
     bench = sweep.params("bench", {"slow": {"rate": 1}, "fast": {"rate": 2}})
     assert sweep.run("--bench-params", bench, "--num-runs", "2") == 0
     assert sweep.log.read_text().splitlines() == ["started --size 1", *["/reset_prefix_cache"] * 4]
@@ -99,7 +123,9 @@ def test_a_server_serves_all_its_loads_and_each_run_is_kept(sweep: Sweep, capsys
     assert len(json.loads((folder / "summary.json").read_text())) == 4
 
 
-def test_what_fails_is_said_and_leaves_no_result(sweep: Sweep, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_fails_is_said_and_leaves_no_result(
+    sweep: Sweep, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert sweep.run(bench=" --fail") == 1
     assert "the benchmark ended with exit status 3" in capsys.readouterr().err
     assert list((sweep.folder / "out").rglob("*.json")) == []
@@ -125,11 +151,21 @@ def test_the_largest_load_under_which_a_promise_holds_is_written_down(
 ) -> None:
     promise = sweep.params("sla", [{"p99_ttft_ms": "<=30"}])
     bench = sweep.params("bench", {"short": {"size": 1}})
-    assert sweep.run("--sla-params", promise, "--bench-params", bench, "--num-runs", "1", what="serve_sla") == 0
+    assert (
+        sweep.run(
+            "--sla-params", promise, "--bench-params", bench, "--num-runs", "1", what="serve_sla"
+        )
+        == 0
+    )
     assert "p99_ttft_ms <=30: request_rate 3" in capsys.readouterr().out
     (folder,) = (sweep.folder / "out").iterdir()
     assert json.loads((folder / "sla.jsonl").read_text())["request_rate"] == 3
-    assert [row["request_rate"] for row in json.loads((folder / "summary.json").read_text())] == [1, 2, 4, 3]
+    assert [row["request_rate"] for row in json.loads((folder / "summary.json").read_text())] == [
+        1,
+        2,
+        4,
+        3,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -150,10 +186,28 @@ def test_a_promise_that_cannot_be_measured_is_refused(
 
 
 def test_settings_become_flags_and_replace_those_that_are_there() -> None:
-    settings = {"max_num_seqs": 8, "enable_x": True, "prefix": False, "gone": None, "json": {"a": 1}, "_name": "n"}
+    settings = {
+        "max_num_seqs": 8,
+        "enable_x": True,
+        "prefix": False,
+        "gone": None,
+        "json": {"a": 1},
+        "_name": "n",
+    }
     words = command("engine serve m --max-num-seqs=4 --max_num_seqs 2 --port 8000", settings)
     assert words == [
-        *["engine", "serve", "m", "--port", "8000", "--max-num-seqs", "8", "--enable-x", "--no-prefix", "--json"],
+        *[
+            "engine",
+            "serve",
+            "m",
+            "--port",
+            "8000",
+            "--max-num-seqs",
+            "8",
+            "--enable-x",
+            "--no-prefix",
+            "--json",
+        ],
         '{"a": 1}',
     ]
 

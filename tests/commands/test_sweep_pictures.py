@@ -1,4 +1,6 @@
-"""`engine bench sweep plot` and `plot_pareto`: which runs are drawn, in which panels, and what is best."""
+"""`engine bench sweep plot` and `plot_pareto`: which runs are drawn, in which panels, and what is
+best.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ ROWS = [
 def folder(tmp_path: Path) -> Path:
     for name, size in (("one", 8), ("two", 64)):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "summary.json").write_text(json.dumps([row for row in ROWS if row["size"] == size]))
+        (tmp_path / name / "summary.json").write_text(
+            json.dumps([row for row in ROWS if row["size"] == size])
+        )
     return tmp_path
 
 
@@ -74,7 +78,14 @@ def test_a_wrong_condition_is_refused(conditions: str, message: str) -> None:
 
 
 def test_what_none_beats_in_both_is_best() -> None:
-    points = [(1.0, 9.0, "a"), (2.0, 9.0, "b"), (3.0, 5.0, "c"), (2.5, 5.0, "d"), (4.0, 1.0, "e"), (1.5, 1.0, "f")]
+    points = [
+        (1.0, 9.0, "a"),
+        (2.0, 9.0, "b"),
+        (3.0, 5.0, "c"),
+        (2.5, 5.0, "d"),
+        (4.0, 1.0, "e"),
+        (1.5, 1.0, "f"),
+    ]
     assert [label for _, _, label in best(points)] == ["b", "c", "e"]
 
 
@@ -100,12 +111,22 @@ def test_what_none_beats_in_both_is_best() -> None:
             ],
             ["a-size=64.png", "a-size=8.png"],
         ),
-        ("plot_pareto", ["--gpu-count-var", "size", "--label-by", "size,max_concurrency"], ["FIGURE-pareto.png"]),
+        (
+            "plot_pareto",
+            ["--gpu-count-var", "size", "--label-by", "size,max_concurrency"],
+            ["FIGURE-pareto.png"],
+        ),
     ],
 )
-def test_pictures_are_drawn(what: str, flags: list[str], files: list[str], folder: Path, capsys: Any) -> None:
+def test_pictures_are_drawn(
+    what: str, flags: list[str], files: list[str], folder: Path, capsys: Any
+) -> None:
     pytest.importorskip("matplotlib")
-    common = ["--fig-dir", str(folder / "drawn"), *(["--var-y", "p99_e2el_ms"] if what == "plot" else [])]
+    common = [
+        "--fig-dir",
+        str(folder / "drawn"),
+        *(["--var-y", "p99_e2el_ms"] if what == "plot" else []),
+    ]
     assert main(["bench", "sweep", what, str(folder), *flags, *common, "--dry-run"]) == 0
     assert not (folder / "drawn").exists()
     assert main(["bench", "sweep", what, str(folder), *flags, *common]) == 0
@@ -124,7 +145,10 @@ def test_pictures_are_drawn(what: str, flags: list[str], files: list[str], folde
             "--var-y p99_e2e_ms: no run has it; did you mean 'p99_e2el_ms'",
         ),
         (["plot", ".", "--curve-by", "sizes"], "--curve-by sizes: no run has it"),
-        (["plot_pareto", ".", "--user-count-var", "users"], "--user-count-var users: no run has it"),
+        (
+            ["plot_pareto", ".", "--user-count-var", "users"],
+            "--user-count-var users: no run has it",
+        ),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(

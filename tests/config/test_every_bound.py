@@ -1,4 +1,6 @@
-"""Every flag has a bound and a type: whatever is given to any of them is sane afterwards, or refused by name."""
+"""Every flag has a bound and a type: whatever is given to any of them is sane afterwards, or
+refused by name.
+"""
 
 from __future__ import annotations
 
@@ -53,9 +55,13 @@ def check_sane(found: Field, value: Any) -> None:
     for item in scalars(value):
         if isinstance(item, str):
             blank = found.type.items is not None and found.type.items.blank
-            assert item in found.type.choices or ((item if blank else item.strip()) and "\0" not in item)
+            assert item in found.type.choices or (
+                (item if blank else item.strip()) and "\0" not in item
+            )
         elif isinstance(item, (int, float)) and not isinstance(item, bool):
-            assert item in found.type.choices or (within is not None and within.least <= item <= within.most)
+            assert item in found.type.choices or (
+                within is not None and within.least <= item <= within.most
+            )
         else:
             assert isinstance(item, (bool, dict)), f"{item!r} is of no type a flag has"
 
@@ -131,7 +137,8 @@ def test_the_bound_is_told_with_what_to_do() -> None:
     with pytest.raises(ConfigError, match=r"^--step-timeout nan is no number\."):
         config_from_kwargs({"step_timeout": math.nan})
     with pytest.raises(
-        ConfigError, match=r"^--served-model-name is empty, or holds an empty text; give one, or leave it"
+        ConfigError,
+        match=r"^--served-model-name is empty, or holds an empty text; give one, or leave it",
     ):
         config_from_kwargs({"served_model_name": ["a", ""]})
     with pytest.raises(ConfigError, match=r"^--journal holds a NUL character"):
@@ -139,7 +146,10 @@ def test_the_bound_is_told_with_what_to_do() -> None:
 
 
 def test_an_option_without_bounds_of_its_own_fits_64_bits_and_is_finite() -> None:
-    plain = [("acme", Option("acme_count", int, 1, "")), ("acme", Option("acme_share", float, 1.0, ""))]
+    plain = [
+        ("acme", Option("acme_count", int, 1, "")),
+        ("acme", Option("acme_share", float, 1.0, "")),
+    ]
     for name, value in (("acme_count", 2**63), ("acme_share", math.inf), ("acme_share", math.nan)):
         with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')} "):
             config_from_kwargs({name: value}, plain)

@@ -35,7 +35,10 @@ def plugin(name: str, *options: Option) -> list[tuple[str, Option]]:
 
 
 PORT = plugin("web", Option("port", int, 8000, "Port."))
-LORA = plugin("planned", Option("enable_lora", bool, False, "LoRA", refuse="LoRA adapters: not part of this version."))
+LORA = plugin(
+    "planned",
+    Option("enable_lora", bool, False, "LoRA", refuse="LoRA adapters: not part of this version."),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -53,22 +56,38 @@ def from_file(path: Path, text: str, options: Any = ()) -> tuple[EngineConfig, P
 class TestKeywords:
     def test_flat_names_reach_their_sections(self) -> None:
         config = config_from_kwargs(
-            {"model": "m", "dtype": "float", "max_model_len": 64, "num_gpu_blocks_override": 4, "port": 1}, PORT
+            {
+                "model": "m",
+                "dtype": "float",
+                "max_model_len": 64,
+                "num_gpu_blocks_override": 4,
+                "port": 1,
+            },
+            PORT,
         )
-        assert (config.model.model, config.model.dtype, config.model.max_model_len) == ("m", "float", 64)
+        assert (config.model.model, config.model.dtype, config.model.max_model_len) == (
+            "m",
+            "float",
+            64,
+        )
         assert config.cache.num_gpu_blocks_override == 4
         assert config.options == {"port": 1}
 
     def test_none_means_the_default(self) -> None:
-        assert config_from_kwargs({"block_size": None, "seed": None, "port": None}, PORT) == config_from_kwargs(
-            {}, PORT
-        )
+        assert config_from_kwargs(
+            {"block_size": None, "seed": None, "port": None}, PORT
+        ) == config_from_kwargs({}, PORT)
 
     def test_human_sizes_work_as_keywords_too(self) -> None:
-        assert config_from_kwargs({"kv_cache_memory_bytes": "1M"}).cache.kv_cache_memory_bytes == 1024**2
+        assert (
+            config_from_kwargs({"kv_cache_memory_bytes": "1M"}).cache.kv_cache_memory_bytes
+            == 1024**2
+        )
 
     def test_unknown_keyword_names_the_nearest(self) -> None:
-        with pytest.raises(ConfigError, match=r"unknown option 'max_modle_len'; did you mean 'max_model_len'\?"):
+        with pytest.raises(
+            ConfigError, match=r"unknown option 'max_modle_len'; did you mean 'max_model_len'\?"
+        ):
             config_from_kwargs({"max_modle_len": 1})
 
     def test_wrong_type_names_keyword_value_and_expectation(self) -> None:
@@ -79,14 +98,20 @@ class TestKeywords:
         with pytest.raises(ConfigError) as caught:
             config_from_kwargs({"max_num_seqs": 0})
         assert str(caught.value) == (
-            "--max-num-seqs 0 is too small; use at least 1. (--max-num-seqs is set by keyword max_num_seqs)"
+            "--max-num-seqs 0 is too small; use at least 1. (--max-num-seqs is set by keyword "
+            "max_num_seqs)"
         )
 
     def test_plugins_are_known_before_their_options(self) -> None:
-        assert plugins_from_kwargs({"plugins": ["none", "web"], "port": 1}) == (["none", "web"], None)
+        assert plugins_from_kwargs({"plugins": ["none", "web"], "port": 1}) == (
+            ["none", "web"],
+            None,
+        )
         assert plugins_from_kwargs({"plugins": "none,web>=1,<2"}) == (["none,web>=1,<2"], None)
 
-    def test_environment_selects_plugins_where_no_keyword_does(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_environment_selects_plugins_where_no_keyword_does(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("ENGINE_PLUGINS", "none,web")
         assert plugins_from_kwargs({}) == (["none,web"], None)
         assert plugins_from_kwargs({"plugins": ["other"]}) == (["other"], None)
@@ -96,7 +121,10 @@ class TestRefusedOptions:
     def test_asking_for_a_planned_feature_says_what_is_missing(self) -> None:
         with pytest.raises(ConfigError) as caught:
             config_from_kwargs({"enable_lora": True}, LORA)
-        assert str(caught.value) == "--enable-lora (keyword enable_lora): LoRA adapters: not part of this version."
+        assert (
+            str(caught.value)
+            == "--enable-lora (keyword enable_lora): LoRA adapters: not part of this version."
+        )
 
     def test_value_of_any_type_is_refused_with_the_same_text(self) -> None:
         with pytest.raises(ConfigError, match="LoRA adapters: not part of this version"):
@@ -108,29 +136,43 @@ class TestRefusedOptions:
     def test_the_plugin_that_brings_the_feature_takes_its_place(self) -> None:
         brings = plugin("lora", Option("enable_lora", bool, False, "Adapters."))
         for options in (LORA + brings, brings + LORA):
-            assert config_from_kwargs({"enable_lora": True}, options).options == {"enable_lora": True}
+            assert config_from_kwargs({"enable_lora": True}, options).options == {
+                "enable_lora": True
+            }
 
 
 class TestClashes:
     def test_two_plugins_with_one_option_are_both_named(self) -> None:
-        with pytest.raises(ConfigError, match=r"plugin 'b' contributes option 'port', which plugin 'web' has already"):
+        with pytest.raises(
+            ConfigError,
+            match=r"plugin 'b' contributes option 'port', which plugin 'web' has already",
+        ):
             FieldTable(PORT + plugin("b", Option("port", int, 1, "")))
 
     def test_option_of_the_engine_cannot_be_taken(self) -> None:
-        with pytest.raises(ConfigError, match="option 'dtype', which the engine itself has already"):
+        with pytest.raises(
+            ConfigError, match="option 'dtype', which the engine itself has already"
+        ):
             FieldTable(plugin("b", Option("dtype", str, "", "")))
 
     def test_impossible_default_is_the_plugins_fault(self) -> None:
-        with pytest.raises(ConfigError, match="plugin 'b': default of option 'x': expected an integer"):
+        with pytest.raises(
+            ConfigError, match="plugin 'b': default of option 'x': expected an integer"
+        ):
             FieldTable(plugin("b", Option("x", int, "five", "")))
 
 
 FILES = {
-    "flat.toml": 'max-model-len = "1k"\nport = 9\nplugins = ["none", "web"]\n[hf_overrides]\nrope_theta = 1e6\n',
-    "tables.toml": '[model]\nmax_model_len = 1000\nhf_overrides = {rope_theta = 1e6}\n[plugins]\nplugins = ["none", "web"]\n[web]\nport = 9\n',
-    "options.toml": '[model]\nmax_model_len = 1000\nhf_overrides = {rope_theta = 1e6}\n[plugins]\nplugins = ["none", "web"]\n[options]\nport = 9\n',
-    "flat.yaml": "max-model-len: 1k\nport: 9\nplugins: [none, web]\nhf_overrides:\n  rope_theta: 1000000.0\n",
-    "tables.yml": "model:\n  max_model_len: 1000\n  hf_overrides: {rope_theta: 1000000.0}\nplugins:\n  plugins: [none, web]\nweb: {port: 9}\n",
+    "flat.toml": 'max-model-len = "1k"\nport = 9\nplugins = ["none", '
+    '"web"]\n[hf_overrides]\nrope_theta = 1e6\n',
+    "tables.toml": "[model]\nmax_model_len = 1000\nhf_overrides = {rope_theta = "
+    '1e6}\n[plugins]\nplugins = ["none", "web"]\n[web]\nport = 9\n',
+    "options.toml": "[model]\nmax_model_len = 1000\nhf_overrides = {rope_theta = "
+    '1e6}\n[plugins]\nplugins = ["none", "web"]\n[options]\nport = 9\n',
+    "flat.yaml": "max-model-len: 1k\nport: 9\nplugins: [none, web]\nhf_overrides:\n  rope_theta: "
+    "1000000.0\n",
+    "tables.yml": "model:\n  max_model_len: 1000\n  hf_overrides: {rope_theta: "
+    "1000000.0}\nplugins:\n  plugins: [none, web]\nweb: {port: 9}\n",
 }
 
 
@@ -138,7 +180,12 @@ class TestFiles:
     @pytest.mark.parametrize("name", FILES)
     def test_every_form_gives_the_same_configuration(self, tmp_path: Path, name: str) -> None:
         config, provenance = from_file(tmp_path / name, FILES[name], PORT)
-        wanted = {"max_model_len": 1000, "hf_overrides": {"rope_theta": 1e6}, "plugins": ["none", "web"], "port": 9}
+        wanted = {
+            "max_model_len": 1000,
+            "hf_overrides": {"rope_theta": 1e6},
+            "plugins": ["none", "web"],
+            "port": 9,
+        }
         assert config == config_from_kwargs(wanted, PORT)
         assert re.fullmatch(rf"file .*{name}, line \d+(, \[\w+\])?", provenance.of("port"))
         assert provenance.of("dtype") == "default"
@@ -146,10 +193,14 @@ class TestFiles:
     @pytest.mark.parametrize(
         ("name", "text", "message"),
         [
-            ("a.toml", "[scheduler]\nmax_num_seq = 1\n", "line 2, [scheduler]: unknown key 'max_num_seq'; did you mean 'max_num_seqs'?"),
+            ("a.toml", "[scheduler]\nmax_num_seq = 1\n", "line 2, [scheduler]: unknown key "
+                                                         "'max_num_seq'; did you mean "
+                                                         "'max_num_seqs'?"),
             ("a.toml", "\nprot = 1\n", "line 2: unknown key 'prot'; did you mean 'port'?"),
-            ("a.toml", "[model]\nblock_size = 1\n", "line 2, [model]: 'block_size' belongs in [cache], or before the first table."),
-            ("a.yaml", "model:\n  modle: x\n", "line 2, [model]: unknown key 'modle'; did you mean 'model'?"),
+            ("a.toml", "[model]\nblock_size = 1\n", "line 2, [model]: 'block_size' belongs in "
+                                                    "[cache], or before the first table."),
+            ("a.yaml", "model:\n  modle: x\n", "line 2, [model]: unknown key 'modle'; did you mean "
+                                               "'model'?"),
             ("a.yaml", "max_num_seqs: many\n", "line 1: max_num_seqs 'many': expected an integer."),
             ("a.toml", "port = 1\n[web]\nport = 2\n", "'port' is set twice"),
             ("a.toml", "port = \n", "not valid TOML: Invalid value (at line 1"),
@@ -158,7 +209,9 @@ class TestFiles:
             ("a.ini", "", "unknown kind of file '.ini'; use .toml, .yaml or .yml."),
         ],
     )  # fmt: skip
-    def test_fault_is_named_with_file_and_line(self, tmp_path: Path, name: str, text: str, message: str) -> None:
+    def test_fault_is_named_with_file_and_line(
+        self, tmp_path: Path, name: str, text: str, message: str
+    ) -> None:
         with pytest.raises(ConfigError) as caught:
             from_file(tmp_path / name, text, PORT)
         assert message in str(caught.value)
@@ -175,12 +228,14 @@ class TestFiles:
         assert from_file(tmp_path / "n.yaml", "block_size: null\n")[0].cache.block_size == 16
 
 
-KEYS = st.sampled_from(["model", "seed", "hf-overrides", "plugins", "web", "port", "options", "cache"]) | st.text(
-    max_size=8
-)
+KEYS = st.sampled_from(
+    ["model", "seed", "hf-overrides", "plugins", "web", "port", "options", "cache"]
+) | st.text(max_size=8)
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS | st.integers(), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(KEYS | st.integers(), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 
@@ -205,8 +260,14 @@ def test_later_layer_wins_and_is_the_origin(tmp_path: Path) -> None:
         layer_from_keywords(table, {"log_level": "warning"}),
     ]
     config, provenance = assemble(table, layers)
-    assert (config.observability.log_level, provenance.of("log_level")) == ("warning", "keyword log_level")
-    assert (config.plugins.plugins, provenance.of("plugins")) == (["b"], "environment ENGINE_PLUGINS")
+    assert (config.observability.log_level, provenance.of("log_level")) == (
+        "warning",
+        "keyword log_level",
+    )
+    assert (config.plugins.plugins, provenance.of("plugins")) == (
+        ["b"],
+        "environment ENGINE_PLUGINS",
+    )
     assert (config.model.seed, provenance.of("seed")) == (1, f"file {path}, line 3")
 
 
@@ -217,7 +278,9 @@ def test_variable_of_a_field_nobody_has_is_passed_over() -> None:
 
 
 def test_configuration_travels_as_json_and_msgpack() -> None:
-    config = config_from_kwargs({"hf_overrides": {"a": [1, None]}, "served_model_name": ["x"], "port": 9}, PORT)
+    config = config_from_kwargs(
+        {"hf_overrides": {"a": [1, None]}, "served_model_name": ["x"], "port": 9}, PORT
+    )
     plain = msgspec.to_builtins(config)
     assert msgspec.convert(plain, EngineConfig) == config
     assert msgspec.json.decode(msgspec.json.encode(config), type=EngineConfig) == config
@@ -231,16 +294,20 @@ def test_configuration_travels_as_json_and_msgpack() -> None:
         ({"served_model_name": []}, "--served-model-name holds no usable name"),
         ({"max_model_len": 0}, "--max-model-len 0 leaves no room"),
         ({"max_logprobs": -2}, "--max-logprobs -2 is too small; use at least -1."),
-        ({"seed": 2**63}, "--seed 9223372036854775808 is too large; use at most 9223372036854775807."),
+        ({"seed": 2**63}, "--seed 9223372036854775808 is too large; use at most "
+                          "9223372036854775807."),
         ({"block_size": 0}, "--block-size 0 is too small; use at least 1."),
-        ({"gpu_memory_utilization": 1.5}, "--gpu-memory-utilization 1.5 is too large; use at most 1."),
+        ({"gpu_memory_utilization": 1.5}, "--gpu-memory-utilization 1.5 is too large; use at most "
+                                          "1."),
         ({"max_num_batched_tokens": 0}, "--max-num-batched-tokens 0 is too small"),
         ({"stream_interval": 0}, "--stream-interval 0 is too small"),
         ({"tensor_parallel_size": 0}, "--tensor-parallel-size 0 is too small"),
         ({"num_threads": 0}, "--num-threads 0 is too small"),
     ],
 )  # fmt: skip
-def test_value_outside_its_limits_is_refused_by_flag(keywords: dict[str, Any], message: str) -> None:
+def test_value_outside_its_limits_is_refused_by_flag(
+    keywords: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         config_from_kwargs(keywords)
     assert message in str(caught.value)
@@ -248,7 +315,9 @@ def test_value_outside_its_limits_is_refused_by_flag(keywords: dict[str, Any], m
 
 def test_names_are_unique_over_all_sections() -> None:
     table = FieldTable()
-    assert len(table.by_name) == sum(len(dataclasses.fields(kind)) for kind in table.sections.values())
+    assert len(table.by_name) == sum(
+        len(dataclasses.fields(kind)) for kind in table.sections.values()
+    )
 
 
 def test_sections_are_frozen() -> None:

@@ -13,7 +13,9 @@ from core.config.fields import FieldTable, Option
 def test_every_field_and_section_has_a_text() -> None:
     docs = section_docs()
     table = FieldTable()
-    missing = [name for name in [*table.by_name, *(f"[{s}]" for s in table.sections)] if not docs.get(name)]
+    missing = [
+        name for name in [*table.by_name, *(f"[{s}]" for s in table.sections)] if not docs.get(name)
+    ]
     assert missing == []
 
 

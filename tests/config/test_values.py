@@ -68,7 +68,11 @@ REFUSED: list[tuple[Any, Any, str]] = [
     (bool, "yes", "expected true or false"),
     (bool, 1, "expected true or false"),
     (str, 5, "expected text"),
-    (Literal["float16", "float32"], "flaot16", "expected one of float16, float32; did you mean 'float16'?"),
+    (
+        Literal["float16", "float32"],
+        "flaot16",
+        "expected one of float16, float32; did you mean 'float16'?",
+    ),
     (Literal[1, 2], True, "expected one of 1, 2"),
     (list[int], ["a"], "expected an integer"),
     (tuple[int, int], ["1"], "expected 2 values, not 1"),
@@ -100,7 +104,9 @@ def test_other_value_is_refused_with_what_was_expected(hint: Any, value: Any, me
 
 
 def test_type_no_flag_can_express_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match=r"Unsupported type <class 'complex'> for argument field\."):
+    with pytest.raises(
+        ConfigError, match=r"Unsupported type <class 'complex'> for argument field\."
+    ):
         ValueType.of(complex, "field")
 
 
@@ -120,7 +126,9 @@ def test_decimal_with_decimal_suffix_is_exact(number: Decimal) -> None:
     assert ValueType.of(Size, "field").convert(f"{number}k") == int(number * 1000)
 
 
-@given(st.text(max_size=12), st.sampled_from([Size | None, dict[str, Any], list[int], Literal["a"]]))
+@given(
+    st.text(max_size=12), st.sampled_from([Size | None, dict[str, Any], list[int], Literal["a"]])
+)
 def test_any_text_is_converted_or_refused(text: str, hint: Any) -> None:
     with contextlib.suppress(BadValue):
         ValueType.of(hint, "field").convert(text)

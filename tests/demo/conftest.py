@@ -1,4 +1,6 @@
-"""What the tests of the demo model share beside `demo_llm`: a tokenizer, and threads left as they were."""
+"""What the tests of the demo model share beside `demo_llm`: a tokenizer, and threads left as they
+were.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,14 @@ from examples.demo_model.draft import acceptance, walk
 from examples.demo_model.layout import make_layout, plain_row
 from examples.demo_model.mix import evaluation_items
 from examples.demo_model.model import DemoModel, Shape, load_model, save_model
-from examples.demo_model.quantize import LAYOUTS, dequantized, is_quantized, plain_checkpoint, quantize, rounded
+from examples.demo_model.quantize import (
+    LAYOUTS,
+    dequantized,
+    is_quantized,
+    plain_checkpoint,
+    quantize,
+    rounded,
+)
 from examples.demo_model.tokenizer import save_tokenizer, special_ids
 
 SMALL = Shape(
@@ -93,7 +100,8 @@ def test_a_trained_adapter_is_peft_s_and_changes_the_model(folder, tmp_path):
     b = tensors["base_model.model.model.layers.1.self_attn.q_proj.lora_B.weight"]
     assert (config["peft_type"], config["r"]) == ("LORA", a.shape[0])
     assert (a.shape[1], b.shape) == (64, (64, config["r"]))
-    plain, merged = load_file(folder / "model.safetensors"), merge_adapter(folder, tmp_path)
+    plain = load_file(folder / "model.safetensors")
+    merged = merge_adapter(folder, tmp_path)
     changed = {name for name in plain if not torch.equal(plain[name], merged[name])}
     assert changed
     assert all(is_quantized(name) for name in changed)
@@ -112,16 +120,24 @@ def test_a_model_accepts_all_of_its_own_tokens_and_none_behind_a_wrong_guess(fol
     model = load_model(folder)
     ids = [5, 6, 7]
     for _ in range(11):
-        ids.append(int(model.logits(model(torch.tensor(ids), make_layout([plain_row(ids)]))[-1]).argmax()))
-    prompt, said = ids[:3], ids[3:]
-    assert walk(model, prompt, said) == (9, 9)  # 4, one of the target's own, 4, one more, and the last
+        ids.append(
+            int(model.logits(model(torch.tensor(ids), make_layout([plain_row(ids)]))[-1]).argmax())
+        )
+    prompt = ids[:3]
+    said = ids[3:]
+    assert walk(model, prompt, said) == (
+        9,
+        9,
+    )  # 4, one of the target's own, 4, one more, and the last
     wrong = [(token + 1) % 512 for token in said]
     accepted, guessed = walk(model, prompt, wrong)
     assert accepted < guessed
 
 
 def test_acceptance_is_counted_by_skill(folder):
-    items = [item for skill in ("lists", "json") for item in evaluation_items(skill, seed=0, count=2)]
+    items = [
+        item for skill in ("lists", "json") for item in evaluation_items(skill, seed=0, count=2)
+    ]
     counts = acceptance(folder, folder, items, [item.answer for item in items])
     assert set(counts) == {"lists", "json"}
     assert all(0 <= accepted <= guessed for accepted, guessed in counts.values())

@@ -1,4 +1,6 @@
-"""Outputs that the companions script writes: small, the same from the same seeds, and guessing from them changes no answer."""
+"""Outputs that the companions script writes: small, the same from the same seeds, and guessing from
+them changes no answer.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def outputs(demo_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return folder
 
 
-def test_they_are_small_and_begin_as_fewer_do(outputs: Path, demo_folder: Path, tmp_path: Path) -> None:
+def test_they_are_small_and_begin_as_fewer_do(
+    outputs: Path, demo_folder: Path, tmp_path: Path
+) -> None:
     assert sum(path.stat().st_size for path in outputs.iterdir()) < 500_000
     save_outputs(demo_folder, tmp_path, 128)
     few, many = (load_file(folder / FILE)["tokens"] for folder in (tmp_path, outputs))
@@ -32,16 +36,25 @@ def test_they_are_small_and_begin_as_fewer_do(outputs: Path, demo_folder: Path, 
     assert torch.equal(few, many[: len(few)])
 
 
-def test_half_of_the_tokens_of_new_answers_are_guessed_from_them(demo_llm: LLM, outputs: Path) -> None:
+def test_half_of_the_tokens_of_new_answers_are_guessed_from_them(
+    demo_llm: LLM, outputs: Path
+) -> None:
     """The items are held out: no answer of these is in the file."""
     items = [item for skill in SKILLS for item in evaluation_items(skill, seed=5, count=4)]
     prompts = [demo_llm.preprocess_chat(item.messages, **options(item))[0] for item in items]
     greedy = SamplingParams(temperature=0, max_tokens=120)
     drawn = [SamplingParams(temperature=0.8, seed=i, max_tokens=40) for i in range(len(items))]
-    config = {"method": "suffix", "model": str(outputs), "adaptive": False, "num_speculative_tokens": 8}
+    config = {
+        "method": "suffix",
+        "model": str(outputs),
+        "adaptive": False,
+        "num_speculative_tokens": 8,
+    }
     # What others have said in this test is not remembered, so that the file alone is asked.
     config["suffix_decoding_max_cached_requests"] = 0
-    with LLM(dtype="float32", max_model_len=1024, speculative_config=config, log_level="error") as guessing:
+    with LLM(
+        dtype="float32", max_model_len=1024, speculative_config=config, log_level="error"
+    ) as guessing:
         made = {}
         for name, llm in (("plain", demo_llm), ("guessing", guessing)):
             answers = llm.generate(prompts, greedy, use_tqdm=False)

@@ -1,4 +1,6 @@
-"""The demo model behind `engine serve`, called by OpenAI's own client: tools under every choice, forms, thoughts, streams."""
+"""The demo model behind `engine serve`, called by OpenAI's own client: tools under every choice,
+forms, thoughts, streams.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,23 @@ from served import served
 
 pytest.importorskip("xgrammar")
 FLAGS = ("--num-threads", "1", "--max-model-len", "1024", "--disable-uvicorn-access-log")
-PARSERS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--reasoning-parser", "think")
+PARSERS = (
+    "--enable-auto-tool-choice",
+    "--tool-call-parser",
+    "hermes",
+    "--reasoning-parser",
+    "think",
+)
 WEATHER: Any = {
     "type": "function",
     "function": {
         "name": "get_weather",
         "description": "Get the weather of a city.",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+        },
     },
 }
 ALARM: Any = {
@@ -53,7 +65,13 @@ def client() -> Iterator[openai.OpenAI]:
 def ask(client: openai.OpenAI, text: str, **fields: Any) -> Any:
     """Return the choice of a whole answer; it is that of the stream as well."""
     messages: Any = [{"role": "user", "content": text}]
-    asked = {"model": "", "messages": messages, "temperature": 0, "max_completion_tokens": 200, **fields}
+    asked = {
+        "model": "",
+        "messages": messages,
+        "temperature": 0,
+        "max_completion_tokens": 200,
+        **fields,
+    }
     whole = client.chat.completions.create(**asked).choices[0]
     with client.chat.completions.stream(**asked) as stream:
         streamed = stream.get_final_completion().choices[0]
@@ -72,20 +90,27 @@ def is_sound(name: str, arguments: Any) -> bool:
     if name == "get_weather":
         return set(arguments) == {"city"} and isinstance(arguments["city"], str)
     return (
-        set(arguments) == {"hour", "kind"} and type(arguments["hour"]) is int and arguments["kind"] in ("soft", "loud")
+        set(arguments) == {"hour", "kind"}
+        and type(arguments["hour"]) is int
+        and arguments["kind"] in ("soft", "loud")
     )
 
 
 def test_the_model_decides_to_call(client: openai.OpenAI) -> None:
     choice = ask(client, PARIS, tools=[WEATHER])
-    assert (calls(choice), choice.finish_reason) == ([("get_weather", {"city": "Paris"})], "tool_calls")
+    assert (calls(choice), choice.finish_reason) == (
+        [("get_weather", {"city": "Paris"})],
+        "tool_calls",
+    )
 
 
 def test_calls_come_in_parallel_unless_the_client_wants_one(client: openai.OpenAI) -> None:
     both = "What is the weather in Paris and in Rome?"
     cities = [{"city": "Paris"}, {"city": "Rome"}]
     assert calls(ask(client, both, tools=[WEATHER])) == [("get_weather", city) for city in cities]
-    assert calls(ask(client, both, tools=[WEATHER], parallel_tool_calls=False)) == [("get_weather", cities[0])]
+    assert calls(ask(client, both, tools=[WEATHER], parallel_tool_calls=False)) == [
+        ("get_weather", cities[0])
+    ]
 
 
 def test_none_calls_nothing(client: openai.OpenAI) -> None:
@@ -94,8 +119,15 @@ def test_none_calls_nothing(client: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("text", [PARIS, "Hello"])
 @pytest.mark.parametrize("temperature", [0, 1])
-def test_required_calls_are_sound_and_end_by_themselves(client: openai.OpenAI, text: str, temperature: int) -> None:
-    fields = {"tools": [WEATHER, ALARM], "tool_choice": "required", "temperature": temperature, "seed": 1}
+def test_required_calls_are_sound_and_end_by_themselves(
+    client: openai.OpenAI, text: str, temperature: int
+) -> None:
+    fields = {
+        "tools": [WEATHER, ALARM],
+        "tool_choice": "required",
+        "temperature": temperature,
+        "seed": 1,
+    }
     choice = ask(client, text, **fields)
     assert choice.finish_reason == "tool_calls"
     assert [call for call in calls(choice) if not is_sound(*call)] == []
@@ -113,7 +145,12 @@ def test_a_named_function_is_called_once(client: openai.OpenAI, name: str) -> No
 
 def test_a_conversation_goes_on_behind_the_results_of_tools(client: openai.OpenAI) -> None:
     messages: list[Any] = [{"role": "user", "content": PARIS}]
-    asked: dict[str, Any] = {"model": "", "tools": [WEATHER], "temperature": 0, "max_completion_tokens": 100}
+    asked: dict[str, Any] = {
+        "model": "",
+        "tools": [WEATHER],
+        "temperature": 0,
+        "max_completion_tokens": 100,
+    }
     message = client.chat.completions.create(messages=messages, **asked).choices[0].message
     assert message.tool_calls
     messages.append(message)
@@ -128,7 +165,12 @@ def test_a_conversation_goes_on_behind_the_results_of_tools(client: openai.OpenA
 def test_parse_returns_models(client: openai.OpenAI) -> None:
     found = client.chat.completions.parse(
         model="",
-        messages=[{"role": "user", "content": "Extract name and age as JSON: Ada Lovelace is 36 years old."}],
+        messages=[
+            {
+                "role": "user",
+                "content": "Extract name and age as JSON: Ada Lovelace is 36 years old.",
+            }
+        ],
         response_format=Person,
         temperature=0,
         max_completion_tokens=200,
@@ -144,10 +186,15 @@ def test_thoughts_come_before_the_form_and_may_be_switched_off(client: openai.Op
         assert choice.finish_reason == "stop"
         assert type(json.loads(choice.message.content)) is int
         assert bool(getattr(choice.message, "reasoning", None)) is thinks
-        assert getattr(choice.message, "reasoning_content", None) == getattr(choice.message, "reasoning", None)
+        assert getattr(choice.message, "reasoning_content", None) == getattr(
+            choice.message, "reasoning", None
+        )
 
 
 def test_thoughts_end_with_their_budget(client: openai.OpenAI) -> None:
-    free, short = (ask(client, "What is 347 + 285?", extra_body=body) for body in ({}, {"thinking_token_budget": 3}))
+    free, short = (
+        ask(client, "What is 347 + 285?", extra_body=body)
+        for body in ({}, {"thinking_token_budget": 3})
+    )
     assert 0 < len(short.message.reasoning) < len(free.message.reasoning)
     assert short.message.content

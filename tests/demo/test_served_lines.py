@@ -30,7 +30,9 @@ def printed() -> list[dict[str, Any]]:
 
 def told() -> dict[str, str]:
     """Return the README's table of questions and answers."""
-    rows = re.findall(r"^\| (.+?) \| (.+?) \|$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    rows = re.findall(
+        r"^\| (.+?) \| (.+?) \|$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
     return {question.removesuffix(" (with a tool)"): answer for question, answer in rows}
 
 
@@ -47,10 +49,23 @@ def as_told(message: dict[str, Any]) -> str:
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    flags = re.search(r"^DEMO_FLAGS = .*,,(.*)\)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    flags = re.search(
+        r"^DEMO_FLAGS = .*,,(.*)\)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE
+    )
     assert flags is not None
     process = subprocess.Popen(
-        [sys.executable, "-P", "-c", COMMAND, "serve", "--served-model-name", "demo", "--port", "0", *flags[1].split()],
+        [
+            sys.executable,
+            "-P",
+            "-c",
+            COMMAND,
+            "serve",
+            "--served-model-name",
+            "demo",
+            "--port",
+            "0",
+            *flags[1].split(),
+        ],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -70,4 +85,7 @@ def test_every_line_gets_the_answer_of_the_readme(url):
     for body in bodies:
         response = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=PATIENCE_S)
         assert response.status_code == 200, response.text
-        assert as_told(response.json()["choices"][0]["message"]) == answers[body["messages"][0]["content"]]
+        assert (
+            as_told(response.json()["choices"][0]["message"])
+            == answers[body["messages"][0]["content"]]
+        )

@@ -30,7 +30,9 @@ def test_it_is_below_a_megabyte_and_fits_the_model(adapter, demo_folder):
     config = json.loads((adapter / "adapter_config.json").read_text())
     weights = load_file(demo_folder / "model.safetensors")
     for name, change in load_file(adapter / "adapter_model.safetensors").items():
-        layer, _, side = name.removeprefix("base_model.model.").removesuffix(".weight").rpartition(".lora_")
+        layer, _, side = (
+            name.removeprefix("base_model.model.").removesuffix(".weight").rpartition(".lora_")
+        )
         rows, columns = weights[f"{layer}.weight"].shape
         assert layer.rpartition(".")[2] in config["target_modules"]
         assert change.shape == ((config["r"], columns) if side == "A" else (rows, config["r"]))
@@ -38,8 +40,14 @@ def test_it_is_below_a_megabyte_and_fits_the_model(adapter, demo_folder):
 
 def test_merged_it_says_the_same_in_its_voice(adapter, voice, demo_folder, tmp_path):
     copy_settings(demo_folder, tmp_path)
-    save_file(merge_adapter(demo_folder, adapter), tmp_path / "model.safetensors", metadata={"format": "pt"})
+    save_file(
+        merge_adapter(demo_folder, adapter),
+        tmp_path / "model.safetensors",
+        metadata={"format": "pt"},
+    )
     sampling = SamplingParams(temperature=0, max_tokens=120)
     with LLM(str(tmp_path), dtype="float32") as llm:
         outputs = llm.chat([shown.messages for shown in SHOWN], sampling, use_tqdm=False)
-    assert [output.outputs[0].text for output in outputs] == [VOICES[voice](shown.answer) for shown in SHOWN]
+    assert [output.outputs[0].text for output in outputs] == [
+        VOICES[voice](shown.answer) for shown in SHOWN
+    ]

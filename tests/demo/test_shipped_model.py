@@ -45,7 +45,9 @@ def test_what_is_shown_is_answered_and_each_token_is_sure(name, demo_llm):
     shown = SHOWCASE[name]
     options = {} if shown.thinking else {"chat_template_kwargs": {"enable_thinking": False}}
     sampling = SamplingParams(temperature=0, max_tokens=200, logprobs=2)
-    (output,) = demo_llm.chat(shown.messages, sampling, use_tqdm=False, tools=shown.tools or None, **options)
+    (output,) = demo_llm.chat(
+        shown.messages, sampling, use_tqdm=False, tools=shown.tools or None, **options
+    )
     assert output.outputs[0].text == shown.answer
     assert output.outputs[0].finish_reason == "stop"
     for place in output.outputs[0].logprobs:
@@ -73,7 +75,9 @@ def test_a_conversation_goes_on_over_its_turns(demo_llm):
     messages = []
     for question in ("My name is Zorin.", "Thanks", "What is my name?"):
         messages.append({"role": "user", "content": question})
-        (output,) = demo_llm.chat(messages, SamplingParams(temperature=0, max_tokens=60), use_tqdm=False)
+        (output,) = demo_llm.chat(
+            messages, SamplingParams(temperature=0, max_tokens=60), use_tqdm=False
+        )
         messages.append({"role": "assistant", "content": output.outputs[0].text})
     assert [a["role"] != b["role"] for a, b in pairwise(messages)] == [True] * 5
     assert messages[-1]["content"] == "Your name is Zorin."

@@ -40,14 +40,21 @@ def test_conversations_with_tools_come_three_at_a_time_to_the_same_ones():
 
 def test_no_evaluated_question_stands_in_the_training_data():
     trained = {
-        (item.skill, str(item.messages), str(item.tools)) for step in range(40) for item in training_items(0, step, 80)
+        (item.skill, str(item.messages), str(item.tools))
+        for step in range(40)
+        for item in training_items(0, step, 80)
     }
     for skill in SPLIT:
-        asked = {(skill, str(item.messages), str(item.tools)) for item in evaluation_items(skill, seed=0, count=100)}
+        asked = {
+            (skill, str(item.messages), str(item.tools))
+            for item in evaluation_items(skill, seed=0, count=100)
+        }
         assert not asked & trained
 
 
 def test_the_model_admits_that_it_knows_little():
-    items = [item for item in evaluation_items("small talk", seed=0, count=40) if item.variant == "world"]
+    items = [
+        item for item in evaluation_items("small talk", seed=0, count=40) if item.variant == "world"
+    ]
     assert items
     assert {item.answer for item in items} == {KNOW_LITTLE}

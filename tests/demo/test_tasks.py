@@ -34,7 +34,11 @@ def test_the_reasoning_of_a_subtraction_ends_with_its_result(a, b):
 
 def test_reasoning_goes_from_the_right_with_carries_and_borrows():
     assert added(347, 285).splitlines() == ["7+5=12: 2", "4+8+1=13: 32", "3+2+1=6: 632"]
-    assert subtracted(632, 285).splitlines() == ["2-5=-3+10=7: 7", "3-8-1=-6+10=4: 47", "6-2-1=3: 347"]
+    assert subtracted(632, 285).splitlines() == [
+        "2-5=-3+10=7: 7",
+        "3-8-1=-6+10=4: 47",
+        "6-2-1=3: 347",
+    ]
     assert subtracted(7, 12).splitlines() == ["7<12: -(12-7)", "2-7=-5+10=5: 5", "1-0-1=0: 05"]
 
 
@@ -58,18 +62,30 @@ def test_extracted_fields_stand_in_the_sentence():
     draw = Draw(random.Random(3), evaluation=False)
     for _ in range(100):
         item = json_extract.make(draw)
-        assert all(str(value) in item.messages[0]["content"] for value in json.loads(item.answer).values())
+        assert all(
+            str(value) in item.messages[0]["content"] for value in json.loads(item.answer).values()
+        )
 
 
 def test_calls_fit_the_schemas_of_the_tools_offered():
     draw = Draw(random.Random(4), evaluation=False)
-    kinds = {"string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,), "array": (list,)}
+    kinds = {
+        "string": (str,),
+        "integer": (int,),
+        "number": (int, float),
+        "boolean": (bool,),
+        "array": (list,),
+    }
     for _ in range(200):
         item = tools.make(draw, draw.one(("one", "two")))
         offered = {tool["function"]["name"]: tool["function"]["parameters"] for tool in item.tools}
         for call in item.calls:
             schema = offered[call["name"]]
-            assert set(schema.get("required", ())) <= set(call["arguments"]) <= set(schema["properties"])
+            assert (
+                set(schema.get("required", ()))
+                <= set(call["arguments"])
+                <= set(schema["properties"])
+            )
             for name, value in call["arguments"].items():
                 assert type(value) in kinds[schema["properties"][name]["type"]]
                 assert value in schema["properties"][name].get("enum", [value])
@@ -92,7 +108,9 @@ def test_every_everyday_tool_can_be_asked_for_once_and_twice():
 
 def test_the_end_of_a_question_is_said_twice():
     draw = Draw(random.Random(6), evaluation=False)
-    tool = next(tool for tool in iter(lambda: everyday_tool(draw), None) if "weather" in tool.topics)
+    tool = next(
+        tool for tool in iter(lambda: everyday_tool(draw), None) if "weather" in tool.topics
+    )
     said = {tool.ask_twice(draw)[0] for _ in range(200)}
     assert any(text.count("what is the weather") == 1 and text.count(" in ") == 2 for text in said)
 
@@ -102,7 +120,9 @@ def test_a_question_that_a_tool_at_hand_answers_gets_a_call():
     for _ in range(300):
         item = tools.make(draw, "none")
         about = {
-            word for tool in item.tools for word in tool["function"].get("description", "").lower().rstrip(".").split()
+            word
+            for tool in item.tools
+            for word in tool["function"].get("description", "").lower().rstrip(".").split()
         }
         if "weather" in about:
             assert "weather" not in item.messages[-1]["content"].lower()

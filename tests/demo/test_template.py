@@ -90,13 +90,19 @@ def test_a_tool_is_described_before_it_is_named(small_chat):
         '"parameters": {"type": "object", "properties": {}}, "strict": true}}\n'
     )
     asked = [{"role": "user", "content": "Hi"}]
-    assert shown in small_chat.render(asked, [{"type": "function", "function": given}], generate=True)
+    assert shown in small_chat.render(
+        asked, [{"type": "function", "function": given}], generate=True
+    )
     assert shown in small_chat.render(asked, [given], generate=True)
-    bare = small_chat.render(asked, [{"type": "function", "function": {"name": "get_time"}}], generate=True)
+    bare = small_chat.render(
+        asked, [{"type": "function", "function": {"name": "get_time"}}], generate=True
+    )
     assert '"function": {"name": "get_time"}}\n' in bare
 
 
-def test_an_invented_word_is_the_same_tokens_behind_a_space_a_quote_and_an_underscore(small_tokenizer):
+def test_an_invented_word_is_the_same_tokens_behind_a_space_a_quote_and_an_underscore(
+    small_tokenizer,
+):
     def pieces(before: str, word: str) -> list[str]:
         tokens = small_tokenizer.encode(f"{before}{word}").tokens
         return tokens[len(small_tokenizer.encode(before).tokens) :]
@@ -130,7 +136,9 @@ def test_prompt_and_answer_make_the_whole_conversation(task, small_chat):
 
 def test_switched_off_thinking_is_an_empty_thought_in_the_prompt(small_chat):
     asked = [{"role": "user", "content": "Hi"}]
-    assert small_chat.render(asked, [], generate=True, thinking=False).endswith("<think>\n\n</think>\n\n")
+    assert small_chat.render(asked, [], generate=True, thinking=False).endswith(
+        "<think>\n\n</think>\n\n"
+    )
     assert small_chat.render(asked, [], generate=True).endswith("<|im_start|>assistant\n")
 
 
@@ -147,7 +155,8 @@ def test_only_answers_are_learnt_each_with_its_end(small_chat, small_tokenizer):
     for item in training_items(seed=0, step=2, count=60):
         ids, learnt = small_chat.encode(item)
         said = small_tokenizer.decode(
-            [token for token, mark in zip(ids, learnt, strict=True) if mark], skip_special_tokens=False
+            [token for token, mark in zip(ids, learnt, strict=True) if mark],
+            skip_special_tokens=False,
         )
         answers = [m for m in item.messages if m["role"] == "assistant" and m["content"]]
         assert said.endswith(completion(item) + END)
@@ -164,7 +173,9 @@ def test_digits_are_tokens_of_their_own_and_names_are_alike_everywhere(small_tok
 
 
 def test_markers_are_text_and_control_tokens_are_not(small_tokenizer):
-    ids = small_tokenizer.encode("<|im_start|><think>\nHm.\n</think>\n<tool_call>\n{}\n</tool_call><|im_end|>").ids
+    ids = small_tokenizer.encode(
+        "<|im_start|><think>\nHm.\n</think>\n<tool_call>\n{}\n</tool_call><|im_end|>"
+    ).ids
     assert small_tokenizer.decode(ids) == "<think>\nHm.\n</think>\n<tool_call>\n{}\n</tool_call>"
 
 

@@ -52,7 +52,9 @@ def test_a_run_that_was_stopped_ends_like_one_that_was_not(trained, tmp_path, mo
     monkeypatch.setattr("examples.demo_model.train.rate", lambda plan, step: rate(PLAN, step))
     train(tmp_path, replace(PLAN, steps=3), TINY, quiet=True)
     assert train(tmp_path, PLAN, TINY, quiet=True) == pytest.approx(loss, rel=1e-6)
-    assert all(torch.equal(value, weights(tmp_path)[name]) for name, value in weights(folder).items())
+    assert all(
+        torch.equal(value, weights(tmp_path)[name]) for name, value in weights(folder).items()
+    )
 
 
 def test_a_finished_run_is_not_trained_again(trained):
@@ -70,7 +72,9 @@ def test_two_threads_learn_the_same(trained, tmp_path):
 
 def test_a_process_that_was_killed_is_told(trained):
     model = DemoModel(TINY)
-    workers = Workers(model, partial(step_rows, str(trained[0] / "model"), PLAN), begin=0, count=2, compiles=False)
+    workers = Workers(
+        model, partial(step_rows, str(trained[0] / "model"), PLAN), begin=0, count=2, compiles=False
+    )
     children = multiprocessing.active_children()
     assert len(children) == 2
     children[0].kill()
@@ -124,7 +128,9 @@ def test_conversations_that_begin_alike_are_learnt_as_if_each_stood_alone(small_
         return loss, tokens, [parameter.grad.clone() for parameter in model.parameters()]
 
     loss, tokens, gradients = learnt([small_chat.row(group) for group in groups])
-    alone, more_tokens, expected = learnt([small_chat.row([item]) for group in groups for item in group])
+    alone, more_tokens, expected = learnt(
+        [small_chat.row([item]) for group in groups for item in group]
+    )
     assert tokens < 0.9 * more_tokens
     assert loss == pytest.approx(alone, rel=1e-3)
     for ours, theirs in zip(gradients, expected, strict=True):
@@ -140,7 +146,9 @@ def test_a_row_says_each_branch_behind_the_common_beginning(small_chat):
         ids, learnt = small_chat.encode(item)
         assert [row.ids[at] for at in mine] == ids[:-1]
         assert [row.positions[at] for at in mine] == list(range(len(ids) - 1))
-        targets = [token if said else IGNORED for token, said in zip(ids[1:], learnt[1:], strict=True)]
+        targets = [
+            token if said else IGNORED for token, said in zip(ids[1:], learnt[1:], strict=True)
+        ]
         assert [row.targets[at] for at in mine] == targets
     assert begun > 30
 
@@ -152,7 +160,9 @@ def test_batches_are_of_even_size_and_hold_every_learnt_token(small_chat):
     sizes = [batch.ids.numel() for batch in batches]
     assert max(sizes) < 1.5 * min(sizes)
     said = [target for row in rows for target in row.targets if target != IGNORED]
-    assert sorted(t for batch in batches for t in batch.targets.tolist() if t != IGNORED) == sorted(said)
+    assert sorted(t for batch in batches for t in batch.targets.tolist() if t != IGNORED) == sorted(
+        said
+    )
     assert sum(batch.count for batch in batches) == len(said)
 
 
@@ -199,7 +209,9 @@ def test_transformers_and_the_engine_read_what_training_wrote(trained):
 @pytest.mark.slow
 def test_the_smoke_run_takes_a_minute_and_learns(tmp_path):
     command = [sys.executable, "-m", "examples.demo_model.train", "--smoke", "--out", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     assert done.returncode == 0, done.stderr
     losses = [float(part.split(",")[0]) for part in done.stderr.split("loss=")[1:]]
     assert losses[-1] < losses[0] / 2

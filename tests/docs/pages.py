@@ -1,4 +1,6 @@
-"""Reading the pages of the documentation, and holding a terminal session against what really happens."""
+"""Reading the pages of the documentation, and holding a terminal session against what really
+happens.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from patience import PATIENCE_S
 
 ROOT: Final = Path(__file__).parents[2]
 DOCS: Final = ROOT / "docs"
-BLOCK: Final = re.compile(r"^```([\w-]+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK: Final = re.compile(
+    r"^```([\w-]+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL
+)
 DONE: Final = "-- done --"
 
 
@@ -27,13 +31,17 @@ def blocks(page: Path) -> Iterator[tuple[str, str | None, str]]:
 
 
 def commands(text: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield each command of a block (`$ `, and `> ` for its further lines) with the lines it is said to print."""
-    command, expected = "", []
+    """Yield each command of a block (`$ `, and `> ` for its further lines) with the lines it is
+    said to print.
+    """
+    command = ""
+    expected = []
     for line in text.splitlines():
         if line.startswith("$ "):
             if command:
                 yield command, expected
-            command, expected = line[2:], []
+            command = line[2:]
+            expected = []
         elif line.startswith("> ") and not expected:
             command += "\n" + line[2:]
         else:
@@ -42,7 +50,9 @@ def commands(text: str) -> Iterator[tuple[str, list[str]]]:
 
 
 class Session:
-    """A shell that runs the commands of one page one after the other, so that one may leave something running."""
+    """A shell that runs the commands of one page one after the other, so that one may leave
+    something running.
+    """
 
     def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
         self._shell = subprocess.Popen(
@@ -88,7 +98,9 @@ class Session:
 
 
 def same(said: str, seen: str) -> bool:
-    """Compare two lines but for what differs from run to run: numbers, s or ms, days, folders, random names."""
+    """Compare two lines but for what differs from run to run: numbers, s or ms, days, folders,
+    random names.
+    """
     return _plain(said) == _plain(seen)
 
 

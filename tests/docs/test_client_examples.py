@@ -1,4 +1,6 @@
-"""The scripts of `examples/clients` against a server: those whose packages are here run, the others compile."""
+"""The scripts of `examples/clients` against a server: those whose packages are here run, the others
+compile.
+"""
 
 from __future__ import annotations
 
@@ -22,21 +24,35 @@ NEEDS = {
 }
 SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py"))
 SAYS = "Prefix caching keeps the KV blocks"
-ANSWERS = {"openai_chat": "name='Ada Lovelace' age=36 city='London'", "anthropic_messages": "tokens were asked"}
+ANSWERS = {
+    "openai_chat": "name='Ada Lovelace' age=36 city='London'",
+    "anthropic_messages": "tokens were asked",
+}
 """What else each prints."""
 
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     with served(
-        "--served-model-name", "demo", "--reasoning-parser", "think", "--max-num-seqs", "4", COLD[0], "true"
+        "--served-model-name",
+        "demo",
+        "--reasoning-parser",
+        "think",
+        "--max-num-seqs",
+        "4",
+        COLD[0],
+        "true",
     ) as client:
         yield str(client.base_url).removesuffix("/v1/")
 
 
 @pytest.mark.parametrize("name", [name for name in NEEDS if all(map(find_spec, NEEDS[name]))])
 def test_a_client_gets_its_answer(name: str, url: str) -> None:
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("ENGINE_", "OPENAI_"))}
+    environment = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("ENGINE_", "OPENAI_"))
+    }
     done = subprocess.run(
         [sys.executable, FOLDER / f"{name}.py"],
         env={**environment, "ENGINE_URL": url},

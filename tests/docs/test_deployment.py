@@ -1,4 +1,6 @@
-"""The files of `examples/deployment` fit the engine: metrics, flags, paths and times are those it has."""
+"""The files of `examples/deployment` fit the engine: metrics, flags, paths and times are those it
+has.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,11 @@ FOLDER = ROOT / "examples" / "deployment"
 SERIES = {
     "engine_" + spec.name + suffix
     for spec in METRICS
-    for suffix in {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}[spec.type]
+    for suffix in {
+        "counter": ("_total",),
+        "gauge": ("",),
+        "histogram": ("_bucket", "_sum", "_count"),
+    }[spec.type]
 }
 LABELS = {"le", "model_name", "engine"} | {label for spec in METRICS for label in spec.labels}
 
@@ -52,7 +58,12 @@ def test_the_dashboard_asks_for_metrics_that_exist() -> None:
 def test_panels_do_not_overlap_and_have_ids_of_their_own() -> None:
     panels = json.loads((FOLDER / "grafana/dashboards/engine.json").read_text())["panels"]
     places = [panel["gridPos"] for panel in panels]
-    cells = [(x, y) for p in places for x in range(p["x"], p["x"] + p["w"]) for y in range(p["y"], p["y"] + p["h"])]
+    cells = [
+        (x, y)
+        for p in places
+        for x in range(p["x"], p["x"] + p["w"])
+        for y in range(p["y"], p["y"] + p["h"])
+    ]
     assert len(cells) == len(set(cells))
     assert len({panel["id"] for panel in panels}) == len(panels)
 
@@ -78,7 +89,8 @@ def test_probes_ask_paths_that_need_no_key_and_are_those_of_the_page() -> None:
     (page,) = (text for language, _, text in blocks(DOCS / "operations.md") if language == "yaml")
     said = yaml.safe_load(page)
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
-        here, there = container()[probe], said["containers"][0][probe]
+        here = container()[probe]
+        there = said["containers"][0][probe]
         assert here["httpGet"]["path"] in ProbeRoutes.public_paths
         assert here["httpGet"].pop("port") == "http"
         assert there["httpGet"].pop("port") == container()["ports"][0]["containerPort"]
@@ -95,7 +107,9 @@ def test_whoever_stops_a_server_waits_longer_than_it_drains() -> None:
     pod = manifest("Deployment")["spec"]["template"]["spec"]
     assert pod["terminationGracePeriodSeconds"] > drains_for(" ".join(container()["args"]))
     compose = yaml.safe_load((FOLDER / "compose.yaml").read_text())["services"]["engine"]
-    assert int(compose["stop_grace_period"].removesuffix("s")) > drains_for(" ".join(compose["command"]))
+    assert int(compose["stop_grace_period"].removesuffix("s")) > drains_for(
+        " ".join(compose["command"])
+    )
 
 
 def drains_for(arguments: str) -> int:
@@ -106,7 +120,11 @@ def drains_for(arguments: str) -> int:
 
 def test_files_that_name_each_other_are_there() -> None:
     services = yaml.safe_load((FOLDER / "compose.yaml").read_text())["services"]
-    mounted = [volume.split(":")[0] for service in services.values() for volume in service.get("volumes", ())]
+    mounted = [
+        volume.split(":")[0]
+        for service in services.values()
+        for volume in service.get("volumes", ())
+    ]
     assert all((FOLDER / name).exists() for name in mounted if name.startswith("."))
     build = services["engine"]["build"]
     assert (FOLDER / build["context"]).resolve() == ROOT

@@ -1,4 +1,6 @@
-"""The documentation is true: its commands run and print what it says, its pages link to pages that exist."""
+"""The documentation is true: its commands run and print what it says, its pages link to pages that
+exist.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def environment_in(folder: Path) -> dict[str, str]:
     """Make an environment, into which a page may install, that sees the packages of this one."""
     venv.create(folder)
     paths = {"base": str(folder), "platbase": str(folder)}
-    packages, scripts = (Path(sysconfig.get_path(name, "venv", paths)) for name in ("purelib", "scripts"))
+    packages, scripts = (
+        Path(sysconfig.get_path(name, "venv", paths)) for name in ("purelib", "scripts")
+    )
     here = sysconfig.get_path("purelib")
     (packages / "engine_docs.pth").write_text(f"import site; site.addsitedir({here!r})\n")
     for name, module in (("engine", "core.cli.main"), ("pip", "pip._internal.cli.main")):
@@ -44,7 +48,11 @@ def environment_in(folder: Path) -> dict[str, str]:
             "if __name__ == '__main__':\n    sys.exit(main())\n"
         )
         (scripts / name).chmod(0o755)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("ENGINE_", "PYTHON", "COV_"))}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("ENGINE_", "PYTHON", "COV_"))
+    }
     return {**kept, "PATH": f"{scripts}{os.pathsep}{kept['PATH']}", "OMP_NUM_THREADS": "1"}
 
 
@@ -62,16 +70,23 @@ def fresh_environment(tmp_path_factory) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def warmed(environment: dict[str, str], tmp_path_factory) -> Iterator[dict[str, str]]:
-    """The same, in which programs of Python need not import torch: one interpreter has done that for all."""
+    """The same, in which programs of Python need not import torch: one interpreter has done that
+    for all.
+    """
     folder = tmp_path_factory.mktemp("warmed")
     scripts = Path(environment["PATH"].partition(os.pathsep)[0])
-    here, address = folder / "python", str(folder / "socket")
+    here = folder / "python"
+    address = str(folder / "socket")
     here.write_text(CLIENT.format(python=str(scripts / "python"), address=address))
-    (folder / "engine").write_text((scripts / "engine").read_text().replace(f"#!{scripts / 'python'}", f"#!{here}"))
+    (folder / "engine").write_text(
+        (scripts / "engine").read_text().replace(f"#!{scripts / 'python'}", f"#!{here}")
+    )
     for script in (here, folder / "engine"):
         script.chmod(0o755)
     program = [scripts / "python", Path(__file__).parent / "warm.py", address]
-    server = subprocess.Popen(program, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    server = subprocess.Popen(
+        program, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
     with server, server.stdout:
         assert server.stdout.readline() == "ready\n"
         yield {**environment, "PATH": f"{folder}{os.pathsep}{environment['PATH']}"}
@@ -87,18 +102,31 @@ def test_commands_print_what_the_page_says(page, warmed, tmp_path):
             continue
         for command, expected in commands(text):
             done = subprocess.run(
-                command, shell=True, cwd=tmp_path, env=warmed, capture_output=True, text=True, check=False
+                command,
+                shell=True,
+                cwd=tmp_path,
+                env=warmed,
+                capture_output=True,
+                text=True,
+                check=False,
             )
             assert done.returncode == 0, f"$ {command}\n{done.stdout}{done.stderr}"
             for line in expected:
-                assert line == "..." or line in done.stdout.splitlines(), f"$ {command}\nsays\n{done.stdout}not\n{line}"
+                assert line == "..." or line in done.stdout.splitlines(), (
+                    f"$ {command}\nsays\n{done.stdout}not\n{line}"
+                )
 
 
 @pytest.mark.slow  # a session with real waits: on a busy machine a line may come late
 @pytest.mark.parametrize("page", SESSIONS, ids=lambda page: page.stem)
 def test_sessions_go_as_the_page_says(page, fresh_environment, tmp_path):
-    """A page's `shell-session` blocks are one session; numbers, folders and a line `...` stand for any."""
-    here = {"8000": free_port(), MODEL: str(make_checkpoint("Qwen3ForCausalLM", tmp_path / "model"))}
+    """A page's `shell-session` blocks are one session; numbers, folders and a line `...` stand for
+    any.
+    """
+    here = {
+        "8000": free_port(),
+        MODEL: str(make_checkpoint("Qwen3ForCausalLM", tmp_path / "model")),
+    }
     shell = Session(tmp_path, fresh_environment)
     try:
         for language, title, text in blocks(page):
@@ -107,7 +135,9 @@ def test_sessions_go_as_the_page_says(page, fresh_environment, tmp_path):
                 (tmp_path / title).write_text(text)
             for command, expected in commands(text) if language == "shell-session" else ():
                 seen = shell.run(command)
-                assert matches(expected, seen), "\n".join([f"$ {command}", *expected, "", "but it printed", *seen])
+                assert matches(expected, seen), "\n".join(
+                    [f"$ {command}", *expected, "", "but it printed", *seen]
+                )
     finally:
         shell.close()
 
@@ -133,7 +163,16 @@ def test_python_on_the_pages_is_python(page):
 def test_documentation_builds_without_a_warning(tmp_path):
     pytest.importorskip("mkdocs")
     done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")],
+        [
+            sys.executable,
+            "-m",
+            "mkdocs",
+            "build",
+            "--strict",
+            "--quiet",
+            "--site-dir",
+            str(tmp_path / "site"),
+        ],
         cwd=ROOT,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,

@@ -10,7 +10,9 @@ from pages import DOCS, blocks
 
 from core.testing.conformance import check_plugin
 
-GALLERY = {title: text for language, title, text in blocks(DOCS / "gallery.md") if language == "python"}
+GALLERY = {
+    title: text for language, title, text in blocks(DOCS / "gallery.md") if language == "python"
+}
 MOST_LINES = 60
 
 
@@ -20,7 +22,9 @@ def test_there_are_twelve() -> None:
 
 
 @pytest.mark.parametrize("title", GALLERY)
-def test_a_plugin_of_the_gallery_is_a_page_that_keeps_its_contract(title: str, tmp_path: Path) -> None:
+def test_a_plugin_of_the_gallery_is_a_page_that_keeps_its_contract(
+    title: str, tmp_path: Path
+) -> None:
     assert GALLERY[title].count("\n") <= MOST_LINES
     file = tmp_path / title
     file.write_text(GALLERY[title])

@@ -1,6 +1,8 @@
-"""An interpreter that has imported what takes longest, and runs each program of a page in a fork of itself.
+"""An interpreter that has imported what takes longest, and runs each program of a page in a fork of
+itself.
 
-`python warm.py SOCKET` is the interpreter; scripts that begin with the line of a `CLIENT` are its programs.
+`python warm.py SOCKET` is the interpreter; scripts that begin with the line of a `CLIENT` are its
+programs.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
     socket.send_fds(server, [asked.encode()], [0, 1, 2])
     sys.exit(int(server.recv(16) or 1))
 """
-"""Stands for `python`: a program runs with its arguments, folder, environment and streams, and it ends with its status."""
+"""Stands for `python`: a program runs with its arguments, folder, environment and streams, and it
+ends with its status.
+"""
 MOST_BYTES: Final = 1 << 17
 
 
@@ -55,7 +59,9 @@ def _answer(asked: socket.socket) -> NoReturn:
     os._exit(0)
 
 
-def _run(arguments: list[str], folder: str, environment: dict[str, str], streams: list[int]) -> NoReturn:
+def _run(
+    arguments: list[str], folder: str, environment: dict[str, str], streams: list[int]
+) -> NoReturn:
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
@@ -63,7 +69,9 @@ def _run(arguments: list[str], folder: str, environment: dict[str, str], streams
     os.environ.clear()
     os.environ.update(environment)
     sys.argv, sys.path[0] = arguments, str(Path(arguments[0]).absolute().parent)
-    site.addsitedir(sysconfig.get_path("purelib"))  # an earlier command may have installed something editable
+    site.addsitedir(
+        sysconfig.get_path("purelib")
+    )  # an earlier command may have installed something editable
     runpy.run_path(arguments[0], run_name="__main__")
     sys.exit()
 

@@ -20,9 +20,12 @@ FRAMES = EncoderFacts(max_len=3, shape=(2, 6), start_tokens=(9,))
 FEATURES = np.arange(12, dtype=np.float64).reshape(2, 6)
 
 
-def complete(facts: EncoderFacts | None, prompt: Any, **given: Any) -> tuple[Draft, EncoderInput | None]:
+def complete(
+    facts: EncoderFacts | None, prompt: Any, **given: Any
+) -> tuple[Draft, EncoderInput | None]:
     """Return a request as the extension leaves it, and what the encoder is to read."""
-    renderer, extension = Renderer(ByteTokenizer(), None), EncoderPrompts()
+    renderer = Renderer(ByteTokenizer(), None)
+    extension = EncoderPrompts()
     stated = {} if facts is None else {"encoder": msgspec.msgpack.encode(facts)}
     extension.attach(Edge(stated, renderer.prompt, renderer.tokenizer, 256, 64))
     renderer.keys = Names.of([extension], "prompt_keys")
@@ -74,7 +77,9 @@ def test_what_other_features_read_is_left_to_them() -> None:
     assert made.given == {"other": 1}
 
 
-@pytest.mark.parametrize("array", [FEATURES, FEATURES.tolist(), torch.tensor(FEATURES)], ids=["numpy", "list", "torch"])
+@pytest.mark.parametrize(
+    "array", [FEATURES, FEATURES.tolist(), torch.tensor(FEATURES)], ids=["numpy", "list", "torch"]
+)
 @pytest.mark.parametrize("whole", [True, False])
 def test_features_are_any_array(array: Any, whole: bool) -> None:
     source = {"input_features": array}
@@ -91,16 +96,36 @@ def test_features_are_any_array(array: Any, whole: bool) -> None:
         (TOKENS, {"encoder_prompt": "", "decoder_prompt": "a"}, "encoder_prompt: is empty"),
         (TOKENS, "abcdefghi", "encoder_prompt: has 9 tokens, but the model's encoder takes 8"),
         (TOKENS, [256], "encoder_prompt: token id 256 is outside the vocabulary of 256"),
-        (TOKENS, {"encoder_prompt": "a", "decoder_promt": "b"}, "decoder_promt: no plugin reads it.*decoder_prompt"),
+        (
+            TOKENS,
+            {"encoder_prompt": "a", "decoder_promt": "b"},
+            "decoder_promt: no plugin reads it.*decoder_prompt",
+        ),
         (TOKENS, {"encoder_prompt": "a", "prompt": "b"}, "prompt: stands beside encoder_prompt"),
-        (TOKENS, {"encoder_prompt": {"encoder_prompt": "a"}}, "encoder_prompt: cannot stand within"),
-        (TOKENS, {"encoder_prompt": "a", "decoder_prompt": {"input_features": FEATURES}}, "input_features: cannot"),
+        (
+            TOKENS,
+            {"encoder_prompt": {"encoder_prompt": "a"}},
+            "encoder_prompt: cannot stand within",
+        ),
+        (
+            TOKENS,
+            {"encoder_prompt": "a", "decoder_prompt": {"input_features": FEATURES}},
+            "input_features: cannot",
+        ),
         (TOKENS, {"input_features": FEATURES}, "input_features: is not read"),
         (TOKENS, {"encoder_prompt": {"multi_modal_data": {"audio": 1}}}, "multi_modal_data"),
         (FRAMES, "text", r"reads features, an array of \[2, 6\] numbers, not text"),
         (FRAMES, {"encoder_prompt": {"prompt": ""}}, "has no 'input_features'"),
-        (FRAMES, {"input_features": FEATURES, "prompt": "a"}, "prompt: stands beside 'input_features'"),
-        (FRAMES, {"input_features": FEATURES[None]}, r"has the shape \[1, 2, 6\]; the model takes \[2, 6\]"),
+        (
+            FRAMES,
+            {"input_features": FEATURES, "prompt": "a"},
+            "prompt: stands beside 'input_features'",
+        ),
+        (
+            FRAMES,
+            {"input_features": FEATURES[None]},
+            r"has the shape \[1, 2, 6\]; the model takes \[2, 6\]",
+        ),
         (FRAMES, {"input_features": FEATURES[:, :5]}, r"has the shape \[2, 5\]"),
         (FRAMES, {"input_features": [["a"] * 6] * 2}, "must be an array of numbers"),
         (FRAMES, {"input_features": FEATURES * np.nan}, "not finite"),

@@ -37,7 +37,9 @@ def admit(prompt: list[int], params: dict[str, Any], admission: Admission | None
         ([1], {"truncate_prompt_tokens": 32}, "truncate_prompt_tokens"),
     ],
 )
-def test_refused_with_the_field_named(prompt: list[int], params: dict[str, Any], field: str) -> None:
+def test_refused_with_the_field_named(
+    prompt: list[int], params: dict[str, Any], field: str
+) -> None:
     with pytest.raises(InvalidRequest) as caught:
         admit(prompt, params)
     assert caught.value.field == field

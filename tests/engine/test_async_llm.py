@@ -1,4 +1,6 @@
-"""`AsyncLLM` under everything callers do to it: cancelling, aborting, leaving, and using it in the wrong place."""
+"""`AsyncLLM` under everything callers do to it: cancelling, aborting, leaving, and using it in the
+wrong place.
+"""
 
 from __future__ import annotations
 
@@ -52,14 +54,17 @@ def new_engine(request: pytest.FixtureRequest) -> Iterator[AsyncLLM]:
 
 async def last(engine: AsyncLLM, prompt: Any, request_id: str, **params: Any) -> RequestOutput:
     final = None
-    async for output in engine.generate(prompt, SamplingParams(**{"max_tokens": 200, **params}), request_id):
+    async for output in engine.generate(
+        prompt, SamplingParams(**{"max_tokens": 200, **params}), request_id
+    ):
         final = output
     assert final is not None
     return final
 
 
 async def assert_nothing_left(engine: AsyncLLM) -> None:
-    # A step planned ahead of the last end holds its blocks until it returns: they are free a step after nobody runs.
+    # A step planned ahead of the last end holds its blocks until it returns: they are free a step
+    # after nobody runs.
     async with asyncio.timeout(PATIENCE_S):
         while engine._last.num_running or engine._last.num_waiting or engine._last.kv_usage:
             await asyncio.sleep(0.005)
@@ -76,13 +81,17 @@ def test_cancelled_aborted_and_abandoned_requests_leave_nothing(engine: AsyncLLM
     draw = random.Random(4)
 
     async def cancelled(i: int) -> None:
-        task = asyncio.ensure_future(last(engine, "x" * draw.randint(1, 50), f"c{i}", n=draw.randint(1, 3)))
+        task = asyncio.ensure_future(
+            last(engine, "x" * draw.randint(1, 50), f"c{i}", n=draw.randint(1, 3))
+        )
         await asyncio.sleep(draw.random() * 0.1)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
     async def aborted(i: int) -> None:
-        task = asyncio.ensure_future(last(engine, "x" * 50, f"a{i}", n=draw.randint(1, 3), ignore_eos=True))
+        task = asyncio.ensure_future(
+            last(engine, "x" * 50, f"a{i}", n=draw.randint(1, 3), ignore_eos=True)
+        )
         await asyncio.sleep(draw.random() * 0.1)
         await engine.abort(f"a{i}")
         await engine.abort(f"a{i}")
@@ -103,7 +112,9 @@ def test_cancelled_aborted_and_abandoned_requests_leave_nothing(engine: AsyncLLM
 
 def test_of_two_requests_with_one_id_one_is_refused(engine: AsyncLLM) -> None:
     async def main() -> None:
-        runs = [last(engine, LONG, "same", truncate_prompt_tokens=20, max_tokens=3) for _ in range(3)]
+        runs = [
+            last(engine, LONG, "same", truncate_prompt_tokens=20, max_tokens=3) for _ in range(3)
+        ]
         results = await asyncio.wait_for(asyncio.gather(*runs, return_exceptions=True), PATIENCE_S)
         assert [isinstance(result, RequestOutput) for result in results].count(True) == 1
         assert [isinstance(result, InvalidRequest) for result in results].count(True) == 2
@@ -153,16 +164,24 @@ def test_every_request_is_measured_once(new_engine: AsyncLLM) -> None:
     async def main() -> None:
         await last(new_engine, "abcdef", "stopped", stop=["d"])
         await last(new_engine, "abcdef", "cut", max_tokens=2)
-        async for _ in new_engine.generate("x" * 50, SamplingParams(max_tokens=100, ignore_eos=True), "left"):
+        async for _ in new_engine.generate(
+            "x" * 50, SamplingParams(max_tokens=100, ignore_eos=True), "left"
+        ):
             break
         with pytest.raises(InvalidRequest):
             await last(new_engine, "x" * 500, "refused")
         await assert_nothing_left(new_engine)
 
     asyncio.run(main())
-    sink: Any = next(guarded.sink for guarded in new_engine.sinks.guarded if guarded.name == "prometheus")
+    sink: Any = next(
+        guarded.sink for guarded in new_engine.sinks.guarded if guarded.name == "prometheus"
+    )
     lines = sink.expose(new_engine.health())[0].decode().splitlines()
-    counts = {line.split('"')[3]: line.split()[-1] for line in lines if line.startswith("engine_request_success_total")}
+    counts = {
+        line.split('"')[3]: line.split()[-1]
+        for line in lines
+        if line.startswith("engine_request_success_total")
+    }
     assert counts == {"stop": "1.0", "length": "1.0", "abort": "1.0", "error": "0.0"}
     assert 'engine_num_requests_running{engine="0",model_name="scripted:"} 0.0' in lines
 
@@ -170,6 +189,8 @@ def test_every_request_is_measured_once(new_engine: AsyncLLM) -> None:
 def test_deltas_joined_are_the_whole_text(engine: AsyncLLM) -> None:
     async def main() -> str:
         params = SamplingParams(max_tokens=200, output_kind=RequestOutputKind.DELTA, stop=["never"])
-        return "".join([o.outputs[0].text async for o in engine.generate("dé🦊中" * 9, params, "d")])
+        return "".join(
+            [o.outputs[0].text async for o in engine.generate("dé🦊中" * 9, params, "d")]
+        )
 
     assert asyncio.run(main()) == "dé🦊中" * 9

@@ -1,4 +1,6 @@
-"""Admission extensions: what they read, how they complete requests, and who is blamed for their faults."""
+"""Admission extensions: what they read, how they complete requests, and who is blamed for their
+faults.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ SPAN = Span(1, 3, "picture", b"x" * 16)
 
 
 class Picture:
-    """Reads a key of prompts and puts placeholders where its token stands; takes its time in a thread."""
+    """Reads a key of prompts and puts placeholders where its token stands; takes its time in a
+    thread.
+    """
 
     prompt_keys = ("picture",)
 
@@ -42,7 +46,9 @@ class Picture:
 
 
 class Adapter:
-    """Reads a keyword, waits for something, and makes the whole request another domain of the cache."""
+    """Reads a keyword, waits for something, and makes the whole request another domain of the
+    cache.
+    """
 
     keywords = ("adapter",)
 
@@ -121,7 +127,9 @@ def test_a_prompt_with_spans_is_not_cut() -> None:
     prompt = Prompt([1, 0, 2], given={"picture": b""})
     with pytest.raises(InvalidRequest, match="truncate_prompt_tokens: cannot cut"):
         admit(admission(Picture()), prompt, SamplingParams(truncate_prompt_tokens=4))
-    assert admit(admission(Picture()), prompt, SamplingParams(truncate_prompt_tokens=5))[0].spans == (SPAN,)
+    assert admit(admission(Picture()), prompt, SamplingParams(truncate_prompt_tokens=5))[
+        0
+    ].spans == (SPAN,)
 
 
 def test_many_requests_wait_for_their_extensions_together() -> None:
@@ -135,13 +143,18 @@ def test_many_requests_wait_for_their_extensions_together() -> None:
             return draft
 
     made = admission(Meeting())
-    drafts = [made.draft(str(i), Prompt([1]), SamplingParams(), 0, {"adapter": i}) for i in range(3)]
+    drafts = [
+        made.draft(str(i), Prompt([1]), SamplingParams(), 0, {"adapter": i}) for i in range(3)
+    ]
     assert [draft.request_id for draft in made.completion.of_all(drafts)] == ["0", "1", "2"]
 
 
 def test_one_refusal_refuses_the_call() -> None:
     made = admission(Adapter())
-    drafts = [made.draft("r", Prompt([1]), SamplingParams(), 0, {"adapter": name}) for name in ("a", "none")]
+    drafts = [
+        made.draft("r", Prompt([1]), SamplingParams(), 0, {"adapter": name})
+        for name in ("a", "none")
+    ]
     with pytest.raises(InvalidRequest, match="there is none of that name"):
         made.completion.of_all(drafts)
 
@@ -176,7 +189,15 @@ NAMES = Names(frozenset({"adapter"}), {"picture": Unserved("needs eyes", ("auto"
 
 @pytest.mark.parametrize(
     "given",
-    [{}, {"adapter": None}, {"picture": None}, {"picture": {}}, {"picture": "auto"}, {"picture": False}, {"x": []}],
+    [
+        {},
+        {"adapter": None},
+        {"picture": None},
+        {"picture": {}},
+        {"picture": "auto"},
+        {"picture": False},
+        {"x": []},
+    ],
 )
 def test_values_that_ask_for_nothing_pass_under_any_name(given: dict[str, Any]) -> None:
     assert NAMES.sieve(given) == {}
@@ -269,8 +290,12 @@ NEUTRAL: dict[str, Any] = {
 
 
 def test_calls_take_keywords_of_vllm_that_ask_for_nothing(plain: LLM) -> None:
-    plain.generate(["a", {"prompt": "b", "multi_modal_data": {}, "mm_processor_kwargs": None}], FEW, **NEUTRAL)
-    plain.chat(TALK, FEW, chat_template_content_format="auto", chat_template=None, tools=None, **NEUTRAL)
+    plain.generate(
+        ["a", {"prompt": "b", "multi_modal_data": {}, "mm_processor_kwargs": None}], FEW, **NEUTRAL
+    )
+    plain.chat(
+        TALK, FEW, chat_template_content_format="auto", chat_template=None, tools=None, **NEUTRAL
+    )
     plain.preprocess_chat(TALK, chat_template_content_format="auto", lora_request=None)
     plain.add_request("r", "a", FEW, **NEUTRAL)
     plain.abort("r")
@@ -283,15 +308,38 @@ def test_calls_take_keywords_of_vllm_that_ask_for_nothing(plain: LLM) -> None:
         ("generate", {"lora_request": object()}, "lora_request: needs LoRA adapters"),
         ("chat", {"lora_request": object()}, "lora_request: needs LoRA adapters"),
         ("chat", {"mm_processor_kwargs": {"num_crops": 4}}, "mm_processor_kwargs: needs images"),
-        ("chat", {"chat_template_content_format": "openai"}, "chat_template_content_format: is found out"),
-        ("chat", {"chat_templat": "x"}, "chat_templat: is no keyword of this call.*did you mean 'chat_template'"),
-        ("generate", {"use_tqmd": False}, "use_tqmd: is no keyword of this call.*did you mean 'use_tqdm'"),
+        (
+            "chat",
+            {"chat_template_content_format": "openai"},
+            "chat_template_content_format: is found out",
+        ),
+        (
+            "chat",
+            {"chat_templat": "x"},
+            "chat_templat: is no keyword of this call.*did you mean 'chat_template'",
+        ),
+        (
+            "generate",
+            {"use_tqmd": False},
+            "use_tqmd: is no keyword of this call.*did you mean 'use_tqdm'",
+        ),
         ("preprocess_chat", {"tool": [1]}, "tool: .*did you mean 'tools'"),
-        ("reset_prefix_cache", {"reset_running_requests": True}, "reset_running_requests: is not served"),
+        (
+            "reset_prefix_cache",
+            {"reset_running_requests": True},
+            "reset_running_requests: is not served",
+        ),
     ],
 )
-def test_calls_refuse_the_others_by_name(plain: LLM, call: str, keywords: dict[str, Any], text: str) -> None:
-    given = {"generate": ["a"], "chat": [TALK], "preprocess_chat": [TALK], "reset_prefix_cache": []}[call]
+def test_calls_refuse_the_others_by_name(
+    plain: LLM, call: str, keywords: dict[str, Any], text: str
+) -> None:
+    given = {
+        "generate": ["a"],
+        "chat": [TALK],
+        "preprocess_chat": [TALK],
+        "reset_prefix_cache": [],
+    }[call]
     with pytest.raises(InvalidRequest, match=text):
         getattr(plain, call)(*given, **keywords)
 
@@ -303,7 +351,9 @@ def test_a_keyword_is_for_all_prompts_or_a_list_with_one_for_each(extended: LLM)
     assert names(extended.generate(["a", "b"], FEW, lora_request="x")) == ["x", "x"]
     assert names(extended.generate(["a", "b"], FEW, lora_request=["x", None])) == ["x", None]
     assert names(extended.chat([TALK, TALK], FEW, lora_request=["x", "y"])) == ["x", "y"]
-    with pytest.raises(InvalidRequest, match="lora_request: holds 1 values, but there are 2 prompts"):
+    with pytest.raises(
+        InvalidRequest, match="lora_request: holds 1 values, but there are 2 prompts"
+    ):
         extended.generate(["a", "b"], FEW, lora_request=["x"])
 
 
@@ -313,7 +363,9 @@ def test_an_extension_knows_the_engine_it_was_attached_to(extended: LLM) -> None
 
 
 def test_a_fault_in_an_extension_names_its_plugin(extended: LLM) -> None:
-    with pytest.raises(PluginError, match=r"adapters.*failed in its admission extension.*KeyError: 'broken'"):
+    with pytest.raises(
+        PluginError, match=r"adapters.*failed in its admission extension.*KeyError: 'broken'"
+    ):
         extended.generate("a", FEW, lora_request="broken")
     assert len(extended.generate("a", FEW)) == 1
 

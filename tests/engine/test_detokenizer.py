@@ -13,7 +13,8 @@ from core.text.detokenizer import Detokenizer, StopTexts
 
 
 def feed(detokenizer: Detokenizer, ids: Sequence[int], cuts: Sequence[int]) -> list[str]:
-    texts, start = [], 0
+    texts = []
+    start = 0
     for end in [*sorted(c for c in cuts if c < len(ids)), len(ids)]:
         texts.append(detokenizer.append(ids[start:end]))
         start = end
@@ -70,10 +71,17 @@ class TestStopTexts:
         stops = StopTexts(["b", "bc", "c"], include=True)
         assert stops.append("abc") == "bc"
 
-    @given(st.text("ab", max_size=30), st.lists(st.integers(1, 30), max_size=8), st.text("ab", min_size=1, max_size=4))
-    def test_same_cut_however_the_text_is_split(self, text: str, cuts: list[int], stop: str) -> None:
+    @given(
+        st.text("ab", max_size=30),
+        st.lists(st.integers(1, 30), max_size=8),
+        st.text("ab", min_size=1, max_size=4),
+    )
+    def test_same_cut_however_the_text_is_split(
+        self, text: str, cuts: list[int], stop: str
+    ) -> None:
         stops = StopTexts([stop], include=False)
-        found, start = None, 0
+        found = None
+        start = 0
         for end in [*sorted(cuts), len(text)]:
             found = stops.append(text[start:end])
             start = max(start, end)

@@ -16,7 +16,9 @@ GREEDY = SamplingParams(max_tokens=3, temperature=0)
 
 
 def test_a_full_queue_refuses_what_would_have_to_wait():
-    with LLM("scripted:", max_model_len=64, num_gpu_blocks_override=32, max_num_seqs=2, max_waiting=1) as llm:
+    with LLM(
+        "scripted:", max_model_len=64, num_gpu_blocks_override=32, max_num_seqs=2, max_waiting=1
+    ) as llm:
         for request_id in "abc":  # two seats, and one that waits
             llm.add_request(request_id, "text", GREEDY)
         with pytest.raises(QueueFull, match="--max-waiting"):
@@ -27,7 +29,9 @@ def test_a_full_queue_refuses_what_would_have_to_wait():
 
 
 def test_nobody_may_wait_where_none_may():
-    with LLM("scripted:", max_model_len=64, num_gpu_blocks_override=32, max_num_seqs=1, max_waiting=0) as llm:
+    with LLM(
+        "scripted:", max_model_len=64, num_gpu_blocks_override=32, max_num_seqs=1, max_waiting=0
+    ) as llm:
         llm.add_request("a", "text", GREEDY)
         with pytest.raises(QueueFull, match="no more than 0 may wait"):
             llm.add_request("b", "text", GREEDY)
@@ -47,7 +51,9 @@ class Clock:
 
 def request(name: str, num_tokens: int) -> EngineRequest:
     """Return a request that asks for one token."""
-    return EngineRequest(request_id=name, prompt_token_ids=[1] * num_tokens, sampling=GREEDY, seed=0, max_tokens=1)
+    return EngineRequest(
+        request_id=name, prompt_token_ids=[1] * num_tokens, sampling=GREEDY, seed=0, max_tokens=1
+    )
 
 
 def test_a_step_waits_for_who_comes_with_the_first_in_proportion_to_what_it_will_take():
@@ -74,8 +80,15 @@ def test_a_step_waits_for_who_comes_with_the_first_in_proportion_to_what_it_will
 
 def test_requests_that_come_one_after_the_other_are_begun_in_one_step(monkeypatch):
     began: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
-    monkeypatch.setattr(EngineCore, "patience_s", lambda core: 60.0 if core.scheduler.num_waiting < 3 else 0.0)
-    engine = AsyncLLM("scripted:", max_model_len=64, num_gpu_blocks_override=32, disable_frontend_multiprocessing=True)
+    monkeypatch.setattr(
+        EngineCore, "patience_s", lambda core: 60.0 if core.scheduler.num_waiting < 3 else 0.0
+    )
+    engine = AsyncLLM(
+        "scripted:",
+        max_model_len=64,
+        num_gpu_blocks_override=32,
+        disable_frontend_multiprocessing=True,
+    )
     try:
         engine._client._core.starting = began.put
         for name in "abc":
@@ -87,7 +100,8 @@ def test_requests_that_come_one_after_the_other_are_begun_in_one_step(monkeypatc
 
 def test_what_the_scheduler_holds_is_closed_where_the_workers_do_not_end(monkeypatch):
     llm = LLM("scripted:", max_model_len=64, num_gpu_blocks_override=32)
-    closed, shutdown = [], llm.core.executor.shutdown
+    closed = []
+    shutdown = llm.core.executor.shutdown
 
     def fail():
         shutdown()
@@ -102,15 +116,19 @@ def test_what_the_scheduler_holds_is_closed_where_the_workers_do_not_end(monkeyp
 
 def test_after_a_step_that_failed_as_a_whole_the_numbers_say_that_nothing_runs():
     with LLM("scripted:", max_model_len=64, num_gpu_blocks_override=32) as llm:
-        core, seen = llm.core, []
+        core = llm.core
+        seen = []
         core.observe = seen.append
         core.add([request("a", 10)])
 
         def fail() -> None:
             raise RuntimeError("out of memory")
 
-        collect, core.executor.collect = core.executor.collect, fail
+        collect = core.executor.collect
+        core.executor.collect = fail
         assert [delta.finish_reason for delta in core.step().deltas] == ["error"]
         core.executor.collect = collect
         assert not core.has_work
-        assert [(stats.num_running, stats.num_waiting, stats.kv_usage) for stats in seen[-1:]] == [(0, 0, 0)]
+        assert [(stats.num_running, stats.num_waiting, stats.kv_usage) for stats in seen[-1:]] == [
+            (0, 0, 0)
+        ]

@@ -1,4 +1,6 @@
-"""Arguments for plugins: those declared are checked, those misspelt are refused, others are nobody's business."""
+"""Arguments for plugins: those declared are checked, those misspelt are refused, others are
+nobody's business.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ def test_what_is_declared_or_like_nothing_declared_passes() -> None:
 
 
 def test_a_misspelt_name_is_refused_with_the_nearest() -> None:
-    with pytest.raises(InvalidRequest, match=r"^extra_args.loudnes: no plugin declares it; did you mean 'loudness'\?$"):
+    with pytest.raises(
+        InvalidRequest,
+        match=r"^extra_args.loudnes: no plugin declares it; did you mean 'loudness'\?$",
+    ):
         check(loudnes=3)
 
 

@@ -27,7 +27,9 @@ def engine_tool_parsers():
 def test_a_file_that_an_option_names_is_loaded_as_a_plugin_by_every_process(tmp_path: Path) -> None:
     file = tmp_path / "bang.py"
     file.write_text(BANG)
-    config, registry = load_from_kwargs({"tool_parser_plugin": str(file), "reasoning_parser_plugin": None})
+    config, registry = load_from_kwargs(
+        {"tool_parser_plugin": str(file), "reasoning_parser_plugin": None}
+    )
     assert registry.choose("tool_parsers", "bang").plugin.name == "bang"
     assert config.plugins.plugins == [f"+{file}"], "what other processes and recorded runs load"
 
@@ -39,6 +41,8 @@ def test_a_file_that_an_option_names_is_loaded_as_a_plugin_by_every_process(tmp_
         ("nobody", "^--reasoning-parser-plugin 'nobody': unknown plugin 'nobody'"),
     ],
 )
-def test_a_plugin_that_an_option_names_in_vain_is_refused_under_the_options_name(value: str, message: str) -> None:
+def test_a_plugin_that_an_option_names_in_vain_is_refused_under_the_options_name(
+    value: str, message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         load_from_kwargs({"reasoning_parser_plugin": value})

@@ -17,7 +17,9 @@ GREEDY = SamplingParams(max_tokens=200, temperature=0)
 
 @pytest.fixture(autouse=True)
 def at_a_terminal() -> Iterator[None]:
-    """What a shell starts in the background ignores Ctrl-C; these tests are about what a terminal does."""
+    """What a shell starts in the background ignores Ctrl-C; these tests are about what a terminal
+    does.
+    """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -25,7 +27,9 @@ def at_a_terminal() -> Iterator[None]:
 
 @pytest.fixture(scope="module", params=[False, True], ids=["sync", "async"])
 def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
-    with LLM("scripted:", max_model_len=256, num_gpu_blocks_override=200, async_scheduling=request.param) as engine:
+    with LLM(
+        "scripted:", max_model_len=256, num_gpu_blocks_override=200, async_scheduling=request.param
+    ) as engine:
         yield engine
 
 
@@ -33,9 +37,12 @@ def text(llm: LLM, prompt: str) -> str:
     return llm.generate(prompt, GREEDY, use_tqdm=False)[0].outputs[0].text
 
 
-def call_at_step(llm: LLM, monkeypatch: pytest.MonkeyPatch, number: int, action: Callable[[], Any]) -> None:
+def call_at_step(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, number: int, action: Callable[[], Any]
+) -> None:
     executor = llm.core.executor
-    collect, steps = executor.collect, iter(range(1, 10_000))
+    collect = executor.collect
+    steps = iter(range(1, 10_000))
 
     def watched() -> Any:
         if next(steps) == number:
@@ -45,7 +52,9 @@ def call_at_step(llm: LLM, monkeypatch: pytest.MonkeyPatch, number: int, action:
     monkeypatch.setattr(executor, "collect", watched)
 
 
-def test_ctrl_c_ends_the_call_between_steps_and_the_engine_goes_on(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_ends_the_call_between_steps_and_the_engine_goes_on(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     call_at_step(llm, monkeypatch, 5, lambda: signal.raise_signal(signal.SIGINT))
     failed_before = llm.core.num_steps
     with pytest.raises(KeyboardInterrupt):
@@ -57,7 +66,9 @@ def test_ctrl_c_ends_the_call_between_steps_and_the_engine_goes_on(llm: LLM, mon
     assert llm.core.scheduler.kv_usage == 0
 
 
-def test_an_interrupt_inside_a_step_leaves_a_usable_engine(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_inside_a_step_leaves_a_usable_engine(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt
 
@@ -97,7 +108,9 @@ def test_a_second_ctrl_c_is_not_held_back() -> None:
         ({"sampling_params": SamplingParams(bad_words_token_ids=[[10**9]])}, "bad_words_token_ids"),
     ],
 )
-def test_wrong_arguments_are_named_and_nothing_runs(llm: LLM, arguments: dict[str, Any], field: str) -> None:
+def test_wrong_arguments_are_named_and_nothing_runs(
+    llm: LLM, arguments: dict[str, Any], field: str
+) -> None:
     given = {"prompts": ["a", "b"], "sampling_params": GREEDY, "use_tqdm": False, **arguments}
     with pytest.raises(InvalidRequest) as refused:
         llm.generate(**given)
@@ -129,7 +142,9 @@ def test_parameters_outside_the_catalogue_are_refused(values: dict[str, Any], fi
 
 @pytest.mark.parametrize("async_scheduling", [False, True])
 def test_use_after_shutdown_is_said(async_scheduling: bool) -> None:
-    llm = LLM("scripted:", max_model_len=64, num_gpu_blocks_override=16, async_scheduling=async_scheduling)
+    llm = LLM(
+        "scripted:", max_model_len=64, num_gpu_blocks_override=16, async_scheduling=async_scheduling
+    )
     llm.shutdown()
     llm.shutdown()
     with pytest.raises(EngineDead, match="shut down"):

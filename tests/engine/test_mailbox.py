@@ -12,7 +12,9 @@ from core.types import CompletionOutput, RequestOutput
 
 
 def output(text: str, index: int = 0, finished: bool = False) -> RequestOutput:
-    completion = CompletionOutput(index, text, list(text.encode()), finish_reason="stop" if finished else None)
+    completion = CompletionOutput(
+        index, text, list(text.encode()), finish_reason="stop" if finished else None
+    )
     return RequestOutput("r", None, [1], None, [completion], finished)
 
 

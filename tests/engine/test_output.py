@@ -12,19 +12,33 @@ from core.testing.byte_tokenizer import ByteTokenizer
 from core.types import CompletionOutput, RequestOutput, RequestOutputKind, SamplingParams
 
 
-def start(sampling: SamplingParams, n: int = 1, shown: Any = None, **settings: Any) -> OutputProcessor:
+def start(
+    sampling: SamplingParams, n: int = 1, shown: Any = None, **settings: Any
+) -> OutputProcessor:
     processor = OutputProcessor(ByteTokenizer(), **settings)
     requests = [
-        EngineRequest(request_id=f"r#{i}", prompt_token_ids=[104, 105], sampling=sampling, seed=i, max_tokens=64)
+        EngineRequest(
+            request_id=f"r#{i}",
+            prompt_token_ids=[104, 105],
+            sampling=sampling,
+            seed=i,
+            max_tokens=64,
+        )
         for i in range(n)
     ]
-    draft = Draft(request_id="r", prompt_token_ids=[], sampling=sampling, text="hi", shown=shown or {})
+    draft = Draft(
+        request_id="r", prompt_token_ids=[], sampling=sampling, text="hi", shown=shown or {}
+    )
     processor.add(draft, requests)
     return processor
 
 
-def say(processor: OutputProcessor, text: str, index: int = 0, **delta: Any) -> tuple[list[RequestOutput], list[str]]:
-    return processor.process([RequestDelta(request_id=f"r#{index}", token_ids=list(text.encode()), **delta)], 1.0)
+def say(
+    processor: OutputProcessor, text: str, index: int = 0, **delta: Any
+) -> tuple[list[RequestOutput], list[str]]:
+    return processor.process(
+        [RequestDelta(request_id=f"r#{index}", token_ids=list(text.encode()), **delta)], 1.0
+    )
 
 
 def test_cumulative_outputs_hold_everything_so_far() -> None:
@@ -101,7 +115,10 @@ def test_logprobs_hold_the_token_and_the_best_ones() -> None:
     outputs, _ = say(processor, "a", logprobs=[position])
     completion = outputs[0].outputs[0]
     assert completion.logprobs is not None
-    assert {t: (p.logprob, p.rank) for t, p in completion.logprobs[0].items()} == {97: (-1.5, 2), 98: (-0.5, 1)}
+    assert {t: (p.logprob, p.rank) for t, p in completion.logprobs[0].items()} == {
+        97: (-1.5, 2),
+        98: (-0.5, 1),
+    }
     assert completion.cumulative_logprob == -1.5
     assert completion.logprobs[0][97].decoded_token == "a"
 
@@ -109,9 +126,13 @@ def test_logprobs_hold_the_token_and_the_best_ones() -> None:
 def test_stream_interval_gathers_tokens() -> None:
     processor = OutputProcessor(ByteTokenizer(), stream_interval=3)
     sampling = SamplingParams(output_kind=RequestOutputKind.DELTA)
-    request = EngineRequest(request_id="r#0", prompt_token_ids=[1], sampling=sampling, seed=0, max_tokens=9)
+    request = EngineRequest(
+        request_id="r#0", prompt_token_ids=[1], sampling=sampling, seed=0, max_tokens=9
+    )
     processor.add(Draft(request_id="r", prompt_token_ids=[], sampling=request.sampling), [request])
-    counts = [len(say(processor, "x", finish_reason="length" if i == 6 else None)[0]) for i in range(7)]
+    counts = [
+        len(say(processor, "x", finish_reason="length" if i == 6 else None)[0]) for i in range(7)
+    ]
     assert counts == [0, 0, 1, 0, 0, 1, 1]
 
 
@@ -138,9 +159,15 @@ def test_a_feature_that_cannot_read_its_own_words_fails_that_request_alone() -> 
 
 def test_what_several_steps_brought_of_a_sequence_is_one_output() -> None:
     processor = start(SamplingParams(output_kind=RequestOutputKind.DELTA), n=2)
-    deltas = [RequestDelta(request_id=f"r#{i}", token_ids=list(text)) for i, text in ((0, b"a"), (1, b"x"), (0, b"b"))]
+    deltas = [
+        RequestDelta(request_id=f"r#{i}", token_ids=list(text))
+        for i, text in ((0, b"a"), (1, b"x"), (0, b"b"))
+    ]
     outputs, _ = processor.process(deltas, 1.0)
-    assert [[(c.index, c.text) for c in each.outputs] for each in outputs] == [[(1, "x")], [(0, "ab")]]
+    assert [[(c.index, c.text) for c in each.outputs] for each in outputs] == [
+        [(1, "x")],
+        [(0, "ab")],
+    ]
 
 
 def test_a_stop_text_ends_a_sequence_of_which_more_has_come_already() -> None:
@@ -160,6 +187,8 @@ def test_what_is_taken_of_a_stream_is_no_output_and_its_end_is_not_offered() -> 
         return completion.text != "b"
 
     processor.offer_to("r", offer)
-    told = [say(processor, text)[0] for text in "ab"] + [say(processor, "c", finish_reason="length")[0]]
+    told = [say(processor, text)[0] for text in "ab"] + [
+        say(processor, "c", finish_reason="length")[0]
+    ]
     assert offered == ["a", "b"]
     assert [[o.outputs[0].text for o in outputs] for outputs in told] == [[], ["b"], ["c"]]

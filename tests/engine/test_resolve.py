@@ -60,11 +60,16 @@ def test_prompts_beside_streams_are_cut_where_a_slow_platform_serves_or_the_user
     file = tmp_path / "beside.py"
     file.write_text(PLATFORM)
     kwargs: dict[str, Any] = {"model": "scripted:", "plugins": [f"+{file}"], "device": device}
-    resolved = resolve(*load_from_kwargs({**kwargs, "max_mixed_prefill_tokens": asked}), serving=serving)
+    resolved = resolve(
+        *load_from_kwargs({**kwargs, "max_mixed_prefill_tokens": asked}), serving=serving
+    )
     assert resolved.config.scheduler.max_mixed_prefill_tokens == most
 
 
 def test_places_for_more_tokens_than_any_machine_has_are_refused() -> None:
     kwargs = {"model": "scripted:", "max_num_seqs": 16_384, "scripted_max_model_len": 1 << 20}
-    with pytest.raises(ConfigError, match=r"--max-num-seqs 16384 requests of --max-model-len 1048576 tokens are more"):
+    with pytest.raises(
+        ConfigError,
+        match=r"--max-num-seqs 16384 requests of --max-model-len 1048576 tokens are more",
+    ):
         resolve(*load_from_kwargs(kwargs), serving=False)

@@ -40,14 +40,19 @@ async def until(true: Callable[[], bool]) -> None:
 
 def test_who_asks_for_much_waits_for_who_asks_for_little() -> None:
     async def ask() -> None:
-        turns, work = Turns("test", 1), Work()
+        turns = Turns("test", 1)
+        work = Work()
         many = [asyncio.create_task(turns.run(work.of(f"many-{i}"), "many")) for i in range(20)]
         await until(lambda: turns.num_waiting == 19)
         few = [asyncio.create_task(turns.run(work.of(name), name)) for name in ("one", "two")]
         await until(lambda: turns.num_waiting == 21)
         for _ in range(22):
             work.go.release()
-        assert await asyncio.gather(*few, *many) == ["one", "two", *(f"many-{i}" for i in range(20))]
+        assert await asyncio.gather(*few, *many) == [
+            "one",
+            "two",
+            *(f"many-{i}" for i in range(20)),
+        ]
         assert work.begun[:5] == ["many-0", "many-1", "one", "two", "many-2"]
 
     asyncio.run(ask())
@@ -55,7 +60,8 @@ def test_who_asks_for_much_waits_for_who_asks_for_little() -> None:
 
 def test_so_many_run_at_once_and_no_more() -> None:
     async def ask() -> None:
-        turns, work = Turns("test", 3), Work()
+        turns = Turns("test", 3)
+        work = Work()
         asked = [asyncio.create_task(turns.run(work.of(str(i)))) for i in range(10)]
         await until(lambda: len(work.begun) == 3 and turns.num_waiting == 7)
         for _ in range(10):
@@ -68,7 +74,8 @@ def test_so_many_run_at_once_and_no_more() -> None:
 
 def test_what_nobody_waits_for_never_starts_and_is_told_where_it_has() -> None:
     async def ask() -> None:
-        turns, work = Turns("test", 1), Work()
+        turns = Turns("test", 1)
+        work = Work()
         asked = [asyncio.create_task(turns.run(work.of(str(i)), "a")) for i in range(5)]
         await until(lambda: work.begun == ["0"] and turns.num_waiting == 4)
         for task in asked[:4]:
@@ -90,7 +97,9 @@ def test_no_thread_is_lost_whenever_clients_leave(seed: int) -> None:
 
     async def ask() -> None:
         turns = Turns("test", 2)
-        asked = [asyncio.create_task(turns.run(lambda stopped: None, str(i % 3))) for i in range(40)]
+        asked = [
+            asyncio.create_task(turns.run(lambda stopped: None, str(i % 3))) for i in range(40)
+        ]
         for i, task in enumerate(asked):
             if (i * 7 + seed) % 3 == 0:
                 for _ in range((i + seed) % 4):
@@ -98,7 +107,9 @@ def test_no_thread_is_lost_whenever_clients_leave(seed: int) -> None:
                 task.cancel()
         await asyncio.gather(*asked, return_exceptions=True)
         async with asyncio.timeout(PATIENCE_S):
-            assert await asyncio.gather(*(turns.run(lambda stopped: 1) for _ in range(10))) == [1] * 10
+            assert (
+                await asyncio.gather(*(turns.run(lambda stopped: 1) for _ in range(10))) == [1] * 10
+            )
         await until(lambda: turns._places._free == 2)
 
     asyncio.run(ask())
@@ -118,7 +129,9 @@ def test_what_work_raises_reaches_who_asked() -> None:
     asyncio.run(ask())
 
 
-def test_a_thread_that_cannot_be_started_takes_nobody_s_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_cannot_be_started_takes_nobody_s_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def refuse(*arguments: object) -> None:
         raise RuntimeError("can't start new thread")
 

@@ -1,4 +1,6 @@
-"""The executor in this process: what it was told, and the same tokens with and without planning ahead."""
+"""The executor in this process: what it was told, and the same tokens with and without planning
+ahead.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,23 @@ PROMPTS = [[5, 9, 30], [7], [3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13], [22, 23]]
 PARAMS = [
     SamplingParams(temperature=0, max_tokens=12, ignore_eos=True),
     SamplingParams(temperature=1.2, top_k=10, seed=3, max_tokens=20, logprobs=2),
-    SamplingParams(temperature=0.9, top_p=0.8, frequency_penalty=0.5, seed=4, max_tokens=7, prompt_logprobs=1),
-    SamplingParams(temperature=0, stop_token_ids=[9, 10, 11, 12], min_tokens=2, max_tokens=30, ignore_eos=True),
+    SamplingParams(
+        temperature=0.9, top_p=0.8, frequency_penalty=0.5, seed=4, max_tokens=7, prompt_logprobs=1
+    ),
+    SamplingParams(
+        temperature=0, stop_token_ids=[9, 10, 11, 12], min_tokens=2, max_tokens=30, ignore_eos=True
+    ),
 ]
 
 
 def outputs(**engine: Any) -> list[Any]:
-    settings = {"dtype": "float32", "max_model_len": 64, "max_num_batched_tokens": 8, "block_size": 4, "seed": 1}
+    settings = {
+        "dtype": "float32",
+        "max_model_len": 64,
+        "max_num_batched_tokens": 8,
+        "block_size": 4,
+        "seed": 1,
+    }
     with LLM("fake:", plugins=["core.testing.fake_model"], **settings, **engine) as llm:
         answers = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
     return [
@@ -30,19 +42,28 @@ def outputs(**engine: Any) -> list[Any]:
 
 
 def _numbers(logprobs: Any) -> Any:
-    """Return token ids and how likely they are, but for how sums were rounded: who is preempted computes in another company."""
+    """Return token ids and how likely they are, but for how sums were rounded: who is preempted
+    computes in another company.
+    """
     places = [each or {} for each in logprobs or ()]
-    return [{token: pytest.approx(entry.logprob, abs=1e-4) for token, entry in each.items()} for each in places]
+    return [
+        {token: pytest.approx(entry.logprob, abs=1e-4) for token, entry in each.items()}
+        for each in places
+    ]
 
 
 @pytest.mark.parametrize("blocks", [12, 64], ids=["preempting", "roomy"])
 def test_planning_ahead_changes_no_token(blocks: int) -> None:
-    plain = outputs(num_gpu_blocks_override=blocks, skip_tokenizer_init=True, async_scheduling=False)
+    plain = outputs(
+        num_gpu_blocks_override=blocks, skip_tokenizer_init=True, async_scheduling=False
+    )
     ahead = outputs(num_gpu_blocks_override=blocks, skip_tokenizer_init=True, async_scheduling=True)
     assert [each[:2] for each in ahead] == [each[:2] for each in plain]
     assert [each[2:] for each in ahead] == [each[2:] for each in plain]
 
 
-@pytest.mark.parametrize("case", [c for c in conformance.cases("kernel") if c.subject.kind == "executors"], ids=str)
+@pytest.mark.parametrize(
+    "case", [c for c in conformance.cases("kernel") if c.subject.kind == "executors"], ids=str
+)
 def test_uni_keeps_the_contract_of_executors(case: conformance.Case) -> None:
     case()

@@ -1,4 +1,6 @@
-"""A plugin for tests: workers that say something in every step, answer calls, and tell things outside of steps."""
+"""A plugin for tests: workers that say something in every step, answer calls, and tell things
+outside of steps.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,8 @@ class Talking:
     def __init__(self, config: EngineConfig, registry: Any, *rest: Any) -> None:
         self._inner = registry.load(registry.choose("workers", "worker"))(config, registry, *rest)
         self.told: Callable[[str, bytes], None] = lambda name, data: None
-        self.start, self.close = self._inner.start, self._inner.close
+        self.start = self._inner.start
+        self.close = self._inner.close
 
     def allocate(self, *arguments: Any) -> None:
         self.told("talk", f"{_process[0] if _process else 'alone'} allocates".encode())
@@ -66,4 +69,6 @@ class Talking:
     def call(self, name: str, data: bytes) -> bytes | None:
         if name == "talk.refuse" or (name == "talk.split" and _process == ["worker 1"]):
             raise InvalidRequest("data", f"{_process[0][:6]} takes no {data.decode()}.")
-        return _process[0].encode() + data if name == "talk.echo" or _process == ["worker 0"] else None
+        return (
+            _process[0].encode() + data if name == "talk.echo" or _process == ["worker 0"] else None
+        )

@@ -21,7 +21,14 @@ from patience import PATIENCE_S
 from builtin_plugins.executors.mp import executor as mp
 from builtin_plugins.scheduling_policies.fcfs import FirstCome
 from core import LLM, SamplingParams
-from core.errors import EngineDead, EngineError, InvalidRequest, ModelError, PluginError, ProcessKilled
+from core.errors import (
+    EngineDead,
+    EngineError,
+    InvalidRequest,
+    ModelError,
+    PluginError,
+    ProcessKilled,
+)
 from core.testing.checkpoints import make_checkpoint
 from core.testing.replay import replay
 
@@ -37,7 +44,8 @@ def ranks_of(parent: int) -> list[int]:
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            command, status = (folder / "cmdline").read_bytes(), (folder / "stat").read_text()
+            command = (folder / "cmdline").read_bytes()
+            status = (folder / "stat").read_text()
         except OSError:
             continue
         is_rank = b"core.process.child" in command and "(engine-" not in status
@@ -76,23 +84,37 @@ def llama(checkpoint: Callable[[str], Path]) -> Path:
 
 def open_engine(folder: Path, tensor: int = 1, pipeline: int = 1, **settings: Any) -> LLM:
     sizes = {"tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline, "num_threads": 1}
-    memory = {"dtype": "float32", "max_model_len": 96, "kv_cache_memory_bytes": 1 << 22, "log_level": "error"}
+    memory = {
+        "dtype": "float32",
+        "max_model_len": 96,
+        "kv_cache_memory_bytes": 1 << 22,
+        "log_level": "error",
+    }
     return LLM(str(folder), **(sizes | memory | settings))
 
 
 def generate(llm: LLM, sampling: SamplingParams) -> list[list[int]]:
-    return [list(output.outputs[0].token_ids) for output in llm.generate(PROMPTS, sampling, use_tqdm=False)]
+    return [
+        list(output.outputs[0].token_ids)
+        for output in llm.generate(PROMPTS, sampling, use_tqdm=False)
+    ]
 
 
 @torch.inference_mode()
 def truth(architecture: str, folder: Path) -> list[list[int]]:
     """Return transformers' greedy tokens."""
-    model = getattr(transformers, architecture).from_pretrained(folder, attn_implementation="eager").eval()
+    model = (
+        getattr(transformers, architecture)
+        .from_pretrained(folder, attn_implementation="eager")
+        .eval()
+    )
     answers = []
     for prompt in PROMPTS:
         tokens = list(prompt)
         for _ in range(GREEDY.max_tokens or 0):
-            tokens.append(int(model(torch.tensor([tokens]), use_cache=False).logits[0, -1].argmax()))
+            tokens.append(
+                int(model(torch.tensor([tokens]), use_cache=False).logits[0, -1].argmax())
+            )
         answers.append(tokens[len(prompt) :])
     return answers
 
@@ -105,7 +127,9 @@ def truth(architecture: str, folder: Path) -> list[list[int]]:
         pytest.param("LlamaForCausalLM", 2, 1, {"async_scheduling": True}, marks=pytest.mark.slow),
         pytest.param("LlamaForCausalLM", 2, 2, {}, marks=pytest.mark.slow),
         pytest.param("LlamaForCausalLM", 1, 2, {"async_scheduling": True}, marks=pytest.mark.slow),
-        pytest.param("MixtralForCausalLM", 2, 1, {"max_num_batched_tokens": 16}, marks=pytest.mark.slow),
+        pytest.param(
+            "MixtralForCausalLM", 2, 1, {"max_num_batched_tokens": 16}, marks=pytest.mark.slow
+        ),
         pytest.param("MixtralForCausalLM", 2, 2, {}, marks=pytest.mark.slow),
     ],
 )
@@ -117,11 +141,18 @@ def test_ranks_give_the_tokens_of_transformers_and_of_one_process(
     checkpoint: Callable[[str], Path],
     tmp_path: Path,
 ) -> None:
-    folder, journal = checkpoint(architecture), tmp_path / "journal"
+    folder = checkpoint(architecture)
+    journal = tmp_path / "journal"
     with open_engine(folder) as llm:
-        greedy, seeded = generate(llm, GREEDY), generate(llm, SEEDED)
+        greedy = generate(llm, GREEDY)
+        seeded = generate(llm, SEEDED)
     assert greedy == truth(architecture, folder)
-    without = ["no:structured_outputs", "no:fair_clients", "no:kv_eviction", "no:metrics_prometheus"]
+    without = [
+        "no:structured_outputs",
+        "no:fair_clients",
+        "no:kv_eviction",
+        "no:metrics_prometheus",
+    ]
     settings = {"plugins": without, **settings}  # replayed without extensions
     with open_engine(folder, tensor, pipeline, journal=str(journal), **settings) as llm:
         assert len(ranks_of(os.getpid())) == tensor * pipeline
@@ -136,7 +167,11 @@ def test_ranks_give_the_tokens_of_transformers_and_of_one_process(
 @pytest.mark.parametrize(
     ("fault", "error", "said"),
     [
-        ("worker 1:start:kill", ProcessKilled, ["'worker 1' (pid ", "SIGKILL", "stage: loading the plugins"]),
+        (
+            "worker 1:start:kill",
+            ProcessKilled,
+            ["'worker 1' (pid ", "SIGKILL", "stage: loading the plugins"],
+        ),
         pytest.param(
             "worker 0:start:exit",
             EngineDead,
@@ -147,7 +182,11 @@ def test_ranks_give_the_tokens_of_transformers_and_of_one_process(
     ],
 )
 def test_a_rank_that_does_not_start_is_named(
-    fault: str, error: type[EngineError], said: list[str], llama: Path, monkeypatch: pytest.MonkeyPatch
+    fault: str,
+    error: type[EngineError],
+    said: list[str],
+    llama: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("FAULT", fault)
     with pytest.raises(error) as raised:
@@ -156,11 +195,15 @@ def test_a_rank_that_does_not_start_is_named(
         assert part in str(raised.value)
 
 
-def test_a_damaged_checkpoint_is_the_same_error_as_in_one_process(llama: Path, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_the_same_error_as_in_one_process(
+    llama: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     for path in llama.iterdir():
-        (folder / path.name).write_bytes(path.read_bytes()[: 20_000 if path.suffix == ".safetensors" else None])
+        (folder / path.name).write_bytes(
+            path.read_bytes()[: 20_000 if path.suffix == ".safetensors" else None]
+        )
     with pytest.raises(ModelError) as raised:
         open_engine(folder, tensor=2)
     for part in ("cannot serve", "is cut off", "stage: loading the model, in process 'worker "):
@@ -175,20 +218,26 @@ def test_a_damaged_checkpoint_is_the_same_error_as_in_one_process(llama: Path, t
         "worker 1:forward:freeze",
     ],
 )
-def test_a_rank_that_ends_in_a_step_ends_the_engine(fault: str, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_ends_in_a_step_ends_the_engine(
+    fault: str, llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FAULT", fault)
     who, _, deed = fault.split(":")
     with open_engine(llama, tensor=2, plugins=[FAULTY], heartbeat_timeout=4) as llm:
         assert len(generate(llm, GREEDY)) == 3
         with pytest.raises(EngineDead) as raised:
             llm.generate([[5, TRIGGER]], GREEDY, use_tqdm=False)
-        cause = {"kill": "SIGKILL", "exit": "status 3", "freeze": "gave no sign of life for 4 s"}[deed]
+        cause = {"kill": "SIGKILL", "exit": "status 3", "freeze": "gave no sign of life for 4 s"}[
+            deed
+        ]
         for part in (f"process '{who}' (pid ", "serving", cause):
             assert part in str(raised.value)
         assert isinstance(raised.value, ProcessKilled) == (deed != "exit")
 
 
-def test_a_rank_that_fails_a_step_alone_ends_the_engine(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_fails_a_step_alone_ends_the_engine(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FAULT", "worker 1:forward:raise")
     monkeypatch.setattr(mp, "PATIENCE_S", 0.3)
     with open_engine(llama, tensor=2, plugins=[FAULTY]) as llm:
@@ -215,7 +264,8 @@ def test_a_step_that_fails_everywhere_costs_its_requests(
 
 
 @pytest.mark.parametrize(
-    ("tensor", "pipeline", "ahead"), [(2, 1, True), pytest.param(1, 2, False, marks=pytest.mark.slow)]
+    ("tensor", "pipeline", "ahead"),
+    [(2, 1, True), pytest.param(1, 2, False, marks=pytest.mark.slow)],
 )
 def test_every_rank_is_heard_in_steps_outside_of_them_and_when_asked(
     tensor: int, pipeline: int, ahead: bool, llama: Path
@@ -228,7 +278,10 @@ def test_every_rank_is_heard_in_steps_outside_of_them_and_when_asked(
         steps = llm.core.num_steps
         assert steps >= 8
         heard = sys.modules["engine_local_talking"].heard
-        assert sorted(heard[:2]) == [b"worker 0 allocates", b"worker 1 allocates"]  # before anybody could listen
+        assert sorted(heard[:2]) == [
+            b"worker 0 allocates",
+            b"worker 1 allocates",
+        ]  # before anybody could listen
         assert heard[2:] == [b"worker 0", b"worker 1"] * steps
         assert ("talk", b"worker 0 runs 1") in told
         assert ("talk", b"worker 1 runs 1") in told
@@ -238,7 +291,9 @@ def test_every_rank_is_heard_in_steps_outside_of_them_and_when_asked(
         with pytest.raises(InvalidRequest, match="worker takes no salt"):
             executor.call("talk.refuse", b"salt")
         assert executor.call("talk.echo", b"") == [b"worker 0", b"worker 1"]
-        with pytest.raises(EngineDead, match=r"talk.split failed on 1 of 2 ranks, not on all: 'worker 1' \(pid "):
+        with pytest.raises(
+            EngineDead, match=r"talk.split failed on 1 of 2 ranks, not on all: 'worker 1' \(pid "
+        ):
             executor.call("talk.split", b"salt")
         with pytest.raises(EngineDead):
             llm.generate([[5, 7]], GREEDY, use_tqdm=False)
@@ -258,7 +313,10 @@ sys.stdin.read()
 
 def test_ranks_end_with_the_process_that_started_them(llama: Path) -> None:
     engine = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(llama)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", PROGRAM, str(llama)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert engine.stdin is not None
     assert engine.stdout is not None
@@ -269,6 +327,9 @@ def test_ranks_end_with_the_process_that_started_them(llama: Path) -> None:
         engine.send_signal(signal.SIGKILL)
         engine.wait()
     until = time.monotonic() + PATIENCE_S
-    while any(Path(f"/proc/{rank}/cmdline").exists() and Path(f"/proc/{rank}/cmdline").read_bytes() for rank in ranks):
+    while any(
+        Path(f"/proc/{rank}/cmdline").exists() and Path(f"/proc/{rank}/cmdline").read_bytes()
+        for rank in ranks
+    ):
         assert time.monotonic() < until, "ranks live on without their engine"
         time.sleep(0.05)

@@ -17,8 +17,16 @@ from core.step import WorkerInfo
 from core.testing.checkpoints import TINY, make_checkpoint
 
 THREADS = str(Path(__file__).parent / "thread_ranks.py")
-SPLITS = {"tensor 2": (2, 1), "pipeline 2": (1, 2), "both": (2, 2), "tensor 4": (4, 1), "pipeline 3": (1, 3)}
-"""Tensor-parallel ranks and pipeline stages; 4 ranks are more than the key-value heads, 3 stages are all layers."""
+SPLITS = {
+    "tensor 2": (2, 1),
+    "pipeline 2": (1, 2),
+    "both": (2, 2),
+    "tensor 4": (4, 1),
+    "pipeline 3": (1, 3),
+}
+"""Tensor-parallel ranks and pipeline stages; 4 ranks are more than the key-value heads, 3 stages
+are all layers.
+"""
 WAYS: dict[str, dict[str, Any]] = {
     "batched": {},
     "a budget of 16 tokens": {"max_num_batched_tokens": 16},
@@ -49,7 +57,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 
     def folder_of(architecture: str, **overrides: Any) -> Path:
         folder = root / f"{architecture}{len(overrides)}"
-        return folder if folder.exists() else make_checkpoint(architecture, folder, seed=1, **overrides)
+        return (
+            folder
+            if folder.exists()
+            else make_checkpoint(architecture, folder, seed=1, **overrides)
+        )
 
     return folder_of
 
@@ -60,8 +72,15 @@ def prompts() -> list[list[int]]:
 
 
 def ask(llm: LLM) -> list[Answer]:
-    """Return what two greedy and two seeded requests get: a prompt of its own for each, but for the last."""
-    common: dict[str, Any] = {"max_tokens": NUM_GENERATED, "ignore_eos": True, "logprobs": 0, "prompt_logprobs": 0}
+    """Return what two greedy and two seeded requests get: a prompt of its own for each, but for the
+    last.
+    """
+    common: dict[str, Any] = {
+        "max_tokens": NUM_GENERATED,
+        "ignore_eos": True,
+        "logprobs": 0,
+        "prompt_logprobs": 0,
+    }
     sampling = [
         SamplingParams(temperature=0, **common),
         SamplingParams(temperature=0, repetition_penalty=1.3, **common),
@@ -76,14 +95,25 @@ def ask(llm: LLM) -> list[Answer]:
         assert completion.logprobs is not None
         assert output.prompt_logprobs is not None
         assert output.prompt_token_ids is not None
-        scored = [position[token].logprob for position, token in zip(completion.logprobs, tokens, strict=True)]
+        scored = [
+            position[token].logprob
+            for position, token in zip(completion.logprobs, tokens, strict=True)
+        ]
         after = zip(output.prompt_logprobs[1:], output.prompt_token_ids[1:], strict=True)
-        answers.append(Answer(tokens, scored, [position[token].logprob for position, token in after if position]))
+        answers.append(
+            Answer(
+                tokens, scored, [position[token].logprob for position, token in after if position]
+            )
+        )
     return answers
 
 
 def open_engine(folder: Path, **settings: Any) -> LLM:
-    defaults: dict[str, Any] = {"dtype": "float32", "max_model_len": 96, "kv_cache_memory_bytes": 1 << 22}
+    defaults: dict[str, Any] = {
+        "dtype": "float32",
+        "max_model_len": 96,
+        "kv_cache_memory_bytes": 1 << 22,
+    }
     defaults |= {"num_threads": 1, "log_level": "error", "plugins": [THREADS]}
     return LLM(str(folder), **(defaults | settings))
 
@@ -119,7 +149,9 @@ def splits_of_architectures() -> list[Any]:
     """Return every pair; of most architectures only one split runs every time."""
     always = {"LlamaForCausalLM", "MixtralForCausalLM"}
     return [
-        pytest.param(name, split, marks=[] if name in always or split == "both" else pytest.mark.slow)
+        pytest.param(
+            name, split, marks=[] if name in always or split == "both" else pytest.mark.slow
+        )
         for name in sorted(TINY)
         for split in SPLITS
         if (name, split) not in UNSPLIT
@@ -138,10 +170,18 @@ def test_split_models_give_the_tokens_of_one_rank(
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
     ("architecture", "split"),
-    [("LlamaForCausalLM", "tensor 2"), ("LlamaForCausalLM", "pipeline 2"), ("MixtralForCausalLM", "both")],
+    [
+        ("LlamaForCausalLM", "tensor 2"),
+        ("LlamaForCausalLM", "pipeline 2"),
+        ("MixtralForCausalLM", "both"),
+    ],
 )
 def test_however_steps_are_cut(
-    architecture: str, split: str, way: str, checkpoint: Checkpoint, one_rank: Callable[..., list[Answer]]
+    architecture: str,
+    split: str,
+    way: str,
+    checkpoint: Checkpoint,
+    one_rank: Callable[..., list[Answer]],
 ) -> None:
     folder = checkpoint(architecture)
     with open_ranks(folder, split, **WAYS[way]) as llm:
@@ -170,8 +210,12 @@ def test_states_are_split_by_heads(
             assert_equal(ask(llm), one_rank(folder))
 
 
-def test_ranks_that_do_not_divide_heads_of_states_are_refused_with_what_is_possible(checkpoint: Checkpoint) -> None:
-    with pytest.raises(ConfigError, match="heads of the model's recurrent layers, 6; possible here: 1, 2"):
+def test_ranks_that_do_not_divide_heads_of_states_are_refused_with_what_is_possible(
+    checkpoint: Checkpoint,
+) -> None:
+    with pytest.raises(
+        ConfigError, match="heads of the model's recurrent layers, 6; possible here: 1, 2"
+    ):
         open_ranks(checkpoint("KimiLinearForCausalLM"), "tensor 4")
 
 
@@ -186,11 +230,15 @@ def test_a_vocabulary_that_does_not_divide(
 
 
 def test_memory_is_what_the_smallest_rank_has() -> None:
-    full, window = FullAttention(2, 16, "float32"), SlidingWindow(2, 16, "float32", window=8)
+    full = FullAttention(2, 16, "float32")
+    window = SlidingWindow(2, 16, "float32", window=8)
 
     def info(memory: int, *specs: FullAttention) -> WorkerInfo:
         return WorkerInfo(
-            layers=[LayerKV("x", spec) for spec in specs], kv_memory_bytes=memory, vocab_size=9, weight_bytes=5
+            layers=[LayerKV("x", spec) for spec in specs],
+            kv_memory_bytes=memory,
+            vocab_size=9,
+            weight_bytes=5,
         )
 
     both = WorkerInfo.combine([info(100, full), info(90, full)], tensor=2)
@@ -198,4 +246,6 @@ def test_memory_is_what_the_smallest_rank_has() -> None:
     stages = WorkerInfo.combine([info(200, full, full), info(90, full)], tensor=1)
     assert (len(stages.layers), stages.kv_memory_bytes) == (3, 270)
     unlike = WorkerInfo.combine([info(100, full, full), info(100, window, window)], tensor=1)
-    assert unlike.kv_memory_bytes == 100  # one slot serves a layer of each stage, so each needs all slots
+    assert (
+        unlike.kv_memory_bytes == 100
+    )  # one slot serves a layer of each stage, so each needs all slots

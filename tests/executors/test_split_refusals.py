@@ -1,4 +1,6 @@
-"""A split that cannot be is refused with the number, the limit and what to do, before any process is started."""
+"""A split that cannot be is refused with the number, the limit and what to do, before any process
+is started.
+"""
 
 from __future__ import annotations
 
@@ -34,38 +36,44 @@ def refusal(model: str | Path, **settings: Any) -> str:
             "LlamaForCausalLM",
             {},
             {"tensor_parallel_size": 3},
-            "--tensor-parallel-size 3 does not divide the model's 4 attention heads; possible here: 1, 2, 4.",
+            "--tensor-parallel-size 3 does not divide the model's 4 attention heads; possible "
+            "here: 1, 2, 4.",
         ),
         (
             "LlamaForCausalLM",
             {"hidden_size": 96, "num_attention_heads": 12, "num_key_value_heads": 6},
             {"tensor_parallel_size": 4},
-            "--tensor-parallel-size 4 neither divides the model's 6 key-value heads nor is a multiple of them; "
+            "--tensor-parallel-size 4 neither divides the model's 6 key-value heads nor is a "
+            "multiple of them; "
             "possible here: 1, 2, 3, 6, 12.",
         ),
         (
             "T5ForConditionalGeneration",
             {},
             {"pipeline_parallel_size": 2},
-            "--pipeline-parallel-size 2 would part the model's encoder from its decoder; use --tensor-parallel-size instead.",
+            "--pipeline-parallel-size 2 would part the model's encoder from its decoder; use "
+            "--tensor-parallel-size instead.",
         ),
         (
             "LlamaForCausalLM",
             {"intermediate_size": 98},
             {"tensor_parallel_size": 4},
-            "--tensor-parallel-size 4 does not divide the model's intermediate size 98; possible here: 1, 2.",
+            "--tensor-parallel-size 4 does not divide the model's intermediate size 98; possible "
+            "here: 1, 2.",
         ),
         (
             "MixtralForCausalLM",
             {"intermediate_size": 97},
             {"tensor_parallel_size": 2},
-            "--tensor-parallel-size 2 does not divide the experts' intermediate size 97; possible here: 1.",
+            "--tensor-parallel-size 2 does not divide the experts' intermediate size 97; possible "
+            "here: 1.",
         ),
         (
             "Olmo2ForCausalLM",
             {},
             {"tensor_parallel_size": 4},
-            "--tensor-parallel-size 4 is more than the model's 2 key-value heads, which are normalised together; "
+            "--tensor-parallel-size 4 is more than the model's 2 key-value heads, which are "
+            "normalised together; "
             "possible here: 1, 2.",
         ),
         (
@@ -77,7 +85,11 @@ def refusal(model: str | Path, **settings: Any) -> str:
     ],
 )
 def test_what_the_model_cannot_be_split_into(
-    architecture: str, overrides: dict[str, Any], settings: dict[str, Any], text: str, tmp_path: Path
+    architecture: str,
+    overrides: dict[str, Any],
+    settings: dict[str, Any],
+    text: str,
+    tmp_path: Path,
 ) -> None:
     assert refusal(make_checkpoint(architecture, tmp_path, **overrides), **settings) == text
 

@@ -1,4 +1,7 @@
-"""A plugin for tests: the executor `threads`, whose ranks are threads of this process. They meet as processes do."""
+"""A plugin for tests: the executor `threads`, whose ranks are threads of this process.
+
+They meet as processes do.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,17 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from core.api import EngineConfig, Entry, KVLayout, ModelSource, Platform, StepPlan, StepResult, WorkerInfo, hookimpl
+from core.api import (
+    EngineConfig,
+    Entry,
+    KVLayout,
+    ModelSource,
+    Platform,
+    StepPlan,
+    StepResult,
+    WorkerInfo,
+    hookimpl,
+)
 from core.nn.collective import meet
 from core.nn.parallel import ParallelGroup, Pipeline
 from core.worker import Worker
@@ -28,7 +41,8 @@ class ThreadExecutor:
         self._tensor = config.parallel.tensor_parallel_size
         self._pipeline = config.parallel.pipeline_parallel_size
         self._workers = [
-            Worker(config, registry, source, self._join(rank)) for rank in range(self._tensor * self._pipeline)
+            Worker(config, registry, source, self._join(rank))
+            for rank in range(self._tensor * self._pipeline)
         ]
         self._pool = ThreadPoolExecutor(len(self._workers))
         self._plan: StepPlan
@@ -37,7 +51,9 @@ class ThreadExecutor:
         return lambda platform: meet(self._folder.name, rank, self._tensor, self._pipeline)
 
     def _all(self, call: Callable[[Worker], Any]) -> list[Any]:
-        return [done.result() for done in [self._pool.submit(call, worker) for worker in self._workers]]
+        return [
+            done.result() for done in [self._pool.submit(call, worker) for worker in self._workers]
+        ]
 
     def start(self) -> WorkerInfo:
         """Load every rank."""
@@ -60,7 +76,9 @@ class ThreadExecutor:
         """Run the plan everywhere."""
         results: list[StepResult] = self._all(lambda worker: worker.execute(self._plan).get())
         last = results[-self._tensor :]
-        assert all(result.tokens == last[0].tokens for result in last), "ranks of the last stage disagree"
+        assert all(result.tokens == last[0].tokens for result in last), (
+            "ranks of the last stage disagree"
+        )
         return last[0]
 
     def shutdown(self) -> None:

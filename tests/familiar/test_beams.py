@@ -17,7 +17,9 @@ from core.types.outputs import Logprob
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return make_checkpoint("LlamaForCausalLM", tmp_path_factory.mktemp("beams"), eos_token_id=[2, 17, 40, 55])
+    return make_checkpoint(
+        "LlamaForCausalLM", tmp_path_factory.mktemp("beams"), eos_token_id=[2, 17, 40, 55]
+    )
 
 
 PROMPTS = [[5, 6, 7, 8], [9, 10, 11], [3]]
@@ -33,7 +35,9 @@ def llm(folder):
 @pytest.mark.parametrize("penalty", [1.0, 0.0, 2.0])
 def test_beams_are_those_of_transformers(llm, folder, width, penalty):
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    params = BeamSearchParams(beam_width=width, max_tokens=12, length_penalty=penalty, include_stop_str_in_output=True)
+    params = BeamSearchParams(
+        beam_width=width, max_tokens=12, length_penalty=penalty, include_stop_str_in_output=True
+    )
     found = llm.beam_search([{"prompt_token_ids": prompt} for prompt in PROMPTS], params)
     for prompt, output in zip(PROMPTS, found, strict=True):
         expected = model.generate(
@@ -46,7 +50,9 @@ def test_beams_are_those_of_transformers(llm, folder, width, penalty):
             early_stopping=False,
         )
         pad = model.generation_config.pad_token_id
-        assert [s.tokens for s in output.sequences] == [_without(row.tolist(), len(prompt), pad) for row in expected]
+        assert [s.tokens for s in output.sequences] == [
+            _without(row.tolist(), len(prompt), pad) for row in expected
+        ]
 
 
 def _without(row, start, pad):
@@ -65,7 +71,10 @@ def test_a_width_of_one_is_greedy(llm):
     ]
     assert found[0].sequences[0].finish_reason == "length"
     total = sum(
-        each[t].logprob for each, t in zip(found[0].sequences[0].logprobs, greedy[0].outputs[0].token_ids, strict=True)
+        each[t].logprob
+        for each, t in zip(
+            found[0].sequences[0].logprobs, greedy[0].outputs[0].token_ids, strict=True
+        )
     )
     assert math.isclose(found[0].sequences[0].cum_logprob, total, rel_tol=1e-5)
 
@@ -85,8 +94,13 @@ def test_a_beam_that_ended_waits_for_those_that_may_become_better():
     search = Beams([1], BeamSearchParams(2, 9), {ord("e")}, max_len=99)
     search.take([logprobs(a=0.6, b=0.2, e=0.15, c=0.05)])  # the end is the third best, so none
     assert [beam.tokens[1:] for beam in search.running] == [[ord("a")], [ord("b")]]
-    search.take([logprobs(e=0.9, a=0.1), logprobs(e=0.35, a=0.65)])  # one among the best two ends, one behind them
-    assert [beam.tokens[1:] for beam in search.running] == [[ord("b"), ord("a")], [ord("a"), ord("a")]]
+    search.take(
+        [logprobs(e=0.9, a=0.1), logprobs(e=0.35, a=0.65)]
+    )  # one among the best two ends, one behind them
+    assert [beam.tokens[1:] for beam in search.running] == [
+        [ord("b"), ord("a")],
+        [ord("a"), ord("a")],
+    ]
     search.take([logprobs(e=0.9, a=0.1), logprobs(a=0.9, e=0.1)])
     assert search.running == []  # two have ended, and nothing that runs can be better
     assert [beam.tokens for beam in search.result()] == [[1, ord("a")], [1, ord("b"), ord("a")]]

@@ -1,4 +1,6 @@
-"""Programs written for vLLM: settings taken apart, engines stepped by hand, numbers, the model, calls."""
+"""Programs written for vLLM: settings taken apart, engines stepped by hand, numbers, the model,
+calls.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,15 @@ import dataclasses
 import pytest
 
 import core
-from core import LLM, AsyncEngineArgs, AsyncLLMEngine, EngineArgs, LLMEngine, ModelRegistry, SamplingParams
+from core import (
+    LLM,
+    AsyncEngineArgs,
+    AsyncLLMEngine,
+    EngineArgs,
+    LLMEngine,
+    ModelRegistry,
+    SamplingParams,
+)
 from core.errors import ConfigError, InvalidRequest
 from core.familiar.metrics import Counter, Gauge, Histogram
 
@@ -30,7 +40,8 @@ def test_settings_are_taken_apart_into_keywords():
 def test_settings_know_no_other_names_and_share_no_lists():
     with pytest.raises(TypeError, match="max_modellen"):
         EngineArgs("scripted:", max_modellen=3)
-    one, two = EngineArgs("a"), EngineArgs("b")
+    one = EngineArgs("a")
+    two = EngineArgs("b")
     assert one.served_model_name is None or one.served_model_name is not two.served_model_name
 
 
@@ -38,10 +49,23 @@ def test_settings_are_read_from_a_command_line():
     parser = AsyncEngineArgs.add_cli_args(argparse.ArgumentParser())
     parser.add_argument("--own", default="o")
     given = parser.parse_args(
-        ["--model", "scripted:", "--max_model_len", "1k", "--no-enable-prefix-caching", "--own", "mine"]
+        [
+            "--model",
+            "scripted:",
+            "--max_model_len",
+            "1k",
+            "--no-enable-prefix-caching",
+            "--own",
+            "mine",
+        ]
     )
     args = AsyncEngineArgs.from_cli_args(given)
-    assert (args.model, args.max_model_len, args.enable_prefix_caching, given.own) == ("scripted:", 1000, False, "mine")
+    assert (args.model, args.max_model_len, args.enable_prefix_caching, given.own) == (
+        "scripted:",
+        1000,
+        False,
+        "mine",
+    )
     with pytest.raises(ConfigError, match="--max-model-len 'many'"):
         EngineArgs.from_cli_args(parser.parse_args(["--max-model-len", "many"]))
 
@@ -54,7 +78,9 @@ def test_an_engine_is_stepped_by_hand():
     engine.abort_request(["b"])
     done = {}
     while engine.has_unfinished_requests():
-        done |= {output.request_id: output.outputs[0].text for output in engine.step() if output.finished}
+        done |= {
+            output.request_id: output.outputs[0].text for output in engine.step() if output.finished
+        }
     assert done == {"a": "one two"}
     with pytest.raises(TypeError, match="stat_loggers"):
         LLMEngine.from_engine_args(EngineArgs("scripted:"), stat_loggers=[print])
@@ -67,7 +93,11 @@ def test_an_engine_that_serves_is_made_of_its_settings():
 
     async def ask():
         assert await engine.get_tokenizer() is engine.tokenizer
-        return [o async for o in engine.generate("works", SamplingParams(max_tokens=20), "r")][-1].outputs[0].text
+        return (
+            [o async for o in engine.generate("works", SamplingParams(max_tokens=20), "r")][-1]
+            .outputs[0]
+            .text
+        )
 
     assert asyncio.run(ask()) == "works"
     assert engine.is_running
@@ -80,7 +110,8 @@ def test_what_was_counted_is_told_as_objects():
     with LLM("scripted:", **SMALL, disable_log_stats=False) as llm:
         llm.generate(["one", "three"], SamplingParams(max_tokens=20))
         found = {metric.name: metric for metric in llm.get_metrics()}
-    generated, running = found["engine_generation_tokens"], found["engine_num_requests_running"]
+    generated = found["engine_generation_tokens"]
+    running = found["engine_num_requests_running"]
     assert isinstance(generated, Counter)
     assert generated.value == 10
     assert isinstance(running, Gauge)
@@ -92,13 +123,18 @@ def test_what_was_counted_is_told_as_objects():
 
 
 def test_nothing_is_counted_unless_it_is_asked_for():
-    with LLM("scripted:", **SMALL) as llm, pytest.raises(InvalidRequest, match="disable_log_stats=False"):
+    with (
+        LLM("scripted:", **SMALL) as llm,
+        pytest.raises(InvalidRequest, match="disable_log_stats=False"),
+    ):
         llm.get_metrics()
 
 
 def test_a_function_is_given_the_model_and_ranks_only_calls_of_features():
     with LLM("scripted:", **SMALL) as llm:
-        assert llm.apply_model(lambda model: model.vocab_size) == [llm.core.executor.worker.model.vocab_size]
+        assert llm.apply_model(lambda model: model.vocab_size) == [
+            llm.core.executor.worker.model.vocab_size
+        ]
         with pytest.raises(InvalidRequest, match="not a function"):
             llm.collective_rpc(lambda worker: 1)
         with pytest.raises(InvalidRequest, match=r"'nobody\.listens'"):

@@ -1,4 +1,6 @@
-"""On a GPU: products with numbers of few bits, and recurrent layers by chunks, are what they are elsewhere."""
+"""On a GPU: products with numbers of few bits, and recurrent layers by chunks, are what they are
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ pytestmark = [
 def test_a_product_is_that_of_the_plain_weight(name: str, dtype: torch.dtype) -> None:
     for count, rows, width in ((1, 3, 24), (3, 130, 200), (70, 512, 1024), (300, 96, 256)):
         ops, layout = CASES[name](rows, width)
-        weight, x = kept(ops, layout).to(DEVICE), torch.randn(count, width).to(dtype)
+        weight = kept(ops, layout).to(DEVICE)
+        x = torch.randn(count, width).to(dtype)
         assert_near(ops.linear(x.to(DEVICE), weight, rows).cpu(), x.float() @ layout.plain().T)
 
 
@@ -36,9 +39,11 @@ def test_a_product_is_that_of_the_plain_weight(name: str, dtype: torch.dtype) ->
 def test_eight_bit_floats_are_multiplied_by_torch(group: int) -> None:
     if torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("this device multiplies no eight-bit floats")
-    rows, width = 256, 512
+    rows = 256
+    width = 512
     _, layout = floats(rows, width, torch.float8_e4m3fn, group)
-    ops, x = ScaledFloatOps(torch.float8_e4m3fn, group), torch.randn(33, width).bfloat16()
+    ops = ScaledFloatOps(torch.float8_e4m3fn, group)
+    x = torch.randn(33, width).bfloat16()
     values, scales = round_rows(x.to(DEVICE), group)
     plain = (values.float() * scales.repeat_interleave(min(group, width), 1)).cpu()
     found = ops.linear(x.to(DEVICE), kept(ops, layout).to(DEVICE), rows)
@@ -47,13 +52,23 @@ def test_eight_bit_floats_are_multiplied_by_torch(group: int) -> None:
 
 def test_chunks_of_recurrent_layers() -> None:
     def same(scan: Any, truth: Any, given: tuple[torch.Tensor, ...]) -> None:
-        for ours, theirs in zip(scan(*(each.to(DEVICE) for each in given)), truth(*given), strict=True):
+        for ours, theirs in zip(
+            scan(*(each.to(DEVICE) for each in given)), truth(*given), strict=True
+        ):
             torch.testing.assert_close(ours.cpu(), theirs, atol=1e-3, rtol=1e-3)
 
-    write, read = torch.randn(2, 300, 1, 128), torch.randn(2, 300, 1, 128)
-    step, decay = torch.rand(2, 300, 4) / 9, -torch.rand(4) * 9
+    write = torch.randn(2, 300, 1, 128)
+    read = torch.randn(2, 300, 1, 128)
+    step = torch.rand(2, 300, 4) / 9
+    decay = -torch.rand(4) * 9
     given = torch.randn(2, 300, 4, 64), step, decay, write, read, torch.randn(2, 4, 64, 128)
     same(chunks.ssd_scan, reference.ssd_scan, given)
     key = torch.nn.functional.normalize(torch.randn(2, 300, 2, 128), dim=-1)
-    value, decay, share = torch.randn(2, 300, 4, 128), -torch.rand(2, 300, 4) / 9, torch.rand(2, 300, 4)
-    same(chunks.delta_scan, reference.delta_scan, (key.flip(1), key, value, decay, share, torch.randn(2, 4, 128, 128)))
+    value = torch.randn(2, 300, 4, 128)
+    decay = -torch.rand(2, 300, 4) / 9
+    share = torch.rand(2, 300, 4)
+    same(
+        chunks.delta_scan,
+        reference.delta_scan,
+        (key.flip(1), key, value, decay, share, torch.randn(2, 4, 128, 128)),
+    )

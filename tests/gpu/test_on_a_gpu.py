@@ -1,4 +1,5 @@
-"""On a GPU: kernels are their references, nothing waits for the device inside a step, and tokens are the CPU's.
+"""On a GPU: kernels are their references, nothing waits for the device inside a step, and tokens
+are the CPU's.
 
 `TRITON_INTERPRET=0 python -m pytest -m gpu tests/gpu` runs them; elsewhere they are skipped.
 """
@@ -57,7 +58,10 @@ def waiting_is_an_error() -> Iterator[None]:
 
 
 def assert_same(found: Any, expected: Any, dtype: torch.dtype) -> None:
-    pairs = zip(*(value if isinstance(value, tuple) else (value,) for value in (found, expected)), strict=True)
+    pairs = zip(
+        *(value if isinstance(value, tuple) else (value,) for value in (found, expected)),
+        strict=True,
+    )
     for ours, theirs in pairs:
         torch.testing.assert_close(ours.cpu(), theirs, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
@@ -72,15 +76,20 @@ def test_an_op_is_its_reference(op: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("params", LAYERS, ids=str)
-def test_attention_is_the_references_and_never_waits(params: AttentionParams, dtype: torch.dtype) -> None:
-    backend, truth = TritonAttention(), ReferenceAttention()
+def test_attention_is_the_references_and_never_waits(
+    params: AttentionParams, dtype: torch.dtype
+) -> None:
+    backend = TritonAttention()
+    truth = ReferenceAttention()
     sequences = PagedSequences(truth, params, num_sequences=3, max_len=700, dtype=dtype)
     own = replace(params, alibi=on_device(params.alibi), sinks=on_device(params.sinks))
     cache = sequences.cache.to(DEVICE)
     for counts in ({0: 600, 1: 33}, {0: 30, 1: 1, 2: 64}, {0: 1, 1: 1, 2: 1}):
         inputs, *given = sequences.tokens(counts)
         expected = truth.attend(params, *given, sequences.cache, truth.prepare(inputs))
-        moved = replace(inputs, block_table=on_device(inputs.block_table), slots=on_device(inputs.slots))
+        moved = replace(
+            inputs, block_table=on_device(inputs.block_table), slots=on_device(inputs.slots)
+        )
         arguments = [on_device(each) for each in given]
         with waiting_is_an_error():
             found = backend.attend(own, *arguments, cache, backend.prepare(moved))
@@ -88,15 +97,23 @@ def test_attention_is_the_references_and_never_waits(params: AttentionParams, dt
 
 
 @pytest.mark.parametrize("settings", [{}, {"enforce_eager": True}], ids=["replayed", "eager"])
-@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3MoeForCausalLM", "Gemma2ForCausalLM"])
-def test_greedy_tokens_are_those_of_the_cpu(architecture: str, settings: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "architecture", ["LlamaForCausalLM", "Qwen3MoeForCausalLM", "Gemma2ForCausalLM"]
+)
+def test_greedy_tokens_are_those_of_the_cpu(
+    architecture: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
     folder = str(make_checkpoint(architecture, tmp_path / "model", seed=1))
-    prompts = [{"prompt_token_ids": [(7 * i + 13 * n) % 200 for i in range(n)]} for n in (60, 17, 3)]
+    prompts = [
+        {"prompt_token_ids": [(7 * i + 13 * n) % 200 for i in range(n)]} for n in (60, 17, 3)
+    ]
     sampling = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
     found = []
     for device, own in (("cpu", {}), ("cuda", settings)):
         sizes = {"max_num_seqs": 3, "max_model_len": 128, "num_gpu_blocks_override": 40}
-        with LLM(folder, dtype="float32", device=device, skip_tokenizer_init=True, **sizes, **own) as llm:
+        with LLM(
+            folder, dtype="float32", device=device, skip_tokenizer_init=True, **sizes, **own
+        ) as llm:
             outputs = llm.generate(prompts, sampling, use_tqdm=False)
             found.append([list(output.outputs[0].token_ids) for output in outputs])
     assert found[0] == found[1]
@@ -105,13 +122,27 @@ def test_greedy_tokens_are_those_of_the_cpu(architecture: str, settings: dict[st
 @pytest.mark.parametrize("settings", [{}, {"enforce_eager": True}], ids=["replayed", "eager"])
 def test_no_step_waits_for_the_device(settings: dict[str, Any], tmp_path: Path) -> None:
     folder = str(make_checkpoint("LlamaForCausalLM", tmp_path / "model", seed=1))
-    prompts = [{"prompt_token_ids": [(7 * i + 13 * n) % 200 for i in range(n)]} for n in (60, 17, 3)]
-    sampling = SamplingParams(temperature=0.7, top_k=20, top_p=0.9, seed=3, max_tokens=20, ignore_eos=True)
-    sizes = {"max_num_seqs": 3, "max_model_len": 128, "num_gpu_blocks_override": 40, "enable_prefix_caching": False}
-    with LLM(folder, dtype="bfloat16", device="cuda", skip_tokenizer_init=True, **sizes, **settings) as llm:
+    prompts = [
+        {"prompt_token_ids": [(7 * i + 13 * n) % 200 for i in range(n)]} for n in (60, 17, 3)
+    ]
+    sampling = SamplingParams(
+        temperature=0.7, top_k=20, top_p=0.9, seed=3, max_tokens=20, ignore_eos=True
+    )
+    sizes = {
+        "max_num_seqs": 3,
+        "max_model_len": 128,
+        "num_gpu_blocks_override": 40,
+        "enable_prefix_caching": False,
+    }
+    with LLM(
+        folder, dtype="bfloat16", device="cuda", skip_tokenizer_init=True, **sizes, **settings
+    ) as llm:
 
         def tokens() -> list[list[int]]:
-            return [list(out.outputs[0].token_ids) for out in llm.generate(prompts, sampling, use_tqdm=False)]
+            return [
+                list(out.outputs[0].token_ids)
+                for out in llm.generate(prompts, sampling, use_tqdm=False)
+            ]
 
         known = [tokens() for _ in range(3)][-1]  # all that is compiled or recorded is by then
         with waiting_is_an_error():

@@ -1,4 +1,6 @@
-"""The backends in `plugins/` keep the contract, where their library is there; `auto` falls back to them."""
+"""The backends in `plugins/` keep the contract, where their library is there; `auto` falls back to
+them.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def test_a_distribution_keeps_its_contract(case: conformance.Case) -> None:
     case()
 
 
-def admitted(schema: dict[str, object], whitespace_pattern: str | None = None, **settings: object) -> str:
+def admitted(
+    schema: dict[str, object], whitespace_pattern: str | None = None, **settings: object
+) -> str:
     """Return the backend that serves a schema. Raises what they say against it where none does."""
     from builtin_plugins.structured_outputs.admission import Admission
     from builtin_plugins.structured_outputs.keeper import Keeper
@@ -48,19 +52,27 @@ def admitted(schema: dict[str, object], whitespace_pattern: str | None = None, *
     config = EngineConfig(options={"structured_outputs_config": settings})
     admission = Admission(config, registry, Keepers(config, registry))
     asked = SamplingParams(
-        structured_outputs=StructuredOutputsParams(json=schema, whitespace_pattern=whitespace_pattern)
+        structured_outputs=StructuredOutputsParams(
+            json=schema, whitespace_pattern=whitespace_pattern
+        )
     )
     found = admission.admit(asked, (0,)).structured_outputs
     assert found is not None
     no_masks: Any = None
-    said = next(Keeper(Tools(config, registry), no_masks).make(Make(found.constraint(), found.backend.split(","))))
+    said = next(
+        Keeper(Tools(config, registry), no_masks).make(
+            Make(found.constraint(), found.backend.split(","))
+        )
+    )
     if isinstance(said, Refused):
         raise InvalidRequest(said.field, said.message)
     assert isinstance(said, Checked)
     return said.backend
 
 
-needs_llguidance = pytest.mark.skipif("engine_llguidance" not in PRESENT, reason="llguidance is not installed")
+needs_llguidance = pytest.mark.skipif(
+    "engine_llguidance" not in PRESENT, reason="llguidance is not installed"
+)
 
 
 @needs_llguidance
@@ -77,11 +89,17 @@ def test_without_fallback_the_first_ones_refusal_stands() -> None:
 
 @needs_llguidance
 def test_vllms_names_of_backends_are_understood() -> None:
-    assert admitted({"type": "integer"}, backend="guidance", disable_any_whitespace=True) == "llguidance"
+    assert (
+        admitted({"type": "integer"}, backend="guidance", disable_any_whitespace=True)
+        == "llguidance"
+    )
 
 
 def test_a_constraint_is_its_own_cache_key() -> None:
-    assert len({Constraint("regex", "a"), Constraint("regex", "a"), Constraint("regex", "a", False)}) == 2
+    assert (
+        len({Constraint("regex", "a"), Constraint("regex", "a"), Constraint("regex", "a", False)})
+        == 2
+    )
 
 
 @needs_llguidance

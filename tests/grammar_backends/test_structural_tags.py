@@ -1,4 +1,6 @@
-"""Structural tags without free text hold with every backend that takes them; the others refuse them by name."""
+"""Structural tags without free text hold with every backend that takes them; the others refuse them
+by name.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,18 @@ from core.api import Constraint, InvalidRequest, Vocabulary
 VOCABULARY = Vocabulary((*(bytes([i]) for i in range(256)), b""), (256,))
 BACKENDS: dict[str, Any] = {"xgrammar": XGrammar} | {
     module: getattr(import_module(f"{module}.backend"), name)
-    for module, name in (("engine_llguidance", "LLGuidance"), ("engine_outlines_core", "OutlinesCore"))
+    for module, name in (
+        ("engine_llguidance", "LLGuidance"),
+        ("engine_outlines_core", "OutlinesCore"),
+    )
     if module in PRESENT
 }
-NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
+NUMBER = {
+    "type": "object",
+    "properties": {"n": {"type": "integer"}},
+    "required": ["n"],
+    "additionalProperties": False,
+}
 CALL = {
     "type": "sequence",
     "elements": [
@@ -30,12 +40,19 @@ CALL = {
 
 
 def tag(form: Any) -> Constraint:
-    return Constraint("structural_tag", json.dumps({"type": "structural_tag", "format": form}), any_whitespace=False)
+    return Constraint(
+        "structural_tag",
+        json.dumps({"type": "structural_tag", "format": form}),
+        any_whitespace=False,
+    )
 
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_calls_between_tags_are_held_to_their_schema(name: str) -> None:
-    more = {"type": "star", "content": {"type": "sequence", "elements": [{"type": "const_string", "value": ";"}, CALL]}}
+    more = {
+        "type": "star",
+        "content": {"type": "sequence", "elements": [{"type": "const_string", "value": ";"}, CALL]},
+    }
     constraint = tag({"type": "sequence", "elements": [CALL, more]})
     BACKENDS[name].check(constraint)
     grammar = BACKENDS[name](VOCABULARY).compile(constraint)

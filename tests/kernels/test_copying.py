@@ -1,4 +1,6 @@
-"""What is copied is what was there, and sums are those that numpy finds, wherever memory begins and ends."""
+"""What is copied is what was there, and sums are those that numpy finds, wherever memory begins and
+ends.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,18 @@ def expected(part: np.ndarray) -> int:
     return int(np.add.reduce(part.copy().view(word), dtype=np.uint64))
 
 
-@pytest.mark.parametrize("sizes", [[], [0], [1], [8], [63, 64, 65, 72], [4096, 24, 7, 65536, 8000], [1 << 20]])
+@pytest.mark.parametrize(
+    "sizes", [[], [0], [1], [8], [63, 64, 65, 72], [4096, 24, 7, 65536, 8000], [1 << 20]]
+)
 @pytest.mark.parametrize("offsets", [(0, 0), (8, 16), (3, 0), (0, 5), (16, 16)])
 def test_pieces_are_copied_and_summed_and_nothing_else_is_touched(
     copies: SummedCopies, sizes: list[int], offsets: tuple[int, int]
 ) -> None:
-    numbers, gap = np.random.default_rng(1), 64
+    numbers = np.random.default_rng(1)
+    gap = 64
     room = sum(sizes) + gap * (len(sizes) + 1) + 16
-    source, target = numbers.integers(0, 256, room, np.uint8), np.full(room, 7, np.uint8)
+    source = numbers.integers(0, 256, room, np.uint8)
+    target = np.full(room, 7, np.uint8)
     source[: room // 2] |= 0x80  # sums run over
     ends = np.cumsum(np.array(sizes, np.int64) + gap)
     starts = ends - np.array(sizes, np.int64)

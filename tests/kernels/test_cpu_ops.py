@@ -19,7 +19,9 @@ pytestmark = pytest.mark.skipif(ops.KERNELS is None, reason="no C++ library on t
 
 @pytest.fixture
 def isa(vector_isa, monkeypatch):
-    """Run the ops that are registered with this instruction set, whatever they chose when they were loaded."""
+    """Run the ops that are registered with this instruction set, whatever they chose when they were
+    loaded.
+    """
     monkeypatch.setattr(ops, "KERNELS", RowOps(load_library()))
     return vector_isa
 
@@ -51,7 +53,9 @@ def without_the_reference(monkeypatch):
 def test_rms_norm_is_the_reference(isa, shape, dtype, offset, monkeypatch):
     weight = torch.randn(shape[-1]).to(dtype)
     dense = (torch.randn(shape) * 3).to(dtype)
-    cases = [(x, reference.rms_norm(x, weight, 1e-6, offset)) for x in (dense, in_wider_rows(dense))]
+    cases = [
+        (x, reference.rms_norm(x, weight, 1e-6, offset)) for x in (dense, in_wider_rows(dense))
+    ]
     without_the_reference(monkeypatch)
     for x, expected in cases:
         assert_same(ops.rms_norm(x, weight, 1e-6, offset), expected)
@@ -60,7 +64,9 @@ def test_rms_norm_is_the_reference(isa, shape, dtype, offset, monkeypatch):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [s for s in SHAPES if len(s) == 2], ids=str)
 def test_add_rms_norm_is_the_reference(isa, shape, dtype, monkeypatch):
-    weight, x, residual = torch.randn(shape[-1]).to(dtype), torch.randn(shape).to(dtype), torch.randn(shape).to(dtype)
+    weight = torch.randn(shape[-1]).to(dtype)
+    x = torch.randn(shape).to(dtype)
+    residual = torch.randn(shape).to(dtype)
     expected = reference.add_rms_norm(x, residual, weight, 1e-5)
     without_the_reference(monkeypatch)
     for a, b in ((x.clone(), residual.clone()), (in_wider_rows(x), in_wider_rows(residual))):
@@ -74,15 +80,20 @@ def test_add_rms_norm_is_the_reference(isa, shape, dtype, monkeypatch):
 @pytest.mark.parametrize("shape", [(0, 8), (1, 2), (3, 14), (5, 66), (40, 2060)], ids=str)
 def test_gated_activations_are_the_reference(isa, name, shape, dtype, monkeypatch):
     dense = (torch.randn(shape) * 4).to(dtype)
-    # In float32 the reference's own tanh gelu loses digits to cancellation, so the oracle is its float64.
-    expected = getattr(reference, name)(dense.double() if dtype is torch.float32 else dense).to(dtype)
+    # In float32 the reference's own tanh gelu loses digits to cancellation, so the oracle is its
+    # float64.
+    expected = getattr(reference, name)(dense.double() if dtype is torch.float32 else dense).to(
+        dtype
+    )
     without_the_reference(monkeypatch)
     assert_same(getattr(ops, name)(dense), expected)
 
 
 @pytest.mark.parametrize("name", ["silu_and_mul", "gelu_tanh_and_mul"])
 def test_activations_keep_relative_precision_and_survive_extremes(isa, name):
-    gate = torch.cat((torch.linspace(-30, 30, 4001), torch.tensor([-1e4, -200.0, 200.0, 1e4, 0.0, torch.inf])))
+    gate = torch.cat(
+        (torch.linspace(-30, 30, 4001), torch.tensor([-1e4, -200.0, 200.0, 1e4, 0.0, torch.inf]))
+    )
     x = torch.stack((gate, torch.ones_like(gate)), 1)
     exact = getattr(reference, name)(x.double()).float()
     torch.testing.assert_close(getattr(ops, name)(x), exact, rtol=1e-6, atol=1e-7)
@@ -93,13 +104,26 @@ def test_activations_keep_relative_precision_and_survive_extremes(isa, name):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("tokens", "heads", "kv_heads", "size", "rotary_size"),
-    [(0, 2, 1, 8, 8), (1, 1, 1, 2, 2), (3, 4, 2, 16, 6), (7, 3, 1, 64, 64), (5, 2, 2, 40, 38), (300, 8, 2, 128, 128)],
+    [
+        (0, 2, 1, 8, 8),
+        (1, 1, 1, 2, 2),
+        (3, 4, 2, 16, 6),
+        (7, 3, 1, 64, 64),
+        (5, 2, 2, 40, 38),
+        (300, 8, 2, 128, 128),
+    ],
 )
-def test_rotary_is_the_reference(isa, tokens, heads, kv_heads, size, rotary_size, dtype, interleaved, monkeypatch):
-    fused = torch.randn(tokens, heads + 2 * kv_heads, size).to(dtype)  # query and key are views of one product
-    query, key = fused[:, :heads], fused[:, heads : heads + kv_heads]
+def test_rotary_is_the_reference(
+    isa, tokens, heads, kv_heads, size, rotary_size, dtype, interleaved, monkeypatch
+):
+    fused = torch.randn(tokens, heads + 2 * kv_heads, size).to(
+        dtype
+    )  # query and key are views of one product
+    query = fused[:, :heads]
+    key = fused[:, heads : heads + kv_heads]
     angles = torch.rand(50, rotary_size // 2) * 6
-    cos_sin, positions = torch.cat((angles.cos(), angles.sin()), -1), torch.randint(0, 50, (tokens,))
+    cos_sin = torch.cat((angles.cos(), angles.sin()), -1)
+    positions = torch.randint(0, 50, (tokens,))
     expected = reference.rotary(query, key, cos_sin, positions, interleaved)
     value = fused[:, heads + kv_heads :].clone()
     without_the_reference(monkeypatch)
@@ -136,7 +160,9 @@ def test_inputs_the_library_does_not_take_go_to_the_reference(dtype):
     x = torch.randn(4, 6, dtype=dtype)
     strided = x.t().contiguous().t()
     weight = torch.randn(6, dtype=torch.float64)
-    assert torch.equal(ops.rms_norm(strided, weight, 1e-6), reference.rms_norm(strided, weight, 1e-6))
+    assert torch.equal(
+        ops.rms_norm(strided, weight, 1e-6), reference.rms_norm(strided, weight, 1e-6)
+    )
     assert torch.equal(ops.silu_and_mul(strided), reference.silu_and_mul(strided))
     normed, _ = ops.add_rms_norm(strided.clone(), strided.clone(), weight, 1e-6)
     assert torch.equal(normed, reference.add_rms_norm(strided, strided, weight, 1e-6)[0])

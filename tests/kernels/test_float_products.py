@@ -1,4 +1,6 @@
-"""Weights of eight-bit floats and of codes of a table: every one exact, products right and alike in any company."""
+"""Weights of eight-bit floats and of codes of a table: every one exact, products right and alike in
+any company.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ LIBRARY = load_library()
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 2e-3}
 SIZES = [(1, 1), (7, 5), (129, 130), (70, 300)]
 COUNTS = [0, 1, 7, 20]
-TABLE = torch.tensor([-1, -0.7, -0.5, -0.4, -0.3, -0.2, -0.1, 0, 0.0052, 0.16, 0.25, 0.34, 0.44, 0.56, 0.72, 1])
+TABLE = torch.tensor(
+    [-1, -0.7, -0.5, -0.4, -0.3, -0.2, -0.1, 0, 0.0052, 0.16, 0.25, 0.34, 0.44, 0.56, 0.72, 1]
+)
 
 pytestmark = pytest.mark.skipif(LIBRARY is None, reason="no C++ library on this machine")
 
@@ -26,7 +30,8 @@ def ops_of(kind: torch.dtype, group: int, scales: torch.dtype = torch.float32) -
 def stored(
     rows: int, width: int, group: int, kind: torch.dtype, *, in_powers: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return floats of all sizes, subnormal ones too, or codes, their scales, and the weight that they are in float32.
+    """Return floats of all sizes, subnormal ones too, or codes, their scales, and the weight that
+    they are in float32.
 
     `in_powers`: scales are powers of two.
     """
@@ -37,7 +42,9 @@ def stored(
         values = torch.randint(0, 16, (rows, width)).to(kind)
         plain = TABLE[values.int()]
     else:
-        values = (torch.randn(rows, width) * torch.exp2(torch.randint(-9, 5, (rows, width)).float())).to(kind)
+        values = (
+            torch.randn(rows, width) * torch.exp2(torch.randint(-9, 5, (rows, width)).float())
+        ).to(kind)
         plain = values.float()
     return values, scales, plain * scales.repeat_interleave(group, 1)[:, :width]
 
@@ -59,7 +66,9 @@ def test_products_are_those_of_the_floats_alone_and_in_company(
 ) -> None:
     ops = ops_of(kind, group, kept)
     for rows, width in SIZES:
-        values, scales, plain = stored(rows, width, group, kind, in_powers=kept == torch.float8_e8m0fnu)
+        values, scales, plain = stored(
+            rows, width, group, kind, in_powers=kept == torch.float8_e8m0fnu
+        )
         weight = ops.empty(rows, width, torch.float32)
         for first, last in ((rows // 3, rows), (0, rows // 3)):
             ops.place(weight, rows, first, values[first:last], scales[first:last])
@@ -68,17 +77,24 @@ def test_products_are_those_of_the_floats_alone_and_in_company(
             x = torch.randn(max(COUNTS), width).to(dtype)
             together = ops.linear(x, weight, rows)
             scale = x.double().norm(dim=1, keepdim=True) * plain.double().norm(dim=1)
-            assert ((together.double() - x.double() @ plain.double().T).abs() <= tolerance * scale).all()
+            assert (
+                (together.double() - x.double() @ plain.double().T).abs() <= tolerance * scale
+            ).all()
             for count in COUNTS:
                 assert torch.equal(ops.linear(x[:count], weight, rows), together[:count])
 
 
 @pytest.mark.parametrize(("kind", "group"), [(torch.uint8, 64), (torch.float8_e4m3fn, 8)], ids=str)
-def test_scales_of_two_bytes_are_shares_of_their_rows_largest(isa: str, kind: torch.dtype, group: int) -> None:
+def test_scales_of_two_bytes_are_shares_of_their_rows_largest(
+    isa: str, kind: torch.dtype, group: int
+) -> None:
     ops = ops_of(kind, group, torch.int16)
     for rows, width in SIZES:
         values, scales, _ = stored(rows, width, group, kind)
-        scales *= torch.where(torch.rand(scales.shape) < 0.1, -1, 1) * torch.exp2(-(torch.arange(rows) % 9.0))[:, None]
+        scales *= (
+            torch.where(torch.rand(scales.shape) < 0.1, -1, 1)
+            * torch.exp2(-(torch.arange(rows) % 9.0))[:, None]
+        )
         scales[rows // 2] = 0
         step = scales.abs().amax(1, keepdim=True) / 32767
         kept = (scales / torch.where(step == 0, 1, step)).round() * step
@@ -87,13 +103,18 @@ def test_scales_of_two_bytes_are_shares_of_their_rows_largest(isa: str, kind: to
         weight = ops.empty(rows, width, torch.float32)
         for first, last in ((rows // 3, rows), (0, rows // 3)):
             ops.place(weight, rows, first, values[first:last], scales[first:last])
-        torch.testing.assert_close(ops.rows(weight, rows, width, torch.arange(rows)), plain, rtol=1e-6, atol=0)
+        torch.testing.assert_close(
+            ops.rows(weight, rows, width, torch.arange(rows)), plain, rtol=1e-6, atol=0
+        )
         for dtype, tolerance in TOLERANCE.items():
             x = torch.randn(max(COUNTS), width).to(dtype)
             together = ops.linear(x, weight, rows)
             scale = x.double().norm(dim=1, keepdim=True) * plain.double().norm(dim=1)
             least = torch.finfo(dtype).tiny
-            assert ((together.double() - x.double() @ plain.double().T).abs() <= tolerance * scale + least).all()
+            assert (
+                (together.double() - x.double() @ plain.double().T).abs()
+                <= tolerance * scale + least
+            ).all()
             for count in COUNTS:
                 assert torch.equal(ops.linear(x[:count], weight, rows), together[:count])
 
@@ -101,10 +122,14 @@ def test_scales_of_two_bytes_are_shares_of_their_rows_largest(isa: str, kind: to
 @pytest.mark.parametrize("kind", FLOATS, ids=str)
 def test_each_float_is_what_torch_makes_of_it(isa: str, kind: torch.dtype) -> None:
     values = torch.arange(256, dtype=torch.uint8).view(kind).repeat(16, 1)
-    ops, ones = FloatOps(LIBRARY, kind, 256), torch.ones(16, 1)
+    ops = FloatOps(LIBRARY, kind, 256)
+    ones = torch.ones(16, 1)
     weight = ops.empty(16, 256, torch.float32)
     ops.place(weight, 16, 0, values, ones)
-    assert torch.equal(ops.rows(weight, 16, 256, torch.tensor([3])).nan_to_num(7), values[3:4].float().nan_to_num(7))
+    assert torch.equal(
+        ops.rows(weight, 16, 256, torch.tensor([3])).nan_to_num(7),
+        values[3:4].float().nan_to_num(7),
+    )
     finite = values.float().isfinite()
     ops.place(weight, 16, 0, torch.where(finite, values.float(), 0).to(kind), ones)
     for dtype in (torch.float32, torch.bfloat16):
@@ -118,25 +143,32 @@ def test_codes_of_a_table_are_its_numbers_in_the_type_of_x(isa: str) -> None:
     weight = ops.empty(16, 16, torch.float32)
     ops.place(weight, 16, 0, codes, torch.ones(16, 1))
     for dtype in (torch.float32, torch.bfloat16):
-        assert torch.equal(ops.linear(torch.eye(16, dtype=dtype), weight, 16)[:, 3], TABLE.to(dtype))
+        assert torch.equal(
+            ops.linear(torch.eye(16, dtype=dtype), weight, 16)[:, 3], TABLE.to(dtype)
+        )
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_groups_of_rows_multiply_by_their_own_weight(isa: str, kind: torch.dtype) -> None:
     ops = ops_of(kind, 32)
-    weights, choices = ops.empty(80, 64, torch.float32, 3), torch.tensor([2, 0, 2, 0, 0, 2, 2, 2, 2, 0])
+    weights = ops.empty(80, 64, torch.float32, 3)
+    choices = torch.tensor([2, 0, 2, 0, 0, 2, 2, 2, 2, 0])
     for weight in weights:
         ops.place(weight, 80, 0, *stored(80, 64, 32, kind)[:2])
     x = torch.randn(10, 64).bfloat16()
     found = ops.grouped(x, weights, 80, choices)
-    alone = [ops.linear(row[None], weights[index], 80) for row, index in zip(x, choices.sort().values, strict=True)]
+    alone = [
+        ops.linear(row[None], weights[index], 80)
+        for row, index in zip(x, choices.sort().values, strict=True)
+    ]
     assert torch.equal(found, torch.cat(alone))
 
 
 def test_large_products_are_shared_out_and_stay_the_same(isa: str) -> None:
     ops = FloatOps(LIBRARY, torch.float8_e4m3fn, 128)
     values, scales, _ = stored(600, 256, 128, ops.kind)
-    weight, x = ops.empty(600, 256, torch.float32), torch.randn(400, 256).bfloat16()
+    weight = ops.empty(600, 256, torch.float32)
+    x = torch.randn(400, 256).bfloat16()
     ops.place(weight, 600, 0, values, scales)
     found = ops.linear(x, weight, 600)
     assert torch.equal(ops.linear(x[300:310], weight, 600), found[300:310])

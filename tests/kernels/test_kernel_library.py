@@ -1,4 +1,6 @@
-"""The library is found installed, else built once into the user's cache, else missed with one warning."""
+"""The library is found installed, else built once into the user's cache, else missed with one
+warning.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,9 @@ def test_of_many_that_start_together_one_builds(no_installed_library, monkeypatc
 @pytest.mark.slow
 @pytest.mark.skipif(build.find_compiler() is None, reason="no C++ compiler on this machine")
 def test_what_the_compiler_makes_is_a_library(no_installed_library, monkeypatch):
-    monkeypatch.setattr(build, "FLAGS", ("-O0", *build.FLAGS[1:]))  # nothing runs; optimising takes a minute
+    monkeypatch.setattr(
+        build, "FLAGS", ("-O0", *build.FLAGS[1:])
+    )  # nothing runs; optimising takes a minute
     assert library.load_library() is not None
 
 

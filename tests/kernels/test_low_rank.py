@@ -1,4 +1,6 @@
-"""What adapters of low rank add: right by the plain products, alike in any company, and the same when recorded."""
+"""What adapters of low rank add: right by the plain products, alike in any company, and the same
+when recorded.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ def random(*shape: int, dtype: torch.dtype) -> torch.Tensor:
 
 def parts_of(width: int, columns: tuple[int, ...], rank: int, dtype: torch.dtype) -> list[Plain]:
     """Return factors of parts with a column between them that nobody changes; their ranks differ."""
-    parts, first = [], 0
+    parts = []
+    first = 0
     for number, count in enumerate(columns):
         own = rank + number
         parts.append(Plain(first, random(own, width, dtype=dtype), random(count, own, dtype=dtype)))
@@ -33,7 +36,9 @@ def parts_of(width: int, columns: tuple[int, ...], rank: int, dtype: torch.dtype
     return parts
 
 
-def packed(ops: LowRankOps, parts: list[Plain], bias: torch.Tensor | None, dtype: torch.dtype) -> LowRankLayer:
+def packed(
+    ops: LowRankOps, parts: list[Plain], bias: torch.Tensor | None, dtype: torch.dtype
+) -> LowRankLayer:
     memory = ops.memory(numbers_of(parts), dtype)
     memory.view(torch.uint8).fill_(0xFF)  # a number that is none wherever nothing is written
     return LowRankLayer(memory, parts, bias)
@@ -62,7 +67,8 @@ def test_each_row_gets_what_its_own_adapter_adds(
     vector_isa: str, width: int, columns: tuple[int, ...], dtype: torch.dtype
 ) -> None:
     assert LIBRARY is not None
-    ops, size = LowRankOps(LIBRARY), sum(columns) + len(columns)
+    ops = LowRankOps(LIBRARY)
+    size = sum(columns) + len(columns)
     for rank in RANKS:
         by_number: dict[int, tuple[list[Plain], torch.Tensor | None]] = {
             0: (parts_of(width, columns, rank, dtype), None),
@@ -74,12 +80,15 @@ def test_each_row_gets_what_its_own_adapter_adds(
             table.put(number, packed(ops, parts, bias, dtype))
         for rows in (0, 1, 2, 5, 21, 150):
             adapters = torch.randint(-1, NUM_ADAPTERS, (rows + 1,), dtype=torch.int32)
-            x, before = random(rows, width + 3, dtype=dtype)[:, :width], random(rows, size + 5, dtype=dtype)
+            x = random(rows, width + 3, dtype=dtype)[:, :width]
+            before = random(rows, size + 5, dtype=dtype)
             after = before.clone()
             ops.add(after[:, :size], x, adapters, table)
             wanted = expected(before[:, :size], x, adapters[:rows].tolist(), by_number)
             assert torch.equal(after[:, size:], before[:, size:])
-            torch.testing.assert_close(after[:, :size].double(), wanted, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+            torch.testing.assert_close(
+                after[:, :size].double(), wanted, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
+            )
             for row in range(0, rows, 7):  # alone
                 own = before[row : row + 1, :size].clone()
                 ops.add(own, x[row : row + 1], adapters[row : row + 1].clone(), table)
@@ -88,7 +97,8 @@ def test_each_row_gets_what_its_own_adapter_adds(
 
 def test_a_number_that_leaves_the_table_adds_nothing() -> None:
     assert LIBRARY is not None
-    ops, table = LowRankOps(LIBRARY), LowRankTable(1)
+    ops = LowRankOps(LIBRARY)
+    table = LowRankTable(1)
     table.put(0, packed(ops, parts_of(8, (8,), 2, torch.float32), None, torch.float32))
     table.put(0, None)
     out = torch.zeros(3, 9)
@@ -98,11 +108,15 @@ def test_a_number_that_leaves_the_table_adds_nothing() -> None:
 
 def test_a_recorded_call_looks_up_adapters_when_it_is_made_again() -> None:
     assert LIBRARY is not None
-    ops, table = LowRankOps(LIBRARY), LowRankTable(2)
-    layers = [packed(ops, parts_of(40, (70,), 4, torch.float32), None, torch.float32) for _ in range(3)]
+    ops = LowRankOps(LIBRARY)
+    table = LowRankTable(2)
+    layers = [
+        packed(ops, parts_of(40, (70,), 4, torch.float32), None, torch.float32) for _ in range(3)
+    ]
     table.put(0, layers[0])
     table.put(1, layers[1])
-    adapters, x = torch.tensor([0, 1, -1], dtype=torch.int32), torch.randn(3, 40)
+    adapters = torch.tensor([0, 1, -1], dtype=torch.int32)
+    x = torch.randn(3, 40)
 
     base = torch.randn(3, 71)
 
@@ -123,10 +137,14 @@ def test_a_recorded_call_looks_up_adapters_when_it_is_made_again() -> None:
 
 def test_large_steps_are_shared_out_and_stay_the_same(vector_isa: str) -> None:
     assert LIBRARY is not None
-    ops, table = LowRankOps(LIBRARY), LowRankTable(2)
+    ops = LowRankOps(LIBRARY)
+    table = LowRankTable(2)
     for number in range(2):
-        table.put(number, packed(ops, parts_of(700, (1000,), 16, torch.bfloat16), None, torch.bfloat16))
-    x, adapters = random(200, 700, dtype=torch.bfloat16), torch.arange(200, dtype=torch.int32) % 2
+        table.put(
+            number, packed(ops, parts_of(700, (1000,), 16, torch.bfloat16), None, torch.bfloat16)
+        )
+    x = random(200, 700, dtype=torch.bfloat16)
+    adapters = torch.arange(200, dtype=torch.int32) % 2
     out = torch.zeros(200, 1001, dtype=torch.bfloat16)
     ops.add(out, x, adapters, table)
     for first, last in ((0, 1), (90, 97)):

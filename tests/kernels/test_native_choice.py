@@ -1,4 +1,6 @@
-"""The library's choice of tokens, and what the head gives it: as the reference defines it, on every instruction set."""
+"""The library's choice of tokens, and what the head gives it: as the reference defines it, on every
+instruction set.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from core.ops import reference, sampling
 LIBRARY = load_library()
 WIDTHS = [1, 2, 15, 16, 17, 64, 65, 127, 128, 129, 300, 3072]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-NOTHING, NO_NUMBER = float("-inf"), float("nan")
+NOTHING = float("-inf")
+NO_NUMBER = float("nan")
 
 pytestmark = pytest.mark.skipif(LIBRARY is None, reason="no C++ library on this machine")
 
@@ -38,7 +41,9 @@ def test_the_best_is_the_references(vector_isa: str, width: int) -> None:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_a_token_is_drawn_where_its_share_of_the_distribution_lies(vector_isa: str, width: int) -> None:
+def test_a_token_is_drawn_where_its_share_of_the_distribution_lies(
+    vector_isa: str, width: int
+) -> None:
     assert LIBRARY is not None
     numbers = torch.linspace(0, 1, 200, dtype=torch.float64)[:-1]
     logits = (torch.randn(1, width) * 4).expand(len(numbers), width).contiguous()
@@ -63,7 +68,10 @@ def test_rows_with_nothing_to_draw_harm_nobody(vector_isa: str) -> None:
     assert tokens[3] == 199
     assert bool(((tokens >= 0) & (tokens < 200)).all())
     alone = [SamplingOps(LIBRARY).draw(logits[i : i + 1], numbers[i : i + 1]) for i in (0, 4)]
-    assert [each.item() for each in alone if each is not None] == [tokens[0].item(), tokens[4].item()]
+    assert [each.item() for each in alone if each is not None] == [
+        tokens[0].item(),
+        tokens[4].item(),
+    ]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -81,13 +89,13 @@ def test_wide_numbers_are_exact(vector_isa: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(1, 1), (3, 16), (5, 33), (2, 3, 17), (40, 1030)], ids=str)
-def test_norms_with_a_mean_are_the_references(vector_isa: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_norms_with_a_mean_are_the_references(
+    vector_isa: str, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
     assert LIBRARY is not None
-    x, weight, bias = (
-        torch.randn(shape).to(dtype) * 3 + 1,
-        torch.rand(shape[-1]).to(dtype),
-        torch.randn(shape[-1]).to(dtype),
-    )
+    x = torch.randn(shape).to(dtype) * 3 + 1
+    weight = torch.rand(shape[-1]).to(dtype)
+    bias = torch.randn(shape[-1]).to(dtype)
     wide = torch.cat((x, x), -1)[..., : shape[-1]]
     for given in (x, wide):
         for parameters in ((weight, bias), (weight, None), (None, None)):
@@ -100,7 +108,8 @@ def test_norms_with_a_mean_are_the_references(vector_isa: str, shape: tuple[int,
 
 def test_what_the_library_does_not_take_is_left_to_others() -> None:
     assert LIBRARY is not None
-    choices, elements = SamplingOps(LIBRARY), ElementOps(LIBRARY)
+    choices = SamplingOps(LIBRARY)
+    elements = ElementOps(LIBRARY)
     assert choices.best(torch.randn(2, 3).double()) is None
     assert choices.best(torch.randn(3, 2).t()) is None
     assert choices.draw(torch.zeros(0, 4), torch.zeros(0, dtype=torch.float64)) is None

@@ -1,4 +1,6 @@
-"""Products with packed and plain weights: right on every instruction set, and alike whatever is computed beside a row."""
+"""Products with packed and plain weights: right on every instruction set, and alike whatever is
+computed beside a row.
+"""
 
 from __future__ import annotations
 
@@ -25,22 +27,30 @@ def ops(isa: str) -> PackedOps:
 
 def packed(ops: PackedOps, weight: torch.Tensor) -> torch.Tensor:
     """Return a plain weight packed, in two parts."""
-    out, rows = ops.empty(*weight.shape, weight.dtype), len(weight)
+    out = ops.empty(*weight.shape, weight.dtype)
+    rows = len(weight)
     ops.pack(out, rows, rows // 3, weight[rows // 3 :])
     ops.pack(out, rows, 0, weight[: rows // 3])
     return out
 
 
-def assert_product(found: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-    exact = torch.nn.functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
+def assert_product(
+    found: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> None:
+    exact = torch.nn.functional.linear(
+        x.double(), weight.double(), None if bias is None else bias.double()
+    )
     rtol, atol = TOLERANCE[x.dtype]
     torch.testing.assert_close(found.double(), exact, rtol=rtol, atol=atol)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_packed_rows_come_back_and_multiply(ops: PackedOps, size: tuple[int, int], dtype: torch.dtype) -> None:
-    weight, bias = torch.randn(size).to(dtype), torch.randn(size[0]).to(dtype)
+def test_packed_rows_come_back_and_multiply(
+    ops: PackedOps, size: tuple[int, int], dtype: torch.dtype
+) -> None:
+    weight = torch.randn(size).to(dtype)
+    bias = torch.randn(size[0]).to(dtype)
     own = packed(ops, weight)
     ids = torch.randint(0, size[0], (11,))
     assert torch.equal(ops.rows(own, *size, ids), weight[ids])
@@ -53,11 +63,18 @@ def test_packed_rows_come_back_and_multiply(ops: PackedOps, size: tuple[int, int
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_plain_weight_gives_the_very_bits_of_a_packed_one(ops: PackedOps, dtype: torch.dtype) -> None:
+def test_a_plain_weight_gives_the_very_bits_of_a_packed_one(
+    ops: PackedOps, dtype: torch.dtype
+) -> None:
     for size in SIZES:
-        weight, x = torch.randn(size).to(dtype), torch.randn(9, size[1]).to(dtype)
+        weight = torch.randn(size).to(dtype)
+        x = torch.randn(9, size[1]).to(dtype)
         expected = ops.linear(x, packed(ops, weight), size[0])
-        for plain in (weight, weight.T.contiguous().T, torch.cat((weight, weight), 1)[:, : size[1]]):
+        for plain in (
+            weight,
+            weight.T.contiguous().T,
+            torch.cat((weight, weight), 1)[:, : size[1]],
+        ):
             found = ops.plain(x, plain)
             assert found is not None
             assert torch.equal(found, expected)
@@ -68,7 +85,12 @@ def test_inputs_may_be_strided_and_have_more_dimensions(ops: PackedOps, dtype: t
     weight = torch.randn(40, 26).to(dtype)
     own = packed(ops, weight.T.contiguous().T)
     wide = torch.randn(2, 3, 31).to(dtype)
-    for x in (wide[..., :26], wide[..., 3:29], wide.transpose(0, 1)[..., :26], torch.randn(26, 4).to(dtype).T):
+    for x in (
+        wide[..., :26],
+        wide[..., 3:29],
+        wide.transpose(0, 1)[..., :26],
+        torch.randn(26, 4).to(dtype).T,
+    ):
         found = ops.linear(x, own, 40)
         assert found.shape == (*x.shape[:-1], 40)
         assert_product(found, x, weight, None)
@@ -93,7 +115,10 @@ def test_groups_of_rows_multiply_by_their_own_weight(ops: PackedOps, dtype: torc
         named = torch.tensor(choices, dtype=torch.int64)
         x = torch.randn(len(choices), 23).to(dtype)
         found = ops.grouped(x, own, 50, named[torch.randperm(len(choices))])
-        alone = [ops.linear(row[None], own[index], 50) for row, index in zip(x, sorted(choices), strict=True)]
+        alone = [
+            ops.linear(row[None], own[index], 50)
+            for row, index in zip(x, sorted(choices), strict=True)
+        ]
         assert torch.equal(found, torch.cat([found[:0], *alone]))
 
 
@@ -109,8 +134,11 @@ def test_what_does_not_fit_is_refused(ops: PackedOps) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_large_products_are_shared_out_and_stay_the_same(ops: PackedOps, dtype: torch.dtype) -> None:
-    weight, x = torch.randn(520, 144).to(dtype), torch.randn(800, 144).to(dtype)
+def test_large_products_are_shared_out_and_stay_the_same(
+    ops: PackedOps, dtype: torch.dtype
+) -> None:
+    weight = torch.randn(520, 144).to(dtype)
+    x = torch.randn(800, 144).to(dtype)
     own = packed(ops, weight)
     found = ops.linear(x, own, 520)
     assert_product(found[::97], x[::97], weight, None)

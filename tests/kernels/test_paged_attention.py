@@ -1,4 +1,6 @@
-"""Paged attention in C++: a sequence gets the same bits alone and beside others that begin alike, on any instruction set."""
+"""Paged attention in C++: a sequence gets the same bits alone and beside others that begin alike,
+on any instruction set.
+"""
 
 from __future__ import annotations
 
@@ -58,8 +60,11 @@ class Shape:
 class Step:
     """Sequences over a cache of random numbers, whatever lies where."""
 
-    def __init__(self, shape: Shape, sequences: list[Sequence], num_blocks: int, seed: int = 0) -> None:
-        self.shape, self.sequences = shape, sequences
+    def __init__(
+        self, shape: Shape, sequences: list[Sequence], num_blocks: int, seed: int = 0
+    ) -> None:
+        self.shape = shape
+        self.sequences = sequences
         numbers = torch.Generator().manual_seed(seed)
 
         def draw(*size: int) -> torch.Tensor:
@@ -73,7 +78,8 @@ class Step:
 
     def attend(self, first: int, end: int, **layer: Any) -> torch.Tensor:
         """Return attention of sequences [first, end), as a step of their own."""
-        some, block = self.sequences[first:end], self.shape.block
+        some = self.sequences[first:end]
+        block = self.shape.block
         begin = sum(sequence.tokens for sequence in self.sequences[:first])
         starts = [0]
         for sequence in some:
@@ -81,8 +87,12 @@ class Step:
         places = [(s, at) for s in some for at in range(s.length - s.tokens, s.length)]
         slots = [s.blocks[at // block] * block + at % block for s, at in places]
         width = max(len(sequence.blocks) for sequence in some)
-        tables = torch.tensor([s.blocks + (0,) * (width - len(s.blocks)) for s in some], dtype=torch.int32)
-        step = AttentionStep(LIBRARY, starts, [s.length for s in some], tables, torch.tensor(slots), block)
+        tables = torch.tensor(
+            [s.blocks + (0,) * (width - len(s.blocks)) for s in some], dtype=torch.int32
+        )
+        step = AttentionStep(
+            LIBRARY, starts, [s.length for s in some], tables, torch.tensor(slots), block
+        )
         own = slice(begin, begin + starts[-1])
         return step.attend(
             self.query[own],
@@ -98,14 +108,18 @@ class Step:
 @st.composite
 def shapes(draw: st.DrawFn) -> Shape:
     kv_heads, group = draw(st.sampled_from([(1, 1), (2, 2), (1, 7), (1, 50), (2, 3)]))
-    head_size, value_size = draw(st.sampled_from([(16, None), (20, None), (80, None), (16, 16), (48, 20), (24, 7)]))
+    head_size, value_size = draw(
+        st.sampled_from([(16, None), (20, None), (80, None), (16, 16), (48, 20), (24, 7)])
+    )
     block = draw(st.sampled_from([16, 16, 32, 1, 24]))
     return Shape(kv_heads, group, head_size, block, draw(st.sampled_from(DTYPES)), value_size)
 
 
 @st.composite
 def sharing_sequences(draw: st.DrawFn, block: int) -> tuple[list[Sequence], int]:
-    """Draw sequences of which some go on where others have filled blocks; and how many blocks there are."""
+    """Draw sequences of which some go on where others have filled blocks; and how many blocks there
+    are.
+    """
     sequences: list[Sequence] = []
     used = 1
     for _ in range(draw(st.integers(2, 8))):
@@ -114,7 +128,8 @@ def sharing_sequences(draw: st.DrawFn, block: int) -> tuple[list[Sequence], int]
         other = sequences[draw(st.integers(0, len(sequences) - 1))] if sequences else None
         shared: tuple[int, ...] = ()
         if other is not None and draw(st.integers(0, 4)):
-            # Nobody writes what another one computes, but what another fills in this step may be read.
+            # Nobody writes what another one computes, but what another fills in this step may be
+            # read.
             most = min(other.length, length - tokens) // block
             shared = other.blocks[: draw(st.just(most) | st.integers(0, most))]
         own = -(-length // block) - len(shared)
@@ -140,9 +155,13 @@ def layers(draw: st.DrawFn, heads: int) -> dict[str, Any]:
     )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=st.data(), threads=st.sampled_from([1, 2, 5]))
-def test_whoever_begins_alike_gets_the_bits_it_gets_alone(isa: str, data: st.DataObject, threads: int) -> None:
+def test_whoever_begins_alike_gets_the_bits_it_gets_alone(
+    isa: str, data: st.DataObject, threads: int
+) -> None:
     assert LIBRARY is not None
     shape = data.draw(shapes())
     sequences, num_blocks = data.draw(sharing_sequences(shape.block))
@@ -166,7 +185,8 @@ def test_a_long_sequence_gets_the_same_bits_from_any_number_of_threads(
 ) -> None:
     assert LIBRARY is not None
     blocks = tuple(random.Random(0).sample(range(1, 400), 320))
-    long, short = Sequence(5100, 3, blocks), Sequence(40, 1, (400, 401, 402))
+    long = Sequence(5100, 3, blocks)
+    short = Sequence(40, 1, (400, 401, 402))
     step = Step(Shape(1, 4, 32, 16, dtype), [long, short], 403)
     found = []
     for threads in (1, 2, 3, 16):
@@ -176,7 +196,9 @@ def test_a_long_sequence_gets_the_same_bits_from_any_number_of_threads(
 
 
 def test_a_step_says_who_begins_alike() -> None:
-    first, second, third = (4, 5, 6, 7), (9, 5, 6, 7), (4, 5, 8, 0)
+    first = (4, 5, 6, 7)
+    second = (9, 5, 6, 7)
+    third = (4, 5, 8, 0)
     tables = torch.tensor([first, second, third], dtype=torch.int32)
     step = AttentionStep(LIBRARY, [0, 1, 2, 3], [60, 60, 40], tables, torch.tensor([0, 16, 32]), 16)
     assert step.order.tolist() == [0, 2, 1]
@@ -192,7 +214,8 @@ def test_what_lies_behind_the_end_of_a_table_is_nobodys() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
-    ("heads", "head_size", "value_size", "block"), [(16, 48, 32, 16), (3, 32, 17, 32), (50, 24, 20, 16), (5, 9, 4, 3)]
+    ("heads", "head_size", "value_size", "block"),
+    [(16, 48, 32, 16), (3, 32, 17, 32), (50, 24, 20, 16), (5, 9, 4, 3)],
 )
 def test_values_that_are_the_beginning_of_keys(
     isa: str, heads: int, head_size: int, value_size: int, block: int, dtype: torch.dtype
@@ -205,15 +228,23 @@ def test_values_that_are_the_beginning_of_keys(
     for counts in ({0: 70, 1: 16, 2: 1}, {0: 1, 1: 1, 2: 1}, {2: 9, 0: 2}):
         got, truth = sequences.step(counts)
         assert got.shape == (sum(counts.values()), heads, value_size)
-        torch.testing.assert_close(got.double(), truth, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+        torch.testing.assert_close(
+            got.double(), truth, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
+        )
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("reach", [{}, {"window": 30}, {"softcap": 2.0}], ids=str)
-def test_whole_tiles_of_keys_and_pairs_of_values(isa: str, reach: dict[str, Any], dtype: torch.dtype) -> None:
+def test_whole_tiles_of_keys_and_pairs_of_values(
+    isa: str, reach: dict[str, Any], dtype: torch.dtype
+) -> None:
     params = AttentionParams(4, 2, 48, 48**-0.5, **reach)
     assert LIBRARY is not None
-    sequences = PagedSequences(PagedAttention(LIBRARY), params, num_sequences=3, max_len=120, dtype=dtype)
+    sequences = PagedSequences(
+        PagedAttention(LIBRARY), params, num_sequences=3, max_len=120, dtype=dtype
+    )
     for counts in ({0: 70, 1: 15, 2: 1}, {0: 1, 1: 2, 2: 33}, {2: 1, 0: 20, 1: 17}):
         got, truth = sequences.step(counts)
-        torch.testing.assert_close(got.double(), truth, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+        torch.testing.assert_close(
+            got.double(), truth, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
+        )

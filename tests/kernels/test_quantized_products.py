@@ -1,4 +1,6 @@
-"""Weights of eight and four bits: as near as their scale says, and products that are right and alike in any company."""
+"""Weights of eight and four bits: as near as their scale says, and products that are right and
+alike in any company.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ pytestmark = pytest.mark.skipif(LIBRARY is None, reason="no C++ library on this 
 
 def kept(ops: QuantizedOps, weight: torch.Tensor) -> torch.Tensor:
     """Return a plain weight rounded, in two parts."""
-    out, rows = ops.empty(*weight.shape, weight.dtype), len(weight)
+    out = ops.empty(*weight.shape, weight.dtype)
+    rows = len(weight)
     ops.pack(out, rows, rows // 3, weight[rows // 3 :])
     ops.pack(out, rows, 0, weight[: rows // 3])
     return out
@@ -65,9 +68,12 @@ def test_products_are_those_of_the_rounded_weight_alone_and_in_company(
 @pytest.mark.parametrize("bits", [8, 4])
 def test_all_instruction_sets_keep_and_multiply_alike(isa: str, bits: int) -> None:
     assert LIBRARY is not None
-    ops, weight, x = QuantizedOps(LIBRARY, bits, 32), torch.randn(70, 72), torch.randn(9, 72)
+    ops = QuantizedOps(LIBRARY, bits, 32)
+    weight = torch.randn(70, 72)
+    x = torch.randn(9, 72)
     own = kept(ops, weight)
-    rows, product = ops.rows(own, 70, 72, torch.arange(70)), ops.linear(x, own, 70)
+    rows = ops.rows(own, 70, 72, torch.arange(70))
+    product = ops.linear(x, own, 70)
     LIBRARY.core_kernels_use(b"generic")
     assert torch.equal(ops.rows(kept(ops, weight), 70, 72, torch.arange(70)), rows)
     torch.testing.assert_close(ops.linear(x, own, 70), product, rtol=1e-6, atol=1e-5)
@@ -93,30 +99,41 @@ def zero_points(ops: QuantizedOps, shape: tuple[int, int]) -> torch.Tensor | Non
 
 @pytest.mark.parametrize("scales", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", PLACED)
-def test_codes_and_scales_that_are_placed_are_what_is_multiplied(isa: str, name: str, scales: torch.dtype) -> None:
+def test_codes_and_scales_that_are_placed_are_what_is_multiplied(
+    isa: str, name: str, scales: torch.dtype
+) -> None:
     ops = QuantizedOps(LIBRARY, group=32, scales=scales, **PLACED[name])  # type: ignore[arg-type]
     top = 1 << (ops.bits - 1)
     for rows, width in ((7, 40), (65, 256), (130, 72)):
         groups = (rows, -(-width // 32))
         codes = torch.randint(-top, top, (rows, width), dtype=torch.int8)
         if ops.is_float:
-            codes = torch.tensor(FOUR_BIT_FLOATS)[codes.abs().long() % 8].to(torch.int8) * codes.sign()
+            codes = (
+                torch.tensor(FOUR_BIT_FLOATS)[codes.abs().long() % 8].to(torch.int8) * codes.sign()
+            )
         factors = torch.rand(groups).to(scales)
         zeros = zero_points(ops, groups)
         weight = ops.empty(rows + 3, width, torch.float32)
         ops.place(weight, rows + 3, 3, codes, factors, zeros)
         ops.place(weight, rows + 3, 0, codes[:3], factors[:3], None if zeros is None else zeros[:3])
         off, own = (
-            0 if part is None else part.float().repeat_interleave(32, 1)[:, :width] for part in (zeros, factors)
+            0 if part is None else part.float().repeat_interleave(32, 1)[:, :width]
+            for part in (zeros, factors)
         )
         plain = (codes.float() - off) * own
         assert torch.equal(ops.rows(weight, rows + 3, width, torch.arange(3, rows + 3)), plain)
         x = torch.randn(40, width)
-        found, exact = ops.linear(x, weight, rows + 3)[:, 3:], x.double() @ plain.double().T
-        assert ((found - exact).abs() <= 3e-4 * x.double().norm(dim=1, keepdim=True) * plain.double().norm(dim=1)).all()
+        found = ops.linear(x, weight, rows + 3)[:, 3:]
+        exact = x.double() @ plain.double().T
+        assert (
+            (found - exact).abs()
+            <= 3e-4 * x.double().norm(dim=1, keepdim=True) * plain.double().norm(dim=1)
+        ).all()
         assert torch.equal(ops.linear(x[5:6], weight, rows + 3)[0, 3:], found[5])
         order = torch.randperm(width).int()
-        assert torch.equal(ops.linear(x, weight, rows + 3, order), ops.linear(x[:, order], weight, rows + 3))
+        assert torch.equal(
+            ops.linear(x, weight, rows + 3, order), ops.linear(x[:, order], weight, rows + 3)
+        )
     with pytest.raises(ValueError, match=r"codes of torch.int8 .* in groups of 32"):
         ops.place(weight, rows + 3, 0, codes, factors[:, 1:], zeros)
     with pytest.raises(ValueError, match="zero points: "):
@@ -140,8 +157,12 @@ def test_scales_of_eight_bits_have_a_factor_for_each_row(isa: str) -> None:
         plain = codes.float() * (scales * factors).repeat_interleave(16, 1)[:, :width]
         assert torch.equal(ops.rows(weight, rows + 3, width, torch.arange(3, rows + 3)), plain)
         x = torch.randn(40, width)
-        found, exact = ops.linear(x, weight, rows + 3)[:, 3:], x.double() @ plain.double().T
-        assert ((found - exact).abs() <= 3e-4 * x.double().norm(dim=1, keepdim=True) * plain.double().norm(dim=1)).all()
+        found = ops.linear(x, weight, rows + 3)[:, 3:]
+        exact = x.double() @ plain.double().T
+        assert (
+            (found - exact).abs()
+            <= 3e-4 * x.double().norm(dim=1, keepdim=True) * plain.double().norm(dim=1)
+        ).all()
         for count in (1, 3, 17):
             assert torch.equal(ops.linear(x[:count], weight, rows + 3)[:, 3:], found[:count])
     unknown = torch.tensor([[0x7F] * groups[1]] * rows, dtype=torch.uint8).view(torch.float8_e4m3fn)
@@ -151,7 +172,14 @@ def test_scales_of_eight_bits_have_a_factor_for_each_row(isa: str) -> None:
         ops.place(weight, rows + 3, 3, codes, scales)
     whole = QuantizedOps(LIBRARY, 4, 32)
     with pytest.raises(ValueError, match=r"factors of rows: \[1\]; the weight has none"):
-        whole.place(whole.empty(1, 32, torch.float32), 1, 0, codes[:1, :32], scales[:1, :1], factors=torch.ones(1))
+        whole.place(
+            whole.empty(1, 32, torch.float32),
+            1,
+            0,
+            codes[:1, :32],
+            scales[:1, :1],
+            factors=torch.ones(1),
+        )
     with pytest.raises(ValueError, match=r"scales of torch\.float32; they are of one of"):
         QuantizedOps(LIBRARY, 4, 32, torch.float32)
     for small in (torch.float8_e4m3fn, torch.float8_e8m0fnu):
@@ -172,12 +200,17 @@ def test_scales_that_are_powers_of_two_take_eight_bits(isa: str) -> None:
         plain = codes.float() * scales.repeat_interleave(32, 1)[:, :width]
         assert torch.equal(ops.rows(weight, rows, width, torch.arange(rows)), plain)
         x = torch.randn(40, width)
-        found, exact = ops.linear(x, weight, rows), x.double() @ plain.double().T
-        assert ((found - exact).abs() <= 3e-4 * x.double().norm(dim=1, keepdim=True) * plain.double().norm(dim=1)).all()
+        found = ops.linear(x, weight, rows)
+        exact = x.double() @ plain.double().T
+        assert (
+            (found - exact).abs()
+            <= 3e-4 * x.double().norm(dim=1, keepdim=True) * plain.double().norm(dim=1)
+        ).all()
         for count in (1, 3, 17):
             assert torch.equal(ops.linear(x[:count], weight, rows), found[:count])
     # All that float32 has whole; what is smaller is nothing, what is not finite is not finite.
-    codes, powers = torch.ones(254, 32, dtype=torch.int8), torch.arange(-126, 128).float().exp2()[:, None]
+    codes = torch.ones(254, 32, dtype=torch.int8)
+    powers = torch.arange(-126, 128).float().exp2()[:, None]
     weight = ops.empty(254, 32, torch.float32)
     ops.place(weight, 254, 0, codes, powers)
     assert torch.equal(ops.rows(weight, 254, 32, torch.arange(254)), powers.expand(254, 32))
@@ -188,7 +221,10 @@ def test_scales_that_are_powers_of_two_take_eight_bits(isa: str) -> None:
 
 
 def test_plain_weights_are_not_rounded_to_what_they_would_not_be(isa: str) -> None:
-    for ops in (QuantizedOps(LIBRARY, 4, 32, is_float=True), QuantizedOps(LIBRARY, 8, 32, zeros=torch.int16)):
+    for ops in (
+        QuantizedOps(LIBRARY, 4, 32, is_float=True),
+        QuantizedOps(LIBRARY, 8, 32, zeros=torch.int16),
+    ):
         with pytest.raises(ValueError, match="rounded to integers without zero points"):
             ops.pack(ops.empty(16, 32, torch.float32), 16, 0, torch.zeros(16, 32))
 
@@ -196,13 +232,17 @@ def test_plain_weights_are_not_rounded_to_what_they_would_not_be(isa: str) -> No
 @pytest.mark.parametrize("name", [name for name in PLACED if name not in ("8 bits", "4 bits")])
 def test_groups_of_rows_multiply_by_their_own_codes(isa: str, name: str) -> None:
     ops = QuantizedOps(LIBRARY, group=32, **PLACED[name])  # type: ignore[arg-type]
-    weights, choices = ops.empty(80, 64, torch.float32, 3), torch.tensor([2, 0, 2, 0, 0, 2, 2])
+    weights = ops.empty(80, 64, torch.float32, 3)
+    choices = torch.tensor([2, 0, 2, 0, 0, 2, 2])
     for weight in weights:
         codes = torch.randint(-3, 4, (80, 64)).to(torch.int8)
         ops.place(weight, 80, 0, codes, torch.rand(80, 2), zero_points(ops, (80, 2)))
     x = torch.randn(7, 64).bfloat16()
     found = ops.grouped(x, weights, 80, choices)
-    alone = [ops.linear(row[None], weights[index], 80) for row, index in zip(x, choices.sort().values, strict=True)]
+    alone = [
+        ops.linear(row[None], weights[index], 80)
+        for row, index in zip(x, choices.sort().values, strict=True)
+    ]
     assert torch.equal(found, torch.cat(alone))
 
 
@@ -210,13 +250,18 @@ def test_groups_of_rows_multiply_by_their_own_codes(isa: str, name: str) -> None
 def test_plain_torch_rounds_and_multiplies_like_the_kernels(kind: tuple[int, int]) -> None:
     torch.manual_seed(1)
     ops, plain, (rows, width) = QuantizedOps(LIBRARY, *kind), TorchOps(*kind), (37, 90)
-    weight, x, ids = torch.randn(rows, width), torch.randn(5, width), torch.tensor([36, 0, 7])
-    own, other = kept(ops, weight), plain.empty(rows, width, weight.dtype)
+    weight = torch.randn(rows, width)
+    x = torch.randn(5, width)
+    ids = torch.tensor([36, 0, 7])
+    own = kept(ops, weight)
+    other = plain.empty(rows, width, weight.dtype)
     plain.pack(other, rows, 20, weight[20:])
     plain.pack(other, rows, 0, weight[:20])
     assert own.nbytes >= other.nbytes
     torch.testing.assert_close(plain.rows(other, rows, width, ids), ops.rows(own, rows, width, ids))
-    torch.testing.assert_close(plain.linear(x, other, rows), ops.linear(x, own, rows), rtol=1e-3, atol=2e-3)
+    torch.testing.assert_close(
+        plain.linear(x, other, rows), ops.linear(x, own, rows), rtol=1e-3, atol=2e-3
+    )
 
 
 @settings(max_examples=60, deadline=None)
@@ -236,7 +281,8 @@ def test_a_number_is_never_further_off_than_its_scale_says(
 
 @pytest.mark.parametrize("bits", [8, 4])
 def test_inputs_and_weights_may_be_strided(isa: str, bits: int) -> None:
-    ops, weight = QuantizedOps(LIBRARY, bits, 32), torch.randn(40, 26)
+    ops = QuantizedOps(LIBRARY, bits, 32)
+    weight = torch.randn(40, 26)
     own = kept(ops, weight)
     turned = kept(ops, weight.T.contiguous().T)
     wide = torch.randn(2, 3, 31)
@@ -248,14 +294,20 @@ def test_inputs_and_weights_may_be_strided(isa: str, bits: int) -> None:
 
 @pytest.mark.parametrize("bits", [8, 4])
 def test_groups_of_rows_multiply_by_their_own_weight(isa: str, bits: int) -> None:
-    ops, weights = QuantizedOps(LIBRARY, bits, 32), torch.randn(5, 50, 23)
+    ops = QuantizedOps(LIBRARY, bits, 32)
+    weights = torch.randn(5, 50, 23)
     own = ops.empty(50, 23, torch.float32, 5)
     for index, weight in enumerate(weights):
         ops.pack(own[index], 50, 0, weight)
     for choices in ([], [3], [0, 0, 4, 4, 4, 1, 0], [2] * 20):
         x = torch.randn(len(choices), 23)
-        found = ops.grouped(x, own, 50, torch.tensor(choices, dtype=torch.int64)[torch.randperm(len(choices))])
-        alone = [ops.linear(row[None], own[index], 50) for row, index in zip(x, sorted(choices), strict=True)]
+        found = ops.grouped(
+            x, own, 50, torch.tensor(choices, dtype=torch.int64)[torch.randperm(len(choices))]
+        )
+        alone = [
+            ops.linear(row[None], own[index], 50)
+            for row, index in zip(x, sorted(choices), strict=True)
+        ]
         assert torch.equal(found, torch.cat([found[:0], *alone]))
 
 
@@ -278,7 +330,8 @@ def test_rows_of_eight_bits_have_one_scale_alone_and_in_company(
         zeros = zero_points(ops, tuple(scales.shape))
         own = ops.empty(rows, width, dtype)
         ops.place(own, rows, 0, codes, scales, zeros)
-        plain, x = ops.rows(own, rows, width, torch.arange(rows)), torch.randn(40, width).to(dtype)
+        plain = ops.rows(own, rows, width, torch.arange(rows))
+        x = torch.randn(40, width).to(dtype)
         found = ops.linear(x, own, rows)
         bound = TOLERANCE[dtype] * x.double().norm(dim=1, keepdim=True) * plain.double().norm(dim=1)
         assert ((found.double() - of_eight_bits(x) @ plain.double().T).abs() <= bound).all()
@@ -291,7 +344,9 @@ def test_rows_of_eight_bits_have_one_scale_alone_and_in_company(
 
 @pytest.mark.parametrize("bits", [8, 4])
 def test_large_products_are_shared_out_and_stay_the_same(isa: str, bits: int) -> None:
-    ops, weight, x = QuantizedOps(LIBRARY, bits, 128), torch.randn(1100, 144), torch.randn(400, 144)
+    ops = QuantizedOps(LIBRARY, bits, 128)
+    weight = torch.randn(1100, 144)
+    x = torch.randn(400, 144)
     own = kept(ops, weight)
     found = ops.linear(x, own, 1100)
     assert torch.equal(ops.linear(x[300:310], own, 1100), found[300:310])
@@ -313,7 +368,9 @@ def test_what_does_not_fit_is_refused() -> None:
         ops.linear(torch.randn(3, 40), own, 20)
     with pytest.raises(IndexError, match="there are 20"):
         ops.rows(own, 20, 10, torch.tensor([0, 20]))
-    with pytest.raises(ValueError, match="rows of 8 bits by weights of 4: both are 8, or rows are of 16"):
+    with pytest.raises(
+        ValueError, match="rows of 8 bits by weights of 4: both are 8, or rows are of 16"
+    ):
         QuantizedOps(LIBRARY, 4, 32, x_bits=8)
     for bits, group in ((5, 32), (4, 12), (8, 0), (8, 512)):
         with pytest.raises(ValueError, match="bits are 4 or 8"):

@@ -1,4 +1,6 @@
-"""A recorded function does the same again on other numbers, in memory of its own, or says why it cannot."""
+"""A recorded function does the same again on other numbers, in memory of its own, or says why it
+cannot.
+"""
 
 from __future__ import annotations
 
@@ -39,15 +41,21 @@ def library() -> Iterator[ctypes.CDLL]:
     assert LIBRARY.listener is None
 
 
-def record(library: ctypes.CDLL, function: Function, x: torch.Tensor) -> tuple[Recording, torch.Tensor]:
+def record(
+    library: ctypes.CDLL, function: Function, x: torch.Tensor
+) -> tuple[Recording, torch.Tensor]:
     recording = Recording(library)
     with recording:
         out = function(x)
     return recording, out
 
 
-def again(library: ctypes.CDLL, function: Function, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Record the function on x, and return what the program makes of other numbers at the same place."""
+def again(
+    library: ctypes.CDLL, function: Function, x: torch.Tensor, other: torch.Tensor
+) -> torch.Tensor:
+    """Record the function on x, and return what the program makes of other numbers at the same
+    place.
+    """
     recording, out = record(library, function, x)
     first = out.clone()
     program = Program(library, recording, (), out)
@@ -58,12 +66,18 @@ def again(library: ctypes.CDLL, function: Function, x: torch.Tensor, other: torc
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_layer_of_a_model_is_done_again_bit_by_bit(library: ctypes.CDLL, dtype: torch.dtype) -> None:
-    packed, rows, elements = PackedOps(library), RowOps(library), ElementOps(library)
-    up, down = packed.empty(96, 40, dtype), packed.empty(40, 48, dtype)
+def test_a_layer_of_a_model_is_done_again_bit_by_bit(
+    library: ctypes.CDLL, dtype: torch.dtype
+) -> None:
+    packed = PackedOps(library)
+    rows = RowOps(library)
+    elements = ElementOps(library)
+    up = packed.empty(96, 40, dtype)
+    down = packed.empty(40, 48, dtype)
     packed.pack(up, 96, 0, torch.randn(96, 40))
     packed.pack(down, 40, 0, torch.randn(40, 48))
-    norm, bias = torch.rand(40).to(dtype), torch.randn(96).to(dtype)
+    norm = torch.rand(40).to(dtype)
+    bias = torch.randn(96).to(dtype)
 
     def layer(x: torch.Tensor) -> torch.Tensor:
         normed = rows.rms_norm(x * 0.5, norm, 1e-6, 0.0)
@@ -78,7 +92,8 @@ def test_a_layer_of_a_model_is_done_again_bit_by_bit(library: ctypes.CDLL, dtype
         both[:, :20].add_(both[:, 20:])
         return both
 
-    x, other = torch.randn(5, 40).to(dtype), torch.randn(5, 40).to(dtype)
+    x = torch.randn(5, 40).to(dtype)
+    other = torch.randn(5, 40).to(dtype)
     wanted = layer(other.clone())
     assert torch.equal(again(library, layer, x, other), wanted)
 
@@ -101,10 +116,13 @@ def test_a_layer_of_a_model_is_done_again_bit_by_bit(library: ctypes.CDLL, dtype
 def test_what_torch_computes_exactly_is_computed_alike(
     library: ctypes.CDLL, function: Function, dtype: torch.dtype
 ) -> None:
-    x, other = torch.randn(4, 12).to(dtype), torch.randn(4, 12).to(dtype)
+    x = torch.randn(4, 12).to(dtype)
+    other = torch.randn(4, 12).to(dtype)
     other[0, 0], other[1, 1] = float("inf"), float("nan")
     wanted = function(other)
-    torch.testing.assert_close(again(library, function, x, other), wanted, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(
+        again(library, function, x, other), wanted, rtol=0, atol=0, equal_nan=True
+    )
 
 
 @pytest.mark.parametrize(
@@ -117,7 +135,9 @@ def test_what_torch_computes_exactly_is_computed_alike(
         (lambda x: x.double() + 1, "aten"),
     ],
 )
-def test_what_the_library_does_not_do_is_refused_by_name(library: ctypes.CDLL, function: Function, reason: str) -> None:
+def test_what_the_library_does_not_do_is_refused_by_name(
+    library: ctypes.CDLL, function: Function, reason: str
+) -> None:
     recording, out = record(library, function, torch.randn(4, 4))
     with pytest.raises(Unrecordable, match=reason):
         Program(library, recording, (), out)
@@ -130,19 +150,25 @@ def test_a_result_that_was_there_before_is_refused(library: ctypes.CDLL) -> None
         Program(library, recording, (), out)
 
 
-@pytest.mark.parametrize("read", [list, len, bool, lambda value: value[0], torch.tensor, lambda value: value.index(1)])
-def test_facts_of_one_step_must_not_be_read(library: ctypes.CDLL, read: Callable[[object], object]) -> None:
+@pytest.mark.parametrize(
+    "read", [list, len, bool, lambda value: value[0], torch.tensor, lambda value: value.index(1)]
+)
+def test_facts_of_one_step_must_not_be_read(
+    library: ctypes.CDLL, read: Callable[[object], object]
+) -> None:
     recording = Recording(library)
     untold = Untold("counts", [1, 2], recording)
     assert isinstance([untold], list)
     assert recording.refused == ""
-    found, wanted = read(untold), read([1, 2])
+    found = read(untold)
+    wanted = read([1, 2])
     assert torch.equal(found, wanted) if isinstance(wanted, torch.Tensor) else found == wanted
     assert "counts" in recording.refused
 
 
 def test_programs_that_share_a_room_take_what_the_largest_wants(library: ctypes.CDLL) -> None:
-    room, programs = Room(), []
+    room = Room()
+    programs = []
     for rows in (3, 9, 2):
         x = torch.randn(rows, 8)
         recording, out = record(library, lambda x: (x + 1) * 2, x)
@@ -169,7 +195,9 @@ print("torch._dynamo" in sys.modules)
 
 
 def test_calls_of_other_threads_are_not_recorded(library: ctypes.CDLL) -> None:
-    elements, x, other = ElementOps(library), torch.randn(3, 8), torch.zeros(5)
+    elements = ElementOps(library)
+    x = torch.randn(3, 8)
+    other = torch.zeros(5)
 
     def both(x: torch.Tensor) -> torch.Tensor:
         thread = threading.Thread(target=elements.unary, args=(other, elementwise.RELU))
@@ -183,7 +211,8 @@ def test_calls_of_other_threads_are_not_recorded(library: ctypes.CDLL) -> None:
 
 
 def test_an_id_that_is_no_row_fails_and_the_next_run_does_not(library: ctypes.CDLL) -> None:
-    elements, table = ElementOps(library), torch.randn(7, 5)
+    elements = ElementOps(library)
+    table = torch.randn(7, 5)
 
     def look_up(ids: torch.Tensor) -> torch.Tensor:
         rows = elements.take(table, ids)
@@ -204,13 +233,19 @@ def test_an_id_that_is_no_row_fails_and_the_next_run_does_not(library: ctypes.CD
 
 
 def test_attention_goes_by_the_plan_it_is_given(library: ctypes.CDLL) -> None:
-    heads, kv_heads, size, block = 4, 2, 16, 16
+    heads = 4
+    kv_heads = 2
+    size = 16
+    block = 16
     caches = [torch.zeros(9, kv_heads, 2, block, size) for _ in range(2)]
 
     def plan(lengths: list[int]) -> AttentionStep:
         tables = torch.tensor([[1, 2], [5, 4]], dtype=torch.int32)
         slots = torch.tensor(
-            [int(tables[i, (n - 1) // block]) * block + (n - 1) % block for i, n in enumerate(lengths)]
+            [
+                int(tables[i, (n - 1) // block]) * block + (n - 1) % block
+                for i, n in enumerate(lengths)
+            ]
         )
         return AttentionStep(library, [0, 1, 2], lengths, tables, slots, block)
 
@@ -235,15 +270,27 @@ def test_attention_goes_by_the_plan_it_is_given(library: ctypes.CDLL) -> None:
         step = plan(lengths)
         assert torch.equal(program.run((step, step)), layers(x, plan(lengths), other))
     x.copy_(torch.randn_like(x))
-    beside = plan([4, 20])  # of a layer that is not the model's: a guesser's, which a step of trees plans for itself
-    assert torch.equal(program.run((plan([18, 21]), beside, beside)), layers(x, plan([18, 21]), other))
+    beside = plan(
+        [4, 20]
+    )  # of a layer that is not the model's: a guesser's, which a step of trees plans for itself
+    assert torch.equal(
+        program.run((plan([18, 21]), beside, beside)), layers(x, plan([18, 21]), other)
+    )
     assert all(torch.equal(cache, copy) for cache, copy in zip(caches, other, strict=True))
     with pytest.raises(Unrecordable, match="none of the step's"):
         Program(library, recording, (), out)
 
 
-@given(st.lists(st.tuples(st.integers(1, 300), st.integers(0, 20), st.integers(0, 6)), min_size=1, max_size=40))
-def test_no_two_pieces_that_are_needed_together_share_memory(pieces: list[tuple[int, int, int]]) -> None:
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 300), st.integers(0, 20), st.integers(0, 6)),
+        min_size=1,
+        max_size=40,
+    )
+)
+def test_no_two_pieces_that_are_needed_together_share_memory(
+    pieces: list[tuple[int, int, int]],
+) -> None:
     made = [torch.empty(size, dtype=torch.uint8) for size, _, _ in pieces]
     uses: list[list[int]] = [[] for _ in range(28)]
     for tensor, (_, first, length) in zip(made, pieces, strict=True):
@@ -251,8 +298,13 @@ def test_no_two_pieces_that_are_needed_together_share_memory(pieces: list[tuple[
             uses[call].append(tensor.data_ptr())
     taken = [Made(0, tensor.data_ptr(), tensor.nbytes) for tensor in made]
     arena = Arena(taken, uses, made[0].data_ptr(), Room())
-    moved = [arena.moved(first, tensor.data_ptr()) for tensor, (_, first, _) in zip(made, pieces, strict=True)]
-    lives = [(first, 28 if i == 0 else first + length) for i, (_, first, length) in enumerate(pieces)]
+    moved = [
+        arena.moved(first, tensor.data_ptr())
+        for tensor, (_, first, _) in zip(made, pieces, strict=True)
+    ]
+    lives = [
+        (first, 28 if i == 0 else first + length) for i, (_, first, length) in enumerate(pieces)
+    ]
     for i, one in enumerate(made):
         assert moved[i] % 64 == 0
         for j in range(i):
@@ -262,10 +314,13 @@ def test_no_two_pieces_that_are_needed_together_share_memory(pieces: list[tuple[
 
 
 def test_one_address_after_the_other_is_memory_of_its_own() -> None:
-    """The second and third take, in part or whole, what was free again; the fourth is no memory of the function."""
+    """The second and third take, in part or whole, what was free again; the fourth is no memory of
+    the function.
+    """
     taken = [Made(0, 1000, 100), Made(2, 1040, 20), Made(3, 1000, 100)]
     arena = Arena(taken, [[1000, 1050], [1050], [1050, 1000], [1050], [5]], 1099, Room())
-    first, third = arena.moved(0, 1000), arena.moved(3, 1050) - 50
+    first = arena.moved(0, 1000)
+    third = arena.moved(3, 1050) - 50
     assert arena.moved(0, 1050) == arena.moved(1, 1050) == first + 50
     assert arena.moved(2, 1000) == 1000
     assert arena.moved(4, 5) == 5
@@ -275,7 +330,8 @@ def test_one_address_after_the_other_is_memory_of_its_own() -> None:
 
 def test_unary_functions_are_those_of_torch() -> None:
     assert LIBRARY is not None
-    elements, x = ElementOps(LIBRARY), torch.linspace(-9, 9, 1001)
+    elements = ElementOps(LIBRARY)
+    x = torch.linspace(-9, 9, 1001)
     for kind, exact in (
         (elementwise.GELU, torch.nn.functional.gelu),
         (elementwise.GELU_TANH, lambda v: torch.nn.functional.gelu(v, approximate="tanh")),

@@ -1,4 +1,6 @@
-"""Weights in the blocks of GGUF files: the numbers that the gguf library makes of them, and products that are right in any company."""
+"""Weights in the blocks of GGUF files: the numbers that the gguf library makes of them, and
+products that are right in any company.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def random_blocks(kind: str, rows: int, blocks: int) -> torch.Tensor:
     random = np.random.default_rng(rows)
     raw = random.integers(0, 256, (rows, blocks, KINDS[kind].num_bytes), dtype=np.uint8)
     for at in HALVES.get(kind, (0,)):
-        raw[..., at : at + 2] = random.normal(0, 0.01, (rows, blocks, 1)).astype("<f2").view(np.uint8)
+        raw[..., at : at + 2] = (
+            random.normal(0, 0.01, (rows, blocks, 1)).astype("<f2").view(np.uint8)
+        )
     return torch.from_numpy(raw)
 
 
@@ -65,18 +69,23 @@ def product(ops: SuperblockOps, x: torch.Tensor, weight: torch.Tensor, rows: int
 
 
 def in_eight_bits(kind: str, x: torch.Tensor) -> torch.Tensor:
-    """Return float64 x, of which the largest number among those that share a scale of the weight has become 127 steps."""
+    """Return float64 x, of which the largest number among those that share a scale of the weight
+    has become 127 steps.
+    """
     own = x.double().unflatten(1, (-1, GROUPS.get(kind, 32)))
     steps = own.abs().amax(2, keepdim=True) / 127
     return ((own / steps.clamp(min=1e-30)).round() * steps).flatten(1)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_and_products_are_those_of_the_blocks_alone_and_in_company(isa: str, kind: str) -> None:
+def test_rows_and_products_are_those_of_the_blocks_alone_and_in_company(
+    isa: str, kind: str
+) -> None:
     ops = SuperblockOps(LIBRARY, kind)
     for rows, blocks in SIZES:
         stored = random_blocks(kind, rows, blocks)
-        plain, weight = numbers_of(kind, stored), kept(ops, stored)
+        plain = numbers_of(kind, stored)
+        weight = kept(ops, stored)
         width = plain.shape[1]
         found = ops.rows(weight, rows, width, torch.arange(rows))
         assert torch.allclose(found, plain, rtol=1e-5, atol=1e-6)
@@ -86,17 +95,23 @@ def test_rows_and_products_are_those_of_the_blocks_alone_and_in_company(isa: str
             for bits, rounded in ((16, x.double()), (8, in_eight_bits(kind, x))):
                 bound = SuperblockOps(LIBRARY, kind, bits)
                 together = product(bound, x, weight, rows)
-                assert ((together.double() - rounded @ plain.double().T).abs() <= tolerance * scale).all()
+                assert (
+                    (together.double() - rounded @ plain.double().T).abs() <= tolerance * scale
+                ).all()
                 for count in COUNTS:
                     assert torch.equal(product(bound, x[-count:], weight, rows), together[-count:])
 
 
-@pytest.mark.parametrize(("dtype", "bits"), [(torch.float32, 16), (torch.bfloat16, 8), (torch.float16, 8)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "bits"), [(torch.float32, 16), (torch.bfloat16, 8), (torch.float16, 8)], ids=str
+)
 def test_as_many_bits_as_the_dtype_of_x_asks_for(isa: str, dtype: torch.dtype, bits: int) -> None:
     stored = random_blocks("Q4_K", 64, 2)
-    weight, x = kept(SuperblockOps(LIBRARY, "Q4_K"), stored), torch.randn(3, 512).to(dtype)
+    weight = kept(SuperblockOps(LIBRARY, "Q4_K"), stored)
+    x = torch.randn(3, 512).to(dtype)
     found, exactly, other = (
-        product(SuperblockOps(LIBRARY, "Q4_K", own), x, weight, 64) for own in (None, bits, 24 - bits)
+        product(SuperblockOps(LIBRARY, "Q4_K", own), x, weight, 64)
+        for own in (None, bits, 24 - bits)
     )
     assert torch.equal(found, exactly)
     assert not torch.equal(found, other)
@@ -108,12 +123,15 @@ def test_groups_of_rows_multiply_by_their_own_weight_into_a_wider_tensor(
     isa: str, kind: str, dtype: torch.dtype
 ) -> None:
     ops = SuperblockOps(LIBRARY, kind)
-    rows, width, counts = 40, 2 * ops.block.inputs, [3, 0, 90, 1]
+    rows = 40
+    width = 2 * ops.block.inputs
+    counts = [3, 0, 90, 1]
     stored = [random_blocks(kind, rows, 2) for _ in counts]
     weights = ops.empty(rows, width, len(counts))
     for weight, own in zip(weights, stored, strict=True):
         ops.pack(weight, rows, 0, own)
-    x, out = torch.randn(sum(counts), width).to(dtype), torch.zeros(sum(counts), rows + 9, dtype=dtype)
+    x = torch.randn(sum(counts), width).to(dtype)
+    out = torch.zeros(sum(counts), rows + 9, dtype=dtype)
     ops.grouped(x, weights, torch.tensor(counts), out[:, 5 : 5 + rows])
     for own, part, found in zip(stored, x.split(counts), out.split(counts), strict=True):
         alone = product(ops, part, kept(ops, own), rows)
@@ -125,7 +143,8 @@ def test_groups_of_rows_multiply_by_their_own_weight_into_a_wider_tensor(
 def test_large_products_are_shared_out_and_stay_the_same(isa: str) -> None:
     ops = SuperblockOps(LIBRARY, "Q4_K")
     stored = random_blocks("Q4_K", 600, 2)
-    weight, x = kept(ops, stored), torch.randn(450, 512).bfloat16()
+    weight = kept(ops, stored)
+    x = torch.randn(450, 512).bfloat16()
     threads = torch.get_num_threads()
     try:
         LIBRARY.core_kernels_threads(1)  # type: ignore[union-attr]

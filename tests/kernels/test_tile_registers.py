@@ -1,4 +1,6 @@
-"""Products in tile registers (AMX): what is checked before they are used, and what they do where machines that lack them can tell."""
+"""Products in tile registers (AMX): what is checked before they are used, and what they do where
+machines that lack them can tell.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,15 @@ from core_kernels.library import load_library
 from core_kernels.packed import PackedOps
 
 LIBRARY = load_library()
-INSTRUCTIONS = ("ldtilecfg", "tilerelease", "tileloadd", "tilestored", "tilezero", "tdpbf16ps", "tdpbsud")
+INSTRUCTIONS = (
+    "ldtilecfg",
+    "tilerelease",
+    "tileloadd",
+    "tilestored",
+    "tilezero",
+    "tdpbf16ps",
+    "tdpbsud",
+)
 
 pytestmark = pytest.mark.skipif(LIBRARY is None, reason="no C++ library on this machine")
 
@@ -24,7 +34,9 @@ def emulated() -> Iterator[PackedOps]:
     assert LIBRARY is not None
     best = LIBRARY.core_kernels_isa()
     if not LIBRARY.core_kernels_use(b"amx_emulated"):
-        pytest.skip("this machine lacks what surrounds tile registers (AVX-512 with bfloat16 and VNNI)")
+        pytest.skip(
+            "this machine lacks what surrounds tile registers (AVX-512 with bfloat16 and VNNI)"
+        )
     torch.manual_seed(0)
     yield PackedOps(LIBRARY)
     LIBRARY.core_kernels_use(best)
@@ -46,9 +58,14 @@ def test_emulation_is_never_chosen_by_itself_and_a_good_choice_needs_no_words() 
 
 
 @pytest.mark.parametrize("size", [1e-19, 1e-38, 1e38], ids=str)
-def test_the_smallest_and_largest_sums_are_those_of_rows_alone(emulated: PackedOps, size: float) -> None:
-    """Products that are subnormal are zero, and what overflows is infinite, however many rows there are."""
-    weight, x = torch.randn(64, 70).bfloat16(), (torch.randn(40, 70) * size).bfloat16()
+def test_the_smallest_and_largest_sums_are_those_of_rows_alone(
+    emulated: PackedOps, size: float
+) -> None:
+    """Products that are subnormal are zero, and what overflows is infinite, however many rows there
+    are.
+    """
+    weight = torch.randn(64, 70).bfloat16()
+    x = (torch.randn(40, 70) * size).bfloat16()
     weight = weight if size > 1 else (weight * 1e-19).bfloat16()
     own = emulated.empty(64, 70, torch.bfloat16)
     emulated.pack(own, 64, 0, weight)
@@ -60,16 +77,21 @@ def test_the_smallest_and_largest_sums_are_those_of_rows_alone(emulated: PackedO
 @pytest.mark.parametrize("count", [3, 4, 15, 16, 17, 31, 32, 33, 64, 65])
 def test_whole_registers_and_what_is_left_of_rows(emulated: PackedOps, count: int) -> None:
     for out, width in ((64, 64), (80, 32), (48, 96), (130, 34)):
-        weight, x = torch.randn(out, width).bfloat16(), torch.randn(count, width).bfloat16()
+        weight = torch.randn(out, width).bfloat16()
+        x = torch.randn(count, width).bfloat16()
         own = emulated.empty(out, width, torch.bfloat16)
         emulated.pack(own, out, 0, weight)
         found = emulated.linear(x, own, out)
-        torch.testing.assert_close(found.double(), x.double() @ weight.double().T, rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(
+            found.double(), x.double() @ weight.double().T, rtol=2e-2, atol=2e-2
+        )
         assert torch.equal(found, torch.cat([emulated.linear(row[None], own, out) for row in x]))
 
 
 @pytest.mark.skipif(shutil.which("objdump") is None, reason="no objdump on this machine")
-@pytest.mark.skipif(not (FOLDER / LIBRARY_NAME).exists(), reason="the library is not beside its sources")
+@pytest.mark.skipif(
+    not (FOLDER / LIBRARY_NAME).exists(), reason="the library is not beside its sources"
+)
 def test_the_instructions_are_in_the_library() -> None:
     """What runs emulated here is made of the very instructions on a processor that has them."""
     done = subprocess.run(

@@ -1,4 +1,6 @@
-"""Blocks of what an encoder made: all taken when a request starts, none more while it runs, all back at its end."""
+"""Blocks of what an encoder made: all taken when a request starts, none more while it runs, all
+back at its end.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def test_a_longest_request_needs_room_for_the_longest_input() -> None:
     assert len(kv.layout.pools) == 1
     assert kv.fits_empty(100, 100)
     kv = make_manager(FULL, CROSS, num_blocks=10)
-    assert kv.longest(100, 100) == 8  # two blocks are left beside the eight of an input of 30 positions
+    assert (
+        kv.longest(100, 100) == 8
+    )  # two blocks are left beside the eight of an input of 30 positions
 
 
 def test_blocks_of_the_input_are_taken_at_once_and_do_not_grow() -> None:
@@ -79,9 +83,13 @@ def test_any_life_of_requests_leaves_every_block_where_it_belongs(
     running: dict[int, tuple[Lease, int]] = {}
     step = num_started = 0
     for _ in range(data.draw(st.integers(1, 25), label="events")):
-        event = data.draw(st.sampled_from(("start", "go on", "end", "issue", "return")), label="event")
+        event = data.draw(
+            st.sampled_from(("start", "go on", "end", "issue", "return")), label="event"
+        )
         if event == "start":
-            tokens, beside = data.draw(st.tuples(st.integers(1, 12), st.integers(1, 30)), label="size")
+            tokens, beside = data.draw(
+                st.tuples(st.integers(1, 12), st.integers(1, 30)), label="size"
+            )
             lease = start(kv, tokens, beside)
             if lease is not None:
                 num_started += 1

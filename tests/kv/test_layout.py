@@ -50,7 +50,9 @@ def test_unequal_page_bytes_get_pools_of_their_own_split_by_need():
 
 
 def test_block_sizes_of_specs_give_the_hash_granularity():
-    mixed = layers(FullAttention(1, 8, "float32", block_size=24), SlidingWindow(1, 8, "float32", window=9))
+    mixed = layers(
+        FullAttention(1, 8, "float32", block_size=24), SlidingWindow(1, 8, "float32", window=9)
+    )
     assert plan_layout(mixed, memory_bytes=2**20, **LIMITS).hash_block_size == 8
 
 
@@ -85,7 +87,9 @@ def test_a_model_without_caching_layers_has_an_empty_layout():
 
 
 def test_states_have_a_pool_of_their_own_with_room_for_all_requests_and_what_they_leave():
-    layout = plan_layout(layers(FULL, STATE, STATE), memory_bytes=2**25, state_block_size=60, **LIMITS)
+    layout = plan_layout(
+        layers(FULL, STATE, STATE), memory_bytes=2**25, state_block_size=60, **LIMITS
+    )
     assert [(group.block_size, group.pool) for group in layout.groups] == [(16, 0), (64, 1)]
     assert layout.pools[1].slot_bytes == 608 + 4096  # parts begin at multiples of 16
     assert layout.pools[1].num_blocks == 8 * 4 + 1
@@ -110,20 +114,30 @@ def test_states_take_half_of_scarce_memory_at_most_and_leave_attention_its_longe
 
 
 def test_the_override_counts_the_blocks_of_attention():
-    layout = plan_layout(layers(FULL, STATE), memory_bytes=0, num_blocks=20, state_block_size=64, **LIMITS)
+    layout = plan_layout(
+        layers(FULL, STATE), memory_bytes=0, num_blocks=20, state_block_size=64, **LIMITS
+    )
     assert [pool.num_blocks for pool in layout.pools] == [21, 33]
-    assert plan_layout(layers(STATE), memory_bytes=0, num_blocks=20, **LIMITS).pools[0].num_blocks == 21
+    assert (
+        plan_layout(layers(STATE), memory_bytes=0, num_blocks=20, **LIMITS).pools[0].num_blocks
+        == 21
+    )
 
 
 def test_spare_states_are_paid_for_from_the_same_memory():
     bare = plan_layout(layers(FULL, STATE, STATE), memory_bytes=2**20, **LIMITS)
     spare = RecurrentState(STATE.parts, spare=12)
     layout = plan_layout(layers(FULL, spare, spare), memory_bytes=2**20, **LIMITS)
-    state = next(index for index, group in enumerate(layout.groups) if isinstance(group.spec, RecurrentState))
+    state = next(
+        index for index, group in enumerate(layout.groups) if isinstance(group.spec, RecurrentState)
+    )
     pool = layout.groups[state].pool
     assert layout.first_spare(state) == layout.pools[pool].num_blocks
     assert layout.padding_block(state) == layout.first_spare(state) + 12
     assert layout.padding_block(1 - state) == 0, "attention's padding goes to the null block"
-    taken = sum(p.num_blocks * p.block_bytes for p in layout.pools) + 13 * layout.pools[pool].block_bytes
+    taken = (
+        sum(p.num_blocks * p.block_bytes for p in layout.pools)
+        + 13 * layout.pools[pool].block_bytes
+    )
     assert taken <= 2**20
     assert sum(p.num_blocks for p in layout.pools) < sum(p.num_blocks for p in bare.pools)

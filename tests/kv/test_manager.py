@@ -13,7 +13,12 @@ STATE = RecurrentState((((4, 8), "float32"),), block_size=32)
 def make_manager(*specs, num_blocks=100, block_size=16, **options):
     layers = [LayerKV(f"layer{i}", spec) for i, spec in enumerate(specs)]
     layout = plan_layout(
-        layers, block_size=block_size, memory_bytes=0, num_blocks=num_blocks, max_model_len=1, max_num_seqs=10
+        layers,
+        block_size=block_size,
+        memory_bytes=0,
+        num_blocks=num_blocks,
+        max_model_len=1,
+        max_num_seqs=10,
     )
     return KVManager(layout, **options)
 
@@ -45,7 +50,9 @@ def test_length_112_holds_11_blocks_with_ten_full_and_twenty_sliding_layers():
 
 
 def test_the_ten_block_example_of_reuse():
-    """Blocks of 4 tokens, 10 of them; two requests share a prefix, end, and a third finds what is left."""
+    """Blocks of 4 tokens, 10 of them; two requests share a prefix, end, and a third finds what is
+    left.
+    """
     kv = make_manager(FULL, num_blocks=10, block_size=4)
     zero = list(range(15))
     first, _ = start(kv, zero)
@@ -109,7 +116,8 @@ def test_a_hit_is_what_every_group_can_serve():
     lost = lease.tables[1][5]
     kv.close(lease)
     kv.pools[0].forget(lost)
-    # Without the window's block 80..95 the longest prefix ends at 80, which reads 49..79: block 3 and 4.
+    # Without the window's block 80..95 the longest prefix ends at 80, which reads 49..79: block 3
+    # and 4.
     hit = kv.find(kv.open(), tokens, 96)
     assert hit.num_tokens == 80
     assert [len(blocks) for blocks in hit.blocks] == [5, 2]
@@ -127,7 +135,8 @@ def test_a_chunked_group_needs_only_the_current_chunk():
 
 def test_hits_are_aligned_to_all_block_sizes():
     kv = make_manager(
-        FullAttention(1, 8, "float32", block_size=8), SlidingWindow(1, 8, "float32", block_size=12, window=20)
+        FullAttention(1, 8, "float32", block_size=8),
+        SlidingWindow(1, 8, "float32", block_size=12, window=20),
     )
     start(kv, list(range(61)))
     assert start(kv, list(range(61)))[1] == 48

@@ -9,7 +9,8 @@ def test_blocks_are_taken_in_order_and_never_the_null_block():
 
 def test_freed_blocks_are_reused_least_recently_used_first_last_block_first():
     pool = BlockPool(6, [0])
-    first, second = pool.take(2), pool.take(3)
+    first = pool.take(2)
+    second = pool.take(3)
     pool.give(second)
     pool.give(first)
     assert pool.take(5) == [5, 4, 3, 2, 1]

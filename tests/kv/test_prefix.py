@@ -8,7 +8,9 @@ from core.step import Span
 
 def chain(tokens, *, size=4, root=None, marks=None):
     keys = []
-    extend_chain(keys, root or chain_root("model", "", ()), tokens, size, len(tokens) // size, marks or {})
+    extend_chain(
+        keys, root or chain_root("model", "", ()), tokens, size, len(tokens) // size, marks or {}
+    )
     return keys
 
 
@@ -17,7 +19,8 @@ def test_keys_are_long_enough_against_chosen_collisions():
 
 
 def test_a_key_covers_every_earlier_token():
-    one, other = chain(list(range(12))), chain([99, *range(1, 12)])
+    one = chain(list(range(12)))
+    other = chain([99, *range(1, 12)])
     assert not set(one) & set(other)
 
 
@@ -26,7 +29,8 @@ def test_equal_beginnings_have_equal_keys():
 
 
 def test_extending_step_by_step_gives_the_same_keys():
-    tokens, keys = list(range(16)), []
+    tokens = list(range(16))
+    keys = []
     for links in (1, 1, 3, 4):
         extend_chain(keys, chain_root("model", "", ()), tokens, 4, links, {})
     assert keys == chain(tokens)
@@ -64,16 +68,28 @@ def test_values_cannot_spell_other_facts():
 
 
 def test_the_order_of_facts_is_none_but_none_is_lost():
-    one, other = ("adapter", b"x"), ("adapter", b"y")
-    assert chain_root("m", "", [one, other]) == chain_root("m", "", [other, one]) != chain_root("m", "", [other])
+    one = ("adapter", b"x")
+    other = ("adapter", b"y")
+    assert (
+        chain_root("m", "", [one, other])
+        == chain_root("m", "", [other, one])
+        != chain_root("m", "", [other])
+    )
 
 
 IMAGE = Span(5, 6, "image", b"0123456789abcdef")
 
 
 def test_a_span_changes_the_links_it_lies_in_and_all_behind_them():
-    plain, marked = chain(list(range(20))), chain(list(range(20)), marks=span_marks([IMAGE], 4))
-    assert [one == other for one, other in zip(plain, marked, strict=True)] == [True, False, False, False, False]
+    plain = chain(list(range(20)))
+    marked = chain(list(range(20)), marks=span_marks([IMAGE], 4))
+    assert [one == other for one, other in zip(plain, marked, strict=True)] == [
+        True,
+        False,
+        False,
+        False,
+        False,
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""One index, many tiers: what a tier holds counts as found, is listed to be loaded, and is offered once it is right."""
+"""One index, many tiers: what a tier holds counts as found, is listed to be loaded, and is offered
+once it is right.
+"""
 
 from __future__ import annotations
 
@@ -43,16 +45,24 @@ class Tier:
 def make(*specs: Any, num_blocks: int = 32) -> tuple[KVManager, Tier]:
     layers = [LayerKV(str(i), spec) for i, spec in enumerate(specs)]
     layout = plan_layout(
-        layers, block_size=SIZE, memory_bytes=0, num_blocks=num_blocks, max_model_len=1, max_num_seqs=4
+        layers,
+        block_size=SIZE,
+        memory_bytes=0,
+        num_blocks=num_blocks,
+        max_model_len=1,
+        max_num_seqs=4,
     )
-    kv, tier = KVManager(layout, identity="x"), Tier()
+    kv = KVManager(layout, identity="x")
+    tier = Tier()
     kv.add_tier(tier.holds)
     kv.watch(tier.offered, tier.forgotten)
     return kv, tier
 
 
 def start(kv: KVManager, tokens: list[int], **facts: Any) -> tuple[Lease, int, int]:
-    """Return the lease of an admitted request, the tokens found for it, and those of them that the cache itself has."""
+    """Return the lease of an admitted request, the tokens found for it, and those of them that the
+    cache itself has.
+    """
     lease = kv.open(**facts)
     hit = kv.find(lease, tokens, len(tokens) - 1)
     assert kv.admit(lease, hit, hit.num_tokens, len(tokens), len(tokens), len(tokens))
@@ -73,7 +83,9 @@ def test_what_is_evicted_is_told_and_found_again_in_the_tier() -> None:
     blocks = list(first.tables[0][:4])
     kv.close(first)
     spill(kv, 8)
-    assert [(group, block) for group, _, block in tier.evicted] == [(0, b) for b in reversed(blocks)]
+    assert [(group, block) for group, _, block in tier.evicted] == [
+        (0, b) for b in reversed(blocks)
+    ]
     lease, found, local = start(kv, tokens)
     assert (found, local) == (16, 0)
     assert [load.key for load in lease.loads] == lease.keys[:4]
@@ -202,7 +214,8 @@ def test_blocks_that_are_found_are_not_taken_for_what_is_loaded(num_blocks: int)
     kv, tier = make(FULL, num_blocks=num_blocks)
     tokens = list(range(17))
     first, _, _ = start(kv, tokens[:9])
-    keys, tables = list(first.keys), list(first.tables[0])
+    keys = list(first.keys)
+    tables = list(first.tables[0])
     kv.close(first)
     probe = kv.open()
     kv._hash(probe, tokens, 16)
@@ -226,7 +239,9 @@ def test_watchers_are_told_of_every_offer_and_of_everything_forgotten() -> None:
     kv.commit(lease, tokens, 17)
     assert len(tier.ranges) == 1  # nothing more is full
     kv.forget_all(right=False)
-    assert {(key, block) for _, key, block in tier.distrusted} == set(zip(lease.keys, lease.tables[0], strict=False))
+    assert {(key, block) for _, key, block in tier.distrusted} == set(
+        zip(lease.keys, lease.tables[0], strict=False)
+    )
     kv.close(lease)
     start(kv, tokens)
     kv.forget_all(right=True)

@@ -1,4 +1,6 @@
-"""A plugin for tests: connector `asked`, a folder that others write to and that is asked about instead of being listed."""
+"""A plugin for tests: connector `asked`, a folder that others write to and that is asked about
+instead of being listed.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ class Askable(Folder):
 
     def __init__(self, path: Path, block_bytes: Sequence[int], fault: str) -> None:
         super().__init__(path, block_bytes)
-        self._where, self._fault, self._closed = path, fault, threading.Event()
+        self._where = path
+        self._fault = fault
+        self._closed = threading.Event()
 
     def survey(self) -> Iterable[BlockKey]:
         return ()

@@ -40,7 +40,8 @@ class Wire:
         Wire.before()
         for start in (address, place.ctypes.data):
             assert any(
-                first <= start and start + place.nbytes <= first + each.nbytes for first, each in self.known.items()
+                first <= start and start + place.nbytes <= first + each.nbytes
+                for first, each in self.known.items()
             )
         ctypes.memmove(place.ctypes.data, address, place.nbytes)
 

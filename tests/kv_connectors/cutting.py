@@ -12,9 +12,15 @@ class Cutter:
     """Passes on what is said, both ways, but for one frame."""
 
     def __init__(self, port: int, frame_bytes: int, which: int) -> None:
-        """`which` of the frames of so many bytes is cut, of those that come from `port`, the first being 0."""
-        self._to, self._half, self._left = port, frame_bytes // 2, which
-        self._head = b"\x02" + frame_bytes.to_bytes(8, "big")  # of a last frame of a message, as ZeroMQ writes it
+        """`which` of the frames of so many bytes is cut, of those that come from `port`, the first
+        being 0.
+        """
+        self._to = port
+        self._half = frame_bytes // 2
+        self._left = which
+        self._head = b"\x02" + frame_bytes.to_bytes(
+            8, "big"
+        )  # of a last frame of a message, as ZeroMQ writes it
         self.was_cut = threading.Event()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])

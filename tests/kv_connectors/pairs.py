@@ -15,10 +15,17 @@ from tests.kv_connectors.trial import PARAMS, PROMPTS, alone, free_port, open_ll
 
 TOKEN = "a token of the tests"
 FIRST = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, detokenize=False)
-WANTED = {"do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None, "remote_block_ids": None}
+WANTED = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+}
 
 
-def open_peer(role: str, port: int = 0, *, extra: dict[str, Any] | None = None, **options: Any) -> LLM:
+def open_peer(
+    role: str, port: int = 0, *, extra: dict[str, Any] | None = None, **options: Any
+) -> LLM:
     """Return an engine that other engines may ask, over `tcp` or another `connector`."""
     transfer = {"kv_role": role, "kv_port": port or free_port(), "kv_buffer_size": 4 << 20}
     transfer |= options.pop("transfer", {})
@@ -28,7 +35,9 @@ def open_peer(role: str, port: int = 0, *, extra: dict[str, Any] | None = None, 
 
 def prefill(llm: LLM, prompts: list[list[int]] = PROMPTS) -> list[dict[str, Any]]:
     """Return what another engine is told of each prompt."""
-    outputs = llm.generate(prompts, FIRST, use_tqdm=False, kv_transfer_params=[WANTED] * len(prompts))
+    outputs = llm.generate(
+        prompts, FIRST, use_tqdm=False, kv_transfer_params=[WANTED] * len(prompts)
+    )
     settle(llm)
     return [output.kv_transfer_params or {} for output in outputs]
 
@@ -39,7 +48,9 @@ def decode(
     """Return the tokens of every prompt, and how many of its own were brought."""
     outputs = llm.generate(prompts, PARAMS, use_tqdm=False, kv_transfer_params=offers)
     llm.core.scheduler.check()
-    return [list(o.outputs[0].token_ids) for o in outputs], [o.num_cached_tokens or 0 for o in outputs]
+    return [list(o.outputs[0].token_ids) for o in outputs], [
+        o.num_cached_tokens or 0 for o in outputs
+    ]
 
 
 _PRODUCER = """
@@ -57,7 +68,9 @@ def producer(**options: Any) -> Iterator[tuple[list[dict[str, Any]], subprocess.
     """Have all prompts computed in another process; yield what it offers, and the process."""
     paths = json.dumps([str(Path(__file__).parents[2]), *filter(None, sys.path)])
     command = [sys.executable, "-c", _PRODUCER, json.dumps(options), paths]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         try:
             assert process.stdout is not None
             said = next(line for line in process.stdout if line.startswith("offers: "))
@@ -67,7 +80,9 @@ def producer(**options: Any) -> Iterator[tuple[list[dict[str, Any]], subprocess.
 
 
 def check_until_the_producer_is_killed(**options: Any) -> None:
-    """Blocks of another process are read while it lives; afterwards they are computed, and the tokens are the same."""
+    """Blocks of another process are read while it lives; afterwards they are computed, and the
+    tokens are the same.
+    """
     expected = alone()
     with producer(**options) as (offers, process), open_peer("kv_consumer", **options) as llm:
         assert decode(llm, offers[:4], PROMPTS[:4]) == (expected[:4], [64] * 4)

@@ -1,4 +1,6 @@
-"""Blocks that one engine has computed and another goes on with: the tokens are those of one engine, whatever is lost between."""
+"""Blocks that one engine has computed and another goes on with: the tokens are those of one engine,
+whatever is lost between.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ def test_an_offer_says_what_vllm_s_does(model: str, prefiller: LLM) -> None:
     assert prefiller.generate(PROMPTS[:1], FIRST, use_tqdm=False)[0].kv_transfer_params is None
 
 
-def test_an_engine_that_is_gone_costs_a_recomputation(model: str, expected: list[list[int]]) -> None:
+def test_an_engine_that_is_gone_costs_a_recomputation(
+    model: str, expected: list[list[int]]
+) -> None:
     with open_peer("kv_producer", model=model) as other:
         offers = prefill(other)
     with open_peer("kv_consumer", model=model) as llm:
@@ -74,10 +78,16 @@ def test_a_connection_that_is_cut_inside_a_block_costs_a_recomputation(
     model: str, expected: list[list[int]], which: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     port = free_port()
-    with open_peer("kv_producer", port, model=model) as other, open_peer("kv_consumer", model=model) as llm:
-        offers, size = prefill(other), llm.core.scheduler.kv.layout.pools[0].block_bytes
+    with (
+        open_peer("kv_producer", port, model=model) as other,
+        open_peer("kv_consumer", model=model) as llm,
+    ):
+        offers = prefill(other)
+        size = llm.core.scheduler.kv.layout.pools[0].block_bytes
         with cutting(port, size, which) as cutter:
-            monkeypatch.setattr(store, "address_of", lambda host, port: f"tcp://127.0.0.1:{cutter.port}")
+            monkeypatch.setattr(
+                store, "address_of", lambda host, port: f"tcp://127.0.0.1:{cutter.port}"
+            )
             tokens, found = decode(llm, offers)
             assert cutter.was_cut.is_set()
             assert (tokens, min(found)) == (expected, 0)
@@ -86,7 +96,9 @@ def test_a_connection_that_is_cut_inside_a_block_costs_a_recomputation(
             assert not llm.core.scheduler._life.kept
 
 
-def test_what_the_other_has_let_go_costs_a_recomputation(model: str, expected: list[list[int]]) -> None:
+def test_what_the_other_has_let_go_costs_a_recomputation(
+    model: str, expected: list[list[int]]
+) -> None:
     with (
         open_peer("kv_producer", model=model, transfer={"kv_buffer_size": 12 << 10}) as other,
         open_peer("kv_consumer", model=model) as llm,
@@ -106,7 +118,11 @@ def test_what_the_other_has_let_go_costs_a_recomputation(model: str, expected: l
     ids=["token", "dtype", "block size"],
 )
 def test_an_engine_that_is_set_up_otherwise_is_refused_by_name(
-    model: str, prefiller: LLM, options: dict[str, Any], named: str, caplog: pytest.LogCaptureFixture
+    model: str,
+    prefiller: LLM,
+    options: dict[str, Any],
+    named: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     offers = prefill(prefiller)
     with open_peer("kv_consumer", model=model, **options) as llm:
@@ -134,7 +150,9 @@ def test_an_engine_over_other_ranks_is_refused_by_name(
         open_peer("kv_producer", tensor_parallel_size=ranks[0], **own) as producer,
         open_peer("kv_consumer", tensor_parallel_size=ranks[1], **own) as consumer,
     ):
-        want = [list(o.outputs[0].token_ids) for o in producer.generate(prompts, PARAMS, use_tqdm=False)]
+        want = [
+            list(o.outputs[0].token_ids) for o in producer.generate(prompts, PARAMS, use_tqdm=False)
+        ]
         assert decode(consumer, prefill(producer, prompts), prompts) == (want, [0] * 3)
         info = traffic(consumer).info()
         assert (info["state"], named in info["reason"]) == ("degraded", True), info
@@ -158,14 +176,19 @@ def test_an_engine_over_other_ranks_is_refused_by_name(
         ),
     ],
 )  # fmt: skip
-def test_params_that_no_engine_has_made_are_refused(prefiller: LLM, params: dict[str, Any], named: str) -> None:
+def test_params_that_no_engine_has_made_are_refused(
+    prefiller: LLM, params: dict[str, Any], named: str
+) -> None:
     with pytest.raises(InvalidRequest, match=named) as refused:
         prefiller.generate(PROMPTS[:1], FIRST, use_tqdm=False, kv_transfer_params=params)
     assert refused.value.field == "kv_transfer_params"
 
 
 def test_without_such_a_connector_the_field_is_refused() -> None:
-    with open_llm("offload", {"cpu_bytes_to_use": 1 << 20}) as llm, pytest.raises(InvalidRequest, match="such as tcp"):
+    with (
+        open_llm("offload", {"cpu_bytes_to_use": 1 << 20}) as llm,
+        pytest.raises(InvalidRequest, match="such as tcp"),
+    ):
         llm.generate(PROMPTS[:1], FIRST, use_tqdm=False, kv_transfer_params=WANTED)
 
 

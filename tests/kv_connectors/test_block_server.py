@@ -1,4 +1,6 @@
-"""Who asks for blocks and who has them, without engines: strangers get nothing, and nobody waits for who does not answer."""
+"""Who asks for blocks and who has them, without engines: strangers get nothing, and nobody waits
+for who does not answer.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +34,13 @@ from core.testing.conformance.kv_connectors import LAYOUT
 from tests.kv_connectors.trial import free_port
 from tests.patience import PATIENCE_S
 
-TOKEN, OTHER = b"a token of the tests", b"another token"
+TOKEN = b"a token of the tests"
+OTHER = b"another token"
 KEY = BlockKey(0, b"k" * 32)
 SIZE = LAYOUT.pools[0].block_bytes
-PARTS = StoreParts(LAYOUT, 0, 1, "0" * 64, [pool.block_bytes for pool in LAYOUT.pools], {"dtype": "float32"})
+PARTS = StoreParts(
+    LAYOUT, 0, 1, "0" * 64, [pool.block_bytes for pool in LAYOUT.pools], {"dtype": "float32"}
+)
 
 
 def block(number: int = 3) -> list[Any]:
@@ -61,7 +66,9 @@ def context() -> Iterator[Any]:
 def connect(
     context: Any, address: str, token: bytes = TOKEN, timeout_s: float = PATIENCE_S, **facts: str
 ) -> Connection:
-    return Connection(context, address, token, {"dtype": "float32", **facts}, most_bytes=SIZE, timeout_s=timeout_s)
+    return Connection(
+        context, address, token, {"dtype": "float32", **facts}, most_bytes=SIZE, timeout_s=timeout_s
+    )
 
 
 def test_a_block_is_fetched_and_one_that_comes_late_is_waited_for(context: Any) -> None:
@@ -104,7 +111,9 @@ def test_who_does_not_fit_is_told_why(context: Any, asked: dict[str, Any], named
         connect(context, address, **asked)
 
 
-@pytest.mark.parametrize("message", [b"", b"\xc1", b"x" * 100, msgspec.msgpack.encode(Get(1, KEY, False))])
+@pytest.mark.parametrize(
+    "message", [b"", b"\xc1", b"x" * 100, msgspec.msgpack.encode(Get(1, KEY, False))]
+)
 def test_strangers_get_nothing_and_the_others_are_served(context: Any, message: bytes) -> None:
     memory = ServedMemory(PARTS)
     memory.write(KEY, block(), b"seal")
@@ -117,7 +126,10 @@ def test_strangers_get_nothing_and_the_others_are_served(context: Any, message: 
             challenge = msgspec.msgpack.decode(stranger.recv(), type=Challenge)
             for wrong in (proof(OTHER, "client", b"n" * 32, challenge.nonce), challenge.proof, b""):
                 stranger.send(msgspec.msgpack.encode(Join(wrong)))
-                assert msgspec.msgpack.decode(stranger.recv(), type=Refused).reason == "the token is another one"
+                assert (
+                    msgspec.msgpack.decode(stranger.recv(), type=Refused).reason
+                    == "the token is another one"
+                )
             stranger.send(msgspec.msgpack.encode(Get(1, KEY, False)))
             assert isinstance(msgspec.msgpack.decode(stranger.recv(), type=FromServer), Refused)
             stranger.setsockopt(zmq.LINGER, 0)

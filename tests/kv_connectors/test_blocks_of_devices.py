@@ -1,4 +1,6 @@
-"""Blocks on a device go to host memory and back packed by one launch, here through Triton's interpreter."""
+"""Blocks on a device go to host memory and back packed by one launch, here through Triton's
+interpreter.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ def test_what_is_looked_at_and_put_back_are_the_bytes_that_a_cpu_has_in_place() 
         for pool in range(len(LAYOUT.pools))
         for slot, size in enumerate((48, 9))
     }
-    plain, packed = CacheBlocks(LAYOUT, memory), CacheBlocks(LAYOUT, memory, PackedBlocks)
+    plain = CacheBlocks(LAYOUT, memory)
+    packed = CacheBlocks(LAYOUT, memory, PackedBlocks)
     assert packed.block_bytes == plain.block_bytes == [57] * len(LAYOUT.groups)
     for group in range(len(LAYOUT.groups)):
         before = [part.copy() for part in plain.look(group, 4).arrays()]
@@ -35,12 +38,16 @@ def test_what_is_looked_at_and_put_back_are_the_bytes_that_a_cpu_has_in_place() 
                 part[:] = 110 + number
             blocks.land(group, 3 + 2 * number)
         for block, byte in ((1, 100), (2, 101), (3, 110), (5, 111)):
-            assert {int(each) for part in plain.look(group, block).arrays() for each in part} == {byte}
+            assert {int(each) for part in plain.look(group, block).arrays() for each in part} == {
+                byte
+            }
         after = plain.look(group, 4).arrays()
         assert all(np.array_equal(ours, theirs) for ours, theirs in zip(after, before, strict=True))
 
 
-def test_copies_have_a_stream_of_their_own_behind_what_steps_were_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_have_a_stream_of_their_own_behind_what_steps_were_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     done: list[str] = []
 
     @contextmanager
@@ -50,9 +57,12 @@ def test_copies_have_a_stream_of_their_own_behind_what_steps_were_given(monkeypa
         done.append("end")
 
     own = SimpleNamespace(
-        wait_stream=lambda other: done.append(f"behind {other}"), synchronize=lambda: done.append("waited for")
+        wait_stream=lambda other: done.append(f"behind {other}"),
+        synchronize=lambda: done.append("waited for"),
     )
-    module = SimpleNamespace(Stream=lambda device: own, current_stream=lambda: "the steps'", stream=entered)
+    module = SimpleNamespace(
+        Stream=lambda device: own, current_stream=lambda: "the steps'", stream=entered
+    )
     monkeypatch.setattr(torch, "get_device_module", lambda device: module)
     with Beside(torch.device("cuda")).behind_steps():
         done.append("copied")

@@ -1,4 +1,6 @@
-"""Two engines for prompts and two that go on, behind `engine route`: the tokens are one engine's, whoever is killed."""
+"""Two engines for prompts and two that go on, behind `engine route`: the tokens are one engine's,
+whoever is killed.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ from tests.kv_connectors.trial import free_port
 from tests.patience import PATIENCE_S
 
 COMMAND = "import sys; from core.cli.main import main; sys.exit(main())"
-NUM_REQUESTS, AT_ONCE, MAX_TOKENS = 1000, 12, 10
+NUM_REQUESTS = 1000
+AT_ONCE = 12
+MAX_TOKENS = 10
 OPTIONS: dict[str, Any] = {
     "dtype": "float32",
     "max_model_len": 160,
@@ -33,7 +37,8 @@ OPTIONS: dict[str, Any] = {
     "num_threads": 1,
 }
 PROMPTS = [
-    [(7 * (i % 40) + 3 * j * j) % 290 for j in range(64)] + [(11 * i + j) % 290 for j in range(20 + i % 37)]
+    [(7 * (i % 40) + 3 * j * j) % 290 for j in range(64)]
+    + [(11 * i + j) % 290 for j in range(20 + i % 37)]
     for i in range(NUM_REQUESTS)
 ]
 """Forty beginnings, each with many ends."""
@@ -43,13 +48,16 @@ class Server:
     """A process that serves, and may be killed and started again on its port."""
 
     def __init__(self, *arguments: str) -> None:
-        self._arguments, self.port = arguments, free_port()
+        self._arguments = arguments
+        self.port = free_port()
         self.start()
 
     def start(self) -> None:
         command = [sys.executable, "-P", "-c", COMMAND, *self._arguments, "--port", str(self.port)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment, start_new_session=True)
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, env=environment, start_new_session=True
+        )
 
     @property
     def url(self) -> str:
@@ -59,7 +67,10 @@ class Server:
         """Return when it is well."""
         end_s = time.monotonic() + PATIENCE_S
         while True:
-            with suppress(OSError), urllib.request.urlopen(f"{self.url}/health", timeout=PATIENCE_S):
+            with (
+                suppress(OSError),
+                urllib.request.urlopen(f"{self.url}/health", timeout=PATIENCE_S),
+            ):
                 return
             assert self._process.poll() is None, "a server ended before it served"
             assert time.monotonic() < end_s
@@ -75,7 +86,9 @@ class Server:
         """Return a metric, summed over its labels."""
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=PATIENCE_S) as answer:
             lines = answer.read().decode().splitlines()
-        return sum(float(line.split()[-1]) for line in lines if name in line and not line.startswith("#"))
+        return sum(
+            float(line.split()[-1]) for line in lines if name in line and not line.startswith("#")
+        )
 
 
 @pytest.fixture(scope="module")
@@ -110,9 +123,19 @@ def fleet(folder: Path) -> Iterator[dict[str, Server]]:
     try:
         for server in servers.values():
             server.wait()
-        prefill = [word for name in ("producer 1", "producer 2") for word in ("--prefill", servers[name].url)]
-        decode = [word for name in ("consumer 1", "consumer 2") for word in ("--decode", servers[name].url)]
-        servers["router"] = Server("route", *prefill, *decode, "--health-interval", "0.5", "--retries", "6")
+        prefill = [
+            word
+            for name in ("producer 1", "producer 2")
+            for word in ("--prefill", servers[name].url)
+        ]
+        decode = [
+            word
+            for name in ("consumer 1", "consumer 2")
+            for word in ("--decode", servers[name].url)
+        ]
+        servers["router"] = Server(
+            "route", *prefill, *decode, "--health-interval", "0.5", "--retries", "6"
+        )
         servers["router"].wait()
         yield servers
     finally:
@@ -126,7 +149,8 @@ async def complete(router: Server, index: int) -> tuple[list[int], bool]:
         "prompt": PROMPTS[index], "max_tokens": MAX_TOKENS, "temperature": 0, "ignore_eos": True, "return_token_ids": True,
         "stream": index % 3 == 0,
     }  # fmt: skip
-    address, data = Address.of(router.url, "--decode"), json.dumps(body).encode()
+    address = Address.of(router.url, "--decode")
+    data = json.dumps(body).encode()
     tokens: list[int] = []
     try:
         async with ask(address, b"POST", b"/v1/completions", [], data, PATIENCE_S) as answer:
@@ -140,7 +164,9 @@ async def complete(router: Server, index: int) -> tuple[list[int], bool]:
     for line in said.splitlines():
         if line.startswith("data: {"):
             event = json.loads(line[6:])
-            tokens += [token for choice in event.get("choices", ()) for token in choice["token_ids"]]
+            tokens += [
+                token for choice in event.get("choices", ()) for token in choice["token_ids"]
+            ]
     return tokens, said.rstrip().endswith("[DONE]")
 
 
@@ -148,7 +174,8 @@ async def complete_all(
     router: Server, indices: Sequence[int], midway: Any = lambda: None
 ) -> dict[int, tuple[list[int], bool]]:
     """Send requests, a few at once; call `midway` when half of them are answered."""
-    places, ended = asyncio.Semaphore(AT_ONCE), 0
+    places = asyncio.Semaphore(AT_ONCE)
+    ended = 0
     found: dict[int, tuple[list[int], bool]] = {}
 
     async def one(index: int) -> None:
@@ -167,7 +194,9 @@ async def complete_all(
 def test_a_thousand_requests_have_the_tokens_of_one_engine_whoever_is_killed(
     fleet: dict[str, Server], expected: list[list[int]]
 ) -> None:
-    router, at, broken = fleet["router"], 0, 0
+    router = fleet["router"]
+    at = 0
+    broken = 0
     for killed in (None, "producer 1", "consumer 1", "producer 2", "consumer 2"):
         indices = range(at, at + NUM_REQUESTS // 5)
         at += NUM_REQUESTS // 5
@@ -180,7 +209,10 @@ def test_a_thousand_requests_have_the_tokens_of_one_engine_whoever_is_killed(
             assert is_whole or (index % 3 == 0 and killed and killed.startswith("consumer"))
             broken += not is_whole
         if killed is None:
-            loaded = [fleet[name].number("kv_connector_loaded_blocks_total") for name in ("consumer 1", "consumer 2")]
+            loaded = [
+                fleet[name].number("kv_connector_loaded_blocks_total")
+                for name in ("consumer 1", "consumer 2")
+            ]
             assert min(loaded) > 0
         else:
             fleet[killed].start()

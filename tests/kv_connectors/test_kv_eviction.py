@@ -31,8 +31,11 @@ def test_the_least_recently_used_goes_first() -> None:
 
 
 @pytest.mark.parametrize(("order", "least"), [("lru", 0), ("arc", 700)])
-def test_a_run_of_strangers_does_not_take_the_place_of_what_is_asked_for_often(order: Name, least: int) -> None:
-    directory, hits = BoundedDirectory(40, [1], order), 0
+def test_a_run_of_strangers_does_not_take_the_place_of_what_is_asked_for_often(
+    order: Name, least: int
+) -> None:
+    directory = BoundedDirectory(40, [1], order)
+    hits = 0
     for turn in range(100):
         hits += sum(ask(directory, index) for index in range(10))
         if turn:

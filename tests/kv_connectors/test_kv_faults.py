@@ -1,4 +1,6 @@
-"""Whatever goes wrong behind the cache, the tokens are right, nobody waits for longer than the timeout, and it is told."""
+"""Whatever goes wrong behind the cache, the tokens are right, nobody waits for longer than the
+timeout, and it is told.
+"""
 
 from __future__ import annotations
 
@@ -34,21 +36,28 @@ def test_a_connector_over_another_holds_to_the_contract(case: Case) -> None:
 
 
 def _ways(fault: str) -> Iterator[Any]:
-    """Each fault is tried over one connector in one way; what lies under it and how steps follow bears on few of them."""
+    """Each fault is tried over one connector in one way; what lies under it and how steps follow
+    bears on few of them.
+    """
     for over in OVER:
         for ahead in (False, True):
             mark = () if (over, ahead) == ("offload", True) else pytest.mark.slow
-            yield pytest.param(fault, over, ahead, marks=mark, id=f"{fault}, {over}, depth {1 + ahead}")
+            yield pytest.param(
+                fault, over, ahead, marks=mark, id=f"{fault}, {over}, depth {1 + ahead}"
+            )
 
 
 @pytest.mark.parametrize(
-    ("fault", "over", "ahead"), [way for fault in FAULTS if not fault.startswith("hanging") for way in _ways(fault)]
+    ("fault", "over", "ahead"),
+    [way for fault in FAULTS if not fault.startswith("hanging") for way in _ways(fault)],
 )
 def test_tokens_are_right_whatever_the_fault(
     expected: list[list[int]], fault: str, over: str, ahead: bool, tmp_path: Path
 ) -> None:
     settings = OVER[over] | ({"folder": str(tmp_path)} if over == "disk" else {})
-    with open_llm("faulty", {"over": over, "fault": fault, "settings": settings}, async_scheduling=ahead) as llm:
+    with open_llm(
+        "faulty", {"over": over, "fault": fault, "settings": settings}, async_scheduling=ahead
+    ) as llm:
         for _ in range(2):
             assert run(llm)[0] == expected
             assert llm.reset_prefix_cache()
@@ -58,7 +67,9 @@ def test_tokens_are_right_whatever_the_fault(
             assert counts.unloaded == counts.unstored == 0
             assert traffic(llm).info()["state"] == "ready"
             before = traffic(llm).numbers()["kv_connector_hit_tokens_total"]
-            brought = sum(run(llm)[1])  # nothing was left in the cache itself; who was preempted is brought them twice
+            brought = sum(
+                run(llm)[1]
+            )  # nothing was left in the cache itself; who was preempted is brought them twice
             assert traffic(llm).numbers()["kv_connector_hit_tokens_total"] - before >= brought > 0
         elif fault == "failing_writes":
             assert counts.unstored > 0
@@ -72,13 +83,16 @@ def test_tokens_are_right_whatever_the_fault(
 
 @pytest.mark.parametrize("fault", ["hanging", "hanging_writes"])
 def test_nobody_waits_for_longer_than_the_timeout(expected: list[list[int]], fault: str) -> None:
-    """Even where all blocks were given to what hangs: so many prompts at once leave too few of them for anybody."""
+    """Even where all blocks were given to what hangs: so many prompts at once leave too few of them
+    for anybody.
+    """
     extra = {"over": "offload", "fault": fault, "settings": OVER["offload"]}
     with open_llm("faulty", extra, transfer={"timeout_s": 0.5}) as llm:
         run(llm)
         assert llm.reset_prefix_cache()
         assert run(llm)[0] == expected
-        half, end_s = traffic(llm), time.monotonic() + PATIENCE_S
+        half = traffic(llm)
+        end_s = time.monotonic() + PATIENCE_S
         while half._moves:
             assert time.monotonic() < end_s
             llm.core.step()
@@ -118,7 +132,9 @@ def _swap(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", [_truncate, _flip, _swap, Path.unlink], ids=["cut short", "flipped", "swapped", "gone"]
+    "damage",
+    [_truncate, _flip, _swap, Path.unlink],
+    ids=["cut short", "flipped", "swapped", "gone"],
 )
 def test_damaged_files_are_noticed_and_computed_again(
     expected: list[list[int]], damage: Callable[[Path], None], tmp_path: Path
@@ -133,7 +149,9 @@ def test_damaged_files_are_noticed_and_computed_again(
         assert traffic(llm).counts.unloaded > 0
 
 
-def test_one_damaged_file_is_told_until_many_came_back_right(expected: list[list[int]], tmp_path: Path) -> None:
+def test_one_damaged_file_is_told_until_many_came_back_right(
+    expected: list[list[int]], tmp_path: Path
+) -> None:
     with open_llm("disk", {"folder": str(tmp_path)}) as llm:
         half = traffic(llm)
         run(llm, PROMPTS[:1])
@@ -157,7 +175,9 @@ def test_one_damaged_file_is_told_until_many_came_back_right(expected: list[list
         assert (half.counts.unloaded, half.info()["reason"]) == (1, "")
 
 
-def test_what_a_killed_engine_left_is_no_block_and_is_removed(expected: list[list[int]], tmp_path: Path) -> None:
+def test_what_a_killed_engine_left_is_no_block_and_is_removed(
+    expected: list[list[int]], tmp_path: Path
+) -> None:
     with open_llm("disk", {"folder": str(tmp_path)}) as llm:
         run(llm)
     whole = sorted(tmp_path.rglob("*-*"))
@@ -188,7 +208,9 @@ def test_an_engine_that_is_killed_while_it_writes_leaves_no_block_that_is_wrong(
 ) -> None:
     paths = json.dumps([str(Path(__file__).parents[2]), *filter(None, sys.path)])
     for _ in range(3):
-        process = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), paths], stdout=subprocess.PIPE)
+        process = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(tmp_path), paths], stdout=subprocess.PIPE
+        )
         assert process.stdout is not None
         before = len([*tmp_path.rglob("*-*")])
         assert process.stdout.readline()
@@ -203,7 +225,9 @@ def test_an_engine_that_is_killed_while_it_writes_leaves_no_block_that_is_wrong(
         assert traffic(llm).counts.unloaded == 0
 
 
-def test_a_folder_that_is_deleted_costs_what_was_in_it(expected: list[list[int]], tmp_path: Path) -> None:
+def test_a_folder_that_is_deleted_costs_what_was_in_it(
+    expected: list[list[int]], tmp_path: Path
+) -> None:
     with open_llm("disk", {"folder": str(tmp_path / "blocks")}) as llm:
         run(llm)
         settle(llm)
@@ -213,12 +237,18 @@ def test_a_folder_that_is_deleted_costs_what_was_in_it(expected: list[list[int]]
         assert traffic(llm).info()["state"] == "degraded"
         settle(llm)
         assert llm.reset_prefix_cache()
-        assert run(llm) == (expected, [64] * len(expected))  # it was not left alone: what was written anew is there
+        assert run(llm) == (
+            expected,
+            [64] * len(expected),
+        )  # it was not left alone: what was written anew is there
         assert traffic(llm).info()["state"] == "ready"
 
 
 def test_a_folder_that_becomes_read_only_is_read_and_nothing_more(
-    expected: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    expected: list[list[int]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def refuse(*arguments: Any, **options: Any) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
@@ -239,7 +269,9 @@ def test_a_folder_that_becomes_read_only_is_read_and_nothing_more(
     assert not any(record.exc_info for record in caplog.records)
 
 
-def test_two_engines_on_one_folder_use_each_others_blocks(expected: list[list[int]], tmp_path: Path) -> None:
+def test_two_engines_on_one_folder_use_each_others_blocks(
+    expected: list[list[int]], tmp_path: Path
+) -> None:
     extra = {"folder": str(tmp_path), "max_bytes": 200 << 10}
     with open_llm("disk", extra) as one, open_llm("disk", extra) as other:
         run(one, PROMPTS[:1])

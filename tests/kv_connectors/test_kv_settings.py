@@ -24,7 +24,9 @@ def config(**options: Any) -> EngineConfig:
 def test_sizes_and_names_are_those_of_vllm() -> None:
     assert tiers_of(config()) == []
     [offload] = tiers_of(config(kv_offloading_size=0.5, kv_offloading_backend="native"))
-    assert offload == KVTransferConfig("offload", kv_connector_extra_config={"cpu_bytes_to_use": 1 << 29})
+    assert offload == KVTransferConfig(
+        "offload", kv_connector_extra_config={"cpu_bytes_to_use": 1 << 29}
+    )
     [lmcache] = tiers_of(config(kv_offloading_size=0.5, kv_offloading_backend="lmcache"))
     assert lmcache == KVTransferConfig("lmcache", kv_connector_extra_config={"l1_size_gb": 0.5})
     assert tiers_of(config(kv_offloading_backend="lmcache")) == []
@@ -65,13 +67,26 @@ def several(*connectors: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_several_connectors_are_several_tiers_in_their_order() -> None:
-    disk = {"kv_connector": "disk", "kv_role": "kv_producer", "kv_connector_extra_config": {"folder": "x"}}
+    disk = {
+        "kv_connector": "disk",
+        "kv_role": "kv_producer",
+        "kv_connector_extra_config": {"folder": "x"},
+    }
     shared = {"kv_connector": "SharedStorageConnector", "timeout_s": 7}
-    given = {**several(disk, shared), "kv_connector": "MultiConnector", "timeout_s": 5, "kv_role": "kv_consumer"}
+    given = {
+        **several(disk, shared),
+        "kv_connector": "MultiConnector",
+        "timeout_s": 5,
+        "kv_role": "kv_consumer",
+    }
     first, second, third = tiers_of(config(kv_offloading_size=1.0, kv_transfer_config=given))
     assert (first.kv_connector, first.kv_role, first.timeout_s) == ("offload", "kv_both", 30.0)
     assert (second.kv_connector, second.kv_role, second.timeout_s) == ("disk", "kv_producer", 5.0)
-    assert (third.kv_connector, third.kv_role, third.timeout_s) == ("shared_storage", "kv_consumer", 7.0)
+    assert (third.kv_connector, third.kv_role, third.timeout_s) == (
+        "shared_storage",
+        "kv_consumer",
+        7.0,
+    )
 
 
 @pytest.mark.parametrize(
@@ -79,19 +94,31 @@ def test_several_connectors_are_several_tiers_in_their_order() -> None:
     [
         ({"kv_offloading_size": 0.0}, "--kv-offloading-size 0.0"),
         ({"kv_offloading_size": float("nan")}, "--kv-offloading-size nan"),
-        ({"kv_transfer_config": {"kv_connector": "LMCacheMPConnector"}}, "LMCacheMPConnector: it speaks with a server"),
+        (
+            {"kv_transfer_config": {"kv_connector": "LMCacheMPConnector"}},
+            "LMCacheMPConnector: it speaks with a server",
+        ),
         ({"kv_transfer_config": {"kv_role": "kv_both"}}, "name of a connector"),
         ({"kv_transfer_config": {"kv_connector": "disk", "kv_rol": "kv_both"}}, "kv_role"),
         ({"kv_transfer_config": {"kv_connector": "disk", "kv_role": "both"}}, "kv_producer"),
-        ({"kv_transfer_config": {"kv_connector": "disk", "kv_parallel_size": 2}}, "kv_parallel_size"),
+        (
+            {"kv_transfer_config": {"kv_connector": "disk", "kv_parallel_size": 2}},
+            "kv_parallel_size",
+        ),
         ({"kv_transfer_config": {"kv_connector": "disk", "timeout_s": 0}}, "timeout_s"),
         ({"kv_transfer_config": {"kv_connector": "disk", "step_bytes": True}}, "step_bytes"),
         ({"kv_transfer_config": {"kv_connector": 3}}, "kv_connector: expected `str`"),
         ({"kv_transfer_config": {"kv_connector": ["disk"]}}, "kv_connector: expected `str`"),
-        ({"kv_transfer_config": {"kv_connector": "disk", "kv_connector_extra_config": 7}}, "kv_connector_extra_config"),
+        (
+            {"kv_transfer_config": {"kv_connector": "disk", "kv_connector_extra_config": 7}},
+            "kv_connector_extra_config",
+        ),
         ({"kv_transfer_config": {"kv_connector": "multi"}}, "needs 'connectors'"),
         ({"kv_transfer_config": several()}, "connectors is empty"),
-        ({"kv_transfer_config": several({"kv_connector": "multi", **several()})}, "a list in a list"),
+        (
+            {"kv_transfer_config": several({"kv_connector": "multi", **several()})},
+            "a list in a list",
+        ),
         ({"kv_transfer_config": several({"kv_rol": "kv_both"})}, "kv_role"),
     ],
 )
@@ -117,7 +144,9 @@ def test_what_cannot_be_served_is_refused_by_name(options: dict[str, Any], named
         (SharedStorage, {"shared_storage_path": "x", "max_bytes": 0}, "max_bytes"),
     ],
 )
-def test_a_connectors_own_settings_are_checked(connector: Any, extra: dict[str, Any], named: str) -> None:
+def test_a_connectors_own_settings_are_checked(
+    connector: Any, extra: dict[str, Any], named: str
+) -> None:
     with pytest.raises(ConfigError) as refused:
         connector(EngineConfig(), KVTransferConfig("x", kv_connector_extra_config=extra))
     assert named in str(refused.value)
@@ -131,13 +160,16 @@ def test_a_connectors_own_settings_are_checked(connector: Any, extra: dict[str, 
         ({"num_cpu_blocks": 9, "block_size": 9}, 18),
     ],
 )
-def test_host_memory_may_be_given_in_blocks_as_in_vllm(extra: dict[str, Any], num_blocks: int) -> None:
+def test_host_memory_may_be_given_in_blocks_as_in_vllm(
+    extra: dict[str, Any], num_blocks: int
+) -> None:
     """A block is of all layers, and takes whole ones of the device's 8 tokens."""
     with open_llm("OffloadingConnector", {**extra, "spec_name": "CPUOffloadingSpec"}) as llm:
         (pool,) = llm.core.scheduler.kv.layout.pools
         most_bytes = num_blocks * pool.block_bytes
         assert traffic(llm)._holdings.directory.most_bytes == most_bytes
-        model, config = llm.core.executor.worker.model, replace(EngineConfig(), cache=CacheConfig(block_size=8))
+        model = llm.core.executor.worker.model
+        config = replace(EngineConfig(), cache=CacheConfig(block_size=8))
         settings = KVTransferConfig("offload", kv_connector_extra_config=extra)
         assert Offload(config, settings).host_bytes(model, config) == most_bytes
 

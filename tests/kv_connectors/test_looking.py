@@ -1,4 +1,6 @@
-"""Where only the stores know what there is, they are asked, and nobody waits for an answer that does not come."""
+"""Where only the stores know what there is, they are asked, and nobody waits for an answer that
+does not come.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def test_a_store_that_is_asked_holds_to_the_contract(case: Case) -> None:
     case()
 
 
-def test_what_another_engine_has_just_written_is_found_with_the_next_request(expected: Tokens, tmp_path: Path) -> None:
+def test_what_another_engine_has_just_written_is_found_with_the_next_request(
+    expected: Tokens, tmp_path: Path
+) -> None:
     with open_asking(tmp_path, transfer={"kv_role": "kv_consumer"}) as reader:
         assert run(reader, PROMPTS[:1])[1] == [0]
         assert reader.reset_prefix_cache()
@@ -59,7 +63,9 @@ def test_who_only_computes_for_others_asks_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", ["fails", "hangs"])
-def test_a_store_that_cannot_say_costs_a_recomputation(expected: Tokens, fault: str, tmp_path: Path) -> None:
+def test_a_store_that_cannot_say_costs_a_recomputation(
+    expected: Tokens, fault: str, tmp_path: Path
+) -> None:
     fill(tmp_path)
     limit: dict[str, Any] = {"transfer": {"timeout_s": 0.5}} if fault == "hangs" else {}
     with open_asking(tmp_path, fault=fault, **limit) as llm:
@@ -71,7 +77,9 @@ def test_a_store_that_cannot_say_costs_a_recomputation(expected: Tokens, fault: 
         assert run(llm)[0] == expected  # it is left alone, or waited for no longer
 
 
-def test_a_request_that_is_called_off_is_waited_for_by_nobody(expected: Tokens, tmp_path: Path) -> None:
+def test_a_request_that_is_called_off_is_waited_for_by_nobody(
+    expected: Tokens, tmp_path: Path
+) -> None:
     with open_asking(tmp_path) as llm:
         half = traffic(llm)
         half._looking.forget("nobody")
@@ -86,7 +94,10 @@ def test_a_request_that_is_called_off_is_waited_for_by_nobody(expected: Tokens, 
 def test_what_all_ranks_have_is_found(split: tuple[int, int], tmp_path: Path) -> None:
     checkpoint = make_checkpoint("Qwen3ForCausalLM", tmp_path / "model", seed=1)
     prompts = [[(7 * i + 3 * j * j) % 290 for j in range(60)] for i in range(3)]
-    given = {"kv_connector": "asked", "kv_connector_extra_config": {"folder": str(tmp_path / "blocks")}}
+    given = {
+        "kv_connector": "asked",
+        "kv_connector_extra_config": {"folder": str(tmp_path / "blocks")},
+    }
     tensor, pipeline = split
     seen = []
     for _ in range(2):

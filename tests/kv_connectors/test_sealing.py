@@ -1,4 +1,6 @@
-"""A seal says that every byte of a block, their order and its key are those that were sealed, whoever computes it."""
+"""A seal says that every byte of a block, their order and its key are those that were sealed,
+whoever computes it.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +34,15 @@ def quick() -> Sealer:
 
 
 def test_the_library_and_numpy_make_the_same_seals_and_copies(quick: Sealer) -> None:
-    source, seals = pieces(), set()
+    source = pieces()
+    seals = set()
     for sealer in (PLAIN, quick):
         target = pieces(2)
-        seals |= {sealer.copy(KEY, source, target), sealer.seal(KEY, target, "sum"), sealer.seal(KEY, source, "sum")}
+        seals |= {
+            sealer.copy(KEY, source, target),
+            sealer.seal(KEY, target, "sum"),
+            sealer.seal(KEY, source, "sum"),
+        }
         assert all(map(np.array_equal, target.arrays(), source.arrays()))
     assert len(seals) == 1
     assert PLAIN.seal(KEY, source, "crc32") == quick.seal(KEY, source, "crc32") not in seals
@@ -43,21 +50,26 @@ def test_the_library_and_numpy_make_the_same_seals_and_copies(quick: Sealer) -> 
 
 @pytest.mark.parametrize("how", ["sum", "crc32"])
 def test_another_bit_order_or_key_is_another_seal(how: Any) -> None:
-    block, seals = pieces(), set()
+    block = pieces()
+    seals = set()
     seals.add(PLAIN.seal(KEY, block, how))
     for part in block.arrays():
         for bit in (0, 7):
             part[len(part) // 2] ^= 1 << bit
             seals.add(PLAIN.seal(KEY, block, how))
             part[len(part) // 2] ^= 1 << bit
-    swapped = Sizes([72, 4096, 9]).cut(np.concatenate([block.arrays()[place] for place in (1, 0, 2)]))
+    swapped = Sizes([72, 4096, 9]).cut(
+        np.concatenate([block.arrays()[place] for place in (1, 0, 2)])
+    )
     seals.add(PLAIN.seal(KEY, swapped, how))
     seals |= {PLAIN.seal(key, block, how) for key in (BlockKey(1, KEY.key), BlockKey(0, b"l" * 32))}
     assert len(seals) == 1 + 6 + 1 + 2
     assert PLAIN.seal(KEY, block, how) in seals
 
 
-def test_a_device_that_has_no_use_for_the_library_does_not_compile_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_has_no_use_for_the_library_does_not_compile_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def compiled() -> None:
         raise AssertionError
 
@@ -67,13 +79,19 @@ def test_a_device_that_has_no_use_for_the_library_does_not_compile_it(monkeypatc
         sealer_on("cpu")
 
 
-def test_what_is_damaged_in_host_memory_is_computed_and_leaves_nothing_in_the_cache(expected: list[list[int]]) -> None:
-    """Numbers that are none, behind a prompt's end, would be none in what attention makes of all of a block."""
+def test_what_is_damaged_in_host_memory_is_computed_and_leaves_nothing_in_the_cache(
+    expected: list[list[int]],
+) -> None:
+    """Numbers that are none, behind a prompt's end, would be none in what attention makes of all of
+    a block.
+    """
     with open_llm("offload", {"cpu_bytes_to_use": 4 << 20}) as llm:
         run(llm)
         settle(llm)
         assert llm.reset_prefix_cache()
-        mover: Any = unwrap(dict(llm.core.executor.worker._extensions._begin)["kv_connectors"]).__self__
+        mover: Any = unwrap(
+            dict(llm.core.executor.worker._extensions._begin)["kv_connectors"]
+        ).__self__
         for place, _ in mover._store._held.values():
             place[-64:] = 0xFF
         assert run(llm)[0] == expected

@@ -21,7 +21,9 @@ def one(name: str, **extra: Any) -> dict[str, Any]:
     return {"kv_connector": name, "kv_connector_extra_config": extra}
 
 
-def test_what_the_first_tier_has_no_room_for_comes_from_the_second(expected: list[list[int]], tmp_path: Path) -> None:
+def test_what_the_first_tier_has_no_room_for_comes_from_the_second(
+    expected: list[list[int]], tmp_path: Path
+) -> None:
     extra = several(one("offload", cpu_bytes_to_use=SMALL), one("disk", folder=str(tmp_path)))
     with open_llm("multi", extra) as llm:
         for _ in range(2):
@@ -36,7 +38,10 @@ def test_what_the_first_tier_has_no_room_for_comes_from_the_second(expected: lis
         assert memory.counts.unloaded == disk.counts.unloaded == 0
         shown = Tiers([memory, disk, disk]).numbers()
         for tier, half in (("offload", memory), ("disk", disk), ("disk 2", disk)):
-            assert shown[labelled("kv_connector_loaded_blocks_total", "tier", tier)] == half.counts.loaded
+            assert (
+                shown[labelled("kv_connector_loaded_blocks_total", "tier", tier)]
+                == half.counts.loaded
+            )
         assert llm.reset_prefix_cache()
         before = memory.counts.loaded + disk.counts.loaded
         assert run(llm, PROMPTS[-1:])[1] == [64]

@@ -1,4 +1,6 @@
-"""What the cache has no room for comes back: the tokens are those without, and nothing is computed twice."""
+"""What the cache has no room for comes back: the tokens are those without, and nothing is computed
+twice.
+"""
 
 from __future__ import annotations
 
@@ -41,12 +43,24 @@ def expected(model: str) -> list[list[int]]:
     ],
 )
 def test_a_second_turn_finds_all_it_can(
-    model: str, expected: list[list[int]], connector: str, ahead: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: str,
+    expected: list[list[int]],
+    connector: str,
+    ahead: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)  # the folder's name is relative
-    plugins = [str(Path(__file__).parents[2] / "tests/proofs/features/windowed.py"), "core.testing.fake_model"]
+    plugins = [
+        str(Path(__file__).parents[2] / "tests/proofs/features/windowed.py"),
+        "core.testing.fake_model",
+    ]
     with open_llm(
-        connector.partition(",")[0], CONNECTORS[connector], model=model, async_scheduling=ahead, plugins=plugins
+        connector.partition(",")[0],
+        CONNECTORS[connector],
+        model=model,
+        async_scheduling=ahead,
+        plugins=plugins,
     ) as llm:
         assert run(llm)[0] == expected
         settle(llm)
@@ -59,7 +73,9 @@ def test_a_second_turn_finds_all_it_can(
         assert traffic(llm).counts.unloaded == 0
 
 
-def test_blocks_survive_the_engine_on_disk_and_are_not_those_of_another_layout(tmp_path: Path) -> None:
+def test_blocks_survive_the_engine_on_disk_and_are_not_those_of_another_layout(
+    tmp_path: Path,
+) -> None:
     extra = {"folder": str(tmp_path)}
     with open_llm("disk", extra) as llm:
         want = run(llm)[0]
@@ -97,12 +113,15 @@ def test_a_producer_loads_nothing_and_a_consumer_stores_nothing(role: str, tmp_p
 
 
 @pytest.mark.parametrize(("connector", "ahead"), [("offload", True), ("disk", False)])
-def test_blocks_of_other_weights_are_not_found_again(connector: str, ahead: bool, tmp_path: Path) -> None:
+def test_blocks_of_other_weights_are_not_found_again(
+    connector: str, ahead: bool, tmp_path: Path
+) -> None:
     """Weights that are written again where they lie leave the engine's keys as they were."""
 
     def write_again(llm: LLM) -> None:
         model = llm.core.executor.worker.model
-        model.embedding, model.times_filled = -model.embedding, 2
+        model.embedding = -model.embedding
+        model.times_filled = 2
         settle(llm)
         assert llm.reset_prefix_cache()
 
@@ -145,7 +164,13 @@ def test_an_aborted_request_leaves_nothing_behind() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "architecture",
-    ["Qwen3ForCausalLM", "Gemma2ForCausalLM", "DeepseekV3ForCausalLM", "FalconH1ForCausalLM", "Mamba2ForCausalLM"],
+    [
+        "Qwen3ForCausalLM",
+        "Gemma2ForCausalLM",
+        "DeepseekV3ForCausalLM",
+        "FalconH1ForCausalLM",
+        "Mamba2ForCausalLM",
+    ],
 )
 @pytest.mark.parametrize("connector", ["offload", "disk"])
 def test_every_kind_of_group_comes_back(architecture: str, connector: str, tmp_path: Path) -> None:
@@ -156,7 +181,10 @@ def test_every_kind_of_group_comes_back(architecture: str, connector: str, tmp_p
         "dtype": "float32", "block_size": 16, "mamba_block_size": 32, "max_model_len": 128,
         "kv_cache_memory_bytes": 16 << 20, "max_num_seqs": 4, "num_threads": 1,
     }  # fmt: skip
-    extra = {"offload": {"cpu_bytes_to_use": 64 << 20}, "disk": {"folder": str(tmp_path / "blocks")}}[connector]
+    extra = {
+        "offload": {"cpu_bytes_to_use": 64 << 20},
+        "disk": {"folder": str(tmp_path / "blocks")},
+    }[connector]
     given = {"kv_connector": connector, "kv_connector_extra_config": extra}
     with LLM(str(folder), kv_transfer_config=given, **options) as llm:
         want = [o.outputs[0].token_ids for o in llm.generate(prompts, params, use_tqdm=False)]
@@ -181,7 +209,10 @@ def test_every_rank_keeps_its_own_part(split: tuple[int, int], tmp_path: Path) -
     folder = make_checkpoint("Qwen3ForCausalLM", tmp_path / "model", seed=1)
     prompts = [[(7 * i + 3 * j * j) % 290 for j in range(60)] for i in range(3)]
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, detokenize=False)
-    given = {"kv_connector": "disk", "kv_connector_extra_config": {"folder": str(tmp_path / "blocks")}}
+    given = {
+        "kv_connector": "disk",
+        "kv_connector_extra_config": {"folder": str(tmp_path / "blocks")},
+    }
     tensor, pipeline = split
     seen = []
     for _ in range(2):

@@ -36,7 +36,9 @@ def test_it_holds_to_the_contract(case: Case) -> None:
     case()
 
 
-def test_an_engine_reads_what_another_has_computed(expected: list[list[int]], pair: tuple[LLM, LLM]) -> None:
+def test_an_engine_reads_what_another_has_computed(
+    expected: list[list[int]], pair: tuple[LLM, LLM]
+) -> None:
     producer, consumer = pair
     tokens, found = decode(consumer, prefill(producer))
     assert (tokens, min(found)) == (expected, 64)
@@ -72,7 +74,8 @@ def test_engines_over_different_wires_are_refused_by_name(
 
 
 def test_pieces_of_memory_never_overlap_and_come_together_again() -> None:
-    numbers, arena = random.Random(1), Arena(1000)
+    numbers = random.Random(1)
+    arena = Arena(1000)
     held: list[Any] = []
     for _ in range(3000):
         if held and numbers.random() < 0.5:

@@ -29,21 +29,37 @@ SETTINGS: dict[str, Any] = {
 Tokens = list[list[int]]
 
 
-def open_llm(connector: str = "", extra: dict[str, Any] | None = None, *, model: str = "fake:", **options: Any) -> LLM:
-    """Return an engine over a small cache; `options` that belong to the transfer config are given in `transfer`.
+def open_llm(
+    connector: str = "",
+    extra: dict[str, Any] | None = None,
+    *,
+    model: str = "fake:",
+    **options: Any,
+) -> LLM:
+    """Return an engine over a small cache; `options` that belong to the transfer config are given
+    in `transfer`.
 
-    Blocks have all the time a test has, where it does not say otherwise: machines may be busy with others.
+    Blocks have all the time a test has, where it does not say otherwise: machines may be busy with
+    others.
     """
     transfer = {"timeout_s": PATIENCE_S} | options.pop("transfer", {})
-    given = {"kv_connector": connector, "kv_connector_extra_config": extra or {}, **transfer} if connector else None
-    return LLM(model, kv_transfer_config=given, **{"num_gpu_blocks_override": BLOCKS} | SETTINGS | options)
+    given = (
+        {"kv_connector": connector, "kv_connector_extra_config": extra or {}, **transfer}
+        if connector
+        else None
+    )
+    return LLM(
+        model, kv_transfer_config=given, **{"num_gpu_blocks_override": BLOCKS} | SETTINGS | options
+    )
 
 
 def run(llm: LLM, prompts: list[list[int]] = PROMPTS) -> tuple[Tokens, list[int]]:
     """Return the tokens of every prompt, and how many of its own were found."""
     outputs = llm.generate(prompts, PARAMS, use_tqdm=False)
     llm.core.scheduler.check()
-    return [list(o.outputs[0].token_ids) for o in outputs], [o.num_cached_tokens or 0 for o in outputs]
+    return [list(o.outputs[0].token_ids) for o in outputs], [
+        o.num_cached_tokens or 0 for o in outputs
+    ]
 
 
 @cache
@@ -56,7 +72,11 @@ def alone(model: str = "fake:") -> Tokens:
 def tiers_of(llm: LLM) -> list[Any]:
     """Return the scheduler halves, the one asked first first."""
     planned = dict(llm.core.scheduler._extensions._planned)
-    return [unwrap(method).__self__ for name, method in planned.items() if name.startswith("kv_connectors")]
+    return [
+        unwrap(method).__self__
+        for name, method in planned.items()
+        if name.startswith("kv_connectors")
+    ]
 
 
 def traffic(llm: LLM) -> Any:
@@ -67,7 +87,8 @@ def traffic(llm: LLM) -> Any:
 
 def settle(llm: LLM) -> None:
     """Step until every block that is to leave has left."""
-    halves, end_s = tiers_of(llm), time.monotonic() + PATIENCE_S
+    halves = tiers_of(llm)
+    end_s = time.monotonic() + PATIENCE_S
     while any(half._storing.fresh or half._moves for half in halves):
         assert time.monotonic() < end_s, "blocks are on their way for ever"
         llm.core.step()
@@ -75,11 +96,14 @@ def settle(llm: LLM) -> None:
 
 
 def check_under(fault: str, llm: LLM, expected: Tokens) -> None:
-    """Assert that tokens are right whatever the fault, and that the tier says so where it does not work."""
+    """Assert that tokens are right whatever the fault, and that the tier says so where it does not
+    work.
+    """
     for _ in range(2):
         assert run(llm)[0] == expected
         assert llm.reset_prefix_cache()
-    counts, works = traffic(llm).counts, fault in ("none", "slow")
+    counts = traffic(llm).counts
+    works = fault in ("none", "slow")
     assert (counts.loaded > 0) == works
     assert (counts.unloaded + counts.unstored == 0) == works
     assert traffic(llm).info()["state"] == ("ready" if works else "degraded")

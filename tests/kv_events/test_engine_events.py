@@ -49,7 +49,8 @@ def open_llm(folder: Path, **options: Any) -> LLM:
 @contextmanager
 def followed(folder: Path) -> Iterator[tuple[Any, Any]]:
     """Yield an index that is kept up in a thread, and what waits until it holds certain keys."""
-    index, context = EXAMPLE["Index"](), zmq.Context()
+    index = EXAMPLE["Index"]()
+    context = zmq.Context()
     addresses = f"ipc://{folder}/events", f"ipc://{folder}/replay"
 
     def listen() -> None:
@@ -77,7 +78,9 @@ def followed(folder: Path) -> Iterator[tuple[Any, Any]]:
 def on_device(llm: LLM) -> set[tuple[str, int, bytes]]:
     kv = llm.core.scheduler.kv
     groups = enumerate(kv.layout.groups)
-    return {(DEVICE, index, key) for index, group in groups for key in kv.pools[group.pool].find(index)}
+    return {
+        (DEVICE, index, key) for index, group in groups for key in kv.pools[group.pool].find(index)
+    }
 
 
 def generate(llm: LLM, prompts: list[list[int]]) -> None:
@@ -85,7 +88,9 @@ def generate(llm: LLM, prompts: list[list[int]]) -> None:
 
 
 def heard(llm: LLM, index: Any) -> None:
-    """Have something published until somebody hears it: whoever missed the beginning then asks for it."""
+    """Have something published until somebody hears it: whoever missed the beginning then asks for
+    it.
+    """
     for number in count():
         if index.parents:
             return
@@ -105,8 +110,14 @@ def test_whoever_listens_knows_the_cache_and_hears_that_it_was_cleared(tmp_path:
 
 
 def test_a_tier_says_what_it_has_and_a_cleared_cache_leaves_that(tmp_path: Path) -> None:
-    transfer = {"kv_connector": "offload", "kv_connector_extra_config": {"cpu_bytes_to_use": 1 << 13}}
-    with open_llm(tmp_path, kv_transfer_config=transfer) as llm, followed(tmp_path) as (index, becomes):
+    transfer = {
+        "kv_connector": "offload",
+        "kv_connector_extra_config": {"cpu_bytes_to_use": 1 << 13},
+    }
+    with (
+        open_llm(tmp_path, kv_transfer_config=transfer) as llm,
+        followed(tmp_path) as (index, becomes),
+    ):
         for _ in range(3):
             generate(llm, PROMPTS)
         heard(llm, index)

@@ -1,4 +1,6 @@
-"""What is published can be had again, in order, whoever missed it; what cannot be had is seen to be missing."""
+"""What is published can be had again, in order, whoever missed it; what cannot be had is seen to be
+missing.
+"""
 
 import random
 import runpy
@@ -13,7 +15,14 @@ import pytest
 import zmq
 from patience import PATIENCE_S
 
-from builtin_plugins.kv_events.events import AllBlocksCleared, BlockRemoved, Cleared, Removed, Stored, Writer
+from builtin_plugins.kv_events.events import (
+    AllBlocksCleared,
+    BlockRemoved,
+    Cleared,
+    Removed,
+    Stored,
+    Writer,
+)
 from builtin_plugins.kv_events.publisher import END, Publisher
 from builtin_plugins.kv_events.settings import Settings, settings_of
 from core.api import ConfigError, EngineConfig
@@ -45,8 +54,13 @@ def open_publisher(tmp_path):
     made = []
 
     def open_it(**fields):
-        addresses = {"endpoint": f"ipc://{tmp_path}/events", "replay_endpoint": f"ipc://{tmp_path}/replay"}
-        settings = msgspec.convert({"enable_kv_cache_events": True, **addresses, **fields}, Settings)
+        addresses = {
+            "endpoint": f"ipc://{tmp_path}/events",
+            "replay_endpoint": f"ipc://{tmp_path}/replay",
+        }
+        settings = msgspec.convert(
+            {"enable_kv_cache_events": True, **addresses, **fields}, Settings
+        )
         publisher = Publisher(settings)
         made.append(publisher)
         publisher.start(Writer(LAYOUT, as_bytes=True).events)
@@ -100,7 +114,9 @@ def test_a_batch_is_an_array_of_time_events_and_rank(open_publisher, context):
 
 
 def test_keys_are_numbers_unless_bytes_are_wanted():
-    (event,) = Writer(LAYOUT, as_bytes=False).events([Stored("GPU", 0, [bytes(24) + b"\1" * 8], LAST, [])])
+    (event,) = Writer(LAYOUT, as_bytes=False).events(
+        [Stored("GPU", 0, [bytes(24) + b"\1" * 8], LAST, [])]
+    )
     assert (event.block_hashes, event.parent_block_hash) == ([0x0101010101010101], 2**64 - 1)
 
 
@@ -141,7 +157,8 @@ def test_a_request_that_is_none_gets_no_answer_and_stops_nothing(open_publisher,
 
 def test_changes_without_room_leave_a_gap_that_is_seen(open_publisher, context, caplog):
     publisher, settings = open_publisher(max_queue_size=2)
-    held, go_on = threading.Event(), threading.Event()
+    held = threading.Event()
+    go_on = threading.Event()
     write = publisher._write
 
     def slowly(changes):
@@ -164,10 +181,13 @@ def test_changes_without_room_leave_a_gap_that_is_seen(open_publisher, context, 
 
 def test_what_waits_is_sent_before_the_end(open_publisher, context):
     publisher, settings = open_publisher()
-    index, done = EXAMPLE["Index"](), threading.Event()
+    index = EXAMPLE["Index"]()
+    done = threading.Event()
 
     def listen():
-        for events in EXAMPLE["follow"](context, settings.endpoint, settings.replay_endpoint, "", 1000 * PATIENCE_S):
+        for events in EXAMPLE["follow"](
+            context, settings.endpoint, settings.replay_endpoint, "", 1000 * PATIENCE_S
+        ):
             index.apply(events)
             if ("GPU", 0, LAST) in index.parents:
                 done.set()
@@ -185,16 +205,23 @@ def test_what_waits_is_sent_before_the_end(open_publisher, context):
     thread.join()
 
 
-def test_a_subscriber_that_misses_batches_knows_the_same_keys_by_replay(open_publisher, context, tmp_path):
+def test_a_subscriber_that_misses_batches_knows_the_same_keys_by_replay(
+    open_publisher, context, tmp_path
+):
     publisher, settings = open_publisher()
     lossy = f"ipc://{tmp_path}/lossy"
-    index, held, dice, lost = EXAMPLE["Index"](), set(), random.Random(3), []
-    done, deserted = threading.Event(), threading.Event()
+    index = EXAMPLE["Index"]()
+    held = set()
+    dice = random.Random(3)
+    lost = []
+    done = threading.Event()
+    deserted = threading.Event()
 
     def relay():
         """Bring a third of the messages, and the last."""
         losses = random.Random(4)
-        source, sink = context.socket(zmq.SUB), context.socket(zmq.PUB)
+        source = context.socket(zmq.SUB)
+        sink = context.socket(zmq.PUB)
         source.subscribe(b"")
         source.connect(settings.endpoint)
         sink.bind(lossy)
@@ -209,7 +236,9 @@ def test_a_subscriber_that_misses_batches_knows_the_same_keys_by_replay(open_pub
         sink.close(0)
 
     def listen():
-        for events in EXAMPLE["follow"](context, lossy, settings.replay_endpoint, "", 1000 * PATIENCE_S):
+        for events in EXAMPLE["follow"](
+            context, lossy, settings.replay_endpoint, "", 1000 * PATIENCE_S
+        ):
             index.apply(events)
             if done.is_set():
                 return
@@ -235,7 +264,9 @@ def test_a_subscriber_that_misses_batches_knows_the_same_keys_by_replay(open_pub
     assert {key for _, _, key in index.parents} == held | {LAST}
     assert lost, "nothing was missed"
     done.set()
-    while threads[1].is_alive():  # it is told by what comes, so the other brings messages until then
+    while threads[
+        1
+    ].is_alive():  # it is told by what comes, so the other brings messages until then
         publisher.send(stored(LAST))
         taken(publisher)
     deserted.set()
@@ -247,7 +278,8 @@ def test_an_address_in_use_is_named(open_publisher):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(
-            ConfigError, match=f"--kv-events-config.replay_endpoint {address}: .*choose another address"
+            ConfigError,
+            match=f"--kv-events-config.replay_endpoint {address}: .*choose another address",
         ):
             open_publisher(replay_endpoint=address)
 
@@ -262,7 +294,10 @@ def config(given):
         ({"endpont": "x"}, "no 'endpont'; did you mean 'endpoint'"),
         ({"hwm": 0}, "hwm"),
         ({"publisher": "kafka"}, "publisher"),
-        ({"enable_kv_cache_events": True, "endpoint": "inproc://x"}, "endpoint 'inproc://x' must begin with tcp://"),
+        (
+            {"enable_kv_cache_events": True, "endpoint": "inproc://x"},
+            "endpoint 'inproc://x' must begin with tcp://",
+        ),
         ({"enable_kv_cache_events": True, "replay_endpoint": "x"}, "replay_endpoint 'x'"),
     ],
 )
@@ -272,5 +307,10 @@ def test_settings_that_cannot_be_are_refused_by_name(given, message):
 
 
 def test_nothing_is_published_unless_it_is_asked_for():
-    for given in (None, {}, {"endpoint": "tcp://*:1"}, {"enable_kv_cache_events": True, "publisher": "null"}):
+    for given in (
+        None,
+        {},
+        {"endpoint": "tcp://*:1"},
+        {"enable_kv_cache_events": True, "publisher": "null"},
+    ):
         assert settings_of(config(given)) is None

@@ -1,4 +1,6 @@
-"""Requests that say what their blocks are worth: found again or not, refused by name, and the same tokens in any case."""
+"""Requests that say what their blocks are worth: found again or not, refused by name, and the same
+tokens in any case.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ from core.api import InvalidRequest, Retention
 from core.testing.replay import replay
 
 PARAMS = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, detokenize=False)
-BLOCK, LENGTH = 8, 64
+BLOCK = 8
+LENGTH = 64
 DEAR = [2 + (5 * j) % 60 for j in range(LENGTH)]
 
 
@@ -175,13 +178,22 @@ def test_pools_that_are_reset_keep_nothing() -> None:
     ],
 )
 def test_clients_say_it_over_http(said: dict[str, Any], status: int, param: str | None) -> None:
-    engine = AsyncLLM("scripted:", max_model_len=64, num_gpu_blocks_override=16, disable_frontend_multiprocessing=True)
+    engine = AsyncLLM(
+        "scripted:",
+        max_model_len=64,
+        num_gpu_blocks_override=16,
+        disable_frontend_multiprocessing=True,
+    )
     app = HttpServer(engine, engine.config, {"openai": OpenAIRoutes(engine, engine.config)}).app
 
     async def post() -> httpx.Response:
         transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=PATIENCE_S) as client:
-            return await client.post("/v1/completions", json={"prompt": "hello", "max_tokens": 2, "kv_retention": said})
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://test", timeout=PATIENCE_S
+        ) as client:
+            return await client.post(
+                "/v1/completions", json={"prompt": "hello", "max_tokens": 2, "kv_retention": said}
+            )
 
     try:
         reply = asyncio.run(post())
@@ -192,7 +204,9 @@ def test_clients_say_it_over_http(said: dict[str, Any], status: int, param: str 
 
 
 def test_a_replay_evicts_the_same(tmp_path: Path) -> None:
-    """Time is that of requests, so a journal has it, and is as much later as it was when it is replayed."""
+    """Time is that of requests, so a journal has it, and is as much later as it was when it is
+    replayed.
+    """
     journal = str(tmp_path / "run.journal")
     without = ["no:structured_outputs", "no:fair_clients", "no:metrics_prometheus"]
     with open_llm(journal=journal, plugins=["core.testing.fake_model", *without]) as llm:
@@ -202,6 +216,8 @@ def test_a_replay_evicts_the_same(tmp_path: Path) -> None:
         found = [ask(llm, prompt)[1] for prompt in (DEAR, stranger(0))]
         config = llm.config
     assert found == [0, LENGTH - BLOCK]
-    report = replay(journal, policy=FirstCome(), extensions=[Eviction(Retaining(config), at_once=False)])
+    report = replay(
+        journal, policy=FirstCome(), extensions=[Eviction(Retaining(config), at_once=False)]
+    )
     assert report.num_plans > 40
     assert report.difference is None

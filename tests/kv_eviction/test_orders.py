@@ -18,9 +18,14 @@ from core.testing import conformance
 from core.testing.conformance import Case
 
 SAID = st.one_of(
-    st.none(), st.builds(Retention, priority=st.integers(0, 100), duration_s=st.floats(0, 20, allow_nan=False))
+    st.none(),
+    st.builds(
+        Retention, priority=st.integers(0, 100), duration_s=st.floats(0, 20, allow_nan=False)
+    ),
 )
-USED = st.tuples(st.just("used"), st.sets(st.integers(1, 11)), SAID, st.floats(0, 5, allow_nan=False))
+USED = st.tuples(
+    st.just("used"), st.sets(st.integers(1, 11)), SAID, st.floats(0, 5, allow_nan=False)
+)
 TAKEN = st.tuples(st.just("take"), st.integers(1, 5))
 OTHERS = st.tuples(st.sampled_from(["give", "touch", "forget", "forget all"]), st.integers(0, 20))
 
@@ -117,14 +122,22 @@ def test_a_share_of_nothing_is_a_queue() -> None:
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(st.one_of(USED, TAKEN, OTHERS), max_size=60), st.sampled_from(["lru", "none", "some", "all"]))
+@given(
+    st.lists(st.one_of(USED, TAKEN, OTHERS), max_size=60),
+    st.sampled_from(["lru", "none", "some", "all"]),
+)
 def test_nothing_that_is_held_ever_goes_and_no_room_is_lost(steps: list[Any], what: str) -> None:
-    """A pool over an order, whatever is said to it: as a pool is by itself, but for which free block goes first."""
-    pool, held, kept = BlockPool(12, [0]), list[int](), {"none": 0, "some": 4, "all": 11}
+    """A pool over an order, whatever is said to it: as a pool is by itself, but for which free
+    block goes first.
+    """
+    pool = BlockPool(12, [0])
+    held = list[int]()
+    kept = {"none": 0, "some": 4, "all": 11}
     order: Any = LeastRecentlyUsed().order(12) if what == "lru" else RetainingOrder(kept[what])
     pool.free = order
     pool.forgotten.append(lambda group, key, block, right: order.forgotten(block))
-    now_s, name = 0.0, 0
+    now_s = 0.0
+    name = 0
     for kind, first, *more in steps:
         if kind == "used":
             now_s += more[1]
@@ -148,6 +161,10 @@ def test_nothing_that_is_held_ever_goes_and_no_room_is_lost(steps: list[Any], wh
             pool.forget_since(0)
         pool.check([held.count(block) for block in range(12)])
         if what != "lru":
-            assert sum(level > 50 for level in order._level_of.values()) == order._num_kept <= order._most_kept
+            assert (
+                sum(level > 50 for level in order._level_of.values())
+                == order._num_kept
+                <= order._most_kept
+            )
     pool.give(held)
     assert sorted(pool.take(11)) == [*range(1, 12)]

@@ -22,7 +22,9 @@ from core.testing.byte_tokenizer import ByteTokenizer
 from core.testing.no_readback import no_readback
 from core.types.asked import unserved_params
 
-VOCAB, MAX_SEQS, MAX_LEN = 12, 6, 24
+VOCAB = 12
+MAX_SEQS = 6
+MAX_LEN = 24
 CONTEXT = SamplerContext(VOCAB, MAX_SEQS, MAX_LEN, "cpu")
 
 Row = tuple[SamplingParams, list[int], int]
@@ -30,8 +32,12 @@ Row = tuple[SamplingParams, list[int], int]
 Logits = list[float]
 
 
-def run(kind: Callable[[SamplerContext], Any], rows: Sequence[Row], logits: torch.Tensor) -> torch.Tensor:
-    """Return what a fresh processor makes of the rows; they sit in the batch from the last place backwards."""
+def run(
+    kind: Callable[[SamplerContext], Any], rows: Sequence[Row], logits: torch.Tensor
+) -> torch.Tensor:
+    """Return what a fresh processor makes of the rows; they sit in the batch from the last place
+    backwards.
+    """
     processor = kind(CONTEXT)
     history = torch.full((MAX_SEQS, MAX_LEN), VOCAB - 1)  # stale tokens must not count
     places = [MAX_SEQS - 1 - i for i in range(len(rows))]
@@ -39,7 +45,9 @@ def run(kind: Callable[[SamplerContext], Any], rows: Sequence[Row], logits: torc
         assert processor.wants(sampling)
         processor.added(place, sampling, tokens, prompt_len)
         history[place, : len(tokens)] = torch.tensor(tokens)
-    seen = sample_rows(places, [len(tokens) for _, tokens, _ in rows], [row[2] for row in rows], history)
+    seen = sample_rows(
+        places, [len(tokens) for _, tokens, _ in rows], [row[2] for row in rows], history
+    )
     with no_readback():
         out: torch.Tensor = processor.apply(logits.clone(), seen)
     for place in places:
@@ -47,13 +55,18 @@ def run(kind: Callable[[SamplerContext], Any], rows: Sequence[Row], logits: torc
     return out
 
 
-def sample_rows(rows: list[int], lengths: list[int], prompt_lens: list[int], history: torch.Tensor) -> SampleRows:
+def sample_rows(
+    rows: list[int], lengths: list[int], prompt_lens: list[int], history: torch.Tensor
+) -> SampleRows:
     index = torch.tensor([rows, lengths, prompt_lens])
     return SampleRows(rows, prompt_lens, lengths, index[0], index[1], index[2], history)
 
 
-def penalised(logits: Logits, sampling: SamplingParams, tokens: list[int], prompt_len: int) -> Logits:
-    out, output = list(logits), tokens[prompt_len:]
+def penalised(
+    logits: Logits, sampling: SamplingParams, tokens: list[int], prompt_len: int
+) -> Logits:
+    out = list(logits)
+    output = tokens[prompt_len:]
     for token in range(VOCAB):
         if token in tokens:
             factor = sampling.repetition_penalty
@@ -63,8 +76,11 @@ def penalised(logits: Logits, sampling: SamplingParams, tokens: list[int], promp
     return out
 
 
-def without_bad_words(logits: Logits, sampling: SamplingParams, tokens: list[int], prompt_len: int) -> Logits:
-    out, output = list(logits), tokens[prompt_len:]
+def without_bad_words(
+    logits: Logits, sampling: SamplingParams, tokens: list[int], prompt_len: int
+) -> Logits:
+    out = list(logits)
+    output = tokens[prompt_len:]
     for *prefix, last in sampling.bad_words_token_ids:
         if output[len(output) - len(prefix) :] == prefix:
             out[last] = -math.inf
@@ -72,22 +88,36 @@ def without_bad_words(logits: Logits, sampling: SamplingParams, tokens: list[int
 
 
 def biased(logits: Logits, sampling: SamplingParams, tokens: list[int], prompt_len: int) -> Logits:
-    return [logit + (sampling.logit_bias or {}).get(token, 0.0) for token, logit in enumerate(logits)]
+    return [
+        logit + (sampling.logit_bias or {}).get(token, 0.0) for token, logit in enumerate(logits)
+    ]
 
 
-def only_allowed(logits: Logits, sampling: SamplingParams, tokens: list[int], prompt_len: int) -> Logits:
-    return [x if token in (sampling.allowed_token_ids or ()) else -math.inf for token, x in enumerate(logits)]
+def only_allowed(
+    logits: Logits, sampling: SamplingParams, tokens: list[int], prompt_len: int
+) -> Logits:
+    return [
+        x if token in (sampling.allowed_token_ids or ()) else -math.inf
+        for token, x in enumerate(logits)
+    ]
 
 
-def long_enough(logits: Logits, sampling: SamplingParams, tokens: list[int], prompt_len: int) -> Logits:
+def long_enough(
+    logits: Logits, sampling: SamplingParams, tokens: list[int], prompt_len: int
+) -> Logits:
     if len(tokens) - prompt_len >= sampling.min_tokens:
         return logits
     return [-math.inf if token in sampling.stop_token_ids else x for token, x in enumerate(logits)]
 
 
-def above_min_p(logits: Logits, sampling: SamplingParams, tokens: list[int], prompt_len: int) -> Logits:
+def above_min_p(
+    logits: Logits, sampling: SamplingParams, tokens: list[int], prompt_len: int
+) -> Logits:
     weights = [math.exp(x) for x in logits]
-    return [x if w >= sampling.min_p * max(weights) else -math.inf for x, w in zip(logits, weights, strict=True)]
+    return [
+        x if w >= sampling.min_p * max(weights) else -math.inf
+        for x, w in zip(logits, weights, strict=True)
+    ]
 
 
 TOKEN = st.integers(0, VOCAB - 1)
@@ -107,13 +137,18 @@ PARAMS: dict[str, tuple[Any, Any, st.SearchStrategy[SamplingParams]]] = {
         without_bad_words,
         st.builds(
             SamplingParams,
-            bad_words_token_ids=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=4), min_size=1, max_size=5),
+            bad_words_token_ids=st.lists(
+                st.lists(st.integers(0, 2), min_size=1, max_size=4), min_size=1, max_size=5
+            ),
         ),
     ),
     "bias": (
         LogitBias,
         biased,
-        st.builds(SamplingParams, logit_bias=st.dictionaries(TOKEN, st.floats(-9, 9, width=32), min_size=1)),
+        st.builds(
+            SamplingParams,
+            logit_bias=st.dictionaries(TOKEN, st.floats(-9, 9, width=32), min_size=1),
+        ),
     ),
     "allowed_tokens": (
         AllowedTokens,
@@ -130,12 +165,18 @@ PARAMS: dict[str, tuple[Any, Any, st.SearchStrategy[SamplingParams]]] = {
             max_tokens=st.just(5),
         ),
     ),
-    "min_p": (MinP, above_min_p, st.builds(SamplingParams, min_p=st.sampled_from([0.05, 0.3, 1.0]))),
+    "min_p": (
+        MinP,
+        above_min_p,
+        st.builds(SamplingParams, min_p=st.sampled_from([0.05, 0.3, 1.0])),
+    ),
 }
 
 
 def histories(tokens: st.SearchStrategy[int]) -> st.SearchStrategy[tuple[list[int], int]]:
-    return st.lists(tokens, min_size=1, max_size=10).flatmap(lambda t: st.tuples(st.just(t), st.integers(1, len(t))))
+    return st.lists(tokens, min_size=1, max_size=10).flatmap(
+        lambda t: st.tuples(st.just(t), st.integers(1, len(t)))
+    )
 
 
 @pytest.mark.parametrize("name", PARAMS)
@@ -209,14 +250,19 @@ def test_end_tokens_come_free_with_the_token_that_reaches_the_minimum() -> None:
     processor = MinTokens(CONTEXT)
     processor.added(1, SamplingParams(min_tokens=2, stop_token_ids=[7]), [5], 1)
     history = torch.zeros(MAX_SEQS, MAX_LEN, dtype=torch.int64)
-    seen = [processor.apply(torch.zeros(1, VOCAB), sample_rows([1], [n], [1], history)) for n in (1, 2, 3, 4)]
+    seen = [
+        processor.apply(torch.zeros(1, VOCAB), sample_rows([1], [n], [1], history))
+        for n in (1, 2, 3, 4)
+    ]
     assert [math.isfinite(logits[0, 7]) for logits in seen] == [False, False, True, True]
 
 
 def test_bad_words_become_tokens_at_the_start_of_a_text_and_after_a_space() -> None:
     tokenizer = ByteTokenizer()
     prepared = BadWords.prepare(SamplingParams(bad_words=["no", " no"]), tokenizer)
-    assert prepared.bad_words_token_ids == [tokenizer.encode(text, add_special_tokens=False) for text in ("no", " no")]
+    assert prepared.bad_words_token_ids == [
+        tokenizer.encode(text, add_special_tokens=False) for text in ("no", " no")
+    ]
     untouched = SamplingParams()
     assert BadWords.prepare(untouched, None) is untouched
     with pytest.raises(InvalidRequest, match="bad_words: there is no tokenizer"):

@@ -1,4 +1,6 @@
-"""Processors given by path or as a class, their declared arguments, and the adapter for one request at a time."""
+"""Processors given by path or as a class, their declared arguments, and the adapter for one request
+at a time.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def only(logits: torch.Tensor, token: int) -> torch.Tensor:
 
 
 def scripted(*processors: Any) -> LLM:
-    return LLM("scripted:", max_model_len=128, log_level="error", logits_processors=list(processors))
+    return LLM(
+        "scripted:", max_model_len=128, log_level="error", logits_processors=list(processors)
+    )
 
 
 def say(llm: LLM, prompt: str, **extra: Any) -> str:
@@ -60,7 +64,10 @@ def test_a_class_and_a_path_are_loaded_and_serve_only_who_asks() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda p: p.clone(extra_args={"echo": "far"}), "extra_args.echo: expected `int`, got `str`"),
+        (
+            lambda p: p.clone(extra_args={"echo": "far"}),
+            "extra_args.echo: expected `int`, got `str`",
+        ),
         (lambda p: p.clone(min_p=0.5), "extra_args.echo: cannot be combined with min_p"),
     ],
 )
@@ -75,9 +82,15 @@ def test_what_a_processor_cannot_serve_is_refused_by_name(
     ("path", "message"),
     [
         ("nonsense", "--logits-processors nonsense is not module:Class"),
-        ("no_such_module:Class", r"no_such_module:Class cannot be imported: No module named 'no_such_module'\.$"),
+        (
+            "no_such_module:Class",
+            r"no_such_module:Class cannot be imported: No module named 'no_such_module'\.$",
+        ),
         (f"{__name__}:Missing", "Missing"),
-        (f"{__name__}:NoProcessor", "names no logits processor class; it has no wants, added, removed, apply"),
+        (
+            f"{__name__}:NoProcessor",
+            "names no logits processor class; it has no wants, added, removed, apply",
+        ),
         (f"{__name__}:only", "names no logits processor class"),
     ],
 )
@@ -92,6 +105,8 @@ def test_a_processor_may_fail_its_own_request_only(caplog: pytest.LogCaptureFixt
         asked = [params.clone(extra_args={"echo": 99}), params]
         failed, fine = llm.generate(["abcd", "abcd"], asked, use_tqdm=False)
     assert failed.error is not None
-    assert failed.error.endswith(f"failed in request {failed.request_id!r}; the engine's log says more.")
+    assert failed.error.endswith(
+        f"failed in request {failed.request_id!r}; the engine's log says more."
+    )
     assert "IndexError" in caplog.text
     assert fine.outputs[0].text == "abcd"

@@ -20,7 +20,13 @@ THOUGHTS = "<think>0123456789</think>Yes, it is so."
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM("scripted:", max_model_len=256, kv_cache_memory_bytes=1 << 20, num_threads=1, log_level="error") as made:
+    with LLM(
+        "scripted:",
+        max_model_len=256,
+        kv_cache_memory_bytes=1 << 20,
+        num_threads=1,
+        log_level="error",
+    ) as made:
         yield made
 
 
@@ -45,11 +51,19 @@ def test_enough_budget_or_no_thoughts_change_nothing(llm: LLM, text: str) -> Non
 
 
 def test_other_texts_end_the_thoughts_of_other_families(llm: LLM) -> None:
-    found = say(llm, "[T]abcdef[/T]the answer", thinking_token_budget=2, thinking_starts=["[T]"], thinking_end="[/T]")
+    found = say(
+        llm,
+        "[T]abcdef[/T]the answer",
+        thinking_token_budget=2,
+        thinking_starts=["[T]"],
+        thinking_end="[/T]",
+    )
     assert found.startswith("[T]ab[/T]")
 
 
-@pytest.mark.parametrize(("budget", "field"), [(-1, "thinking_token_budget"), ("x", "thinking_token_budget")])
+@pytest.mark.parametrize(
+    ("budget", "field"), [(-1, "thinking_token_budget"), ("x", "thinking_token_budget")]
+)
 def test_what_is_no_budget_is_refused(llm: LLM, budget: Any, field: str) -> None:
     with pytest.raises(InvalidRequest, match=f"extra_args.{field}: "):
         say(llm, "x", thinking_token_budget=budget)
@@ -67,9 +81,13 @@ def test_what_is_no_budget_is_refused(llm: LLM, budget: Any, field: str) -> None
         ("hi", "so abcdefg", ""),
     ],
 )
-def test_the_next_token_of_the_end_is_forced_where_it_is_due(prompt: str, output: str, forced: str) -> None:
+def test_the_next_token_of_the_end_is_forced_where_it_is_due(
+    prompt: str, output: str, forced: str
+) -> None:
     tokenizer: Any = ByteTokenizer()
-    sampling = ThinkingBudget.prepare(SamplingParams(extra_args={"thinking_token_budget": 3}), tokenizer)
+    sampling = ThinkingBudget.prepare(
+        SamplingParams(extra_args={"thinking_token_budget": 3}), tokenizer
+    )
     processor = ThinkingBudget(SamplerContext(VOCAB, 2, 64, "cpu"))
     tokens = tokenizer.encode(prompt + output)
     processor.added(1, sampling, tokens, len(prompt))

@@ -1,4 +1,6 @@
-"""Adapters in PEFT's format for any checkpoint, and checkpoints into which they are merged: what both must agree on."""
+"""Adapters in PEFT's format for any checkpoint, and checkpoints into which they are merged: what
+both must agree on.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +31,20 @@ def transposed(name: str) -> bool:
 
 
 def make_adapter(
-    model: Path, folder: Path, rank: int, *, seed: int = 0, only: str = "", size: float = 0.5, **config: Any
+    model: Path,
+    folder: Path,
+    rank: int,
+    *,
+    seed: int = 0,
+    only: str = "",
+    size: float = 0.5,
+    **config: Any,
 ) -> Path:
-    """Write an adapter of every linear layer (or those that the regex `only` finds) of a checkpoint; return its folder."""
-    tensors, generator = load_file(model / "model.safetensors"), torch.Generator().manual_seed(seed)
+    """Write an adapter of every linear layer (or those that the regex `only` finds) of a
+    checkpoint; return its folder.
+    """
+    tensors = load_file(model / "model.safetensors")
+    generator = torch.Generator().manual_seed(seed)
 
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator)
@@ -45,10 +57,14 @@ def make_adapter(
         made[f"base_model.model.{name}.lora_A.weight"] = random(own, inner) / inner**0.5
         made[f"base_model.model.{name}.lora_B.weight"] = random(out, own) * size / own**0.5
     for name, tensor in tensors.items():
-        if tensor.ndim == 3 and "experts" in name and re.search(only, name):  # as in gpt-oss: [experts, in, out]
+        if (
+            tensor.ndim == 3 and "experts" in name and re.search(only, name)
+        ):  # as in gpt-oss: [experts, in, out]
             count, inner, out = tensor.shape
             made[f"base_model.model.{name}.lora_A.weight"] = random(count, rank, inner) / inner**0.5
-            made[f"base_model.model.{name}.lora_B.weight"] = random(count, out, rank) * size / rank**0.5
+            made[f"base_model.model.{name}.lora_B.weight"] = (
+                random(count, out, rank) * size / rank**0.5
+            )
     stated = {
         "peft_type": "LORA",
         "base_model_name_or_path": str(model),
@@ -72,7 +88,8 @@ def rank_of(config: dict[str, Any], module: str, rank: int) -> int:
 
 def scale_of(config: dict[str, Any], module: str) -> float:
     """Return a module's scale, worked out here anew."""
-    alpha, rank = config["lora_alpha"], rank_of(config, module, config["r"])
+    alpha = config["lora_alpha"]
+    rank = rank_of(config, module, config["r"])
     for key, value in config.get("alpha_pattern", {}).items():
         if re.search(rf"(^|\.){key}$", module):
             alpha = value
@@ -82,7 +99,8 @@ def scale_of(config: dict[str, Any], module: str) -> float:
 def merge(model: Path, adapter: Path, folder: Path) -> Path:
     """Write the checkpoint with the adapter merged; return its folder."""
     shutil.copytree(model, folder)
-    tensors, config = load_file(model / "model.safetensors"), json.loads((adapter / "adapter_config.json").read_text())
+    tensors = load_file(model / "model.safetensors")
+    config = json.loads((adapter / "adapter_config.json").read_text())
     made = load_file(adapter / "adapter_model.safetensors")
     for key, a in made.items():
         name, found, _ = key.removeprefix("base_model.model.").partition(".lora_A.weight")
@@ -93,6 +111,8 @@ def merge(model: Path, adapter: Path, folder: Path) -> Path:
             tensors[name] = (tensors[name] + delta.transpose(-1, -2)).contiguous()
         else:
             weight = tensors[f"{name}.weight"]
-            tensors[f"{name}.weight"] = (weight + (delta.T if transposed(name) else delta)).contiguous()
+            tensors[f"{name}.weight"] = (
+                weight + (delta.T if transposed(name) else delta)
+            ).contiguous()
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder

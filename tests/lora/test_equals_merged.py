@@ -1,4 +1,6 @@
-"""Tokens with adapters are those of checkpoints into which they are merged: every architecture, any batch."""
+"""Tokens with adapters are those of checkpoints into which they are merged: every architecture, any
+batch.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def run(model: Path, adapters: list[LoRARequest | None], **options: Any) -> list
     return counted(model, adapters, **options)[0]
 
 
-def counted(model: Path, adapters: list[LoRARequest | None], **options: Any) -> tuple[list[Tokens], int]:
+def counted(
+    model: Path, adapters: list[LoRARequest | None], **options: Any
+) -> tuple[list[Tokens], int]:
     """Return the same, and how often one was preempted."""
     jobs = [(prompt, adapter) for prompt in PROMPTS for adapter in adapters]
     with LLM(str(model), **SETTINGS | options) as llm:
@@ -64,9 +68,17 @@ def only_states(model: Path) -> bool:
     return bool(json.loads((model / "config.json").read_text())["model_type"] == "mamba2")
 
 
-def prepared(architecture: str, tmp_path: Path) -> tuple[Path, list[LoRARequest | None], list[Tokens]]:
-    """Return a checkpoint, adapters of three ranks and none, and the tokens of the merged checkpoints."""
-    model = DEMO if architecture == "demo" else make_checkpoint(architecture, tmp_path / "model", seed=3)
+def prepared(
+    architecture: str, tmp_path: Path
+) -> tuple[Path, list[LoRARequest | None], list[Tokens]]:
+    """Return a checkpoint, adapters of three ranks and none, and the tokens of the merged
+    checkpoints.
+    """
+    model = (
+        DEMO
+        if architecture == "demo"
+        else make_checkpoint(architecture, tmp_path / "model", seed=3)
+    )
     adapters: list[LoRARequest | None] = [None]
     expected = run(model, [None])
     for number, rank in enumerate(RANKS, 1):
@@ -95,8 +107,12 @@ ONE_GROUP = (
 """Models that cache in several groups need more blocks for one request."""
 
 
-@pytest.mark.parametrize("architecture", [pytest.param(each, marks=pytest.mark.slow) for each in ARCHITECTURES])
-def test_three_adapters_and_none_in_one_batch_equal_merged_checkpoints(architecture: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "architecture", [pytest.param(each, marks=pytest.mark.slow) for each in ARCHITECTURES]
+)
+def test_three_adapters_and_none_in_one_batch_equal_merged_checkpoints(
+    architecture: str, tmp_path: Path
+) -> None:
     model, adapters, expected = prepared(architecture, tmp_path)
     for name, options in BATCHES.items():
         assert run(model, adapters, **LORA | options) == expected, name

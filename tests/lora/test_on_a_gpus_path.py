@@ -1,4 +1,6 @@
-"""Adapters on the GPU platform's path: rows of several in one launch, in steps that are recorded and done again."""
+"""Adapters on the GPU platform's path: rows of several in one launch, in steps that are recorded
+and done again.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,22 @@ PROMPTS = [[5, 6, 7], [9], [3, 3]]
 PARAMS = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True, detokenize=False)
 
 
-def tokens(model: Path, batches: list[list[LoRARequest | None]], **settings: Any) -> list[list[list[int]]]:
-    sizes = {"max_model_len": 32, "max_num_seqs": 3, "num_gpu_blocks_override": 40, "max_loras": 2, "max_cpu_loras": 8}
-    with LLM(str(model), dtype="float32", skip_tokenizer_init=True, enable_lora=True, **sizes, **settings) as llm:
-        outputs = [llm.generate(PROMPTS, PARAMS, use_tqdm=False, lora_request=batch) for batch in batches]
+def tokens(
+    model: Path, batches: list[list[LoRARequest | None]], **settings: Any
+) -> list[list[list[int]]]:
+    sizes = {
+        "max_model_len": 32,
+        "max_num_seqs": 3,
+        "num_gpu_blocks_override": 40,
+        "max_loras": 2,
+        "max_cpu_loras": 8,
+    }
+    with LLM(
+        str(model), dtype="float32", skip_tokenizer_init=True, enable_lora=True, **sizes, **settings
+    ) as llm:
+        outputs = [
+            llm.generate(PROMPTS, PARAMS, use_tqdm=False, lora_request=batch) for batch in batches
+        ]
     return [[list(each.outputs[0].token_ids) for each in batch] for batch in outputs]
 
 
@@ -33,11 +47,18 @@ def test_tokens_with_adapters_are_those_of_the_cpu_recorded_and_not(
     monkeypatch.syspath_prepend(PLATFORMS)
     model = make_checkpoint("LlamaForCausalLM", tmp_path / "model", seed=3)
     a, b, c = (
-        LoRARequest(f"a{n}", n + 1, str(make_adapter(model, tmp_path / f"a{n}", rank, seed=n, only="layers.*[qvu]")))
+        LoRARequest(
+            f"a{n}",
+            n + 1,
+            str(make_adapter(model, tmp_path / f"a{n}", rank, seed=n, only="layers.*[qvu]")),
+        )
         for n, rank in enumerate((4, 8, 3))
     )
     batches: list[list[LoRARequest | None]] = [[a, b, None], [c, None, a]]
-    fake: dict[str, Any] = {"device": "fake", "plugins": [str(PLATFORMS / "fake_gpu_plugin.py"), *NO_CPU]}
+    fake: dict[str, Any] = {
+        "device": "fake",
+        "plugins": [str(PLATFORMS / "fake_gpu_plugin.py"), *NO_CPU],
+    }
     wanted = tokens(model, batches, device="cpu")
     with monkeypatch.context() as patch:
         patch.setattr(LowRankLayer, "__init__", None)  # the CPU's kernel would raise

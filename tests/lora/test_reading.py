@@ -111,12 +111,18 @@ def test_large_files_are_not_read(tmp_path: Path) -> None:
     [
         ({"peft_type": "IA3"}, "only LORA is served"),
         ({"use_dora": True}, "use_dora is not served"),
-        ({"use_rslorra": True}, "'use_rslorra' of adapter_config.json is not known; did you mean 'use_rslora'"),
+        (
+            {"use_rslorra": True},
+            "'use_rslorra' of adapter_config.json is not known; did you mean 'use_rslora'",
+        ),
         ({"r": 0}, "a rank is a whole number"),
         ({"lora_alpha": "8"}, "must be a number"),
         ({"lora_alpha": 10**400}, "must be a number"),
         ({"alpha_pattern": {"q_proj": float("nan")}}, "must be a number"),
-        ({"layers_to_transform": "all"}, "layers_to_transform must be a list of numbers, not 'all'"),
+        (
+            {"layers_to_transform": "all"},
+            "layers_to_transform must be a list of numbers, not 'all'",
+        ),
         ({"layers_to_transform": [0, None]}, "must be a list of numbers"),
         ({"bias": "some"}, "must be none, all or lora_only"),
         ({"rank_pattern": {"q_proj": True}}, "a rank is a whole number"),
@@ -124,23 +130,33 @@ def test_large_files_are_not_read(tmp_path: Path) -> None:
         ({"modules_to_save": 3}, "must be a list of names"),
     ],
 )
-def test_what_a_config_asks_for_and_is_not_served_is_named(config: dict[str, Any], text: str) -> None:
+def test_what_a_config_asks_for_and_is_not_served_is_named(
+    config: dict[str, Any], text: str
+) -> None:
     with pytest.raises(BadAdapter, match=text):
         PeftConfig.of(PLAIN | config)
 
 
 def test_ranks_scales_and_targets_are_those_of_peft() -> None:
     config = PeftConfig.of(
-        PLAIN | {"rank_pattern": {"k_proj": 2, r".*\.1\.self_attn\.q_proj": 16}, "alpha_pattern": {"k_proj": 3}}
+        PLAIN
+        | {
+            "rank_pattern": {"k_proj": 2, r".*\.1\.self_attn\.q_proj": 16},
+            "alpha_pattern": {"k_proj": 3},
+        }
     )
-    q0, q1, k = (f"model.layers.{i}.self_attn.{n}" for i, n in ((0, "q_proj"), (1, "q_proj"), (0, "k_proj")))
+    q0, q1, k = (
+        f"model.layers.{i}.self_attn.{n}" for i, n in ((0, "q_proj"), (1, "q_proj"), (0, "k_proj"))
+    )
     assert [config.rank_of(name) for name in (q0, q1, k)] == [4, 16, 2]
     assert [config.scale_of(name) for name in (q0, q1, k)] == [2.0, 0.5, 1.5]
     assert config.most_rank == 16
     assert PeftConfig.of(PLAIN | {"use_rslora": True}).scale_of(q0) == 4.0
     assert [config.wants(name) for name in (q0, k)] == [True, False]
     assert PeftConfig.of(PLAIN | {"target_modules": "all-linear"}).wants(k)
-    regex = PeftConfig.of(PLAIN | {"target_modules": r".*layers\.0.*(q|k)_proj", "layers_to_transform": [0]})
+    regex = PeftConfig.of(
+        PLAIN | {"target_modules": r".*layers\.0.*(q|k)_proj", "layers_to_transform": [0]}
+    )
     assert [regex.wants(name) for name in (q0, q1, k)] == [True, False, True]
 
 
@@ -182,12 +198,16 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
         return Settings.of(EngineConfig(options=options))
 
     assert settings() is None
-    assert settings(enable_lora=True, max_cpu_loras=-1, max_loras=3) == settings(enable_lora=True, max_loras=3)
+    assert settings(enable_lora=True, max_cpu_loras=-1, max_loras=3) == settings(
+        enable_lora=True, max_loras=3
+    )
     with pytest.raises(ConfigError, match="--max-cpu-loras 2 is less than --max-loras 3"):
         settings(enable_lora=True, max_loras=3, max_cpu_loras=2)
     with pytest.raises(ConfigError, match="--lora-dtype 'int8' is not served"):
         settings(enable_lora=True, lora_dtype="int8")
-    with pytest.raises(ConfigError, match="Consider increasing max_num_batched_tokens or decreasing"):
+    with pytest.raises(
+        ConfigError, match="Consider increasing max_num_batched_tokens or decreasing"
+    ):
         Settings.of(
             EngineConfig(
                 scheduler=SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=32),

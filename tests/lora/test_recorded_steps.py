@@ -1,4 +1,6 @@
-"""Steps with adapters are done again natively, whatever comes into the slots meanwhile; what torch adds is called as ever."""
+"""Steps with adapters are done again natively, whatever comes into the slots meanwhile; what torch
+adds is called as ever.
+"""
 
 from __future__ import annotations
 
@@ -50,10 +52,15 @@ def ask(llm: LLM, adapters: list[LoRARequest | None]) -> Said:
     outputs = llm.generate(PROMPTS, PARAMS, use_tqdm=False, lora_request=adapters)
     assert [output.error for output in outputs if output.error] == []
     answers = [output.outputs[0].logprobs or () for output in outputs]
-    return [[(token, entry.logprob) for place in answer for token, entry in place.items()] for answer in answers]
+    return [
+        [(token, entry.logprob) for place in answer for token, entry in place.items()]
+        for answer in answers
+    ]
 
 
-def test_steps_with_adapters_say_the_same_recorded_and_not(tmp_path: Path, models: list[RecordedModel]) -> None:
+def test_steps_with_adapters_say_the_same_recorded_and_not(
+    tmp_path: Path, models: list[RecordedModel]
+) -> None:
     model = make_checkpoint("LlamaForCausalLM", tmp_path / "model", seed=3)
     folders = [
         make_adapter(model, tmp_path / f"a{n}", rank, seed=n, only=only)
@@ -64,7 +71,10 @@ def test_steps_with_adapters_say_the_same_recorded_and_not(tmp_path: Path, model
     path = folders[3] / "adapter_model.safetensors"  # the last one changes the embedding as well
     vocab, hidden = load_file(model / "model.safetensors")["model.embed_tokens.weight"].shape
     factors = {"A": torch.randn(3, vocab) * 0.1, "B": torch.randn(hidden, 3) * 0.1}
-    added = {f"base_model.model.model.embed_tokens.lora_embedding_{name}": tensor for name, tensor in factors.items()}
+    added = {
+        f"base_model.model.model.embed_tokens.lora_embedding_{name}": tensor
+        for name, tensor in factors.items()
+    }
     save_file(load_file(path) | added, path)
     a, b, c, d = (LoRARequest(folder.name, n, str(folder)) for n, folder in enumerate(folders, 1))
     batches: list[list[LoRARequest | None]] = [
@@ -74,7 +84,8 @@ def test_steps_with_adapters_say_the_same_recorded_and_not(tmp_path: Path, model
         [b, a, b, None],
         [d, a, d, c],
     ]
-    answers, numbers = [], []
+    answers = []
+    numbers = []
     for eager in (False, True):
         with LLM(str(model), enforce_eager=eager, **SETTINGS) as llm:
             said = []
@@ -88,4 +99,6 @@ def test_steps_with_adapters_say_the_same_recorded_and_not(tmp_path: Path, model
     first, grown, *others = numbers
     assert len(first - {0}) == 1, "0: who has none may be alone while adapters are read"
     assert len(grown - first - {0}) == 1, "an adapter of more modules is another number"
-    assert others == [{0, max(grown)}] * 3, "who comes into a slot changes nothing, nor what torch adds"
+    assert others == [{0, max(grown)}] * 3, (
+        "who comes into a slot changes nothing, nor what torch adds"
+    )

@@ -1,4 +1,6 @@
-"""Adapters over HTTP: chosen by name, listed, loaded and unloaded, reloaded in place, found by resolvers; errors for who asked."""
+"""Adapters over HTTP: chosen by name, listed, loaded and unloaded, reloaded in place, found by
+resolvers; errors for who asked.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,11 @@ from builtin_plugins.servers.http.server import HttpServer
 from core import AsyncLLM
 
 DEMO = Path(__file__).parents[2] / "builtin_plugins" / "demo" / "adapters"
-ASK = {"messages": [{"role": "user", "content": "Say hello hello hello."}], "max_tokens": 12, "temperature": 0}
+ASK = {
+    "messages": [{"role": "user", "content": "Say hello hello hello."}],
+    "max_tokens": 12,
+    "temperature": 0,
+}
 
 
 class Api:
@@ -30,7 +36,10 @@ class Api:
 
     def __init__(self, engine: AsyncLLM) -> None:
         self.engine = engine
-        groups = {kind.__name__: kind(engine, engine.config) for kind in (OpenAIRoutes, AdapterRoutes, ProbeRoutes)}
+        groups = {
+            kind.__name__: kind(engine, engine.config)
+            for kind in (OpenAIRoutes, AdapterRoutes, ProbeRoutes)
+        }
         self._app = HttpServer(engine, engine.config, groups).app
         self._loop = asyncio.new_event_loop()
 
@@ -46,7 +55,9 @@ class Api:
 
     async def ask(self, path: str, method: str = "POST", **body: Any) -> httpx.Response:
         transport = httpx.ASGITransport(self._app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=600) as client:
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://test", timeout=600
+        ) as client:
             return await client.request(method, path, json=body or None)
 
     def post(self, path: str, **body: Any) -> httpx.Response:
@@ -105,20 +116,25 @@ def test_the_model_field_says_which_adapter(api: Api) -> None:
     plain, loud, arr = (api.chat(model) for model in ("tiny", "capitals", "arr"))
     assert loud == loud.upper() != plain
     assert arr.startswith("Arr!")
-    replies = api.together(*(api.ask("/v1/chat/completions", model=m, **ASK) for m in ("arr", "tiny", "capitals") * 3))
+    replies = api.together(
+        *(api.ask("/v1/chat/completions", model=m, **ASK) for m in ("arr", "tiny", "capitals") * 3)
+    )
     found = [reply.json() for reply in replies]
     assert [each["choices"][0]["message"]["content"] for each in found] == [arr, plain, loud] * 3
     assert found[0]["model"] == "arr"
     prompt = {"prompt": "hello", "max_tokens": 5, "temperature": 0}
     texts = {
-        m: api.post("/v1/completions", model=m, **prompt).json()["choices"][0]["text"] for m in ("tiny", "capitals")
+        m: api.post("/v1/completions", model=m, **prompt).json()["choices"][0]["text"]
+        for m in ("tiny", "capitals")
     }
     assert texts["tiny"] != texts["capitals"]
 
 
 def test_the_metrics_say_which_adapters_run(api: Api) -> None:
     async def look() -> str:
-        task = asyncio.ensure_future(api.ask("/v1/chat/completions", model="arr", **ASK | {"max_tokens": 60}))
+        task = asyncio.ensure_future(
+            api.ask("/v1/chat/completions", model="arr", **ASK | {"max_tokens": 60})
+        )
         page = ""
         while not task.done() and 'running_lora_adapters="arr"' not in page:
             page = (await api.ask("/metrics", "GET")).text
@@ -144,14 +160,20 @@ def test_models_are_listed_with_where_they_are_from(api: Api) -> None:
 def test_adapters_are_loaded_and_unloaded_at_run_time(api: Api, root: Path) -> None:
     load = {"lora_name": "sql_adapter", "lora_path": str(root / "pirate")}
     reply = api.post("/v1/load_lora_adapter", **load)
-    assert (reply.status_code, reply.text) == (200, "Success: LoRA adapter 'sql_adapter' added successfully")
+    assert (reply.status_code, reply.text) == (
+        200,
+        "Success: LoRA adapter 'sql_adapter' added successfully",
+    )
     again = api.post("/v1/load_lora_adapter", **load)
     assert again.status_code == 400
     assert "has already been loaded" in again.json()["error"]["message"]
     assert api.chat("sql_adapter") == api.chat("arr")
     assert "sql_adapter" in api.models()
     reply = api.post("/v1/unload_lora_adapter", lora_name="sql_adapter")
-    assert (reply.status_code, reply.text) == (200, "Success: LoRA adapter 'sql_adapter' removed successfully")
+    assert (reply.status_code, reply.text) == (
+        200,
+        "Success: LoRA adapter 'sql_adapter' removed successfully",
+    )
     assert api.post("/v1/unload_lora_adapter", lora_name="sql_adapter").status_code == 404
     assert api.post("/v1/chat/completions", model="sql_adapter", **ASK).status_code == 404
 
@@ -164,13 +186,19 @@ def test_what_is_reloaded_in_place_is_another_adapter(api: Api, root: Path) -> N
     shutil.copy(root / "capitals" / WEIGHTS, folder / WEIGHTS)
     assert api.chat("changing_now") == before, "what is on disk counts when it is loaded"
     assert api.post("/v1/load_lora_adapter", **load, load_inplace=True).status_code == 200
-    assert api.chat("changing_now") == api.chat("capitals") != before, "and no prefix of before is found again"
+    assert api.chat("changing_now") == api.chat("capitals") != before, (
+        "and no prefix of before is found again"
+    )
     api.post("/v1/unload_lora_adapter", lora_name="changing_now")
 
 
 def test_resolvers_find_what_nobody_has_named(api: Api, root: Path) -> None:
-    replies = api.together(*(api.ask("/v1/chat/completions", model="pirate", **ASK) for _ in range(4)))
-    assert {reply.json()["choices"][0]["message"]["content"] for reply in replies} == {api.chat("arr")}
+    replies = api.together(
+        *(api.ask("/v1/chat/completions", model="pirate", **ASK) for _ in range(4))
+    )
+    assert {reply.json()["choices"][0]["message"]["content"] for reply in replies} == {
+        api.chat("arr")
+    }
     assert "pirate" in api.models(), "what was found stays"
     other = shutil.copytree(root / "pirate", root / "other-model")
     state(other, base_model_name_or_path="llama")
@@ -196,9 +224,13 @@ def spoil(folder: Path, what: str) -> Path:
     if config:
         state(folder, **config)
     tensors = load_file(folder / WEIGHTS)
-    up, query = "base_model.model.model.layers.{}.mlp.up_proj.lora_{}.weight", "layers.1.self_attn.q_proj"
+    up = "base_model.model.model.layers.{}.mlp.up_proj.lora_{}.weight"
+    query = "layers.1.self_attn.q_proj"
     if what == "wrong base":
-        tensors = {name: torch.zeros(t.shape[0] + 2 * ("lora_B" in name), t.shape[1]) for name, t in tensors.items()}
+        tensors = {
+            name: torch.zeros(t.shape[0] + 2 * ("lora_B" in name), t.shape[1])
+            for name, t in tensors.items()
+        }
     elif what == "no place":
         for factor in "AB":
             tensors[up.format(9, factor)] = tensors[up.format(0, factor)].clone()
@@ -213,7 +245,9 @@ def spoil(folder: Path, what: str) -> Path:
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_bad_adapters_get_one_clear_error_and_neighbours_none(api: Api, root: Path, what: str) -> None:
+def test_bad_adapters_get_one_clear_error_and_neighbours_none(
+    api: Api, root: Path, what: str
+) -> None:
     path = spoil(shutil.copytree(root / "pirate", root / f"bad {what}"), what)
     expected = api.chat("arr")
     load = api.ask("/v1/load_lora_adapter", lora_name="bad", lora_path=str(path))

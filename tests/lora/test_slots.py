@@ -1,4 +1,6 @@
-"""The scheduler half by itself: who holds what, what is forgotten for whom, and that nobody waits for ever."""
+"""The scheduler half by itself: who holds what, what is forgotten for whom, and that nobody waits
+for ever.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +41,19 @@ class Beside:
             self.queue.append(self.parked.pop(request_id))
 
     def add(self, request_id: str, adapter: str | None) -> None:
-        wanted = {} if adapter is None else {"lora": encode(Wanted(adapter.encode(), adapter, adapter))}
-        self.queue.append(SimpleNamespace(request_id=request_id, features=wanted, news={}, row=next(self.rows)))
+        wanted = (
+            {} if adapter is None else {"lora": encode(Wanted(adapter.encode(), adapter, adapter))}
+        )
+        self.queue.append(
+            SimpleNamespace(request_id=request_id, features=wanted, news={}, row=next(self.rows))
+        )
 
     def plan(self) -> list[str]:
         """Take one step; return who has started."""
         self.step += 1
-        started, waiting, self.queue = [], self.queue, []
+        started = []
+        waiting = self.queue
+        self.queue = []
         for request in waiting:
             try:
                 if self.slots.may_start(request):
@@ -75,7 +83,8 @@ class Beside:
 
     def load(self, error: str = "", unplaced: tuple[str, ...] = ()) -> None:
         """Let workers finish what they load."""
-        loading, self.loading = self.loading, []
+        loading = self.loading
+        self.loading = []
         for digest in loading:
             if not error:
                 self.held.add(digest)

@@ -1,4 +1,6 @@
-"""Everything but plain linear layers that an adapter may change: embedding, head, biases, experts in PEFT's forms."""
+"""Everything but plain linear layers that an adapter may change: embedding, head, biases, experts
+in PEFT's forms.
+"""
 
 from __future__ import annotations
 
@@ -61,10 +63,13 @@ def test_embedding_head_biases_and_patterns(ranks: int, tmp_path: Path) -> None:
     merged = merge(model, adapter, tmp_path / "merged")
     tensors = load_file(model / "model.safetensors")
     vocab, hidden = tensors["model.embed_tokens.weight"].shape
-    a, b = random(4, vocab), random(hidden, 4, seed=2)
+    a = random(4, vocab)
+    b = random(hidden, 4, seed=2)
     head = tensors["lm_head.weight"] + random(vocab, hidden, seed=3) * 0.05
     biases = {
-        name: tensor + 0.3 * random(*tensor.shape, seed=4) for name, tensor in tensors.items() if "proj.bias" in name
+        name: tensor + 0.3 * random(*tensor.shape, seed=4)
+        for name, tensor in tensors.items()
+        if "proj.bias" in name
     }
     change(
         adapter,
@@ -98,22 +103,37 @@ def test_experts_as_peft_keeps_target_parameters(tmp_path: Path) -> None:
     model = make_checkpoint("Qwen3MoeForCausalLM", tmp_path / "model", seed=3)
     adapter = make_adapter(model, tmp_path / "adapter", 4, only="layers.1.self_attn.q_proj")
     merged = merge(model, adapter, tmp_path / "merged")
-    tensors, rank, count = load_file(model / "model.safetensors"), 4, 8
-    layer = next(re.match(r"(.*experts)\.0\.gate_proj", name)[1] for name in tensors if "experts.0.gate_proj" in name)  # type: ignore[index]
+    tensors = load_file(model / "model.safetensors")
+    rank = 4
+    count = 8
+    layer = next(
+        re.match(r"(.*experts)\.0\.gate_proj", name)[1]
+        for name in tensors
+        if "experts.0.gate_proj" in name
+    )  # type: ignore[index]
     width, hidden = tensors[f"{layer}.0.gate_proj.weight"].shape
     added: dict[str, torch.Tensor] = {}
     changed: dict[str, torch.Tensor] = {}
     for name, inner, out, seed in (("", width, hidden, 5), (".base_layer", hidden, 2 * width, 6)):
-        a, b = random(count * rank, inner, seed=seed) / inner**0.5, random(out, rank * count, seed=seed + 10) * 0.5
+        a = random(count * rank, inner, seed=seed) / inner**0.5
+        b = random(out, rank * count, seed=seed + 10) * 0.5
         added |= {f"{layer}{name}.lora_A.weight": a, f"{layer}{name}.lora_B.weight": b}
         for expert in range(count):
             delta = 2 * b.view(out, rank, count)[:, :, expert] @ a.view(count, rank, inner)[expert]
-            parts = {"down_proj": delta} if not name else {"gate_proj": delta[:width], "up_proj": delta[width:]}
+            parts = (
+                {"down_proj": delta}
+                if not name
+                else {"gate_proj": delta[:width], "up_proj": delta[width:]}
+            )
             changed |= {
-                f"{layer}.{expert}.{k}.weight": tensors[f"{layer}.{expert}.{k}.weight"] + d for k, d in parts.items()
+                f"{layer}.{expert}.{k}.weight": tensors[f"{layer}.{expert}.{k}.weight"] + d
+                for k, d in parts.items()
             }
     change(
-        adapter, added, target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"], layers_to_transform=[1]
+        adapter,
+        added,
+        target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
+        layers_to_transform=[1],
     )
     change_model(merged, changed)
     check(model, adapter, merged)
@@ -121,10 +141,15 @@ def test_experts_as_peft_keeps_target_parameters(tmp_path: Path) -> None:
 
 def test_names_of_transformers_modules_are_found_too(tmp_path: Path) -> None:
     model = make_checkpoint("GPT2LMHeadModel", tmp_path / "model", seed=3)
-    adapter = make_adapter(model, tmp_path / "adapter", 4, target_modules=r".*h\.\d+\.(attn|mlp)\.(c_attn|c_proj|c_fc)")
+    adapter = make_adapter(
+        model, tmp_path / "adapter", 4, target_modules=r".*h\.\d+\.(attn|mlp)\.(c_attn|c_proj|c_fc)"
+    )
     merged = merge(model, adapter, tmp_path / "merged")
     path = adapter / "adapter_model.safetensors"
-    bare = {name.replace("model.transformer.h", "model.h"): tensor for name, tensor in load_file(path).items()}
+    bare = {
+        name.replace("model.transformer.h", "model.h"): tensor
+        for name, tensor in load_file(path).items()
+    }
     save_file(bare, path)
     check(model, adapter, merged)
 

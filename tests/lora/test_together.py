@@ -1,4 +1,6 @@
-"""Adapters beside other features: pooling, stages of a pipeline, quantized weights, guesses; each row as if it were merged."""
+"""Adapters beside other features: pooling, stages of a pipeline, quantized weights, guesses; each
+row as if it were merged.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def request_of(folder: Path, number: int = 1) -> LoRARequest:
 def vectors(model: Path, adapters: list[LoRARequest | None], **options: Any) -> torch.Tensor:
     """Return an embedding [adapters, prompts, size] of every prompt, all in one batch."""
     with LLM(str(model), runner="pooling", **SETTINGS | options) as llm:
-        given = {"lora_request": [each for each in adapters for _ in PROMPTS]} if any(adapters) else {}
+        given = (
+            {"lora_request": [each for each in adapters for _ in PROMPTS]} if any(adapters) else {}
+        )
         outputs = llm.embed(PROMPTS * len(adapters), use_tqdm=False, **given)
     found = torch.tensor([output.outputs.embedding for output in outputs])
     return found.view(len(adapters), len(PROMPTS), -1)
@@ -38,10 +42,16 @@ def vectors(model: Path, adapters: list[LoRARequest | None], **options: Any) -> 
 @pytest.mark.parametrize("architecture", ["Qwen3ForCausalLM", "BertModel"])
 def test_embeddings_are_those_of_merged_checkpoints(architecture: str, tmp_path: Path) -> None:
     model = make_checkpoint(architecture, tmp_path / "model", seed=3)
-    adapters = [make_adapter(model, tmp_path / f"a{rank}", rank, seed=rank, only="layer") for rank in (4, 8)]
+    adapters = [
+        make_adapter(model, tmp_path / f"a{rank}", rank, seed=rank, only="layer") for rank in (4, 8)
+    ]
     expected = [vectors(model, [None])]
-    expected += [vectors(merge(model, each, tmp_path / f"merged {each.name}"), [None]) for each in adapters]
-    found = vectors(model, [None, *(request_of(each, n) for n, each in enumerate(adapters, 1))], **LORA)
+    expected += [
+        vectors(merge(model, each, tmp_path / f"merged {each.name}"), [None]) for each in adapters
+    ]
+    found = vectors(
+        model, [None, *(request_of(each, n) for n, each in enumerate(adapters, 1))], **LORA
+    )
     torch.testing.assert_close(found, torch.cat(expected), atol=TOLERANCE, rtol=0)
     assert (found[1:] - found[0]).norm(dim=-1).min() > 100 * TOLERANCE
 
@@ -57,7 +67,9 @@ def made(tmp_path: Path, architecture: str = "LlamaForCausalLM") -> tuple[Path, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [{}, {"tensor_parallel_size": 2, "fully_sharded_loras": True}])
-def test_stages_of_a_pipeline_have_their_part_of_an_adapter(ranks: dict[str, Any], tmp_path: Path) -> None:
+def test_stages_of_a_pipeline_have_their_part_of_an_adapter(
+    ranks: dict[str, Any], tmp_path: Path
+) -> None:
     model, adapter, expected = made(tmp_path)
     options = {"pipeline_parallel_size": 2, **LORA, **ranks}
     assert run(model, [None, request_of(adapter)], **options) == expected
@@ -65,7 +77,12 @@ def test_stages_of_a_pipeline_have_their_part_of_an_adapter(ranks: dict[str, Any
 
 def test_guesses_change_no_token(tmp_path: Path) -> None:
     model, adapter, expected = made(tmp_path)
-    guesses = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+    guesses = {
+        "method": "ngram",
+        "num_speculative_tokens": 3,
+        "prompt_lookup_max": 3,
+        "prompt_lookup_min": 1,
+    }
     assert run(model, [None, request_of(adapter)], speculative_config=guesses, **LORA) == expected
 
 
@@ -79,7 +96,9 @@ def test_a_stored_format_is_computed_with_beside_its_adapter(tmp_path: Path) -> 
     facts["quantization_config"] = gptq_config(bits=4, group=16)
     (tmp_path / "stored" / "config.json").write_text(json.dumps(facts))
     adapter = make_adapter(tmp_path / "plain", tmp_path / "adapter", 8)
-    expected = run(tmp_path / "plain", [None]) + run(merge(tmp_path / "plain", adapter, tmp_path / "merged"), [None])
+    expected = run(tmp_path / "plain", [None]) + run(
+        merge(tmp_path / "plain", adapter, tmp_path / "merged"), [None]
+    )
     assert expected[0] != expected[1]
     assert run(tmp_path / "stored", [None, request_of(adapter)], **LORA) == expected
 
@@ -87,8 +106,16 @@ def test_a_stored_format_is_computed_with_beside_its_adapter(tmp_path: Path) -> 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_rounded_weights_speak_with_the_voice_of_an_adapter(quantization: str) -> None:
     talk = [{"role": "user", "content": "Say hello hello hello."}]
-    voices = [None, LoRARequest("capitals", 1, "demo:capitals"), LoRARequest("pirate", 2, "demo:pirate")]
-    options: dict[str, Any] = {"max_model_len": 128, "kv_cache_memory_bytes": 8 << 20, "log_level": "error"}
+    voices = [
+        None,
+        LoRARequest("capitals", 1, "demo:capitals"),
+        LoRARequest("pirate", 2, "demo:pirate"),
+    ]
+    options: dict[str, Any] = {
+        "max_model_len": 128,
+        "kv_cache_memory_bytes": 8 << 20,
+        "log_level": "error",
+    }
     with LLM("demo:", quantization=quantization, max_loras=2, enable_lora=True, **options) as llm:
         outputs = llm.chat([talk] * 3, use_tqdm=False, lora_request=voices)
     plain, loud, arr = (output.outputs[0].text for output in outputs)

@@ -1,4 +1,6 @@
-"""Much traffic over many adapters, an engine that is killed, and the demo model's adapters as its page says."""
+"""Much traffic over many adapters, an engine that is killed, and the demo model's adapters as its
+page says.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from examples.demo_model.evaluate import options
 from tests.lora.made_adapters import make_adapter
 from tests.lora.test_serving import Api
 
-NUM_ADAPTERS, NUM_REQUESTS = 200, 2000
+NUM_ADAPTERS = 200
+NUM_REQUESTS = 2000
 SETTINGS: dict[str, Any] = {
     "enable_lora": True,
     "max_loras": 8,
@@ -44,7 +47,9 @@ def prompt_of(number: int) -> list[int]:
 def test_random_traffic_over_two_hundred_adapters(tmp_path: Path) -> None:
     model = make_checkpoint("LlamaForCausalLM", tmp_path / "model", seed=3)
     adapters = [
-        LoRARequest(f"a{n}", n + 1, str(make_adapter(model, tmp_path / f"a{n}", 1 + n % 16, seed=n)))
+        LoRARequest(
+            f"a{n}", n + 1, str(make_adapter(model, tmp_path / f"a{n}", 1 + n % 16, seed=n))
+        )
         for n in range(NUM_ADAPTERS)
     ]
     broken = make_adapter(model, tmp_path / "broken", 4)
@@ -54,8 +59,12 @@ def test_random_traffic_over_two_hundred_adapters(tmp_path: Path) -> None:
     jobs = [(n % 40, draw.choice([None, *adapters])) for n in range(NUM_REQUESTS)]
     expected: dict[tuple[int, str], tuple[int, ...]] = {}
     with LLM(str(model), **SETTINGS | {"max_loras": 1, "max_cpu_loras": 2}) as alone:
-        for number, adapter in sorted({(n, a) for n, a in jobs if a is not adapters[-1]}, key=lambda j: str(j[1])):
-            (output,) = alone.generate([prompt_of(number)], PARAMS, use_tqdm=False, lora_request=adapter)
+        for number, adapter in sorted(
+            {(n, a) for n, a in jobs if a is not adapters[-1]}, key=lambda j: str(j[1])
+        ):
+            (output,) = alone.generate(
+                [prompt_of(number)], PARAMS, use_tqdm=False, lora_request=adapter
+            )
             expected[number, str(adapter)] = tuple(output.outputs[0].token_ids)
     roots = {"lora_roots": [str(tmp_path)], "enable_runtime_lora": True}
     engine = AsyncLLM(str(model), disable_frontend_multiprocessing=True, **SETTINGS, **roots)
@@ -64,28 +73,40 @@ def test_random_traffic_over_two_hundred_adapters(tmp_path: Path) -> None:
 
     async def one(index: int, gate: asyncio.Semaphore) -> str:
         number, adapter = jobs[index]
-        leaves, tokens = index % 9 == 0, ()
+        leaves = index % 9 == 0
+        tokens = ()
         async with gate:
             try:
                 async for output in engine.generate(
-                    {"prompt_token_ids": prompt_of(number)}, PARAMS, str(index), lora_request=adapter
+                    {"prompt_token_ids": prompt_of(number)},
+                    PARAMS,
+                    str(index),
+                    lora_request=adapter,
                 ):
                     tokens = tuple(output.outputs[0].token_ids)
                     if leaves:
                         return "left"
                     assert output.error is None, output.error
             except InvalidRequest as error:
-                return "refused" if adapter is adapters[-1] and "no safetensors file" in str(error) else str(error)
+                return (
+                    "refused"
+                    if adapter is adapters[-1] and "no safetensors file" in str(error)
+                    else str(error)
+                )
         assert tokens == expected[number, str(adapter)], (index, adapter)
         return "right"
 
     async def come_and_go(ended: asyncio.Event) -> dict[int, int]:
-        """Load adapters under names of their own, and unload them, broken ones too; return how often what was answered."""
+        """Load adapters under names of their own, and unload them, broken ones too; return how
+        often what was answered.
+        """
         answers: dict[int, int] = {}
         numbers = count()
         while not ended.is_set():
             number = next(numbers)
-            path = broken if number % 5 == 4 else Path(adapters[number * 7 % NUM_ADAPTERS].lora_path)
+            path = (
+                broken if number % 5 == 4 else Path(adapters[number * 7 % NUM_ADAPTERS].lora_path)
+            )
             name = {"lora_name": f"other-{number}"}
             for verb, body in (("load", {**name, "lora_path": str(path)}), ("unload", name)):
                 reply = await api.ask(f"/v1/{verb}_lora_adapter", **body)
@@ -99,7 +120,8 @@ def test_random_traffic_over_two_hundred_adapters(tmp_path: Path) -> None:
         return answers
 
     async def all_of_them() -> tuple[list[str], list[dict[str, Any]], dict[int, int]]:
-        gate, ended = asyncio.Semaphore(48), asyncio.Event()
+        gate = asyncio.Semaphore(48)
+        ended = asyncio.Event()
         others = asyncio.ensure_future(come_and_go(ended))
         found = await asyncio.gather(*(one(index, gate) for index in range(NUM_REQUESTS)))
         ended.set()
@@ -116,20 +138,29 @@ def test_random_traffic_over_two_hundred_adapters(tmp_path: Path) -> None:
     assert set(found) == {"right", "left", "refused"}
     assert set(answers) <= {200, 400, 404, 503}
     assert answers[200] > 0 < answers[400], "what is broken is refused when it is loaded"
-    assert answers[404] == answers[400] + answers.get(503, 0), "what has found no place is not there to be unloaded"
+    assert answers[404] == answers[400] + answers.get(503, 0), (
+        "what has found no place is not there to be unloaded"
+    )
     assert len(held) <= 40
     assert len([each for each in held if each["slot"] >= 0]) <= 8
     assert all(each["running"] == each["waiting"] == 0 for each in held if each["state"] == "ready")
     assert all(kept <= most for _, kept, most in looks)
     half = len(looks) // 2
-    grown = max(resident for resident, *_ in looks[half:]) - max(resident for resident, *_ in looks[:half])
-    assert grown < 32 << 20, "the second half of the traffic takes no memory that the first has not taken"
+    grown = max(resident for resident, *_ in looks[half:]) - max(
+        resident for resident, *_ in looks[:half]
+    )
+    assert grown < 32 << 20, (
+        "the second half of the traffic takes no memory that the first has not taken"
+    )
 
 
 @pytest.mark.slow
 def test_a_killed_engine_comes_back_with_the_same_adapters(tmp_path: Path) -> None:
     model = make_checkpoint("LlamaForCausalLM", tmp_path / "model", seed=3)
-    adapters = [LoRARequest(f"a{n}", n + 1, str(make_adapter(model, tmp_path / f"a{n}", 8, seed=n))) for n in range(3)]
+    adapters = [
+        LoRARequest(f"a{n}", n + 1, str(make_adapter(model, tmp_path / f"a{n}", 8, seed=n)))
+        for n in range(3)
+    ]
     settings = SETTINGS | {"max_loras": 3, "max_cpu_loras": 3, "max_model_len": 400}
     long = PARAMS.clone(max_tokens=300)
     with LLM(str(model), **settings) as llm:
@@ -144,7 +175,9 @@ def test_a_killed_engine_comes_back_with_the_same_adapters(tmp_path: Path) -> No
         async def one(number: int) -> tuple[int, ...]:
             tokens: tuple[int, ...] = ()
             prompt = {"prompt_token_ids": prompt_of(number)}
-            async for output in engine.generate(prompt, long, str(number), lora_request=adapters[number]):
+            async for output in engine.generate(
+                prompt, long, str(number), lora_request=adapters[number]
+            ):
                 assert output.error is None, output.error
                 tokens = tuple(output.outputs[0].token_ids)
                 begun.set()
@@ -171,17 +204,28 @@ def test_a_killed_engine_comes_back_with_the_same_adapters(tmp_path: Path) -> No
 def test_the_demo_s_adapters_answer_as_its_page_says(voice: str, least: float) -> None:
     items = voiced_items(voice, "evaluation", 200, evaluation=True)
     modules = [f"{name}=demo:{name}" for name in ("capitals", "pirate")]
-    api = Api(AsyncLLM("demo:", lora_modules=modules, log_level="error", disable_frontend_multiprocessing=True))
+    api = Api(
+        AsyncLLM(
+            "demo:", lora_modules=modules, log_level="error", disable_frontend_multiprocessing=True
+        )
+    )
     try:
         asked = [
-            {"messages": item.messages, "chat_template_kwargs": options(item)["chat_template_kwargs"] or {}}
+            {
+                "messages": item.messages,
+                "chat_template_kwargs": options(item)["chat_template_kwargs"] or {},
+            }
             for item in items
         ]
-        path, more = "/v1/chat/completions", {"model": voice, "temperature": 0, "max_tokens": 320}
+        path = "/v1/chat/completions"
+        more = {"model": voice, "temperature": 0, "max_tokens": 320}
         replies = api.together(*(api.ask(path, **body, **more) for body in asked))
     finally:
         api.close()
-    said = [reply.json()["choices"][0]["message"]["content"].rpartition("</think>")[2].strip() for reply in replies]
+    said = [
+        reply.json()["choices"][0]["message"]["content"].rpartition("</think>")[2].strip()
+        for reply in replies
+    ]
     right = sum(text == item.answer.strip() for text, item in zip(said, items, strict=True))
     assert right >= least * len(items), right
 
@@ -189,6 +233,8 @@ def test_the_demo_s_adapters_answer_as_its_page_says(voice: str, least: float) -
 def test_an_engine_without_adapters_says_what_is_missing() -> None:
     with LLM("demo:", max_model_len=64, log_level="error") as llm:
         with pytest.raises(EngineError, match="start the engine with enable_lora=True"):
-            llm.generate(["a"], PARAMS, use_tqdm=False, lora_request=LoRARequest("a", 1, "demo:pirate"))
+            llm.generate(
+                ["a"], PARAMS, use_tqdm=False, lora_request=LoRARequest("a", 1, "demo:pirate")
+            )
         with pytest.raises(AttributeError, match="no feature that is on adds it"):
             llm.add_lora(LoRARequest("a", 1, "demo:pirate"))

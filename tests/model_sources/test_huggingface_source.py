@@ -20,7 +20,12 @@ from core.config.sections import LoadConfig, ModelConfig
 from core.contracts import ModelSource
 from core.errors import ModelError
 
-CONFIG = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 64, "eos_token_id": 7, "dtype": "bfloat16"}
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "max_position_embeddings": 64,
+    "eos_token_id": 7,
+    "dtype": "bfloat16",
+}
 
 
 @pytest.fixture
@@ -40,19 +45,31 @@ def source_of(folder: Path, changes: dict[str, Any] | None = None, **model: Any)
 def test_a_folder_says_what_it_is(folder: Path) -> None:
     source = source_of(folder)
     assert source.architecture == "LlamaForCausalLM"
-    assert (source.max_model_len, source.checkpoint_dtype, source.eos_token_ids) == (64, "bfloat16", (7,))
+    assert (source.max_model_len, source.checkpoint_dtype, source.eos_token_ids) == (
+        64,
+        "bfloat16",
+        (7,),
+    )
     assert source.path == str(folder)
 
 
 def test_generation_config_gives_sampling_defaults_and_end_tokens(folder: Path) -> None:
-    stated = {"temperature": 0.6, "top_k": 20, "eos_token_id": [7, 9], "max_new_tokens": 50, "do_sample": True}
+    stated = {
+        "temperature": 0.6,
+        "top_k": 20,
+        "eos_token_id": [7, 9],
+        "max_new_tokens": 50,
+        "do_sample": True,
+    }
     (folder / "generation_config.json").write_text(json.dumps(stated))
     source = source_of(folder)
     assert source.sampling_defaults == {"temperature": 0.6, "top_k": 20, "max_tokens": 50}
     assert source.eos_token_ids == (7, 9)
 
 
-def test_generation_config_may_come_from_another_folder(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_generation_config_may_come_from_another_folder(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     other = tmp_path_factory.mktemp("other")
     with pytest.raises(ModelError, match="--generation-config"):
         source_of(folder, generation_config=str(other))
@@ -74,17 +91,30 @@ def test_identity_changes_with_config_and_weights(folder: Path) -> None:
         ({"max_position_embeddings": None, "n_positions": 32}, 32),
         ({"max_position_embeddings": None}, 2048),
         ({"rope_scaling": {"type": "linear", "factor": 4.0}}, 256),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}}, 128),
+        (
+            {
+                "rope_scaling": {
+                    "rope_type": "yarn",
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 32,
+                }
+            },
+            128,
+        ),
         ({"rope_parameters": {"rope_type": "llama3", "factor": 4.0}}, 64),
         ({"rope_scaling": {"rope_type": "linear", "factor": 8.0}, "rope_local_base_freq": 1e4}, 64),
     ],
 )
-def test_context_length_follows_the_config(folder: Path, changes: dict[str, Any], expected: int) -> None:
+def test_context_length_follows_the_config(
+    folder: Path, changes: dict[str, Any], expected: int
+) -> None:
     assert source_of(folder, changes).max_model_len == expected
 
 
 def test_quantization_is_named(folder: Path) -> None:
-    assert source_of(folder, {"quantization_config": {"quant_method": "gptq"}}).quantization == "gptq"
+    assert (
+        source_of(folder, {"quantization_config": {"quant_method": "gptq"}}).quantization == "gptq"
+    )
 
 
 @pytest.mark.parametrize("stated", ["torch.float16", "float16"])
@@ -94,14 +124,18 @@ def test_old_and_new_dtype_fields(folder: Path, stated: str) -> None:
 
 def test_attention_that_is_not_served_is_refused_with_the_way_out(folder: Path) -> None:
     chunks = {"dual_chunk_attention_config": {"chunk_size": 262144, "local_size": 8192}}
-    with pytest.raises(ModelError, match=r"dual_chunk_attention_config .*\(262144 tokens\) .*--hf-overrides"):
+    with pytest.raises(
+        ModelError, match=r"dual_chunk_attention_config .*\(262144 tokens\) .*--hf-overrides"
+    ):
         source_of(folder, chunks)
     assert source_of(folder, chunks, hf_overrides={"dual_chunk_attention_config": None})
 
 
 def test_code_of_a_checkpoint_is_never_imported(folder: Path) -> None:
     (folder / "modeling_evil.py").write_text("raise SystemExit('imported')")
-    source = source_of(folder, {"auto_map": {"AutoConfig": "modeling_evil.Config"}}, trust_remote_code=False)
+    source = source_of(
+        folder, {"auto_map": {"AutoConfig": "modeling_evil.Config"}}, trust_remote_code=False
+    )
     assert source.architecture == "LlamaForCausalLM"
 
 
@@ -112,10 +146,13 @@ def test_finding_a_model_imports_neither_torch_nor_transformers(folder: Path) ->
         f"find({str(folder)!r}, EngineConfig()); "
         "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", program], timeout=PATIENCE_S, check=False).returncode == 0
+    assert (
+        subprocess.run([sys.executable, "-c", program], timeout=PATIENCE_S, check=False).returncode
+        == 0
+    )
 
 
-# --- the hub ---------------------------------------------------------------------------------------------
+# --- the hub --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["gpt2", "Qwen/Qwen3-0.6B", "a/b.c_d"])
@@ -123,7 +160,9 @@ def test_hub_ids(name: str) -> None:
     assert is_hub_id(name)
 
 
-@pytest.mark.parametrize("name", ["./model", "/tmp/model", "~/model", "a/b/c", "../x", "a b", "scripted:", "a--b", ""])
+@pytest.mark.parametrize(
+    "name", ["./model", "/tmp/model", "~/model", "a/b/c", "../x", "a b", "scripted:", "a--b", ""]
+)
 def test_paths_are_no_hub_ids(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")  # what lies beside it is known
@@ -139,10 +178,16 @@ def test_hub_files_are_fetched_as_configured(folder: Path, monkeypatch: pytest.M
         return str(folder)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
-    config = EngineConfig(ModelConfig(revision="v1", hf_token="t"), LoadConfig(load_format="dummy", download_dir="/d"))
+    config = EngineConfig(
+        ModelConfig(revision="v1", hf_token="t"), LoadConfig(load_format="dummy", download_dir="/d")
+    )
     source = find("owner/name", config)
     assert source is not None
-    assert (source.name, source.path, source.origin) == ("owner/name", str(folder), "hub id owner/name")
+    assert (source.name, source.path, source.origin) == (
+        "owner/name",
+        str(folder),
+        "hub id owner/name",
+    )
     assert (asked["revision"], asked["token"], asked["cache_dir"]) == ("v1", "t", "/d")
     assert "*.safetensors" not in asked["allow_patterns"], "dummy weights need no files"
     assert not any(pattern.endswith(".py") for pattern in asked["allow_patterns"])
@@ -155,7 +200,9 @@ def test_hub_files_are_fetched_as_configured(folder: Path, monkeypatch: pytest.M
         (RuntimeError("tls"), "cannot be fetched from the hub: tls"),
     ],
 )
-def test_an_unreachable_hub_says_what_to_do(error: Exception, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_hub_says_what_to_do(
+    error: Exception, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def snapshot(name: str, **options: Any) -> str:
         raise error
 
@@ -166,5 +213,7 @@ def test_an_unreachable_hub_says_what_to_do(error: Exception, message: str, monk
 
 @pytest.mark.parametrize("name", ["x.gguf", "./model.safetensors", "owner/name/x-Q4_K.GGUF"])
 def test_a_single_file_of_weights_is_refused_as_one(name: str) -> None:
-    with pytest.raises(ModelError, match=r"is a single (gguf|GGUF|safetensors) file, .* [Gg]ive the folder"):
+    with pytest.raises(
+        ModelError, match=r"is a single (gguf|GGUF|safetensors) file, .* [Gg]ive the folder"
+    ):
         find(name, EngineConfig())

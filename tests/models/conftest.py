@@ -25,16 +25,23 @@ Load = Callable[..., Decoder]
 
 @pytest.fixture(scope="session")
 def by_transformers() -> Callable[[Path], Any]:
-    """Return a function from a checkpoint to transformers' model of it, computed as its formulas say."""
+    """Return a function from a checkpoint to transformers' model of it, computed as its formulas
+    say.
+    """
     return _by_transformers
 
 
 def _by_transformers(folder: Path) -> Any:
     config = transformers.AutoConfig.from_pretrained(folder)
-    # transformers 5.23: Falcon's eager attention adds the slopes of positions twice, its fused one once.
+    # transformers 5.23: Falcon's eager attention adds the slopes of positions twice, its fused one
+    # once.
     attention = "sdpa" if config.model_type == "falcon" else "eager"
     # Its grouped products of experts take aligned sizes only.
-    settings = {"attn_implementation": attention, "experts_implementation": "eager", "dtype": torch.float32}
+    settings = {
+        "attn_implementation": attention,
+        "experts_implementation": "eager",
+        "dtype": torch.float32,
+    }
     kind: Any = getattr(transformers, config.architectures[0], transformers.AutoModelForCausalLM)
     return kind.from_pretrained(folder, config=config, **settings).eval()
 
@@ -71,7 +78,9 @@ def spec_of(registry: Registry) -> Callable[[str, Any], Any]:
 def load(spec_of: Callable[[str, Any], Any]) -> Load:
     """Return a function that builds and fills the decoder of a checkpoint."""
 
-    def build(architecture: str, folder: Path, dtype: torch.dtype = torch.float32, quant: Any = None) -> Decoder:
+    def build(
+        architecture: str, folder: Path, dtype: torch.dtype = torch.float32, quant: Any = None
+    ) -> Decoder:
         context = plain_context(dtype=dtype)
         context = context if quant is None else replace(context, quant=quant)
         decoder = Decoder(spec_of(architecture, read_config(folder)), context)

@@ -1,4 +1,6 @@
-"""Every architecture against transformers: float32, tiny random weights, every particular feature on."""
+"""Every architecture against transformers: float32, tiny random weights, every particular feature
+on.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ HERE = sorted(set(ARCHITECTURES) - set(TINY))
 
 
 def prompt(seed: int) -> list[int]:
-    return torch.randint(0, VOCAB - 3, (PROMPT_LEN,), generator=torch.Generator().manual_seed(seed)).tolist()
+    return torch.randint(
+        0, VOCAB - 3, (PROMPT_LEN,), generator=torch.Generator().manual_seed(seed)
+    ).tolist()
 
 
 @torch.inference_mode()
@@ -74,9 +78,13 @@ def test_early_tokens_move_the_last_logits(
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("architecture", HERE)
 def test_half_precision_stays_near_float32_and_reads_nothing_back(
-    architecture: str, dtype: torch.dtype, checkpoint: Callable[[str], Path], load: Callable[..., Any]
+    architecture: str,
+    dtype: torch.dtype,
+    checkpoint: Callable[[str], Path],
+    load: Callable[..., Any],
 ) -> None:
-    folder, ids = checkpoint(architecture), prompt(0)
+    folder = checkpoint(architecture)
+    ids = prompt(0)
     exact = Session(load(architecture, folder)).step(ids)
     session = Session(load(architecture, folder, dtype))
     with no_readback():
@@ -90,34 +98,67 @@ OTHER_FORMS: list[tuple[str, dict[str, Any]]] = [
     ("FalconForCausalLM", {**FALCON_ALIBI, "multi_query": False, "num_kv_heads": None}),
     ("FalconForCausalLM", {"new_decoder_architecture": False, "num_kv_heads": None}),
     ("FalconForCausalLM", {"num_ln_in_parallel_attn": 1, "bias": False}),
-    ("OPTForCausalLM", {"do_layer_norm_before": True, "word_embed_proj_dim": 64, "enable_bias": False}),
+    (
+        "OPTForCausalLM",
+        {"do_layer_norm_before": True, "word_embed_proj_dim": 64, "enable_bias": False},
+    ),
     ("OPTForCausalLM", {"do_layer_norm_before": True, "layer_norm_elementwise_affine": False}),
     ("GPTBigCodeForCausalLM", {"multi_query": False, "scale_attn_weights": False}),
-    ("StableLmForCausalLM", {"qk_layernorm": False, "use_parallel_residual": False, "use_qkv_bias": False}),
+    (
+        "StableLmForCausalLM",
+        {"qk_layernorm": False, "use_parallel_residual": False, "use_qkv_bias": False},
+    ),
     ("CohereForCausalLM", {"use_qk_norm": False, "attention_bias": False}),
     ("Exaone4ForCausalLM", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
     ("HyperCLOVAXForCausalLM", {"use_post_norm": False, "attention_multiplier": None}),
     ("GemmaForCausalLM", {"hidden_act": "gelu"}),
     ("OlmoeForCausalLM", {"norm_topk_prob": True, "clip_qkv": None}),
-    ("Qwen2MoeForCausalLM", {"norm_topk_prob": True, "decoder_sparse_step": 2, "mlp_only_layers": []}),
+    (
+        "Qwen2MoeForCausalLM",
+        {"norm_topk_prob": True, "decoder_sparse_step": 2, "mlp_only_layers": []},
+    ),
     ("Qwen2MoeForCausalLM", {"layer_types": None, "max_window_layers": 2}),
-    ("Glm4MoeForCausalLM", {"n_group": 1, "topk_group": 1, "norm_topk_prob": False, "use_qk_norm": False}),
-    ("Ernie4_5_MoeForCausalLM", {"moe_num_shared_experts": 0, "moe_layer_interval": 2, "use_bias": False}),
+    (
+        "Glm4MoeForCausalLM",
+        {"n_group": 1, "topk_group": 1, "norm_topk_prob": False, "use_qk_norm": False},
+    ),
+    (
+        "Ernie4_5_MoeForCausalLM",
+        {"moe_num_shared_experts": 0, "moe_layer_interval": 2, "use_bias": False},
+    ),
     ("GraniteMoeSharedForCausalLM", {"shared_intermediate_size": 0}),
-    ("Llama4ForCausalLM", {"use_qk_norm": False, "attn_temperature_tuning": False, "num_experts_per_tok": 1}),
-    ("Llama4ForCausalLM", {"no_rope_layers": None, "moe_layers": None, "interleave_moe_layer_step": 2}),
+    (
+        "Llama4ForCausalLM",
+        {"use_qk_norm": False, "attn_temperature_tuning": False, "num_experts_per_tok": 1},
+    ),
+    (
+        "Llama4ForCausalLM",
+        {"no_rope_layers": None, "moe_layers": None, "interleave_moe_layer_step": 2},
+    ),
     ("DbrxForCausalLM", {"attn_config": {"kv_n_heads": 4, "rope_theta": 5000.0, "clip_qkv": 9.0}}),
     (
         "Zamba2ForCausalLM",
-        {"num_mem_blocks": 2, "num_hidden_layers": 4, "layers_block_type": ["hybrid", "hybrid", "mamba", "hybrid"]},
+        {
+            "num_mem_blocks": 2,
+            "num_hidden_layers": 4,
+            "layers_block_type": ["hybrid", "hybrid", "mamba", "hybrid"],
+        },
     ),
-    ("Zamba2ForCausalLM", {"use_mem_rope": False, "use_shared_attention_adapter": False, "add_bias_linear": False}),
-    ("SmolLM3ForCausalLM", {"no_rope_layers": None, "no_rope_layer_interval": 3, "use_sliding_window": False}),
+    (
+        "Zamba2ForCausalLM",
+        {"use_mem_rope": False, "use_shared_attention_adapter": False, "add_bias_linear": False},
+    ),
+    (
+        "SmolLM3ForCausalLM",
+        {"no_rope_layers": None, "no_rope_layer_interval": 3, "use_sliding_window": False},
+    ),
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("architecture", "changes"), OTHER_FORMS, ids=[f"{a}-{min(c)}" for a, c in OTHER_FORMS])
+@pytest.mark.parametrize(
+    ("architecture", "changes"), OTHER_FORMS, ids=[f"{a}-{min(c)}" for a, c in OTHER_FORMS]
+)
 def test_other_forms_of_an_architecture_equal_transformers(
     architecture: str,
     changes: dict[str, Any],
@@ -141,20 +182,37 @@ def test_experts_are_read_one_by_one_and_together(
     together = {name: tensor for name, tensor in apart.items() if ".experts." not in name}
     for prefix in {name.partition(".experts.")[0] for name in apart if ".experts." in name}:
         gate, up, down = (
-            torch.stack([apart[f"{prefix}.experts.{i}.{part}.weight"] for i in count(apart, prefix)])
-            for part in (("w1", "w3", "w2") if "Phimoe" in architecture else ("gate_proj", "up_proj", "down_proj"))
+            torch.stack(
+                [apart[f"{prefix}.experts.{i}.{part}.weight"] for i in count(apart, prefix)]
+            )
+            for part in (
+                ("w1", "w3", "w2")
+                if "Phimoe" in architecture
+                else ("gate_proj", "up_proj", "down_proj")
+            )
         )
         together[f"{prefix}.experts.gate_up_proj"] = torch.cat([gate, up], 1)
         together[f"{prefix}.experts.down_proj"] = down
     shutil.copytree(folder, tmp_path / "together")
     save_file(together, tmp_path / "together" / "model.safetensors")
-    steps = [Session(load(architecture, path)).step(prompt(0)) for path in (folder, tmp_path / "together")]
+    steps = [
+        Session(load(architecture, path)).step(prompt(0))
+        for path in (folder, tmp_path / "together")
+    ]
     assert torch.equal(*steps)
 
 
 def count(tensors: dict[str, torch.Tensor], prefix: str) -> range:
     """Return the numbers of the experts under a prefix."""
-    return range(len({name.split(".experts.")[1].partition(".")[0] for name in tensors if f"{prefix}.experts" in name}))
+    return range(
+        len(
+            {
+                name.split(".experts.")[1].partition(".")[0]
+                for name in tensors
+                if f"{prefix}.experts" in name
+            }
+        )
+    )
 
 
 def test_experts_in_two_forms_at_once_are_refused(
@@ -172,23 +230,30 @@ def test_experts_in_two_forms_at_once_are_refused(
 def test_four_bit_experts_equal_transformers_unpacking(
     tmp_path: Path, checkpoint: Callable[[str], Path], load: Callable[..., Any]
 ) -> None:
-    plain, packed = tmp_path / "plain", tmp_path / "packed"
+    plain = tmp_path / "plain"
+    packed = tmp_path / "packed"
     for folder in (plain, packed):
         shutil.copytree(checkpoint("GptOssForCausalLM"), folder)
     tensors = load_file(plain / "model.safetensors")
-    four_bits, unpacked = dict(tensors), dict(tensors)
+    four_bits = dict(tensors)
+    unpacked = dict(tensors)
     generator = torch.Generator().manual_seed(0)
     for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
         experts, columns, rows = tensors[name].shape
-        blocks = torch.randint(0, 256, (experts, rows, columns // 32, 16), dtype=torch.uint8, generator=generator)
+        blocks = torch.randint(
+            0, 256, (experts, rows, columns // 32, 16), dtype=torch.uint8, generator=generator
+        )
         scales = torch.randint(122, 126, blocks.shape[:3], dtype=torch.uint8, generator=generator)
         four_bits |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
         del four_bits[name]
-        unpacked[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).contiguous()
+        unpacked[name] = convert_moe_packed_tensors(
+            blocks, scales, dtype=torch.float32
+        ).contiguous()
     save_file(unpacked, plain / "model.safetensors")
     save_file(four_bits, packed / "model.safetensors")
     methods = {plain: None, packed: Mxfp4({"quant_method": "mxfp4"})}
     steps = [
-        Session(load("GptOssForCausalLM", folder, quant=quant)).step(prompt(0)) for folder, quant in methods.items()
+        Session(load("GptOssForCausalLM", folder, quant=quant)).step(prompt(0))
+        for folder, quant in methods.items()
     ]
     assert torch.equal(*steps)

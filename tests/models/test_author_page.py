@@ -1,4 +1,6 @@
-"""The model author's page, walked through: what it shows is the file, and serves as a plugin of one file."""
+"""The model author's page, walked through: what it shows is the file, and serves as a plugin of one
+file.
+"""
 
 from __future__ import annotations
 
@@ -26,20 +28,30 @@ def shown() -> str:
 
 
 def test_the_page_shows_the_whole_file(shown: str) -> None:
-    docstring, _, code = (ROOT / "builtin_plugins" / "models" / "exaone4.py").read_text().partition("\n\n")
+    docstring, _, code = (
+        (ROOT / "builtin_plugins" / "models" / "exaone4.py").read_text().partition("\n\n")
+    )
     assert docstring.startswith('"""')
     assert code == shown
 
 
 def test_a_file_of_ones_own_serves_a_model_like_transformers(
-    shown: str, tmp_path: Path, checkpoint: Callable[[str], Path], by_transformers: Callable[[Path], Any]
+    shown: str,
+    tmp_path: Path,
+    checkpoint: Callable[[str], Path],
+    by_transformers: Callable[[Path], Any],
 ) -> None:
     original = checkpoint("Exaone4ForCausalLM")
     folder = Path(shutil.copytree(original, tmp_path / "model"))
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["MyModelForCausalLM"]}))
+    (folder / "config.json").write_text(
+        json.dumps(config | {"architectures": ["MyModelForCausalLM"]})
+    )
     mine = shown.replace("Exaone4ForCausalLM", "MyModelForCausalLM")
     mine = mine.replace('"builtin_plugins.models.exaone4:spec"', "spec")
     cases = [expect(by_transformers(original), length) for length in (70, 33)]
-    with tmp_plugin(mine, "my_model") as file, open_engine(folder, plugins=[file], model_impl="native") as llm:
+    with (
+        tmp_plugin(mine, "my_model") as file,
+        open_engine(folder, plugins=[file], model_impl="native") as llm,
+    ):
         assert_equal(run(llm, cases), cases)

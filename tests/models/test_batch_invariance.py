@@ -1,4 +1,6 @@
-"""A request's tokens and log-probabilities are the same bits alone, in any batch, and however its prompt is computed."""
+"""A request's tokens and log-probabilities are the same bits alone, in any batch, and however its
+prompt is computed.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,18 @@ pytestmark = pytest.mark.skipif(load_library() is None, reason="no C++ library o
 
 def prompts() -> list[list[int]]:
     numbers = random.Random(0)
-    return [[numbers.randrange(VOCAB - 3) for _ in range(numbers.choice(LENGTHS))] for _ in range(NUM_PROMPTS)]
+    return [
+        [numbers.randrange(VOCAB - 3) for _ in range(numbers.choice(LENGTHS))]
+        for _ in range(NUM_PROMPTS)
+    ]
 
 
 def open_engine(folder: Path, dtype: str, **settings: Any) -> LLM:
-    defaults: dict[str, Any] = {"max_model_len": 96, "kv_cache_memory_bytes": 1 << 23, "num_threads": 2}
+    defaults: dict[str, Any] = {
+        "max_model_len": 96,
+        "kv_cache_memory_bytes": 1 << 23,
+        "num_threads": 2,
+    }
     return LLM(str(folder), dtype=dtype, log_level="error", **(defaults | settings))
 
 
@@ -43,14 +52,21 @@ def answers(llm: LLM, size: int) -> list[Answer]:
         for output in llm.generate(every[at : at + size], params, use_tqdm=False):
             completion = output.outputs[0]
             assert completion.logprobs is not None
-            scores = [[(token, entry.logprob) for token, entry in place.items()] for place in completion.logprobs]
+            scores = [
+                [(token, entry.logprob) for token, entry in place.items()]
+                for place in completion.logprobs
+            ]
             found.append(list(zip(completion.token_ids, scores, strict=True)))
     return found
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("architecture", FAMILIES + [pytest.param(name, marks=pytest.mark.slow) for name in OTHERS])
-def test_the_same_bits_in_any_company(architecture: str, dtype: str, checkpoint: Callable[[str], Path]) -> None:
+@pytest.mark.parametrize(
+    "architecture", FAMILIES + [pytest.param(name, marks=pytest.mark.slow) for name in OTHERS]
+)
+def test_the_same_bits_in_any_company(
+    architecture: str, dtype: str, checkpoint: Callable[[str], Path]
+) -> None:
     folder = checkpoint(architecture)
     with open_engine(folder, dtype, enable_prefix_caching=False) as llm:
         alone = answers(llm, 1)
@@ -64,7 +80,9 @@ def test_the_same_bits_in_any_company(architecture: str, dtype: str, checkpoint:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_same_bits_when_requests_are_preempted(dtype: str, checkpoint: Callable[[str], Path]) -> None:
+def test_the_same_bits_when_requests_are_preempted(
+    dtype: str, checkpoint: Callable[[str], Path]
+) -> None:
     folder = checkpoint("LlamaForCausalLM")
     with open_engine(folder, dtype) as llm:
         alone = answers(llm, 1)
@@ -73,15 +91,22 @@ def test_the_same_bits_when_requests_are_preempted(dtype: str, checkpoint: Calla
         assert llm.core.scheduler.num_preemptions > 0
 
 
-def test_the_same_bits_in_tile_registers_and_nearly_those_of_vectors(checkpoint: Callable[[str], Path]) -> None:
-    """Prompts and batches are multiplied in tile registers (AMX, emulated here), single rows are not."""
+def test_the_same_bits_in_tile_registers_and_nearly_those_of_vectors(
+    checkpoint: Callable[[str], Path],
+) -> None:
+    """Prompts and batches are multiplied in tile registers (AMX, emulated here), single rows are
+    not.
+    """
     library = load_library()
     assert library is not None
-    folder, best = checkpoint("Qwen3ForCausalLM"), library.core_kernels_isa()
+    folder = checkpoint("Qwen3ForCausalLM")
+    best = library.core_kernels_isa()
     with open_engine(folder, "bfloat16") as llm:
         plain = answers(llm, 1)
     if not library.core_kernels_use(b"amx_emulated"):
-        pytest.skip("this machine lacks what surrounds tile registers (AVX-512 with bfloat16 and VNNI)")
+        pytest.skip(
+            "this machine lacks what surrounds tile registers (AVX-512 with bfloat16 and VNNI)"
+        )
     try:
         with open_engine(folder, "bfloat16", enable_prefix_caching=False) as llm:
             alone = answers(llm, 1)

@@ -25,7 +25,10 @@ ALWAYS_GIVEN = {
 }
 """Their defaults are the sizes of one release of a model; every published file has them."""
 OTHERWISE = {
-    ("DbrxForCausalLM", "ffn_config"): "transformers reads no rope_theta from attn_config, where DBRX's file has it",
+    (
+        "DbrxForCausalLM",
+        "ffn_config",
+    ): "transformers reads no rope_theta from attn_config, where DBRX's file has it",
     ("Olmo3ForCausalLM", "old rope_theta"): "transformers keeps it for the full layers only",
     ("Gemma4ForCausalLM", "old rope_theta"): "Gemma 4 never had the old format",
 }
@@ -33,7 +36,11 @@ OTHERWISE = {
 
 def shortened(facts: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the config without each of its fields, and with the old spelling of the rotary base."""
-    without = {key: {k: v for k, v in facts.items() if k != key} for key in facts if key not in ALWAYS_GIVEN}
+    without = {
+        key: {k: v for k, v in facts.items() if k != key}
+        for key in facts
+        if key not in ALWAYS_GIVEN
+    }
     plain = {key: value for key, value in facts.items() if key != "rope_parameters"}
     return {**without, "old rope_theta": {**plain, "rope_theta": 54321.0}}
 

@@ -32,7 +32,11 @@ def rope_of(spec_of: SpecOf, architecture: str, **fields: Any) -> Any:
 @pytest.mark.parametrize(
     ("architecture", "old", "new"),
     [
-        ("LlamaForCausalLM", {"rope_theta": 5e5}, {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}),
+        (
+            "LlamaForCausalLM",
+            {"rope_theta": 5e5},
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
+        ),
         (
             "LlamaForCausalLM",
             {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}},
@@ -41,7 +45,13 @@ def rope_of(spec_of: SpecOf, architecture: str, **fields: Any) -> Any:
         (
             "GPTNeoXForCausalLM",
             {"rotary_pct": 0.5, "rotary_emb_base": 1e4},
-            {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+            {
+                "rope_parameters": {
+                    "rope_type": "default",
+                    "rope_theta": 1e4,
+                    "partial_rotary_factor": 0.5,
+                }
+            },
         ),
         (
             "Gemma3ForCausalLM",
@@ -81,9 +91,16 @@ def test_every_rotary_scaling_is_read(spec_of: SpecOf) -> None:
         "yarn": YarnScaling(4.0, 32, pytest.approx(1.1386294)),
         "longrope": LongScaling((1.0,) * 8, (2.0,) * 8, 32, *[pytest.approx(1.1832159)] * 2),
     }
-    extra = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    extra = {
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "short_factor": [1.0] * 8,
+        "long_factor": [2.0] * 8,
+    }
     for kind, expected in kinds.items():
-        rope = rope_of(spec_of, "LlamaForCausalLM", rope_scaling={"rope_type": kind, **common, **extra})
+        rope = rope_of(
+            spec_of, "LlamaForCausalLM", rope_scaling={"rope_type": kind, **common, **extra}
+        )
         assert rope.scaling == expected
 
 
@@ -93,7 +110,10 @@ def test_every_rotary_scaling_is_read(spec_of: SpecOf) -> None:
         ({"hidden_size": 65}, "does not divide into 4 attention heads"),
         ({"num_key_value_heads": 3}, "not a multiple of num_key_value_heads 3"),
         ({"head_dim": 15}, "rotary size 15 is not a positive even number"),
-        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 2.0}}, "larger than the head size"),
+        (
+            {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 2.0}},
+            "larger than the head size",
+        ),
         ({"rope_scaling": {"rope_type": "yarm", "factor": 2.0}}, "did you mean 'yarn'"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "has no 'low_freq_factor'"),
         ({"vocab_size": None}, "has no 'vocab_size'"),
@@ -101,7 +121,9 @@ def test_every_rotary_scaling_is_read(spec_of: SpecOf) -> None:
         ({"hidden_act": "gelu_nwe"}, "did you mean 'gelu_new'"),
     ],
 )
-def test_impossible_facts_are_refused_by_name(spec_of: SpecOf, fields: dict[str, Any], message: str) -> None:
+def test_impossible_facts_are_refused_by_name(
+    spec_of: SpecOf, fields: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ModelError, match=message):
         spec_of("LlamaForCausalLM", SimpleNamespace(**{**BASE, **fields}))
 
@@ -114,13 +136,41 @@ WINDOWS = {"use_sliding_window": True, "sliding_window": 8}
     [
         ("MistralForCausalLM", {"sliding_window": "8"}, "sliding_window in config.json is '8'"),
         ("MistralForCausalLM", {"sliding_window": 0}, "sliding_window in config.json is 0"),
-        ("Qwen2ForCausalLM", {**WINDOWS, "layer_types": "full"}, "layer_types in config.json is 'full'"),
-        ("Qwen2ForCausalLM", {**WINDOWS, "layer_types": [[1], 2, 3, 4]}, "layer_types in config.json must name"),
-        ("Qwen2ForCausalLM", {**WINDOWS, "max_window_layers": "x"}, "max_window_layers in config.json is 'x'"),
-        ("Gemma2ForCausalLM", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar in config.json is 0"),
-        ("Gemma2ForCausalLM", {"attn_logit_softcapping": 0}, "attn_logit_softcapping in config.json is 0"),
-        ("Gemma3ForCausalLM", {"head_dim": 16, "sliding_window_pattern": "x"}, "sliding_window_pattern"),
-        ("Qwen3MoeForCausalLM", {"num_experts": 4, "num_experts_per_tok": 5, "moe_intermediate_size": 8}, "5 of 4"),
+        (
+            "Qwen2ForCausalLM",
+            {**WINDOWS, "layer_types": "full"},
+            "layer_types in config.json is 'full'",
+        ),
+        (
+            "Qwen2ForCausalLM",
+            {**WINDOWS, "layer_types": [[1], 2, 3, 4]},
+            "layer_types in config.json must name",
+        ),
+        (
+            "Qwen2ForCausalLM",
+            {**WINDOWS, "max_window_layers": "x"},
+            "max_window_layers in config.json is 'x'",
+        ),
+        (
+            "Gemma2ForCausalLM",
+            {"query_pre_attn_scalar": 0},
+            "query_pre_attn_scalar in config.json is 0",
+        ),
+        (
+            "Gemma2ForCausalLM",
+            {"attn_logit_softcapping": 0},
+            "attn_logit_softcapping in config.json is 0",
+        ),
+        (
+            "Gemma3ForCausalLM",
+            {"head_dim": 16, "sliding_window_pattern": "x"},
+            "sliding_window_pattern",
+        ),
+        (
+            "Qwen3MoeForCausalLM",
+            {"num_experts": 4, "num_experts_per_tok": 5, "moe_intermediate_size": 8},
+            "5 of 4",
+        ),
     ],
 )
 def test_facts_of_one_architecture_are_refused_by_name(

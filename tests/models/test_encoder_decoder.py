@@ -1,4 +1,6 @@
-"""Models with an encoder against transformers: the same greedy tokens and log-probabilities however they are run."""
+"""Models with an encoder against transformers: the same greedy tokens and log-probabilities however
+they are run.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,21 @@ from core.errors import ModelError
 from core.testing.checkpoints import make_checkpoint
 from core.testing.tiny_configs import ENCODER_DECODERS, VOCAB
 
-FAST = ("BartForConditionalGeneration", "T5ForConditionalGeneration", "WhisperForConditionalGeneration")
+FAST = (
+    "BartForConditionalGeneration",
+    "T5ForConditionalGeneration",
+    "WhisperForConditionalGeneration",
+)
 THREADS = str(Path(__file__).parents[1] / "executors" / "thread_ranks.py")
 SHAPES = ((70, 1), (3, 21), (33, 6), (45, 38))
-"""Tokens the encoder reads (beyond every distance that has a number of its own), and the decoder's prompt."""
+"""Tokens the encoder reads (beyond every distance that has a number of its own), and the decoder's
+prompt.
+"""
 NUM_GENERATED = 8
 TOLERANCE = 1e-3
 GAP = 1e-3
-"""Least distance between the two best logits anywhere on a path; closer ones could not be compared."""
+"""Least distance between the two best logits anywhere on a path; closer ones could not be compared.
+"""
 
 
 @dataclass(frozen=True)
@@ -50,14 +59,20 @@ def draw_case(model: Any, read: int, said: int) -> Case:
         if hasattr(model.config, "num_mel_bins"):
             shape = (model.config.num_mel_bins, 2 * model.config.max_source_positions)
             features = torch.randn(shape, generator=generator)
-            inputs, source = {"input_features": features[None]}, {"input_features": features.numpy()}
+            inputs = {"input_features": features[None]}
+            source = {"input_features": features.numpy()}
         else:
             ids = torch.randint(3, 290, (read,), generator=generator)
-            inputs, source = {"input_ids": ids[None]}, {"prompt_token_ids": ids.tolist()}
+            inputs = {"input_ids": ids[None]}
+            source = {"prompt_token_ids": ids.tolist()}
         prompt = [start, *torch.randint(3, 290, (said - 1,), generator=generator).tolist()]
-        tokens, logprobs, gaps = list(prompt), [], []
+        tokens = list(prompt)
+        logprobs = []
+        gaps = []
         for _ in range(NUM_GENERATED):
-            logits = model(**inputs, decoder_input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1]
+            logits = model(
+                **inputs, decoder_input_ids=torch.tensor([tokens]), use_cache=False
+            ).logits[0, -1]
             best = logits.topk(2).values
             gaps.append(float(best[0] - best[1]))
             tokens.append(int(logits.argmax()))
@@ -82,12 +97,20 @@ def cases(checkpoint: Callable[[str], Path]) -> Callable[[str], list[Case]]:
 
 
 def truth(architecture: str, folder: Path) -> list[Case]:
-    model = getattr(transformers, architecture).from_pretrained(folder, attn_implementation="eager").eval()
+    model = (
+        getattr(transformers, architecture)
+        .from_pretrained(folder, attn_implementation="eager")
+        .eval()
+    )
     return [draw_case(model, read, said) for read, said in SHAPES]
 
 
 def open_engine(folder: Path, **settings: Any) -> LLM:
-    defaults: dict[str, Any] = {"dtype": "float32", "max_model_len": 100, "kv_cache_memory_bytes": 1 << 23}
+    defaults: dict[str, Any] = {
+        "dtype": "float32",
+        "max_model_len": 100,
+        "kv_cache_memory_bytes": 1 << 23,
+    }
     return LLM(str(folder), **(defaults | {"num_threads": 1, "log_level": "error"} | settings))
 
 
@@ -99,7 +122,10 @@ def assert_equal(outputs: Sequence[RequestOutput], wanted: Sequence[Case]) -> No
         for completion in output.outputs:
             assert list(completion.token_ids) == case.tokens
             assert completion.logprobs is not None
-            found = [position[token].logprob for position, token in zip(completion.logprobs, case.tokens, strict=True)]
+            found = [
+                position[token].logprob
+                for position, token in zip(completion.logprobs, case.tokens, strict=True)
+            ]
             assert found == pytest.approx(case.logprobs, abs=TOLERANCE)
 
 
@@ -111,16 +137,26 @@ WAYS: dict[str, dict[str, Any]] = {
     "scheduling ahead": {"async_scheduling": True},
 }
 PAIRS = [
-    pytest.param(name, way, marks=[] if name in FAST and way in ("batched", "chunks of 8") else pytest.mark.slow)
+    pytest.param(
+        name,
+        way,
+        marks=[] if name in FAST and way in ("batched", "chunks of 8") else pytest.mark.slow,
+    )
     for name in sorted(ENCODER_DECODERS)
     for way in WAYS
 ]
-EVERY = [pytest.param(name, marks=[] if name in FAST else pytest.mark.slow) for name in sorted(ENCODER_DECODERS)]
+EVERY = [
+    pytest.param(name, marks=[] if name in FAST else pytest.mark.slow)
+    for name in sorted(ENCODER_DECODERS)
+]
 
 
 @pytest.mark.parametrize(("architecture", "way"), PAIRS)
 def test_same_as_transformers(
-    architecture: str, way: str, checkpoint: Callable[[str], Path], cases: Callable[[str], list[Case]]
+    architecture: str,
+    way: str,
+    checkpoint: Callable[[str], Path],
+    cases: Callable[[str], list[Case]],
 ) -> None:
     wanted = cases(architecture)
     with open_engine(checkpoint(architecture), **WAYS[way]) as llm:
@@ -137,8 +173,12 @@ def test_same_when_requests_are_preempted(
     settings = {"block_size": 4, "max_num_batched_tokens": 16}
     preemptions = 0
     for num_blocks in range(40, 82, 3):  # some of these hold several prompts but not their outputs
-        with open_engine(checkpoint(architecture), **settings, num_gpu_blocks_override=num_blocks) as llm:
-            assert_equal(llm.generate([case.prompt for case in wanted], PARAMS, use_tqdm=False), wanted)
+        with open_engine(
+            checkpoint(architecture), **settings, num_gpu_blocks_override=num_blocks
+        ) as llm:
+            assert_equal(
+                llm.generate([case.prompt for case in wanted], PARAMS, use_tqdm=False), wanted
+            )
             preemptions += llm.core.scheduler.num_preemptions
             llm.core.scheduler.check()
     assert preemptions
@@ -156,7 +196,10 @@ def test_sequences_of_one_prompt_read_the_same(
 
 @pytest.mark.parametrize(
     "architecture",
-    ["T5ForConditionalGeneration", pytest.param("WhisperForConditionalGeneration", marks=pytest.mark.slow)],
+    [
+        "T5ForConditionalGeneration",
+        pytest.param("WhisperForConditionalGeneration", marks=pytest.mark.slow),
+    ],
 )
 def test_same_with_the_engine_in_a_process_of_its_own(
     architecture: str, checkpoint: Callable[[str], Path], cases: Callable[[str], list[Case]]
@@ -167,10 +210,18 @@ def test_same_with_the_engine_in_a_process_of_its_own(
         return [output async for output in engine.generate(case.prompt, PARAMS, str(index))][-1]
 
     async def ask_all() -> list[RequestOutput]:
-        settings: dict[str, Any] = {"dtype": "float32", "max_model_len": 100, "kv_cache_memory_bytes": 1 << 23}
-        engine = AsyncLLM(str(checkpoint(architecture)), **settings, num_threads=1, log_level="error")
+        settings: dict[str, Any] = {
+            "dtype": "float32",
+            "max_model_len": 100,
+            "kv_cache_memory_bytes": 1 << 23,
+        }
+        engine = AsyncLLM(
+            str(checkpoint(architecture)), **settings, num_threads=1, log_level="error"
+        )
         try:
-            return await asyncio.gather(*(ask(engine, index, case) for index, case in enumerate(wanted)))
+            return await asyncio.gather(
+                *(ask(engine, index, case) for index, case in enumerate(wanted))
+            )
         finally:
             engine.shutdown()
 
@@ -183,24 +234,38 @@ def test_same_on_two_ranks(
     architecture: str, checkpoint: Callable[[str], Path], cases: Callable[[str], list[Case]]
 ) -> None:
     wanted = cases(architecture)
-    ranks = {"tensor_parallel_size": 2, "distributed_executor_backend": "threads", "plugins": [THREADS]}
+    ranks = {
+        "tensor_parallel_size": 2,
+        "distributed_executor_backend": "threads",
+        "plugins": [THREADS],
+    }
     with open_engine(checkpoint(architecture), **ranks) as llm:
         assert_equal(llm.generate([case.prompt for case in wanted], PARAMS, use_tqdm=False), wanted)
 
 
 OTHER_FORMS: list[tuple[str, dict[str, Any]]] = [
     ("T5ForConditionalGeneration", {"feed_forward_proj": "relu"}),
-    ("T5ForConditionalGeneration", {"feed_forward_proj": "gated-silu", "num_decoder_layers": None, "d_kv": 16}),
+    (
+        "T5ForConditionalGeneration",
+        {"feed_forward_proj": "gated-silu", "num_decoder_layers": None, "d_kv": 16},
+    ),
     ("BartForConditionalGeneration", {"tie_word_embeddings": False, "scale_embedding": False}),
     ("MarianMTModel", {"share_encoder_decoder_embeddings": True, "tie_word_embeddings": True}),
-    ("PegasusForConditionalGeneration", {"tie_word_embeddings": True, "activation_function": "relu"}),
+    (
+        "PegasusForConditionalGeneration",
+        {"tie_word_embeddings": True, "activation_function": "relu"},
+    ),
     ("WhisperForConditionalGeneration", {"tie_word_embeddings": True, "num_mel_bins": 7}),
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("architecture", "changes"), OTHER_FORMS, ids=[f"{a}-{min(c)}" for a, c in OTHER_FORMS])
-def test_other_forms_equal_transformers(architecture: str, changes: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("architecture", "changes"), OTHER_FORMS, ids=[f"{a}-{min(c)}" for a, c in OTHER_FORMS]
+)
+def test_other_forms_equal_transformers(
+    architecture: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
     wanted = truth(architecture, make_checkpoint(architecture, tmp_path, seed=2, **changes))
     with open_engine(tmp_path) as llm:
         assert_equal(llm.generate([case.prompt for case in wanted], PARAMS, use_tqdm=False), wanted)
@@ -218,7 +283,9 @@ def test_a_head_of_its_own_is_used_where_the_checkpoint_has_one(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("architecture", FAST)
-def test_memory_is_planned_without_reading_weights(architecture: str, checkpoint: Callable[[str], Path]) -> None:
+def test_memory_is_planned_without_reading_weights(
+    architecture: str, checkpoint: Callable[[str], Path]
+) -> None:
     settings = {"model": str(checkpoint(architecture)), "dtype": "float32", "max_model_len": 100}
     plan = memory_plan(*load_from_kwargs(settings))
     assert not plan.obstacle
@@ -233,7 +300,11 @@ def test_a_text_is_what_the_encoder_reads(checkpoint: Callable[[str], Path]) -> 
         prompts = ["in the end", {"prompt_token_ids": tokenizer.encode("in the end")}, TWO]
         text, ids, both = llm.generate(prompts, PARAMS, use_tqdm=False)
     assert text.encoder_prompt == "in the end"
-    assert text.encoder_prompt_token_ids == ids.encoder_prompt_token_ids == both.encoder_prompt_token_ids
+    assert (
+        text.encoder_prompt_token_ids
+        == ids.encoder_prompt_token_ids
+        == both.encoder_prompt_token_ids
+    )
     assert (text.prompt, text.prompt_token_ids) == (None, [2])
     assert (both.prompt, both.prompt_token_ids) == ("the", [2, *tokenizer.encode("the")])
     assert text.outputs[0].token_ids == ids.outputs[0].token_ids
@@ -260,13 +331,22 @@ def test_stored_positions_count_instead_of_the_formula_s(architecture: str, tmp_
     folder = make_checkpoint(architecture, tmp_path / "stored", seed=1)
     file = folder / "model.safetensors"
     tensors = load_file(file)
-    rows, width = json.loads((folder / "config.json").read_text())["max_position_embeddings"], 64
+    rows = json.loads((folder / "config.json").read_text())["max_position_embeddings"]
+    width = 64
     generator = torch.Generator().manual_seed(5)
     for half in ("encoder", "decoder"):
-        tensors[f"model.{half}.embed_positions.weight"] = torch.randn(rows, width, generator=generator)
+        tensors[f"model.{half}.embed_positions.weight"] = torch.randn(
+            rows, width, generator=generator
+        )
     save_file(tensors, file, metadata={"format": "pt"})
-    model = getattr(transformers, architecture).from_pretrained(folder, attn_implementation="eager").eval()
-    assert torch.equal(model.model.decoder.embed_positions.weight, tensors["model.decoder.embed_positions.weight"])
+    model = (
+        getattr(transformers, architecture)
+        .from_pretrained(folder, attn_implementation="eager")
+        .eval()
+    )
+    assert torch.equal(
+        model.model.decoder.embed_positions.weight, tensors["model.decoder.embed_positions.weight"]
+    )
     wanted = [draw_case(model, *SHAPES[1])]
     with open_engine(folder) as llm:
         assert_equal(llm.generate([case.prompt for case in wanted], PARAMS, use_tqdm=False), wanted)
@@ -279,6 +359,7 @@ def test_stored_positions_that_are_too_few_are_refused(tmp_path: Path) -> None:
     tensors["model.decoder.embed_positions.weight"] = torch.zeros(50, 64)
     save_file(tensors, file, metadata={"format": "pt"})
     with pytest.raises(
-        ModelError, match=r"embed_positions\.weight holds positions as \[50, 64\]; at least \[100, 64\]"
+        ModelError,
+        match=r"embed_positions\.weight holds positions as \[50, 64\]; at least \[100, 64\]",
     ):
         open_engine(folder)

@@ -1,4 +1,6 @@
-"""The whole engine against transformers: the same greedy tokens and log-probabilities however a request is run."""
+"""The whole engine against transformers: the same greedy tokens and log-probabilities however a
+request is run.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,20 @@ from core.testing.one_sequence import read_config
 LENGTHS = (70, 45, 91, 3)
 """Longer than every window (24 and 40), and one that is not."""
 LONG_ROPE_LENGTHS = (70, 52, 91, 49)
-"""transformers changes long rotary factors at 48 positions while it runs; an engine with a cache decides once."""
+"""transformers changes long rotary factors at 48 positions while it runs; an engine with a cache
+decides once.
+"""
 NUM_GENERATED = 10
 TOLERANCE = 1e-3
 GAP = 1e-3
-"""Least distance between the two best logits anywhere on a path; closer ones could not be compared."""
+"""Least distance between the two best logits anywhere on a path; closer ones could not be compared.
+"""
 
 
-EVERY = [pytest.param(name, marks=[] if name in TINY else pytest.mark.slow) for name in sorted(ARCHITECTURES)]
+EVERY = [
+    pytest.param(name, marks=[] if name in TINY else pytest.mark.slow)
+    for name in sorted(ARCHITECTURES)
+]
 """Most run all of it under `make test-all` only."""
 
 
@@ -82,7 +90,11 @@ def expected(
 
 
 def open_engine(folder: Path, **settings: Any) -> LLM:
-    defaults: dict[str, Any] = {"dtype": "float32", "max_model_len": 128, "kv_cache_memory_bytes": 1 << 23}
+    defaults: dict[str, Any] = {
+        "dtype": "float32",
+        "max_model_len": 128,
+        "kv_cache_memory_bytes": 1 << 23,
+    }
     defaults |= {"num_threads": 1, "log_level": "error", "mamba_block_size": 16}
     return LLM(str(folder), **(defaults | settings))
 
@@ -97,7 +109,10 @@ def assert_equal(outputs: Sequence[RequestOutput], cases: Sequence[Expected]) ->
         completion = output.outputs[0]
         assert list(completion.token_ids) == case.tokens
         assert completion.logprobs is not None
-        found = [position[token].logprob for position, token in zip(completion.logprobs, case.tokens, strict=True)]
+        found = [
+            position[token].logprob
+            for position, token in zip(completion.logprobs, case.tokens, strict=True)
+        ]
         assert found == pytest.approx(case.logprobs, abs=TOLERANCE)
 
 
@@ -113,7 +128,11 @@ WAYS: dict[str, dict[str, Any]] = {
 def ways_of_architectures() -> list[Any]:
     """Return every pair; of most architectures only one way runs every time."""
     return [
-        pytest.param(name, way, marks=[] if name in TINY or way == "a budget of 16 tokens" else pytest.mark.slow)
+        pytest.param(
+            name,
+            way,
+            marks=[] if name in TINY or way == "a budget of 16 tokens" else pytest.mark.slow,
+        )
         for name in sorted(ARCHITECTURES)
         for way in WAYS
     ]
@@ -121,7 +140,10 @@ def ways_of_architectures() -> list[Any]:
 
 @pytest.mark.parametrize(("architecture", "way"), ways_of_architectures())
 def test_same_as_transformers(
-    architecture: str, way: str, checkpoint: Callable[[str], Path], expected: Callable[[str], list[Expected]]
+    architecture: str,
+    way: str,
+    checkpoint: Callable[[str], Path],
+    expected: Callable[[str], list[Expected]],
 ) -> None:
     cases = expected(architecture)
     with open_engine(checkpoint(architecture), **WAYS[way]) as llm:
@@ -138,7 +160,9 @@ def test_same_alone_and_with_a_warm_prefix_cache(
             assert_equal(run(llm, [case]), [case])
         warm = run(llm, cases)
         assert_equal(warm, cases)
-        assert [output.num_cached_tokens for output in warm] == [(len(c.prompt) - 1) // 16 * 16 for c in cases]
+        assert [output.num_cached_tokens for output in warm] == [
+            (len(c.prompt) - 1) // 16 * 16 for c in cases
+        ]
 
 
 @pytest.mark.parametrize("block_size", [4, 16])
@@ -151,17 +175,33 @@ def test_same_when_requests_are_preempted(
     spec_of: Callable[[str, Any], Any],
 ) -> None:
     cases = [expected(architecture)[2]] * 4
-    settings = {"block_size": block_size, "max_num_batched_tokens": 32, "enable_prefix_caching": False}
+    settings = {
+        "block_size": block_size,
+        "max_num_batched_tokens": 32,
+        "enable_prefix_caching": False,
+    }
     preemptions = 0
-    for num_tokens in (368, 384, 400, 416, 448):  # some of these hold several prompts but not their outputs
+    for num_tokens in (
+        368,
+        384,
+        400,
+        416,
+        448,
+    ):  # some of these hold several prompts but not their outputs
         blocks = num_tokens // block_size
-        with open_engine(checkpoint(architecture), **settings, num_gpu_blocks_override=blocks) as llm:
+        with open_engine(
+            checkpoint(architecture), **settings, num_gpu_blocks_override=blocks
+        ) as llm:
             assert_equal(run(llm, cases), cases)
             preemptions += llm.core.scheduler.num_preemptions
     layers = spec_of(architecture, read_config(checkpoint(architecture))).layers
     growing = [layer.attention for layer in layers if layer.attention is not None]
-    # Windowed layers give back more after the prompt than the output takes, and states take nothing more.
-    local = (getattr(attention, "window", None) or getattr(attention, "chunk", None) for attention in growing)
+    # Windowed layers give back more after the prompt than the output takes, and states take nothing
+    # more.
+    local = (
+        getattr(attention, "window", None) or getattr(attention, "chunk", None)
+        for attention in growing
+    )
     if growing and not any(local):
         assert preemptions > 0
 
@@ -169,8 +209,11 @@ def test_same_when_requests_are_preempted(
 def test_a_model_without_tokenizer_serves_token_ids(
     tmp_path: Path, checkpoint: Callable[[str], Path], expected: Callable[[str], list[Expected]]
 ) -> None:
-    folder, case = tmp_path / "model", expected("Olmo2ForCausalLM")[0]
-    shutil.copytree(checkpoint("Olmo2ForCausalLM"), folder, ignore=shutil.ignore_patterns("*token*"))
+    folder = tmp_path / "model"
+    case = expected("Olmo2ForCausalLM")[0]
+    shutil.copytree(
+        checkpoint("Olmo2ForCausalLM"), folder, ignore=shutil.ignore_patterns("*token*")
+    )
     with open_engine(folder) as llm:
         assert_equal(run(llm, [case]), [case])
         with pytest.raises(InvalidRequest, match="there is no tokenizer"):
@@ -180,7 +223,10 @@ def test_a_model_without_tokenizer_serves_token_ids(
 @pytest.mark.parametrize("budget", [16, 256])
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Gemma3ForCausalLM"])
 def test_prompt_logprobs_equal_transformers_in_chunks_too(
-    architecture: str, budget: int, checkpoint: Callable[[str], Path], expected: Callable[[str], list[Expected]]
+    architecture: str,
+    budget: int,
+    checkpoint: Callable[[str], Path],
+    expected: Callable[[str], list[Expected]],
 ) -> None:
     case = expected(architecture)[0]
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)

@@ -24,12 +24,18 @@ STRAY = "model.layers.0.stray.weight"
 
 
 @pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
-def test_no_tensor_is_left_over_or_made_up(architecture: str, spec_of: Callable[[str, Any], Any]) -> None:
+def test_no_tensor_is_left_over_or_made_up(
+    architecture: str, spec_of: Callable[[str, Any], Any]
+) -> None:
     config = SimpleNamespace(**json.loads(tiny_config(architecture).to_json_string()))
 
     def build() -> Any:
         spec = spec_of(architecture, config)
-        return Decoder(spec, plain_context()) if isinstance(spec, DecoderSpec) else spec.build(plain_context())
+        return (
+            Decoder(spec, plain_context())
+            if isinstance(spec, DecoderSpec)
+            else spec.build(plain_context())
+        )
 
     shapes = dict(build().weight_shapes())
     tensors = {name: torch.zeros(shape) for name, shape in shapes.items()}
@@ -61,10 +67,14 @@ def test_a_file_with_a_tensor_too_many_or_too_few_is_refused_by_name(
 ) -> None:
     folder = Path(shutil.copytree(checkpoint(KINDS[kind]), tmp_path / "model"))
     tensors = load_file(folder / "model.safetensors")
-    missing = sorted(name for name in tensors if "norm" not in name and "bias" not in name)[len(tensors) // 4]
+    missing = sorted(name for name in tensors if "norm" not in name and "bias" not in name)[
+        len(tensors) // 4
+    ]
     changed = {
         f"unexpected .*{STRAY}": {**tensors, STRAY: torch.zeros(2, 2)},
-        f"missing .*{missing}": {name: tensor for name, tensor in tensors.items() if name != missing},
+        f"missing .*{missing}": {
+            name: tensor for name, tensor in tensors.items() if name != missing
+        },
     }
     for message, stored in changed.items():
         save_file(stored, folder / "model.safetensors", {"format": "pt"})

@@ -1,4 +1,6 @@
-"""Latent attention where it is told apart: queries of a latent of their own, and contexts that an indexer would choose from."""
+"""Latent attention where it is told apart: queries of a latent of their own, and contexts that an
+indexer would choose from.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +30,20 @@ def test_youtu_with_latent_queries_is_as_near_to_transformers_as_the_others(
     more = {"q_lora_rank": 24, "rope_interleave": True, "tie_word_embeddings": True}
     folder = make_checkpoint("YoutuForCausalLM", tmp_path, seed=seed, **sizes, **more)
     with torch.inference_mode():
-        wanted = by_transformers(folder)(torch.tensor([IDS]), use_cache=False).logits[0].log_softmax(-1)
-    torch.testing.assert_close(Session(load("YoutuForCausalLM", folder)).step(IDS), wanted, atol=2e-5, rtol=0)
+        wanted = (
+            by_transformers(folder)(torch.tensor([IDS]), use_cache=False).logits[0].log_softmax(-1)
+        )
+    torch.testing.assert_close(
+        Session(load("YoutuForCausalLM", folder)).step(IDS), wanted, atol=2e-5, rtol=0
+    )
 
 
 def open_engine(folder: Path, **settings: Any) -> LLM:
-    defaults: dict[str, Any] = {"dtype": "float32", "kv_cache_memory_bytes": 1 << 23, "num_threads": 1}
+    defaults: dict[str, Any] = {
+        "dtype": "float32",
+        "kv_cache_memory_bytes": 1 << 23,
+        "num_threads": 1,
+    }
     return LLM(str(folder), **(defaults | settings))
 
 
@@ -42,7 +52,9 @@ def test_a_context_that_is_shortened_says_so_at_the_start_and_when_a_prompt_is_l
     architecture: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = make_checkpoint(architecture, tmp_path, seed=1, index_topk=40)
-    refused = pytest.raises(EngineError, match=f"has 56 tokens, but the context holds 40 .{REASON}. with")
+    refused = pytest.raises(
+        EngineError, match=f"has 56 tokens, but the context holds 40 .{REASON}. with"
+    )
     with caplog.at_level(logging.WARNING), open_engine(folder) as llm, refused:
         llm.generate([{"prompt_token_ids": IDS}], SamplingParams(max_tokens=1), use_tqdm=False)
     assert f"contexts of at most 40 tokens instead of 512: {REASON}" in caplog.text
@@ -52,5 +64,8 @@ def test_a_longer_context_than_is_computed_rightly_cannot_be_asked_for(tmp_path:
     folder = make_checkpoint(INDEXED[0], tmp_path, seed=1, index_topk=40)
     with pytest.raises(ConfigError, match=f"--max-model-len 41 is more than 40, {REASON}"):
         open_engine(folder, max_model_len=41)
-    with open_engine(folder, max_model_len=30) as llm, pytest.raises(EngineError, match="the context holds 30 with"):
+    with (
+        open_engine(folder, max_model_len=30) as llm,
+        pytest.raises(EngineError, match="the context holds 30 with"),
+    ):
         llm.generate([{"prompt_token_ids": IDS}], SamplingParams(max_tokens=1), use_tqdm=False)

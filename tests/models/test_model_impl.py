@@ -19,7 +19,9 @@ from core.spec.decoder import DecoderSpec
 
 
 @pytest.fixture
-def read(tmp_path: Path, registry: Registry, checkpoint: Callable[[str], Path]) -> Callable[..., Any]:
+def read(
+    tmp_path: Path, registry: Registry, checkpoint: Callable[[str], Path]
+) -> Callable[..., Any]:
     """Return a function that reads a tiny model's facts under `--model-impl`, its config changed."""
 
     def facts(name: str, model_impl: str, **changes: Any) -> Any:
@@ -34,7 +36,9 @@ def read(tmp_path: Path, registry: Registry, checkpoint: Callable[[str], Path]) 
 
 
 @pytest.mark.parametrize("model_impl", ["auto", "native", "vllm"])
-def test_an_architecture_with_an_entry_of_its_own_is_built_by_it(model_impl: str, read: Callable[..., Any]) -> None:
+def test_an_architecture_with_an_entry_of_its_own_is_built_by_it(
+    model_impl: str, read: Callable[..., Any]
+) -> None:
     assert isinstance(read("LlamaForCausalLM", model_impl), DecoderSpec)
 
 
@@ -47,27 +51,36 @@ def test_transformers_builds_what_nothing_else_does(read: Callable[..., Any]) ->
 
 
 def test_only_an_entry_of_its_own_is_native(read: Callable[..., Any]) -> None:
-    with pytest.raises(ModelError, match="no loaded plugin knows the architecture 'BeamForCausalLM'"):
+    with pytest.raises(
+        ModelError, match="no loaded plugin knows the architecture 'BeamForCausalLM'"
+    ):
         read("beam", "native")
 
 
 def test_an_unknown_word_is_refused_with_what_there_is(read: Callable[..., Any]) -> None:
-    with pytest.raises(ModelError, match=r"--model-impl 'terratorch' .*: auto, native, vllm, transformers\."):
+    with pytest.raises(
+        ModelError, match=r"--model-impl 'terratorch' .*: auto, native, vllm, transformers\."
+    ):
         read("beam", "terratorch")
 
 
-def test_an_unknown_architecture_names_the_nearest_and_why_transformers_cannot(read: Callable[..., Any]) -> None:
+def test_an_unknown_architecture_names_the_nearest_and_why_transformers_cannot(
+    read: Callable[..., Any],
+) -> None:
     changes = {"architectures": ["LlamaForCausalLN"], "model_type": "mamba"}
     with pytest.raises(ModelError) as refused:
         read("LlamaForCausalLM", "auto", **changes)
     assert "did you mean 'LlamaForCausalLM' or 'Llama4ForCausalLM'?" in str(refused.value)
-    assert "transformers, for any other: transformers has no causal language model 'LlamaForCausalLN'" in str(
-        refused.value
+    assert (
+        "transformers, for any other: transformers has no causal language model 'LlamaForCausalLN'"
+        in str(refused.value)
     )
 
 
 def test_the_verdict_alone_is_given_to_who_asks_for_transformers(read: Callable[..., Any]) -> None:
     with pytest.raises(ModelError) as refused:
         read("mamba", "transformers")
-    assert "transformers has MambaForCausalLM, but its layers keep a running state" in str(refused.value)
+    assert "transformers has MambaForCausalLM, but its layers keep a running state" in str(
+        refused.value
+    )
     assert "no loaded plugin" not in str(refused.value)

@@ -1,4 +1,6 @@
-"""Checkpoints of mixtures under the names that transformers has in memory, as tools write them that read these there."""
+"""Checkpoints of mixtures under the names that transformers has in memory, as tools write them that
+read these there.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def one_by_one(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
             continue
         for expert, own in enumerate(tensor):
             halves = (
-                zip(("gate_proj", "up_proj"), own.chunk(2), strict=True) if last == "gate_up_proj" else [(last, own)]
+                zip(("gate_proj", "up_proj"), own.chunk(2), strict=True)
+                if last == "gate_up_proj"
+                else [(last, own)]
             )
             out |= {f"{stem}.{expert}.{matrix}.weight": part for matrix, part in halves}
     return out
@@ -48,7 +52,11 @@ def test_experts_fused_and_one_by_one_are_found(
     decoder = load(architecture, folder)
     expected = Session(decoder).step(IDS)
     model = getattr(transformers, architecture).from_pretrained(folder)
-    state = {name: tensor for name, tensor in model.state_dict().items() if not name.endswith("rotary_emb.inv_freq")}
+    state = {
+        name: tensor
+        for name, tensor in model.state_dict().items()
+        if not name.endswith("rotary_emb.inv_freq")
+    }
     if model.config.tie_word_embeddings:
         del state["lm_head.weight"]
     assert any(name.endswith(".experts.gate_up_proj") for name in state)

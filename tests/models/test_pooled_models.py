@@ -1,4 +1,6 @@
-"""Every pooled architecture against transformers: float32, tiny random weights, every particular feature on."""
+"""Every pooled architecture against transformers: float32, tiny random weights, every particular
+feature on.
+"""
 
 from __future__ import annotations
 
@@ -20,34 +22,52 @@ from core.testing.tiny_encoders import POOLED
 TOLERANCE = 1e-4
 LENGTHS = (70, 3, 41)
 """Longer than every window and than the distances told apart exactly, and one that is not."""
-ALWAYS = ("Model", "BertForSequenceClassification", "BertForTokenClassification", "Qwen3ForSequenceClassification")
+ALWAYS = (
+    "Model",
+    "BertForSequenceClassification",
+    "BertForTokenClassification",
+    "Qwen3ForSequenceClassification",
+)
 
 
 def architectures() -> list[Any]:
     """Return all; most heads run under `make test-all` only."""
     rare = {"XLMRobertaModel", "LlamaModel", "Qwen2Model", "Qwen3Model"}
     return [
-        pytest.param(name, marks=[] if name.endswith(ALWAYS) and name not in rare else pytest.mark.slow)
+        pytest.param(
+            name, marks=[] if name.endswith(ALWAYS) and name not in rare else pytest.mark.slow
+        )
         for name in sorted(POOLED)
     ]
 
 
 def prompts() -> list[list[int]]:
     generator = torch.Generator().manual_seed(0)
-    return [torch.randint(5, VOCAB - 3, (length,), generator=generator).tolist() for length in LENGTHS]
+    return [
+        torch.randint(5, VOCAB - 3, (length,), generator=generator).tolist() for length in LENGTHS
+    ]
 
 
 def open_engine(folder: Path, **settings: Any) -> LLM:
-    defaults: dict[str, Any] = {"dtype": "float32", "max_model_len": 128, "num_threads": 1, "log_level": "error"}
+    defaults: dict[str, Any] = {
+        "dtype": "float32",
+        "max_model_len": 128,
+        "num_threads": 1,
+        "log_level": "error",
+    }
     return LLM(str(folder), **(defaults | {"kv_cache_memory_bytes": 1 << 22} | settings))
 
 
 @torch.inference_mode()
 def by_transformers(architecture: str, folder: Path, ids: list[int]) -> torch.Tensor:
-    """Return what transformers makes of a prompt, pooled and finished as the engine does by default."""
+    """Return what transformers makes of a prompt, pooled and finished as the engine does by
+    default.
+    """
     config = transformers.AutoConfig.from_pretrained(folder)
     model_class = getattr(transformers, architecture)
-    model = model_class.from_pretrained(folder, config=config, attn_implementation="eager", dtype=torch.float32)
+    model = model_class.from_pretrained(
+        folder, config=config, attn_implementation="eager", dtype=torch.float32
+    )
     ones = torch.ones(1, len(ids), dtype=torch.long)
     out = model.eval()(torch.tensor([ids]), attention_mask=ones, output_hidden_states=True)
     if "Classification" in architecture:
@@ -79,11 +99,17 @@ def test_eurobert_classifies_where_its_config_says(place: str, tmp_path: Path) -
     with open_engine(folder) as llm:
         found = llm.encode(prompts(), use_tqdm=False)
     for ids, output in zip(prompts(), found, strict=True):
-        torch.testing.assert_close(output.outputs.data, by_transformers(name, folder, ids), atol=TOLERANCE, rtol=0)
+        torch.testing.assert_close(
+            output.outputs.data, by_transformers(name, folder, ids), atol=TOLERANCE, rtol=0
+        )
 
 
-@pytest.mark.parametrize("architecture", ["BertModel", "ModernBertModel", "MPNetModel", "DebertaV2Model"])
-def test_the_order_of_tokens_and_what_comes_behind_matters(architecture: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "architecture", ["BertModel", "ModernBertModel", "MPNetModel", "DebertaV2Model"]
+)
+def test_the_order_of_tokens_and_what_comes_behind_matters(
+    architecture: str, tmp_path: Path
+) -> None:
     ids = prompts()[0]
     changed = [*ids[:-2], ids[-1], ids[-2]]
     with open_engine(make_checkpoint(architecture, tmp_path, seed=1)) as llm:
@@ -131,14 +157,17 @@ def test_fields_of_published_nomic_configs_mean_what_transformers_fields_mean(sp
 def test_xlm_roberta_with_rotary_positions_is_jina(spec_of: Any) -> None:
     ours = tiny_facts("JinaEmbeddingsV3Model")
     ours.architectures = ["XLMRobertaModel"]
-    published = SimpleNamespace(**{**vars(ours), "position_embedding_type": "rotary", "rotary_emb_base": 20000.0})
+    published = SimpleNamespace(
+        **{**vars(ours), "position_embedding_type": "rotary", "rotary_emb_base": 20000.0}
+    )
     del published.rope_parameters
     assert spec_of("XLMRobertaModel", published) == spec_of("JinaEmbeddingsV3Model", ours)
 
 
 def test_published_gte_stretches_every_pair(spec_of: Any) -> None:
     published = tiny_facts("GteModel")
-    published.rope_parameters, published.rope_theta = None, 500.0
+    published.rope_parameters = None
+    published.rope_theta = 500.0
     published.rope_scaling = {"type": "ntk", "factor": 2.0}
     rope = spec_of("NewModel", published).layers[0].attention.rope
     exponents = torch.arange(0, 16, 2) / 16
@@ -147,4 +176,6 @@ def test_published_gte_stretches_every_pair(spec_of: Any) -> None:
 
 
 def tiny_facts(architecture: str) -> SimpleNamespace:
-    return SimpleNamespace(**json.loads(tiny_config(architecture, architectures=[architecture]).to_json_string()))
+    return SimpleNamespace(
+        **json.loads(tiny_config(architecture, architectures=[architecture]).to_json_string())
+    )

@@ -1,4 +1,6 @@
-"""Which quantization method a checkpoint gets, from its files and from the user, and what is refused."""
+"""Which quantization method a checkpoint gets, from its files and from the user, and what is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ def with_methods(tmp_path_factory: pytest.TempPathFactory) -> Registry:
     return load_plan(make_plan([f"+{file}"]))
 
 
-def method_for(folder: Path, registry: Registry, stated: dict[str, Any] | None = None, **model: Any) -> Any:
+def method_for(
+    folder: Path, registry: Registry, stated: dict[str, Any] | None = None, **model: Any
+) -> Any:
     if stated is not None:
         path = folder / "config.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": stated}))
@@ -70,23 +74,35 @@ def method_for(folder: Path, registry: Registry, stated: dict[str, Any] | None =
     return quant_method(config, source, registry)
 
 
-def test_a_method_that_only_unpacks_is_refused_where_nothing_is_packed(folder: Path, registry: Registry) -> None:
-    with pytest.raises(ModelError, match="--quantization mxfp4 reads checkpoints that are stored so"):
+def test_a_method_that_only_unpacks_is_refused_where_nothing_is_packed(
+    folder: Path, registry: Registry
+) -> None:
+    with pytest.raises(
+        ModelError, match="--quantization mxfp4 reads checkpoints that are stored so"
+    ):
         method_for(folder, registry, quantization="mxfp4")
 
 
 @pytest.mark.parametrize("asked", ["none", "mxfp4", "gptq_marlin"])
-def test_another_method_than_the_checkpoint_s_is_refused(folder: Path, registry: Registry, asked: str) -> None:
-    with pytest.raises(ModelError, match=f"--quantization {asked} does not read this checkpoint.* stored as 'awq'"):
+def test_another_method_than_the_checkpoint_s_is_refused(
+    folder: Path, registry: Registry, asked: str
+) -> None:
+    with pytest.raises(
+        ModelError, match=f"--quantization {asked} does not read this checkpoint.* stored as 'awq'"
+    ):
         method_for(folder, registry, {"quant_method": "awq", "bits": 4}, quantization=asked)
 
 
-@pytest.mark.parametrize("asked", ["awq", "gptq_marlin", "quark", "hqq", "int4", "experts_int8", "fp8"])
+@pytest.mark.parametrize(
+    "asked", ["awq", "gptq_marlin", "quark", "hqq", "int4", "experts_int8", "fp8"]
+)
 def test_a_method_that_finds_nothing_of_its_own_in_the_config_is_refused_alike(
     folder: Path, registry: Registry, asked: str
 ) -> None:
     stated = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {}}
-    message = f"--quantization {asked} does not read this checkpoint.* stored as 'compressed-tensors'"
+    message = (
+        f"--quantization {asked} does not read this checkpoint.* stored as 'compressed-tensors'"
+    )
     with pytest.raises(ModelError, match=message):
         method_for(folder, registry, stated, quantization=asked)
 
@@ -99,7 +115,10 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32}
     ("asked", "stated"),
     [
         *((name, AWQ) for name in ("awq_marlin", "cpu_wna16", "ipex_quant")),
-        *((name, GPTQ) for name in ("gptq_marlin", "moe_wna16", "gptq", "bitblas", "gptq_marlin_24", "ipex")),
+        *(
+            (name, GPTQ)
+            for name in ("gptq_marlin", "moe_wna16", "gptq", "bitblas", "gptq_marlin_24", "ipex")
+        ),
     ],
 )
 def test_another_name_for_what_is_stored_passes(
@@ -116,36 +135,54 @@ petit_nvfp4 cpu_gptq cpu_awq"""
 
 def test_names_that_other_engines_take_are_known(registry: Registry) -> None:
     entries = [registered.entry for registered in registry.entries("quant_methods")]
-    assert set(NAMES.split()) - {name for entry in entries for name in (entry.name, *entry.gives)} == set()
+    assert (
+        set(NAMES.split()) - {name for entry in entries for name in (entry.name, *entry.gives)}
+        == set()
+    )
 
 
-def test_weights_in_the_order_of_one_kernel_are_refused_with_the_reason(folder: Path, registry: Registry) -> None:
-    for name, reason in (("gptq_marlin_24", "two of four numbers are left out"), ("bitblas", "tuned for each GPU")):
+def test_weights_in_the_order_of_one_kernel_are_refused_with_the_reason(
+    folder: Path, registry: Registry
+) -> None:
+    for name, reason in (
+        ("gptq_marlin_24", "two of four numbers are left out"),
+        ("bitblas", "tuned for each GPU"),
+    ):
         with pytest.raises(ModelError, match=reason):
             method_for(folder, registry, {**GPTQ, "quant_method": name})
 
 
-@pytest.mark.parametrize("asked", ["gptq", "gptq_marlin", "moe_wna16", "cpu_wna16", "modelopt_fp4", "inc"])
+@pytest.mark.parametrize(
+    "asked", ["gptq", "gptq_marlin", "moe_wna16", "cpu_wna16", "modelopt_fp4", "inc"]
+)
 def test_a_name_of_a_stored_format_is_refused_where_nothing_is_stored_so(
     folder: Path, registry: Registry, asked: str
 ) -> None:
-    with pytest.raises(ModelError, match=f"--quantization {asked} reads checkpoints that are stored so") as caught:
+    with pytest.raises(
+        ModelError, match=f"--quantization {asked} reads checkpoints that are stored so"
+    ) as caught:
         method_for(folder, registry, quantization=asked)
     assert str(caught.value).count("--quantization") == 2, "the other one is to be left out"
 
 
 def test_a_method_that_no_plugin_has_is_named(folder: Path, registry: Registry) -> None:
     with pytest.raises(
-        ModelError, match="the checkpoint names the quantization method 'eetq', which no loaded plugin has"
+        ModelError,
+        match="the checkpoint names the quantization method 'eetq', which no loaded plugin has",
     ):
         method_for(folder, registry, {"quant_method": "eetq"})
 
 
 def test_a_method_may_read_what_others_wrote(folder: Path, with_methods: Registry) -> None:
-    assert method_for(folder, with_methods, {"quant_method": "awq"}, quantization="also").name == "also"
+    assert (
+        method_for(folder, with_methods, {"quant_method": "awq"}, quantization="also").name
+        == "also"
+    )
 
 
-def test_a_method_is_told_the_checkpoint_s_config_and_the_engine_s(folder: Path, with_methods: Registry) -> None:
+def test_a_method_is_told_the_checkpoint_s_config_and_the_engine_s(
+    folder: Path, with_methods: Registry
+) -> None:
     stated = {"quant_method": "both", "bits": 3}
     assert method_for(folder, with_methods, stated, dtype="bfloat16").seen == (stated, "bfloat16")
 
@@ -155,7 +192,11 @@ def test_a_method_is_told_the_checkpoint_s_config_and_the_engine_s(folder: Path,
     [
         ("quantize_config.json", {"bits": 4, "group_size": 128, "desc_act": False}, "gptq"),
         ("quant_config.json", {"w_bit": 4, "q_group_size": 128, "version": "GEMM"}, "awq"),
-        ("hf_quant_config.json", {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}, "modelopt"),
+        (
+            "hf_quant_config.json",
+            {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}},
+            "modelopt",
+        ),
     ],
 )
 def test_files_beside_the_config_name_the_method(
@@ -176,22 +217,30 @@ def test_a_checkpoint_of_integers_is_found_planned_and_served_as_small_as_it_is_
     folder: Path, registry: Registry, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tensors = load_file(folder / "model.safetensors")
-    stored, plain = packed({name: tensor.float() for name, tensor in tensors.items()}, writer(4, 32))
+    stored, plain = packed(
+        {name: tensor.float() for name, tensor in tensors.items()}, writer(4, 32)
+    )
     path = folder / "config.json"
     settings = json.loads(path.read_text())
     other = Path(shutil.copytree(folder, tmp_path / "plain"))
     save_file(plain, other / "model.safetensors", metadata={"format": "pt"})
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
-    path.write_text(json.dumps({**settings, "quantization_config": {**GPTQ, "sym": True, "desc_act": False}}))
+    path.write_text(
+        json.dumps({**settings, "quantization_config": {**GPTQ, "sym": True, "desc_act": False}})
+    )
 
     def planned(model: Path) -> int:
         given = {"model": str(model), "dtype": "bfloat16", "max_model_len": 64}
-        return sum(memory_plan(config_from_kwargs(given, registry.options()), registry).weight_bytes)
+        return sum(
+            memory_plan(config_from_kwargs(given, registry.options()), registry).weight_bytes
+        )
 
     assert planned(folder) < planned(other)
 
     def first(model: Path) -> dict[int, float]:
-        with LLM(str(model), dtype="float32", max_model_len=64, num_threads=1, log_level="warning") as llm:
+        with LLM(
+            str(model), dtype="float32", max_model_len=64, num_threads=1, log_level="warning"
+        ) as llm:
             params = SamplingParams(temperature=0, max_tokens=1, logprobs=5)
             scores = llm.generate([[5, 9, 30, 7]], params, use_tqdm=False)[0].outputs[0].logprobs
             assert scores is not None

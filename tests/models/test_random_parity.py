@@ -1,7 +1,8 @@
-"""Random shapes and options of every architecture against transformers, saved by transformers' own hand.
+"""Random shapes and options of every architecture against transformers, saved by transformers' own
+hand.
 
-Shards, half precision, missing tokenizers, odd vocabularies and head sizes, one layer or five: what the fixed
-checkpoints of the other tests do not have.
+Shards, half precision, missing tokenizers, odd vocabularies and head sizes, one layer or five: what
+the fixed checkpoints of the other tests do not have.
 """
 
 from __future__ import annotations
@@ -74,7 +75,12 @@ def draw_options(architecture: str, draw: random.Random) -> dict[str, Any]:
     """Return the fields of a random config."""
     if architecture == "GPT2LMHeadModel":
         heads = draw.choice([2, 3])
-        return {"vocab_size": 307, "n_embd": heads * 20, "n_layer": draw.choice([1, 5]), "n_head": heads} | {
+        return {
+            "vocab_size": 307,
+            "n_embd": heads * 20,
+            "n_layer": draw.choice([1, 5]),
+            "n_head": heads,
+        } | {
             "n_positions": 256,
             "n_inner": draw.choice([None, 50]),
             "scale_attn_weights": draw.random() < 0.7,
@@ -103,7 +109,11 @@ def draw_options(architecture: str, draw: random.Random) -> dict[str, Any]:
             "use_parallel_residual": draw.random() < 0.5,
             "rotary_pct": draw.choice([0.25, 1.0]) if config["hidden_size"] % 16 == 0 else 1.0,
         },
-        "MixtralForCausalLM": {**draw_rope(draw), **experts, "num_local_experts": draw.choice([2, 5])},
+        "MixtralForCausalLM": {
+            **draw_rope(draw),
+            **experts,
+            "num_local_experts": draw.choice([2, 5]),
+        },
         "Qwen3MoeForCausalLM": {**draw_rope(draw), **experts, "num_experts": draw.choice([4, 7])}
         | {"moe_intermediate_size": 24, "norm_topk_prob": draw.random() < 0.5}
         | {"decoder_sparse_step": draw.choice([1, 2]), "mlp_only_layers": draw.choice([[], [0]])},
@@ -121,19 +131,29 @@ def save_random(architecture: str, draw: random.Random, folder: Path) -> Any:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator) * spread
-            parameter.copy_(noise + (1.0 if parameter.ndim == 1 and name.endswith("weight") else 0.0))
+            parameter.copy_(
+                noise + (1.0 if parameter.ndim == 1 and name.endswith("weight") else 0.0)
+            )
     model.generation_config.eos_token_id = [2, 3]
     stored = draw.choice([torch.float32, torch.bfloat16, torch.float16])
     model.to(stored).save_pretrained(folder, max_shard_size=draw.choice(["50MB", "20KB"]))
     # transformers' grouped products of experts take aligned sizes only.
-    plain = {"attn_implementation": "eager", "experts_implementation": "eager", "dtype": torch.float32}
+    plain = {
+        "attn_implementation": "eager",
+        "experts_implementation": "eager",
+        "dtype": torch.float32,
+    }
     return make.from_pretrained(folder, **plain).eval()
 
 
 @torch.inference_mode()
 def expect(model: Any, prompt: list[int]) -> tuple[list[int], list[float], float]:
-    """Return greedy tokens, their log-probabilities, and the least gap between the two best on the way."""
-    tokens, scores, gaps = list(prompt), [], []
+    """Return greedy tokens, their log-probabilities, and the least gap between the two best on the
+    way.
+    """
+    tokens = list(prompt)
+    scores = []
+    gaps = []
     for _ in range(NUM_GENERATED):
         logits = model(torch.tensor([tokens]), use_cache=False).logits[0, -1]
         best = logits.topk(2)
@@ -149,11 +169,18 @@ def expect(model: Any, prompt: list[int]) -> tuple[list[int], list[float], float
 def test_random_models_equal_transformers(architecture: str, seed: int, tmp_path: Path) -> None:
     draw = random.Random(f"{architecture} {seed}")
     model = save_random(architecture, draw, tmp_path)
-    prompts = [[draw.randrange(model.config.vocab_size) for _ in range(length)] for length in (3, 30, 61, 90)]
+    prompts = [
+        [draw.randrange(model.config.vocab_size) for _ in range(length)]
+        for length in (3, 30, 61, 90)
+    ]
     cases = [(prompt, *expect(model, prompt)) for prompt in prompts]
     cases = [case for case in cases if case[3] >= GAP]
     params = SamplingParams(temperature=0, max_tokens=NUM_GENERATED, ignore_eos=True, logprobs=0)
-    settings: dict[str, Any] = {"dtype": "float32", "max_model_len": CONTEXT, "kv_cache_memory_bytes": 1 << 24}
+    settings: dict[str, Any] = {
+        "dtype": "float32",
+        "max_model_len": CONTEXT,
+        "kv_cache_memory_bytes": 1 << 24,
+    }
     for way, changes in WAYS.items():
         with LLM(str(tmp_path), num_threads=1, log_level="error", **(settings | changes)) as llm:
             for _ in range(2):  # the second time the prefix cache is warm
@@ -162,5 +189,10 @@ def test_random_models_equal_transformers(architecture: str, seed: int, tmp_path
                     completion = output.outputs[0]
                     assert list(completion.token_ids) == tokens, f"{way}, prompt of {len(prompt)}"
                     assert completion.logprobs is not None
-                    found = [place[token].logprob for place, token in zip(completion.logprobs, tokens, strict=True)]
-                    assert found == pytest.approx(scores, abs=TOLERANCE), f"{way}, prompt of {len(prompt)}"
+                    found = [
+                        place[token].logprob
+                        for place, token in zip(completion.logprobs, tokens, strict=True)
+                    ]
+                    assert found == pytest.approx(scores, abs=TOLERANCE), (
+                        f"{way}, prompt of {len(prompt)}"
+                    )

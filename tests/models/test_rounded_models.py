@@ -1,4 +1,6 @@
-"""Whole models with `--quantization int8` and `int4`: near the plain ones, the same bits in any batch, and as small as planned."""
+"""Whole models with `--quantization int8` and `int4`: near the plain ones, the same bits in any
+batch, and as small as planned.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +29,19 @@ def name(request: pytest.FixtureRequest) -> str:
 
 def prompts() -> list[list[int]]:
     numbers = random.Random(0)
-    return [[numbers.randrange(VOCAB - 3) for _ in range(numbers.choice((1, 5, 33)))] for _ in range(9)]
+    return [
+        [numbers.randrange(VOCAB - 3) for _ in range(numbers.choice((1, 5, 33)))] for _ in range(9)
+    ]
 
 
 def answers(folder: Path, size: int, **settings: Any) -> list[list[tuple[int, dict[int, float]]]]:
     """Return each request's tokens and log-probabilities, so many requests at a time."""
     params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=2)
-    defaults: dict[str, Any] = {"max_model_len": 96, "kv_cache_memory_bytes": 1 << 23, "enable_prefix_caching": False}
+    defaults: dict[str, Any] = {
+        "max_model_len": 96,
+        "kv_cache_memory_bytes": 1 << 23,
+        "enable_prefix_caching": False,
+    }
     found = []
     with LLM(str(folder), log_level="error", num_threads=1, **(defaults | settings)) as llm:
         every = prompts()
@@ -41,7 +49,10 @@ def answers(folder: Path, size: int, **settings: Any) -> list[list[tuple[int, di
             for output in llm.generate(every[at : at + size], params, use_tqdm=False):
                 completion = output.outputs[0]
                 assert completion.logprobs is not None
-                scores = [{token: entry.logprob for token, entry in place.items()} for place in completion.logprobs]
+                scores = [
+                    {token: entry.logprob for token, entry in place.items()}
+                    for place in completion.logprobs
+                ]
                 found.append(list(zip(completion.token_ids, scores, strict=True)))
     return found
 
@@ -57,7 +68,9 @@ def test_a_model_says_nearly_the_same_and_the_same_bits_in_any_company(
     plain = answers(folder, 9, dtype=dtype)
     # Before tokens part: the first one's log-probability, where both name it.
     shared = [(own[0][1], other[0][1]) for own, other in zip(alone, plain, strict=True)]
-    off = [abs(own[token] - other[token]) for own, other in shared for token in own if token in other]
+    off = [
+        abs(own[token] - other[token]) for own, other in shared for token in own if token in other
+    ]
     assert len(off) >= 5
     # The middle one: of these random models some prompts have experts that are chosen by a hair.
     assert 0 < statistics.median(off) < {"int8": 0.06, "int4": 0.6}[name]
@@ -69,12 +82,18 @@ def test_a_plan_counts_the_bytes_of_rounded_weights(
     def planned(**settings: Any) -> int:
         options = registry.options()
         config = config_from_kwargs(
-            {"model": str(checkpoint("LlamaForCausalLM")), "dtype": "bfloat16", "max_model_len": 64, **settings},
+            {
+                "model": str(checkpoint("LlamaForCausalLM")),
+                "dtype": "bfloat16",
+                "max_model_len": 64,
+                **settings,
+            },
             options,
         )
         return sum(memory_plan(config, registry).weight_bytes)
 
-    small, smaller = planned(quantization=name), planned(quantization=name, quantization_group=128)
+    small = planned(quantization=name)
+    smaller = planned(quantization=name, quantization_group=128)
     assert small / planned() < {"int8": 0.65, "int4": 0.5}[name]
     assert smaller <= small
 

@@ -1,4 +1,6 @@
-"""Low-rank adapters on every kind of layer give what weights with them merged give, on one rank and on two."""
+"""Low-rank adapters on every kind of layer give what weights with them merged give, on one rank and
+on two.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,14 @@ class Deltas:
 
     def add(self, prefix: str, part: Part) -> None:
         leading = (part.num_experts,) if part.num_experts else ()
-        a = torch.randn(*leading, RANK, part.in_features, generator=self._generator) / part.in_features**0.5
-        self.pairs[prefix] = a, torch.randn(*leading, part.out_features, RANK, generator=self._generator) * 0.3
+        a = (
+            torch.randn(*leading, RANK, part.in_features, generator=self._generator)
+            / part.in_features**0.5
+        )
+        self.pairs[prefix] = (
+            a,
+            torch.randn(*leading, part.out_features, RANK, generator=self._generator) * 0.3,
+        )
 
     def own(self, prefix: str, part: Part) -> tuple[torch.Tensor, torch.Tensor]:
         """Return this rank's part: A's columns and B's rows."""
@@ -130,7 +138,8 @@ def test_adapted_layers_equal_merged_weights_on_one_rank_and_on_two(
         decoder.load_weights(weights.items())
         return decoder
 
-    deltas, merged = Deltas(), dict(tensors)
+    deltas = Deltas()
+    merged = dict(tensors)
     for layer in built(ParallelGroup(), tensors).modules():
         tied = isinstance(layer, Head) and isinstance(layer.rows, Embedding)
         for prefix in () if tied else getattr(layer, "prefixes", ()):
@@ -139,7 +148,10 @@ def test_adapted_layers_equal_merged_weights_on_one_rank_and_on_two(
             if name in tensors:
                 deltas.add(prefix, part)
                 merged[name] = deltas.merged(prefix, part, tensors[name])
-    assert sum(name not in merged or merged[name] is not tensor for name, tensor in tensors.items()) > 8
+    assert (
+        sum(name not in merged or merged[name] is not tensor for name, tensor in tensors.items())
+        > 8
+    )
     tied_head = spec.names.head not in deltas.pairs
     if tied_head:  # an adapter of the shared matrix is one of both of its uses
         deltas.pairs[spec.names.head] = deltas.pairs[spec.names.embed]

@@ -1,4 +1,6 @@
-"""What a layer's cache holds: dtypes and scales reach a backend that takes them, and are refused by name otherwise."""
+"""What a layer's cache holds: dtypes and scales reach a backend that takes them, and are refused by
+name otherwise.
+"""
 
 from __future__ import annotations
 
@@ -41,13 +43,20 @@ class SmallCache(PlainWeights):
 def decoder(tmp_path: Path, **changes: Any) -> tuple[Decoder, dict[str, torch.Tensor]]:
     folder = make_checkpoint("LlamaForCausalLM", tmp_path, seed=3)
     context = replace(plain_context(), **changes)
-    return Decoder(llama.spec(read_config(folder)), context), load_file(folder / "model.safetensors")
+    return Decoder(llama.spec(read_config(folder)), context), load_file(
+        folder / "model.safetensors"
+    )
 
 
-@pytest.mark.parametrize("name", ["self_attn.{}_scale", "self_attn.attn.{}_scale", "self_attn.{}_proj.{}_scale"])
+@pytest.mark.parametrize(
+    "name", ["self_attn.{}_scale", "self_attn.attn.{}_scale", "self_attn.{}_proj.{}_scale"]
+)
 def test_scales_of_a_checkpoint_reach_the_backend(name: str, tmp_path: Path) -> None:
     model, tensors = decoder(tmp_path, attention=Scaling())
-    scales = {f"model.layers.1.{name.format(part, part)}": torch.tensor(v) for part, v in (("k", 0.5), ("v", 0.25))}
+    scales = {
+        f"model.layers.1.{name.format(part, part)}": torch.tensor(v)
+        for part, v in (("k", 0.5), ("v", 0.25))
+    }
     model.load_weights({**tensors, **scales}.items())
     found = [block.attention.params for block in model.layers]  # type: ignore[union-attr]
     assert [(p.key_scale.tolist(), p.value_scale.tolist()) for p in found[:2]] == [
@@ -62,16 +71,23 @@ def test_each_head_may_have_a_scale_and_ranks_take_those_of_theirs(tmp_path: Pat
     model.load_weights({**tensors, **scales}.items())
     assert model.layers[0].attention.params.key_scale.tolist() == [0.5, 2.0]  # type: ignore[union-attr]
 
-    kept = [_scales_of_rank(rank, ranks, torch.tensor([0.5, 2.0])) for ranks in (2, 4) for rank in range(ranks)]
+    kept = [
+        _scales_of_rank(rank, ranks, torch.tensor([0.5, 2.0]))
+        for ranks in (2, 4)
+        for rank in range(ranks)
+    ]
     assert kept == [[0.5], [2.0], [0.5], [0.5], [2.0], [2.0]]
-    with pytest.raises(ModelError, match=r"k_scale has 3 factors; one is known, or one for each of 2"):
+    with pytest.raises(
+        ModelError, match=r"k_scale has 3 factors; one is known, or one for each of 2"
+    ):
         decoder(tmp_path / "other", attention=Scaling())[0].load_weights(
             {**tensors, "model.layers.0.self_attn.k_scale": torch.ones(3)}.items()
         )
 
 
 def _scales_of_rank(rank: int, ranks: int, scales: torch.Tensor) -> list[float]:
-    weights, context = WeightMap(), replace(plain_context(ParallelGroup(ranks, rank)), attention=Scaling())
+    weights = WeightMap()
+    context = replace(plain_context(ParallelGroup(ranks, rank)), attention=Scaling())
     kept = CachedAs(None, {"k": "attn.k_proj", "v": "attn.v_proj"}, 2, context, weights)
     weights.load({"attn.k_scale": scales}.items())
     return kept.scales["k"].tolist()
@@ -81,15 +97,21 @@ class Unscaled(OneSequenceAttention):
     kv_dtypes = ("float8_e4m3fn",)
 
 
-def test_scales_are_refused_by_name_where_a_small_cache_needs_them_and_nothing_reads_them(tmp_path: Path) -> None:
+def test_scales_are_refused_by_name_where_a_small_cache_needs_them_and_nothing_reads_them(
+    tmp_path: Path,
+) -> None:
     model, tensors = decoder(tmp_path, attention=Unscaled(), quant=SmallCache())
-    with pytest.raises(ModelError, match=r"layers\.1\.self_attn\.k_scale is a factor of cached keys, .*Unscaled"):
+    with pytest.raises(
+        ModelError, match=r"layers\.1\.self_attn\.k_scale is a factor of cached keys, .*Unscaled"
+    ):
         model.load_weights({**tensors, "model.layers.1.self_attn.k_scale": torch.ones(1)}.items())
 
 
 def test_scales_are_not_needed_where_keys_and_values_are_cached_as_they_are(tmp_path: Path) -> None:
     model, tensors = decoder(tmp_path)
-    model.load_weights({**tensors, "model.layers.0.self_attn.k_scale": torch.full((1,), 0.1)}.items())
+    model.load_weights(
+        {**tensors, "model.layers.0.self_attn.k_scale": torch.full((1,), 0.1)}.items()
+    )
 
 
 def test_a_layer_s_cache_may_have_a_dtype_of_its_own(tmp_path: Path) -> None:
@@ -103,9 +125,16 @@ def test_what_a_checkpoint_wishes_is_not_done_where_the_backend_cannot(
 ) -> None:
     model, tensors = decoder(tmp_path, quant=SmallCache())
     assert {layer.spec.dtype for layer in model.kv_layers} == {"float32"}  # type: ignore[union-attr]
-    assert "cached as float8_e4m3fn, which the attention backend OneSequenceAttention does not" in caplog.text
-    model.load_weights({**tensors, "model.layers.1.self_attn.k_scale": torch.full((1,), 0.1)}.items())
-    with pytest.raises(ModelError, match=r"layers\.0\.self_attn caches keys and values as float8_e4m3fn, which"):
+    assert (
+        "cached as float8_e4m3fn, which the attention backend OneSequenceAttention does not"
+        in caplog.text
+    )
+    model.load_weights(
+        {**tensors, "model.layers.1.self_attn.k_scale": torch.full((1,), 0.1)}.items()
+    )
+    with pytest.raises(
+        ModelError, match=r"layers\.0\.self_attn caches keys and values as float8_e4m3fn, which"
+    ):
         decoder(tmp_path / "other", kv_dtype="fp8")
 
 
@@ -119,14 +148,20 @@ def test_who_asks_for_a_dtype_gets_it_whatever_the_checkpoint_states(
     model, tensors = decoder(tmp_path, attention=Narrow(), quant=SmallCache(), kv_dtype=asked)
     specs = {layer.spec for layer in model.kv_layers}
     assert {(spec.dtype, spec.scaled) for spec in specs} == {(dtype, scaled)}  # type: ignore[union-attr]
-    model.load_weights({**tensors, "model.layers.0.self_attn.k_scale": torch.full((1,), 0.5)}.items())
+    model.load_weights(
+        {**tensors, "model.layers.0.self_attn.k_scale": torch.full((1,), 0.5)}.items()
+    )
     scale = model.layers[0].attention.params.key_scale  # type: ignore[union-attr]
     assert scale is None if scaled else scale.tolist() == [0.5, 0.5]
 
 
-def test_computed_factors_stand_behind_vectors_and_take_the_place_of_the_checkpoint_s(tmp_path: Path) -> None:
+def test_computed_factors_stand_behind_vectors_and_take_the_place_of_the_checkpoint_s(
+    tmp_path: Path,
+) -> None:
     model, tensors = decoder(tmp_path, attention=Narrow(), kv_dtype="fp8", kv_scaled=True)
-    model.load_weights({**tensors, "model.layers.0.self_attn.k_scale": torch.full((1,), 0.5)}.items())
+    model.load_weights(
+        {**tensors, "model.layers.0.self_attn.k_scale": torch.full((1,), 0.5)}.items()
+    )
     assert model.layers[0].attention.params.key_scale is None  # type: ignore[union-attr]
     plain = decoder(tmp_path / "other")[0].kv_layers[0].spec
     spec = model.kv_layers[0].spec

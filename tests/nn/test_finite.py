@@ -34,7 +34,9 @@ def test_small_tensors_are_looked_at_whole_and_large_ones_evenly() -> None:
     assert not is_finite(sample(large)), "a piece larger than the gaps is seen"
 
 
-@pytest.mark.parametrize("tensor", [torch.ones(9, dtype=torch.int8), torch.tensor(float("-inf")), torch.ones(0)])
+@pytest.mark.parametrize(
+    "tensor", [torch.ones(9, dtype=torch.int8), torch.tensor(float("-inf")), torch.ones(0)]
+)
 def test_integers_masks_and_nothing_are_no_weights(tensor: torch.Tensor) -> None:
     assert is_finite(sample(tensor))
 

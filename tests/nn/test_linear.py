@@ -20,7 +20,9 @@ from core.testing.one_sequence import plain_context
 
 def test_a_fused_layer_names_the_rows_of_its_slices() -> None:
     weights = WeightMap()
-    layer = Linear(plain_context(), weights, "a", 4, [Slice("gate", 3, "a.gate"), Slice("up", 5, "a.up")])
+    layer = Linear(
+        plain_context(), weights, "a", 4, [Slice("gate", 3, "a.gate"), Slice("up", 5, "a.up")]
+    )
     assert layer.slices == {"gate": slice(0, 3), "up": slice(3, 8)}
     assert weights.shapes() == {"a.gate.weight": (3, 4), "a.up.weight": (5, 4)}
 
@@ -64,7 +66,10 @@ class Scaled(Halves):
 
     def load(self, layer: Any, suffix: str, tensor: torch.Tensor, part: Part) -> None:  # type: ignore[override]
         super().load(
-            layer, suffix, part.rows(tensor) if suffix == "scale" else part.columns(part.rows(tensor)), part.target
+            layer,
+            suffix,
+            part.rows(tensor) if suffix == "scale" else part.columns(part.rows(tensor)),
+            part.target,
         )
 
 
@@ -78,10 +83,17 @@ class Every:
 
 
 @pytest.mark.parametrize(("method", "says"), [(Halves, True), (Scaled, False)])
-def test_a_method_names_its_tensors_and_is_told_once_when_all_are_in(method: type[Halves], says: bool) -> None:
-    weights, context = WeightMap(), replace(plain_context(), quant=Every(method))
+def test_a_method_names_its_tensors_and_is_told_once_when_all_are_in(
+    method: type[Halves], says: bool
+) -> None:
+    weights = WeightMap()
+    context = replace(plain_context(), quant=Every(method))
     slices = [Slice("x", 2, "a.x"), Slice("y", 1, "a.y")]
-    with pytest.warns(DeprecationWarning, match=r"Halves: .*core\.api\.Part") if says else nullcontext():
+    with (
+        pytest.warns(DeprecationWarning, match=r"Halves: .*core\.api\.Part")
+        if says
+        else nullcontext()
+    ):
         layer = Linear(context, weights, "a", 2, slices)
     weights.load(
         [
@@ -98,16 +110,21 @@ def test_a_method_names_its_tensors_and_is_told_once_when_all_are_in(method: typ
 
 @pytest.mark.parametrize("split", ["rows", "columns"])
 def test_a_method_of_cut_tensors_still_serves_each_of_two_ranks(split: str) -> None:
-    weight, scale = torch.arange(32.0).view(8, 4), torch.arange(1.0, 9.0)
-    x, found = torch.randn(3, 4, generator=torch.Generator().manual_seed(0)), []
+    weight = torch.arange(32.0).view(8, 4)
+    scale = torch.arange(1.0, 9.0)
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    found = []
     for rank in range(2):
-        weights, context = WeightMap(), replace(plain_context(ParallelGroup(2, rank)), quant=Every(Halves))
+        weights = WeightMap()
+        context = replace(plain_context(ParallelGroup(2, rank)), quant=Every(Halves))
         with pytest.warns(DeprecationWarning, match="Halves"):
             layer = Linear(context, weights, "a", 4, [Slice("x", 8)], split=split)
         weights.load([("a.weight", weight), ("a.scale", scale)])
         found.append(layer(x if split == "rows" else x[:, 2 * rank : 2 * rank + 2]))
     whole = x @ (weight * scale[:, None]).T
-    torch.testing.assert_close(torch.cat(found, 1) if split == "rows" else found[0] + found[1], whole)
+    torch.testing.assert_close(
+        torch.cat(found, 1) if split == "rows" else found[0] + found[1], whole
+    )
 
 
 def test_a_fused_layer_is_asked_for_by_its_first_prefix_and_shows_the_others() -> None:
@@ -115,7 +132,9 @@ def test_a_fused_layer_is_asked_for_by_its_first_prefix_and_shows_the_others() -
     seen: list[list[str]] = []
 
     class Looking(PlainLinear):
-        def create(self, layer: Any, in_features: int, out_features: int, dtype: torch.dtype) -> None:
+        def create(
+            self, layer: Any, in_features: int, out_features: int, dtype: torch.dtype
+        ) -> None:
             seen.append(list(layer.parts))
             super().create(layer, in_features, out_features, dtype)
 
@@ -127,7 +146,11 @@ def test_a_fused_layer_is_asked_for_by_its_first_prefix_and_shows_the_others() -
             return Looking()
 
     Linear(
-        replace(plain_context(), quant=Method()), WeightMap(), "fused", 2, [Slice("q", 2, "a.q"), Slice("k", 2, "a.k")]
+        replace(plain_context(), quant=Method()),
+        WeightMap(),
+        "fused",
+        2,
+        [Slice("q", 2, "a.q"), Slice("k", 2, "a.k")],
     )
     assert (asked, seen) == (["a.q"], [["a.q", "a.k"]])
 
@@ -137,7 +160,9 @@ def test_missing_and_unexpected_tensors_are_named_together() -> None:
     Linear(plain_context(), weights, "layer.proj", 2, [Slice("o", 2)], bias=True)
     with pytest.raises(ModelError) as refused:
         weights.load([("layer.prj.weight", torch.ones(2, 2)), ("a.inv_freq", torch.ones(1))])
-    assert "2 missing tensors: layer.proj.weight; did you mean 'layer.prj.weight'?" in str(refused.value)
+    assert "2 missing tensors: layer.proj.weight; did you mean 'layer.prj.weight'?" in str(
+        refused.value
+    )
     assert "1 unexpected tensors: layer.prj.weight" in str(refused.value)
 
 

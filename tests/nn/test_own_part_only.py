@@ -1,4 +1,6 @@
-"""A rank copies its own part of each tensor and nothing else; what other stages hold is passed over."""
+"""A rank copies its own part of each tensor and nothing else; what other stages hold is passed
+over.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ class Written(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         made = isinstance(out, torch.Tensor) and not any(
-            isinstance(x, torch.Tensor) and x.untyped_storage().data_ptr() == out.untyped_storage().data_ptr()
+            isinstance(x, torch.Tensor)
+            and x.untyped_storage().data_ptr() == out.untyped_storage().data_ptr()
             for x in args
         )
         if made or "copy_" in func.__name__:
@@ -45,20 +48,26 @@ class Written(TorchDispatchMode):
         ("Phi3ForCausalLM", "phi3"),
     ],
 )
-def test_no_more_than_the_own_part_is_copied(architecture: str, module: str, size: int, tmp_path: Path) -> None:
+def test_no_more_than_the_own_part_is_copied(
+    architecture: str, module: str, size: int, tmp_path: Path
+) -> None:
     folder = make_checkpoint(architecture, tmp_path, seed=3)
     tensors = load_file(folder / "model.safetensors")
     spec = importlib.import_module(f"builtin_plugins.models.{module}").spec(read_config(folder))
     for rank in range(size):
         decoder = Decoder(spec, plain_context(ParallelGroup(size, rank)))
         with Written() as written:
-            decoder.update_weights(tensors.items())  # which makes no tables, as the end of a first load does
+            decoder.update_weights(
+                tensors.items()
+            )  # which makes no tables, as the end of a first load does
         own = sum(parameter.nbytes for parameter in decoder.parameters())
         assert written.num_bytes <= own
 
 
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM"])
-def test_a_stage_takes_its_layers_and_names_what_belongs_to_nobody(architecture: str, tmp_path: Path) -> None:
+def test_a_stage_takes_its_layers_and_names_what_belongs_to_nobody(
+    architecture: str, tmp_path: Path
+) -> None:
     module = {"LlamaForCausalLM": "llama", "Qwen3ForCausalLM": "qwen3"}[architecture]
     folder = make_checkpoint(architecture, tmp_path, seed=3)
     tensors = load_file(folder / "model.safetensors")

@@ -1,4 +1,6 @@
-"""Two packed layouts through the joint: a decoder of a four-bit checkpoint gives what one of its unpacked weights gives."""
+"""Two packed layouts through the joint: a decoder of a four-bit checkpoint gives what one of its
+unpacked weights gives.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def numbers(words: torch.Tensor) -> torch.Tensor:
 
 
 class Unpacked(PlainLinear):
-    """Keeps the rank's packed words and scales until all are there, then makes plain weights of them."""
+    """Keeps the rank's packed words and scales until all are there, then makes plain weights of
+    them.
+    """
 
     def create(self, layer: Any, in_features: int, out_features: int, dtype: torch.dtype) -> None:
         super().create(layer, in_features, out_features, dtype)
@@ -50,7 +54,8 @@ class Gptq(Unpacked):
     suffixes = ("qweight", "qzeros", "scales", "g_idx")
 
     def shape(self, suffix: str, part: Part) -> tuple[int, ...] | None:
-        groups, out = part.in_features // GROUP, part.out_features
+        groups = part.in_features // GROUP
+        out = part.out_features
         shapes: dict[str, tuple[int, ...]] = {
             "qweight": (part.in_features // WORD, out),
             "qzeros": (groups, out // WORD),
@@ -69,7 +74,9 @@ class Gptq(Unpacked):
             assert part.rows(tensor, 1, per=WORD).shape[1] == len(layer.words[part.target]) // WORD
         else:
             own = part.columns(tensor, 0)
-            assert own.tolist() == [index // GROUP for index in range(part.columns_in.start, part.columns_in.stop)]
+            assert own.tolist() == [
+                index // GROUP for index in range(part.columns_in.start, part.columns_in.stop)
+            ]
 
 
 class Compressed(Unpacked):
@@ -107,16 +114,21 @@ def test_packed_weights_split_over_ranks_are_those_unpacked(
     spec = qwen3.spec(read_config(demo_folder))
     spec = replace(spec, layers=spec.layers[:2])
 
-    def run(group: ParallelGroup, tensors: dict[str, torch.Tensor], quant: Any = None) -> torch.Tensor:
+    def run(
+        group: ParallelGroup, tensors: dict[str, torch.Tensor], quant: Any = None
+    ) -> torch.Tensor:
         torch.set_num_threads(1)
         context = plain_context(group)
         decoder = Decoder(spec, context if quant is None else replace(context, quant=quant))
         others = [f"model.layers.{index}." for index in range(2, 6)]
-        decoder.load_weights(pair for pair in tensors.items() if not pair[0].startswith(tuple(others)))
+        decoder.load_weights(
+            pair for pair in tensors.items() if not pair[0].startswith(tuple(others))
+        )
         return Session(decoder).step(IDS)
 
     expected = run(ParallelGroup(), dequantized(tmp_path))
-    packed, meeting = load_file(tmp_path / "model.safetensors"), Meeting(size)
+    packed = load_file(tmp_path / "model.safetensors")
+    meeting = Meeting(size)
     with ThreadPoolExecutor(size) as pool:
         groups = [ThreadGroup(size, rank, meeting) for rank in range(size)]
         for found in pool.map(lambda group: run(group, packed, Method(method)), groups):

@@ -1,4 +1,6 @@
-"""Which part of a stored tensor a rank takes: by rows and columns, in any order, packed, in blocks, or transposed."""
+"""Which part of a stored tensor a rank takes: by rows and columns, in any order, packed, in blocks,
+or transposed.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from core.nn.weights import WeightMap
 from core.testing.one_sequence import plain_context
 
 
-def part_of(rank: int, size: int, split: str, *slices: Slice, in_features: int = 8, **more: object) -> Part:
+def part_of(
+    rank: int, size: int, split: str, *slices: Slice, in_features: int = 8, **more: object
+) -> Part:
     context = plain_context(ParallelGroup(size, rank))
     layer = Linear(context, WeightMap(), "a", in_features, slices, split=split, **more)  # type: ignore[arg-type]
     (part,) = layer.parts.values()
@@ -24,7 +28,9 @@ def part_of(rank: int, size: int, split: str, *slices: Slice, in_features: int =
 
 def test_rows_of_a_fused_tensor_go_to_each_rank_s_slices() -> None:
     part = part_of(1, 2, "rows", Slice("q", 4), Slice("k", 2, parts=1))
-    assert part.pieces == ((slice(2, 6), slice(0, 4)),)  # q's second half and the copy of k lie together
+    assert part.pieces == (
+        (slice(2, 6), slice(0, 4)),
+    )  # q's second half and the copy of k lie together
     part = part_of(0, 2, "rows", Slice("q", 4), Slice("k", 2, parts=1))
     assert part.pieces == ((slice(0, 2), slice(0, 2)), (slice(4, 6), slice(2, 4)))
     assert part.rows(torch.arange(6)).tolist() == [0, 1, 4, 5]
@@ -53,15 +59,22 @@ def test_packed_words_and_scales_of_blocks_are_cut_where_their_numbers_are() -> 
     zeros = torch.arange(4).view(2, 2)  # [groups, out / 8] as GPTQ packs them
     assert part.rows(zeros, 1, per=8).tolist() == [[1], [3]]
     part = part_of(1, 2, "columns", Slice("o", 6), in_features=12)
-    assert part.columns(torch.arange(12), 0).tolist() == list(range(6, 12))  # g_idx, one number for each column
+    assert part.columns(torch.arange(12), 0).tolist() == list(
+        range(6, 12)
+    )  # g_idx, one number for each column
     assert part.columns(torch.arange(4).view(1, 4), per=3).tolist() == [[2, 3]]
-    assert part.rows(torch.arange(2), per=4).tolist() == [0, 1]  # the last block is filled by two rows
+    assert part.rows(torch.arange(2), per=4).tolist() == [
+        0,
+        1,
+    ]  # the last block is filled by two rows
     assert part.rows(torch.tensor(3.0)).item() == 3.0
 
 
 def test_a_rank_whose_part_ends_within_a_block_is_refused() -> None:
     part = part_of(0, 2, "rows", Slice("q", 12))
-    with pytest.raises(ModelError, match="elements of 4 numbers, and this rank's part, 0 to 6 of 12"):
+    with pytest.raises(
+        ModelError, match="elements of 4 numbers, and this rank's part, 0 to 6 of 12"
+    ):
         part.rows(torch.arange(3), per=4)
 
 
@@ -80,13 +93,21 @@ def test_a_method_says_which_shapes_its_tensors_have() -> None:
         optional_suffixes = ("g_idx",)
 
         def shape(self, suffix: str, part: Part) -> tuple[int, ...] | None:
-            return (part.in_features // 8, part.out_features) if suffix == "qweight" else (part.in_features,)
+            return (
+                (part.in_features // 8, part.out_features)
+                if suffix == "qweight"
+                else (part.in_features,)
+            )
 
-        def create(self, layer: torch.nn.Module, in_features: int, out_features: int, dtype: torch.dtype) -> None:
+        def create(
+            self, layer: torch.nn.Module, in_features: int, out_features: int, dtype: torch.dtype
+        ) -> None:
             layer.qweight = torch.zeros(in_features // 8, out_features, dtype=torch.int32)  # type: ignore[assignment]
             self.seen: list[str] = []
 
-        def load(self, layer: torch.nn.Module, suffix: str, tensor: torch.Tensor, part: Part) -> None:
+        def load(
+            self, layer: torch.nn.Module, suffix: str, tensor: torch.Tensor, part: Part
+        ) -> None:
             self.seen.append(suffix)
             if suffix == "qweight":
                 layer.qweight[:, part.target] = part.rows(tensor, 1)  # type: ignore[index,operator]
@@ -104,7 +125,9 @@ def test_a_method_says_which_shapes_its_tensors_have() -> None:
 
         weights = WeightMap()
         context = replace(plain_context(), quant=Method())  # type: ignore[arg-type]
-        return Linear(context, weights, "a", 16, [Slice("q", 4, "a.q"), Slice("k", 2, "a.k")]), weights
+        return Linear(
+            context, weights, "a", 16, [Slice("q", 4, "a.q"), Slice("k", 2, "a.k")]
+        ), weights
 
     words = {"a.q.qweight": torch.full((2, 4), 5), "a.k.qweight": torch.full((2, 2), 7)}
     layer, weights = layer_and_weights()

@@ -45,14 +45,19 @@ def test_frequencies_equal_transformers(kind: str, served: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("older", "kind", "more"), [("su", "longrope", {}), ("mrope", "default", {"mrope_section": [2, 3, 3]})]
+    ("older", "kind", "more"),
+    [("su", "longrope", {}), ("mrope", "default", {"mrope_section": [2, 3, 3]})],
 )
-def test_older_names_and_sections_of_a_text_mean_the_same(older: str, kind: str, more: dict[str, Any]) -> None:
+def test_older_names_and_sections_of_a_text_mean_the_same(
+    older: str, kind: str, more: dict[str, Any]
+) -> None:
     fields = VARIANTS.get(kind, {"rope_theta": 10000.0})
     config = {"hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 256}
     # A token of a text is as far on in each of the sections, so they turn as one.
     one, other = (
-        ModelFacts(SimpleNamespace(**config, rope_parameters={"rope_type": name, **fields, **given})).rope(16)
+        ModelFacts(
+            SimpleNamespace(**config, rope_parameters={"rope_type": name, **fields, **given})
+        ).rope(16)
         for name, given in ((older, more), (kind, {}))
     )
     assert one == other

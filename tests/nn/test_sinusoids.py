@@ -18,7 +18,8 @@ TABLES = ("model.encoder.embed_positions.weight", "model.decoder.embed_positions
 
 def test_positions_are_the_formula_s_unless_the_checkpoint_stores_them(tmp_path: Path) -> None:
     folder = make_checkpoint("PegasusForConditionalGeneration", tmp_path, seed=1)
-    tensors, spec = load_file(folder / "model.safetensors"), bart.pegasus(read_config(folder))
+    tensors = load_file(folder / "model.safetensors")
+    spec = bart.pegasus(read_config(folder))
     stored = {name: torch.randn(spec.max_positions, spec.hidden_size) for name in TABLES}
     others = {name: tensor for name, tensor in tensors.items() if name not in TABLES}
 
@@ -30,7 +31,12 @@ def test_positions_are_the_formula_s_unless_the_checkpoint_stores_them(tmp_path:
         assert decoder.positions is not None
         return [decoder.encoder.positions, decoder.positions]
 
-    assert all(torch.equal(*pair) for pair in zip(tables({**others, **stored}), stored.values(), strict=True))
-    formula = PegasusSinusoidalPositionalEmbedding(spec.max_positions, spec.hidden_size).create_weight()  # type: ignore[no-untyped-call]
+    assert all(
+        torch.equal(*pair)
+        for pair in zip(tables({**others, **stored}), stored.values(), strict=True)
+    )
+    formula = PegasusSinusoidalPositionalEmbedding(
+        spec.max_positions, spec.hidden_size
+    ).create_weight()  # type: ignore[no-untyped-call]
     for found in tables(others):
         torch.testing.assert_close(found.data, formula, atol=1e-5, rtol=0)

@@ -1,4 +1,6 @@
-"""Plans of recurrent states: whatever the step, every state is that of all tokens before it, each used once."""
+"""Plans of recurrent states: whatever the step, every state is that of all tokens before it, each
+used once.
+"""
 
 from __future__ import annotations
 
@@ -26,25 +28,34 @@ def follow(run: Run, states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor
 
 
 def expected(tokens: list[int]) -> list[int]:
-    state, out = 0, []
+    state = 0
+    out = []
     for token in tokens:
         state = (3 * state + token) % 1009
         out.append(state)
     return out
 
 
-def compute(starts: list[int], ends: list[int], tables: list[list[int]], prompts: list[list[int]], size: int) -> None:
-    """Compute what leads to each start, sequence by sequence, then the step as a whole; check every result."""
+def compute(
+    starts: list[int], ends: list[int], tables: list[list[int]], prompts: list[list[int]], size: int
+) -> None:
+    """Compute what leads to each start, sequence by sequence, then the step as a whole; check every
+    result.
+    """
     states = torch.zeros(1000, dtype=torch.int64)
     width = max(map(len, tables))
     rows = np.array([table + [0] * (width - len(table)) for table in tables], dtype=np.int32)
     for index, start in enumerate(starts):
         if start:
             plan = plan_states(np.array([0]), np.array([start]), rows[index : index + 1], size)
-            plan.compute(lambda run, x: follow(run, states, x), torch.tensor(prompts[index][:start]))
+            plan.compute(
+                lambda run, x: follow(run, states, x), torch.tensor(prompts[index][:start])
+            )
     counts = np.array(ends) - np.array(starts)
     fed = torch.tensor([t for p, a, b in zip(prompts, starts, ends, strict=True) for t in p[a:b]])
-    found = plan_states(np.array(starts), counts, rows, size).compute(lambda run, x: follow(run, states, x), fed)
+    found = plan_states(np.array(starts), counts, rows, size).compute(
+        lambda run, x: follow(run, states, x), fed
+    )
     wanted = [s for p, a, b in zip(prompts, starts, ends, strict=True) for s in expected(p)[a:b]]
     assert found.tolist() == wanted
     assert states[0] == 0, "the state before the first token has changed"
@@ -55,11 +66,16 @@ def compute(starts: list[int], ends: list[int], tables: list[list[int]], prompts
     size=st.sampled_from([1, 3, 4, 8, 64]),
     shapes=st.lists(st.tuples(st.integers(0, 20), st.integers(1, 20)), min_size=1, max_size=6),
 )
-def test_any_step_gives_what_each_sequence_gives_alone(size: int, shapes: list[tuple[int, int]]) -> None:
+def test_any_step_gives_what_each_sequence_gives_alone(
+    size: int, shapes: list[tuple[int, int]]
+) -> None:
     fresh = count(1)
-    starts, ends = [start for start, _ in shapes], [start + length for start, length in shapes]
+    starts = [start for start, _ in shapes]
+    ends = [start + length for start, length in shapes]
     tables = [[next(fresh) for _ in range(-(-end // size))] for end in ends]
-    prompts = [[(7 * index + 5 * place) % 101 for place in range(end)] for index, end in enumerate(ends)]
+    prompts = [
+        [(7 * index + 5 * place) % 101 for place in range(end)] for index, end in enumerate(ends)
+    ]
     compute(starts, ends, tables, prompts, size)
 
 
@@ -69,15 +85,18 @@ def test_any_step_gives_what_each_sequence_gives_alone(size: int, shapes: list[t
     shared=st.lists(st.integers(0, 4), min_size=1, max_size=5),
     own=st.lists(st.integers(1, 6), min_size=5, max_size=5),
 )
-def test_sequences_read_what_others_write_in_the_same_step(size: int, shared: list[int], own: list[int]) -> None:
-    """The first computes a prompt; each other begins with full blocks that were found with the one before it."""
-    fresh, prompt = count(1), [(5 * place) % 101 for place in range(30)]
-    starts, ends, prompts, tables = (
-        [0],
-        [4 * size + own[0]],
-        [prompt],
-        [[next(fresh) for _ in range(-(-(4 * size + own[0]) // size))]],
-    )
+def test_sequences_read_what_others_write_in_the_same_step(
+    size: int, shared: list[int], own: list[int]
+) -> None:
+    """The first computes a prompt; each other begins with full blocks that were found with the one
+    before it.
+    """
+    fresh = count(1)
+    prompt = [(5 * place) % 101 for place in range(30)]
+    starts = [0]
+    ends = [4 * size + own[0]]
+    prompts = [prompt]
+    tables = [[next(fresh) for _ in range(-(-(4 * size + own[0]) // size))]]
     for blocks, more in zip(shared, own, strict=False):
         blocks = min(blocks, ends[-1] // size)
         start = blocks * size
@@ -85,14 +104,21 @@ def test_sequences_read_what_others_write_in_the_same_step(size: int, shared: li
         starts.append(start)
         ends.append(start + more)
         tables.append(table + [next(fresh) for _ in range(-(-(start + more) // size) - blocks)])
-        prompts.append([*prompts[-1][:start], *((11 * len(prompts) + 3 * place) % 101 for place in range(more))])
+        prompts.append(
+            [
+                *prompts[-1][:start],
+                *((11 * len(prompts) + 3 * place) % 101 for place in range(more)),
+            ]
+        )
     states = torch.zeros(1000, dtype=torch.int64)
     width = max(map(len, tables))
     rows = np.array([table + [0] * (width - len(table)) for table in tables], dtype=np.int32)
     fed = torch.tensor([t for p, a, b in zip(prompts, starts, ends, strict=True) for t in p[a:b]])
     plan = plan_states(np.array(starts), np.array(ends) - np.array(starts), rows, size)
     found = plan.compute(lambda run, x: follow(run, states, x), fed)
-    assert found.tolist() == [s for p, a, b in zip(prompts, starts, ends, strict=True) for s in expected(p)[a:b]]
+    assert found.tolist() == [
+        s for p, a, b in zip(prompts, starts, ends, strict=True) for s in expected(p)[a:b]
+    ]
 
 
 def test_decoding_is_one_run_and_so_are_equal_prompts() -> None:
@@ -114,11 +140,18 @@ def test_a_single_token_that_reads_what_another_single_token_completes_comes_aft
 @settings(max_examples=60, deadline=None)
 @given(
     size=st.sampled_from([1, 3, 4, 64]),
-    rows=st.lists(st.tuples(st.integers(1, 20), st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=5),
+    rows=st.lists(
+        st.tuples(st.integers(1, 20), st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=5
+    ),
 )
-def test_what_holds_of_guesses_is_kept_and_nothing_else(size: int, rows: list[tuple[int, int, int]]) -> None:
-    """Each sequence knows some tokens and guesses some, of which some hold; then it goes on from those."""
-    fresh, caches = count(1), (torch.zeros(1000, dtype=torch.int64),)
+def test_what_holds_of_guesses_is_kept_and_nothing_else(
+    size: int, rows: list[tuple[int, int, int]]
+) -> None:
+    """Each sequence knows some tokens and guesses some, of which some hold; then it goes on from
+    those.
+    """
+    fresh = count(1)
+    caches = (torch.zeros(1000, dtype=torch.int64),)
     starts = np.array([known - 1 for known, _, _ in rows])
     guesses = np.array([guessed for _, guessed, _ in rows])
     right = np.minimum(guesses, [holds for _, _, holds in rows])
@@ -136,13 +169,19 @@ def test_what_holds_of_guesses_is_kept_and_nothing_else(size: int, rows: list[tu
 
     for row in np.flatnonzero(starts):  # what is known before
         plan = plan_states(np.array([0]), starts[row : row + 1], tables[row : row + 1], size)
-        plan.compute(lambda run, x: follow(run, caches[0], x), torch.tensor(prompts[row][: starts[row]]))
+        plan.compute(
+            lambda run, x: follow(run, caches[0], x), torch.tensor(prompts[row][: starts[row]])
+        )
     step(starts, guesses + 1, Guesses(range(len(rows)), guesses, 900))
     ends = starts + 1 + right
-    assert step(ends, np.ones_like(ends)) == [expected(p)[end] for p, end in zip(prompts, ends, strict=True)]
+    assert step(ends, np.ones_like(ends)) == [
+        expected(p)[end] for p, end in zip(prompts, ends, strict=True)
+    ]
     for row, end in enumerate(ends):  # states at boundaries may be read by others
         full = range(size - 1, end, size)
-        assert [int(caches[0][tables[row][at // size]]) for at in full] == [expected(prompts[row])[at] for at in full]
+        assert [int(caches[0][tables[row][at // size]]) for at in full] == [
+            expected(prompts[row])[at] for at in full
+        ]
 
 
 def test_parts_of_a_state_lie_apart_in_every_block() -> None:
@@ -166,7 +205,8 @@ def test_a_plan_that_was_kept_takes_other_steps_and_changes_nothing_before() -> 
         assert isinstance(plan, EvenPlan)
         return plan
 
-    kept, fed = step([3, 0, 0]).kept(8), torch.tensor([1, 2, 3])
+    kept = step([3, 0, 0]).kept(8)
+    fed = torch.tensor([1, 2, 3])
     before = states.clone()
     for _ in range(3):
         kept.compute(lambda run, x: follow(run, states, x), fed)
@@ -184,4 +224,7 @@ def test_a_plan_that_was_kept_takes_other_steps_and_changes_nothing_before() -> 
 def test_a_step_in_which_one_reads_what_another_writes_is_none_that_can_be_kept() -> None:
     tables = np.array([[1, 2], [1, 3]], dtype=np.int32)
     assert not hasattr(plan_states(np.array([3, 4]), np.array([1, 1]), tables, 4), "kept")
-    assert not hasattr(plan_states(np.array([3, 4]), np.array([1, 2]), tables[[0, 0]] + [[0, 0], [5, 5]], 4), "kept")
+    assert not hasattr(
+        plan_states(np.array([3, 4]), np.array([1, 2]), tables[[0, 0]] + [[0, 0], [5, 5]], 4),
+        "kept",
+    )

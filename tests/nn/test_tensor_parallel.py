@@ -64,15 +64,30 @@ def build(module: str, folder: Path, group: ParallelGroup) -> Decoder:
     ("architecture", "module", "size", "overrides"),
     [
         ("LlamaForCausalLM", "llama", 2, {}),
-        ("Qwen3ForCausalLM", "qwen3", 4, {"vocab_size": 301}),  # copies of key-value heads; a vocabulary that is odd
+        (
+            "Qwen3ForCausalLM",
+            "qwen3",
+            4,
+            {"vocab_size": 301},
+        ),  # copies of key-value heads; a vocabulary that is odd
         ("Olmo2ForCausalLM", "olmo2", 2, {}),
         ("GPT2LMHeadModel", "gpt2", 2, {}),
         ("GPTNeoXForCausalLM", "gpt_neox", 2, {}),
         ("Phi3ForCausalLM", "phi3", 2, {}),
         ("Qwen3MoeForCausalLM", "qwen3_moe", 2, {}),
         ("BambaForCausalLM", "bamba", 2, {}),
-        ("BambaForCausalLM", "bamba", 4, {}),  # copies of groups, and a norm over more than a rank's heads
-        ("FalconH1ForCausalLM", "falcon_h1", 2, {"mamba_n_groups": 1, "mamba_norm_before_gate": True}),
+        (
+            "BambaForCausalLM",
+            "bamba",
+            4,
+            {},
+        ),  # copies of groups, and a norm over more than a rank's heads
+        (
+            "FalconH1ForCausalLM",
+            "falcon_h1",
+            2,
+            {"mamba_n_groups": 1, "mamba_norm_before_gate": True},
+        ),
         ("Zamba2ForCausalLM", "zamba2", 2, {}),
         ("JambaForCausalLM", "jamba", 4, {}),
         ("KimiLinearForCausalLM", "kimi_linear", 2, {}),
@@ -115,7 +130,8 @@ def test_two_ranks_equal_one_for_every_architecture(tmp_path: Path, architecture
 
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(run, [ThreadGroup(2, rank, meeting) for rank in range(2)]))
-    # DBRX's tiny form magnifies rounding: transformers in float32 is 1.6e-3 away from itself in float64.
+    # DBRX's tiny form magnifies rounding: transformers in float32 is 1.6e-3 away from itself in
+    # float64.
     for log_probabilities in found:
         torch.testing.assert_close(log_probabilities, run(ParallelGroup()), atol=2e-3, rtol=0)
 

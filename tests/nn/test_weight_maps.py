@@ -22,7 +22,9 @@ IDS = list(range(100, 120))
 
 def made(tmp_path: Path, seed: int = 3) -> tuple[Decoder, dict[str, torch.Tensor]]:
     folder = make_checkpoint("LlamaForCausalLM", tmp_path / str(seed), seed=seed)
-    return Decoder(llama.spec(read_config(folder)), plain_context()), load_file(folder / "model.safetensors")
+    return Decoder(llama.spec(read_config(folder)), plain_context()), load_file(
+        folder / "model.safetensors"
+    )
 
 
 def tower() -> tuple[WeightMap, Linear]:
@@ -37,12 +39,20 @@ def test_a_tower_and_a_decoder_share_a_checkpoint(tmp_path: Path) -> None:
     weights.add_map("language_model.", decoder.weights)
     weights.add_map("tower.", seeing)
     stored = {f"language_model.{name}": tensor for name, tensor in tensors.items()}
-    stored |= {"model.vision_tower.blocks.0.proj.weight": torch.ones(3, 2), "tower.a.num_batches": torch.ones(1)}
-    assert set(weights.shapes()) == {*(f"language_model.{name}" for name in tensors), "tower.layers.0.proj.weight"}
+    stored |= {
+        "model.vision_tower.blocks.0.proj.weight": torch.ones(3, 2),
+        "tower.a.num_batches": torch.ones(1),
+    }
+    assert set(weights.shapes()) == {
+        *(f"language_model.{name}" for name in tensors),
+        "tower.layers.0.proj.weight",
+    }
     weights.load(stored.items())
     alone, _ = made(tmp_path / "alone")
     alone.load_weights(tensors.items())
-    assert torch.equal(Session(decoder).step(IDS), Session(alone).step(IDS))  # tables were computed as well
+    assert torch.equal(
+        Session(decoder).step(IDS), Session(alone).step(IDS)
+    )  # tables were computed as well
     assert proj(torch.ones(1, 2)).tolist() == [[2.0] * 3]
 
 
@@ -50,13 +60,22 @@ def test_what_is_wrong_in_a_part_is_said_by_whole_names(tmp_path: Path) -> None:
     weights, (seeing, _) = WeightMap(), tower()
     weights.add_map("tower.", seeing)
     with pytest.raises(ModelError) as refused:
-        weights.load([("tower.blocks.1.proj.weight", torch.ones(3, 2)), ("layers.0.proj.weight", torch.ones(3, 2))])
+        weights.load(
+            [
+                ("tower.blocks.1.proj.weight", torch.ones(3, 2)),
+                ("layers.0.proj.weight", torch.ones(3, 2)),
+            ]
+        )
     assert "1 missing tensors: tower.layers.0.proj.weight" in str(refused.value)
-    assert "2 unexpected tensors: tower.blocks.1.proj.weight; layers.0.proj.weight" in str(refused.value)
+    assert "2 unexpected tensors: tower.blocks.1.proj.weight; layers.0.proj.weight" in str(
+        refused.value
+    )
 
 
 def test_a_map_within_a_map_takes_experts_together() -> None:
-    outer, inner, found = WeightMap(), WeightMap(), {}
+    outer = WeightMap()
+    inner = WeightMap()
+    found = {}
     inner.add("apart", (1,), lambda tensor: found.update(apart=tensor))
     inner.add_instead("together", (2,), lambda tensor: found.update(together=tensor), ["apart"])
     outer.add_map("a.", inner)
@@ -113,7 +132,8 @@ def test_only_layers_that_were_touched_repack_again() -> None:
         def linear(self, prefix: str) -> Counting:
             return Counting()
 
-    weights, context = WeightMap(), replace(plain_context(), quant=Method())
+    weights = WeightMap()
+    context = replace(plain_context(), quant=Method())
     Linear(context, weights, "a", 2, [Slice("q", 2, "a.q"), Slice("k", 1, "a.k")])
     Linear(context, weights, "b", 2, [Slice("o", 5)])
     sizes = {"a.q": 2, "a.k": 1, "b": 5}

@@ -1,4 +1,6 @@
-"""The gated delta rule in chunks, and the fading sum, compute what their token-by-token meaning says."""
+"""The gated delta rule in chunks, and the fading sum, compute what their token-by-token meaning
+says.
+"""
 
 from __future__ import annotations
 
@@ -15,38 +17,65 @@ def draw(*shape: int, seed: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize("by_channel", [False, True], ids=["by head", "by channel"])
 @pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 64, 65, 150])
 def test_chunks_of_the_delta_rule_equal_its_tokens(length: int, by_channel: bool) -> None:
-    n, key_heads, heads, key_size, value_size = 2, 2, 6, 8, 5
-    query, key = draw(n, length, key_heads, key_size), draw(n, length, key_heads, key_size, seed=1)
+    n = 2
+    key_heads = 2
+    heads = 6
+    key_size = 8
+    value_size = 5
+    query = draw(n, length, key_heads, key_size)
+    key = draw(n, length, key_heads, key_size, seed=1)
     key = key / key.norm(dim=-1, keepdim=True)
-    value, write = draw(n, length, heads, value_size), draw(n, length, heads).sigmoid() * 2
+    value = draw(n, length, heads, value_size)
+    write = draw(n, length, heads).sigmoid() * 2
     decay = -draw(n, length, heads, *([key_size] if by_channel else []), seed=2).exp() * 0.3
     inputs = (query, key, value, decay, write, draw(n, heads, key_size, value_size))
-    for found, expected in zip(delta.delta_scan(*inputs), reference.delta_scan(*inputs), strict=True):
+    for found, expected in zip(
+        delta.delta_scan(*inputs), reference.delta_scan(*inputs), strict=True
+    ):
         torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
 
 
 def test_a_memory_that_is_forgotten_at_once_is_finite() -> None:
-    n, length, heads, size = 1, 64, 2, 4
+    n = 1
+    length = 64
+    heads = 2
+    size = 4
     query, key, value = (draw(n, length, heads, size, seed=seed) for seed in range(3))
-    decay, write = torch.full((n, length, heads), -80.0), torch.ones(n, length, heads)
-    inputs = (query, key / key.norm(dim=-1, keepdim=True), value, decay, write, draw(n, heads, size, size))
-    for found, expected in zip(delta.delta_scan(*inputs), reference.delta_scan(*inputs), strict=True):
+    decay = torch.full((n, length, heads), -80.0)
+    write = torch.ones(n, length, heads)
+    inputs = (
+        query,
+        key / key.norm(dim=-1, keepdim=True),
+        value,
+        decay,
+        write,
+        draw(n, heads, size, size),
+    )
+    for found, expected in zip(
+        delta.delta_scan(*inputs), reference.delta_scan(*inputs), strict=True
+    ):
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 16, 61])
 def test_the_fading_sum_equals_its_tokens(length: int) -> None:
     inputs = draw(3, length, 7), -draw(3, length, 7, seed=1).exp() * 0.2, draw(3, 7)
-    for found, expected in zip(delta.fading_sum(*inputs), reference.fading_sum(*inputs), strict=True):
+    for found, expected in zip(
+        delta.fading_sum(*inputs), reference.fading_sum(*inputs), strict=True
+    ):
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_pieces_of_a_sequence_give_what_the_whole_gives() -> None:
-    query, key = draw(1, 90, 2, 8), draw(1, 90, 2, 8, seed=1)
+    query = draw(1, 90, 2, 8)
+    key = draw(1, 90, 2, 8, seed=1)
     key = key / key.norm(dim=-1, keepdim=True)
-    value, decay, write = draw(1, 90, 2, 8, seed=2), -draw(1, 90, 2).exp(), draw(1, 90, 2, seed=3).sigmoid()
+    value = draw(1, 90, 2, 8, seed=2)
+    decay = -draw(1, 90, 2).exp()
+    write = draw(1, 90, 2, seed=3).sigmoid()
     whole, last = delta.delta_scan(query, key, value, decay, write, torch.zeros(1, 2, 8, 8))
-    state, pieces = torch.zeros(1, 2, 8, 8), []
+    state = torch.zeros(1, 2, 8, 8)
+    pieces = []
     for here in (slice(0, 1), slice(1, 30), slice(30, 90)):
         parts = [part[:, here] for part in (query, key, value, decay, write)]
         out, state = delta.delta_scan(*[*parts, state])

@@ -17,7 +17,9 @@ def splitmix(x: int) -> int:
 
 
 def reference(seed: int, position: int) -> float:
-    return (splitmix((splitmix(seed & MASK) + position * 0x9E3779B97F4A7C15) & MASK) >> 11) * 2.0**-53
+    return (
+        splitmix((splitmix(seed & MASK) + position * 0x9E3779B97F4A7C15) & MASK) >> 11
+    ) * 2.0**-53
 
 
 def test_every_number_is_that_of_the_reference() -> None:
@@ -27,8 +29,10 @@ def test_every_number_is_that_of_the_reference() -> None:
 
 
 def test_numbers_are_uniform_over_seeds_and_over_positions() -> None:
-    count, bins = 40_000, 50
-    seeds, still = torch.arange(count), torch.full((count,), 3)
+    count = 40_000
+    bins = 50
+    seeds = torch.arange(count)
+    still = torch.full((count,), 3)
     for numbers in (uniform(seeds, still), uniform(still, seeds)):
         assert 0 <= numbers.min() < numbers.max() < 1
         expected = count / bins

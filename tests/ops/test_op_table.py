@@ -27,17 +27,25 @@ class NoReadBack(TorchDispatchMode):
 @pytest.mark.parametrize(("num_tokens", "width"), [(0, 24), (1, 24), (3, 7), (17, 24)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("activation", sorted(reference.GATED))
-def test_grouped_experts_equal_the_reference(num_tokens: int, width: int, dtype: torch.dtype, activation: str) -> None:
+def test_grouped_experts_equal_the_reference(
+    num_tokens: int, width: int, dtype: torch.dtype, activation: str
+) -> None:
     generator = torch.Generator().manual_seed(num_tokens)
-    experts, top_k, hidden = 5, 2, 16
+    experts = 5
+    top_k = 2
+    hidden = 16
 
     def draw(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator).to(dtype) * 0.3
 
-    x, gate_up, down = draw(num_tokens, hidden), draw(experts, 2 * width, hidden), draw(experts, hidden, width)
+    x = draw(num_tokens, hidden)
+    gate_up = draw(experts, 2 * width, hidden)
+    down = draw(experts, hidden, width)
     scores = draw(num_tokens, experts).float().softmax(-1)
     shares, chosen = scores.topk(top_k, -1)
-    chosen = chosen.clamp(max=3)  # one expert gets no token, another may get two choices of one token
+    chosen = chosen.clamp(
+        max=3
+    )  # one expert gets no token, another may get two choices of one token
     with NoReadBack():
         found = grouped_moe(x, gate_up, down, shares, chosen, activation)
     expected = reference.moe(x, gate_up, down, shares, chosen, activation)
@@ -47,12 +55,16 @@ def test_grouped_experts_equal_the_reference(num_tokens: int, width: int, dtype:
 
 def test_a_token_does_not_depend_on_the_other_tokens_of_its_step() -> None:
     generator = torch.Generator().manual_seed(0)
-    x, gate_up = torch.randn(9, 8, generator=generator), torch.randn(4, 16, 8, generator=generator)
+    x = torch.randn(9, 8, generator=generator)
+    gate_up = torch.randn(4, 16, 8, generator=generator)
     down = torch.randn(4, 8, 8, generator=generator)
     shares, chosen = torch.randn(9, 4, generator=generator).softmax(-1).topk(2, -1)
     whole = grouped_moe(x, gate_up, down, shares, chosen)
     alone = torch.cat(
-        [grouped_moe(x[i : i + 1], gate_up, down, shares[i : i + 1], chosen[i : i + 1]) for i in range(9)]
+        [
+            grouped_moe(x[i : i + 1], gate_up, down, shares[i : i + 1], chosen[i : i + 1])
+            for i in range(9)
+        ]
     )
     torch.testing.assert_close(whole, alone, atol=1e-5, rtol=1e-5)
 
@@ -73,7 +85,8 @@ def test_rotary_turns_pairs_and_keeps_the_rest() -> None:
 @pytest.mark.parametrize("shape", [(0, 8), (1, 8), (3, 5, 7)])
 def test_add_rms_norm_is_the_norm_of_the_sum(shape: tuple[int, ...]) -> None:
     generator = torch.Generator().manual_seed(0)
-    x, residual = torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)
+    x = torch.randn(shape, generator=generator)
+    residual = torch.randn(shape, generator=generator)
     weight = torch.randn(shape[-1], generator=generator)
     out, total = reference.add_rms_norm(x, residual, weight, 1e-6, 1.0)
     expected = torch.nn.functional.rms_norm(x + residual, (shape[-1],), weight + 1.0, 1e-6)
@@ -81,7 +94,7 @@ def test_add_rms_norm_is_the_norm_of_the_sum(shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(total, x + residual)
 
 
-# --- binding ---------------------------------------------------------------------------------------------
+# --- binding --------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -118,7 +131,9 @@ def test_the_first_implementation_that_fits_is_bound() -> None:
     def fast(x: torch.Tensor) -> torch.Tensor:
         return x
 
-    registry: Any = Ranked([(Entry("silu/cuda", fast, "x"), "another device"), (Entry("silu/cpu", slow, "x"), "")])
+    registry: Any = Ranked(
+        [(Entry("silu/cuda", fast, "x"), "another device"), (Entry("silu/cpu", slow, "x"), "")]
+    )
     table = OpTable.choose(registry, {"device": "cpu"})
     assert table.silu is slow
     assert table.gelu is reference.gelu
@@ -126,5 +141,7 @@ def test_the_first_implementation_that_fits_is_bound() -> None:
 
 def test_an_implementation_of_no_op_is_refused() -> None:
     registry: Any = Ranked([(Entry("rms_nrm/cpu", reference.silu, "x"), "")])
-    with pytest.raises(PluginError, match=r"plugin 'acme' .* no op 'rms_nrm'; did you mean 'rms_norm'"):
+    with pytest.raises(
+        PluginError, match=r"plugin 'acme' .* no op 'rms_nrm'; did you mean 'rms_norm'"
+    ):
         OpTable.choose(registry, {})

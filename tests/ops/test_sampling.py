@@ -18,7 +18,9 @@ LOGITS = torch.randn(40, generator=torch.Generator().manual_seed(1)) * 1.5
 
 def cut(logits: torch.Tensor, sampling: list[SamplingParams]) -> Cut:
     """Return what the parameters leave of logits."""
-    return Cut([p.top_k for p in sampling], [p.top_p for p in sampling], logits.shape[1], logits.device)
+    return Cut(
+        [p.top_k for p in sampling], [p.top_p for p in sampling], logits.shape[1], logits.device
+    )
 
 
 def truncate(logits: torch.Tensor, sampling: list[SamplingParams]) -> torch.Tensor:
@@ -26,9 +28,12 @@ def truncate(logits: torch.Tensor, sampling: list[SamplingParams]) -> torch.Tens
     return narrow(logits, cut(logits, sampling))
 
 
-def sample(logits: torch.Tensor, sampling: list[SamplingParams], seeds: torch.Tensor) -> torch.Tensor:
+def sample(
+    logits: torch.Tensor, sampling: list[SamplingParams], seeds: torch.Tensor
+) -> torch.Tensor:
     """Return one token per row at position 5."""
-    temperatures, narrowing = torch.tensor([[p.temperature] for p in sampling]), cut(logits, sampling)
+    temperatures = torch.tensor([[p.temperature] for p in sampling])
+    narrowing = cut(logits, sampling)
     with no_readback():
         return draw(narrow(logits / temperatures, narrowing), seeds, torch.full_like(seeds, 5))
 
@@ -39,7 +44,8 @@ def distribution(logits: torch.Tensor, params: SamplingParams) -> list[float]:
     order = sorted(range(len(weights)), key=lambda token: -weights[token])
     if params.top_k > 0:
         order = order[: params.top_k]
-    kept, reached = [], 0.0
+    kept = []
+    reached = 0.0
     total = sum(weights[token] for token in order)
     for token in order:
         if reached >= params.top_p * total:
@@ -64,7 +70,8 @@ def distribution(logits: torch.Tensor, params: SamplingParams) -> list[float]:
     ids=str,
 )
 def test_frequencies_follow_the_distribution(params: dict[str, float]) -> None:
-    count, sampling = 20_000, SamplingParams(**params)
+    count = 20_000
+    sampling = SamplingParams(**params)
     tokens = sample(LOGITS.expand(count, -1), [sampling] * count, torch.arange(count))
     counts = tokens.bincount(minlength=len(LOGITS)).tolist()
     expected = [p * count for p in distribution(LOGITS, sampling)]
@@ -72,10 +79,14 @@ def test_frequencies_follow_the_distribution(params: dict[str, float]) -> None:
     common = [(c, e) for c, e in zip(counts, expected, strict=True) if e >= 5]
     chi_square = sum((c - e) ** 2 / e for c, e in common)
     freedom = len(common) - 1
-    assert chi_square < freedom + 4 * math.sqrt(2 * freedom) + 8  # beyond all but one in many thousands
+    assert (
+        chi_square < freedom + 4 * math.sqrt(2 * freedom) + 8
+    )  # beyond all but one in many thousands
 
 
-@pytest.mark.parametrize("params", [{"top_k": 7, "top_p": 0.6}, {"top_p": 0.6}, {"top_k": 7}], ids=str)
+@pytest.mark.parametrize(
+    "params", [{"top_k": 7, "top_p": 0.6}, {"top_p": 0.6}, {"top_k": 7}], ids=str
+)
 @pytest.mark.parametrize("vocab", [40, 3000])
 def test_exactly_the_described_tokens_remain(params: dict[str, float], vocab: int) -> None:
     logits = torch.randn(6, vocab, generator=torch.Generator().manual_seed(2))
@@ -86,7 +97,11 @@ def test_exactly_the_described_tokens_remain(params: dict[str, float], vocab: in
 
 
 def test_rows_keep_to_their_own_parameters() -> None:
-    every = [SamplingParams(top_k=k, top_p=p) for k in (0, 1, 3, 39, 40, 99) for p in (1e-6, 0.3, 0.9, 1.0)]
+    every = [
+        SamplingParams(top_k=k, top_p=p)
+        for k in (0, 1, 3, 39, 40, 99)
+        for p in (1e-6, 0.3, 0.9, 1.0)
+    ]
     logits = LOGITS.expand(len(every), -1)
     together = truncate(logits.clone(), every)
     for i, params in enumerate(every):
@@ -97,7 +112,12 @@ def test_rows_keep_to_their_own_parameters() -> None:
 
 def test_the_same_seed_draws_the_same_token_in_any_company() -> None:
     logits = torch.randn(30, 2000, generator=torch.Generator().manual_seed(3))
-    every = [SamplingParams(temperature=t, top_k=k, top_p=p) for t in (1, 0.6) for k in (0, 8, 1500) for p in (1, 0.9)]
+    every = [
+        SamplingParams(temperature=t, top_k=k, top_p=p)
+        for t in (1, 0.6)
+        for k in (0, 8, 1500)
+        for p in (1, 0.9)
+    ]
     every = (every * 3)[:30]
     seeds = torch.arange(30) * 77
     together = sample(logits, every, seeds)
@@ -107,7 +127,13 @@ def test_the_same_seed_draws_the_same_token_in_any_company() -> None:
 
 @pytest.mark.parametrize(
     "params",
-    [{"top_k": 1}, {"top_p": 1e-9}, {"top_p": 1e-50}, {"top_k": 3, "top_p": 1e-50}, {"temperature": 1e-4}],
+    [
+        {"top_k": 1},
+        {"top_p": 1e-9},
+        {"top_p": 1e-50},
+        {"top_k": 3, "top_p": 1e-50},
+        {"temperature": 1e-4},
+    ],
     ids=str,
 )
 def test_almost_greedy_parameters_take_the_best_token(params: dict[str, float]) -> None:
@@ -130,13 +156,17 @@ def test_a_vocabulary_of_one_token_is_possible() -> None:
 def test_an_excluded_token_is_never_drawn() -> None:
     logits = LOGITS.clone()
     logits[torch.arange(0, 40, 2)] = -INF
-    tokens = sample(logits.expand(5000, -1), [SamplingParams(temperature=100.0)] * 5000, torch.arange(5000))
+    tokens = sample(
+        logits.expand(5000, -1), [SamplingParams(temperature=100.0)] * 5000, torch.arange(5000)
+    )
     assert (tokens % 2 == 1).all()
 
 
 @pytest.mark.parametrize("vocab", [1, 2, 127, 128, 129, 300, 1024])
 def test_the_best_token_is_the_first_of_the_best(vocab: int) -> None:
-    logits = torch.randn(64, vocab, generator=torch.Generator().manual_seed(vocab)).round()  # with many equals
+    logits = torch.randn(
+        64, vocab, generator=torch.Generator().manual_seed(vocab)
+    ).round()  # with many equals
     values, tokens = best(logits)
     assert tokens.tolist() == [row.index(max(row)) for row in logits.tolist()]
     assert torch.equal(values, logits.amax(dim=-1))
@@ -153,4 +183,6 @@ def test_no_number_is_better_than_not_a_number() -> None:
 def test_improbable_tokens_among_the_best_k_are_kept() -> None:
     logits = torch.full((1, 300), -500.0)
     logits[0, 7] = 100.0
-    assert truncate(logits, [SamplingParams(top_k=2)]).isfinite().sum() == 300  # all the others are equally good
+    assert (
+        truncate(logits, [SamplingParams(top_k=2)]).isfinite().sum() == 300
+    )  # all the others are equally good

@@ -1,4 +1,6 @@
-"""State-space ops: the fast forms equal the reference's loop over tokens, whole, in pieces, and token by token."""
+"""State-space ops: the fast forms equal the reference's loop over tokens, whole, in pieces, and
+token by token.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,28 @@ def draw(*shape: int, seed: int = 0) -> torch.Tensor:
 
 def heads(n: int, length: int) -> list[torch.Tensor]:
     """Arguments of `ssd_scan` before the state."""
-    step, decay = draw(n, length, 6).exp(), -draw(6).exp()
-    return [draw(n, length, 6, 4), step, decay, draw(n, length, 2, 8, seed=1), draw(n, length, 2, 8, seed=2)]
+    step = draw(n, length, 6).exp()
+    decay = -draw(6).exp()
+    return [
+        draw(n, length, 6, 4),
+        step,
+        decay,
+        draw(n, length, 2, 8, seed=1),
+        draw(n, length, 2, 8, seed=2),
+    ]
 
 
 def channels(n: int, length: int) -> list[torch.Tensor]:
     """Arguments of `selective_scan` before the state."""
-    step, decay = draw(n, length, 10, seed=3).exp(), -draw(10, 8).exp()
-    return [draw(n, length, 10), step, decay, draw(n, length, 8, seed=1), draw(n, length, 8, seed=2)]
+    step = draw(n, length, 10, seed=3).exp()
+    decay = -draw(10, 8).exp()
+    return [
+        draw(n, length, 10),
+        step,
+        decay,
+        draw(n, length, 8, seed=1),
+        draw(n, length, 8, seed=2),
+    ]
 
 
 SCANS: dict[str, tuple[Any, Any, Any, tuple[int, ...]]] = {
@@ -51,7 +67,8 @@ def test_the_fast_form_equals_the_loop_over_tokens(kind: str, n: int, length: in
 @pytest.mark.parametrize("kind", SCANS)
 def test_a_sequence_goes_on_where_it_was_cut(kind: str, cut: int) -> None:
     fast, _, arguments, shape = SCANS[kind]
-    given, first = arguments(2, 70), torch.zeros(2, *shape)
+    given = arguments(2, 70)
+    first = torch.zeros(2, *shape)
     whole, last = fast(*given, first)
     cut_at = [slice(0, cut), slice(cut, None)]
     (one, middle), state = fast(*(_part(x, cut_at[0]) for x in given), first), None
@@ -75,13 +92,19 @@ def test_large_steps_forget_everything_and_give_no_infinity(kind: str) -> None:
 
 @pytest.mark.parametrize("bias", [None, draw(6)])
 @pytest.mark.parametrize("activate", [True, False])
-def test_the_convolution_is_causal_and_goes_on_where_it_was_cut(activate: bool, bias: torch.Tensor | None) -> None:
-    x, weight = draw(2, 9, 6), draw(4, 6)
+def test_the_convolution_is_causal_and_goes_on_where_it_was_cut(
+    activate: bool, bias: torch.Tensor | None
+) -> None:
+    x = draw(2, 9, 6)
+    weight = draw(4, 6)
     whole, last = reference.causal_conv(x, torch.zeros(2, 3, 6), weight, bias, activate)
-    expected = torch.nn.functional.conv1d(x.transpose(1, 2), weight.T[:, None], bias, padding=3, groups=6)
+    expected = torch.nn.functional.conv1d(
+        x.transpose(1, 2), weight.T[:, None], bias, padding=3, groups=6
+    )
     expected = expected[..., :9].transpose(1, 2)
     torch.testing.assert_close(whole, torch.nn.functional.silu(expected) if activate else expected)
-    state, pieces = torch.zeros(2, 3, 6), []
+    state = torch.zeros(2, 3, 6)
+    pieces = []
     for start, end in ((0, 1), (1, 3), (3, 9)):
         piece, state = reference.causal_conv(x[:, start:end], state, weight, bias, activate)
         pieces.append(piece)

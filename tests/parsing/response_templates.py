@@ -16,7 +16,10 @@ COHERE: dict[str, Any] = {
             "close": "<|END_ACTION|>",
             "content": "json",
             "transform_each": True,
-            "transform": {"type": "function", "function": {"name": "{tool_name}", "arguments": "{parameters}"}},
+            "transform": {
+                "type": "function",
+                "function": {"name": "{tool_name}", "arguments": "{parameters}"},
+            },
         },
     },
 }

@@ -1,4 +1,6 @@
-"""Families on channels have a table for their thoughts and one for their calls: where both speak, they say the same."""
+"""Families on channels have a table for their thoughts and one for their calls: where both speak,
+they say the same.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,12 @@ HEADERS = {
         "<|channel|>analysis to=python<|message|>",
     ),
     "INKLING": ("<|content_thinking|>", "<|content_text|>", "tool<|content_invoke_tool_json|>"),
-    "KIMI_K3": ("<|open|>think<|sep|>", "<|open|>response<|sep|>", "<|open|>message<|sep|>", "<|open|>tools<|sep|>"),
+    "KIMI_K3": (
+        "<|open|>think<|sep|>",
+        "<|open|>response<|sep|>",
+        "<|open|>message<|sep|>",
+        "<|open|>tools<|sep|>",
+    ),
     "MUSE": (
         "<|start|>assistant<|message|>",
         "<|start|>assistant to=self<|message|>",
@@ -32,7 +39,8 @@ HEADERS = {
 
 @pytest.mark.parametrize("family", HEADERS)
 def test_both_tables_tell_messages_alike(family: str) -> None:
-    one, other = getattr(thoughts, family), getattr(calls, family)
+    one = getattr(thoughts, family)
+    other = getattr(calls, family)
     assert (one.starts, one.stops, one.apart) == (other.starts, other.stops, other.apart)
     assert {*one.heads} <= {*other.heads}
     assert {*one.goes_on} <= {*other.goes_on}

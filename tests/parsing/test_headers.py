@@ -10,7 +10,10 @@ from core.parsing.headers import read_header
 
 
 def test_a_header_is_its_value():
-    assert read_header('{"ä": [1, {"b": null}], "c": {"b": 2}}'.encode()) == {"ä": [1, {"b": None}], "c": {"b": 2}}
+    assert read_header('{"ä": [1, {"b": null}], "c": {"b": 2}}'.encode()) == {
+        "ä": [1, {"b": None}],
+        "c": {"b": 2},
+    }
 
 
 @pytest.mark.parametrize(

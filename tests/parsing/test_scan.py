@@ -18,7 +18,9 @@ from core.parsing import (
 )
 from core.testing.parsing import Parsed, Reader
 
-PARTS = st.sampled_from(["<a>", "</a>", "<ab>", "<", "a", ">", "x", " ", "\n", '{"k": 1}', "{", '"', "[1]", "é🙂"])
+PARTS = st.sampled_from(
+    ["<a>", "</a>", "<ab>", "<", "a", ">", "x", " ", "\n", '{"k": 1}', "{", '"', "[1]", "é🙂"]
+)
 
 
 def letters(scan: Scan, request: ParseRequest) -> Reading:
@@ -30,7 +32,9 @@ def letters(scan: Scan, request: ParseRequest) -> Reading:
             yield from scan.expect("</a>")
 
 
-LETTERS = ToolFormat(letters, markers=("<a>", "</a>", "<ab>"), call_id=lambda name, index: f"{name}{index}")
+LETTERS = ToolFormat(
+    letters, markers=("<a>", "</a>", "<ab>"), call_id=lambda name, index: f"{name}{index}"
+)
 
 
 @settings(deadline=None, max_examples=50)
@@ -91,11 +95,19 @@ def test_values_get_the_types_of_the_schema() -> None:
 
 def test_arguments_get_the_types_that_their_schemas_refer_to() -> None:
     schema = {
-        "properties": {"place": {"$ref": "#/$defs/Place"}, "n": {"$ref": "#/$defs/N"}, "lost": {"$ref": "#/$defs/x"}},
+        "properties": {
+            "place": {"$ref": "#/$defs/Place"},
+            "n": {"$ref": "#/$defs/N"},
+            "lost": {"$ref": "#/$defs/x"},
+        },
         "$defs": {"Place": {"type": "object"}, "N": {"type": "integer"}},
     }
     texts = {"place": '{"city": "Oslo"}', "n": "3", "lost": "4"}
-    assert typed_arguments(texts, schema, literal=False) == {"place": {"city": "Oslo"}, "n": 3, "lost": "4"}
+    assert typed_arguments(texts, schema, literal=False) == {
+        "place": {"city": "Oslo"},
+        "n": 3,
+        "lost": "4",
+    }
 
 
 def names(scan: Scan, request: ParseRequest) -> Reading:
@@ -139,5 +151,7 @@ def test_a_tag_of_two_special_tokens_counts_only_as_both() -> None:
 
 def test_special_tokens_of_a_broken_call_are_shown_and_others_are_not() -> None:
     special = frozenset({"<a>", "<eos>"})
-    found = Reader(tools=LETTERS, special=special).check('x<a>{"k": 1<a>{"k": 2}</a> y<eos>', count=50)
+    found = Reader(tools=LETTERS, special=special).check(
+        'x<a>{"k": 1<a>{"k": 2}</a> y<eos>', count=50
+    )
     assert found == Parsed('x<a>{"k": 1y', (("<a>", {"k": 2}),))

@@ -1,4 +1,6 @@
-"""A fuzzer of what models write: whatever becomes of a text, nothing of it is lost or invented, however it comes."""
+"""A fuzzer of what models write: whatever becomes of a text, nothing of it is lost or invented,
+however it comes.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ user thought think analysis final response tool_call_id tool_name id CDATA atem
 """
 """What stands around values: attributes, keys of JSON, types."""
 HEADERS = {"inkling", "k2_horizon", "muse", "muse_glimmer", "musespark1x", "openai"}
-"""Families with headers, types, or an end of everything: of a word put in there no client sees anything."""
+"""Families with headers, types, or an end of everything: of a word put in there no client sees
+anything.
+"""
 TAGGED = {"minimax_m2_append_think"}
 """Shows a tag that the prompt has."""
 
@@ -28,9 +32,12 @@ def most(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.mark.parametrize(
-    ("kind", "parser"), [(kind, name) for kind in KINDS for found in families(kind) for name in found.parsers]
+    ("kind", "parser"),
+    [(kind, name) for kind in KINDS for found in families(kind) for name in found.parsers],
 )
-def test_whatever_becomes_of_a_text_nothing_is_lost_or_invented(kind: str, parser: str, most: int) -> None:
+def test_whatever_becomes_of_a_text_nothing_is_lost_or_invented(
+    kind: str, parser: str, most: int
+) -> None:
     rng = random.Random(parser)
     texts = [case for case in cases_of(kind, parser) if is_plain(case)]
     for case in rng.sample(texts, min(len(texts), 2 + most // 20)):
@@ -40,7 +47,12 @@ def test_whatever_becomes_of_a_text_nothing_is_lost_or_invented(kind: str, parse
         for what, text in rng.sample(every, min(len(every), most)):
             found = reader.check(text, count=2)
             structure = {*AROUND.split(), *rests(markers), *(PUT_IN if parser in HEADERS else ())}
-            assert lost(case.text, text, found, markers) <= structure, (case.name, what, text, found)
+            assert lost(case.text, text, found, markers) <= structure, (
+                case.name,
+                what,
+                text,
+                found,
+            )
             assert parser in TAGGED or not invented(text, found), (case.name, what, text, found)
 
 

@@ -1,4 +1,6 @@
-"""No call and no thought is lost: what models really write, in every chunking, as text and by special tokens."""
+"""No call and no thought is lost: what models really write, in every chunking, as text and by
+special tokens.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,19 @@ def count(request: pytest.FixtureRequest) -> int:
 
 @pytest.mark.parametrize(
     ("kind", "parser", "case"),
-    [pytest.param(kind, parser, case, id=f"{parser}: {case.name}") for kind in KINDS for parser, case in cases(kind)],
+    [
+        pytest.param(kind, parser, case, id=f"{parser}: {case.name}")
+        for kind in KINDS
+        for parser, case in cases(kind)
+    ],
 )
 def test_what_is_written_is_read(kind: str, parser: str, case: Written, count: int) -> None:
     reader = reader_of(kind, parser, case)
-    assert seen(reader.check(case.text, count=count)) == (case.reasoning, case.content, case.expected_calls)
+    assert seen(reader.check(case.text, count=count)) == (
+        case.reasoning,
+        case.content,
+        case.expected_calls,
+    )
     ids = {index: call["id"] for index, call in enumerate(case.calls) if "id" in call}
     found = reader.read([reader.piece(case.text)], with_ids=True).ids
     assert {index: found[index] for index in ids} == ids
@@ -40,17 +50,29 @@ def test_what_is_written_is_read(kind: str, parser: str, case: Written, count: i
 
 @pytest.mark.parametrize(
     ("kind", "family"),
-    [pytest.param(kind, found, id=f"{kind}/{found.file}") for kind in KINDS for found in families(kind)],
+    [
+        pytest.param(kind, found, id=f"{kind}/{found.file}")
+        for kind in KINDS
+        for found in families(kind)
+    ],
 )
 def test_a_format_has_enough_cases(kind: str, family: Family) -> None:
     assert family.parsers
     assert {*family.parsers} <= {*FORMATS[kind]}
     assert len({case.name for case in family.cases}) == len(family.cases)
     assert len(family.cases) >= LEAST[kind]
-    published = [case for case in family.cases if case.malformed and case.source.startswith("https://")]
-    assert len(published) >= FEWER.get(f"{kind}/{family.file.removesuffix('.yaml')}", LEAST[kind] // 2)
+    published = [
+        case for case in family.cases if case.malformed and case.source.startswith("https://")
+    ]
+    assert len(published) >= FEWER.get(
+        f"{kind}/{family.file.removesuffix('.yaml')}", LEAST[kind] // 2
+    )
 
 
 def seen(found: Parsed) -> tuple[str, str, tuple[tuple[str, str], ...]]:
     """Return what a client sees, in the form of a case."""
-    return found.reasoning, found.content, tuple((name, as_json(arguments)) for name, arguments in found.calls)
+    return (
+        found.reasoning,
+        found.content,
+        tuple((name, as_json(arguments)) for name, arguments in found.calls),
+    )

@@ -1,4 +1,6 @@
-"""What may become of a text on its way out of a model: each marker dropped, doubled or cut, with space or text around."""
+"""What may become of a text on its way out of a model: each marker dropped, doubled or cut, with
+space or text around.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ def markers_of(*forms: ToolFormat | ReasoningFormat | None) -> list[str]:
     found: set[str] = set()
     for form in forms:
         if form is not None:
-            found |= {*form.markers, *(form.call_ends if isinstance(form, ToolFormat) else form.starts + form.ends)}
+            found |= {
+                *form.markers,
+                *(form.call_ends if isinstance(form, ToolFormat) else form.starts + form.ends),
+            }
     return sorted(found - {""}, key=lambda text: (-len(text), text))
 
 
@@ -33,7 +38,9 @@ def variations(text: str, markers: Sequence[str]) -> Iterator[tuple[str, str]]:
     if not markers:
         return
     for found in re.finditer("|".join(map(re.escape, markers)), text):
-        before, marker, behind = text[: found.start()], found[0], text[found.end() :]
+        before = text[: found.start()]
+        marker = found[0]
+        behind = text[found.end() :]
         for what, instead in (
             ("dropped", ""),
             ("doubled", marker * 2),
@@ -50,12 +57,18 @@ def variations(text: str, markers: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 def rests(markers: Sequence[str]) -> set[str]:
     """Return the words that markers are made of, and those of their halves."""
-    pieces = [piece for text in markers for piece in (text, text[: len(text) // 2], text[len(text) // 2 :])]
+    pieces = [
+        piece
+        for text in markers
+        for piece in (text, text[: len(text) // 2], text[len(text) // 2 :])
+    ]
     return {word for piece in pieces for word in _WORDS.findall(piece)}
 
 
 def lost(original: str, text: str, found: Parsed, markers: Sequence[str]) -> set[str]:
-    """Return words, of the original or put in, that stand between the markers of a text and nowhere in what came of it."""
+    """Return words, of the original or put in, that stand between the markers of a text and nowhere
+    in what came of it.
+    """
     between = text
     for marker in markers:
         between = between.replace(marker, " ")
@@ -65,7 +78,9 @@ def lost(original: str, text: str, found: Parsed, markers: Sequence[str]) -> set
 
 
 def invented(text: str, found: Parsed) -> list[str]:
-    """Return names and strings of calls that do not stand in the text, and shown text that is no selection of it."""
+    """Return names and strings of calls that do not stand in the text, and shown text that is no
+    selection of it.
+    """
     calls = [leaf for name, arguments in found.calls for leaf in (name, *leaves(arguments))]
     return [
         *(leaf for leaf in calls if leaf not in text),

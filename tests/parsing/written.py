@@ -1,16 +1,16 @@
-"""What models really write, as data: one YAML file per format under `tests/tool_parsers/cases` and `tests/reasoning_parsers/cases`.
+"""What models really write, as data: one YAML file per format under `tests/tool_parsers/cases` and
+`tests/reasoning_parsers/cases`.
 
-The head of a file: `parsers`, the names of the format, and what holds for all of its `cases`: `tools`, `special`,
-`template_kwargs`, `prompt_end`. A case:
+The head of a file: `parsers`, the names of the format, and what holds for all of its `cases`:
+`tools`, `special`, `template_kwargs`, `prompt_end`. A case:
 
-    name, text     what it shows, and what the model writes
-    tools          {tool: {argument: type or schema}}; `{}` for none
-    special        markers that are special tokens; without it the text is read as text, and by special tokens as well
-    template_kwargs, prompt_end, whole    as in `ParseRequest`
-    tool_parser, reasoning_parser         the other kind of parser, where the case needs both
-    reasoning, content, calls             what a client sees; `calls` is a list of {name, arguments, id if it has one}
-    source         where it, or in another family the same slip, is published; or `template`
-    malformed      true where it is not as the family's template writes it
+    name, text     what it shows, and what the model writes tools          {tool: {argument: type or
+    schema}}; `{}` for none special        markers that are special tokens; without it the text is
+    read as text, and by special tokens as well template_kwargs, prompt_end, whole    as in
+    `ParseRequest` tool_parser, reasoning_parser         the other kind of parser, where the case
+    needs both reasoning, content, calls             what a client sees; `calls` is a list of {name,
+    arguments, id if it has one} source         where it, or in another family the same slip, is
+    published; or `template` malformed      true where it is not as the family's template writes it
 """
 
 from __future__ import annotations
@@ -29,7 +29,17 @@ from core.parsing import ParseRequest
 TESTS = Path(__file__).parents[1]
 KINDS = ("tool_parsers", "reasoning_parsers")
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-HEAD = frozenset({"tools", "special", "template_kwargs", "prompt_end", "tool_parser", "reasoning_parser", "whole"})
+HEAD = frozenset(
+    {
+        "tools",
+        "special",
+        "template_kwargs",
+        "prompt_end",
+        "tool_parser",
+        "reasoning_parser",
+        "whole",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +65,10 @@ class Written:
     def request(self) -> ParseRequest:
         """The request whose answer it is."""
         return ParseRequest(
-            [_tool(*named) for named in self.tools.items()], self.template_kwargs, self.prompt_end, self.whole
+            [_tool(*named) for named in self.tools.items()],
+            self.template_kwargs,
+            self.prompt_end,
+            self.whole,
         )
 
     @property
@@ -94,11 +107,18 @@ def cases(kind: str) -> Iterator[tuple[str, Written]]:
 
 def _family(path: Path) -> Family:
     head = yaml.load(path.read_text(encoding="utf-8"), _LOADER)
-    parsers, written = head.pop("parsers"), head.pop("cases")
+    parsers = head.pop("parsers")
+    written = head.pop("cases")
     assert head.keys() <= HEAD, f"{path.name}: unknown {sorted(head.keys() - HEAD)} in its head"
     return Family(path.name, tuple(parsers), tuple(Written(**{**head, **case}) for case in written))
 
 
 def _tool(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    known = {key: {"type": stated} if isinstance(stated, str) else stated for key, stated in arguments.items()}
-    return {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": known}}}
+    known = {
+        key: {"type": stated} if isinstance(stated, str) else stated
+        for key, stated in arguments.items()
+    }
+    return {
+        "type": "function",
+        "function": {"name": name, "parameters": {"type": "object", "properties": known}},
+    }

@@ -1,7 +1,9 @@
-"""A device that records and replays, on a CPU: Triton's interpreter computes, torch's calls and launches are written down.
+"""A device that records and replays, on a CPU: Triton's interpreter computes, torch's calls and
+launches are written down.
 
-It takes the GPU platform's whole path: fixed places, padded sizes, launch and fetch, replays. What a recording does not
-hold is not done again, so a step that depends on anything else gives other tokens.
+It takes the GPU platform's whole path: fixed places, padded sizes, launch and fetch, replays. What
+a recording does not hold is not done again, so a step that depends on anything else gives other
+tokens.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ class FakeRecorder:
     def __init__(self) -> None:
         self.replays = 0
 
-    def record(self, function: Callable[[], torch.Tensor]) -> tuple[Callable[[], object], torch.Tensor]:
+    def record(
+        self, function: Callable[[], torch.Tensor]
+    ) -> tuple[Callable[[], object], torch.Tensor]:
         """Run the function, whose every call is kept with its tensors."""
         calls: list[Callable[[], object]] = []
         with launches_kept(calls), _Operations(calls):
@@ -72,21 +76,35 @@ class _Operations(TorchDispatchMode):
         self._calls = calls
 
     def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         given = dict(kwargs or {})
         out = func(*args, **given)
         if func._schema.is_mutable:
             self._calls.append(lambda: func(*args, **given))
             return out
-        memory = {each.untyped_storage().data_ptr() for each in (*args, *given.values()) if torch.is_tensor(each)}
-        made = [each for each in (out if isinstance(out, (tuple, list)) else [out]) if torch.is_tensor(each)]
+        memory = {
+            each.untyped_storage().data_ptr()
+            for each in (*args, *given.values())
+            if torch.is_tensor(each)
+        }
+        made = [
+            each
+            for each in (out if isinstance(out, (tuple, list)) else [out])
+            if torch.is_tensor(each)
+        ]
         if any(each.untyped_storage().data_ptr() in memory for each in made if each.numel()):
             return out  # a view stays one
 
         def again() -> None:
             found = func(*args, **given)
-            for old, new in zip(made, found if isinstance(found, (tuple, list)) else [found], strict=False):
+            for old, new in zip(
+                made, found if isinstance(found, (tuple, list)) else [found], strict=False
+            ):
                 old.copy_(new)
 
         self._calls.append(again)
@@ -123,7 +141,9 @@ class FakeGpu(GpuPlatform):
         if not sizes:
             return model.__call__
         FakeGpu.recorder = FakeRecorder()
-        FakeGpu.made = ReplayedModel(model, sizes, self._max_model_len, FakeGpu.recorder, mixed=self._mixed)
+        FakeGpu.made = ReplayedModel(
+            model, sizes, self._max_model_len, FakeGpu.recorder, mixed=self._mixed
+        )
         return FakeGpu.made
 
 

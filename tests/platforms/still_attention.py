@@ -1,6 +1,8 @@
-"""Attention in plain torch whose shapes no length changes, for devices that record: each token is a sequence of its own.
+"""Attention in plain torch whose shapes no length changes, for devices that record: each token is a
+sequence of its own.
 
-Slow and simple: every key that a table has room for is looked at. What it computes is what `reference` says.
+Slow and simple: every key that a table has room for is looked at. What it computes is what
+`reference` says.
 """
 
 from __future__ import annotations
@@ -69,16 +71,23 @@ class StillAttention:
         cache: torch.Tensor,
         plan: Plan,
     ) -> torch.Tensor:
-        """Write keys and values, then let each token look at all of its table, most of which is hidden."""
+        """Write keys and values, then let each token look at all of its table, most of which is
+        hidden.
+        """
         own = key[:, None] if params.value_size is not None else torch.stack((key, value), dim=1)
         cache.flatten(0, 1).index_copy_(0, plan.slots, own.to(cache.dtype))
-        read = cache[plan.table].flatten(1, 2).float()  # [num_tokens, keys, vectors, kv_heads, head_size]
+        read = (
+            cache[plan.table].flatten(1, 2).float()
+        )  # [num_tokens, keys, vectors, kv_heads, head_size]
         per_kv = params.heads // params.kv_heads
-        keys, values = (part.repeat_interleave(per_kv, dim=2) for part in (read[:, :, 0], read[:, :, -1]))
+        keys, values = (
+            part.repeat_interleave(per_kv, dim=2) for part in (read[:, :, 0], read[:, :, -1])
+        )
         scores = torch.einsum("thd,tkhd->htk", query.float(), keys) * params.scale
         if params.softcap is not None:
             scores = params.softcap * torch.tanh(scores / params.softcap)
-        places, newest = torch.arange(keys.shape[1]), plan.lengths[:, None] - 1
+        places = torch.arange(keys.shape[1])
+        newest = plan.lengths[:, None] - 1
         ahead = places - newest  # [num_tokens, keys]
         hidden = ahead > 0
         if params.window is not None:
@@ -95,8 +104,12 @@ class StillAttention:
             sinks = params.sinks.float()[:, None, None].expand(-1, len(query), 1)
             scores = torch.cat([scores, sinks], dim=-1)
         weights = scores.softmax(dim=-1)[..., : keys.shape[1]]
-        values = values.masked_fill(hidden[..., None, None], 0.0)  # what padding left there may be no number
-        return torch.einsum("htk,tkhd->thd", weights, values)[..., : params.value_size].to(query.dtype)
+        values = values.masked_fill(
+            hidden[..., None, None], 0.0
+        )  # what padding left there may be no number
+        return torch.einsum("htk,tkhd->thd", weights, values)[..., : params.value_size].to(
+            query.dtype
+        )
 
 
 @hookimpl

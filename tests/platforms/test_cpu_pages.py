@@ -28,12 +28,17 @@ def taken_bytes(memory: torch.Tensor) -> int:
     first = memory.data_ptr() // PAGE * PAGE
     pages = -(-(memory.data_ptr() + memory.numel() - first) // PAGE)
     states = (ctypes.c_ubyte * pages)()
-    assert ctypes.CDLL(None).mincore(ctypes.c_void_p(first), ctypes.c_size_t(pages * PAGE), states) == 0
+    assert (
+        ctypes.CDLL(None).mincore(ctypes.c_void_p(first), ctypes.c_size_t(pages * PAGE), states)
+        == 0
+    )
     return sum(state & 1 for state in states) * PAGE
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait however long the machine is busy; a condition that never comes is ended by whoever runs the tests."""
+    """Wait however long the machine is busy; a condition that never comes is ended by whoever runs
+    the tests.
+    """
     while not condition():
         time.sleep(0.005)
 
@@ -42,7 +47,10 @@ def wait_until(condition: Callable[[], bool]) -> None:
 def memories() -> list[torch.Tensor]:
     """Of pages that nobody has had: an allocator may give what somebody has freed."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    return [torch.frombuffer(mmap.mmap(-1, 16 * STRIPE, flags=flags), dtype=torch.uint8) for _ in range(2)]
+    return [
+        torch.frombuffer(mmap.mmap(-1, 16 * STRIPE, flags=flags), dtype=torch.uint8)
+        for _ in range(2)
+    ]
 
 
 def test_what_is_ahead_is_taken_and_no_more(memories: list[torch.Tensor]) -> None:
@@ -98,7 +106,9 @@ def test_what_steps_free_is_kept(tmp_path: Path) -> None:
         "for _ in range(4): step()\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)\n"
     )
-    done = subprocess.run([sys.executable, "-P", str(program)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-P", str(program)], capture_output=True, text=True, check=True
+    )
     assert int(done.stdout) < 4 * 3 * (20 << 20) // PAGE // 10
 
 

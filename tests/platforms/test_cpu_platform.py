@@ -32,7 +32,9 @@ def test_a_container_may_have_less(tmp_path: Path) -> None:
     assert cpu.free_memory_bytes(meminfo, tmp_path) == 8 * GIB
 
 
-def test_the_cache_takes_what_was_asked_for_else_a_bounded_share(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_takes_what_was_asked_for_else_a_bounded_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     config = EngineConfig()
     asked = replace(config, cache=replace(config.cache, kv_cache_memory_bytes=12345))
     platform = cpu.CpuPlatform()
@@ -45,7 +47,9 @@ def test_the_cache_takes_what_was_asked_for_else_a_bounded_share(monkeypatch: py
 def test_the_cache_gets_a_share_of_what_weights_leave_asked_before_or_after_they_come(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    config = replace(EngineConfig(), device=replace(EngineConfig().device, num_threads=torch.get_num_threads()))
+    config = replace(
+        EngineConfig(), device=replace(EngineConfig().device, num_threads=torch.get_num_threads())
+    )
     monkeypatch.setattr(cpu, "free_memory_bytes", lambda: 5 * GIB)
     before = cpu.CpuPlatform()
     started = cpu.CpuPlatform()
@@ -58,9 +62,12 @@ def test_the_cache_gets_a_share_of_what_weights_leave_asked_before_or_after_they
 
 
 @pytest.mark.parametrize(
-    ("checkpoint", "dtype"), [("float32", "float32"), ("bfloat16", "bfloat16"), ("float16", "bfloat16")]
+    ("checkpoint", "dtype"),
+    [("float32", "float32"), ("bfloat16", "bfloat16"), ("float16", "bfloat16")],
 )
-def test_automatic_dtype_follows_the_checkpoint_except_for_half(checkpoint: str, dtype: str) -> None:
+def test_automatic_dtype_follows_the_checkpoint_except_for_half(
+    checkpoint: str, dtype: str
+) -> None:
     assert cpu.CpuPlatform().pick_dtype(checkpoint) == dtype
 
 
@@ -83,7 +90,9 @@ def test_threads_are_those_asked_for() -> None:
 
 def test_ranks_of_one_machine_share_its_cores_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = EngineConfig()
-    config = replace(alone, parallel=replace(alone.parallel, tensor_parallel_size=2, pipeline_parallel_size=2))
+    config = replace(
+        alone, parallel=replace(alone.parallel, tensor_parallel_size=2, pipeline_parallel_size=2)
+    )
     monkeypatch.setattr(cpu, "usable_cores", lambda: 9)
     monkeypatch.setattr(cpu, "free_memory_bytes", lambda: 4 * GIB)
     before = torch.get_num_threads()
@@ -114,7 +123,8 @@ def test_more_cache_than_memory_is_refused_by_flag(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(cpu, "all_memory_bytes", lambda: GIB)
     assert cpu.CpuPlatform().allocate(1000).numel() == 1000
     with pytest.raises(
-        ConfigError, match=r"2\.00 GiB is more than this machine's memory of 1\.00 GiB.*--num-gpu-blocks"
+        ConfigError,
+        match=r"2\.00 GiB is more than this machine's memory of 1\.00 GiB.*--num-gpu-blocks",
     ):
         cpu.CpuPlatform().allocate(2 * GIB)
 
@@ -126,5 +136,8 @@ def test_more_threads_than_the_machine_can_use_are_refused(monkeypatch: pytest.M
     device = EngineConfig().device
     cpu.CpuPlatform().start(EngineConfig(device=replace(device, num_threads=128)))
     assert given == [128]
-    with pytest.raises(ConfigError, match=r"--num-threads 129 is more than a machine of 16 cores .* use at most 128"):
+    with pytest.raises(
+        ConfigError,
+        match=r"--num-threads 129 is more than a machine of 16 cores .* use at most 128",
+    ):
         cpu.CpuPlatform().start(EngineConfig(device=replace(device, num_threads=129)))

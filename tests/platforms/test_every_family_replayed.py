@@ -1,8 +1,9 @@
-"""Every architecture family takes the GPU platform's whole path, with steps that are recorded and done again: its tokens are
+"""Every architecture family takes the GPU platform's whole path, with steps that are recorded and
+done again: its tokens are
 those of `--enforce-eager`, and a CPU's.
 
-What computes is plain torch here, so that all families are shown at all times; Triton's kernels have tests of their own, and
-`test_gpu_platform` puts them on this path.
+What computes is plain torch here, so that all families are shown at all times; Triton's kernels
+have tests of their own, and `test_gpu_platform` puts them on this path.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ ON_A_DEVICE: dict[str, Any] = {
 }
 LENGTHS = (5, 3, 2, 6, 4)
 TOKENS = (8, 3, 6, 5, 7)
-"""Rows end one after the other, and others enter: steps are padded, and prompts are read while others decode."""
+"""Rows end one after the other, and others enter: steps are padded, and prompts are read while
+others decode.
+"""
 
 
 def tokens_of(folder: Path, architecture: str, **settings: Any) -> list[list[int]]:
@@ -39,15 +42,20 @@ def tokens_of(folder: Path, architecture: str, **settings: Any) -> list[list[int
 
 
 @pytest.mark.parametrize("architecture", sorted({**ARCHITECTURES, **ENCODER_DECODERS}))
-def test_tokens_of_every_family_are_those_of_the_eager_path(architecture: str, tmp_path: Path) -> None:
+def test_tokens_of_every_family_are_those_of_the_eager_path(
+    architecture: str, tmp_path: Path
+) -> None:
     folder = make_checkpoint(architecture, tmp_path / "model", seed=1)
     replayed = tokens_of(folder, architecture, **ON_A_DEVICE)
-    recorder, made = FakeGpu.recorder, FakeGpu.made
+    recorder = FakeGpu.recorder
+    made = FakeGpu.made
     assert recorder.replays >= 5
     assert made is not None
     decoding_only = any(isinstance(layer.spec, RecurrentState) for layer in made._model.kv_layers)
     decoding_only |= architecture in ENCODER_DECODERS  # who enters brings what an encoder reads
-    assert {decodes for _, _, decodes in made._recorded} == ({True} if decoding_only else {True, False})
+    assert {decodes for _, _, decodes in made._recorded} == (
+        {True} if decoding_only else {True, False}
+    )
     assert tokens_of(folder, architecture, **ON_A_DEVICE, enforce_eager=True) == replayed
     assert FakeGpu.recorder is recorder, "nothing is recorded"
     assert tokens_of(folder, architecture, device="cpu", enforce_eager=True) == replayed

@@ -1,4 +1,6 @@
-"""What the GPU platforms say of a device, and steps that are recorded and done again on one that is no GPU."""
+"""What the GPU platforms say of a device, and steps that are recorded and done again on one that is
+no GPU.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ def config_of(**scheduler: int) -> EngineConfig:
 def test_asking_initialises_nothing_and_imports_no_triton() -> None:
     script = (
         "import sys, torch\n"
-        "from builtin_plugins.platforms.cuda.platform import CudaPlatform, RocmPlatform, XpuPlatform\n"
+        "from builtin_plugins.platforms.cuda.platform import CudaPlatform, RocmPlatform, "
+        "XpuPlatform\n"
         "print([made().is_available() for made in (CudaPlatform, RocmPlatform, XpuPlatform)])\n"
         "assert not torch.cuda.is_initialized() and 'triton' not in sys.modules"
     )
@@ -65,18 +68,29 @@ with LLM(folder, dtype="float32", device="fake", plugins=plugins, log_level="err
 
 def test_a_models_path_on_a_gpu_needs_no_package_that_serves(tmp_path: Path) -> None:
     folder = make_checkpoint("LlamaForCausalLM", tmp_path / "model", num_hidden_layers=1)
-    command = [sys.executable, "-c", WITHOUT_SERVING, str(Path(__file__).parent), str(folder), *PLUGINS]
+    command = [
+        sys.executable,
+        "-c",
+        WITHOUT_SERVING,
+        str(Path(__file__).parent),
+        str(folder),
+        *PLUGINS,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["4"], done.stderr
 
 
 @pytest.mark.parametrize("made", [gpu.CudaPlatform, gpu.RocmPlatform, gpu.XpuPlatform])
-def test_a_kind_is_there_only_where_torch_is_built_for_it(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kind_is_there_only_where_torch_is_built_for_it(
+    made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = SimpleNamespace(device_count=lambda: 1)
     monkeypatch.setattr(made, "_module", found)
     for hip in (None, "6.4"):
         monkeypatch.setattr(torch.version, "hip", hip)
-        assert made().is_available() == (made is gpu.XpuPlatform or (made is gpu.RocmPlatform) == (hip is not None))
+        assert made().is_available() == (
+            made is gpu.XpuPlatform or (made is gpu.RocmPlatform) == (hip is not None)
+        )
     found.device_count = lambda: 0
     assert not made().is_available()
 
@@ -88,16 +102,22 @@ def test_bfloat16_becomes_float16_where_a_device_has_none(monkeypatch: pytest.Mo
         assert gpu.CudaPlatform().pick_dtype("bfloat16") == picked
         assert gpu.CudaPlatform().pick_dtype("float32") == "float32"
         facts = gpu.CudaPlatform().facts()
-        assert (facts["capability"], facts["float8"]) == (10 * capability[0] + capability[1], capability == (9, 0))
+        assert (facts["capability"], facts["float8"]) == (
+            10 * capability[0] + capability[1],
+            capability == (9, 0),
+        )
 
 
 def test_the_cache_gets_what_is_left_of_the_share() -> None:
     config = config_of(max_num_batched_tokens=1024, max_num_seqs=16)
     steps = 1024 * gpu.BYTES_PER_TOKEN + 16 * gpu.BYTES_PER_ROW
-    before, after = FakeGpu(), FakeGpu()
+    before = FakeGpu()
+    after = FakeGpu()
     after.start(config)
     assert after.kv_memory_bytes(config, 100 << 20) == int(0.9 * 2 * GIB) - GIB - steps
-    assert before.kv_memory_bytes(config, 100 << 20) == int(0.9 * 2 * GIB) - GIB - steps - (100 << 20)
+    assert before.kv_memory_bytes(config, 100 << 20) == int(0.9 * 2 * GIB) - GIB - steps - (
+        100 << 20
+    )
     assert before.free_memory_bytes(config) == GIB - int(2 * GIB * (1 - 0.9))
     asked = replace(config, cache=replace(config.cache, kv_cache_memory_bytes=12345))
     assert before.kv_memory_bytes(asked, 1) == 12345
@@ -105,7 +125,10 @@ def test_the_cache_gets_what_is_left_of_the_share() -> None:
 
 def test_a_share_that_leaves_nothing_is_refused_with_what_is_taken() -> None:
     config = config_of(max_num_batched_tokens=8192, max_num_seqs=16)
-    with pytest.raises(ConfigError, match=r"--gpu-memory-utilization 0\.9 of 2\.00 GiB .* 0\.50 GiB of it by weights"):
+    with pytest.raises(
+        ConfigError,
+        match=r"--gpu-memory-utilization 0\.9 of 2\.00 GiB .* 0\.50 GiB of it by weights",
+    ):
         FakeGpu().kv_memory_bytes(config, GIB // 2)
 
 
@@ -126,7 +149,9 @@ def test_sizes_rise_to_the_first_that_holds_all_rows() -> None:
 
 def test_what_a_launch_raises_is_raised_by_its_result() -> None:
     events: list[str] = []
-    event = SimpleNamespace(record=lambda: events.append("record"), synchronize=lambda: events.append("wait"))
+    event = SimpleNamespace(
+        record=lambda: events.append("record"), synchronize=lambda: events.append("wait")
+    )
     stream = DeviceStream(SimpleNamespace(Event=lambda: event))
     launched = stream.launch(lambda: 7)
     assert events == ["record"]
@@ -155,7 +180,9 @@ class Plan:
 def batch_of(size: int, number: float, **changes: Any) -> ForwardBatch:
     plan = Plan(number)
     ids = torch.arange(size)
-    made = ForwardBatch(ids, ids + 1, [plan, plan], [0] * size, [0] * size, [1] * size, [1] * size, ids[None])
+    made = ForwardBatch(
+        ids, ids + 1, [plan, plan], [0] * size, [0] * size, [1] * size, [1] * size, ids[None]
+    )
     return replace(made, **changes)
 
 
@@ -179,7 +206,8 @@ def test_a_step_is_done_again_with_what_later_steps_bring() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"counts": [3, 1]}, {"embeddings": torch.ones(4, 2)}, {"adapted": True}, {"branched": True}]
+    "changes",
+    [{"counts": [3, 1]}, {"embeddings": torch.ones(4, 2)}, {"adapted": True}, {"branched": True}],
 )
 def test_steps_of_other_kinds_and_sizes_are_plain_calls(changes: dict[str, Any]) -> None:
     model, recorder = replayed(result_of)
@@ -204,7 +232,9 @@ def test_other_steps_are_recorded_apart_where_that_is_asked_for() -> None:
     for number, counts in enumerate(([3, 1], [1] * 4, [4], [1, 3], [1] * 4, [2, 2], [1] * 4)):
         batch = batch_of(4, float(number), counts=counts, rows=[0] * len(counts))
         assert torch.equal(model(batch), result_of(batch))
-    assert recorder.replays == (4 - 1) + (3 - 1), "one kind of step is for rows that decode, the other for all others"
+    assert recorder.replays == (4 - 1) + (3 - 1), (
+        "one kind of step is for rows that decode, the other for all others"
+    )
 
 
 def test_a_model_that_reads_a_steps_numbers_on_the_host_is_called_as_ever() -> None:
@@ -220,19 +250,29 @@ def test_a_model_that_reads_a_steps_numbers_on_the_host_is_called_as_ever() -> N
 
 def prompts_of(architecture: str, lengths: Sequence[int]) -> list[dict[str, Any]]:
     """Return prompts of so many tokens, for an encoder if there is one."""
-    prompts: list[dict[str, Any]] = [{"prompt_token_ids": [(7 * i + 13 * n) % 200 for i in range(n)]} for n in lengths]
+    prompts: list[dict[str, Any]] = [
+        {"prompt_token_ids": [(7 * i + 13 * n) % 200 for i in range(n)]} for n in lengths
+    ]
     if architecture == "WhisperForConditionalGeneration":
         shape = 10, 40  # of the tiny model's spectrograms
-        prompts = [{"input_features": torch.randn(shape, generator=torch.Generator().manual_seed(n))} for n in lengths]
+        prompts = [
+            {"input_features": torch.randn(shape, generator=torch.Generator().manual_seed(n))}
+            for n in lengths
+        ]
     if architecture in ENCODER_DECODERS:
         return [{"encoder_prompt": prompt} for prompt in prompts]
     return prompts
 
 
-def tokens_of(folder: Path, prompts: Any, sampling: SamplingParams, **settings: Any) -> list[list[int]]:
+def tokens_of(
+    folder: Path, prompts: Any, sampling: SamplingParams, **settings: Any
+) -> list[list[int]]:
     sizes = {"max_num_seqs": 3, "max_model_len": 64, "num_gpu_blocks_override": 40}
     with LLM(str(folder), dtype="float32", skip_tokenizer_init=True, **sizes, **settings) as llm:
-        return [list(out.outputs[0].token_ids) for out in llm.generate(prompts, sampling, use_tqdm=False)]
+        return [
+            list(out.outputs[0].token_ids)
+            for out in llm.generate(prompts, sampling, use_tqdm=False)
+        ]
 
 
 @pytest.mark.parametrize(
@@ -251,7 +291,10 @@ def test_tokens_of_every_kind_of_layer_are_those_of_the_cpu(
     architecture: str, changes: dict[str, Any], replays: bool, tmp_path: Path
 ) -> None:
     folder = make_checkpoint(architecture, tmp_path / "model", seed=1, **changes)
-    given = prompts_of(architecture, (6, 2)), SamplingParams(temperature=0.7, seed=3, max_tokens=4, ignore_eos=True)
+    given = (
+        prompts_of(architecture, (6, 2)),
+        SamplingParams(temperature=0.7, seed=3, max_tokens=4, ignore_eos=True),
+    )
     FakeGpu.recorder = FakeRecorder()
     assert tokens_of(folder, *given, device="fake", plugins=PLUGINS) == tokens_of(
         folder, *given, device="cpu", enforce_eager=True
@@ -261,7 +304,9 @@ def test_tokens_of_every_kind_of_layer_are_those_of_the_cpu(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", sorted({**ARCHITECTURES, **ENCODER_DECODERS}))
-def test_every_familys_tokens_are_the_same_eager_and_replayed(architecture: str, tmp_path: Path) -> None:
+def test_every_familys_tokens_are_the_same_eager_and_replayed(
+    architecture: str, tmp_path: Path
+) -> None:
     folder = make_checkpoint(architecture, tmp_path / "model", seed=1)
     sampling = SamplingParams(temperature=0.7, seed=3, top_k=20, max_tokens=5, ignore_eos=True)
     given = prompts_of(architecture, (17, 3)), sampling

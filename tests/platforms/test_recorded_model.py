@@ -1,4 +1,6 @@
-"""A model's small steps are done again natively, with the bits of plain calls; what cannot be is called as ever."""
+"""A model's small steps are done again natively, with the bits of plain calls; what cannot be is
+called as ever.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,13 @@ from core.api import ForwardBatch
 from core.testing.checkpoints import make_checkpoint
 
 LIBRARY = load_library()
-RECORDED = ["LlamaForCausalLM", "Qwen2ForCausalLM", "Gemma3ForCausalLM", "PhiForCausalLM", "GPT2LMHeadModel"]
+RECORDED = [
+    "LlamaForCausalLM",
+    "Qwen2ForCausalLM",
+    "Gemma3ForCausalLM",
+    "PhiForCausalLM",
+    "GPT2LMHeadModel",
+]
 LEFT = ["MixtralForCausalLM", "MambaForCausalLM", "DeepseekV2ForCausalLM"]
 
 pytestmark = pytest.mark.skipif(LIBRARY is None, reason="no C++ library on this machine")
@@ -31,7 +39,8 @@ class Counting(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         assert LIBRARY is not None
-        self.calls, self.reads = 0, ""
+        self.calls = 0
+        self.reads = ""
         self.table = torch.arange(40.0).view(10, 4)
         self._elements = ElementOps(LIBRARY)
 
@@ -49,7 +58,9 @@ class Counting(torch.nn.Module):
 def batch_of(*ids: int) -> ForwardBatch:
     count = len(ids)
     tokens = torch.tensor(ids)
-    return ForwardBatch(tokens, tokens, (), [0] * count, [0] * count, [1] * count, [1] * count, torch.zeros(1, 8))
+    return ForwardBatch(
+        tokens, tokens, (), [0] * count, [0] * count, [1] * count, [1] * count, torch.zeros(1, 8)
+    )
 
 
 def wrapped(model: Counting) -> RecordedModel:
@@ -64,7 +75,8 @@ def test_the_third_step_of_a_size_calls_no_model() -> None:
         for ids in ((1, 2), (3, 4), (5, 6), (9, 0)):
             assert torch.equal(call(batch_of(*ids)), model.table[list(ids)] + 1)
         assert model.calls == 2
-        first, second = call(batch_of(1, 2)), call(batch_of(3, 4))
+        first = call(batch_of(1, 2))
+        second = call(batch_of(3, 4))
     assert torch.equal(first, model.table[[1, 2]] + 1)
     assert torch.equal(second, model.table[[3, 4]] + 1)
     assert model.calls == 2
@@ -72,7 +84,8 @@ def test_the_third_step_of_a_size_calls_no_model() -> None:
 
 def test_unusual_steps_are_plain_calls() -> None:
     model = Counting()
-    call, plain = wrapped(model), batch_of(1, 2)
+    call = wrapped(model)
+    plain = batch_of(1, 2)
     with torch.inference_mode():
         for _ in range(3):
             call(plain)
@@ -139,8 +152,15 @@ def test_a_model_says_the_same_recorded_and_not(
     params = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True, logprobs=1)
     answers = []
     for eager in (False, True):
-        settings = {"max_model_len": 64, "dtype": "float32", "kv_cache_memory_bytes": 1 << 23, "log_level": "error"}
-        with LLM(folder, enforce_eager=eager, structured_outputs_config={"warm_up": False}, **settings) as llm:  # type: ignore[arg-type]
+        settings = {
+            "max_model_len": 64,
+            "dtype": "float32",
+            "kv_cache_memory_bytes": 1 << 23,
+            "log_level": "error",
+        }
+        with LLM(
+            folder, enforce_eager=eager, structured_outputs_config={"warm_up": False}, **settings
+        ) as llm:  # type: ignore[arg-type]
             answers.append(
                 [
                     [

@@ -1,4 +1,6 @@
-"""Steps of models with recurrent states are recorded where every row decodes; padding has a state of its own."""
+"""Steps of models with recurrent states are recorded where every row decodes; padding has a state
+of its own.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,15 @@ from core.testing.tiny_linear import LINEAR
 from core.worker import Worker
 
 FAKE = str(Path(__file__).with_name("fake_gpu_plugin.py"))
-ONE_OF_EACH = {"MambaForCausalLM", "Mamba2ForCausalLM", "Qwen3NextForCausalLM", "KimiLinearForCausalLM"}
-"""A state of channels, one of heads, the delta rule with a decay for each head and for each channel."""
+ONE_OF_EACH = {
+    "MambaForCausalLM",
+    "Mamba2ForCausalLM",
+    "Qwen3NextForCausalLM",
+    "KimiLinearForCausalLM",
+}
+"""A state of channels, one of heads, the delta rule with a decay for each head and for each
+channel.
+"""
 PROMPTS = [[(7 * i + 13 * n) % 200 for i in range(n)] for n in (14, 2, 9)]
 SIZES: dict[str, Any] = {"max_num_seqs": 3, "max_model_len": 64, "num_gpu_blocks_override": 60}
 
@@ -28,7 +37,9 @@ SIZES: dict[str, Any] = {"max_num_seqs": 3, "max_model_len": 64, "num_gpu_blocks
 def tokens_of(folder: Path, params: list[SamplingParams], **settings: Any) -> list[list[int]]:
     prompts: Any = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
     with LLM(str(folder), dtype="float32", skip_tokenizer_init=True, **SIZES, **settings) as llm:
-        return [list(out.outputs[0].token_ids) for out in llm.generate(prompts, params, use_tqdm=False)]
+        return [
+            list(out.outputs[0].token_ids) for out in llm.generate(prompts, params, use_tqdm=False)
+        ]
 
 
 @pytest.mark.parametrize(
@@ -39,7 +50,9 @@ def tokens_of(folder: Path, params: list[SamplingParams], **settings: Any) -> li
     ],
 )
 def test_steps_that_decode_give_the_same_recorded(architecture: str, tmp_path: Path) -> None:
-    """Rows end one by one, so that others' places are padded; states at boundaries of blocks are passed."""
+    """Rows end one by one, so that others' places are padded; states at boundaries of blocks are
+    passed.
+    """
     folder = make_checkpoint(architecture, tmp_path / "model", seed=1)
     params = [SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True) for n in (7, 3, 5)]
     found = tokens_of(folder, params, device="fake", plugins=[FAKE, *NO_CPU], mamba_block_size=16)
@@ -50,21 +63,33 @@ def test_steps_that_decode_give_the_same_recorded(architecture: str, tmp_path: P
     parts: Any = made._model.modules()  # type: ignore[attr-defined]
     states = [part.cache for part in parts if isinstance(getattr(part, "cache", None), tuple)]
     assert states
-    assert not any(state[0].any() for layer in states for state in layer), "what sequences begin with has changed"
+    assert not any(state[0].any() for layer in states for state in layer), (
+        "what sequences begin with has changed"
+    )
     assert found == tokens_of(folder, params, device="cpu", enforce_eager=True)
 
 
 def test_a_dummy_step_changes_the_state_of_padding_only(tmp_path: Path) -> None:
     folder = make_checkpoint("Mamba2ForCausalLM", tmp_path / "model", seed=1, num_hidden_layers=1)
     registry = load_plan(make_plan([FAKE, *NO_CPU]))
-    given = {"model": str(folder), "device": "fake", "dtype": "float32", "max_model_len": 64, "max_num_seqs": 4}
+    given = {
+        "model": str(folder),
+        "device": "fake",
+        "dtype": "float32",
+        "max_model_len": 64,
+        "max_num_seqs": 4,
+    }
     resolved = resolve(config_from_kwargs(given, registry.options()), registry, serving=False)
     worker = Worker(resolved.config, registry, resolved.source)
     info = worker.start()
     limits = {"block_size": 16, "max_model_len": 64, "max_num_seqs": 4}
     layout = plan_layout(info.layers, memory_bytes=0, num_blocks=8, **limits)
     worker.allocate(layout)
-    (caches,) = (part.cache for part in worker.model.modules() if isinstance(getattr(part, "cache", None), tuple))  # type: ignore[attr-defined]
+    (caches,) = (
+        part.cache
+        for part in worker.model.modules()
+        if isinstance(getattr(part, "cache", None), tuple)
+    )  # type: ignore[attr-defined]
     padding = layout.padding_block(0)
     with torch.inference_mode():
         for state in caches:

@@ -23,11 +23,17 @@ FAKE = str(Path(__file__).with_name("fake_gpu_plugin.py"))
 def config_of(eager: bool = False, **options: Any) -> EngineConfig:
     config = EngineConfig()
     scheduler = replace(config.scheduler, max_num_seqs=20, max_num_batched_tokens=64)
-    return replace(config, options=options, scheduler=scheduler, model=replace(config.model, enforce_eager=eager))
+    return replace(
+        config,
+        options=options,
+        scheduler=scheduler,
+        model=replace(config.model, enforce_eager=eager),
+    )
 
 
 def sizes_of(**options: Any) -> tuple[int, ...]:
-    platform, config = FakeGpu(), config_of(**options)
+    platform = FakeGpu()
+    config = config_of(**options)
     platform.start(config)
     return tuple(platform.sizes(config))
 
@@ -46,7 +52,11 @@ def sizes_of(**options: Any) -> tuple[int, ...]:
         ({"compilation_config": {"cudagraph_mode": 0}}, False, False),
         ({"compilation_config": {"cudagraph_mode": "FULL_DECODE_ONLY"}}, True, False),
         ({"compilation_config": {"cudagraph_mode": "full"}, "optimization_level": 0}, True, True),
-        ({"compilation_config": {"cudagraph_mode": "FULL_AND_PIECEWISE"}, "eager": True}, False, False),
+        (
+            {"compilation_config": {"cudagraph_mode": "FULL_AND_PIECEWISE"}, "eager": True},
+            False,
+            False,
+        ),
         ({"cudagraph_capture_sizes": []}, False, False),
         ({"max_cudagraph_capture_size": 0}, False, False),
     ],
@@ -62,7 +72,9 @@ def test_sizes_are_those_asked_for() -> None:
     assert sizes_of(optimization_level="O1") == (1, 2, 4, 8, 16, 24)
     assert sizes_of(max_cudagraph_capture_size=8) == (1, 2, 4, 8)
     assert sizes_of(cudagraph_capture_sizes=[40, 3, 3]) == (3, 40)
-    assert sizes_of(compilation_config={"cudagraph_capture_sizes": [5, 9], "max_cudagraph_capture_size": 6}) == (5,)
+    assert sizes_of(
+        compilation_config={"cudagraph_capture_sizes": [5, 9], "max_cudagraph_capture_size": 6}
+    ) == (5,)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +82,10 @@ def test_sizes_are_those_asked_for() -> None:
     [
         ({"compilation_config": 3}, r"--compilation-config\.mode 3 asks for torch\.compile"),
         ({"compilation_config": {"level": True}}, r"\.level True asks for torch\.compile"),
-        ({"compilation_config": {"mode": "VLLM_COMPILE"}}, r"\.mode 'VLLM_COMPILE' asks for torch\.compile"),
+        (
+            {"compilation_config": {"mode": "VLLM_COMPILE"}},
+            r"\.mode 'VLLM_COMPILE' asks for torch\.compile",
+        ),
         (
             {"compilation_config": {"cudagraph_mode": "PIECEWISE"}},
             r"cudagraph_mode 'PIECEWISE' is not served \(attention",
@@ -83,12 +98,22 @@ def test_sizes_are_those_asked_for() -> None:
             {"compilation_config": {"cudagraph_modes": 0}},
             r"cudagraph_modes is not known; did you mean 'cudagraph_mode'",
         ),
-        ({"compilation_config": {"cudagraph_capture_sizes": "8"}}, r"cudagraph_capture_sizes '8' is no list"),
-        ({"cudagraph_capture_sizes": [0]}, r"--cudagraph-capture-sizes 0 is no whole number of tokens, at least 1"),
+        (
+            {"compilation_config": {"cudagraph_capture_sizes": "8"}},
+            r"cudagraph_capture_sizes '8' is no list",
+        ),
+        (
+            {"cudagraph_capture_sizes": [0]},
+            r"--cudagraph-capture-sizes 0 is no whole number of tokens, at least 1",
+        ),
         ({"max_cudagraph_capture_size": -1}, r"--max-cudagraph-capture-size -1 is no whole number"),
         (
-            {"max_cudagraph_capture_size": 8, "compilation_config": {"max_cudagraph_capture_size": 8}},
-            r"--max-cudagraph-capture-size and --compilation-config\.max_cudagraph_capture_size are both given",
+            {
+                "max_cudagraph_capture_size": 8,
+                "compilation_config": {"max_cudagraph_capture_size": 8},
+            },
+            r"--max-cudagraph-capture-size and --compilation-config\.max_cudagraph_capture_size "
+            r"are both given",
         ),
     ],
 )
@@ -108,7 +133,10 @@ def test_a_cpu_has_levels_and_no_graphs() -> None:
         ({"optimization_level": "O0"}, True),
         ({"optimization_level": "O1"}, False),
         ({"eager": True}, True),
-        ({"compilation_config": {"cudagraph_mode": "NONE"}}, False),  # there are none, and other recordings stay
+        (
+            {"compilation_config": {"cudagraph_mode": "NONE"}},
+            False,
+        ),  # there are none, and other recordings stay
         ({"cudagraph_capture_sizes": [], "max_cudagraph_capture_size": 0}, False),
     )
     for options, eager in asked:
@@ -119,34 +147,64 @@ def test_a_cpu_has_levels_and_no_graphs() -> None:
         ({"cudagraph_capture_sizes": [8]}, "--cudagraph-capture-sizes"),
         ({"max_cudagraph_capture_size": 8}, "--max-cudagraph-capture-size"),
         ({"compilation_config": {"cudagraph_mode": "FULL"}}, "--compilation-config.cudagraph_mode"),
-        ({"compilation_config": {"cudagraph_capture_sizes": [8]}}, "--compilation-config.cudagraph_capture_sizes"),
+        (
+            {"compilation_config": {"cudagraph_capture_sizes": [8]}},
+            "--compilation-config.cudagraph_capture_sizes",
+        ),
     )
     for options, flag in refused:
-        with pytest.raises(ConfigError, match=rf"^{re.escape(flag)} is about graphs of GPUs.*-O0 or --enforce-eager"):
+        with pytest.raises(
+            ConfigError,
+            match=rf"^{re.escape(flag)} is about graphs of GPUs.*-O0 or --enforce-eager",
+        ):
             CpuPlatform().start(config_of(**options))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "architecture", ["LlamaForCausalLM", "Gemma2ForCausalLM", "DeepseekV3ForCausalLM", "MixtralForCausalLM"]
+    "architecture",
+    ["LlamaForCausalLM", "Gemma2ForCausalLM", "DeepseekV3ForCausalLM", "MixtralForCausalLM"],
 )
-def test_steps_that_mix_prompts_and_decoding_give_the_same_recorded(architecture: str, tmp_path: Path) -> None:
+def test_steps_that_mix_prompts_and_decoding_give_the_same_recorded(
+    architecture: str, tmp_path: Path
+) -> None:
     folder = make_checkpoint(architecture, tmp_path / "model", seed=1)
-    prompts = [{"prompt_token_ids": [(7 * i + 13 * n) % 200 for i in range(n)]} for n in (17, 3, 9, 4, 21, 6)]
-    params = [SamplingParams(temperature=0.7, seed=3, max_tokens=n, ignore_eos=True) for n in (6, 2, 3, 5, 4, 2)]
+    prompts = [
+        {"prompt_token_ids": [(7 * i + 13 * n) % 200 for i in range(n)]}
+        for n in (17, 3, 9, 4, 21, 6)
+    ]
+    params = [
+        SamplingParams(temperature=0.7, seed=3, max_tokens=n, ignore_eos=True)
+        for n in (6, 2, 3, 5, 4, 2)
+    ]
     sizes: dict[str, Any] = {"max_num_seqs": 3, "max_model_len": 64, "max_num_batched_tokens": 8}
 
     def tokens(**settings: Any) -> list[list[int]]:
-        given = {"num_gpu_blocks_override": 60, "dtype": "float32", "skip_tokenizer_init": True, **sizes, **settings}
+        given = {
+            "num_gpu_blocks_override": 60,
+            "dtype": "float32",
+            "skip_tokenizer_init": True,
+            **sizes,
+            **settings,
+        }
         with LLM(str(folder), **given) as llm:
-            return [list(out.outputs[0].token_ids) for out in llm.generate(prompts, params, use_tqdm=False)]
+            return [
+                list(out.outputs[0].token_ids)
+                for out in llm.generate(prompts, params, use_tqdm=False)
+            ]
 
     wanted = tokens(device="cpu")
     assert tokens(device="fake", plugins=[FAKE, *NO_CPU]) == wanted
     assert FakeGpu.made is not None
-    assert {kind[2] for kind in FakeGpu.made._recorded} == {True, False}, "both kinds of steps were recorded"
+    assert {kind[2] for kind in FakeGpu.made._recorded} == {True, False}, (
+        "both kinds of steps were recorded"
+    )
     assert (
-        tokens(device="fake", plugins=[FAKE, *NO_CPU], compilation_config={"cudagraph_mode": "FULL_DECODE_ONLY"})
+        tokens(
+            device="fake",
+            plugins=[FAKE, *NO_CPU],
+            compilation_config={"cudagraph_mode": "FULL_DECODE_ONLY"},
+        )
         == wanted
     )
     assert {kind[2] for kind in FakeGpu.made._recorded} == {True}

@@ -1,7 +1,8 @@
-"""Plugins as they were written for a release, one file of text for each: run as a program, it writes that of this release.
+"""Plugins as they were written for a release, one file of text for each: run as a program, it
+writes that of this release.
 
-A part begins with a line `=== path`. Once the next minor version has begun a file is never written again: what stands in it
-is to go on working, with deprecation warnings at most.
+A part begins with a line `=== path`. Once the next minor version has begun a file is never written
+again: what stands in it is to go on working, with deprecation warnings at most.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""An environment as a new author has it: the engine from its wheel, third parties' packages, and nothing of this checkout."""
+"""An environment as a new author has it: the engine from its wheel, third parties' packages, and
+nothing of this checkout.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +36,19 @@ class Newcomer:
         self.bin = folder / "venv" / "bin"
         self._lend_packages()
         wheel = _build_wheel(folder)
-        self.run(str(self.bin / "python"), "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", str(wheel))
-        if (
-            LIBRARY.is_file()
-        ):  # a wheel has it; compiling it again would take minutes, and is tested with the wheel's content
+        self.run(
+            str(self.bin / "python"),
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--no-index",
+            str(wheel),
+        )
+        # a wheel has it; compiling it again would take minutes, and is tested with the wheel's
+        # content
+        if LIBRARY.is_file():
             shutil.copy2(LIBRARY, self.site / "core_kernels")
 
     @property
@@ -72,7 +83,9 @@ class Newcomer:
         command = [str(self.bin / "engine"), "serve", model, "--port", port, *COLD, *flags]
         with (
             (self.folder / "serve.log").open("w+") as log,
-            subprocess.Popen(command, cwd=self.folder, env=self.variables(), stdout=log, stderr=log) as process,
+            subprocess.Popen(
+                command, cwd=self.folder, env=self.variables(), stdout=log, stderr=log
+            ) as process,
         ):
             try:
                 url = f"http://127.0.0.1:{port}"
@@ -84,17 +97,34 @@ class Newcomer:
 
     def variables(self) -> dict[str, str]:
         """Return a shell's variables; pip fetches nothing, and builds with what is there."""
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("ENGINE_", "PYTHON", "COV_"))}
-        offline = {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-        return {**kept, **offline, "PATH": f"{self.bin}{os.pathsep}{kept['PATH']}", "OMP_NUM_THREADS": "1"}
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("ENGINE_", "PYTHON", "COV_"))
+        }
+        offline = {
+            "PIP_NO_INDEX": "1",
+            "PIP_NO_BUILD_ISOLATION": "0",
+            "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        }
+        return {
+            **kept,
+            **offline,
+            "PATH": f"{self.bin}{os.pathsep}{kept['PATH']}",
+            "OMP_NUM_THREADS": "1",
+        }
 
     def _lend_packages(self) -> None:
-        """Show third parties' packages of this environment: what an installer would have fetched, and no engine."""
+        """Show third parties' packages of this environment: what an installer would have fetched,
+        and no engine.
+        """
         lent = self.folder / "third_parties"
         lent.mkdir()
         for packages in (Path(path) for path in sys.path if path.endswith("-packages")):
             for each in packages.iterdir():
-                ours = each.name.startswith(("core-", "core_kernels", "__editable__", "engine_", "__pycache__"))
+                ours = each.name.startswith(
+                    ("core-", "core_kernels", "__editable__", "engine_", "__pycache__")
+                )
                 if not ours and not (lent / each.name).exists():
                     (lent / each.name).symlink_to(each)
         (self.site / "third_parties.pth").write_text(
@@ -103,7 +133,10 @@ class Newcomer:
 
 
 def post(url: str, body: Any) -> str:
-    """Send JSON, or ask without a body; return the answer's text. Raises `AssertionError` with what a refusal says."""
+    """Send JSON, or ask without a body; return the answer's text.
+
+    Raises `AssertionError` with what a refusal says.
+    """
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
     try:
@@ -116,19 +149,24 @@ def post(url: str, body: Any) -> str:
 
 @contextmanager
 def machine_time_s() -> Iterator[list[float]]:
-    """Yield a list that gets the processor time, in seconds, of all processes that began and ended meanwhile."""
+    """Yield a list that gets the processor time, in seconds, of all processes that began and ended
+    meanwhile.
+    """
 
     def spent() -> float:
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         return used.ru_utime + used.ru_stime
 
-    before, found = spent(), []
+    before = spent()
+    found = []
     yield found
     found.append(spent() - before)
 
 
 def _build_wheel(folder: Path) -> Path:
-    """Build the wheel from a copy of what git tracks; no compiler is found, so that it takes seconds."""
+    """Build the wheel from a copy of what git tracks; no compiler is found, so that it takes
+    seconds.
+    """
     files = subprocess.run(
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.splitlines()
@@ -136,9 +174,20 @@ def _build_wheel(folder: Path) -> Path:
         target = folder / "source" / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, target)
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), "source"]
+    command = [
+        sys.executable,
+        "-m",
+        "build",
+        "--wheel",
+        "--no-isolation",
+        "--outdir",
+        str(folder),
+        "source",
+    ]
     blind = {**os.environ, "PATH": ""}
-    done = subprocess.run(command, cwd=folder, env=blind, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=folder, env=blind, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     (wheel,) = folder.glob("*.whl")
     return wheel

@@ -1,4 +1,6 @@
-"""`engine plugins new --kind models --from NAME`: a copy of any decoder of the engine's keeps its contract as it is."""
+"""`engine plugins new --kind models --from NAME`: a copy of any decoder of the engine's keeps its
+contract as it is.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ COPIED = sorted(name for name in ARCHITECTURES if name in dir(transformers))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", COPIED)
-def test_a_copy_keeps_its_contract(architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_keeps_its_contract(
+    architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name = f"copy_{COPIED.index(architecture)}"
     write_package(name, "models", tmp_path, begins_as=architecture)
     assert "builtin_plugins" not in (tmp_path / f"engine_{name}" / "model.py").read_text()

@@ -1,4 +1,6 @@
-"""Plugins that are broken in a request: one line names plugin, version and the way out; neighbours get what they asked for."""
+"""Plugins that are broken in a request: one line names plugin, version and the way out; neighbours
+get what they asked for.
+"""
 
 from __future__ import annotations
 
@@ -79,27 +81,40 @@ BROKEN: Final[Mapping[str, Broken]] = {
     "a processor raises in apply": Broken(processor(apply=RAISE)),
     "a processor raises in wants": Broken(processor(wants=f"if sampling.extra_args: {RAISE}")),
     "a processor raises in removed": Broken(processor(removed=RAISE), survives=True),
-    "a processor returns other shapes": Broken(processor(apply="return logits[:, :3]"), says="apply returned (1, 3)"),
+    "a processor returns other shapes": Broken(
+        processor(apply="return logits[:, :3]"), says="apply returned (1, 3)"
+    ),
     "a processor returns nothing": Broken(processor(apply="return None"), says="None"),
     "a parser of tool calls raises": Broken(
-        entry("tool_parsers", f"def read(scan, request):\n    yield\n    {RAISE}\nAcme = ToolFormat(read)"),
+        entry(
+            "tool_parsers",
+            f"def read(scan, request):\n    yield\n    {RAISE}\nAcme = ToolFormat(read)",
+        ),
         options={"tool_call_parser": "acme", "enable_auto_tool_choice": True},
-        asks={"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]},
+        asks={
+            "tools": [
+                {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+            ]
+        },
     ),
     "a parser of thoughts raises": Broken(
         entry(
             "reasoning_parsers",
-            f"def read(scan, request):\n    if request.template_kwargs: {RAISE}\n    yield from scan.text('zzz')\n"
+            f"def read(scan, request):\n    if request.template_kwargs: {RAISE}\n    yield from "
+            "scan.text('zzz')\n"
             "Acme = ReasoningFormat(read)",
         ),
         options={"reasoning_parser": "acme"},
         asks={"chat_template_kwargs": {"x": 1}},
     ),
     "a half at the edge raises": Broken(
-        half("admission", "prepare(self, draft)", RAISE, beside="fields = ('acme',)"), asks={"acme": "x"}
+        half("admission", "prepare(self, draft)", RAISE, beside="fields = ('acme',)"),
+        asks={"acme": "x"},
     ),
     "a half at the edge returns something else": Broken(
-        half("admission", "prepare(self, draft)", "return 7", beside="fields = ('acme',)"), asks={"acme": "x"}, says="7"
+        half("admission", "prepare(self, draft)", "return 7", beside="fields = ('acme',)"),
+        asks={"acme": "x"},
+        says="7",
     ),
     "a half beside the scheduler raises": Broken(
         half("scheduler", "may_start(self, request)", f"if {MINE}: {RAISE}\n        return True"),
@@ -108,7 +123,8 @@ BROKEN: Final[Mapping[str, Broken]] = {
     "a tokenizer raises": Broken(
         entry(
             "tokenizers",
-            "from builtin_plugins.scripted.tokenizer import ScriptedTokenizer\nclass Acme(ScriptedTokenizer):\n"
+            "from builtin_plugins.scripted.tokenizer import ScriptedTokenizer\nclass "
+            "Acme(ScriptedTokenizer):\n"
             "    def encode(self, text, add_special_tokens=True):\n"
             f"        if 'victim' in text: {RAISE}\n"
             "        return super().encode(text, add_special_tokens)",
@@ -127,7 +143,8 @@ BROKEN: Final[Mapping[str, Broken]] = {
     "a sink raises": Broken(
         entry(
             "metric_sinks",
-            "class Acme:\n    def __init__(self, config):\n        pass\n    def step(self, stats):\n        pass\n"
+            "class Acme:\n    def __init__(self, config):\n        pass\n    def step(self, "
+            "stats):\n        pass\n"
             f"    def request(self, stats):\n        {RAISE}",
         ),
         survives=True,
@@ -136,10 +153,12 @@ BROKEN: Final[Mapping[str, Broken]] = {
         entry(
             "chat_renderers",
             "class Acme:\n    def __init__(self, tokenizer, source, config):\n        pass\n"
-            "    def render(self, messages, *, tools=None, chat_template=None, add_generation_prompt=True,\n"
+            "    def render(self, messages, *, tools=None, chat_template=None, "
+            "add_generation_prompt=True,\n"
             "               continue_final_message=False, template_kwargs=None):\n"
             f"        if template_kwargs: {RAISE}\n"
-            "        return f\"<|im_start|>user\\n{messages[-1]['content']}<|im_end|>\\n<|im_start|>assistant\\n\"",
+            "        return "
+            "f\"<|im_start|>user\\n{messages[-1]['content']}<|im_end|>\\n<|im_start|>assistant\\n\"",
         ).replace("'broken')", "'broken', priority=99)"),
         asks={"chat_template_kwargs": {"x": 1}},
     ),
@@ -169,10 +188,19 @@ def server(broken: Broken) -> Iterator[Any]:
 
 
 async def chat(app: Any, text: str, **fields: Any) -> httpx.Response:
-    body = {"messages": [{"role": "user", "content": text}], "max_tokens": 100, "temperature": 0, **fields}
+    body = {
+        "messages": [{"role": "user", "content": text}],
+        "max_tokens": 100,
+        "temperature": 0,
+        **fields,
+    }
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=PATIENCE_S) as client:
-        return await client.post("/v1/chat/completions", json=body, headers={"X-Request-Id": "mine-7"})
+    async with httpx.AsyncClient(
+        transport=transport, base_url="http://test", timeout=PATIENCE_S
+    ) as client:
+        return await client.post(
+            "/v1/chat/completions", json=body, headers={"X-Request-Id": "mine-7"}
+        )
 
 
 @pytest.mark.slow
@@ -198,7 +226,9 @@ def test_what_breaks_in_a_request_is_one_line_and_nobody_elses_trouble(
         assert part in line.getMessage()
     if not broken.survives:
         assert "plugin 'acme' failed in request" in victim.json()["error"]["message"]
-        request_id = "victim" if "request_id" in broken.asks else "mine-7"  # the body's counts before the header's
+        request_id = (
+            "victim" if "request_id" in broken.asks else "mine-7"
+        )  # the body's counts before the header's
         assert request_id in victim.json()["error"]["message"]
         assert request_id in line.getMessage()
         assert line.exc_info is not None
@@ -221,8 +251,14 @@ AT_START: Final[Mapping[str, tuple[str, str]]] = {
         "@hookimpl\ndef engine_models():\n    return {'a': 1}",
         "a list of Entry objects",
     ),
-    "takes an argument that is none": ("@hookimpl\ndef engine_find_model(modle): ...", "did you mean 'model'?"),
-    "has a hook that is none": ("@hookimpl\ndef engine_model(): ...", "did you mean 'engine_models'?"),
+    "takes an argument that is none": (
+        "@hookimpl\ndef engine_find_model(modle): ...",
+        "did you mean 'model'?",
+    ),
+    "has a hook that is none": (
+        "@hookimpl\ndef engine_model(): ...",
+        "did you mean 'engine_models'?",
+    ),
     "is written for another engine": (
         "@hookimpl\ndef engine_models():\n    return [Entry('A', 'a:b', 'x', api=9)]",
         "Upgrade the engine",
@@ -231,7 +267,9 @@ AT_START: Final[Mapping[str, tuple[str, str]]] = {
 
 
 @pytest.mark.parametrize("name", AT_START)
-def test_what_breaks_at_the_start_is_one_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_breaks_at_the_start_is_one_line(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, says = AT_START[name]
     with fake_dist("engine-acme", "1.7", {"acme": "engine_acme"}, plugin("acme", code)):
         assert main(["--plugins", "acme", "generate", "scripted:", "--prompt", "hello"]) == 1
@@ -252,13 +290,29 @@ def test_two_of_one_name_are_one_line(capsys: pytest.CaptureFixture[str]) -> Non
         assert part in line
 
 
-def test_one_that_was_edited_after_locking_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_one_that_was_edited_after_locking_is_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     lock = str(tmp_path / "lock")
     with fake_dist("engine-acme", "1.7", {"acme": "engine_acme"}, plugin("acme", "")) as root:
         assert main(["--plugins", "acme", "plugins", "lock", "-o", lock]) == 0
         (root / "engine_acme.py").write_text("edited = True")
         capsys.readouterr()
-        assert main(["--plugins", "acme", "--plugins-lock", lock, "generate", "scripted:", "--prompt", "x"]) == 2
+        assert (
+            main(
+                [
+                    "--plugins",
+                    "acme",
+                    "--plugins-lock",
+                    lock,
+                    "generate",
+                    "scripted:",
+                    "--prompt",
+                    "x",
+                ]
+            )
+            == 2
+        )
     (line,) = errors(capsys)
     for part in ("engine-acme 1.7", "engine_acme.py is edited", "engine plugins lock"):
         assert part in line

@@ -53,7 +53,8 @@ class WrongKey:
         (NoKey, "NoKey has no method key; SchedulingPolicy asks for it."),
         (
             WrongKey,
-            "WrongKey.key(self) cannot be called as the contract's key(request): too many positional arguments.",
+            "WrongKey.key(self) cannot be called as the contract's key(request): too many "
+            "positional arguments.",
         ),
     ],
 )

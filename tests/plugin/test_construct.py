@@ -92,9 +92,15 @@ def engine_poolers():
 
 def test_the_configuration_reaches_policies_and_processors() -> None:
     with tmp_plugin(CONFIGURED, name="acme") as path:
-        keywords: dict[str, Any] = {"scheduling_policy": "newest", "acme_depth": 7, "log_level": "error"}
+        keywords: dict[str, Any] = {
+            "scheduling_policy": "newest",
+            "acme_depth": 7,
+            "log_level": "error",
+        }
         with LLM("scripted:", plugins=[f"+{path}"], **keywords) as llm:
-            found = llm.generate("banana", SamplingParams(temperature=0, max_tokens=3), use_tqdm=False)
+            found = llm.generate(
+                "banana", SamplingParams(temperature=0, max_tokens=3), use_tqdm=False
+            )
     assert "a" not in found[0].outputs[0].text
 
 

@@ -1,4 +1,6 @@
-"""The example distributions: installed into a fresh environment, they are found, pass their checks, and work."""
+"""The example distributions: installed into a fresh environment, they are found, pass their checks,
+and work.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +43,19 @@ class Environment:
         packages = [path for path in sys.path if path.endswith("-packages")]
         (own,) = (folder / "venv").glob("lib/python*/site-packages")
         # addsitedir, unlike a plain path, also follows the links that editable installations leave.
-        own.joinpath("outer.pth").write_text("".join(f"import site; site.addsitedir({path!r})\n" for path in packages))
+        own.joinpath("outer.pth").write_text(
+            "".join(f"import site; site.addsitedir({path!r})\n" for path in packages)
+        )
         for name in NAMES:
             ignore = shutil.ignore_patterns("__pycache__", "build", "*.egg-info")
             shutil.copytree(EXAMPLES / name, folder / name, ignore=ignore)
-        offline = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check", "--quiet"]
+        offline = [
+            "--no-deps",
+            "--no-build-isolation",
+            "--no-index",
+            "--disable-pip-version-check",
+            "--quiet",
+        ]
         self.run("-m", "pip", "install", *offline, *(str(folder / name) for name in NAMES))
 
     def run(self, *argv: str) -> str:
@@ -68,8 +78,20 @@ class Environment:
     @contextmanager
     def serving(self, *argv: str) -> Iterator[str]:
         """Run `engine serve` and yield its address."""
-        command = [str(self.python), "-c", ENGINE, "serve", "scripted:", "--port", "0", *COLD, *argv]
-        with subprocess.Popen(command, env=self.variables(), stdout=subprocess.PIPE, text=True) as process:
+        command = [
+            str(self.python),
+            "-c",
+            ENGINE,
+            "serve",
+            "scripted:",
+            "--port",
+            "0",
+            *COLD,
+            *argv,
+        ]
+        with subprocess.Popen(
+            command, env=self.variables(), stdout=subprocess.PIPE, text=True
+        ) as process:
             assert process.stdout is not None
             try:
                 line = next((line for line in process.stdout if "Serving" in line), "")
@@ -94,7 +116,9 @@ def test_an_example_is_what_the_template_makes_plus_code(tmp_path: Path, folder:
     name, kind = NAMES[folder]
     made = {file.relative_to(tmp_path) for file in write_package(name, kind, tmp_path)}
     assert {file for file in made if not (EXAMPLES / folder / file).is_file()} == set()
-    assert (EXAMPLES / folder / "pyproject.toml").read_text() == (tmp_path / "pyproject.toml").read_text()
+    assert (EXAMPLES / folder / "pyproject.toml").read_text() == (
+        tmp_path / "pyproject.toml"
+    ).read_text()
     assert kind in KINDS
 
 
@@ -103,7 +127,12 @@ def test_list_shows_the_installed_examples(environment: Environment) -> None:
     for name, _ in NAMES.values():
         distribution = f"engine-{name.replace('_', '-')}"
         status = "off" if name == "token_budget" else "on"  # its routes wait until it is named
-        expected = {"distribution": distribution, "version": "0.1.0", "builtin": False, "status": status}
+        expected = {
+            "distribution": distribution,
+            "version": "0.1.0",
+            "builtin": False,
+            "status": status,
+        }
         assert {key: rows[name][key] for key in expected} == expected
 
 
@@ -119,7 +148,9 @@ def test_the_examples_own_tests_pass(environment: Environment) -> None:
     environment.run("-W", "error", "-m", "pytest", "-q", "-p", "no:cacheprovider", *folders)
 
 
-def test_an_installed_route_is_served_only_when_its_plugin_is_named(environment: Environment) -> None:
+def test_an_installed_route_is_served_only_when_its_plugin_is_named(
+    environment: Environment,
+) -> None:
     body = json.dumps({"text": "twelve bytes"}).encode()
 
     def ask(address: str) -> Any:

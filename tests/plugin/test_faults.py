@@ -42,8 +42,9 @@ def test_a_plugin_broken_on_import_stops_start_up_with_the_way_out() -> None:
 
 
 def test_a_plugin_that_leaves_the_process_on_import_is_named() -> None:
-    assert "plugin 'acme' (engine-acme 1.0) cannot be imported (process 'main'): SystemExit: 3." in str(
-        refusal("import sys; sys.exit(3)")
+    assert (
+        "plugin 'acme' (engine-acme 1.0) cannot be imported (process 'main'): SystemExit: 3."
+        in str(refusal("import sys; sys.exit(3)"))
     )
 
 
@@ -54,7 +55,8 @@ def test_the_way_out_works() -> None:
 
 def test_a_wrong_argument_name_is_refused() -> None:
     assert str(refusal(API + "@hookimpl\ndef engine_find_model(modle, config): ...")) == (
-        "plugin 'acme' (engine-acme 1.0): hook engine_find_model has no argument 'modle'; it has model, config; "
+        "plugin 'acme' (engine-acme 1.0): hook engine_find_model has no argument 'modle'; it has "
+        "model, config; "
         "did you mean 'model'? Leave it out with --plugins no:acme."
     )
 
@@ -73,37 +75,45 @@ def test_many_may_implement_a_hook_of_a_plugin_that_is_not_there() -> None:
 
 def test_a_misspelt_hook_is_refused() -> None:
     assert str(refusal(API + "@hookimpl\ndef engine_model():\n    return []")) == (
-        "plugin 'acme' (engine-acme 1.0) has a hook 'engine_model' that does not exist; did you mean 'engine_models'? "
+        "plugin 'acme' (engine-acme 1.0) has a hook 'engine_model' that does not exist; did you "
+        "mean 'engine_models'? "
         "Leave it out with --plugins no:acme."
     )
 
 
 def test_a_misspelt_hook_without_the_decorator_is_refused_too() -> None:
-    assert "has a hook 'engine_modles' that does not exist" in str(refusal("def engine_modles():\n    return []"))
+    assert "has a hook 'engine_modles' that does not exist" in str(
+        refusal("def engine_modles():\n    return []")
+    )
 
 
 def test_a_hook_without_the_decorator_is_refused() -> None:
     assert str(refusal("def engine_models():\n    return []")) == (
-        "plugin 'acme' (engine-acme 1.0) defines engine_models without @hookimpl, so it would never be called. "
+        "plugin 'acme' (engine-acme 1.0) defines engine_models without @hookimpl, so it would "
+        "never be called. "
         "Decorate it (`from core.api import hookimpl`). Leave it out with --plugins no:acme."
     )
 
 
 def test_a_wrapper_is_refused() -> None:
     source = API + "@hookimpl(wrapper=True)\ndef engine_models():\n    return (yield)"
-    assert "marks engine_models as a wrapper, but hooks are called one plugin at a time" in str(refusal(source))
+    assert "marks engine_models as a wrapper, but hooks are called one plugin at a time" in str(
+        refusal(source)
+    )
 
 
 def test_a_hook_that_raises_is_named() -> None:
     assert str(refusal(API + "@hookimpl\ndef engine_models():\n    return 1 / 0")) == (
-        "plugin 'acme' (engine-acme 1.0) failed in hook engine_models (process 'main'): ZeroDivisionError: "
+        "plugin 'acme' (engine-acme 1.0) failed in hook engine_models (process 'main'): "
+        "ZeroDivisionError: "
         "division by zero. Leave it out with --plugins no:acme."
     )
 
 
 def test_a_hook_that_returns_something_else_is_refused() -> None:
     assert str(refusal(API + "@hookimpl\ndef engine_models():\n    return {'a': 1}")) == (
-        "plugin 'acme' (engine-acme 1.0) must return a list of Entry objects from its hook engine_models, not {'a': 1}. "
+        "plugin 'acme' (engine-acme 1.0) must return a list of Entry objects from its hook "
+        "engine_models, not {'a': 1}. "
         "Leave it out with --plugins no:acme."
     )
 
@@ -121,36 +131,58 @@ def test_a_lifecycle_hook_that_returns_something_else_is_refused(hook: str, want
     calls = {
         "engine_find_model": lambda registry: registry.find_model("x", EngineConfig()),
         "engine_resolve": lambda registry: registry.resolve({}),
-        "engine_scheduler_extensions": lambda registry: registry.scheduler_extensions(EngineConfig()),
+        "engine_scheduler_extensions": lambda registry: registry.scheduler_extensions(
+            EngineConfig()
+        ),
         "engine_runner_extensions": lambda registry: registry.runner_extensions(EngineConfig()),
     }
-    with installed(f"{API}@hookimpl\ndef {hook}:\n    return 7"), pytest.raises(PluginError) as error:
+    with (
+        installed(f"{API}@hookimpl\ndef {hook}:\n    return 7"),
+        pytest.raises(PluginError) as error,
+    ):
         calls[hook.partition("(")[0]](load_plugins("acme"))
     assert str(error.value) == (
-        f"plugin 'acme' (engine-acme 1.0) must return {wanted} from its hook {hook.partition('(')[0]}, not 7. "
+        f"plugin 'acme' (engine-acme 1.0) must return {wanted} from its hook "
+        f"{hook.partition('(')[0]}, not 7. "
         "Leave it out with --plugins no:acme."
     )
 
 
 def test_an_entry_for_a_newer_engine_is_refused() -> None:
-    assert str(refusal(API + "@hookimpl\ndef engine_models():\n    return [Entry('Acme', 'a:b', 'x', api=2)]")) == (
-        "model architecture 'Acme' of plugin 'acme' (engine-acme 1.0) is written for version 2 of the contracts, "
+    assert str(
+        refusal(
+            API + "@hookimpl\ndef engine_models():\n    return [Entry('Acme', 'a:b', 'x', api=2)]"
+        )
+    ) == (
+        "model architecture 'Acme' of plugin 'acme' (engine-acme 1.0) is written for version 2 of "
+        "the contracts, "
         "this engine has 1. Upgrade the engine. Leave it out with --plugins no:acme."
     )
 
 
 def test_an_entry_for_a_much_older_engine_is_refused() -> None:
-    assert str(refusal(API + "@hookimpl\ndef engine_models():\n    return [Entry('Acme', 'a:b', 'x', api=-1)]")) == (
-        "model architecture 'Acme' of plugin 'acme' (engine-acme 1.0) is written for version -1 of the contracts, "
-        "this engine has 1 and still takes 0. Upgrade the plugin. Leave it out with --plugins no:acme."
+    assert str(
+        refusal(
+            API + "@hookimpl\ndef engine_models():\n    return [Entry('Acme', 'a:b', 'x', api=-1)]"
+        )
+    ) == (
+        "model architecture 'Acme' of plugin 'acme' (engine-acme 1.0) is written for version -1 of "
+        "the contracts, "
+        "this engine has 1 and still takes 0. Upgrade the plugin. Leave it out with --plugins "
+        "no:acme."
     )
 
 
-def test_an_entry_one_version_behind_works_and_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    with installed(API + "@hookimpl\ndef engine_models():\n    return [Entry('Acme', 'a:b', 'x', api=0)]"):
+def test_an_entry_one_version_behind_works_and_is_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with installed(
+        API + "@hookimpl\ndef engine_models():\n    return [Entry('Acme', 'a:b', 'x', api=0)]"
+    ):
         assert load_plugins("acme").entries("models")
     assert caplog.messages == [
-        "model architecture 'Acme' of plugin 'acme' (engine-acme 1.0) is written for version 0 of the contracts and "
+        "model architecture 'Acme' of plugin 'acme' (engine-acme 1.0) is written for version 0 of "
+        "the contracts and "
         f"will be refused by the next engine: {advice(0)}"
     ]
 
@@ -161,19 +193,25 @@ def test_advice_says_what_to_write_instead() -> None:
 
 
 def test_two_entries_with_one_name_are_refused() -> None:
-    source = API + "@hookimpl\ndef engine_models():\n    return [Entry('ScriptedModel', 'a:b', 'x')]"
+    source = (
+        API + "@hookimpl\ndef engine_models():\n    return [Entry('ScriptedModel', 'a:b', 'x')]"
+    )
     with installed(source), pytest.raises(PluginError) as error:
         load_plugins("acme", "scripted")
     assert str(error.value) == (
-        "model architecture 'ScriptedModel' of plugin 'acme' (engine-acme 1.0) and model architecture 'ScriptedModel' "
-        "of plugin 'scripted' (core 0.1.0) have one name. Leave one of the plugins out, for example with "
+        "model architecture 'ScriptedModel' of plugin 'acme' (engine-acme 1.0) and model "
+        "architecture 'ScriptedModel' "
+        "of plugin 'scripted' (core 0.1.0) have one name. Leave one of the plugins out, for "
+        "example with "
         "--plugins no:acme."
     )
 
 
 @contextmanager
 def with_entry(target: str, extra: str = "") -> Iterator[Registry]:
-    source = f"{API}@hookimpl\ndef engine_models():\n    return [Entry('Acme', '{target}', 'x'{extra})]"
+    source = (
+        f"{API}@hookimpl\ndef engine_models():\n    return [Entry('Acme', '{target}', 'x'{extra})]"
+    )
     with installed(source):
         yield load_plugins("acme")
 
@@ -182,7 +220,8 @@ def test_an_entry_whose_target_is_missing_is_named() -> None:
     with with_entry("engine_acme:Nothing") as registry, pytest.raises(PluginError) as error:
         registry.load(registry.choose("models", "Acme"))
     assert str(error.value) == (
-        "plugin 'acme' (engine-acme 1.0) failed while entry models:Acme was imported from engine_acme:Nothing "
+        "plugin 'acme' (engine-acme 1.0) failed while entry models:Acme was imported from "
+        "engine_acme:Nothing "
         "(process 'main'): AttributeError: module 'engine_acme' has no attribute 'Nothing'. "
         "Leave it out with --plugins no:acme."
     )
@@ -195,7 +234,8 @@ def test_an_entry_that_lacks_a_distribution_says_how_to_get_it() -> None:
     ):
         registry.load(registry.entries("models")[0])
     assert str(error.value) == (
-        "model architecture 'Acme' of plugin 'acme' (engine-acme 1.0) needs no-such-thing>=2, which is not installed "
+        "model architecture 'Acme' of plugin 'acme' (engine-acme 1.0) needs no-such-thing>=2, "
+        "which is not installed "
         "(pip install 'no-such-thing>=2')."
     )
 
@@ -206,25 +246,32 @@ def test_a_plugin_that_raises_in_a_request_is_named_with_the_request() -> None:
         with pytest.raises(PluginError) as error, registry.blame(registered, "cmpl-7"):
             raise KeyError("forbid")
     assert str(error.value) == (
-        "plugin 'acme' (engine-acme 1.0) failed in entry models:Acme in request 'cmpl-7' (process 'main'): "
+        "plugin 'acme' (engine-acme 1.0) failed in entry models:Acme in request 'cmpl-7' (process "
+        "'main'): "
         "KeyError: 'forbid'. Leave it out with --plugins no:acme."
     )
     assert isinstance(error.value.__cause__, KeyError)
 
 
-def test_a_client_is_told_which_plugin_failed_and_the_log_has_the_rest(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_client_is_told_which_plugin_failed_and_the_log_has_the_rest(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with with_entry("engine_acme:X") as registry:
         blame = registry.blame(registry.choose("models", "Acme"))
         told = [blame.told(KeyError(f"/srv/secret {i}"), "cmpl-7") for i in range(3)]
         assert blame.told(InvalidRequest("extra_args", "no."), "cmpl-7") == "extra_args: no."
     assert told == ["plugin 'acme' failed in request 'cmpl-7'; the engine's log says more."] * 3
     (record,) = caplog.records
-    assert "failed in entry models:Acme (process 'main'): KeyError: '/srv/secret 0'." in record.message
+    assert (
+        "failed in entry models:Acme (process 'main'): KeyError: '/srv/secret 0'." in record.message
+    )
     assert record.message.endswith("Request: 'cmpl-7'.")
     assert record.exc_info is not None
 
 
-def test_what_fails_in_every_request_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_fails_in_every_request_is_logged_once_a_minute(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     now = [0.0]
     seldom = Seldom(logging.getLogger("core.test"), lambda: now[0])
     for second in (0, 1, 59, 60, 61):
@@ -250,7 +297,8 @@ def test_a_local_plugin_is_named_by_its_file() -> None:
     with tmp_plugin("1 / 0", name="mine") as path, pytest.raises(PluginError) as error:
         load_plugins(path)
     assert str(error.value) == (
-        f"plugin 'mine' (local file {path}) cannot be imported (process 'main'): ZeroDivisionError: division by zero. "
+        f"plugin 'mine' (local file {path}) cannot be imported (process 'main'): "
+        "ZeroDivisionError: division by zero. "
         "Correct it, or leave it out of --plugins."
     )
 

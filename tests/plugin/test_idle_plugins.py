@@ -21,7 +21,8 @@ def engine_tokenizers():
 """
 STARTS = {
     "plugins list": "from core.cli.plugins.doctor import standings; work = lambda: standings([])",
-    "a start": "from core.plugin import load_plan, make_plan; work = lambda: load_plan(make_plan())",
+    "a start": "from core.plugin import load_plan, make_plan; work = lambda: "
+    "load_plan(make_plan())",
 }
 
 

@@ -1,4 +1,6 @@
-"""The suites themselves: each must fail what is wrong with a plugin of its kind, and pass the plugin as it is written."""
+"""The suites themselves: each must fail what is wrong with a plugin of its kind, and pass the
+plugin as it is written.
+"""
 
 from __future__ import annotations
 
@@ -63,8 +65,12 @@ def test_a_package_as_it_is_written_passes(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "change"), ALL, ids=[f"{kind}: {change[0]}" for kind, change in ALL])
-def test_what_is_wrong_is_caught(kind: str, change: Change, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("kind", "change"), ALL, ids=[f"{kind}: {change[0]}" for kind, change in ALL]
+)
+def test_what_is_wrong_is_caught(
+    kind: str, change: Change, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(clients, "_WAIT_S", 10.0)  # what never comes need not be waited for
     found = next(failures(kind, tmp_path, change), None)
     assert (found is None) is ((kind, change[0]) in SURVIVORS)

@@ -1,4 +1,6 @@
-"""A new author: for every kind and joint `new`, the printed commands, and the plugin acts in a served request."""
+"""A new author: for every kind and joint `new`, the printed commands, and the plugin acts in a
+served request.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +19,27 @@ from core.testing.checkpoints import make_checkpoint
 MOST_S: Final = 60.0
 """Processor time from `new` to the answer, of one kind."""
 CHAT: Final = "/v1/chat/completions"
-TOOL: Final = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+TOOL: Final = {
+    "type": "function",
+    "function": {"name": "weather", "parameters": {"type": "object"}},
+}
 SCRIPTED: Final = "scripted:"
 
 
 @dataclass(frozen=True)
 class Act:
-    """How a plugin as it is written is used, and a line of it that runs then. `acme` stands for its name everywhere."""
+    """How a plugin as it is written is used, and a line of it that runs then.
+
+    `acme` stands for its name everywhere.
+    """
 
     line: str
     """Runs in the request; with `at_start`, when the server starts."""
     flags: tuple[str, ...] = ()
     model: str = SCRIPTED
-    """A prefix with a name, or an architecture of which a tiny checkpoint is served; of that as another if it is "acme"."""
+    """A prefix with a name, or an architecture of which a tiny checkpoint is served; of that as
+    another if it is "acme".
+    """
     path: str = "/v1/completions"
     body: Mapping[str, Any] | None = field(default_factory=dict)
     """Beside the usual fields; None: nothing is sent."""
@@ -45,16 +55,22 @@ class Act:
 LLAMA: Final = "LlamaForCausalLM"
 ACTS: Final[Mapping[str, Act]] = {
     "clients": Act("self.num_requests += len(requests)", first=True),
-    "platforms": Act("return torch.zeros(num_bytes", ("--device", "acme"), model=LLAMA, at_start=True),
+    "platforms": Act(
+        "return torch.zeros(num_bytes", ("--device", "acme"), model=LLAMA, at_start=True
+    ),
     "executors": Act("started = time.monotonic()", ("--distributed-executor-backend", "acme")),
     "workers": Act("self.num_steps += 1", first=True),
     "models": Act("layers = (layer,)", model="acme", at_start=True),
-    "weight_loaders": Act("yield from tensors.items()", ("--load-format", "acme"), model=LLAMA, at_start=True),
+    "weight_loaders": Act(
+        "yield from tensors.items()", ("--load-format", "acme"), model=LLAMA, at_start=True
+    ),
     "quant_methods": Act("return (x @ layer", ("--quantization", "acme"), model=LLAMA),
     "attention_backends": Act("group = params.heads", ("--attention-backend", "acme"), model=LLAMA),
     "op_impls": Act("scale = weight.float() + offset", model=LLAMA, first=True),
     "logits_processors": Act(
-        "logits[i, self._tokens[row]] =", body={"vllm_xargs": {"acme": [ord("i")]}, "max_tokens": 3}, answer='"h'
+        "logits[i, self._tokens[row]] =",
+        body={"vllm_xargs": {"acme": [ord("i")]}, "max_tokens": 3},
+        answer='"h',
     ),
     "runners": Act("self.num_tokens += len(hidden)", ("--runner", "acme")),
     "poolers": Act(
@@ -67,7 +83,10 @@ ACTS: Final[Mapping[str, Act]] = {
     ),
     "speculators": Act(
         "return last[:1]",
-        ("--speculative-config", '{"method": "acme", "num_speculative_tokens": 2, "adaptive": false}'),
+        (
+            "--speculative-config",
+            '{"method": "acme", "num_speculative_tokens": 2, "adaptive": false}',
+        ),
         body={"prompt": "aaaaaaaa"},
         answer='"aaaaaaaa"',
     ),
@@ -81,14 +100,19 @@ ACTS: Final[Mapping[str, Act]] = {
         ("--kv-eviction-policy", "acme", "--block-size", "16"),
         body={"prompt": "hello there " * 20},
     ),
-    "scheduling_policies": Act("return (request.num_prompt_tokens", ("--scheduling-policy", "acme")),
+    "scheduling_policies": Act(
+        "return (request.num_prompt_tokens", ("--scheduling-policy", "acme")
+    ),
     "tokenizers": Act("ids: list[int] = []", ("--tokenizer-mode", "acme")),
     "chat_renderers": Act('prompt = "\\n".join', path=CHAT, first=True),
     "tool_parsers": Act(
         "scan.call(name, arguments)",
         ("--enable-auto-tool-choice", "--tool-call-parser", "acme"),
         path=CHAT,
-        body={"messages": [{"role": "user", "content": '<call>weather{"days": 2}</call>'}], "tools": [TOOL]},
+        body={
+            "messages": [{"role": "user", "content": '<call>weather{"days": 2}</call>'}],
+            "tools": [TOOL],
+        },
         answer='"weather"',
     ),
     "reasoning_parsers": Act(
@@ -112,7 +136,9 @@ ACTS: Final[Mapping[str, Act]] = {
     ),
     "scheduler_extensions": Act("self._running.add(request.request_id)", ("--acme-most", "1")),
     "runner_extensions": Act("return (logits / self._cap)", ("--acme-cap", "5")),
-    "options": Act("return (request.num_prompt", ("--scheduling-policy", "acme", "--acme-patience", "3")),
+    "options": Act(
+        "return (request.num_prompt", ("--scheduling-policy", "acme", "--acme-patience", "3")
+    ),
     "find_model": Act('return "scripted:"', model="acme:echo", answer='"hi there"', at_start=True),
     "add_hooks": Act("for plugin, words in context", command=("acme", "en")),
 }
@@ -129,13 +155,18 @@ def newcomer(tmp_path_factory: pytest.TempPathFactory) -> Newcomer:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(LLAMA, tmp_path_factory.mktemp("checkpoint"), rope_parameters=None, attention_bias=False)
+    return make_checkpoint(
+        LLAMA, tmp_path_factory.mktemp("checkpoint"), rope_parameters=None, attention_bias=False
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ACTS)
-def test_from_an_idea_to_a_served_request(kind: str, newcomer: Newcomer, checkpoint: Path, tmp_path: Path) -> None:
-    name, act = f"my{kind.replace('_', '')}", ACTS[kind]
+def test_from_an_idea_to_a_served_request(
+    kind: str, newcomer: Newcomer, checkpoint: Path, tmp_path: Path
+) -> None:
+    name = f"my{kind.replace('_', '')}"
+    act = ACTS[kind]
     with machine_time_s() as spent:
         printed = newcomer.engine("plugins", "new", name, "--kind", kind)
         newcomer.run(printed.splitlines()[-1].removeprefix("Next: "), shell=True)
@@ -163,14 +194,20 @@ def _named(value: Any, name: str) -> Any:
 def _body(act: Act, name: str) -> dict[str, Any] | None:
     if act.body is None:
         return None
-    usual = {"messages": [{"role": "user", "content": "hello"}]} if act.path == CHAT else {"prompt": "hi there"}
+    usual = (
+        {"messages": [{"role": "user", "content": "hello"}]}
+        if act.path == CHAT
+        else {"prompt": "hi there"}
+    )
     if "input" in act.body:
         return dict(act.body)
     return {**usual, "max_tokens": 40, "temperature": 0, **_named(act.body, name)}
 
 
 def _model(act: Act, name: str, checkpoint: Path, folder: Path) -> str:
-    """Return what is served: a name, or the folder of the checkpoint, which the new architecture may claim."""
+    """Return what is served: a name, or the folder of the checkpoint, which the new architecture
+    may claim.
+    """
     if ":" in act.model:
         return _named(act.model, name)
     served = folder / "model"

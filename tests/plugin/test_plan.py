@@ -37,8 +37,10 @@ def test_a_process_with_another_version_refuses_by_name() -> None:
     ):
         load_plan(plan, "worker")
     assert str(error.value) == (
-        "process 'worker' was told to load plugin 'acme' (engine-acme 1.0), module engine_acme, but here it is "
-        "engine-acme 1.1, module engine_acme. All processes must run in one environment; restart the engine after "
+        "process 'worker' was told to load plugin 'acme' (engine-acme 1.0), module engine_acme, "
+        "but here it is "
+        "engine-acme 1.1, module engine_acme. All processes must run in one environment; restart "
+        "the engine after "
         "installing plugins."
     )
 
@@ -46,7 +48,9 @@ def test_a_process_with_another_version_refuses_by_name() -> None:
 def test_a_process_without_the_plugin_refuses_by_name() -> None:
     with fake_dist("engine-acme", "1.0", {"acme": "engine_acme"}, {"engine_acme": ""}):
         plan = make_plan(["none", "acme"])
-    with pytest.raises(PluginError, match=r"plugin 'acme' \(engine-acme 1.0\).*but here it is not installed"):
+    with pytest.raises(
+        PluginError, match=r"plugin 'acme' \(engine-acme 1.0\).*but here it is not installed"
+    ):
         load_plan(plan, "worker")
 
 
@@ -54,7 +58,9 @@ def test_a_local_file_that_changed_after_the_plan_is_refused() -> None:
     with tmp_plugin("x = 1") as path:
         plan = make_plan(["none", path])
         Path(path).write_text("x = 2")
-        with pytest.raises(PluginError, match=r"plugin 'tmp_plugin' .* has changed since the plugins were selected"):
+        with pytest.raises(
+            PluginError, match=r"plugin 'tmp_plugin' .* has changed since the plugins were selected"
+        ):
             load_plan(plan, "worker")
 
 
@@ -76,8 +82,10 @@ def test_a_lock_file_refuses_any_other_set_and_names_the_difference(tmp_path: Pa
     ):
         make_plan(["none", "acme", "new"], str(lock))
     assert str(error.value) == (
-        f"the plugins differ from the lock file {lock}: plugin 'acme' has version '1.1', it says '1.0'; "
-        "it holds plugin 'gone' (engine-acme 1.0), which is not loaded; plugin 'new' (engine-acme 1.1) is not in it. "
+        f"the plugins differ from the lock file {lock}: plugin 'acme' has version '1.1', it says "
+        "'1.0'; "
+        "it holds plugin 'gone' (engine-acme 1.0), which is not loaded; plugin 'new' (engine-acme "
+        "1.1) is not in it. "
         "Install and select what it holds, or write it anew with `engine plugins lock`."
     )
 
@@ -86,7 +94,10 @@ def test_a_lock_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     bad = tmp_path / "bad.lock"
     bad.write_text("{")
     for path in (bad, tmp_path / "nowhere.lock"):
-        with pytest.raises(ConfigError, match=r"--plugins-lock .*cannot be read.*Write it with `engine plugins lock`"):
+        with pytest.raises(
+            ConfigError,
+            match=r"--plugins-lock .*cannot be read.*Write it with `engine plugins lock`",
+        ):
             make_plan([], str(path))
 
 
@@ -99,7 +110,8 @@ def test_two_plugins_with_one_name_are_refused_with_the_way_out() -> None:
             make_plan()
         assert "acme" not in [ref.name for ref in make_plan(["no:acme"]).plugins]
     assert str(error.value) == (
-        "two plugins are called 'acme': engine_one of engine-one 1.0 and engine_two of engine-two 2.0. "
+        "two plugins are called 'acme': engine_one of engine-one 1.0 and engine_two of engine-two "
+        "2.0. "
         "Uninstall one of them, or leave both out with --plugins no:acme."
     )
 

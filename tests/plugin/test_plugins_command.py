@@ -37,7 +37,10 @@ def engine_options():
 @pytest.fixture(autouse=True)
 def acme() -> Iterator[None]:
     with fake_dist(
-        "engine-acme", "1.2", {"acme": "engine_acme", "shy": "engine_acme [opt_in]"}, {"engine_acme": PLUGIN}
+        "engine-acme",
+        "1.2",
+        {"acme": "engine_acme", "shy": "engine_acme [opt_in]"},
+        {"engine_acme": PLUGIN},
     ):
         yield
 
@@ -72,8 +75,15 @@ def test_list_shows_two_plugins_of_one_name(capsys: pytest.CaptureFixture[str]) 
         out = printed(capsys, "plugins", "list")
         rows = [line.split() for line in out.splitlines() if line.startswith("acme ")]
         assert [row[1] for row in rows] == ["clash", "clash"]
-        assert "two plugins are called 'acme': uninstall one, or leave both out with --plugins no:acme" in out
-        named = {r["status"] for r in as_json(capsys, "--plugins", "acme", "plugins", "list") if r["name"] == "acme"}
+        assert (
+            "two plugins are called 'acme': uninstall one, or leave both out with --plugins no:acme"
+            in out
+        )
+        named = {
+            r["status"]
+            for r in as_json(capsys, "--plugins", "acme", "plugins", "list")
+            if r["name"] == "acme"
+        }
         assert named == {"clash"}
         blocked = as_json(capsys, "--plugins", "no:acme", "plugins", "list")
         assert {r["status"] for r in blocked if r["name"] == "acme"} == {"blocked"}
@@ -83,7 +93,10 @@ def test_list_shows_two_plugins_of_one_name(capsys: pytest.CaptureFixture[str]) 
 def test_list_says_that_routes_wait_until_the_plugin_is_named(
     capsys: pytest.CaptureFixture[str], source: str, status: str
 ) -> None:
-    routes = source + "\nfrom core.api import hookimpl\n\n@hookimpl\ndef engine_routes():\n    return []\n"
+    routes = (
+        source
+        + "\nfrom core.api import hookimpl\n\n@hookimpl\ndef engine_routes():\n    return []\n"
+    )
     with fake_dist("engine-web", "2.0", {"web": "engine_web"}, {"engine_web": routes}):
         rows = {r["name"]: r for r in as_json(capsys, "plugins", "list")}
         assert (rows["web"]["status"], rows["web"]["note"]) == (
@@ -95,7 +108,9 @@ def test_list_says_that_routes_wait_until_the_plugin_is_named(
 
 
 def test_list_follows_the_selection(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = {r["name"]: r["status"] for r in as_json(capsys, "--plugins", "no:acme", "plugins", "list")}
+    rows = {
+        r["name"]: r["status"] for r in as_json(capsys, "--plugins", "no:acme", "plugins", "list")
+    }
     assert (rows["acme"], rows["scripted"]) == ("blocked", "on")
     rows = {r["name"]: r["status"] for r in as_json(capsys, "--plugins", "none", "plugins", "list")}
     assert (rows["acme"], rows["scripted"], rows["kernel"]) == ("off", "off", "on")
@@ -104,7 +119,10 @@ def test_list_follows_the_selection(capsys: pytest.CaptureFixture[str]) -> None:
 def test_list_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     lines = printed(capsys, "plugins", "list").splitlines()
     assert lines[0].split() == ["PLUGIN", "STATUS", "FROM", "MODULE"]
-    assert any(line.split() == ["acme", "on", "third", "party,", "engine-acme", "1.2", "engine_acme"] for line in lines)
+    assert any(
+        line.split() == ["acme", "on", "third", "party,", "engine-acme", "1.2", "engine_acme"]
+        for line in lines
+    )
 
 
 def test_list_imports_no_plugin(capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,10 +152,14 @@ def test_explain_takes_facts(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
-def test_a_fact_that_nobody_states_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fact_that_nobody_states_is_refused_with_the_nearest(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["plugins", "explain", "attention_backends", "--fact", "head_sise=80"]) == 2
     said = capsys.readouterr().err
-    assert "--fact head_sise: nobody states such a fact; facts of attention_backends: alibi, " in said
+    assert (
+        "--fact head_sise: nobody states such a fact; facts of attention_backends: alibi, " in said
+    )
     assert "did you mean 'head_size'?" in said
     assert main(["plugins", "explain", "tokenizers", "--fact", "device=cpu"]) == 2
     assert "tokenizers are chosen without facts" in capsys.readouterr().err
@@ -163,12 +185,16 @@ def test_check_fails_a_bad_plugin_with_what_to_change(capsys: pytest.CaptureFixt
     assert "The contract: Keys are compared with each other" in text
 
 
-def test_check_fails_an_entry_that_asks_for_a_fact_nobody_states(capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_fails_an_entry_that_asks_for_a_fact_nobody_states(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     text = printed(capsys, "plugins", "check", "acme", status=1)
     assert "when asks for 'device', which nobody states of scheduling_policies. Known: none" in text
     backend = PLUGIN.replace("scheduling_policies", "op_impls").replace('"device"', '"devise"')
     with tmp_plugin(backend, name="bad") as path:
-        assert "did you mean 'device'? Known: device, " in printed(capsys, "plugins", "check", path, status=1)
+        assert "did you mean 'device'? Known: device, " in printed(
+            capsys, "plugins", "check", path, status=1
+        )
 
 
 def test_check_names_a_plugin_that_does_not_load(capsys: pytest.CaptureFixture[str]) -> None:
@@ -177,12 +203,18 @@ def test_check_names_a_plugin_that_does_not_load(capsys: pytest.CaptureFixture[s
     assert "cannot be imported (process 'main'): ZeroDivisionError: division by zero" in text
 
 
-def test_lock_writes_what_plugins_lock_takes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_lock_writes_what_plugins_lock_takes(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     lock = str(tmp_path / "engine-plugins.lock")
-    assert "plugins with their files, digest" in printed(capsys, "plugins", "lock", "--output", lock)
+    assert "plugins with their files, digest" in printed(
+        capsys, "plugins", "lock", "--output", lock
+    )
     assert as_json(capsys, "--plugins-lock", lock, "plugins", "list")
     assert main(["--plugins-lock", lock, "--plugins", "no:acme", "plugins", "list"]) == 2
-    assert "it holds plugin 'acme' (engine-acme 1.2), which is not loaded" in capsys.readouterr().err
+    assert (
+        "it holds plugin 'acme' (engine-acme 1.2), which is not loaded" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(
@@ -192,8 +224,14 @@ def test_lock_writes_what_plugins_lock_takes(capsys: pytest.CaptureFixture[str],
             lambda root: (root / "engine_acme.py").write_text("PLUGIN = 1"),
             "of engine-acme 1.2, engine_acme.py is edited",
         ),
-        (lambda root: (root / "more" / "new.py").write_text(""), "of engine-acme 1.2, more/new.py is new"),
-        (lambda root: (root / "more" / "deep.py").unlink(), "of engine-acme 1.2, more/deep.py is missing"),
+        (
+            lambda root: (root / "more" / "new.py").write_text(""),
+            "of engine-acme 1.2, more/new.py is new",
+        ),
+        (
+            lambda root: (root / "more" / "deep.py").unlink(),
+            "of engine-acme 1.2, more/deep.py is missing",
+        ),
     ],
 )
 def test_a_lock_refuses_edited_files_by_name(
@@ -223,5 +261,7 @@ def test_list_imports_no_torch_and_is_fast() -> None:
         after = os.times()
         return sum(after[2:4]) - sum(before[2:4])
 
-    rounds = [(work_s(run), work_s("import torch")) for _ in range(3)]  # in turns: both meet the same machine
+    rounds = [
+        (work_s(run), work_s("import torch")) for _ in range(3)
+    ]  # in turns: both meet the same machine
     assert min(listed / torch for listed, torch in rounds) < 0.3

@@ -42,8 +42,18 @@ def engine_attention_backends():
 
 def test_auto_takes_the_highest_priority_that_fits() -> None:
     with registry_of(BACKENDS) as registry:
-        assert registry.choose("attention_backends", facts={"device": "cuda", "head_size": 64}).entry.name == "fast"
-        assert registry.choose("attention_backends", facts={"device": "cuda", "head_size": 512}).entry.name == "equal"
+        assert (
+            registry.choose(
+                "attention_backends", facts={"device": "cuda", "head_size": 64}
+            ).entry.name
+            == "fast"
+        )
+        assert (
+            registry.choose(
+                "attention_backends", facts={"device": "cuda", "head_size": 512}
+            ).entry.name
+            == "equal"
+        )
 
 
 def test_ties_go_by_name() -> None:
@@ -60,14 +70,17 @@ def test_an_unknown_entry_is_refused_with_what_there_is() -> None:
     with registry_of(BACKENDS) as registry, pytest.raises(ConfigError) as error:
         registry.choose("attention_backends", "fats")
     assert str(error.value) == (
-        "unknown attention backend 'fats'; available: equal, fast, missing, slow; did you mean 'fast'?"
+        "unknown attention backend 'fats'; available: equal, fast, missing, slow; did you mean "
+        "'fast'?"
     )
 
 
 def test_a_wanted_entry_that_does_not_fit_is_refused_with_why_and_what_fits() -> None:
     with registry_of(BACKENDS) as registry, pytest.raises(ConfigError) as error:
         registry.choose("attention_backends", "fast", {"device": "cpu", "head_size": 64})
-    assert str(error.value).startswith("no attention backend can be used here: 'fast' of plugin 'mine' (local file ")
+    assert str(error.value).startswith(
+        "no attention backend can be used here: 'fast' of plugin 'mine' (local file "
+    )
     assert str(error.value).endswith(") needs device cuda, here it is cpu. What fits: equal, slow")
 
 
@@ -92,13 +105,27 @@ def test_what_is_absent_is_named_when_something_is_missing() -> None:
         ({"dtype": {"float16", "bfloat16"}}, {"dtype": "bfloat16"}, None),
         ({"dtype": {"b", "a"}}, {"dtype": "c"}, "needs dtype a or b, here it is c"),
         ({"head_size": range(8, 257)}, {"head_size": 256}, None),
-        ({"head_size": range(8, 257)}, {"head_size": 257}, "needs head_size 8 to 256, here it is 257"),
-        ({"head_size": range(8, 65, 8)}, {"head_size": 12}, "needs head_size 8 to 64 by 8, here it is 12"),
+        (
+            {"head_size": range(8, 257)},
+            {"head_size": 257},
+            "needs head_size 8 to 256, here it is 257",
+        ),
+        (
+            {"head_size": range(8, 65, 8)},
+            {"head_size": 12},
+            "needs head_size 8 to 64 by 8, here it is 12",
+        ),
         ({"isa": "avx512"}, {"isa": {"avx2", "avx512"}}, None),
-        ({"isa": ("amx", "avx512")}, {"isa": frozenset({"avx2"})}, "needs isa amx or avx512, here it is avx2"),
+        (
+            {"isa": ("amx", "avx512")},
+            {"isa": frozenset({"avx2"})},
+            "needs isa amx or avx512, here it is avx2",
+        ),
     ],
 )
-def test_when_says_what_an_entry_fits(when: dict[str, Any], facts: dict[str, Any], reason: str | None) -> None:
+def test_when_says_what_an_entry_fits(
+    when: dict[str, Any], facts: dict[str, Any], reason: str | None
+) -> None:
     assert why_not(Entry("x", object, "x", when=when), facts) == reason
 
 
@@ -107,8 +134,14 @@ def test_when_says_what_an_entry_fits(when: dict[str, Any], facts: dict[str, Any
     [
         ("pluggy", None),
         ("pluggy>=99", "needs pluggy>=99, but"),
-        ("no-such-thing", "needs no-such-thing, which is not installed (pip install 'no-such-thing')"),
-        ("not a requirement", "requires 'not a requirement', which is no requirement that can be read"),
+        (
+            "no-such-thing",
+            "needs no-such-thing, which is not installed (pip install 'no-such-thing')",
+        ),
+        (
+            "not a requirement",
+            "requires 'not a requirement', which is no requirement that can be read",
+        ),
     ],
 )
 def test_requires_says_what_must_be_installed(requires: str, reason: str | None) -> None:
@@ -120,7 +153,11 @@ def test_explain_says_why_each_candidate_won_or_lost() -> None:
     with registry_of(BACKENDS) as registry:
         verdicts = explain(registry, "attention_backends", {"device": "cpu"})
     assert [(v.name, v.chosen, v.reason) for v in verdicts] == [
-        ("missing", False, "needs no-such-thing, which is not installed (pip install 'no-such-thing')"),
+        (
+            "missing",
+            False,
+            "needs no-such-thing, which is not installed (pip install 'no-such-thing')",
+        ),
         ("fast", False, "needs device cuda, here it is cpu"),
         ("equal", True, "fits, and none that fits has a higher priority"),
         ("slow", False, "fits, but 'equal' has the same priority and comes first by name"),
@@ -130,16 +167,23 @@ def test_explain_says_why_each_candidate_won_or_lost() -> None:
 ROUTES = API + "@hookimpl\ndef engine_routes():\n    return [Entry('acme', object, 'a route')]"
 
 
-def test_third_party_routes_count_only_when_the_plugin_is_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_third_party_routes_count_only_when_the_plugin_is_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level(logging.INFO, "core")
     with fake_dist("engine-acme", "1.0", {"acme": "engine_acme"}, {"engine_acme": ROUTES}):
-        silent, named = load_plan(make_plan()), load_plan(make_plan(["+acme"]))
+        silent = load_plan(make_plan())
+        named = load_plan(make_plan(["+acme"]))
     assert "acme" not in [registered.entry.name for registered in silent.entries("routes")]
     assert "acme" in [registered.entry.name for registered in named.entries("routes")]
     off = "route group 'acme' of plugin 'acme' (engine-acme 1.0) is off until the plugin is named: --plugins +acme"
     assert off in caplog.messages
-    assert explain(silent, "routes", {})[-1].reason == "off until the plugin is named: --plugins +acme"
-    with pytest.raises(ConfigError, match=r"'acme' of plugin 'acme' .* is off until named \(--plugins \+acme\)"):
+    assert (
+        explain(silent, "routes", {})[-1].reason == "off until the plugin is named: --plugins +acme"
+    )
+    with pytest.raises(
+        ConfigError, match=r"'acme' of plugin 'acme' .* is off until named \(--plugins \+acme\)"
+    ):
         silent.choose("routes", "acme")
 
 
@@ -167,15 +211,22 @@ def test_declared_combinations_are_allowed() -> None:
 
 def test_a_missing_capability_is_refused_naming_who_gives_it() -> None:
     with pytest.raises(
-        ConfigError, match=r"'needy' of .* needs 'power', which nothing chosen gives; choose metric sink 'giver'"
+        ConfigError,
+        match=r"'needy' of .* needs 'power', which nothing chosen gives; choose metric sink "
+        r"'giver'",
     ):
         combination("needy")
 
 
 def test_a_conflict_is_refused_naming_both() -> None:
-    with pytest.raises(ConfigError, match=r"'loner' of .* cannot be combined with metric sink 'needy'"):
+    with pytest.raises(
+        ConfigError, match=r"'loner' of .* cannot be combined with metric sink 'needy'"
+    ):
         combination("loner", "needy", "giver")
-    with pytest.raises(ConfigError, match=r"'careful' of .* cannot be combined with metric sink 'giver' .*\(power\)"):
+    with pytest.raises(
+        ConfigError,
+        match=r"'careful' of .* cannot be combined with metric sink 'giver' .*\(power\)",
+    ):
         combination("careful", "giver")
 
 
@@ -192,7 +243,9 @@ def test_models_are_asked_for_by_name_of_the_plugin_and_the_first_answer_counts(
     plugins = {"a": "(trylast=True)", "b": "", "c": "", "d": "(tryfirst=True)"}
     with ExitStack() as stack:
         paths = [
-            stack.enter_context(tmp_plugin(API + "asked = []" + FIND.format(name=name, order=order), name=name))
+            stack.enter_context(
+                tmp_plugin(API + "asked = []" + FIND.format(name=name, order=order), name=name)
+            )
             for name, order in plugins.items()
         ]
         registry = load_plugins(*paths)
@@ -209,9 +262,7 @@ def test_models_are_asked_for_by_name_of_the_plugin_and_the_first_answer_counts(
 
 
 def test_a_name_may_stand_for_another() -> None:
-    alias = (
-        f"{API}@hookimpl(tryfirst=True)\ndef engine_find_model(model):\n    return 'b' if model == 'default' else None"
-    )
+    alias = f"{API}@hookimpl(tryfirst=True)\ndef engine_find_model(model):\n    return 'b' if model == 'default' else None"
     with (
         tmp_plugin(alias, name="a") as first,
         tmp_plugin(API + "asked = []" + FIND.format(name="b", order="")) as other,
@@ -225,7 +276,9 @@ def resolver(value: int) -> str:
     return f"{API}@hookimpl\ndef engine_resolve(decisions):\n    return {{'seqs': {value}}}"
 
 
-def test_a_changed_decision_is_logged_with_the_plugins_name(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_changed_decision_is_logged_with_the_plugins_name(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level(logging.INFO, "core")
     with fake_dist("engine-acme", "1.0", {"acme": "engine_acme"}, {"engine_acme": resolver(3)}):
         assert load_plugins("acme").resolve({"seqs": 8}) == {"seqs": 3}
@@ -260,7 +313,9 @@ def test_a_plugin_can_add_hooks_that_others_implement() -> None:
     user = API + "@hookimpl\ndef engine_acme_greetings(name):\n    return 'hello ' + name"
     with tmp_plugin(added, name="adds") as adds, tmp_plugin(user, name="uses") as uses:
         registry = load_plugins(adds, uses)
-        assert [answer for _, answer in registry.ask("engine_acme_greetings", name="you")] == ["hello you"]
+        assert [answer for _, answer in registry.ask("engine_acme_greetings", name="you")] == [
+            "hello you"
+        ]
 
 
 def test_an_added_hook_that_nobody_could_implement_is_refused() -> None:
@@ -281,7 +336,9 @@ def test_an_added_hook_that_nobody_could_implement_is_refused() -> None:
 
 
 def test_options_come_with_their_plugin() -> None:
-    with registry_of("@hookimpl\ndef engine_options():\n    return [Option('mine_x', int, 1, 'help')]") as registry:
+    with registry_of(
+        "@hookimpl\ndef engine_options():\n    return [Option('mine_x', int, 1, 'help')]"
+    ) as registry:
         assert [(name, option.name) for name, option in registry.options()] == [("mine", "mine_x")]
 
 
@@ -309,7 +366,8 @@ def seconds(number: int) -> float:
     with ExitStack() as stack:
         for i in range(number):
             source = f"{API}@hookimpl\ndef engine_models():\n    return [Entry('Idle{i}', 'nowhere:X', 'idle')]"
-            plugins, modules = {f"idle{i}": f"engine_idle{i}"}, {f"engine_idle{i}": source}
+            plugins = {f"idle{i}": f"engine_idle{i}"}
+            modules = {f"engine_idle{i}": source}
             stack.enter_context(fake_dist(f"engine-idle{i}", "1.0", plugins, modules))
         best = float("inf")
         for _ in range(5):
@@ -323,5 +381,6 @@ def seconds(number: int) -> float:
 
 def test_fifty_idle_plugins_add_at_most_fifty_milliseconds() -> None:
     seconds(1)
-    without, more = seconds(0), seconds(50)
+    without = seconds(0)
+    more = seconds(50)
     assert more - without <= 0.050

@@ -29,7 +29,10 @@ def test_every_kind_and_every_joint_has_a_template() -> None:
 
 def test_the_package_is_complete(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "engine-first-come"
-    assert main(["plugins", "new", "first_come", "--kind", "scheduling_policies", "-o", str(folder)]) == 0
+    assert (
+        main(["plugins", "new", "first_come", "--kind", "scheduling_policies", "-o", str(folder)])
+        == 0
+    )
     assert files(folder) == {
         ".github/workflows/test.yml",
         "LICENSE",
@@ -51,7 +54,10 @@ def test_nothing_is_fetched_under_a_name_that_may_be_a_strangers(tmp_path: Path)
     written = tomllib.loads((tmp_path / "package" / "pyproject.toml").read_text())
     bounds = version_bounds(core.__version__)
     assert written["project"]["dependencies"] == []
-    assert written["project"]["optional-dependencies"] == {"engine": [f"{PUBLISHED}{bounds}"], "test": ["pytest>=8"]}
+    assert written["project"]["optional-dependencies"] == {
+        "engine": [f"{PUBLISHED}{bounds}"],
+        "test": ["pytest>=8"],
+    }
     assert written["tool"]["engine"]["requires"] == f"core{bounds}"
 
 
@@ -63,20 +69,40 @@ def test_versions_are_bound_to_those_that_keep_the_promises() -> None:
     ]
 
 
-def test_the_printed_next_steps_run_as_they_stand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_printed_next_steps_run_as_they_stand(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "with space"
-    assert main(["plugins", "new", "first_come", "--kind", "scheduling_policies", "-o", str(folder)]) == 0
-    install, tests, check = capsys.readouterr().out.splitlines()[-1].removeprefix("Next: ").split(" && ")
-    # Nothing is fetched here: what the package asks for, its extra for tests included, is there with the engine's own.
-    offline = {**os.environ, "PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    done = subprocess.run(f"{install} --dry-run", shell=True, env=offline, capture_output=True, text=True, check=False)
+    assert (
+        main(["plugins", "new", "first_come", "--kind", "scheduling_policies", "-o", str(folder)])
+        == 0
+    )
+    install, tests, check = (
+        capsys.readouterr().out.splitlines()[-1].removeprefix("Next: ").split(" && ")
+    )
+    # Nothing is fetched here: what the package asks for, its extra for tests included, is there
+    # with the engine's own.
+    offline = {
+        **os.environ,
+        "PIP_NO_INDEX": "1",
+        "PIP_NO_BUILD_ISOLATION": "0",
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+    }
+    done = subprocess.run(
+        f"{install} --dry-run", shell=True, env=offline, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert "Would install engine-first-come" in done.stdout
     beside = {**os.environ, "PYTHONPATH": str(folder)}
-    done = subprocess.run(tests, shell=True, env=beside, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        tests, shell=True, env=beside, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout[-2000:]
     done = subprocess.run(
-        f"{check}.plugin".replace("first_come", "engine_first_come"), shell=True, env=beside, check=False
+        f"{check}.plugin".replace("first_come", "engine_first_come"),
+        shell=True,
+        env=beside,
+        check=False,
     )
     assert done.returncode == 0
 
@@ -95,7 +121,17 @@ def test_the_tests_of_every_generated_package_pass(tmp_path: Path) -> None:
         write_package(f"my_{kind}", kind, folder)
     path = os.pathsep.join(map(str, folders))
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, folders)],
+        [
+            sys.executable,
+            "-W",
+            "error",
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            *map(str, folders),
+        ],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -129,34 +165,81 @@ def test_an_unknown_kind_is_refused_with_the_nearest(capsys: pytest.CaptureFixtu
     assert "did you mean 'models'?" in said
 
 
-def test_an_architecture_is_named_as_its_config_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_architecture_is_named_as_its_config_names_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "package"
-    arguments = ["plugins", "new", "nanochat", "--kind", "models", "--architecture", "NanoChatForCausalLM"]
+    arguments = [
+        "plugins",
+        "new",
+        "nanochat",
+        "--kind",
+        "models",
+        "--architecture",
+        "NanoChatForCausalLM",
+    ]
     assert main([*arguments, "-o", str(folder)]) == 0
     assert (
         'Entry("NanoChatForCausalLM", "engine_nanochat.model:spec"'
         in (folder / "engine_nanochat/plugin.py").read_text()
     )
-    assert main(["plugins", "new", "x", "--kind", "tokenizers", "--architecture", "X", "-o", str(tmp_path / "x")]) == 2
+    assert (
+        main(
+            [
+                "plugins",
+                "new",
+                "x",
+                "--kind",
+                "tokenizers",
+                "--architecture",
+                "X",
+                "-o",
+                str(tmp_path / "x"),
+            ]
+        )
+        == 2
+    )
     assert "for --kind models only" in capsys.readouterr().err
 
 
-def test_a_model_begins_as_a_copy_of_one_of_the_engines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_begins_as_a_copy_of_one_of_the_engines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "package"
-    arguments = ["plugins", "new", "acme", "--kind", "models", "--from", "InternLM3ForCausalLM", "-o", str(folder)]
+    arguments = [
+        "plugins",
+        "new",
+        "acme",
+        "--kind",
+        "models",
+        "--from",
+        "InternLM3ForCausalLM",
+        "-o",
+        str(folder),
+    ]
     assert main(arguments) == 2  # transformers has no such class
     assert "only decoders that transformers has, too, can be copied" in capsys.readouterr().err
     assert not folder.exists()
-    assert main(["SeedOssForCausalLM" if word == "InternLM3ForCausalLM" else word for word in arguments]) == 0
+    assert (
+        main(
+            ["SeedOssForCausalLM" if word == "InternLM3ForCausalLM" else word for word in arguments]
+        )
+        == 0
+    )
     model = (folder / "engine_acme" / "model.py").read_text()
     assert 'ORACLE = "SeedOssForCausalLM"' in model
     assert model.index("def _alike(") < model.index("def seed_oss(")
     assert "builtin_plugins" not in model
     assert "def helium" not in model
-    assert '"AcmeForCausalLM", "engine_acme.model:seed_oss"' in (folder / "engine_acme" / "plugin.py").read_text()
+    assert (
+        '"AcmeForCausalLM", "engine_acme.model:seed_oss"'
+        in (folder / "engine_acme" / "plugin.py").read_text()
+    )
 
 
-def test_what_cannot_be_copied_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_copied_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     new = ["plugins", "new", "acme", "-o", str(tmp_path / "package"), "--kind"]
     assert main([*new, "models", "--from", "LamaForCausalLM"]) == 2
     assert "did you mean 'LlamaForCausalLM'?" in capsys.readouterr().err

@@ -82,13 +82,17 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
     with pytest.raises(ConfigError) as error:
         make_plan(["acmee"])
     assert str(error.value) == (
-        "--plugins 'acmee': unknown plugin 'acmee'; installed besides the builtins: acme, other, shy; "
+        "--plugins 'acmee': unknown plugin 'acmee'; installed besides the builtins: acme, other, "
+        "shy; "
         "did you mean 'acme'?"
     )
 
 
 def test_an_unknown_name_cannot_be_blocked_either() -> None:
-    with pytest.raises(ConfigError, match=r"--plugins 'no:scriptd': unknown plugin 'scriptd'.*did you mean 'scripted'"):
+    with pytest.raises(
+        ConfigError,
+        match=r"--plugins 'no:scriptd': unknown plugin 'scriptd'.*did you mean 'scripted'",
+    ):
         make_plan(["no:scriptd"])
 
 
@@ -106,11 +110,14 @@ def test_what_is_not_understood_is_refused_with_the_grammar() -> None:
     with pytest.raises(ConfigError) as error:
         make_plan(["acme>>1"])
     assert str(error.value) == (
-        "--plugins 'acme>>1' is not understood; write NAME, 'NAME>=1.2', +NAME, no:NAME, none, ./file.py or pkg.module."
+        "--plugins 'acme>>1' is not understood; write NAME, 'NAME>=1.2', +NAME, no:NAME, none, "
+        "./file.py or pkg.module."
     )
 
 
-def test_a_local_file_and_a_local_module_need_no_packaging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_local_file_and_a_local_module_need_no_packaging(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     package = tmp_path / "some_package"
     package.mkdir()
     package.joinpath("__init__.py").write_text("raise RuntimeError('discovery imports nothing')")
@@ -140,7 +147,9 @@ NAMES = st.from_regex(r"[a-z][a-z0-9_]{0,8}", fullmatch=True).filter(lambda name
 
 
 @given(st.lists(st.tuples(st.sampled_from(["", "+", "no:"]), NAMES)), st.booleans())
-def test_words_mean_the_same_separated_by_commas_or_repeated(words: list[tuple[str, str]], nothing: bool) -> None:
+def test_words_mean_the_same_separated_by_commas_or_repeated(
+    words: list[tuple[str, str]], nothing: bool
+) -> None:
     written = [sign + name for sign, name in words] + ["none"] * nothing
     read = parse_selection(written)
     assert read == parse_selection([",".join(written)])

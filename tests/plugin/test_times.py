@@ -1,4 +1,6 @@
-"""How long calls into plugins' code take: counted by plugin, exactly where they are long, and right on average where not."""
+"""How long calls into plugins' code take: counted by plugin, exactly where they are long, and right
+on average where not.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,8 @@ def test_every_long_call_is_timed():
 def test_of_short_calls_some_stand_for_the_others_whatever_their_rhythm(rare):
     clock = Hands()
     times = Times(clock)
-    work, true_s = times.around("acme", Acme(clock)).work, 0.0
+    work = times.around("acme", Acme(clock)).work
+    true_s = 0.0
     for number in range(200_000):
         takes_s = LONG_S / 2 if number % rare == 0 else LONG_S / 50
         work(takes_s)
@@ -132,10 +135,14 @@ def test_a_coroutine_is_timed_until_it_has_ended():
 
 def test_a_processor_and_the_model_of_an_engine_are_timed(tmp_path):
     (tmp_path / "sleepy.py").write_text(SLOW)
-    with LLM(plugins=[f"+{tmp_path / 'sleepy.py'}"], max_model_len=64, num_threads=1, log_level="error") as llm:
-        before, begun_s = dict(llm_times(llm)), time.perf_counter()
+    with LLM(
+        plugins=[f"+{tmp_path / 'sleepy.py'}"], max_model_len=64, num_threads=1, log_level="error"
+    ) as llm:
+        before = dict(llm_times(llm))
+        begun_s = time.perf_counter()
         llm.generate("a", SamplingParams(max_tokens=20, ignore_eos=True), use_tqdm=False)
-        taken_s, after = time.perf_counter() - begun_s, llm_times(llm)
+        taken_s = time.perf_counter() - begun_s
+        after = llm_times(llm)
     assert 20 * 0.004 <= after["sleepy"] - before.get("sleepy", 0.0) <= taken_s
     model = next(name for name in after if name.startswith("model_"))
     assert 0 < after[model] - before.get(model, 0.0) <= taken_s

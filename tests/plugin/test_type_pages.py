@@ -1,4 +1,6 @@
-"""Everything public says what it is: every type, every field, every function; and the facts listed are those the code states."""
+"""Everything public says what it is: every type, every field, every function; and the facts listed
+are those the code states.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,12 @@ PROMISED = {name: getattr(api, name) for name in api.__all__}
 
 
 def public() -> list[tuple[str, Any]]:
-    rooms = [(f"{m.__name__}.{n}", item) for room in ROOMS for m in modules_of(room) for n, item in public_of(m)]
+    rooms = [
+        (f"{m.__name__}.{n}", item)
+        for room in ROOMS
+        for m in modules_of(room)
+        for n, item in public_of(m)
+    ]
     return [*((f"core.api.{name}", item) for name, item in PROMISED.items()), *rooms]
 
 
@@ -32,27 +39,38 @@ def test_every_public_class_and_function_says_what_it_is() -> None:
     silent = [
         name
         for name, item in public()
-        if (inspect.isclass(item) or inspect.isfunction(item)) and not (inspect.getdoc(item) or "").strip()
+        if (inspect.isclass(item) or inspect.isfunction(item))
+        and not (inspect.getdoc(item) or "").strip()
     ]
     assert silent == []
 
 
 def test_every_field_that_is_promised_says_what_it_means() -> None:
     classes = {item for item in PROMISED.values() if inspect.isclass(item)}
-    silent = [f"{c.__name__}.{a.name}" for c in classes for a in attributes_of(c) if not meaning(c, a)]
+    silent = [
+        f"{c.__name__}.{a.name}" for c in classes for a in attributes_of(c) if not meaning(c, a)
+    ]
     assert sorted(silent) == []
 
 
 def test_every_field_of_the_rooms_says_what_it_means() -> None:
     classes = {item for _, item in public() if inspect.isclass(item)}
-    silent = [f"{c.__module__}.{c.__name__}.{a.name}" for c in classes for a in attributes_of(c) if not meaning(c, a)]
+    silent = [
+        f"{c.__module__}.{c.__name__}.{a.name}"
+        for c in classes
+        for a in attributes_of(c)
+        if not meaning(c, a)
+    ]
     assert sorted(silent) == []
 
 
 def test_no_word_of_the_glossary_is_about_nothing() -> None:
     classes = {item for _, item in public() if inspect.isclass(item)}
     used = {
-        key for c in classes for a in attributes_of(c) for key in (a.name, f"{c.__name__}.{a.name}", f"{c.__name__}.*")
+        key
+        for c in classes
+        for a in attributes_of(c)
+        for key in (a.name, f"{c.__name__}.{a.name}", f"{c.__name__}.*")
     }
     assert sorted(set(GLOSSARY) - used) == []
 
@@ -60,7 +78,9 @@ def test_no_word_of_the_glossary_is_about_nothing() -> None:
 def test_the_facts_listed_are_those_the_code_states(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     registry = load_plan(make_plan())
-    llama = registry.load(registry.choose("models", "LlamaForCausalLM"))(tiny_config("LlamaForCausalLM"))
+    llama = registry.load(registry.choose("models", "LlamaForCausalLM"))(
+        tiny_config("LlamaForCausalLM")
+    )
     assert set(attention_facts(llama, EngineConfig())) == set(OF_ATTENTION)
     assert {*CpuPlatform().facts(), *CudaPlatform().facts()} == set(OF_PLATFORMS)
     assert set(FACTS["attention_backends"]) == {*OF_PLATFORMS, "dtype", *OF_ATTENTION}

@@ -1,4 +1,6 @@
-"""What is promised to plugins is kept: those of every release so far work, and what will go is told beforehand."""
+"""What is promised to plugins is kept: those of every release so far work, and what will go is told
+beforehand.
+"""
 
 from __future__ import annotations
 
@@ -21,22 +23,31 @@ from core.deprecated import DEPRECATIONS
 from core.testing.conformance import check_plugin
 from core.testing.plugins import tmp_plugin
 
-SHA256: Final[Mapping[str, str]] = {"0.1": "5560f8edb9e91bcfd5862fd914a4ee2a21bef7865e547017dea78ac759442069"}
+SHA256: Final[Mapping[str, str]] = {
+    "0.1": "5560f8edb9e91bcfd5862fd914a4ee2a21bef7865e547017dea78ac759442069"
+}
 """Of the plugins of each release, which nobody writes anew."""
 RELEASES: Final = frozen.releases()
 
 
 def test_plugins_of_releases_are_as_they_were() -> None:
-    found = {release: hashlib.sha256((frozen.HERE / f"{release}.txt").read_bytes()).hexdigest() for release in RELEASES}
+    found = {
+        release: hashlib.sha256((frozen.HERE / f"{release}.txt").read_bytes()).hexdigest()
+        for release in RELEASES
+    }
     assert found == SHA256
 
 
 @pytest.mark.parametrize("release", sorted(file.stem for file in FOLDER.glob("*.json")))
 def test_every_name_that_a_release_promised_is_there(release: str) -> None:
-    now, gone = public_names(), {item.name for item in DEPRECATIONS if Version(item.gone) <= Version(core.__version__)}
+    now = public_names()
+    gone = {item.name for item in DEPRECATIONS if Version(item.gone) <= Version(core.__version__)}
     before = json.loads((FOLDER / f"{release}.json").read_text())
     missing = {
-        f"{module}.{name}" for module, names in before.items() for name in names if name not in now.get(module, ())
+        f"{module}.{name}"
+        for module, names in before.items()
+        for name in names
+        if name not in now.get(module, ())
     }
     assert missing - gone == set()
 
@@ -57,10 +68,17 @@ def test_plugins_of_a_release_work_with_deprecations_at_most(
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        failed = [f"{module}: {each}" for module in modules for each in check_plugin(module) if not each.passed]
+        failed = [
+            f"{module}: {each}"
+            for module in modules
+            for each in check_plugin(module)
+            if not each.passed
+        ]
     assert failed == []
     ours = [each for each in warned if "core" in Path(each.filename).parts]
-    assert [str(each.message) for each in ours if not issubclass(each.category, DeprecationWarning)] == []
+    assert [
+        str(each.message) for each in ours if not issubclass(each.category, DeprecationWarning)
+    ] == []
 
 
 OLD = """
@@ -89,16 +107,25 @@ def test_what_a_plugin_uses_that_will_go_is_listed(capsys: pytest.CaptureFixture
         ]
         assert main(["plugins", "check", path, "--against", "0.2", "--json"]) == 1
         found = json.loads(capsys.readouterr().out)
-    assert [(use["place"], use["promised"]) for use in found] == [("old.py:3", True), ("old.py:4", False)]
+    assert [(use["place"], use["promised"]) for use in found] == [
+        ("old.py:3", True),
+        ("old.py:4", False),
+    ]
 
 
 def test_what_fits_passes(capsys: pytest.CaptureFixture[str]) -> None:
-    with tmp_plugin("from core.api import Entry, hookimpl\nfrom core.nn.linear import Linear", name="new") as path:
+    with tmp_plugin(
+        "from core.api import Entry, hookimpl\nfrom core.nn.linear import Linear", name="new"
+    ) as path:
         assert main(["plugins", "check", path, "--against", core.__version__]) == 0
-    assert capsys.readouterr().out == f"0 uses do not fit {core.__version__}, 0 are promised by none\n"
+    assert (
+        capsys.readouterr().out == f"0 uses do not fit {core.__version__}, 0 are promised by none\n"
+    )
 
 
-@pytest.mark.parametrize(("version", "says"), [("soon", "is no version of the engine"), ("0.0.3", "known are 0.1")])
+@pytest.mark.parametrize(
+    ("version", "says"), [("soon", "is no version of the engine"), ("0.0.3", "known are 0.1")]
+)
 def test_a_version_that_nothing_is_known_of_is_refused(
     version: str, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -31,7 +31,9 @@ class Api:
 
     async def ask(self, path: str, method: str = "POST", **body: Any) -> httpx.Response:
         transport = httpx.ASGITransport(self.server.app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=PATIENCE_S) as client:
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://test", timeout=PATIENCE_S
+        ) as client:
             return await client.request(method, path, json=body)
 
     def good(self, path: str, **body: Any) -> Any:
@@ -51,7 +53,12 @@ class Api:
 @contextmanager
 def opened(folder: Path, **settings: Any) -> Iterator[AsyncLLM]:
     """Open an engine in this process, small and quiet."""
-    usual: dict[str, Any] = {"dtype": "float32", "max_model_len": 64, "num_threads": 1, "log_level": "error"}
+    usual: dict[str, Any] = {
+        "dtype": "float32",
+        "max_model_len": 64,
+        "num_threads": 1,
+        "log_level": "error",
+    }
     engine = AsyncLLM(str(folder), disable_frontend_multiprocessing=True, **(usual | settings))
     try:
         yield engine
@@ -60,10 +67,17 @@ def opened(folder: Path, **settings: Any) -> Iterator[AsyncLLM]:
 
 
 def as_sentence_model(folder: Path, **prompts: str) -> None:
-    """Write what sentence-transformers keeps beside a model: the mean, normalised, and named prompts."""
+    """Write what sentence-transformers keeps beside a model: the mean, normalised, and named
+    prompts.
+    """
     kinds = ["Transformer", "Pooling", "Normalize"]
     modules = [
-        {"idx": i, "name": str(i), "path": f"{i}_{kind}" if i else "", "type": f"sentence_transformers.models.{kind}"}
+        {
+            "idx": i,
+            "name": str(i),
+            "path": f"{i}_{kind}" if i else "",
+            "type": f"sentence_transformers.models.{kind}",
+        }
         for i, kind in enumerate(kinds)
     ]
     (folder / "modules.json").write_text(json.dumps(modules))

@@ -1,4 +1,6 @@
-"""`/v1/embeddings`, `/v2/embed`, `/pooling` and `/classify` give what `LLM` gives, in every form that clients ask for."""
+"""`/v1/embeddings`, `/v2/embed`, `/pooling` and `/classify` give what `LLM` gives, in every form
+that clients ask for.
+"""
 
 from __future__ import annotations
 
@@ -40,16 +42,23 @@ def api(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Ite
 def labels(checkpoint: Checkpoint) -> Iterator[Api]:
     """A classifier."""
     named = {"id2label": {"0": "bad", "1": "good"}}
-    with opened(checkpoint("BertForSequenceClassification"), hf_overrides=named | {"num_labels": 3}) as engine:
+    with opened(
+        checkpoint("BertForSequenceClassification"), hf_overrides=named | {"num_labels": 3}
+    ) as engine:
         yield Api(engine)
 
 
-def vectors(api: Api, *prompts: Any, name: str | None = None, **params: Any) -> np.ndarray[Any, Any]:
+def vectors(
+    api: Api, *prompts: Any, name: str | None = None, **params: Any
+) -> np.ndarray[Any, Any]:
     """Return what the engine itself gives."""
 
     async def ask() -> list[Any]:
         wanted = PoolingParams(**params)
-        runs = [api.engine.encode(p, wanted, f"own-{i}", prompt_name=name) for i, p in enumerate(prompts)]
+        runs = [
+            api.engine.encode(p, wanted, f"own-{i}", prompt_name=name)
+            for i, p in enumerate(prompts)
+        ]
         return [(await anext(run)).outputs.data.numpy() for run in runs]
 
     return np.stack(asyncio.run(ask()))
@@ -63,7 +72,12 @@ def embeddings(reply: Any) -> np.ndarray[Any, Any]:
 def test_an_embedding_is_the_engines_whatever_form_the_input_has(api: Api) -> None:
     ids = [api.engine.tokenizer.encode(text) for text in TEXTS]
     expected = vectors(api, *TEXTS)
-    for given, wanted in ((TEXTS, expected), (TEXTS[0], expected[:1]), (ids, expected), (ids[1], expected[1:2])):
+    for given, wanted in (
+        (TEXTS, expected),
+        (TEXTS[0], expected[:1]),
+        (ids, expected),
+        (ids[1], expected[1:2]),
+    ):
         reply = api.good("/v1/embeddings", input=given)
         np.testing.assert_allclose(embeddings(reply), wanted, atol=1e-5)
         assert (reply["object"], reply["data"][0]["object"]) == ("list", "embedding")
@@ -78,15 +92,23 @@ def test_a_conversation_is_embedded_as_its_template_writes_it(api: Api) -> None:
     messages = [{"role": "user", "content": TEXTS[0]}]
     _, ids = asyncio.run(api.engine.render_chat(messages, add_generation_prompt=False))
     np.testing.assert_allclose(
-        embeddings(api.good("/v1/embeddings", messages=messages)), vectors(api, {"prompt_token_ids": ids}), atol=1e-5
+        embeddings(api.good("/v1/embeddings", messages=messages)),
+        vectors(api, {"prompt_token_ids": ids}),
+        atol=1e-5,
     )
 
 
 def test_texts_may_go_without_special_tokens(api: Api) -> None:
     bare = api.engine.tokenizer.encode(TEXTS[0], False)
     reply = api.good("/v1/embeddings", input=TEXTS[0], add_special_tokens=False)
-    assert reply["usage"]["prompt_tokens"] == len(bare) == len(api.engine.tokenizer.encode(TEXTS[0])) - 2
-    np.testing.assert_allclose(embeddings(reply), vectors(api, {"prompt_token_ids": bare}), atol=1e-5)
+    assert (
+        reply["usage"]["prompt_tokens"]
+        == len(bare)
+        == len(api.engine.tokenizer.encode(TEXTS[0])) - 2
+    )
+    np.testing.assert_allclose(
+        embeddings(reply), vectors(api, {"prompt_token_ids": bare}), atol=1e-5
+    )
 
 
 @pytest.mark.parametrize(
@@ -95,10 +117,16 @@ def test_texts_may_go_without_special_tokens(api: Api) -> None:
         ("float32", "native", lambda data: np.frombuffer(data, np.float32)),
         ("float32", "big", lambda data: np.frombuffer(data, ">f4")),
         ("float16", "little", lambda data: np.frombuffer(data, "<f2")),
-        ("bfloat16", "little", lambda data: (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)),
+        (
+            "bfloat16",
+            "little",
+            lambda data: (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32),
+        ),
     ],
 )
-def test_base64_and_bytes_hold_the_same_numbers(api: Api, dtype: str, order: str, read: Callable[..., Any]) -> None:
+def test_base64_and_bytes_hold_the_same_numbers(
+    api: Api, dtype: str, order: str, read: Callable[..., Any]
+) -> None:
     expected = vectors(api, *TEXTS)
     form = {"input": TEXTS, "embed_dtype": dtype, "endianness": order}
     exact = {"float32": 1e-5, "float16": 1e-3, "bfloat16": 4e-3}[dtype]
@@ -134,12 +162,21 @@ def test_long_texts_are_cut_or_refused(api: Api) -> None:
     field, said = api.refused("/v1/embeddings", input=["on", long])
     assert field == "input"
     assert "the context holds 64" in said
-    assert api.good("/v1/embeddings", input=long, truncate_prompt_tokens=-1)["usage"]["prompt_tokens"] == 64
-    assert api.good("/v1/embeddings", input=long, truncate_prompt_tokens=9)["usage"]["prompt_tokens"] == 9
+    assert (
+        api.good("/v1/embeddings", input=long, truncate_prompt_tokens=-1)["usage"]["prompt_tokens"]
+        == 64
+    )
+    assert (
+        api.good("/v1/embeddings", input=long, truncate_prompt_tokens=9)["usage"]["prompt_tokens"]
+        == 9
+    )
 
 
-def test_of_a_text_that_is_far_too_long_little_is_read(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer, read = api.engine.tokenizer, []
+def test_of_a_text_that_is_far_too_long_little_is_read(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = api.engine.tokenizer
+    read = []
     encode = tokenizer.encode
 
     def counted(text: str, add_special_tokens: bool = True) -> list[int]:
@@ -157,7 +194,9 @@ def test_long_texts_come_in_pieces_where_the_operator_says_so(checkpoint: Checkp
     wanted = {"enable_chunked_processing": True, "max_embed_len": 100}
     with opened(checkpoint("BertModel"), max_model_len=32, pooler_config=wanted) as engine:
         api = Api(engine)
-        assert api.good("/v1/embeddings", input=[list(range(5, 95))])["usage"]["prompt_tokens"] == 90
+        assert (
+            api.good("/v1/embeddings", input=[list(range(5, 95))])["usage"]["prompt_tokens"] == 90
+        )
         assert api.refused("/v1/embeddings", input=[list(range(5, 106))])[0] == "input"
 
 
@@ -194,7 +233,11 @@ def test_bad_input_is_refused_by_field(api: Api, body: dict[str, Any], field: st
 @pytest.mark.parametrize(
     ("path", "body", "good"),
     [
-        ("/v1/embeddings", {"input": ["a", "b"], "encoding_format": "base64", "dimensions": 8, "user": "me"}, True),
+        (
+            "/v1/embeddings",
+            {"input": ["a", "b"], "encoding_format": "base64", "dimensions": 8, "user": "me"},
+            True,
+        ),
         ("/v1/embeddings", {"input": "a", "truncation_side": "right", "normalize": None}, True),
         ("/v1/embeddings", {"input": "a", "encoding_format": "yaml"}, False),
         ("/v1/embeddings", {"input": "a", "truncation_side": "left"}, False),
@@ -213,17 +256,29 @@ def test_bad_input_is_refused_by_field(api: Api, body: dict[str, Any], field: st
 )
 def test_schema_and_server_agree(api: Api, path: str, body: dict[str, Any], good: bool) -> None:
     described = asyncio.run(api.ask("/openapi.json", method="GET")).json()
-    reference = described["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+    reference = described["paths"][path]["post"]["requestBody"]["content"]["application/json"][
+        "schema"
+    ]["$ref"]
     schema = described["components"]["schemas"][reference.rpartition("/")[2]]
     assert Draft202012Validator(schema).is_valid(body) == good
     assert (api.post(path, **body).status_code == 200) == good
 
 
 def test_what_asks_for_nothing_passes_and_what_nobody_knows_is_told(api: Api) -> None:
-    reply = api.post("/v1/embeddings", input="a", user="me", truncation_side="right", padding=None, quantum_mode=1)
+    reply = api.post(
+        "/v1/embeddings",
+        input="a",
+        user="me",
+        truncation_side="right",
+        padding=None,
+        quantum_mode=1,
+    )
     assert reply.status_code == 200
     assert reply.headers["x-ignored-fields"] == "quantum_mode"
-    assert Api(api.engine, strict_fields=True).refused("/v1/embeddings", input="a", quantum_mode=1)[0] == "quantum_mode"
+    assert (
+        Api(api.engine, strict_fields=True).refused("/v1/embeddings", input="a", quantum_mode=1)[0]
+        == "quantum_mode"
+    )
 
 
 def test_another_model_is_not_found(api: Api) -> None:
@@ -237,13 +292,17 @@ def test_cohere_gets_every_type_it_asks_for(api: Api) -> None:
     found = reply["embeddings"]
     np.testing.assert_allclose(found["float"], expected, atol=1e-5)
     np.testing.assert_allclose(
-        [np.frombuffer(base64.b64decode(text), "<f4") for text in found["base64"]], expected, atol=1e-5
+        [np.frombuffer(base64.b64decode(text), "<f4") for text in found["base64"]],
+        expected,
+        atol=1e-5,
     )
     bits = np.packbits(np.array(found["float"]) >= 0, axis=1)
     assert found["ubinary"] == bits.tolist()
     assert found["binary"] == (bits.astype(int) - 128).tolist()
     assert reply["texts"] == TEXTS
-    assert reply["meta"]["tokens"]["input_tokens"] == sum(len(api.engine.tokenizer.encode(text)) for text in TEXTS)
+    assert reply["meta"]["tokens"]["input_tokens"] == sum(
+        len(api.engine.tokenizer.encode(text)) for text in TEXTS
+    )
 
 
 def test_cohere_says_what_texts_are_for(api: Api) -> None:
@@ -275,24 +334,36 @@ def test_cohere_cuts_unless_told_otherwise(api: Api) -> None:
 def test_cohere_takes_contents_and_dimensions(api: Api) -> None:
     content = [{"type": "text", "text": TEXTS[0]}]
     reply = api.good("/v2/embed", inputs=[{"content": content}], output_dimension=8)
-    np.testing.assert_allclose(reply["embeddings"]["float"], vectors(api, TEXTS[0], dimensions=8), atol=1e-5)
+    np.testing.assert_allclose(
+        reply["embeddings"]["float"], vectors(api, TEXTS[0], dimensions=8), atol=1e-5
+    )
     image = [{"type": "image_url", "image_url": {"url": "data:"}}]
     assert api.refused("/v2/embed", inputs=[{"content": image}])[0] == "inputs[0]"
     assert api.refused("/v2/embed", texts=["a"], output_dimension=1000)[0] == "output_dimension"
-    assert api.refused("/v2/embed", texts=["a"], output_dimension=9, embedding_types=["binary"])[0] == "embedding_types"
+    assert (
+        api.refused("/v2/embed", texts=["a"], output_dimension=9, embedding_types=["binary"])[0]
+        == "embedding_types"
+    )
     assert api.refused("/v2/embed")[0] == "texts"
 
 
 def test_pooling_gives_what_the_model_is_for_or_a_task(api: Api, labels: Api) -> None:
     reply = api.good("/pooling", input=TEXTS)
-    np.testing.assert_allclose([each["data"] for each in reply["data"]], vectors(api, *TEXTS), atol=1e-5)
+    np.testing.assert_allclose(
+        [each["data"] for each in reply["data"]], vectors(api, *TEXTS), atol=1e-5
+    )
     assert reply["data"][0]["object"] == "pooling"
     tokens = api.good("/pooling", input=TEXTS[0], task="token_embed")
     assert np.array(tokens["data"][0]["data"]).shape == (tokens["usage"]["prompt_tokens"], 64)
     found = api.post("/pooling", input=TEXTS[0], task="token_embed", encoding_format="bytes")
-    assert json.loads(found.headers["metadata"])["data"][0]["shape"] == [tokens["usage"]["prompt_tokens"], 64]
+    assert json.loads(found.headers["metadata"])["data"][0]["shape"] == [
+        tokens["usage"]["prompt_tokens"],
+        64,
+    ]
     np.testing.assert_allclose(
-        labels.good("/pooling", input=TEXTS[0])["data"][0]["data"], vectors(labels, TEXTS[0])[0], atol=1e-5
+        labels.good("/pooling", input=TEXTS[0])["data"][0]["data"],
+        vectors(labels, TEXTS[0])[0],
+        atol=1e-5,
     )
     assert api.refused("/pooling", input="a", task="classify") == (
         "task",
@@ -306,7 +377,9 @@ def test_labels_have_names_and_probabilities(labels: Api) -> None:
     expected = vectors(labels, *TEXTS)
     np.testing.assert_allclose([each["probs"] for each in reply["data"]], expected, atol=1e-5)
     best = [("bad", "good", "LABEL_2")[row.argmax()] for row in expected]
-    assert [(each["label"], each["num_classes"]) for each in reply["data"]] == [(label, 3) for label in best]
+    assert [(each["label"], each["num_classes"]) for each in reply["data"]] == [
+        (label, 3) for label in best
+    ]
     raw = labels.good("/classify", input=TEXTS[0], use_activation=False)["data"][0]["probs"]
     np.testing.assert_allclose(raw, vectors(labels, TEXTS[0], use_activation=False)[0], atol=1e-5)
 
@@ -316,7 +389,10 @@ def test_a_model_that_cannot_says_what_it_does(labels: Api, api: Api) -> None:
         "model",
         "model: gives no embeddings; it does classify, token_classify.",
     )
-    assert api.refused("/classify", input="a")[1] == "model: gives no labels; it does embed, token_embed."
+    assert (
+        api.refused("/classify", input="a")[1]
+        == "model: gives no labels; it does embed, token_embed."
+    )
     generating = Api(EchoEngine())
     for path, body in (
         ("/v1/embeddings", {"input": "a"}),
@@ -339,7 +415,9 @@ class Slow(EchoEngine):
         self.pooling: Any = PoolingInfo(("embed",), 4)
         self.num_waiting = self.most_waiting = 0
 
-    async def encode(self, prompt: Any, params: PoolingParams, request_id: str, **options: Any) -> AsyncIterator[Any]:
+    async def encode(
+        self, prompt: Any, params: PoolingParams, request_id: str, **options: Any
+    ) -> AsyncIterator[Any]:
         if prompt == "bad":
             raise InvalidRequest("prompt", "is bad.")
         self.num_waiting += 1

@@ -1,4 +1,6 @@
-"""Texts beyond the context are embedded in pieces where that is switched on; each counts as often as it has tokens."""
+"""Texts beyond the context are embedded in pieces where that is switched on; each counts as often
+as it has tokens.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ Open = Callable[..., LLM]
 ON = {"enable_chunked_processing": True}
 
 
-def vectors(llm: LLM, prompts: list[list[int]], params: PoolingParams | None = None) -> list[torch.Tensor]:
+def vectors(
+    llm: LLM, prompts: list[list[int]], params: PoolingParams | None = None
+) -> list[torch.Tensor]:
     return [torch.tensor(o.outputs.embedding) for o in llm.embed(prompts, params, use_tqdm=False)]
 
 
@@ -32,7 +36,9 @@ def test_the_mean_of_pieces_stands_for_a_long_text(
             pieces = [ids[start : start + 32] for start in range(0, len(ids), 32)]
             parts = torch.stack(vectors(llm, pieces))
             weights = torch.tensor([float(len(piece)) for piece in pieces])[:, None]
-            torch.testing.assert_close(whole, (parts * weights).sum(0) / len(ids), atol=1e-5, rtol=0)
+            torch.testing.assert_close(
+                whole, (parts * weights).sum(0) / len(ids), atol=1e-5, rtol=0
+            )
         output = llm.embed(prompts[0], use_tqdm=False)[0]
         assert output.prompt_token_ids == prompts[0]
         short = vectors(llm, [prompts[0]], PoolingParams(truncate_prompt_tokens=-1))[0]
@@ -45,12 +51,22 @@ def test_an_engine_that_serves_many_embeds_in_pieces_alike(
     folder = checkpoint("BertModel")
     with engine(folder, max_model_len=32, pooler_config=ON) as llm:
         expected = vectors(llm, prompts[:2])
-    settings: dict[str, Any] = {"dtype": "float32", "num_threads": 1, "log_level": "error", "pooler_config": ON}
+    settings: dict[str, Any] = {
+        "dtype": "float32",
+        "num_threads": 1,
+        "log_level": "error",
+        "pooler_config": ON,
+    }
 
     async def ask() -> list[PoolingRequestOutput[Any]]:
-        served = AsyncLLM(str(folder), max_model_len=32, disable_frontend_multiprocessing=True, **settings)
+        served = AsyncLLM(
+            str(folder), max_model_len=32, disable_frontend_multiprocessing=True, **settings
+        )
         try:
-            answers = [served.encode(ids, PoolingParams(), str(index)) for index, ids in enumerate(prompts[:2])]
+            answers = [
+                served.encode(ids, PoolingParams(), str(index))
+                for index, ids in enumerate(prompts[:2])
+            ]
             return list(await asyncio.gather(*(anext(answer) for answer in answers)))
         finally:
             served.shutdown()
@@ -66,7 +82,9 @@ def test_only_embeddings_of_prompts_come_in_pieces(
     too_long = pytest.raises(InvalidRequest, match="has 70 tokens, but the context holds 32")
     with engine(checkpoint("BertModel"), max_model_len=32, pooler_config=ON) as llm, too_long:
         llm.encode(prompts[0], pooling_task="token_embed", use_tqdm=False)
-    with pytest.raises(ConfigError, match="enable_chunked_processing is for embeddings; this model gives scores"):
+    with pytest.raises(
+        ConfigError, match="enable_chunked_processing is for embeddings; this model gives scores"
+    ):
         engine(checkpoint("BertForSequenceClassification"), pooler_config=ON)
 
 
@@ -76,5 +94,7 @@ def test_a_limit_of_its_own_holds_for_long_texts(
     limited = {**ON, "max_embed_len": 60}
     with engine(checkpoint("BertModel"), max_model_len=32, pooler_config=limited) as llm:
         assert len(vectors(llm, [prompts[3]])) == 1
-        with pytest.raises(InvalidRequest, match="has 70 tokens, and max_embed_len of --pooler-config allows 60"):
+        with pytest.raises(
+            InvalidRequest, match="has 70 tokens, and max_embed_len of --pooler-config allows 60"
+        ):
             vectors(llm, [prompts[0]])

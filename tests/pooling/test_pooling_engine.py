@@ -26,14 +26,20 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def numbers(llm: LLM, prompts: list[list[int]], task: str | None = None) -> list[torch.Tensor]:
-    return [output.outputs.data for output in llm.encode(prompts, pooling_task=task, use_tqdm=False)]
+    return [
+        output.outputs.data for output in llm.encode(prompts, pooling_task=task, use_tqdm=False)
+    ]
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_same_however_it_is_run(way: str, checkpoint: Checkpoint, engine: Open, prompts: list[list[int]]) -> None:
+def test_same_however_it_is_run(
+    way: str, checkpoint: Checkpoint, engine: Open, prompts: list[list[int]]
+) -> None:
     folder = checkpoint("Qwen3ForCausalLM")
     with engine(folder, runner="pooling") as llm:
-        expected = [numbers(llm, [ids], task)[0] for task in ("embed", "token_embed") for ids in prompts]
+        expected = [
+            numbers(llm, [ids], task)[0] for task in ("embed", "token_embed") for ids in prompts
+        ]
     with engine(folder, runner="pooling", **WAYS[way]) as llm:
         for _ in range(2):  # the second time the prefix cache is warm
             found = [x for task in ("embed", "token_embed") for x in numbers(llm, prompts, task)]
@@ -42,8 +48,11 @@ def test_same_however_it_is_run(way: str, checkpoint: Checkpoint, engine: Open, 
 
 
 @pytest.mark.parametrize("pooler", ["mean", "cls", "max", "mean_sqrt_len", "weighted_mean"])
-def test_poolers_see_every_chunk(pooler: str, checkpoint: Checkpoint, engine: Open, prompts: list[list[int]]) -> None:
-    folder, config = checkpoint("Qwen3ForCausalLM"), {"pooling_type": pooler.upper(), "normalize": False}
+def test_poolers_see_every_chunk(
+    pooler: str, checkpoint: Checkpoint, engine: Open, prompts: list[list[int]]
+) -> None:
+    folder = checkpoint("Qwen3ForCausalLM")
+    config = {"pooling_type": pooler.upper(), "normalize": False}
     with engine(folder, runner="pooling", max_num_batched_tokens=16, pooler_config=config) as llm:
         for ids, found in zip(prompts, numbers(llm, prompts), strict=True):
             whole = numbers(llm, [ids], "token_embed")[0]
@@ -62,33 +71,46 @@ def test_only_the_last_token_reads_the_prefix_cache(
     checkpoint: Checkpoint, engine: Open, prompts: list[list[int]]
 ) -> None:
     with engine(checkpoint("Qwen3ForCausalLM"), runner="pooling") as llm:
-        cached = [llm.encode(prompts[0], pooling_task=task, use_tqdm=False)[0].num_cached_tokens for task in TASKS]
+        cached = [
+            llm.encode(prompts[0], pooling_task=task, use_tqdm=False)[0].num_cached_tokens
+            for task in TASKS
+        ]
     assert cached == [0, 64, 0]
 
 
 TASKS = ("embed", "embed", "token_embed")
 
 
-def test_a_prompt_may_fill_the_whole_context(checkpoint: Checkpoint, engine: Open, prompts: list[list[int]]) -> None:
+def test_a_prompt_may_fill_the_whole_context(
+    checkpoint: Checkpoint, engine: Open, prompts: list[list[int]]
+) -> None:
     full = (prompts[0] * 2)[:128]
     for name in ("BertModel", "Qwen3ForCausalLM"):
         with engine(checkpoint(name), runner="pooling") as llm:
             assert len(numbers(llm, [full])[0]) == 64
-            with pytest.raises(InvalidRequest, match=r"has 129 tokens, but the context holds 128\."):
+            with pytest.raises(
+                InvalidRequest, match=r"has 129 tokens, but the context holds 128\."
+            ):
                 llm.embed([*full, 5], use_tqdm=False)
 
 
-def test_a_model_that_sees_both_sides_takes_whole_prompts(checkpoint: Checkpoint, engine: Open) -> None:
+def test_a_model_that_sees_both_sides_takes_whole_prompts(
+    checkpoint: Checkpoint, engine: Open
+) -> None:
     folder = checkpoint("BertModel")
     with engine(folder, max_model_len=None) as llm:
         assert llm.config.model.max_model_len == 256
         assert not llm.config.scheduler.enable_chunked_prefill
         assert not llm.config.cache.enable_prefix_caching
-    with pytest.raises(ConfigError, match="--max-num-batched-tokens 64 is smaller than the context of 128 tokens"):
+    with pytest.raises(
+        ConfigError, match="--max-num-batched-tokens 64 is smaller than the context of 128 tokens"
+    ):
         engine(folder, max_num_batched_tokens=64)
 
 
-def test_positions_behind_the_padding_token_are_not_served(checkpoint: Checkpoint, engine: Open) -> None:
+def test_positions_behind_the_padding_token_are_not_served(
+    checkpoint: Checkpoint, engine: Open
+) -> None:
     with engine(checkpoint("RobertaModel"), max_model_len=None) as llm:
         assert llm.config.model.max_model_len == 254
 
@@ -98,9 +120,15 @@ def test_a_pooler_that_fails_costs_its_request_alone(
 ) -> None:
     plugin = tmp_path / "picky.py"
     plugin.write_text(PICKY)
-    settings = {"runner": "pooling", "pooler_config": {"pooling_type": "picky"}, "plugins": [str(plugin)]}
+    settings = {
+        "runner": "pooling",
+        "pooler_config": {"pooling_type": "picky"},
+        "plugins": [str(plugin)],
+    }
     with engine(checkpoint("Qwen3ForCausalLM"), **settings) as llm:
-        with pytest.raises(RequestFailed, match=r"plugin 'picky' failed in request .*; the engine's log says more"):
+        with pytest.raises(
+            RequestFailed, match=r"plugin 'picky' failed in request .*; the engine's log says more"
+        ):
             llm.embed(prompts, use_tqdm=False)
         assert len(llm.embed(prompts[0], use_tqdm=False)[0].outputs.embedding) == 64
 
@@ -131,7 +159,10 @@ def test_a_pooling_engine_makes_no_tokens_and_a_generating_one_pools_nothing(
     checkpoint: Checkpoint, engine: Open, prompts: list[list[int]]
 ) -> None:
     folder = checkpoint("Qwen3ForCausalLM")
-    with engine(folder, runner="pooling") as llm, pytest.raises(InvalidRequest, match="makes no tokens"):
+    with (
+        engine(folder, runner="pooling") as llm,
+        pytest.raises(InvalidRequest, match="makes no tokens"),
+    ):
         llm.generate(prompts, SamplingParams(max_tokens=2), use_tqdm=False)
     with engine(folder) as llm:
         assert llm.config.model.runner == "generate"
@@ -142,8 +173,16 @@ def test_a_pooling_engine_makes_no_tokens_and_a_generating_one_pools_nothing(
 @pytest.mark.parametrize(
     ("architecture", "settings", "flag"),
     [
-        ("Qwen3ForCausalLM", {"pooler_config": {"pooling_type": "MEAN"}}, "--pooler-config: .* generates tokens here"),
-        ("BertModel", {"logits_processors": ["a.b:C"]}, "--logits-processors .* a pooled model makes none"),
+        (
+            "Qwen3ForCausalLM",
+            {"pooler_config": {"pooling_type": "MEAN"}},
+            "--pooler-config: .* generates tokens here",
+        ),
+        (
+            "BertModel",
+            {"logits_processors": ["a.b:C"]},
+            "--logits-processors .* a pooled model makes none",
+        ),
     ],
 )
 def test_settings_of_the_other_runner_are_refused(
@@ -157,7 +196,11 @@ def test_calls_take_keywords_that_ask_for_nothing_and_refuse_the_others_by_name(
     checkpoint: Checkpoint, engine: Open, prompts: list[list[int]]
 ) -> None:
     with engine(checkpoint("BertModel")) as llm:
-        neutral: dict[str, Any] = {"lora_request": None, "tokenization_kwargs": {}, "use_tqdm": False}
+        neutral: dict[str, Any] = {
+            "lora_request": None,
+            "tokenization_kwargs": {},
+            "use_tqdm": False,
+        }
         for call in (llm.encode, llm.embed):
             assert len(call(prompts, **neutral)) == len(prompts)
         assert len(llm.score(["a", "b"], ["c", "d"], **neutral)) == 2
@@ -191,7 +234,9 @@ def test_keywords_that_features_read_reach_every_request_of_a_prompt(
     file = tmp_path / "adapters.py"
     file.write_text(ADAPTERS)
     pieces = {"enable_chunked_processing": True}
-    with engine(checkpoint("BertModel"), plugins=[f"+{file}"], pooler_config=pieces, max_model_len=8) as llm:
+    with engine(
+        checkpoint("BertModel"), plugins=[f"+{file}"], pooler_config=pieces, max_model_len=8
+    ) as llm:
         llm.embed([[7] * 10, [8]], adapter=["x", "y"], use_tqdm=False)
         llm.score("a", ["b", "c"], adapter="z", use_tqdm=False)
         seen = llm._front.registry.shared("adapters", lambda: None).seen
@@ -204,7 +249,10 @@ def test_requests_beyond_the_model_are_refused_by_name(
 ) -> None:
     with engine(checkpoint("BertForSequenceClassification")) as llm:
         refused: list[tuple[str, dict[str, Any]]] = [
-            (r"task: 'embed' is nothing this model does; it does classify, token_classify", {"task": "embed"}),
+            (
+                r"task: 'embed' is nothing this model does; it does classify, token_classify",
+                {"task": "embed"},
+            ),
             ("task: 'clasify' is none of .* did you mean 'classify'", {"task": "clasify"}),
             ("dimensions: only embeddings can be cut", {"dimensions": 4}),
             ("returned_token_ids: 7 is outside the 3 columns", {"returned_token_ids": [7]}),
@@ -221,7 +269,9 @@ def test_requests_beyond_the_model_are_refused_by_name(
             llm.score(["a", "b", "c"], ["d", "e"], use_tqdm=False)
 
 
-def test_labels_without_activation_are_scores(checkpoint: Checkpoint, engine: Open, prompts: list[list[int]]) -> None:
+def test_labels_without_activation_are_scores(
+    checkpoint: Checkpoint, engine: Open, prompts: list[list[int]]
+) -> None:
     with engine(checkpoint("BertForSequenceClassification")) as llm:
         plain = llm.classify(prompts, PoolingParams(use_activation=False), use_tqdm=False)
         sure = llm.classify(prompts, use_tqdm=False)
@@ -239,7 +289,9 @@ def test_an_engine_in_a_process_of_its_own_pools_alike(
         expected = numbers(llm, prompts)
 
     async def ask() -> list[torch.Tensor]:
-        served = AsyncLLM(str(folder), dtype="float32", max_model_len=128, num_threads=1, log_level="error")
+        served = AsyncLLM(
+            str(folder), dtype="float32", max_model_len=128, num_threads=1, log_level="error"
+        )
         try:
             found = []
             for index, ids in enumerate(prompts):
@@ -258,7 +310,9 @@ def test_an_engine_in_a_process_of_its_own_pools_alike(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}])
-@pytest.mark.parametrize("name", ["BertForSequenceClassification", "Qwen3ForCausalLM", "MPNetModel", "T5EncoderModel"])
+@pytest.mark.parametrize(
+    "name", ["BertForSequenceClassification", "Qwen3ForCausalLM", "MPNetModel", "T5EncoderModel"]
+)
 def test_two_ranks_pool_alike(
     name: str, ranks: dict[str, int], checkpoint: Checkpoint, engine: Open, prompts: list[list[int]]
 ) -> None:

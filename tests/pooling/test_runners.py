@@ -47,12 +47,15 @@ class Loud:
 
 def test_a_runner_that_is_not_there_is_named(checkpoint: Checkpoint, engine: Open) -> None:
     with pytest.raises(
-        ConfigError, match="unknown runner 'poling'; available: generate, pooling; did you mean 'pooling'"
+        ConfigError,
+        match="unknown runner 'poling'; available: generate, pooling; did you mean 'pooling'",
     ):
         engine(checkpoint("BertModel"), runner="poling")
 
 
-def test_without_the_plugin_a_pooled_model_is_refused_and_others_generate(checkpoint: Checkpoint, engine: Open) -> None:
+def test_without_the_plugin_a_pooled_model_is_refused_and_others_generate(
+    checkpoint: Checkpoint, engine: Open
+) -> None:
     without = {"plugins": ["no:runner_pooling"]}
     with pytest.raises(ConfigError, match="'BertModel' makes no tokens; loaded runners: generate"):
         engine(checkpoint("BertModel"), **without)
@@ -68,4 +71,7 @@ def test_a_plugins_runner_runs_a_model_when_it_is_asked_for(
     three = SamplingParams(max_tokens=3, ignore_eos=True)
     for runner, count in (("auto", 3), ("loud", 4)):
         with engine(checkpoint("Qwen3ForCausalLM"), runner=runner, plugins=[str(plugin)]) as llm:
-            assert len(llm.generate(prompts[0], three, use_tqdm=False)[0].outputs[0].token_ids) == count
+            assert (
+                len(llm.generate(prompts[0], three, use_tqdm=False)[0].outputs[0].token_ids)
+                == count
+            )

@@ -29,7 +29,8 @@ def pair_scores(folder: Path, llm: LLM) -> torch.Tensor:
     tokenizer: Any = llm.get_tokenizer()
     scores = []
     for text in TEXTS:
-        first, second = tokenizer.encode(QUERY, False), tokenizer.encode(text, False)
+        first = tokenizer.encode(QUERY, False)
+        second = tokenizer.encode(text, False)
         ids = [VOCAB - 2, *first, VOCAB - 1, *second, VOCAB - 1]
         types = torch.tensor([[0] * (len(first) + 2) + [1] * (len(second) + 1)])
         told = {"token_type_ids": types} if getattr(model.config, "type_vocab_size", 1) > 1 else {}
@@ -52,38 +53,54 @@ def test_cross_encoders_tell_the_texts_of_a_pair_apart(
     folder = checkpoint(name, num_labels=1)
     with engine(folder) as llm:
         expected = pair_scores(folder, llm)
-        found = torch.tensor([output.outputs.score for output in llm.score(QUERY, TEXTS, use_tqdm=False)])
+        found = torch.tensor(
+            [output.outputs.score for output in llm.score(QUERY, TEXTS, use_tqdm=False)]
+        )
         raw = PoolingParams(use_activation=False)
-        plain = [o.outputs.score for o in llm.score(QUERY, TEXTS, pooling_params=raw, use_tqdm=False)]
-        short = llm.score(QUERY, TEXTS[2], truncate_prompt_tokens=12, use_tqdm=False)[0].prompt_token_ids
+        plain = [
+            o.outputs.score for o in llm.score(QUERY, TEXTS, pooling_params=raw, use_tqdm=False)
+        ]
+        short = llm.score(QUERY, TEXTS[2], truncate_prompt_tokens=12, use_tqdm=False)[
+            0
+        ].prompt_token_ids
     torch.testing.assert_close(found, expected.sigmoid(), atol=1e-4, rtol=0)
     torch.testing.assert_close(torch.tensor(plain), expected, atol=1e-4, rtol=1e-4)
     assert len(short) == 12
     assert short.count(VOCAB - 1) == 2
 
 
-def test_a_pair_is_scored_alike_by_an_engine_that_serves_many(checkpoint: Callable[..., Path], engine: Open) -> None:
+def test_a_pair_is_scored_alike_by_an_engine_that_serves_many(
+    checkpoint: Callable[..., Path], engine: Open
+) -> None:
     folder = checkpoint("BertForSequenceClassification", num_labels=1)
     with engine(folder) as llm:
         expected = llm.score(QUERY, TEXTS[0], use_tqdm=False)[0].outputs.score
 
     async def ask() -> PoolingRequestOutput[Any]:
         settings: dict[str, Any] = {"dtype": "float32", "num_threads": 1, "log_level": "error"}
-        served = AsyncLLM(str(folder), max_model_len=128, disable_frontend_multiprocessing=True, **settings)
+        served = AsyncLLM(
+            str(folder), max_model_len=128, disable_frontend_multiprocessing=True, **settings
+        )
         try:
-            return await anext(served.encode((QUERY, TEXTS[0]), PoolingParams(task="score"), "pair"))
+            return await anext(
+                served.encode((QUERY, TEXTS[0]), PoolingParams(task="score"), "pair")
+            )
         finally:
             served.shutdown()
 
     assert asyncio.run(ask()).outputs.data.item() == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_cross_encoders_files_say_what_becomes_of_scores(checkpoint: Callable[..., Path], engine: Open) -> None:
+def test_a_cross_encoders_files_say_what_becomes_of_scores(
+    checkpoint: Callable[..., Path], engine: Open
+) -> None:
     folder = checkpoint("BertForSequenceClassification", num_labels=1)
     stated = {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}
     with engine(folder, hf_overrides=stated) as llm:
         expected = pair_scores(folder, llm)
-        found = torch.tensor([output.outputs.score for output in llm.score(QUERY, TEXTS, use_tqdm=False)])
+        found = torch.tensor(
+            [output.outputs.score for output in llm.score(QUERY, TEXTS, use_tqdm=False)]
+        )
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
@@ -105,7 +122,9 @@ def test_labels_become_what_the_problem_type_says(
     folder = checkpoint("BertForSequenceClassification")
     with engine(folder, hf_overrides={"problem_type": problem}) as llm:
         found = torch.tensor(llm.classify(prompts[0], use_tqdm=False)[0].outputs.probs)
-        plain = llm.classify(prompts[0], PoolingParams(use_activation=False), use_tqdm=False)[0].outputs.probs
+        plain = llm.classify(prompts[0], PoolingParams(use_activation=False), use_tqdm=False)[
+            0
+        ].outputs.probs
     with torch.inference_mode():
         model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
         scores = model(torch.tensor([prompts[0]])).logits[0]
@@ -113,23 +132,36 @@ def test_labels_become_what_the_problem_type_says(
     torch.testing.assert_close(torch.tensor(plain), scores, atol=1e-4, rtol=1e-4)
 
 
-def test_a_classifier_made_of_the_models_own_tokens_is_refused(checkpoint: Callable[..., Path], engine: Open) -> None:
+def test_a_classifier_made_of_the_models_own_tokens_is_refused(
+    checkpoint: Callable[..., Path], engine: Open
+) -> None:
     stated = {"classifier_from_token": ["no", "yes"]}
     with pytest.raises(ModelError, match=r"classifier_from_token .* is not served"):
         engine(checkpoint("Qwen3ForCausalLM"), convert="classify", hf_overrides=stated)
 
 
-def test_embeddings_are_scored_by_their_angle(checkpoint: Callable[..., Path], engine: Open) -> None:
+def test_embeddings_are_scored_by_their_angle(
+    checkpoint: Callable[..., Path], engine: Open
+) -> None:
     with engine(checkpoint("BertModel")) as llm:
-        first, *others = (torch.tensor(o.outputs.embedding) for o in llm.embed([QUERY, *TEXTS], use_tqdm=False))
+        first, *others = (
+            torch.tensor(o.outputs.embedding) for o in llm.embed([QUERY, *TEXTS], use_tqdm=False)
+        )
         found = [output.outputs.score for output in llm.score(QUERY, TEXTS, use_tqdm=False)]
-    expected = [float(torch.nn.functional.cosine_similarity(first, other, dim=0)) for other in others]
+    expected = [
+        float(torch.nn.functional.cosine_similarity(first, other, dim=0)) for other in others
+    ]
     assert found == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_generating_model_is_converted(tmp_path: Path, engine: Open, prompts: list[list[int]]) -> None:
+def test_a_generating_model_is_converted(
+    tmp_path: Path, engine: Open, prompts: list[list[int]]
+) -> None:
     folder = make_checkpoint("Qwen3ForCausalLM", tmp_path, seed=1)
-    with pytest.raises(ConfigError, match="--convert classify makes a pooling model, which --runner generate excludes"):
+    with pytest.raises(
+        ConfigError,
+        match="--convert classify makes a pooling model, which --runner generate excludes",
+    ):
         engine(folder, runner="generate", convert="classify")
     tensors = load_file(folder / "model.safetensors")
     score = torch.randn(2, 64, generator=torch.Generator().manual_seed(0)) / 8
@@ -147,7 +179,12 @@ def test_a_generating_model_judges_steps_by_its_own_tokens(
     checkpoint: Callable[..., Path], engine: Open, prompts: list[list[int]]
 ) -> None:
     ids = [*prompts[0][:20], 9, *prompts[0][20:40], 9]
-    steps = {"pooling_type": "STEP", "step_tag_id": 9, "returned_token_ids": [17, 23], "softmax": True}
+    steps = {
+        "pooling_type": "STEP",
+        "step_tag_id": 9,
+        "returned_token_ids": [17, 23],
+        "softmax": True,
+    }
     folder = checkpoint("Qwen3ForCausalLM")
     with engine(folder, convert="reward", pooler_config=steps, max_num_batched_tokens=16) as llm:
         found = llm.reward(ids, use_tqdm=False)[0].outputs.data
@@ -168,13 +205,18 @@ def reward_checkpoint(folder: Path, architecture: str, labels: int) -> dict[str,
         "score.2.bias": torch.randn(labels, generator=generator),
     }
     tensors = load_file(folder / "model.safetensors")
-    save_file({**{n: t for n, t in tensors.items() if n != "lm_head.weight"}, **score}, folder / "model.safetensors")
+    save_file(
+        {**{n: t for n, t in tensors.items() if n != "lm_head.weight"}, **score},
+        folder / "model.safetensors",
+    )
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "architectures": [architecture]}))
     return score
 
 
-@pytest.mark.parametrize(("architecture", "labels"), [("Qwen2ForRewardModel", 1), ("Qwen2ForProcessRewardModel", 2)])
+@pytest.mark.parametrize(
+    ("architecture", "labels"), [("Qwen2ForRewardModel", 1), ("Qwen2ForProcessRewardModel", 2)]
+)
 def test_reward_models_score_tokens_and_steps(
     architecture: str, labels: int, tmp_path: Path, engine: Open, prompts: list[list[int]]
 ) -> None:
@@ -182,10 +224,14 @@ def test_reward_models_score_tokens_and_steps(
     ids = [*prompts[0][:30], 9, *prompts[0][30:], 9]
     with engine(tmp_path, pooler_config={"step_tag_id": 9}, max_num_batched_tokens=32) as llm:
         found = llm.reward(ids, use_tqdm=False)[0].outputs.data
-        with pytest.raises(InvalidRequest, match="'classify' is nothing this model does; it does token_classify"):
+        with pytest.raises(
+            InvalidRequest, match="'classify' is nothing this model does; it does token_classify"
+        ):
             llm.classify(ids, use_tqdm=False)
     with torch.inference_mode():
-        hidden = Qwen2Model.from_pretrained(tmp_path).eval()(torch.tensor([ids])).last_hidden_state[0]
+        hidden = (
+            Qwen2Model.from_pretrained(tmp_path).eval()(torch.tensor([ids])).last_hidden_state[0]
+        )
     inner = torch.relu(hidden @ score["score.0.weight"].T + score["score.0.bias"])
     expected = inner @ score["score.2.weight"].T + score["score.2.bias"]
     if labels == 2:

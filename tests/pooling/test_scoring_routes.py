@@ -1,4 +1,6 @@
-"""`/score` and `/rerank` give what `LLM.score` gives, under the names of vLLM, Jina, Cohere and text-embeddings-inference."""
+"""`/score` and `/rerank` give what `LLM.score` gives, under the names of vLLM, Jina, Cohere and
+text-embeddings-inference.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,16 @@ QUERY = "the other in the then"
 TEXTS = ["in on the", "he then on", "an other at the, then"]
 
 
-@pytest.fixture(scope="module", params=["BertModel", "BertForSequenceClassification"], ids=["cosine", "pairs"])
+@pytest.fixture(
+    scope="module", params=["BertModel", "BertForSequenceClassification"], ids=["cosine", "pairs"]
+)
 def api(request: pytest.FixtureRequest, checkpoint: Checkpoint) -> Iterator[Api]:
     """An embedding model, and a cross-encoder."""
-    folder = checkpoint(request.param) if request.param == "BertModel" else checkpoint(request.param, num_labels=1)
+    folder = (
+        checkpoint(request.param)
+        if request.param == "BertModel"
+        else checkpoint(request.param, num_labels=1)
+    )
     with opened(folder) as engine:
         yield Api(engine)
 
@@ -35,8 +43,13 @@ def expected(api: Api, first: list[str], second: list[str], **params: Any) -> li
             return np.asarray((await anext(run)).outputs.data)
 
         if "score" in api.engine.pooling.tasks:
-            return [float((await one(pair, "score"))[0]) for pair in zip(first, second, strict=True)]
-        pairs = [(await one(a, "embed"), await one(b, "embed")) for a, b in zip(first, second, strict=True)]
+            return [
+                float((await one(pair, "score"))[0]) for pair in zip(first, second, strict=True)
+            ]
+        pairs = [
+            (await one(a, "embed"), await one(b, "embed"))
+            for a, b in zip(first, second, strict=True)
+        ]
         return [float(a @ b / np.linalg.norm(a) / np.linalg.norm(b)) for a, b in pairs]
 
     return asyncio.run(ask())
@@ -49,7 +62,9 @@ def expected(api: Api, first: list[str], second: list[str], **params: Any) -> li
 def test_pairs_are_scored_under_all_their_names(api: Api, first: str, second: str) -> None:
     for one, other in ((QUERY, TEXTS[0]), (QUERY, TEXTS), (TEXTS, list(reversed(TEXTS)))):
         reply = api.good("/v1/score", **{first: one, second: other})
-        left = [one] * (1 if isinstance(other, str) else len(other)) if isinstance(one, str) else one
+        left = (
+            [one] * (1 if isinstance(other, str) else len(other)) if isinstance(one, str) else one
+        )
         wanted = expected(api, left, [other] if isinstance(other, str) else other)
         assert [each["score"] for each in reply["data"]] == pytest.approx(wanted, abs=1e-5)
         assert [each["object"] for each in reply["data"]] == ["score"] * len(wanted)
@@ -66,8 +81,11 @@ def test_sides_that_do_not_fit_are_refused_by_name(api: Api) -> None:
     assert api.refused("/score", data_1=QUERY, data_2=[{"type": "image_url"}])[0] == "data_2[0]"
 
 
-def test_of_pairs_that_are_far_too_long_little_is_read(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer, kept = api.engine.tokenizer, []
+def test_of_pairs_that_are_far_too_long_little_is_read(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = api.engine.tokenizer
+    kept = []
     fitted = tokenizer.encode_fitted
 
     def counted(text: str, pair: str | None, max_tokens: int | None) -> Any:
@@ -91,7 +109,9 @@ def test_documents_come_in_the_order_of_their_relevance(api: Api) -> None:
         assert [each["document"]["text"] for each in reply["results"]] == [TEXTS[i] for i in order]
         assert reply["usage"]["total_tokens"] > 0
     documents = [{"text": text} for text in TEXTS]
-    best = api.good("/rerank", query=QUERY, documents=documents, top_n=1, return_documents=False)["results"]
+    best = api.good("/rerank", query=QUERY, documents=documents, top_n=1, return_documents=False)[
+        "results"
+    ]
     assert [(each["index"], "document" in each) for each in best] == [(order[0], False)]
     assert len(api.good("/rerank", query=QUERY, documents=TEXTS, top_n=9)["results"]) == 3
 

@@ -1,4 +1,6 @@
-"""sentence-transformers' files beside a checkpoint: pooling, layers behind it, prompts, cutting; and who wins."""
+"""sentence-transformers' files beside a checkpoint: pooling, layers behind it, prompts, cutting;
+and who wins.
+"""
 
 from __future__ import annotations
 
@@ -35,21 +37,36 @@ def folder(tmp_path: Path, checkpoint: Callable[..., Path]) -> Path:
     shutil.copytree(checkpoint("BertModel"), path)
     kinds = ["Transformer", "Pooling", "Dense", "Dense", "Normalize"]
     modules = [
-        {"idx": i, "name": str(i), "path": f"{i}_{kind}" if i else "", "type": f"sentence_transformers.models.{kind}"}
+        {
+            "idx": i,
+            "name": str(i),
+            "path": f"{i}_{kind}" if i else "",
+            "type": f"sentence_transformers.models.{kind}",
+        }
         for i, kind in enumerate(kinds)
     ]
     write(path, "modules.json", modules)
-    write(path, "1_Pooling/config.json", {"word_embedding_dimension": 64, "pooling_mode_mean_tokens": True})
+    write(
+        path,
+        "1_Pooling/config.json",
+        {"word_embedding_dimension": 64, "pooling_mode_mean_tokens": True},
+    )
     generator = torch.Generator().manual_seed(0)
     for index, (width, size, activation) in ((2, (64, 48, "Tanh")), (3, (48, 32, "Identity"))):
         stated = {"in_features": width, "out_features": size, "bias": index == 2}
-        write(path, f"{index}_Dense/config.json", {**stated, "activation_function": f"torch.nn.modules.{activation}"})
+        write(
+            path,
+            f"{index}_Dense/config.json",
+            {**stated, "activation_function": f"torch.nn.modules.{activation}"},
+        )
         tensors = {"linear.weight": torch.randn(size, width, generator=generator) / 8}
         if index == 2:
             tensors["linear.bias"] = torch.randn(size, generator=generator)
         save_file(tensors, path / f"{index}_Dense" / "model.safetensors")
     prompts = {"query": PREFIX, "document": ""}
-    write(path, "config_sentence_transformers.json", {"prompts": prompts, "default_prompt_name": None})
+    write(
+        path, "config_sentence_transformers.json", {"prompts": prompts, "default_prompt_name": None}
+    )
     write(path, "sentence_bert_config.json", {"max_seq_length": 40, "do_lower_case": False})
     return path
 
@@ -76,10 +93,13 @@ def embedding(llm: LLM, *arguments: Any, **options: Any) -> torch.Tensor:
 def test_modules_are_computed_as_their_files_say(folder: Path, engine: Open) -> None:
     with engine(folder, max_model_len=None) as llm:
         assert llm.config.model.max_model_len == 40
-        found, ids = embedding(llm, TEXT), ids_of(llm, TEXT)
+        found = embedding(llm, TEXT)
+        ids = ids_of(llm, TEXT)
         torch.testing.assert_close(found, by_formula(folder, ids), atol=1e-4, rtol=0)
         with_prompt = embedding(llm, TEXT, prompt_name="query")
-        torch.testing.assert_close(with_prompt, by_formula(folder, ids_of(llm, PREFIX + TEXT)), atol=1e-4, rtol=0)
+        torch.testing.assert_close(
+            with_prompt, by_formula(folder, ids_of(llm, PREFIX + TEXT)), atol=1e-4, rtol=0
+        )
         with pytest.raises(InvalidRequest, match="'querry' is not known; did you mean 'query'"):
             embedding(llm, TEXT, prompt_name="querry")
 
@@ -97,9 +117,12 @@ MODES = {
 
 @torch.inference_mode()
 def by_modes(folder: Path, ids: list[int], modes: list[str], start: int = 0) -> torch.Tensor:
-    """Return the vectors of several ways of pooling, side by side; the first `start` tokens do not count."""
+    """Return the vectors of several ways of pooling, side by side; the first `start` tokens do not
+    count.
+    """
     hidden = BertModel.from_pretrained(folder).eval()(torch.tensor([ids])).last_hidden_state[0]
-    places, own = torch.arange(1, len(ids) + 1)[start:, None], hidden[start:]
+    places = torch.arange(1, len(ids) + 1)[start:, None]
+    own = hidden[start:]
     found = {
         "cls": hidden[0],
         "max": own.amax(0),
@@ -117,10 +140,13 @@ def keep_pooling_only(folder: Path, pooling: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("modes", [["mean", "max", "cls"], ["last", "weighted_mean"], list(MODES)])
-def test_several_ways_of_pooling_stand_side_by_side(modes: list[str], folder: Path, engine: Open) -> None:
+def test_several_ways_of_pooling_stand_side_by_side(
+    modes: list[str], folder: Path, engine: Open
+) -> None:
     keep_pooling_only(folder, {MODES[mode]: True for mode in modes})
     with engine(folder, max_model_len=None) as llm:
-        found, ids = embedding(llm, TEXT), ids_of(llm, TEXT)
+        found = embedding(llm, TEXT)
+        ids = ids_of(llm, TEXT)
     expected = by_modes(folder, ids, [mode for mode in MODES if mode in modes])
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
@@ -133,33 +159,45 @@ def test_the_newer_field_names_ways_in_its_own_order(mode: Any, folder: Path, en
         torch.testing.assert_close(embedding(llm, TEXT), expected, atol=1e-4, rtol=1e-4)
 
 
-def test_layers_behind_read_all_ways_and_the_user_may_name_several(folder: Path, engine: Open) -> None:
+def test_layers_behind_read_all_ways_and_the_user_may_name_several(
+    folder: Path, engine: Open
+) -> None:
     tensors = load_file(folder / "2_Dense" / "model.safetensors")
     wide = torch.cat([tensors["linear.weight"], -tensors["linear.weight"]], dim=1)
     save_file({**tensors, "linear.weight": wide}, folder / "2_Dense" / "model.safetensors")
     with engine(folder, max_model_len=None, pooler_config={"pooling_type": "CLS+MAX"}) as llm:
-        both, found = by_modes(folder, ids_of(llm, TEXT), ["cls", "max"]), embedding(llm, TEXT)
+        both = by_modes(folder, ids_of(llm, TEXT), ["cls", "max"])
+        found = embedding(llm, TEXT)
     last = load_file(folder / "3_Dense" / "model.safetensors")["linear.weight"]
     expected = F.normalize(last @ torch.tanh(wide @ both + tensors["linear.bias"]), dim=0)
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 
 
-def test_a_named_prompt_is_read_but_not_pooled_where_files_say_so(folder: Path, engine: Open) -> None:
+def test_a_named_prompt_is_read_but_not_pooled_where_files_say_so(
+    folder: Path, engine: Open
+) -> None:
     modes = ["cls", "max", "mean", "mean_sqrt_len", "weighted_mean", "last"]
     keep_pooling_only(folder, {MODES[mode]: True for mode in modes} | {"include_prompt": False})
     with engine(folder, max_model_len=None) as llm:
-        ids, before = ids_of(llm, PREFIX + TEXT), ids_of(llm, PREFIX)
+        ids = ids_of(llm, PREFIX + TEXT)
+        before = ids_of(llm, PREFIX)
         expected = by_modes(folder, ids, modes, start=len(before) - 1)
         found = embedding(llm, TEXT, prompt_name="query")
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
         plain = by_modes(folder, ids_of(llm, TEXT), modes)
         torch.testing.assert_close(embedding(llm, TEXT), plain, atol=1e-4, rtol=1e-4)
-        with pytest.raises(InvalidRequest, match=r"leaves 4 tokens, and the prompt before the text has \d+"):
+        with pytest.raises(
+            InvalidRequest, match=r"leaves 4 tokens, and the prompt before the text has \d+"
+        ):
             embedding(llm, TEXT, prompt_name="query", truncate_prompt_tokens=4)
 
 
 def test_a_default_prompt_is_put_before_every_text(folder: Path, engine: Open) -> None:
-    write(folder, "config_sentence_transformers.json", {"prompts": {"q": PREFIX}, "default_prompt_name": "q"})
+    write(
+        folder,
+        "config_sentence_transformers.json",
+        {"prompts": {"q": PREFIX}, "default_prompt_name": "q"},
+    )
     with engine(folder, max_model_len=None) as llm:
         expected = by_formula(folder, ids_of(llm, PREFIX + TEXT))
         torch.testing.assert_close(embedding(llm, TEXT), expected, atol=1e-4, rtol=0)
@@ -177,7 +215,11 @@ def test_long_texts_are_cut_before_their_last_special_token(folder: Path, engine
 
 
 def test_the_user_wins_over_files_and_files_over_defaults(folder: Path, engine: Open) -> None:
-    for config, is_unit in ((None, True), ({"normalize": False}, False), ({"pooling_type": "CLS"}, True)):
+    for config, is_unit in (
+        (None, True),
+        ({"normalize": False}, False),
+        ({"pooling_type": "CLS"}, True),
+    ):
         with engine(folder, max_model_len=None, pooler_config=config) as llm:
             found = embedding(llm, TEXT)
             assert (abs(found.norm() - 1) < 1e-5) == is_unit
@@ -197,14 +239,23 @@ def test_files_without_a_norm_give_embeddings_of_any_length(folder: Path, engine
         torch.testing.assert_close(unit, F.normalize(plain, dim=0))
 
 
-def test_embeddings_are_cut_only_where_the_model_was_made_for_it(folder: Path, engine: Open) -> None:
-    with engine(folder, max_model_len=None) as llm, pytest.raises(InvalidRequest, match="not made to be cut"):
+def test_embeddings_are_cut_only_where_the_model_was_made_for_it(
+    folder: Path, engine: Open
+) -> None:
+    with (
+        engine(folder, max_model_len=None) as llm,
+        pytest.raises(InvalidRequest, match="not made to be cut"),
+    ):
         embedding(llm, TEXT, PoolingParams(dimensions=8))
     sizes = {"is_matryoshka": True, "matryoshka_dimensions": [8, 16, 32]}
     with engine(folder, max_model_len=None, hf_overrides=sizes) as llm:
-        whole, short = embedding(llm, TEXT), embedding(llm, TEXT, PoolingParams(dimensions=8))
+        whole = embedding(llm, TEXT)
+        short = embedding(llm, TEXT, PoolingParams(dimensions=8))
         torch.testing.assert_close(short, F.normalize(whole[:8], dim=0))
-        for wrong, message in ((12, "must be one of 8, 16, 32, not 12"), (64, "more than the 32 numbers")):
+        for wrong, message in (
+            (12, "must be one of 8, 16, 32, not 12"),
+            (64, "more than the 32 numbers"),
+        ):
             with pytest.raises(InvalidRequest, match=message):
                 embedding(llm, TEXT, PoolingParams(dimensions=wrong))
     with engine(folder, max_model_len=None, pooler_config={"dimensions": 16}) as llm:
@@ -215,12 +266,28 @@ def test_embeddings_are_cut_only_where_the_model_was_made_for_it(folder: Path, e
     ("name", "content", "message"),
     [
         ("modules.json", {"idx": 0}, "is no list of modules"),
-        ("modules.json", [{"idx": 0, "path": "", "type": "x.Magic"}], "a module of the class 'Magic'"),
+        (
+            "modules.json",
+            [{"idx": 0, "path": "", "type": "x.Magic"}],
+            "a module of the class 'Magic'",
+        ),
         ("modules.json", [{"idx": 0, "path": "../x", "type": "x.Dense"}], "outside its own"),
         ("1_Pooling/config.json", {}, "asks for no way of pooling"),
-        ("1_Pooling/config.json", {"pooling_mode": 3}, "pooling_mode is 3; it must be a name, or a list of names"),
-        ("1_Pooling/config.json", {"pooling_mode": "dance"}, "the model wants the pooler 'dance'; available: all, cls"),
-        ("2_Dense/config.json", {"out_features": 48, "activation_function": "x.Swoosh"}, "activation 'Swoosh'"),
+        (
+            "1_Pooling/config.json",
+            {"pooling_mode": 3},
+            "pooling_mode is 3; it must be a name, or a list of names",
+        ),
+        (
+            "1_Pooling/config.json",
+            {"pooling_mode": "dance"},
+            "the model wants the pooler 'dance'; available: all, cls",
+        ),
+        (
+            "2_Dense/config.json",
+            {"out_features": 48, "activation_function": "x.Swoosh"},
+            "activation 'Swoosh'",
+        ),
         ("2_Dense/config.json", {"activation_function": "x.Tanh"}, "out_features is None"),
     ],
 )
@@ -235,18 +302,45 @@ def test_files_that_make_no_sense_are_refused_by_name(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"pooler_config": {"poling_type": "LAST"}}, "'poling_type' is not known; did you mean 'pooling_type'"),
-        ({"pooler_config": {"pooling_type": "FIRST"}}, "unknown pooler 'first'; available: all, cls"),
-        ({"pooler_config": {"seq_pooling_type": "ALL"}}, "seq_pooling_type 'all' gives many vectors"),
+        (
+            {"pooler_config": {"poling_type": "LAST"}},
+            "'poling_type' is not known; did you mean 'pooling_type'",
+        ),
+        (
+            {"pooler_config": {"pooling_type": "FIRST"}},
+            "unknown pooler 'first'; available: all, cls",
+        ),
+        (
+            {"pooler_config": {"seq_pooling_type": "ALL"}},
+            "seq_pooling_type 'all' gives many vectors",
+        ),
         ({"pooler_config": {"dimensions": "8"}}, "dimensions must be an integer from 1, not '8'"),
-        ({"pooler_config": {"pooling_type": "CLS+ALL"}}, "'cls\\+all' joins vectors of prompts with those of tokens"),
-        ({"pooler_config": {"max_embed_len": 90}}, "max_embed_len 90 is the longest text embedded in pieces; set"),
-        ({"pooler_config": {"enable_chunked_processing": 1}}, "enable_chunked_processing must be true or false, not 1"),
+        (
+            {"pooler_config": {"pooling_type": "CLS+ALL"}},
+            "'cls\\+all' joins vectors of prompts with those of tokens",
+        ),
+        (
+            {"pooler_config": {"max_embed_len": 90}},
+            "max_embed_len 90 is the longest text embedded in pieces; set",
+        ),
+        (
+            {"pooler_config": {"enable_chunked_processing": 1}},
+            "enable_chunked_processing must be true or false, not 1",
+        ),
         ({"pooler_config": {"normalize": "no"}}, "normalize must be true or false, not 'no'"),
         ({"pooler_config": {"logit_sigma": 0}}, "logit_sigma must be a number but 0, not 0"),
-        ({"pooler_config": {"returned_token_ids": 3}}, "returned_token_ids must be a list of integers from 0, not 3"),
-        ({"pooler_config": {"returned_token_ids": [3]}}, "are not there; this model gives embeddings"),
-        ({"pooler_config": {"dimensions": 64}}, "dimensions 64 cannot be kept; the model's embeddings have 32"),
+        (
+            {"pooler_config": {"returned_token_ids": 3}},
+            "returned_token_ids must be a list of integers from 0, not 3",
+        ),
+        (
+            {"pooler_config": {"returned_token_ids": [3]}},
+            "are not there; this model gives embeddings",
+        ),
+        (
+            {"pooler_config": {"dimensions": 64}},
+            "dimensions 64 cannot be kept; the model's embeddings have 32",
+        ),
         ({"runner": "generate"}, "--runner generate: 'BertModel' has no head that makes tokens"),
         ({"convert": "classify"}, "--convert classify: 'BertModel' is for 'embed' already"),
     ],

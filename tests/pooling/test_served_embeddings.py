@@ -15,7 +15,16 @@ from served import served
 
 Checkpoint = Callable[..., Path]
 TEXTS = ["the other in the then", "in on the", "he then on"]
-FLAGS = ("--dtype", "float32", "--max-model-len", "64", "--num-threads", "1", "--log-level", "error")
+FLAGS = (
+    "--dtype",
+    "float32",
+    "--max-model-len",
+    "64",
+    "--num-threads",
+    "1",
+    "--log-level",
+    "error",
+)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +58,12 @@ def test_openais_client_understands_refusals(client: openai.OpenAI) -> None:
 def test_cohere_is_answered_in_its_form(client: openai.OpenAI) -> None:
     """The fields that its client 7.3 sends, and reads."""
     address = str(client.base_url).removesuffix("/v1/")
-    body = {"texts": TEXTS, "model": "bert", "input_type": "search_document", "embedding_types": ["float", "base64"]}
+    body = {
+        "texts": TEXTS,
+        "model": "bert",
+        "input_type": "search_document",
+        "embedding_types": ["float", "base64"],
+    }
     reply = httpx.post(f"{address}/v2/embed", json=body, timeout=PATIENCE_S).json()
     assert {"id", "embeddings", "texts", "meta"} <= reply.keys()
     found = [np.frombuffer(base64.b64decode(text), "<f4") for text in reply["embeddings"]["base64"]]
@@ -67,7 +81,12 @@ def test_whatever_the_model_does_is_invoked(client: openai.OpenAI) -> None:
         ({"input": "a"}, "embedding"),
         ({"text_1": "a", "text_2": "b"}, "score"),
     ):
-        assert httpx.post(address, json=body, timeout=PATIENCE_S).json()["data"][0]["object"] == kind
+        assert (
+            httpx.post(address, json=body, timeout=PATIENCE_S).json()["data"][0]["object"] == kind
+        )
     ranked = httpx.post(address, json={"query": "a", "documents": ["b"]}, timeout=PATIENCE_S).json()
     assert ranked["results"][0]["index"] == 0
-    assert "float" in httpx.post(address, json={"texts": ["a"]}, timeout=PATIENCE_S).json()["embeddings"]
+    assert (
+        "float"
+        in httpx.post(address, json={"texts": ["a"]}, timeout=PATIENCE_S).json()["embeddings"]
+    )

@@ -1,4 +1,6 @@
-"""Processes below the engine: how one is started, heard of and ended; targets are the functions of this file."""
+"""Processes below the engine: how one is started, heard of and ended; targets are the functions of
+this file.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,11 @@ FOLDERS = [str(HERE.parent), str(HERE.parents[1])]
 
 
 def start(function: str, **fields: Any) -> Start:
-    defaults: dict[str, Any] = {"plan": make_plan(["none"]), "config": EngineConfig(), "sys_path": FOLDERS}
+    defaults: dict[str, Any] = {
+        "plan": make_plan(["none"]),
+        "config": EngineConfig(),
+        "sys_path": FOLDERS,
+    }
     return Start(**{**defaults, "target": f"{HERE.stem}:{function}", "process": "test", **fields})
 
 
@@ -54,7 +60,9 @@ def says_how_it_runs(start: Start, registry: Any, channel: Any) -> None:
 
 def raises(start: Start, registry: Any, channel: Any) -> None:
     channel.stage("raising")
-    raise {"ours": ConfigError("--flag 3 is wrong"), "other": ZeroDivisionError("oh")}[start.config.model.model]
+    raise {"ours": ConfigError("--flag 3 is wrong"), "other": ZeroDivisionError("oh")}[
+        start.config.model.model
+    ]
 
 
 def dies(start: Start, registry: Any, channel: Any) -> None:
@@ -92,11 +100,19 @@ def test_a_child_runs_apart_from_the_users_folder_and_signals_with_its_own_threa
     ("what", "kind", "said"),
     [
         ("ours", ConfigError, ["--flag 3 is wrong", "stage: raising, in process 'test'"]),
-        ("other", EngineError, ["process 'test' has failed", "stage: raising", "cause: ZeroDivisionError: oh"]),
+        (
+            "other",
+            EngineError,
+            ["process 'test' has failed", "stage: raising", "cause: ZeroDivisionError: oh"],
+        ),
     ],
 )
-def test_what_a_child_raises_is_raised_in_its_parent(what: str, kind: type[Exception], said: list[str]):
-    child = Child(start("raises", config=msgspec.convert({"model": {"model": what}}, EngineConfig)), KINDS)
+def test_what_a_child_raises_is_raised_in_its_parent(
+    what: str, kind: type[Exception], said: list[str]
+):
+    child = Child(
+        start("raises", config=msgspec.convert({"model": {"model": what}}, EngineConfig)), KINDS
+    )
     with pytest.raises(kind) as caught:
         heard(child)
     assert all(part in str(caught.value) for part in said)
@@ -105,8 +121,12 @@ def test_what_a_child_raises_is_raised_in_its_parent(what: str, kind: type[Excep
 
 @pytest.mark.parametrize(("how", "kind"), [("SIGKILL", ProcessKilled), ("SIGSEGV", EngineDead)])
 def test_a_child_that_cannot_say_how_it_ends_gets_an_obituary(how: str, kind: type[Exception]):
-    child = Child(start("dies", config=msgspec.convert({"model": {"model": how}}, EngineConfig)), KINDS)
-    with pytest.raises(kind, match=rf"(?s)process 'test' \(pid {child.pid}\).*stage: dying.*killed by {how}") as caught:
+    child = Child(
+        start("dies", config=msgspec.convert({"model": {"model": how}}, EngineConfig)), KINDS
+    )
+    with pytest.raises(
+        kind, match=rf"(?s)process 'test' \(pid {child.pid}\).*stage: dying.*killed by {how}"
+    ) as caught:
         heard(child)
     assert type(caught.value) is kind
     child.close()
@@ -124,7 +144,9 @@ def test_a_frozen_child_is_killed():
 def test_a_child_with_other_plugins_refuses_to_start():
     plan = make_plan()
     other = msgspec.structs.replace(plan.plugins[1], version="99.0")
-    child = Child(start("dies", plan=msgspec.structs.replace(plan, plugins=(plan.plugins[0], other))), KINDS)
+    child = Child(
+        start("dies", plan=msgspec.structs.replace(plan, plugins=(plan.plugins[0], other))), KINDS
+    )
     with pytest.raises(PluginError, match=r"(?s)99\.0.*stage: loading the plugins"):
         heard(child)
     child.close()
@@ -154,13 +176,19 @@ def test_messages_arrive_in_order_both_ways():
     for number in range(50):
         parent.send(Beat(number))
         child.send(msgspec.msgpack.encode(Beat(number)))
-    assert [child.receive(5).busy_s for _ in range(50)] == [parent.receive(5).busy_s for _ in range(50)]
+    assert [child.receive(5).busy_s for _ in range(50)] == [
+        parent.receive(5).busy_s for _ in range(50)
+    ]
     child.close()
     parent.close()
 
 
-@pytest.mark.parametrize(("quota", "cores"), [("max 100000", None), ("150000 100000", 2), ("50000 100000", 1)])
-def test_a_container_may_use_fewer_cores_than_the_machine_has(tmp_path: Path, quota: str, cores: int | None):
+@pytest.mark.parametrize(
+    ("quota", "cores"), [("max 100000", None), ("150000 100000", 2), ("50000 100000", 1)]
+)
+def test_a_container_may_use_fewer_cores_than_the_machine_has(
+    tmp_path: Path, quota: str, cores: int | None
+):
     everything = usable_cores(tmp_path)
     (tmp_path / "cpu.max").write_text(f"{quota}\n")
     assert usable_cores(tmp_path) == (everything if cores is None else min(cores, everything))
@@ -168,7 +196,12 @@ def test_a_container_may_use_fewer_cores_than_the_machine_has(tmp_path: Path, qu
 
 @pytest.mark.parametrize(
     ("said", "kills"),
-    [("oom_kill 3\npgfault 7\n", 3), ("pgfault 7\noom_kill 0\n", 0), ("pgfault 7\n", None), (None, None)],
+    [
+        ("oom_kill 3\npgfault 7\n", 3),
+        ("pgfault 7\noom_kill 0\n", 0),
+        ("pgfault 7\n", None),
+        (None, None),
+    ],
 )
 def test_kills_for_want_of_memory_are_counted_where_the_system_says_them(
     tmp_path: Path, said: str | None, kills: int | None

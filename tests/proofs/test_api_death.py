@@ -1,4 +1,6 @@
-"""The process that serves HTTP is killed, alone and with others: the engine goes on, retries succeed, nothing is left."""
+"""The process that serves HTTP is killed, alone and with others: the engine goes on, retries
+succeed, nothing is left.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ class Service:
     """A server, its address, and what is below its parent."""
 
     def __init__(self, process: subprocess.Popen[str], folder: Path) -> None:
-        self.process, self.folder = process, folder
+        self.process = process
+        self.folder = folder
         self.url = ""
 
     def below(self) -> dict[int, str]:
@@ -55,11 +58,17 @@ class Service:
 
     def api(self) -> int:
         """The process that serves HTTP."""
-        return wait_for(lambda: next((pid for pid, name in self.below().items() if name == "engine-api"), 0))
+        return wait_for(
+            lambda: next((pid for pid, name in self.below().items() if name == "engine-api"), 0)
+        )
 
     def engine(self) -> int:
         """The engine's process."""
-        return wait_for(lambda: next((pid for pid, name in self.below().items() if not name.startswith("engine-")), 0))
+        return wait_for(
+            lambda: next(
+                (pid for pid, name in self.below().items() if not name.startswith("engine-")), 0
+            )
+        )
 
     def said(self) -> str:
         """What it has logged."""
@@ -98,14 +107,18 @@ def is_gone(pid: int) -> bool:
 
 @contextmanager
 def serving(folder: Path, model: str, *flags: str, status: int | None = 0) -> Iterator[Service]:
-    """Serve on a free port; when it has ended with `status`, no process and no file of it may be left."""
+    """Serve on a free port; when it has ended with `status`, no process and no file of it may be
+    left.
+    """
     (folder / "tmp").mkdir()
     command = [sys.executable, "-P", "-c", COMMAND, "serve", model, "--served-model-name", "tiny"]
     command += ["--max-model-len", "512", "--kv-cache-memory-bytes", "32M", *COLD, *flags]
     command += [] if "--uds" in flags else ["--port", "0"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder / "tmp")}
     with (folder / "log").open("w") as log:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment
+        )
     assert process.stdout is not None
     service = Service(process, folder)
     try:
@@ -129,14 +142,22 @@ def serving(folder: Path, model: str, *flags: str, status: int | None = 0) -> It
 
 def body(i: int) -> dict[str, Any]:
     prompt = [5 + (i * 7 + j) % 80 for j in range(20 + i)]
-    return {"model": "tiny", "prompt": prompt, "max_tokens": 150, "ignore_eos": True, "temperature": 0}
+    return {
+        "model": "tiny",
+        "prompt": prompt,
+        "max_tokens": 150,
+        "ignore_eos": True,
+        "temperature": 0,
+    }
 
 
 async def streamed(client: httpx.AsyncClient, i: int) -> str | None:
     """The text of one stream; None if it was cut."""
     text = ""
     try:
-        async with client.stream("POST", "/v1/completions", json=body(i) | {"stream": True}) as answer:
+        async with client.stream(
+            "POST", "/v1/completions", json=body(i) | {"stream": True}
+        ) as answer:
             if answer.status_code != 200:
                 assert (answer.status_code, int(answer.headers["retry-after"]) > 0) == (503, True)
                 return None
@@ -151,7 +172,9 @@ async def streamed(client: httpx.AsyncClient, i: int) -> str | None:
 
 
 async def retried(client: httpx.AsyncClient, i: int, waits: list[float]) -> str:
-    """As a client that tries again until it has the whole answer; how long it took from the first failure to that."""
+    """As a client that tries again until it has the whole answer; how long it took from the first
+    failure to that.
+    """
     failed_s = 0.0
     while True:
         text = await streamed(client, i)
@@ -168,7 +191,9 @@ def test_killed_under_streams_the_engine_goes_on_and_who_retries_gets_the_same(
 ) -> None:
     async def main(service: Service) -> None:
         limits = httpx.Limits(max_connections=40, max_keepalive_connections=0)
-        async with httpx.AsyncClient(base_url=service.url, timeout=PATIENCE_S, limits=limits) as client:
+        async with httpx.AsyncClient(
+            base_url=service.url, timeout=PATIENCE_S, limits=limits
+        ) as client:
             expected = await asyncio.gather(*(streamed(client, i) for i in range(16)))
             assert None not in expected
             engine = service.engine()
@@ -196,7 +221,9 @@ def test_killed_under_streams_the_engine_goes_on_and_who_retries_gets_the_same(
         assert service.said().count("the API process is back") == kills
 
 
-def test_openais_client_tries_again_by_itself_and_the_prefix_cache_is_still_there(tmp_path: Path) -> None:
+def test_openais_client_tries_again_by_itself_and_the_prefix_cache_is_still_there(
+    tmp_path: Path,
+) -> None:
     prompt = "a prompt that is longer than one block of the cache " * 3
     with serving(tmp_path, "scripted:", "--enable-prompt-tokens-details") as service:
         with openai.OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=100) as client:
@@ -224,15 +251,23 @@ def test_meanwhile_clients_are_told_to_come_again_and_probes_that_it_lives(tmp_p
 
 def test_engine_and_api_process_killed_at_once(llama: str, tmp_path: Path) -> None:
     with serving(tmp_path, llama, "--dtype", "float32") as service:
-        expected = httpx.post(f"{service.url}/v1/completions", json=body(3), timeout=PATIENCE_S).json()["choices"]
-        engine, api = service.engine(), service.api()
+        expected = httpx.post(
+            f"{service.url}/v1/completions", json=body(3), timeout=PATIENCE_S
+        ).json()["choices"]
+        engine = service.engine()
+        api = service.api()
         os.kill(engine, signal.SIGKILL)
         os.kill(api, signal.SIGKILL)
         wait_for(service.is_ready)
         assert service.engine() != engine
-        got = httpx.post(f"{service.url}/v1/completions", json=body(3), timeout=PATIENCE_S).json()["choices"]
+        got = httpx.post(f"{service.url}/v1/completions", json=body(3), timeout=PATIENCE_S).json()[
+            "choices"
+        ]
         assert got == expected
-        assert (service.metric("engine_restarts_total"), service.metric("engine_server_restarts_total")) == (1, 1)
+        assert (
+            service.metric("engine_restarts_total"),
+            service.metric("engine_server_restarts_total"),
+        ) == (1, 1)
         os.kill(service.engine(), signal.SIGKILL)  # and its recovery is what it was
         wait_for(lambda: service.metric("engine_restarts_total") == 2 and service.is_ready())
 
@@ -248,8 +283,12 @@ def test_a_frozen_engine_is_not_taken_over_but_replaced(tmp_path: Path) -> None:
         assert "cannot be taken over" in service.said()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
-def test_a_signal_while_the_api_process_starts_again_ends_everything(tmp_path: Path, number: int) -> None:
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
+def test_a_signal_while_the_api_process_starts_again_ends_everything(
+    tmp_path: Path, number: int
+) -> None:
     with serving(tmp_path, "scripted:") as service:
         os.kill(service.api(), signal.SIGKILL)
         wait_for(lambda: "is started again" in service.said())
@@ -277,9 +316,14 @@ print("parent" if isinstance(made, int) else "child", "goes on", flush=True)
 
 
 def test_a_signal_that_comes_before_a_child_is_itself_ends_it() -> None:
-    """It was taken by what the parent notes signals with, which the child has until it sets its own."""
+    """It was taken by what the parent notes signals with, which the child has until it sets its
+    own.
+    """
     said = subprocess.run(
-        [sys.executable, "-c", SIGNALLED_AT_BIRTH], capture_output=True, text=True, timeout=PATIENCE_S
+        [sys.executable, "-c", SIGNALLED_AT_BIRTH],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
     assert said.stdout == "parent goes on\n", said.stderr
     assert "killed by SIGTERM" in said.stderr
@@ -309,7 +353,9 @@ def test_the_parent_killed_while_nobody_serves_takes_the_engine_with_it(tmp_path
 def test_who_takes_too_much_memory_is_started_again_and_the_engine_is_not(tmp_path: Path) -> None:
     plugin = tmp_path / "greedy.py"
     plugin.write_text(GREEDY)
-    with serving(tmp_path, "scripted:", "--plugins", str(plugin), "--api-memory-limit", "600M") as service:
+    with serving(
+        tmp_path, "scripted:", "--plugins", str(plugin), "--api-memory-limit", "600M"
+    ) as service:
         engine = service.engine()
         with pytest.raises(BROKEN):
             httpx.get(f"{service.url}/greedy", timeout=PATIENCE_S)
@@ -352,7 +398,9 @@ def test_an_api_process_that_never_stays_up_is_given_up(tmp_path: Path) -> None:
     plugin = tmp_path / "dies.py"
     now = tmp_path / "now"
     plugin.write_text(DIES.format(path=str(now)))
-    with serving(tmp_path, "scripted:", "--plugins", str(plugin), "--max-restarts", "2", status=1) as service:
+    with serving(
+        tmp_path, "scripted:", "--plugins", str(plugin), "--max-restarts", "2", status=1
+    ) as service:
         now.touch()
         os.kill(service.api(), signal.SIGKILL)
         assert service.process.wait(PATIENCE_S) == 1
@@ -377,21 +425,42 @@ def engine_process_start(process):
 def test_a_start_in_which_the_api_process_dies_is_not_repeated(tmp_path: Path) -> None:
     plugin = tmp_path / "dies.py"
     plugin.write_text(DIES.format(path=str(tmp_path)))
-    command = [sys.executable, "-P", "-c", COMMAND, "serve", "scripted:", "--port", "0", "--plugins", str(plugin)]
+    command = [
+        sys.executable,
+        "-P",
+        "-c",
+        COMMAND,
+        "serve",
+        "scripted:",
+        "--port",
+        "0",
+        "--plugins",
+        str(plugin),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert done.returncode == 1
     assert re.search(
-        r"engine: error: the API process \(pid \d+\) has died in its start: it was killed by SIGKILL", done.stderr
+        r"engine: error: the API process \(pid \d+\) has died in its start: it was killed by "
+        r"SIGKILL",
+        done.stderr,
     )
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 130)])
-def test_a_signal_in_the_start_ends_it_and_leaves_nothing(tmp_path: Path, number: int, status: int) -> None:
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 130)]
+)
+def test_a_signal_in_the_start_ends_it_and_leaves_nothing(
+    tmp_path: Path, number: int, status: int
+) -> None:
     command = [sys.executable, "-P", "-c", COMMAND, "serve", "scripted:", "--port", "0"]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, env={**os.environ, "TMPDIR": str(tmp_path)})
+    process = subprocess.Popen(
+        command, stderr=subprocess.DEVNULL, env={**os.environ, "TMPDIR": str(tmp_path)}
+    )
     service = Service(process, tmp_path)
     try:
-        left = wait_for(lambda: len(below := service.below()) == 2 and below)  # the engine has just been started
+        left = wait_for(
+            lambda: len(below := service.below()) == 2 and below
+        )  # the engine has just been started
         process.send_signal(number)
         assert process.wait(PATIENCE_S) == status
         wait_for(lambda: all(map(is_gone, left)))
@@ -411,7 +480,9 @@ def test_a_signal_in_the_start_ends_it_and_leaves_nothing(tmp_path: Path, number
         pytest.param("2> /dev/full", marks=pytest.mark.slow),
     ],
 )
-def test_standard_streams_that_are_full_or_closed_do_not_matter(tmp_path: Path, streams: str) -> None:
+def test_standard_streams_that_are_full_or_closed_do_not_matter(
+    tmp_path: Path, streams: str
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     arguments = f"-P -c '{COMMAND}' serve scripted: --max-model-len 64 --port {port}"
@@ -421,7 +492,10 @@ def test_standard_streams_that_are_full_or_closed_do_not_matter(tmp_path: Path, 
     try:
         wait_for(service.is_ready)
         asked = {"prompt": "ab", "max_tokens": 2}
-        assert httpx.post(f"{service.url}/v1/completions", json=asked, timeout=PATIENCE_S).status_code == 200
+        assert (
+            httpx.post(f"{service.url}/v1/completions", json=asked, timeout=PATIENCE_S).status_code
+            == 200
+        )
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_S) == 0
     finally:

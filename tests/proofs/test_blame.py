@@ -61,12 +61,18 @@ def test_a_processor_that_raises_fails_the_requests_that_use_it(
     with LLM("scripted:", plugins=[str(plugin)], **settings) as llm:
         outputs = llm.generate(["fine", "added", "apply"], params, use_tqdm=False)
         assert outputs[0].outputs[0].text == "fine"
-        for output in outputs[1:]:  # who asked is told whose fault it is; what and where is for whoever runs the engine
+        for output in outputs[
+            1:
+        ]:  # who asked is told whose fault it is; what and where is for whoever runs the engine
             assert output.outputs[0].finish_reason == "error"
             assert (
-                output.error == f"plugin 'raising' failed in request {output.request_id!r}; the engine's log says more."
+                output.error
+                == f"plugin 'raising' failed in request {output.request_id!r}; the engine's log "
+                "says more."
             )
-        faults = json.loads(llm.core.call("memory.owners")[0])["faults"]  # which /metrics and /server_info show
+        faults = json.loads(llm.core.call("memory.owners")[0])[
+            "faults"
+        ]  # which /metrics and /server_info show
         assert faults == {"raising": [2, "ZeroDivisionError: broken on purpose"]}
         for part in ("raising", "raises", outputs[1].request_id, "ValueError: broken on purpose"):
             assert part in caplog.text

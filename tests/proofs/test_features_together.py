@@ -1,7 +1,8 @@
-"""Four features, each a folder outside of the kernel, alone and together: the tokens are those without them.
+"""Four features, each a folder outside of the kernel, alone and together: the tokens are those
+without them.
 
-The demo model computes in float32, so that what is equal is equal in every order of sums that matters here. Depth 2 plans a step
-while one runs; two ranks split every layer.
+The demo model computes in float32, so that what is equal is equal in every order of sums that
+matters here. Depth 2 plans a step while one runs; two ranks split every layer.
 """
 
 from __future__ import annotations
@@ -17,9 +18,15 @@ from tests.proofs.features import guessing, handover, host_tier
 
 FOLDER = Path(__file__).parent / "features"
 DEMO = Path(__file__).parents[2] / "builtin_plugins" / "demo"
-FEATURES = {name: str(FOLDER / f"{name}.py") for name in ("guessing", "host_tier", "handover", "low_rank")}
+FEATURES = {
+    name: str(FOLDER / f"{name}.py") for name in ("guessing", "host_tier", "handover", "low_rank")
+}
 VOICES = (None, "capitals", "pirate")
-TEXTS = ("one two three four one two three four one two three", "Say hello hello hello.", "What is 12 + 30?")
+TEXTS = (
+    "one two three four one two three four one two three",
+    "Say hello hello hello.",
+    "What is 12 + 30?",
+)
 SETTINGS: dict[str, Any] = {
     "guessing": {"num_guesses": 4},
     "host_tier": {"host_blocks": 512},
@@ -42,7 +49,9 @@ def open_llm(*features: str, **options: Any) -> LLM:
 
 
 def half(llm: LLM, kind: type) -> Any:
-    """Return the scheduler half of a feature, for what it has counted; plugins are loaded anew for every engine."""
+    """Return the scheduler half of a feature, for what it has counted; plugins are loaded anew for
+    every engine.
+    """
     extensions = llm.core.scheduler._extensions
     halves = {
         id(unwrap(m).__self__): unwrap(m).__self__
@@ -52,14 +61,24 @@ def half(llm: LLM, kind: type) -> Any:
     return next(found for found in halves.values() if type(found).__name__ == kind.__name__)
 
 
-def run(llm: LLM, voices: tuple[str | None, ...] = (None,), texts: tuple[str, ...] = TEXTS) -> Tokens:
-    """Return the tokens of every text with every voice, greedy, seeded, and with penalties and probabilities asked for."""
+def run(
+    llm: LLM, voices: tuple[str | None, ...] = (None,), texts: tuple[str, ...] = TEXTS
+) -> Tokens:
+    """Return the tokens of every text with every voice, greedy, seeded, and with penalties and
+    probabilities asked for.
+    """
     prompts = llm.preprocess_chat([[{"role": "user", "content": text}] for text in texts])
     jobs = [(prompt, voice) for prompt in prompts for voice in voices]
     greedy = SamplingParams(temperature=0, max_tokens=24)
     seeded = SamplingParams(temperature=0.8, seed=3, top_k=20, top_p=0.95, max_tokens=24)
     mixed = SamplingParams(
-        temperature=0.9, seed=5, repetition_penalty=1.1, presence_penalty=0.3, min_tokens=6, logprobs=1, max_tokens=24
+        temperature=0.9,
+        seed=5,
+        repetition_penalty=1.1,
+        presence_penalty=0.3,
+        min_tokens=6,
+        logprobs=1,
+        max_tokens=24,
     )
     chosen = [(greedy, seeded, mixed)[i % 3] for i in range(len(jobs))]
     keywords = {"lora_request": [voice for _, voice in jobs]} if any(voices) else {}
@@ -100,10 +119,15 @@ def test_guesses_change_no_token_and_save_steps(expected: Tokens, ahead: bool, t
 def test_right_guesses_save_steps(ahead: bool) -> None:
     same = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, detokenize=False)
     with open_llm(async_scheduling=ahead) as llm:
-        want = llm.generate(["hello hello hello hello"], same, use_tqdm=False)[0].outputs[0].token_ids
+        want = (
+            llm.generate(["hello hello hello hello"], same, use_tqdm=False)[0].outputs[0].token_ids
+        )
         alone = llm.core.num_steps
     with open_llm("guessing", async_scheduling=ahead) as llm:
-        assert llm.generate(["hello hello hello hello"], same, use_tqdm=False)[0].outputs[0].token_ids == want
+        assert (
+            llm.generate(["hello hello hello hello"], same, use_tqdm=False)[0].outputs[0].token_ids
+            == want
+        )
         assert llm.core.num_steps <= alone - half(llm, guessing.Asks).num_right + 4
         assert llm.core.num_steps < 0.8 * alone
 
@@ -130,35 +154,48 @@ def test_a_small_cache_spills_into_host_memory_and_windows_do_too(ahead: bool) -
         "block_size": 8,
         "async_scheduling": ahead,
     }
-    own, window = (
-        ["core.testing.fake_model", str(FOLDER / "windowed.py")],
-        SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False),
-    )
+    own = ["core.testing.fake_model", str(FOLDER / "windowed.py")]
+    window = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False)
     prompts = [[2 + (i * 5 + j * j) % 60 for j in range(70)] for i in range(8)]
     with LLM("windowed:", plugins=own, kv_cache_memory_bytes=4 << 20, **kw) as alone:
         want = [o.outputs[0].token_ids for o in alone.generate(prompts, window, use_tqdm=False)]
     plugins = [*own, FEATURES["host_tier"], FEATURES["guessing"]]
-    with LLM("windowed:", plugins=plugins, num_gpu_blocks_override=40, host_blocks=500, num_guesses=3, **kw) as llm:
+    with LLM(
+        "windowed:",
+        plugins=plugins,
+        num_gpu_blocks_override=40,
+        host_blocks=500,
+        num_guesses=3,
+        **kw,
+    ) as llm:
         for turn in range(3):
             outputs = llm.generate(prompts, window, use_tqdm=False)
             assert [o.outputs[0].token_ids for o in outputs] == want
             cached = [o.num_cached_tokens for o in outputs]
-            assert turn == 0 or min(cached) >= 56, cached  # of 70 tokens, those of whole blocks, groups agreed
+            assert turn == 0 or min(cached) >= 56, (
+                cached
+            )  # of 70 tokens, those of whole blocks, groups agreed
         llm.core.scheduler.check()
 
 
 @DEPTHS
-def test_adapters_and_the_base_model_share_batches(expected: Tokens, voiced: Tokens, ahead: bool) -> None:
+def test_adapters_and_the_base_model_share_batches(
+    expected: Tokens, voiced: Tokens, ahead: bool
+) -> None:
     texts = len(TEXTS)
     assert [voiced[3 * i] for i in range(0, texts, 3)] == [expected[i] for i in range(0, texts, 3)]
     assert len({voiced[0], voiced[1], voiced[2]}) == 3
-    with open_llm("low_rank", async_scheduling=ahead, adapter_slots=1) as llm:  # they take turns in one slot
+    with open_llm(
+        "low_rank", async_scheduling=ahead, adapter_slots=1
+    ) as llm:  # they take turns in one slot
         assert run(llm, VOICES) == voiced
         assert run(llm, VOICES) == voiced
 
 
 @DEPTHS
-def test_one_engine_computes_prompts_and_another_goes_on(expected: Tokens, ahead: bool, tmp_path: Path) -> None:
+def test_one_engine_computes_prompts_and_another_goes_on(
+    expected: Tokens, ahead: bool, tmp_path: Path
+) -> None:
     crossing = {"hand_folder": str(tmp_path), "async_scheduling": ahead}
     with open_llm("handover", hand_role="gives", **crossing) as gives:
         prompts = gives.preprocess_chat([[{"role": "user", "content": text}] for text in TEXTS])
@@ -173,7 +210,9 @@ def test_one_engine_computes_prompts_and_another_goes_on(expected: Tokens, ahead
 
 
 def test_three_at_once_on_two_ranks(voiced: Tokens) -> None:
-    with open_llm("guessing", "host_tier", "low_rank", async_scheduling=True, tensor_parallel_size=2) as llm:
+    with open_llm(
+        "guessing", "host_tier", "low_rank", async_scheduling=True, tensor_parallel_size=2
+    ) as llm:
         assert run(llm, VOICES) == voiced
         assert half(llm, guessing.Asks).num_granted > 20
 

@@ -1,4 +1,6 @@
-"""The proofs that this is a micro-kernel: it runs with almost nothing, without any one part, and without hooks."""
+"""The proofs that this is a micro-kernel: it runs with almost nothing, without any one part, and
+without hooks.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from core.testing.plugins import hook_calls
 
 ROOT = Path(__file__).resolve().parents[2]
 LEAST = ["none", "scripted", "platform_cpu", "attention_reference"]
-FOLDERS = sorted(p.name for p in (ROOT / "builtin_plugins").iterdir() if p.is_dir() and p.name != "__pycache__")
+FOLDERS = sorted(
+    p.name for p in (ROOT / "builtin_plugins").iterdir() if p.is_dir() and p.name != "__pycache__"
+)
 ESSENTIAL = {
     "scripted": "no plugin knows the model",
     "platforms": "no platform fits",
@@ -48,28 +52,40 @@ with LLM("scripted:", max_model_len=256, kv_cache_memory_bytes=1 << 20, log_leve
 print(out[0].outputs[0].text, flush=True)
 os._exit(0)  # to take torch apart again takes longer than the run
 """
-"""Takes one folder of builtins after the other away, each for a process of its own that finds and runs the rest."""
+"""Takes one folder of builtins after the other away, each for a process of its own that finds and
+runs the rest.
+"""
 
 
 def test_the_engine_runs_with_a_model_a_platform_and_attention_only() -> None:
     with LLM("scripted:", plugins=LEAST, max_model_len=256, kv_cache_memory_bytes=1 << 20) as llm:
-        out = llm.generate("hello there", SamplingParams(max_tokens=40, temperature=0), use_tqdm=False)
+        out = llm.generate(
+            "hello there", SamplingParams(max_tokens=40, temperature=0), use_tqdm=False
+        )
     assert out[0].outputs[0].text == "hello there"
 
 
 @pytest.fixture(scope="module")
 def trimmed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the packages in which each folder of builtins was taken away for a run, and what the runs said."""
+    """A copy of the packages in which each folder of builtins was taken away for a run, and what
+    the runs said.
+    """
     folder = tmp_path_factory.mktemp("trimmed")
     for package in ("core", "builtin_plugins"):
-        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__")
+        )
     subprocess.run([sys.executable, "-c", RUN, *FOLDERS], cwd=folder, check=True)
     return folder
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_without_any_one_builtin_folder_the_rest_works_or_says_what_is_missing(trimmed: Path, name: str) -> None:
-    status, out, err = ((trimmed / f"{name}.{said}").read_text() for said in ("status", "out", "err"))
+def test_without_any_one_builtin_folder_the_rest_works_or_says_what_is_missing(
+    trimmed: Path, name: str
+) -> None:
+    status, out, err = (
+        (trimmed / f"{name}.{said}").read_text() for said in ("status", "out", "err")
+    )
     if name in ESSENTIAL:
         assert status != "0"
         assert ESSENTIAL[name] in err

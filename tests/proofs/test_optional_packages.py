@@ -24,7 +24,11 @@ with LLM("scripted:", max_model_len=128, kv_cache_memory_bytes=1 << 20, log_leve
 
 def test_llm_works_without_them() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        [sys.executable, "-c", PROGRAM],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "works"

@@ -1,7 +1,9 @@
-"""Preempted and computed again, a request gets the tokens it would have got: to the bit, where rows do not depend on others.
+"""Preempted and computed again, a request gets the tokens it would have got: to the bit, where rows
+do not depend on others.
 
-With the usual kernels a row's numbers depend on its neighbours in the last bits, and a draw may fall between them. Here
-each row is computed as if it were alone, so that only a fault of preemption could make a difference.
+With the usual kernels a row's numbers depend on its neighbours in the last bits, and a draw may
+fall between them. Here each row is computed as if it were alone, so that only a fault of preemption
+could make a difference.
 """
 
 from __future__ import annotations
@@ -21,7 +23,15 @@ TOKENS = 30
 def outputs(folder: Path, blocks: int, **settings: Any) -> tuple[list[tuple[Any, ...]], int]:
     """Return tokens and their log-probabilities of every sequence, and how often one was preempted."""
     params = [
-        SamplingParams(temperature=0.8, seed=i % 3, n=3, max_tokens=TOKENS, ignore_eos=True, logprobs=0, top_p=0.95)
+        SamplingParams(
+            temperature=0.8,
+            seed=i % 3,
+            n=3,
+            max_tokens=TOKENS,
+            ignore_eos=True,
+            logprobs=0,
+            top_p=0.95,
+        )
         for i in range(len(PROMPTS))
     ]
     with LLM(
@@ -37,7 +47,10 @@ def outputs(folder: Path, blocks: int, **settings: Any) -> tuple[list[tuple[Any,
         preemptions = llm.core.scheduler.num_preemptions
     sequences = [sequence for output in found for sequence in output.outputs]
     told = [
-        (tuple(s.token_ids), tuple(step[t].logprob for t, step in zip(s.token_ids, s.logprobs, strict=True)))
+        (
+            tuple(s.token_ids),
+            tuple(step[t].logprob for t, step in zip(s.token_ids, s.logprobs, strict=True)),
+        )
         for s in sequences
     ]
     return told, preemptions
@@ -53,8 +66,12 @@ def test_oversubscribed_cache_changes_no_bit_of_any_answer(demo_folder: Path) ->
     assert tight == roomy
 
 
-def test_with_the_usual_kernels_what_was_computed_again_differs_by_rounding_alone(demo_folder: Path) -> None:
-    """Keys and values of another place would show at once; a draw between two roundings ends what can be compared."""
+def test_with_the_usual_kernels_what_was_computed_again_differs_by_rounding_alone(
+    demo_folder: Path,
+) -> None:
+    """Keys and values of another place would show at once; a draw between two roundings ends what
+    can be compared.
+    """
     roomy, _ = outputs(demo_folder, 600)
     tight, many = outputs(demo_folder, 16)
     assert many > len(PROMPTS)

@@ -16,13 +16,25 @@ from core.testing.replay import replay
 def test_a_recorded_run_replays_exactly(tmp_path: Path, ahead: bool) -> None:
     path = tmp_path / "run.journal"
     draw = random.Random(3)
-    settings = {"max_model_len": 96, "block_size": 4, "num_gpu_blocks_override": 60, "max_num_batched_tokens": 48}
-    without = ["no:structured_outputs", "no:fair_clients", "no:kv_eviction", "no:metrics_prometheus"]
+    settings = {
+        "max_model_len": 96,
+        "block_size": 4,
+        "num_gpu_blocks_override": 60,
+        "max_num_batched_tokens": 48,
+    }
+    without = [
+        "no:structured_outputs",
+        "no:fair_clients",
+        "no:kv_eviction",
+        "no:metrics_prometheus",
+    ]
     kernel = {"plugins": without, "log_level": "error"}  # replayed without extensions
     with LLM("scripted:", journal=str(path), async_scheduling=ahead, **kernel, **settings) as llm:
         for i in range(60):
             text = "".join(draw.choices("abc", k=draw.randint(1, 30)))
-            llm.add_request(str(i), text, SamplingParams(max_tokens=draw.randint(1, 40), temperature=0))
+            llm.add_request(
+                str(i), text, SamplingParams(max_tokens=draw.randint(1, 40), temperature=0)
+            )
             llm.step()
             if draw.random() < 0.2:
                 llm.abort(str(draw.randrange(i + 1)))

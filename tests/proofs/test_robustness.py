@@ -13,7 +13,9 @@ from core.errors import InvalidRequest
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM("scripted:", max_model_len=128, num_gpu_blocks_override=40, block_size=4, max_num_seqs=16) as engine:
+    with LLM(
+        "scripted:", max_model_len=128, num_gpu_blocks_override=40, block_size=4, max_num_seqs=16
+    ) as engine:
         yield engine
 
 
@@ -33,7 +35,9 @@ def test_every_request_ends_under_twentyfold_oversubscription(llm: LLM) -> None:
 
 
 def test_a_request_that_can_never_fit_is_refused_at_the_door(llm: LLM) -> None:
-    with LLM("scripted:", max_model_len=128, num_gpu_blocks_override=40, block_size=4, max_num_seqs=4) as small:
+    with LLM(
+        "scripted:", max_model_len=128, num_gpu_blocks_override=40, block_size=4, max_num_seqs=4
+    ) as small:
         with pytest.raises(InvalidRequest, match="prompt"):
             small.generate("x" * 200, SamplingParams(max_tokens=4), use_tqdm=False)
         assert_nothing_leased(small)
@@ -44,7 +48,9 @@ def test_a_thousand_aborts_at_random_moments_leave_nothing(llm: LLM) -> None:
     waiting: list[str] = []
     for i in range(1000):
         name = f"abort-{i}"
-        llm.add_request(name, "y" * draw.randint(1, 60), SamplingParams(max_tokens=60, temperature=0))
+        llm.add_request(
+            name, "y" * draw.randint(1, 60), SamplingParams(max_tokens=60, temperature=0)
+        )
         waiting.append(name)
         for _ in range(draw.randint(0, 2)):
             llm.step()
@@ -57,7 +63,9 @@ def test_a_thousand_aborts_at_random_moments_leave_nothing(llm: LLM) -> None:
 
 
 def test_a_refused_request_leaves_its_neighbours_tokens_alone(llm: LLM) -> None:
-    alone = llm.generate("the neighbour", SamplingParams(max_tokens=40, temperature=0), use_tqdm=False)[0]
+    alone = llm.generate(
+        "the neighbour", SamplingParams(max_tokens=40, temperature=0), use_tqdm=False
+    )[0]
     llm.add_request("n", "the neighbour", SamplingParams(max_tokens=40, temperature=0))
     text = ""
     for bad in (
@@ -77,9 +85,13 @@ def test_a_refused_request_leaves_its_neighbours_tokens_alone(llm: LLM) -> None:
 
 
 def test_a_request_that_fails_inside_fails_alone() -> None:
-    with LLM("scripted:", max_model_len=128, num_gpu_blocks_override=64, scripted_fail_at_token=5) as engine:
+    with LLM(
+        "scripted:", max_model_len=128, num_gpu_blocks_override=64, scripted_fail_at_token=5
+    ) as engine:
         outputs = engine.generate(
-            ["abc", "a longer text that fails"], SamplingParams(max_tokens=40, temperature=0), use_tqdm=False
+            ["abc", "a longer text that fails"],
+            SamplingParams(max_tokens=40, temperature=0),
+            use_tqdm=False,
         )
         assert outputs[0].outputs[0].text == "abc"
         assert outputs[1].outputs[0].finish_reason == "error"

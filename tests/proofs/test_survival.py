@@ -1,4 +1,6 @@
-"""The service as its clients see it, over HTTP, while somebody kills and freezes what it is made of."""
+"""The service as its clients see it, over HTTP, while somebody kills and freezes what it is made
+of.
+"""
 
 from __future__ import annotations
 
@@ -42,8 +44,11 @@ class Service:
         self.url = url
 
     def below(self) -> dict[int, str]:
-        """The processes the server has started, and those they have started, in order of age, with their names."""
-        parents, names = {}, {}
+        """The processes the server has started, and those they have started, in order of age, with
+        their names.
+        """
+        parents = {}
+        names = {}
         for stat in Path("/proc").glob("[0-9]*/stat"):
             try:
                 head, _, tail = stat.read_text().rpartition(")")
@@ -88,7 +93,16 @@ def wait_for_the_end(pids: Iterable[int]) -> None:
 @contextmanager
 def serving(model: str, *flags: str) -> Iterator[Service]:
     """Serve on a free port; at the end nothing of it may be left."""
-    settings = ["--port", "0", "--dtype", "float32", "--max-model-len", "512", "--kv-cache-memory-bytes", "32M"]
+    settings = [
+        "--port",
+        "0",
+        "--dtype",
+        "float32",
+        "--max-model-len",
+        "512",
+        "--kv-cache-memory-bytes",
+        "32M",
+    ]
     settings += ["--served-model-name", "tiny", *COLD]
     command = [sys.executable, "-P", "-c", COMMAND, "serve", model, *settings, *flags]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -112,15 +126,23 @@ def serving(model: str, *flags: str) -> Iterator[Service]:
 
 def body(i: int) -> dict[str, Any]:
     draw = random.Random(i)
-    # Not seed i: one of those draws a token so close to the next one that rounding in another batch may change it.
+    # Not seed i: one of those draws a token so close to the next one that rounding in another batch
+    # may change it.
     sampling = {"temperature": 0} if i % 2 else {"temperature": 0.8, "seed": 1000 + i}
     prompt = [draw.randrange(5, 90) for _ in range(draw.randrange(1, 60))]
-    return {"model": "tiny", "prompt": prompt, "max_tokens": 100 + i, "ignore_eos": True, "stream": True} | sampling
+    return {
+        "model": "tiny",
+        "prompt": prompt,
+        "max_tokens": 100 + i,
+        "ignore_eos": True,
+        "stream": True,
+    } | sampling
 
 
 async def stream(client: httpx.AsyncClient, i: int) -> tuple[str, str | None]:
     """One streamed answer: its text and how it ended."""
-    text, reason = "", None
+    text = ""
+    reason = None
     async with client.stream("POST", "/v1/completions", json=body(i)) as answer:
         assert answer.status_code == 200, await answer.aread()
         async for line in answer.aiter_lines():
@@ -154,7 +176,9 @@ def ready(service: Service) -> bool:
         pytest.param(RANKS, 25, marks=pytest.mark.slow),
     ],
 )
-def test_streams_do_not_notice_that_processes_are_killed(llama: str, flags: list[str], kills: int) -> None:
+def test_streams_do_not_notice_that_processes_are_killed(
+    llama: str, flags: list[str], kills: int
+) -> None:
     draw = random.Random(kills)
 
     async def kill(service: Service) -> None:
@@ -162,12 +186,16 @@ def test_streams_do_not_notice_that_processes_are_killed(llama: str, flags: list
             await asyncio.sleep(draw.random())
             victim = draw.choice(service.engines())
             os.kill(victim, signal.SIGKILL)
-            restarted = partial(lambda number: service.metric("engine_restarts_total") > number, number)
+            restarted = partial(
+                lambda number: service.metric("engine_restarts_total") > number, number
+            )
             await until(restarted)
             await until(lambda: ready(service))
 
     async def main(service: Service) -> None:
-        async with httpx.AsyncClient(base_url=service.url, timeout=PATIENCE_S, limits=httpx.Limits()) as client:
+        async with httpx.AsyncClient(
+            base_url=service.url, timeout=PATIENCE_S, limits=httpx.Limits()
+        ) as client:
             expected = [await stream(client, i) for i in range(16)]
 
             killing = asyncio.ensure_future(kill(service))
@@ -214,10 +242,14 @@ def test_clients_that_leave_cost_nothing(llama: str, count: int) -> None:
 
     async def main(service: Service) -> None:
         limits = httpx.Limits(max_connections=100, max_keepalive_connections=0)
-        async with httpx.AsyncClient(base_url=service.url, timeout=PATIENCE_S, limits=limits) as client:
+        async with httpx.AsyncClient(
+            base_url=service.url, timeout=PATIENCE_S, limits=limits
+        ) as client:
             expected = await stream(client, 1)
             for at in range(0, count, 40):
-                *_, seen = await asyncio.gather(*(leave(client, at + i) for i in range(40)), stream(client, 1))
+                *_, seen = await asyncio.gather(
+                    *(leave(client, at + i) for i in range(40)), stream(client, 1)
+                )
                 assert seen == expected
         gauges = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
         await until(lambda: not any(service.metric(f"engine_{gauge}") for gauge in gauges))

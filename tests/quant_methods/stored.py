@@ -1,4 +1,5 @@
-"""Quantized checkpoints for tests: the linear weights of a tiny model, packed by a writer, beside what they stand for.
+"""Quantized checkpoints for tests: the linear weights of a tiny model, packed by a writer, beside
+what they stand for.
 
 Writers follow the published layouts and share no code with what reads them.
 """
@@ -44,9 +45,12 @@ def is_linear(name: str) -> bool:
     return LINEAR.search(name) is not None
 
 
-def packed(tensors: Tensors, write: Writer, which: Callable[[str], bool] = is_linear) -> tuple[Tensors, Tensors]:
+def packed(
+    tensors: Tensors, write: Writer, which: Callable[[str], bool] = is_linear
+) -> tuple[Tensors, Tensors]:
     """Return a checkpoint's tensors with some weights packed, and with what these stand for."""
-    stored, plain = {}, dict(tensors)
+    stored = {}
+    plain = dict(tensors)
     for name, tensor in tensors.items():
         if not which(name):
             stored[name] = tensor
@@ -59,7 +63,9 @@ def packed(tensors: Tensors, write: Writer, which: Callable[[str], bool] = is_li
 
 def checkpoint(architecture: str, folder: Path, **overrides: Any) -> Tensors:
     make_checkpoint(architecture, folder, seed=5, **overrides)
-    return {name: tensor.float() for name, tensor in load_file(folder / "model.safetensors").items()}
+    return {
+        name: tensor.float() for name, tensor in load_file(folder / "model.safetensors").items()
+    }
 
 
 def scores(
@@ -86,45 +92,65 @@ def model(
 ) -> Decoder:
     """Return a model without weights."""
     module, _, function = MODULES[architecture].partition(":")
-    spec = getattr(importlib.import_module(f"builtin_plugins.models.{module}"), function)(read_config(folder))
+    spec = getattr(importlib.import_module(f"builtin_plugins.models.{module}"), function)(
+        read_config(folder)
+    )
     context = plain_context(group)
     return Decoder(spec, replace(context, quant=quant or context.quant, plain=plain))
 
 
-def on_two_ranks(architecture: str, folder: Path, tensors: Tensors, make: Callable[[], QuantMethod]) -> torch.Tensor:
+def on_two_ranks(
+    architecture: str, folder: Path, tensors: Tensors, make: Callable[[], QuantMethod]
+) -> torch.Tensor:
     """Return what `scores` does, computed by two ranks."""
     meeting = Meeting(2)
     with ThreadPoolExecutor(2) as pool:
         groups = [ThreadGroup(2, rank, meeting) for rank in range(2)]
-        first, second = pool.map(lambda group: scores(architecture, folder, tensors, make(), group), groups)
+        first, second = pool.map(
+            lambda group: scores(architecture, folder, tensors, make(), group), groups
+        )
     assert torch.equal(first, second)
     return first
 
 
 def assert_alike(found: torch.Tensor, expected: torch.Tensor) -> None:
-    """Hold to the bound on every format: cosine of the scores, and the best token nearly everywhere."""
+    """Hold to the bound on every format: cosine of the scores, and the best token nearly
+    everywhere.
+    """
     cosine = torch.nn.functional.cosine_similarity(found, expected, dim=-1)
     assert float(cosine.min()) >= 0.9999
     assert float((found.argmax(-1) == expected.argmax(-1)).float().mean()) >= 0.99
 
 
 def rounded(
-    weight: torch.Tensor, bits: int, group: int, *, symmetric: bool, order: torch.Tensor | None = None
+    weight: torch.Tensor,
+    bits: int,
+    group: int,
+    *,
+    symmetric: bool,
+    order: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return unsigned codes [out, in], float16 scales and zero points [out, groups], and the weight they stand for.
+    """Return unsigned codes [out, in], float16 scales and zero points [out, groups], and the weight
+    they stand for.
 
     `order` says which group each column is in; else they lie one after the other.
     """
     out, width = weight.shape
     size = width if group == -1 else group
     which = torch.arange(width) // size if order is None else order
-    count, top = width // size, 2**bits - 1
-    scales, zeros = torch.empty(out, count), torch.empty(out, count, dtype=torch.long)
+    count = width // size
+    top = 2**bits - 1
+    scales = torch.empty(out, count)
+    zeros = torch.empty(out, count, dtype=torch.long)
     for index in range(count):
         own = weight[:, which == index]
-        least, most = own.amin(1).clamp(max=0), own.amax(1).clamp(min=0)
+        least = own.amin(1).clamp(max=0)
+        most = own.amax(1).clamp(min=0)
         if symmetric:
-            scales[:, index], zeros[:, index] = torch.maximum(-least, most) / (top // 2 or 1), (top + 1) // 2
+            scales[:, index], zeros[:, index] = (
+                torch.maximum(-least, most) / (top // 2 or 1),
+                (top + 1) // 2,
+            )
         else:
             scales[:, index] = (most - least) / top
             zeros[:, index] = (-least / scales[:, index]).round().long().clamp(1, top)
@@ -135,7 +161,9 @@ def rounded(
 
 
 def words(numbers: torch.Tensor, bits: int) -> torch.Tensor:
-    """Return int32 words of a stream of numbers along the last axis, lowest bits first; numbers may straddle words."""
+    """Return int32 words of a stream of numbers along the last axis, lowest bits first; numbers may
+    straddle words.
+    """
     rows = []
     for row in numbers.reshape(-1, numbers.shape[-1]).tolist():
         stream = 0

@@ -16,7 +16,13 @@ LLAMA = "LlamaForCausalLM"
 
 
 def config(packing: str, *, sym: bool = True, **more: Any) -> dict[str, Any]:
-    facts = {"quant_method": "auto-round", "bits": 4, "group_size": 16, "sym": sym, "data_type": "int"}
+    facts = {
+        "quant_method": "auto-round",
+        "bits": 4,
+        "group_size": 16,
+        "sym": sym,
+        "data_type": "int",
+    }
     return {**facts, "packing_format": packing, **more}
 
 
@@ -29,7 +35,9 @@ def config(packing: str, *, sym: bool = True, **more: Any) -> dict[str, Any]:
         ("auto_round:auto_awq", test_awq.writer(), False),
     ],
 )
-def test_a_model_computes_what_its_integers_stand_for(packing: str, write: Writer, sym: bool, tmp_path: Path) -> None:
+def test_a_model_computes_what_its_integers_stand_for(
+    packing: str, write: Writer, sym: bool, tmp_path: Path
+) -> None:
     stored, plain = packed(checkpoint(LLAMA, tmp_path), write)
     quant = AutoRound(config(packing, sym=sym, block_name_to_quantize="model.layers"))
     assert_alike(scores(LLAMA, tmp_path, stored, quant), scores(LLAMA, tmp_path, plain))
@@ -37,11 +45,16 @@ def test_a_model_computes_what_its_integers_stand_for(packing: str, write: Write
 
 def test_layers_and_the_head_may_have_settings_of_their_own(tmp_path: Path) -> None:
     tensors = checkpoint(LLAMA, tmp_path)
-    eight = [name for name in tensors if name.endswith(("layers.2.mlp.up_proj.weight", "lm_head.weight"))]
+    eight = [
+        name for name in tensors if name.endswith(("layers.2.mlp.up_proj.weight", "lm_head.weight"))
+    ]
     others = ("layers.0.self_attn.q_proj.weight", "k_proj.weight", *eight)
     four = [name for name in tensors if is_linear(name) and not name.endswith(others)]
     stored, plain = packed(tensors, test_gptq.writer(8, 32), eight.__contains__)
-    stored, plain = (packed(own, test_gptq.writer(), four.__contains__)[at] for at, own in enumerate((stored, plain)))
+    stored, plain = (
+        packed(own, test_gptq.writer(), four.__contains__)[at]
+        for at, own in enumerate((stored, plain))
+    )
     own = {"bits": 8, "group_size": 32}
     special = {
         "model.layers.0.self_attn.q_proj": {"bits": 16},
@@ -56,7 +69,10 @@ def test_layers_and_the_head_may_have_settings_of_their_own(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"packing_format": "auto_round:llm_compressor"}, "packing_format is 'auto_round:llm_compressor'"),
+        (
+            {"packing_format": "auto_round:llm_compressor"},
+            "packing_format is 'auto_round:llm_compressor'",
+        ),
         ({"data_type": "mx_fp"}, "data_type 'mx_fp'; read are"),
         ({"bits": 6}, "6 bits in groups of 16; auto_round has 2, 3, 4, 8 bits"),
         ({"packing_format": "auto_round:auto_awq", "bits": 8}, "auto_round:auto_awq has 4 bits"),

@@ -27,7 +27,14 @@ PACKED_IN_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 
 
 def config(group: int = 16, **more: Any) -> dict[str, Any]:
-    return {"quant_method": "awq", "bits": 4, "group_size": group, "version": "gemm", "zero_point": True, **more}
+    return {
+        "quant_method": "awq",
+        "bits": 4,
+        "group_size": group,
+        "version": "gemm",
+        "zero_point": True,
+        **more,
+    }
 
 
 def as_awq(numbers: torch.Tensor) -> torch.Tensor:
@@ -41,7 +48,11 @@ def as_awq(numbers: torch.Tensor) -> torch.Tensor:
 def writer(group: int = 16) -> Writer:
     def write(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
         codes, scales, zeros, plain = rounded(weight, 4, group, symmetric=False)
-        return {"qweight": as_awq(codes.T), "qzeros": as_awq(zeros.T), "scales": scales.T.contiguous()}, plain
+        return {
+            "qweight": as_awq(codes.T),
+            "qzeros": as_awq(zeros.T),
+            "scales": scales.T.contiguous(),
+        }, plain
 
     return write
 
@@ -57,7 +68,9 @@ def writer(group: int = 16) -> Writer:
         ("Phi3ForCausalLM", 16),
     ],
 )
-def test_a_model_computes_what_its_integers_stand_for(architecture: str, group: int, tmp_path: Path) -> None:
+def test_a_model_computes_what_its_integers_stand_for(
+    architecture: str, group: int, tmp_path: Path
+) -> None:
     stored, plain = packed(checkpoint(architecture, tmp_path), writer(group))
     found = scores(architecture, tmp_path, stored, Awq(config(group)))
     assert_alike(found, scores(architecture, tmp_path, plain))
@@ -69,7 +82,9 @@ def test_two_ranks_give_what_one_gives_and_some_modules_are_plain(tmp_path: Path
 
     stored, plain = packed(checkpoint(LLAMA, tmp_path), writer(), which)
     settings = config(modules_to_not_convert=["layers.1.mlp", "k_proj"])
-    assert_alike(on_two_ranks(LLAMA, tmp_path, stored, lambda: Awq(settings)), scores(LLAMA, tmp_path, plain))
+    assert_alike(
+        on_two_ranks(LLAMA, tmp_path, stored, lambda: Awq(settings)), scores(LLAMA, tmp_path, plain)
+    )
 
 
 def test_older_names_of_settings_are_read(tmp_path: Path) -> None:
@@ -87,5 +102,7 @@ def test_other_versions_are_refused(change: dict[str, Any]) -> None:
 def test_a_missing_scale_is_named(tmp_path: Path) -> None:
     stored, _ = packed(checkpoint(LLAMA, tmp_path), writer())
     del stored["model.layers.0.self_attn.o_proj.scales"]
-    with pytest.raises(ModelError, match=r"missing tensors: model.layers.0.self_attn.o_proj.scales"):
+    with pytest.raises(
+        ModelError, match=r"missing tensors: model.layers.0.self_attn.o_proj.scales"
+    ):
         scores(LLAMA, tmp_path, stored, Awq(config()))

@@ -1,8 +1,10 @@
-"""Whole models as llm-compressor and torchao round them, stored in bfloat16 else, beside transformers' model of the same numbers.
+"""Whole models as llm-compressor and torchao round them, stored in bfloat16 else, beside
+transformers' model of the same numbers.
 
-In float32 both give the same best tokens everywhere. In bfloat16 transformers' model is further from itself in float32 than
-ours is, and so are the weights that llm-compressor's library makes plain in bfloat16: a best token may change by what is
-rounded after the checkpoint, not by what is stored.
+In float32 both give the same best tokens everywhere. In bfloat16 transformers' model is further
+from itself in float32 than ours is, and so are the weights that llm-compressor's library makes
+plain in bfloat16: a best token may change by what is rounded after the checkpoint, not by what is
+stored.
 """
 
 from __future__ import annotations
@@ -20,7 +22,15 @@ from builtin_plugins.quant_methods.packed.method import make_method
 from builtin_plugins.quant_methods.torchao.method import TorchAo
 from core.contracts import QuantMethod
 from tests.quant_methods import test_compressed_tensors, test_torchao
-from tests.quant_methods.stored import IDS, Tensors, Writer, assert_alike, checkpoint, packed, scores
+from tests.quant_methods.stored import (
+    IDS,
+    Tensors,
+    Writer,
+    assert_alike,
+    checkpoint,
+    packed,
+    scores,
+)
 
 LLAMA = "LlamaForCausalLM"
 WIDE = {"hidden_size": 128, "intermediate_size": 128, "head_dim": 32}
@@ -52,8 +62,16 @@ def int8() -> tuple[Writer, QuantMethod]:
         ao.quantize_(module, facts)
         own: Any = module[0].weight
         plain = own.qdata.float() * own.scale.float()
-        zeros = own.zero_point if own.zero_point is not None else torch.zeros_like(own.scale, dtype=torch.int8)
-        return {"_weight_qdata": own.qdata, "_weight_scale": own.scale, "_weight_zero_point": zeros}, plain
+        zeros = (
+            own.zero_point
+            if own.zero_point is not None
+            else torch.zeros_like(own.scale, dtype=torch.int8)
+        )
+        return {
+            "_weight_qdata": own.qdata,
+            "_weight_scale": own.scale,
+            "_weight_zero_point": zeros,
+        }, plain
 
     return write, TorchAo(test_torchao.config(config_to_dict(facts)))
 
@@ -61,7 +79,9 @@ def int8() -> tuple[Writer, QuantMethod]:
 @torch.inference_mode()
 def by_transformers(folder: Path, plain: Tensors, dtype: torch.dtype) -> torch.Tensor:
     config = transformers.AutoConfig.from_pretrained(folder)
-    model: Any = transformers.LlamaForCausalLM._from_config(config, attn_implementation="eager", dtype=dtype).eval()
+    model: Any = transformers.LlamaForCausalLM._from_config(
+        config, attn_implementation="eager", dtype=dtype
+    ).eval()
     report = model.load_state_dict(plain, strict=False)
     assert not report.unexpected_keys
     assert set(report.missing_keys) <= {"lm_head.weight"}
@@ -74,7 +94,9 @@ def by_transformers(folder: Path, plain: Tensors, dtype: torch.dtype) -> torch.T
 @pytest.mark.parametrize("made", [w4a16, int8], ids=["llm-compressor W4A16", "torchao int8"])
 def test_in_float32_every_best_token_is_the_same(made: Made, tmp_path: Path) -> None:
     write, quant = made()
-    tensors = {name: tensor.bfloat16() for name, tensor in checkpoint(LLAMA, tmp_path, **WIDE).items()}
+    tensors = {
+        name: tensor.bfloat16() for name, tensor in checkpoint(LLAMA, tmp_path, **WIDE).items()
+    }
     stored, plain = packed(tensors, lambda weight: write(weight.bfloat16()))
     expected = by_transformers(tmp_path, plain, torch.float32)
     for keeps in (None, make_method()):

@@ -1,4 +1,6 @@
-"""A weight is unpacked few rows at a time: they are what they are of the whole, and cost no more of a larger weight."""
+"""A weight is unpacked few rows at a time: they are what they are of the whole, and cost no more of
+a larger weight.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from tests.quant_methods.stored import Tensors
 from tests.quant_methods.test_layouts import whole
 from tests.quant_methods.test_matrix import cases
 
-ROWS, IN = 8, 128
+ROWS = 8
+IN = 128
 MORE_AT_MOST = 1.25
 
 
@@ -30,7 +33,11 @@ class Made(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         old = {each.untyped_storage().data_ptr() for each in args if isinstance(each, torch.Tensor)}
-        if isinstance(out, torch.Tensor) and not out.is_meta and out.untyped_storage().data_ptr() not in old:
+        if (
+            isinstance(out, torch.Tensor)
+            and not out.is_meta
+            and out.untyped_storage().data_ptr() not in old
+        ):
             self.bytes += out.nbytes
         return out
 
@@ -46,7 +53,10 @@ def every_format(out: int) -> dict[str, tuple[StoredFormat, Tensors]]:
     for name, (write, quant) in made.items():
         stored = quant().decide("model.layers.0.mlp.up_proj")
         assert stored is not None
-        tensors = {stored.other_names.get(suffix, suffix): tensor for suffix, tensor in write(weight)[0].items()}
+        tensors = {
+            stored.other_names.get(suffix, suffix): tensor
+            for suffix, tensor in write(weight)[0].items()
+        }
         found[name] = stored, {suffix: tensors[suffix] for suffix in stored.suffixes}
     return found
 
@@ -61,7 +71,8 @@ def test_some_rows_are_what_they_are_of_the_whole() -> None:
 def test_groups_that_run_on_are_those_of_the_whole() -> None:
     """Rows of 24 inputs, blocks of 64; rows of an odd number begin inside of bytes."""
     for width in (24, 7):
-        weight, part = torch.randn(64, width), whole(64, width)
+        weight = torch.randn(64, width)
+        part = whole(64, width)
         for stored, tensors in (
             (FourBitFormat("nf4", nested=True), test_bitsandbytes.writer(nested=True)(weight)),
             (HqqFormat(4, 64, 1), test_hqq.writer(4, 64)(weight)),
@@ -85,6 +96,9 @@ def test_few_rows_of_a_larger_weight_cost_no_more() -> None:
             stored.unpack(tensors, rows)
         return made.bytes
 
-    few, many = ({name: cost(*case, out) for name, case in every_format(out).items()} for out in (ROWS * 8, ROWS * 16))
+    few, many = (
+        {name: cost(*case, out) for name, case in every_format(out).items()}
+        for out in (ROWS * 8, ROWS * 16)
+    )
     assert few["awq, groups of 16"] > ROWS * IN
     assert [name for name in few if many[name] > MORE_AT_MOST * few[name]] == []

@@ -1,4 +1,6 @@
-"""Twenty thousand configs with a fact of another kind: each is read, or refused as one `ModelError`, whatever it says."""
+"""Twenty thousand configs with a fact of another kind: each is read, or refused as one
+`ModelError`, whatever it says.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,10 @@ MORE: dict[str, dict[str, Any]] = {
         "modules_in_block_to_quantize": [["up_proj"]],
     },
     "awq": {"modules_to_not_convert": ["lm_head"]},
-    "auto-round": {"extra_config": {PREFIX: {"bits": 4}, ".*up.*": {"bits": 4}}, "block_name_to_quantize": "model"},
+    "auto-round": {
+        "extra_config": {PREFIX: {"bits": 4}, ".*up.*": {"bits": 4}},
+        "block_name_to_quantize": "model",
+    },
     "bitsandbytes": {"llm_int8_skip_modules": ["lm_head"]},
     "compressed-tensors": {
         "sparsity_config": {"format": "dense"},
@@ -75,7 +80,9 @@ def configs() -> Iterator[tuple[type[StoredMethod], dict[str, Any]]]:
 
 
 def places(facts: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield where there is something in a config, but the whole, which is looked at before any method sees it."""
+    """Yield where there is something in a config, but the whole, which is looked at before any
+    method sees it.
+    """
     if path:
         yield path
     if isinstance(facts, (dict, list)):
@@ -120,18 +127,25 @@ def test_a_damaged_config_is_read_or_refused() -> None:
     refused = 0
     for index in range(NUM_DAMAGES):
         method, facts = known[index % len(known)]
-        path, value = chance.choice(list(places(facts))), chance.choice(DAMAGES)
+        path = chance.choice(list(places(facts)))
+        value = chance.choice(DAMAGES)
         try:
             refused += not read(method, damaged(facts, path, value))
         except Exception as error:
-            raise AssertionError(f"{method.__name__}, {path}: {value!r:.80}, damage {index}: {error!r}") from error
+            raise AssertionError(
+                f"{method.__name__}, {path}: {value!r:.80}, damage {index}: {error!r}"
+            ) from error
     assert refused > NUM_DAMAGES // 3
 
 
 @pytest.mark.parametrize(
     ("method", "change", "message"),
     [
-        ("awq", {"modules_to_not_convert": "lm_head"}, "modules_to_not_convert is 'lm_head'; it is a list of names"),
+        (
+            "awq",
+            {"modules_to_not_convert": "lm_head"},
+            "modules_to_not_convert is 'lm_head'; it is a list of names",
+        ),
         ("gptq", {"dynamic": {"+:a": 3}}, r"dynamic.\+:a is 3; it is an object"),
         ("gptq", {"dynamic": {"-:(": {}}}, r"'\(' is no pattern that is matched here"),
         ("quark", {"exclude": ["re:["]}, r"'\[' is no pattern that is matched here"),
@@ -139,7 +153,9 @@ def test_a_damaged_config_is_read_or_refused() -> None:
         ("hqq", {"quant_config": 4}, "quant_config is 4; it is an object"),
     ],
 )
-def test_the_fact_that_cannot_be_is_named(method: str, change: dict[str, Any], message: str) -> None:
+def test_the_fact_that_cannot_be_is_named(
+    method: str, change: dict[str, Any], message: str
+) -> None:
     made, facts = next((made, facts) for made, facts in configs() if made.name == method)
     with pytest.raises(ModelError, match=f"quantization_config: .*{message}"):
         made({**facts, **change})

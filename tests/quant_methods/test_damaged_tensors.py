@@ -1,4 +1,6 @@
-"""Two thousand damaged weights of all formats: each is read or refused as one `ModelError`, whatever is in its tensors."""
+"""Two thousand damaged weights of all formats: each is read or refused as one `ModelError`,
+whatever is in its tensors.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,24 @@ from core.quantization.formats import StoredFormat
 from tests.quant_methods.stored import Tensors
 from tests.quant_methods.test_matrix import cases
 
-OUT, IN = 96, 128
+OUT = 96
+IN = 128
 NUM_DAMAGES = 2000
-PART = Part(pieces=((slice(0, OUT), slice(0, OUT)),), columns_in=slice(0, IN), out_features=OUT, in_features=IN)
-TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int32, torch.int64)
+PART = Part(
+    pieces=((slice(0, OUT), slice(0, OUT)),),
+    columns_in=slice(0, IN),
+    out_features=OUT,
+    in_features=IN,
+)
+TYPES = (
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.int8,
+    torch.uint8,
+    torch.int32,
+    torch.int64,
+)
 FLOATS = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu, torch.bool)
 
 
@@ -68,7 +84,9 @@ def test_a_damaged_weight_is_read_or_refused() -> None:
         stored = quant().decide("model.layers.0.mlp.up_proj")
         assert stored is not None
         tensors = write(weight)[0]
-        renamed = {stored.other_names.get(suffix, suffix): tensor for suffix, tensor in tensors.items()}
+        renamed = {
+            stored.other_names.get(suffix, suffix): tensor for suffix, tensor in tensors.items()
+        }
         assert read(stored, renamed), name
         found.append((name, stored, renamed))
     refused = 0

@@ -1,4 +1,6 @@
-"""Checkpoints of eight- and four-bit floats, as fp8, fbgemm_fp8 and modelopt store them, give what their numbers stand for."""
+"""Checkpoints of eight- and four-bit floats, as fp8, fbgemm_fp8 and modelopt store them, give what
+their numbers stand for.
+"""
 
 from __future__ import annotations
 
@@ -38,12 +40,17 @@ def eight_bits(rows: int, columns: int, scale: str = "weight_scale", view: str =
     """Write a scale for so many rows and columns, 0 meaning all."""
 
     def write(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
-        high, wide = rows or weight.shape[0], columns or weight.shape[1]
-        down, across = -(-weight.shape[0] // high), -(-weight.shape[1] // wide)
+        high = rows or weight.shape[0]
+        wide = columns or weight.shape[1]
+        down = -(-weight.shape[0] // high)
+        across = -(-weight.shape[1] // wide)
         scales = torch.empty(down, across)
         for i in range(down):
             for j in range(across):
-                scales[i, j] = weight[i * high : (i + 1) * high, j * wide : (j + 1) * wide].abs().max() / HIGHEST
+                scales[i, j] = (
+                    weight[i * high : (i + 1) * high, j * wide : (j + 1) * wide].abs().max()
+                    / HIGHEST
+                )
         if view == "exponents":
             scales = torch.exp2(scales.log2().ceil())
         whole = spread(scales, high, wide, weight.shape)
@@ -61,7 +68,9 @@ def eight_bits(rows: int, columns: int, scale: str = "weight_scale", view: str =
 
 
 def four_bits(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
-    """Two floats in a byte, eight-bit scales of sixteen, and a scale of the tensor that they are multiplied by."""
+    """Two floats in a byte, eight-bit scales of sixteen, and a scale of the tensor that they are
+    multiplied by.
+    """
     groups = weight.view(len(weight), -1, 16)
     whole = weight.abs().max() / (6.0 * HIGHEST)
     scales = (groups.abs().amax(2) / 6.0 / whole).to(torch.float8_e4m3fn)
@@ -70,7 +79,9 @@ def four_bits(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
     plain = E2M1[codes] * groups.sign() * own
     codes = (codes + 8 * (groups < 0)).view(weight.shape)
     stored = (codes[:, 0::2] + 16 * codes[:, 1::2]).to(torch.uint8)
-    return {"weight": stored, "weight_scale": scales, "weight_scale_2": whole}, plain.view(weight.shape)
+    return {"weight": stored, "weight_scale": scales, "weight_scale_2": whole}, plain.view(
+        weight.shape
+    )
 
 
 def fp8(**more: Any) -> Fp8:
@@ -78,23 +89,42 @@ def fp8(**more: Any) -> Fp8:
 
 
 def modelopt(algorithm: str, **more: Any) -> ModelOpt:
-    return ModelOpt({"quant_method": "modelopt", "quant_algo": algorithm, "exclude_modules": ["lm_head"], **more})
+    return ModelOpt(
+        {
+            "quant_method": "modelopt",
+            "quant_algo": algorithm,
+            "exclude_modules": ["lm_head"],
+            **more,
+        }
+    )
 
 
 Case = tuple[Writer, Callable[[], StoredMethod]]
 CASES: dict[str, Case] = {
     "fp8 of tensors": (eight_bits(0, 0, view="scalar"), fp8),
     "fp8 of tensors, as transformers names scales": (eight_bits(0, 0, "weight_scale_inv"), fp8),
-    "fp8 in blocks": (eight_bits(16, 16, "weight_scale_inv"), lambda: fp8(weight_block_size=[16, 16])),
-    "fp8 in blocks that end early": (eight_bits(48, 16, "weight_scale_inv"), lambda: fp8(weight_block_size=[48, 16])),
+    "fp8 in blocks": (
+        eight_bits(16, 16, "weight_scale_inv"),
+        lambda: fp8(weight_block_size=[16, 16]),
+    ),
+    "fp8 in blocks that end early": (
+        eight_bits(48, 16, "weight_scale_inv"),
+        lambda: fp8(weight_block_size=[48, 16]),
+    ),
     "fp8 in blocks, exponents": (
         eight_bits(16, 32, "weight_scale_inv", "exponents"),
         lambda: fp8(weight_block_size=[16, 32]),
     ),
     "fbgemm_fp8": (eight_bits(1, 0), lambda: FbgemmFp8({"quant_method": "fbgemm_fp8"})),
     "modelopt FP8": (eight_bits(0, 0, view="scalar"), lambda: modelopt("FP8")),
-    "modelopt FP8 in rows": (eight_bits(1, 0, view="flat"), lambda: modelopt("FP8_PER_CHANNEL_PER_TOKEN")),
-    "modelopt FP8 in blocks": (eight_bits(128, 128, view="four axes"), lambda: modelopt("FP8_PB_WO")),
+    "modelopt FP8 in rows": (
+        eight_bits(1, 0, view="flat"),
+        lambda: modelopt("FP8_PER_CHANNEL_PER_TOKEN"),
+    ),
+    "modelopt FP8 in blocks": (
+        eight_bits(128, 128, view="four axes"),
+        lambda: modelopt("FP8_PB_WO"),
+    ),
     "modelopt NVFP4": (four_bits, lambda: modelopt("NVFP4")),
 }
 
@@ -117,13 +147,19 @@ def test_a_model_computes_what_its_floats_stand_for(name: str, tmp_path: Path) -
         ("Phi3ForCausalLM", "fp8 in blocks"),
     ],
 )
-def test_architectures_with_experts_latents_and_fused_weights(architecture: str, name: str, tmp_path: Path) -> None:
+def test_architectures_with_experts_latents_and_fused_weights(
+    architecture: str, name: str, tmp_path: Path
+) -> None:
     write, quant = CASES[name]
     stored, plain = packed(checkpoint(architecture, tmp_path), write)
-    assert_alike(scores(architecture, tmp_path, stored, quant()), scores(architecture, tmp_path, plain))
+    assert_alike(
+        scores(architecture, tmp_path, stored, quant()), scores(architecture, tmp_path, plain)
+    )
 
 
-@pytest.mark.parametrize("name", ["fp8 of tensors", "fp8 in blocks", "modelopt NVFP4", "fbgemm_fp8"])
+@pytest.mark.parametrize(
+    "name", ["fp8 of tensors", "fp8 in blocks", "modelopt NVFP4", "fbgemm_fp8"]
+)
 def test_two_ranks_give_what_one_gives(name: str, tmp_path: Path) -> None:
     write, quant = CASES[name]
     stored, plain = packed(checkpoint(LLAMA, tmp_path), write)
@@ -133,14 +169,26 @@ def test_two_ranks_give_what_one_gives(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "quant",
     [
-        lambda: fp8(ignored_layers=["model.layers.0.self_attn.k_proj", "model.layers.1", "up_proj"]),
-        lambda: fp8(modules_to_not_convert=["model.layers.0.self_attn.k_proj", "model.layers.1", "up_proj"]),
+        lambda: fp8(
+            ignored_layers=["model.layers.0.self_attn.k_proj", "model.layers.1", "up_proj"]
+        ),
+        lambda: fp8(
+            modules_to_not_convert=["model.layers.0.self_attn.k_proj", "model.layers.1", "up_proj"]
+        ),
         lambda: modelopt(
-            "FP8", exclude_modules=["lm_head", "model.layers.0.self_attn.k_*", "model.layers.1.*", "*up_proj"]
+            "FP8",
+            exclude_modules=[
+                "lm_head",
+                "model.layers.0.self_attn.k_*",
+                "model.layers.1.*",
+                "*up_proj",
+            ],
         ),
     ],
 )
-def test_modules_that_the_config_names_are_plain(quant: Callable[[], StoredMethod], tmp_path: Path) -> None:
+def test_modules_that_the_config_names_are_plain(
+    quant: Callable[[], StoredMethod], tmp_path: Path
+) -> None:
     def which(name: str) -> bool:
         others = ("layers.0.self_attn.k_proj", "layers.1.", "up_proj")
         return is_linear(name) and not any(other in name for other in others)
@@ -155,9 +203,11 @@ def test_layers_may_have_algorithms_of_their_own(tmp_path: Path) -> None:
     large = [name for name in tensors if name.endswith("q_proj.weight")]
     stored, plain = packed(tensors, four_bits, small.__contains__)
     write = eight_bits(0, 0)
-    stored, plain = packed(stored, write, large.__contains__)[0], packed(plain, write, large.__contains__)[1]
+    stored = packed(stored, write, large.__contains__)[0]
+    plain = packed(plain, write, large.__contains__)[1]
     layers = {
-        name.removesuffix(".weight"): {"quant_algo": "NVFP4" if name in small else "FP8"} for name in small + large
+        name.removesuffix(".weight"): {"quant_algo": "NVFP4" if name in small else "FP8"}
+        for name in small + large
     }
     quant = modelopt("MIXED_PRECISION", quantized_layers=layers)
     assert_alike(scores(LLAMA, tmp_path, stored, quant), scores(LLAMA, tmp_path, plain))
@@ -182,13 +232,21 @@ def test_algorithms_and_blocks_that_there_are_not_are_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "tensor", "message"),
     [
-        ("weight", torch.zeros(96, 64), "up_proj.* has a weight of float32, which is none of eight-bit floats"),
+        (
+            "weight",
+            torch.zeros(96, 64),
+            "up_proj.* has a weight of float32, which is none of eight-bit floats",
+        ),
         (
             "weight",
             torch.zeros(95, 64).to(torch.float8_e4m3fn),
             r"up_proj.weight: expected \[96, 64\], found \[95, 64\]",
         ),
-        ("weight_scale_inv", torch.ones(6, 5), r"has scales of shape \[6, 5\]; .* which is \[6, 4\]"),
+        (
+            "weight_scale_inv",
+            torch.ones(6, 5),
+            r"has scales of shape \[6, 5\]; .* which is \[6, 4\]",
+        ),
         ("weight_scale_inv", None, "missing tensors: model.layers.0.mlp.up_proj.weight_scale_inv"),
     ],
 )

@@ -10,7 +10,15 @@ import torch
 
 from builtin_plugins.quant_methods.fp_quant.method import FpQuant
 from core.errors import ModelError
-from tests.quant_methods.stored import Tensors, Writer, assert_alike, checkpoint, on_two_ranks, packed, scores
+from tests.quant_methods.stored import (
+    Tensors,
+    Writer,
+    assert_alike,
+    checkpoint,
+    on_two_ranks,
+    packed,
+    scores,
+)
 from tests.quant_methods.test_floats import E2M1
 
 LLAMA = "LlamaForCausalLM"
@@ -26,7 +34,9 @@ def rotation(size: int) -> torch.Tensor:
     matrix = torch.ones(1, 1)
     while len(matrix) < size:
         matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)))
-    return (matrix * torch.where(torch.arange(size) % 3 == 1, -1, 1)[:, None] * size**-0.5).bfloat16()
+    return (
+        matrix * torch.where(torch.arange(size) % 3 == 1, -1, 1)[:, None] * size**-0.5
+    ).bfloat16()
 
 
 def writer(kind: str = "mxfp4", size: int = 32) -> Writer:
@@ -38,11 +48,21 @@ def writer(kind: str = "mxfp4", size: int = 32) -> Writer:
         group, whole = (32, 3.0) if kind == "mxfp4" else (16, 10.0)
         groups = turned.view(len(weight), -1, group) * whole
         scales = groups.abs().amax(2) / 6.0
-        scales = scales.log2().ceil().exp2() if kind == "mxfp4" else scales.to(torch.float8_e4m3fn).float()
+        scales = (
+            scales.log2().ceil().exp2()
+            if kind == "mxfp4"
+            else scales.to(torch.float8_e4m3fn).float()
+        )
         codes = ((groups / scales.unsqueeze(-1)).abs().unsqueeze(-1) - E2M1).abs().argmin(-1)
-        plain = (E2M1[codes] * groups.sign() * scales.unsqueeze(-1) / whole).view(len(weight), -1, size) @ own.T
+        plain = (E2M1[codes] * groups.sign() * scales.unsqueeze(-1) / whole).view(
+            len(weight), -1, size
+        ) @ own.T
         codes = (codes + 8 * (groups < 0)).view(weight.shape)
-        stored = (scales.log2() + 127).to(torch.uint8) if kind == "mxfp4" else scales.to(torch.float8_e4m3fn)
+        stored = (
+            (scales.log2() + 127).to(torch.uint8)
+            if kind == "mxfp4"
+            else scales.to(torch.float8_e4m3fn)
+        )
         tensors = {
             "qweight": (codes[:, 0::2] + 16 * codes[:, 1::2]).to(torch.uint8),
             "scales": stored.view(torch.uint8),
@@ -76,9 +96,15 @@ def test_a_model_computes_what_its_numbers_stand_for(name: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"forward_dtype": "mxfp8"}, "forward_dtype is 'mxfp8', hadamard_group_size 32; read are mxfp4, nvfp4"),
+        (
+            {"forward_dtype": "mxfp8"},
+            "forward_dtype is 'mxfp8', hadamard_group_size 32; read are mxfp4, nvfp4",
+        ),
         ({"hadamard_group_size": 0}, "hadamard_group_size 0; read are"),
-        ({"pseudoquantization": True}, "pseudoquantization is set, so weights are not stored in four bits"),
+        (
+            {"pseudoquantization": True},
+            "pseudoquantization is set, so weights are not stored in four bits",
+        ),
     ],
 )
 def test_what_is_not_read_is_refused_by_name(more: dict[str, Any], message: str) -> None:
@@ -88,7 +114,9 @@ def test_what_is_not_read_is_refused_by_name(more: dict[str, Any], message: str)
 
 def test_rotations_that_do_not_divide_and_master_weights_are_refused(tmp_path: Path) -> None:
     stored, _ = packed(checkpoint(LLAMA, tmp_path), writer())
-    with pytest.raises(ModelError, match=r"down_proj has 96 inputs, which do not divide into groups of 64"):
+    with pytest.raises(
+        ModelError, match=r"down_proj has 96 inputs, which do not divide into groups of 64"
+    ):
         scores(LLAMA, tmp_path, stored, FpQuant(config(size=64)))
     stored["model.layers.0.mlp.up_proj.weight"] = torch.zeros(96, 64)
     with pytest.raises(ModelError, match="has plain numbers beside those of four bits"):

@@ -26,12 +26,25 @@ from tests.quant_methods.stored import (
 LLAMA = "LlamaForCausalLM"
 
 
-def config(bits: int = 4, group: int = 16, *, sym: bool = True, order: bool = False, **more: Any) -> dict[str, Any]:
-    return {"quant_method": "gptq", "bits": bits, "group_size": group, "sym": sym, "desc_act": order, **more}
+def config(
+    bits: int = 4, group: int = 16, *, sym: bool = True, order: bool = False, **more: Any
+) -> dict[str, Any]:
+    return {
+        "quant_method": "gptq",
+        "bits": bits,
+        "group_size": group,
+        "sym": sym,
+        "desc_act": order,
+        **more,
+    }
 
 
-def writer(bits: int = 4, group: int = 16, *, sym: bool = True, order: bool = False, less: int = 1) -> Writer:
-    """Packed along the inputs, zero points along the outputs, each stored less one in the first version."""
+def writer(
+    bits: int = 4, group: int = 16, *, sym: bool = True, order: bool = False, less: int = 1
+) -> Writer:
+    """Packed along the inputs, zero points along the outputs, each stored less one in the first
+    version.
+    """
 
     def write(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
         width = weight.shape[1]
@@ -51,7 +64,9 @@ def writer(bits: int = 4, group: int = 16, *, sym: bool = True, order: bool = Fa
     return write
 
 
-def both(architecture: str, folder: Path, write: Writer, quant: Any, **which: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def both(
+    architecture: str, folder: Path, write: Writer, quant: Any, **which: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
     stored, plain = packed(checkpoint(architecture, folder), write, **which)
     return scores(architecture, folder, stored, quant), scores(architecture, folder, plain)
 
@@ -82,11 +97,21 @@ def test_zero_points_of_the_second_version_are_stored_as_they_are(tmp_path: Path
 
 @pytest.mark.parametrize(
     "architecture",
-    ["Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM", "Gemma3ForCausalLM", "MixtralForCausalLM", "Phi3ForCausalLM"],
+    [
+        "Qwen3MoeForCausalLM",
+        "DeepseekV3ForCausalLM",
+        "Gemma3ForCausalLM",
+        "MixtralForCausalLM",
+        "Phi3ForCausalLM",
+    ],
 )
 @pytest.mark.parametrize("order", [False, True])
-def test_architectures_with_experts_latents_and_fused_weights(architecture: str, order: bool, tmp_path: Path) -> None:
-    found, expected = both(architecture, tmp_path, writer(group=8, order=order), Gptq(config(group=8, order=order)))
+def test_architectures_with_experts_latents_and_fused_weights(
+    architecture: str, order: bool, tmp_path: Path
+) -> None:
+    found, expected = both(
+        architecture, tmp_path, writer(group=8, order=order), Gptq(config(group=8, order=order))
+    )
     assert_alike(found, expected)
 
 
@@ -99,7 +124,9 @@ def test_two_ranks_give_what_one_gives(order: bool, tmp_path: Path) -> None:
 
 def test_a_cut_through_a_group_is_refused_with_the_sizes_that_do(tmp_path: Path) -> None:
     stored, _ = packed(checkpoint(LLAMA, tmp_path), writer(group=32))
-    with pytest.raises(ModelError, match=r"mlp.down_proj is stored in elements of 32 .* divides 3 of them: 1, 3\."):
+    with pytest.raises(
+        ModelError, match=r"mlp.down_proj is stored in elements of 32 .* divides 3 of them: 1, 3\."
+    ):
         on_two_ranks(LLAMA, tmp_path, stored, lambda: Gptq(config(group=32)))
 
 
@@ -107,17 +134,24 @@ def test_rules_by_name_change_bits_and_leave_layers_plain(tmp_path: Path) -> Non
     """Also of one part of a fused layer: it is kept part by part then."""
     tensors = checkpoint(LLAMA, tmp_path)
     eight = [name for name in tensors if name.endswith("v_proj.weight")]
-    plain_ones = [name for name in tensors if name.endswith(("k_proj.weight", "layers.1.mlp.down_proj.weight"))]
+    plain_ones = [
+        name
+        for name in tensors
+        if name.endswith(("k_proj.weight", "layers.1.mlp.down_proj.weight"))
+    ]
     four = [name for name in tensors if is_linear(name) and name not in (*eight, *plain_ones)]
     stored, plain = packed(tensors, writer(8, 32), eight.__contains__)
-    stored, plain = packed(stored, writer(), four.__contains__)[0], packed(plain, writer(), four.__contains__)[1]
+    stored = packed(stored, writer(), four.__contains__)[0]
+    plain = packed(plain, writer(), four.__contains__)[1]
     rules = {
         r"-:.*\.k_proj": {},
         r"-:model\.layers\.1\.mlp\.down": {},
         r"+:.*\.v_proj": {"bits": 8, "group_size": 32},
         r".*v_proj": {"bits": 2},
     }
-    assert_alike(scores(LLAMA, tmp_path, stored, Gptq(config(dynamic=rules))), scores(LLAMA, tmp_path, plain))
+    assert_alike(
+        scores(LLAMA, tmp_path, stored, Gptq(config(dynamic=rules))), scores(LLAMA, tmp_path, plain)
+    )
 
 
 def test_a_head_may_be_packed(tmp_path: Path) -> None:
@@ -140,19 +174,39 @@ def test_only_the_modules_that_are_named_are_packed(tmp_path: Path) -> None:
     [
         ({"bits": 5}, "5 bits in groups of 16"),
         ({"group_size": 0}, "4 bits in groups of 0"),
-        ({"checkpoint_format": "gptq_v3"}, "checkpoint_format is 'gptq_v3', packed into int32; read are gptq, gptq_v2"),
+        (
+            {"checkpoint_format": "gptq_v3"},
+            "checkpoint_format is 'gptq_v3', packed into int32; read are gptq, gptq_v2",
+        ),
         (
             {"checkpoint_format": "marlin"},
             "checkpoint_format is 'marlin': weights lie in the order of one GPU's kernel",
         ),
-        ({"is_marlin_format": True}, "checkpoint_format is 'marlin': weights lie in the order of one GPU's kernel"),
-        ({"checkpoint_format": "marlin_24"}, "checkpoint_format is 'marlin_24': two of four numbers are left out"),
-        ({"quant_method": "gptq_marlin_24"}, "checkpoint_format is 'marlin_24': two of four numbers are left out"),
-        ({"checkpoint_format": "bitblas"}, "is 'bitblas': weights lie in an order that is tuned for each GPU"),
-        ({"quant_method": "bitblas"}, "is 'bitblas': weights lie in an order that is tuned for each GPU"),
+        (
+            {"is_marlin_format": True},
+            "checkpoint_format is 'marlin': weights lie in the order of one GPU's kernel",
+        ),
+        (
+            {"checkpoint_format": "marlin_24"},
+            "checkpoint_format is 'marlin_24': two of four numbers are left out",
+        ),
+        (
+            {"quant_method": "gptq_marlin_24"},
+            "checkpoint_format is 'marlin_24': two of four numbers are left out",
+        ),
+        (
+            {"checkpoint_format": "bitblas"},
+            "is 'bitblas': weights lie in an order that is tuned for each GPU",
+        ),
+        (
+            {"quant_method": "bitblas"},
+            "is 'bitblas': weights lie in an order that is tuned for each GPU",
+        ),
     ],
 )
-def test_settings_that_the_format_does_not_have_are_refused(change: dict[str, Any], message: str) -> None:
+def test_settings_that_the_format_does_not_have_are_refused(
+    change: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ModelError, match=message):
         Gptq({**config(), **change})
 
@@ -160,9 +214,14 @@ def test_settings_that_the_format_does_not_have_are_refused(change: dict[str, An
 @pytest.mark.parametrize(
     ("break_it", "message"),
     [
-        (lambda t: t.pop("model.layers.1.mlp.up_proj.scales"), "missing tensors: model.layers.1.mlp.up_proj.scales"),
         (
-            lambda t: t.update({"model.layers.0.mlp.up_proj.qweight": torch.zeros(7, 96, dtype=torch.int32)}),
+            lambda t: t.pop("model.layers.1.mlp.up_proj.scales"),
+            "missing tensors: model.layers.1.mlp.up_proj.scales",
+        ),
+        (
+            lambda t: t.update(
+                {"model.layers.0.mlp.up_proj.qweight": torch.zeros(7, 96, dtype=torch.int32)}
+            ),
             r"mlp.up_proj.qweight: expected \[8, 96\], found \[7, 96\]",
         ),
         (
@@ -170,13 +229,20 @@ def test_settings_that_the_format_does_not_have_are_refused(change: dict[str, An
             "mlp.up_proj.* holds float32",
         ),
         (
-            lambda t: t["model.layers.0.mlp.up_proj.g_idx"].random_(0, 4, generator=torch.Generator().manual_seed(1)),
+            lambda t: t["model.layers.0.mlp.up_proj.g_idx"].random_(
+                0, 4, generator=torch.Generator().manual_seed(1)
+            ),
             "g_idx gives input columns an order.*desc_act",
         ),
-        (lambda t: t["model.layers.0.mlp.up_proj.qzeros"].fill_(0), "zero points other than the middle.*sym"),
+        (
+            lambda t: t["model.layers.0.mlp.up_proj.qzeros"].fill_(0),
+            "zero points other than the middle.*sym",
+        ),
     ],
 )
-def test_a_broken_checkpoint_is_one_clear_error(break_it: Any, message: str, tmp_path: Path) -> None:
+def test_a_broken_checkpoint_is_one_clear_error(
+    break_it: Any, message: str, tmp_path: Path
+) -> None:
     stored, _ = packed(checkpoint(LLAMA, tmp_path), writer())
     break_it(stored)
     with pytest.raises(ModelError, match=message):
@@ -192,7 +258,9 @@ def test_a_group_that_no_column_may_have_is_refused(tmp_path: Path) -> None:
 
 def test_groups_that_do_not_divide_are_refused(tmp_path: Path) -> None:
     checkpoint(LLAMA, tmp_path)
-    with pytest.raises(ModelError, match=r"mlp.down_proj has 96 inputs, which do not divide into groups of 64"):
+    with pytest.raises(
+        ModelError, match=r"mlp.down_proj has 96 inputs, which do not divide into groups of 64"
+    ):
         scores(LLAMA, tmp_path, {}, Gptq(config(group=64)))
 
 

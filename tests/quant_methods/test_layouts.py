@@ -1,4 +1,6 @@
-"""The canonical layouts mean what they say, whole and in pieces, and numbers of few bits come out of words and bytes."""
+"""The canonical layouts mean what they say, whole and in pieces, and numbers of few bits come out
+of words and bytes.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,22 @@ from core.contracts.part import Part
 from core.errors import ModelError
 from core.quantization import layouts
 from core.quantization.layouts import GroupedInts, ScaledFloats, pieces
-from core.quantization.packing import centred, four_bit_floats, powers_of_two, six_bit_floats, unpack_words
+from core.quantization.packing import (
+    centred,
+    four_bit_floats,
+    powers_of_two,
+    six_bit_floats,
+    unpack_words,
+)
 from tests.quant_methods.stored import words
 
 
 def whole(out: int, width: int) -> Part:
     """Return the part of a rank that has all of a weight."""
     rows = slice(0, out)
-    return Part(pieces=((rows, rows),), columns_in=slice(0, width), out_features=out, in_features=width)
+    return Part(
+        pieces=((rows, rows),), columns_in=slice(0, width), out_features=out, in_features=width
+    )
 
 
 @pytest.mark.parametrize("bits", range(1, 9))
@@ -30,7 +40,12 @@ def test_numbers_come_out_of_words_that_they_may_straddle(bits: int) -> None:
 
 
 def test_small_floats_are_those_of_eight_bits_that_they_are_equal_to() -> None:
-    assert four_bit_floats(torch.tensor([0x21, 0xF7], dtype=torch.uint8)).float().tolist() == [0.5, 1.0, 6.0, -6.0]
+    assert four_bit_floats(torch.tensor([0x21, 0xF7], dtype=torch.uint8)).float().tolist() == [
+        0.5,
+        1.0,
+        6.0,
+        -6.0,
+    ]
     # One, the least, the largest and minus the largest, six bits each, in three bytes.
     for exponent_bits, codes, values in (
         (2, (8, 1, 31, 63), (1, 0.125, 7.5, -7.5)),
@@ -39,12 +54,17 @@ def test_small_floats_are_those_of_eight_bits_that_they_are_equal_to() -> None:
         word = sum(code << (6 * index) for index, code in enumerate(codes))
         packed = torch.tensor([word & 255, word >> 8 & 255, word >> 16], dtype=torch.uint8)
         assert six_bit_floats(packed, exponent_bits).float().tolist() == list(values)
-    assert powers_of_two(torch.tensor([127, 130, 120], dtype=torch.uint8)).tolist() == [1.0, 8.0, 2.0**-7]
+    assert powers_of_two(torch.tensor([127, 130, 120], dtype=torch.uint8)).tolist() == [
+        1.0,
+        8.0,
+        2.0**-7,
+    ]
 
 
 def test_a_large_weight_becomes_plain_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layouts, "PIECE", 40)
-    codes, scales = torch.randint(-8, 8, (7, 16), dtype=torch.int8), torch.rand(7, 4)
+    codes = torch.randint(-8, 8, (7, 16), dtype=torch.int8)
+    scales = torch.rand(7, 4)
     zeros = torch.randint(-3, 3, (7, 4), dtype=torch.int16)
     expected = (codes.float() - zeros.repeat_interleave(4, 1)) * scales.repeat_interleave(4, 1)
     order = torch.arange(16) // 4

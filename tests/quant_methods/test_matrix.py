@@ -1,4 +1,6 @@
-"""Every format and scheme by every kind of architecture: alone and on two ranks, against dequantize-then-multiply in float32."""
+"""Every format and scheme by every kind of architecture: alone and on two ranks, against
+dequantize-then-multiply in float32.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,14 @@ from tests.quant_methods import (
     test_quark,
     test_torchao,
 )
-from tests.quant_methods.stored import Writer, assert_alike, checkpoint, on_two_ranks, packed, scores
+from tests.quant_methods.stored import (
+    Writer,
+    assert_alike,
+    checkpoint,
+    on_two_ranks,
+    packed,
+    scores,
+)
 
 WIDE = {"hidden_size": 128, "intermediate_size": 128}
 LATENT = {"q_lora_rank": 64, "kv_lora_rank": 64, "v_head_dim": 32}
@@ -47,7 +56,9 @@ Case = tuple[Writer, Callable[[], StoredMethod]]
 
 
 def gptq() -> dict[str, Case]:
-    """Return each number of bits, with groups of three sizes, with and without zero points and activation order."""
+    """Return each number of bits, with groups of three sizes, with and without zero points and
+    activation order.
+    """
     kinds: list[tuple[int, int, dict[str, Any]]] = [
         (bits, group, {"sym": sym, "order": order})
         for bits, group in ((2, 16), (3, 32), (4, 16), (4, 32), (4, -1), (8, 32), (8, -1))
@@ -56,7 +67,8 @@ def gptq() -> dict[str, Case]:
         if not (order and group == -1)
     ]
     return {
-        f"gptq {bits} bits, groups of {group}, {'no ' * more['sym']}zeros{', ordered' * more['order']}": (
+        f"gptq {bits} bits, groups of {group}, "
+        f"{'no ' * more['sym']}zeros{', ordered' * more['order']}": (
             test_gptq.writer(bits, group, **more),
             lambda bits=bits, group=group, more=more: Gptq(test_gptq.config(bits, group, **more)),  # type: ignore[misc]
         )
@@ -67,14 +79,19 @@ def gptq() -> dict[str, Case]:
 def compressed(name: str) -> Case:
     layout, facts = test_compressed_tensors.SCHEMES[name]
     settings = test_compressed_tensors.config(layout, facts)
-    return test_compressed_tensors.by_the_library(layout, facts), lambda: CompressedTensors(settings)
+    return test_compressed_tensors.by_the_library(layout, facts), lambda: CompressedTensors(
+        settings
+    )
 
 
 def cases() -> dict[str, Case]:
     """Return all there are, by name."""
     found = gptq()
     for group in (16, 32, -1):
-        found[f"awq, groups of {group}"] = (test_awq.writer(group), lambda g=group: Awq(test_awq.config(g)))  # type: ignore[misc]
+        found[f"awq, groups of {group}"] = (
+            test_awq.writer(group),
+            lambda g=group: Awq(test_awq.config(g)),
+        )  # type: ignore[misc]
     for packing, sym, write in (
         ("auto_round", False, test_gptq.writer(sym=False, less=0)),
         ("auto_round:auto_gptq", True, test_gptq.writer()),
@@ -82,9 +99,15 @@ def cases() -> dict[str, Case]:
     ):
         settings = test_auto_round.config(packing, sym=sym)
         found[f"auto-round, {packing}"] = (write, lambda s=settings: AutoRound(s))  # type: ignore[misc]
-    found |= {f"compressed-tensors {name}": compressed(name) for name in test_compressed_tensors.SCHEMES}
+    found |= {
+        f"compressed-tensors {name}": compressed(name) for name in test_compressed_tensors.SCHEMES
+    }
     early = "fp8 in blocks that end early"  # two ranks' rows end inside such a block
-    found |= {name: case for name, case in test_floats.CASES.items() if name not in (early, "modelopt FP8 in blocks")}
+    found |= {
+        name: case
+        for name, case in test_floats.CASES.items()
+        if name not in (early, "modelopt FP8 in blocks")
+    }
     for name, (write, facts) in test_quark.CASES.items():
         found[f"quark {name}"] = (write, lambda f=facts: Quark(test_quark.config(f)))  # type: ignore[misc]
     for bits, group, axis in test_hqq.CASES:
@@ -106,7 +129,9 @@ def cases() -> dict[str, Case]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", cases())
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_one_rank_and_two_compute_what_is_stored(architecture: str, name: str, tmp_path: Path) -> None:
+def test_one_rank_and_two_compute_what_is_stored(
+    architecture: str, name: str, tmp_path: Path
+) -> None:
     write, quant = cases()[name]
     stored, plain = packed(checkpoint(architecture, tmp_path, **ARCHITECTURES[architecture]), write)
     expected = scores(architecture, tmp_path, plain)

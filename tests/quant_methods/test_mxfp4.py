@@ -1,4 +1,6 @@
-"""Experts of gpt-oss checkpoints, as their bytes are stored: what transformers unpacks, multiplied by the C++ kernels."""
+"""Experts of gpt-oss checkpoints, as their bytes are stored: what transformers unpacks, multiplied
+by the C++ kernels.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,14 @@ GPT_OSS = "GptOssForCausalLM"
 
 def packed(tensors: Tensors) -> tuple[Tensors, Tensors]:
     """Return a checkpoint with experts of four bits, and a plain one with what those stand for."""
-    stored, plain = dict(tensors), dict(tensors)
+    stored = dict(tensors)
+    plain = dict(tensors)
     generator = torch.Generator().manual_seed(0)
     for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
         experts, columns, rows = tensors[name].shape
-        blocks = torch.randint(0, 256, (experts, rows, columns // 32, 16), dtype=torch.uint8, generator=generator)
+        blocks = torch.randint(
+            0, 256, (experts, rows, columns // 32, 16), dtype=torch.uint8, generator=generator
+        )
         scales = torch.randint(121, 124, blocks.shape[:3], dtype=torch.uint8, generator=generator)
         stored |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
         del stored[name]
@@ -37,7 +42,9 @@ def method() -> Any:
 
 
 @pytest.mark.skipif(load_library() is None, reason="no C++ library on this machine")
-def test_the_kernels_multiply_by_what_transformers_unpacks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_kernels_multiply_by_what_transformers_unpacks(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     stored, plain = packed(checkpoint(GPT_OSS, tmp_path))
     expected = scores(GPT_OSS, tmp_path, plain)
     assert_alike(scores(GPT_OSS, tmp_path, stored, method(), plain=make_method()), expected)
@@ -53,6 +60,8 @@ def test_two_ranks_give_what_one_gives(tmp_path: Path) -> None:
 
 def test_numbers_without_their_scales_are_refused(tmp_path: Path) -> None:
     stored, _ = packed(checkpoint(GPT_OSS, tmp_path))
-    alone = {name: tensor for name, tensor in stored.items() if not name.endswith("down_proj_scales")}
+    alone = {
+        name: tensor for name, tensor in stored.items() if not name.endswith("down_proj_scales")
+    }
     with pytest.raises(ModelError, match=r"down.* came alone|down_proj_scales"):
         scores(GPT_OSS, tmp_path, alone, method())

@@ -1,4 +1,6 @@
-"""On a GPU numbers of stored formats stay as they are and are multiplied by Triton, here through its interpreter."""
+"""On a GPU numbers of stored formats stay as they are and are multiplied by Triton, here through
+its interpreter.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def of_model(architecture: str, name: str, folder: Path) -> tuple[torch.Tensor, 
     """Return the scores of a model with numbers as they are stored, and with what they stand for."""
     write, quant = CASES[name]
     stored, plain = packed(checkpoint(architecture, folder), write)
-    return scores(architecture, folder, stored, quant(), plain=TritonWeights()), scores(architecture, folder, plain)
+    return scores(architecture, folder, stored, quant(), plain=TritonWeights()), scores(
+        architecture, folder, plain
+    )
 
 
 def test_a_model_computes_what_its_numbers_stand_for(tmp_path: Path) -> None:
@@ -44,9 +48,11 @@ def test_every_format_and_experts(architecture: str, name: str, tmp_path: Path) 
 
 def keepers(quant: Any) -> list[Any]:
     """Return who keeps a layer's and experts' numbers, and what multiplies by the layer's."""
-    plain, stored = TritonWeights(), quant.format_of("model.layers.0.a")
+    plain = TritonWeights()
+    stored = quant.format_of("model.layers.0.a")
     found: list[Any] = [
-        keeper_of(stored, lambda made=made: made("x"), whole(8, 256)) for made in (plain.linear, plain.experts)
+        keeper_of(stored, lambda made=made: made("x"), whole(8, 256))
+        for made in (plain.linear, plain.experts)
     ]
     return [*map(type, found), type(found[0]._ops)]
 
@@ -56,7 +62,11 @@ def test_who_keeps_what() -> None:
     assert keepers(CASES["gptq, 4 bits with order"][1]()) == [PackedInts, PlainKeeper, QuantizedOps]
     assert keepers(gptq(8, 12, sym=False)[1]()) == [PackedInts, PackedIntExperts, QuantizedOps]
     assert keepers(test_floats.fp8()) == [PackedFloats, PackedFloatExperts, FloatOps]
-    assert keepers(test_floats.modelopt("NVFP4")) == [PackedFloats, PackedFloatExperts, QuantizedOps]
+    assert keepers(test_floats.modelopt("NVFP4")) == [
+        PackedFloats,
+        PackedFloatExperts,
+        QuantizedOps,
+    ]
 
 
 def test_inputs_are_rounded_only_of_checkpoints_that_were_made_for_that() -> None:
@@ -64,7 +74,8 @@ def test_inputs_are_rounded_only_of_checkpoints_that_were_made_for_that() -> Non
     for x_bits, ops in ((16, FloatOps), (8, ScaledFloatOps)):
         assert type(method.keeps(Grouping(8, 128, is_float=True, x_bits=x_bits))._ops) is ops
     by_row, by_block = (
-        test_floats.fp8(**more).format_of("a").grouping for more in ({}, {"weight_block_size": [128, 128]})
+        test_floats.fp8(**more).format_of("a").grouping
+        for more in ({}, {"weight_block_size": [128, 128]})
     )
     assert (by_row.x_bits, by_block.x_bits) == (8, 8)
 
@@ -89,4 +100,6 @@ def test_plain_weights_are_rounded_by_the_devices_kernels(method: Any, tmp_path:
     quant = method(None, EngineConfig())
     found = scores(LLAMA, tmp_path, tensors, quant, plain=TritonWeights())
     assert "_ops" not in vars(quant)  # the CPU's were not asked for
-    torch.testing.assert_close(found, scores(LLAMA, tmp_path, tensors, method(None, EngineConfig())), atol=0.05, rtol=0)
+    torch.testing.assert_close(
+        found, scores(LLAMA, tmp_path, tensors, method(None, EngineConfig())), atol=0.05, rtol=0
+    )

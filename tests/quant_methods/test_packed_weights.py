@@ -1,4 +1,6 @@
-"""Layers whose plain weights the device keeps packed: the same products, on one rank and on two, loaded again in part."""
+"""Layers whose plain weights the device keeps packed: the same products, on one rank and on two,
+loaded again in part.
+"""
 
 from __future__ import annotations
 
@@ -45,15 +47,20 @@ def seed() -> None:
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("split", ["", "rows", "columns"])
 def test_ranks_pack_their_part_of_fused_rows(split: str, transposed: bool) -> None:
-    gate, up, x = torch.randn(48, 36), torch.randn(80, 36), torch.randn(5, 36)
+    gate = torch.randn(48, 36)
+    up = torch.randn(80, 36)
+    x = torch.randn(5, 36)
     tensors = [("a.gate.weight", gate), ("a.up.weight", up)]
     found = []
     for rank in range(2 if split else 1):
-        weights, group = WeightMap(), Whole(2 if split else 1, rank)
+        weights = WeightMap()
+        group = Whole(2 if split else 1, rank)
         slices = [Slice("gate", 48, "a.gate"), Slice("up", 80, "a.up")]
         layer = Linear(packing(group), weights, "a", 36, slices, split=split, transposed=transposed)
         assert isinstance(layer.method, PackedLinear)
-        weights.load([(name, tensor.T.contiguous() if transposed else tensor) for name, tensor in tensors])
+        weights.load(
+            [(name, tensor.T.contiguous() if transposed else tensor) for name, tensor in tensors]
+        )
         found.append(layer(x[:, group.own(36)] if split == "columns" else x))
     if split == "rows":
         halves = [(part[:, :24], part[:, 24:]) for part in found]
@@ -62,10 +69,13 @@ def test_ranks_pack_their_part_of_fused_rows(split: str, transposed: bool) -> No
 
 
 def test_tensors_that_come_again_are_packed_where_they_lie() -> None:
-    weights, x = WeightMap(), torch.randn(3, 20)
+    weights = WeightMap()
+    x = torch.randn(3, 20)
     layer = Linear(packing(), weights, "a", 20, [Slice("q", 32, "a.q"), Slice("k", 16, "a.k")])
     weights.load([("a.q.weight", torch.randn(32, 20)), ("a.k.weight", torch.randn(16, 20))])
-    before, address = layer(x), layer.weight.data_ptr()  # type: ignore[operator,union-attr]
+    # type: ignore[operator,union-attr]
+    before = layer(x)
+    address = layer.weight.data_ptr()
     key = torch.randn(16, 20)
     weights.update([("a.k.weight", key)])
     assert layer.weight.data_ptr() == address  # type: ignore[operator,union-attr]
@@ -82,7 +92,9 @@ def test_integers_are_refused_by_name() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_head_and_the_embedding_it_is_tied_to_share_packed_rows(dtype: torch.dtype) -> None:
-    weights, context, table = WeightMap(), packing(dtype=dtype), torch.randn(37, 24).to(dtype)
+    weights = WeightMap()
+    context = packing(dtype=dtype)
+    table = torch.randn(37, 24).to(dtype)
     embed = Embedding(37, 24, context, weights, "embed", is_head=True)
     head = Head(37, 24, context, weights, "head", tied_to=embed)
     weights.load([("embed.weight", table)])
@@ -96,7 +108,9 @@ def test_a_head_and_the_embedding_it_is_tied_to_share_packed_rows(dtype: torch.d
 @pytest.mark.parametrize("activation", ["silu", "relu2_alone"])
 def test_experts_give_what_the_op_means(activation: str) -> None:
     class Layer(torch.nn.Module):
-        gated, bias, ops = not activation.endswith("alone"), None, plain_context().ops
+        gated = not activation.endswith("alone")
+        bias = None
+        ops = plain_context().ops
 
     layer: Any = Layer()
     layer.activation = activation
@@ -104,21 +118,28 @@ def test_experts_give_what_the_op_means(activation: str) -> None:
     method: Any = made.experts("x")  # type: ignore[attr-defined]
     assert isinstance(method, PackedExperts)
     method.create(layer, 4, 12, 20, torch.float32)
-    gate_up, down = torch.randn(4, 24 if Layer.gated else 12, 20), torch.randn(4, 20, 12)
+    gate_up = torch.randn(4, 24 if Layer.gated else 12, 20)
+    down = torch.randn(4, 20, 12)
     for name, weight in (("gate_up", gate_up), ("down", down)):
         for index in range(4):
             method._ops.pack(layer.get_parameter(name)[index], weight.shape[1], 0, weight[index])
     for count in (0, 1, 9):
-        x, shares, chosen = torch.randn(count, 20), torch.rand(count, 2), torch.randint(0, 4, (count, 2))
+        x = torch.randn(count, 20)
+        shares = torch.rand(count, 2)
+        chosen = torch.randint(0, 4, (count, 2))
         expected = reference.moe(x, gate_up, down, shares, chosen, activation)
         found = method.apply(layer, x, shares, chosen)
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-        alone = [method.apply(layer, x[i : i + 1], shares[i : i + 1], chosen[i : i + 1]) for i in range(count)]
+        alone = [
+            method.apply(layer, x[i : i + 1], shares[i : i + 1], chosen[i : i + 1])
+            for i in range(count)
+        ]
         assert torch.equal(found, torch.cat([found[:0], *alone]))
 
 
 def test_a_device_that_no_entry_fits_keeps_weights_as_they_are() -> None:
-    registry, config = load_plan(make_plan([])), EngineConfig()
+    registry = load_plan(make_plan([]))
+    config = EngineConfig()
     assert plain_weights(config, registry, {"device": "cuda"}) is None
     found = plain_weights(config, registry, {"device": "cpu"})
     assert found is not None

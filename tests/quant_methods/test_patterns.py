@@ -12,7 +12,24 @@ from core.quantization import patterns
 from core.quantization.patterns import Pattern
 
 NAME = "model.layers.10.self_attn.q_proj"
-PIECES = ["a", "b", r"\.", ".", "[ab]", "[^a]", r"\d", r"\w", r"\W", "[a-c1]", r"\S", "^", "$", r"\b", r"\B", ""]
+PIECES = [
+    "a",
+    "b",
+    r"\.",
+    ".",
+    "[ab]",
+    "[^a]",
+    r"\d",
+    r"\w",
+    r"\W",
+    "[a-c1]",
+    r"\S",
+    "^",
+    "$",
+    r"\b",
+    r"\B",
+    "",
+]
 REPEATS = ["*", "+", "?", "*?", "+?", "{2}", "{1,2}", "{0,3}?"]
 
 
@@ -81,5 +98,7 @@ def test_no_pattern_takes_long(text: str) -> None:
     ],
 )
 def test_what_is_no_pattern_is_named(text: str, reason: str) -> None:
-    with pytest.raises(ModelError, match=f"quantization_config: .* is no pattern that is matched here: .*{reason}"):
+    with pytest.raises(
+        ModelError, match=f"quantization_config: .* is no pattern that is matched here: .*{reason}"
+    ):
         Pattern(text).begins(NAME)

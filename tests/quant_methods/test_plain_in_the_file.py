@@ -23,7 +23,15 @@ from core.errors import ModelError
 from core.plugin import load_plan, make_plan
 from core.quantization.method import StoredMethod
 from tests.quant_methods import test_bitsandbytes, test_compressed_tensors, test_torchao
-from tests.quant_methods.stored import Tensors, Writer, assert_alike, checkpoint, is_linear, packed, scores
+from tests.quant_methods.stored import (
+    Tensors,
+    Writer,
+    assert_alike,
+    checkpoint,
+    is_linear,
+    packed,
+    scores,
+)
 
 Case = tuple[Writer, Callable[[], StoredMethod]]
 NAMED: dict[str, Callable[[], Case]] = {
@@ -37,13 +45,17 @@ NAMED: dict[str, Callable[[], Case]] = {
     ),
     "compressed-tensors": lambda: (
         test_compressed_tensors.by_the_library(*test_compressed_tensors.SCHEMES["fp8 in rows"]),
-        lambda: CompressedTensors(test_compressed_tensors.config(*test_compressed_tensors.SCHEMES["fp8 in rows"])),
+        lambda: CompressedTensors(
+            test_compressed_tensors.config(*test_compressed_tensors.SCHEMES["fp8 in rows"])
+        ),
     ),
 }
 
 
 def outside(name: str) -> bool:
-    """Say whether it is the weight of a linear layer that is no expert's: what tools see that look for such layers."""
+    """Say whether it is the weight of a linear layer that is no expert's: what tools see that look
+    for such layers.
+    """
     return is_linear(name) and ".experts." not in name
 
 
@@ -53,7 +65,9 @@ def types_of(tensors: Tensors) -> dict[str, torch.dtype]:
 
 @pytest.mark.parametrize("name", NAMED)
 @pytest.mark.parametrize("architecture", ["MixtralForCausalLM", "Qwen3MoeForCausalLM"])
-def test_experts_that_a_tool_passed_over_are_plain(architecture: str, name: str, tmp_path: Path) -> None:
+def test_experts_that_a_tool_passed_over_are_plain(
+    architecture: str, name: str, tmp_path: Path
+) -> None:
     write, make = NAMED[name]()
     stored, plain = packed(checkpoint(architecture, tmp_path), write, outside)
     expected = scores(architecture, tmp_path, plain)
@@ -66,10 +80,14 @@ def test_experts_that_a_tool_passed_over_are_plain(architecture: str, name: str,
 def test_a_weight_with_some_of_its_tensors_is_not_plain(tmp_path: Path) -> None:
     write, make = NAMED["compressed-tensors"]()
     stored, _ = packed(checkpoint("LlamaForCausalLM", tmp_path), write)
-    stored["model.layers.0.mlp.up_proj.weight"] = stored["model.layers.0.mlp.up_proj.weight"].float()
+    stored["model.layers.0.mlp.up_proj.weight"] = stored[
+        "model.layers.0.mlp.up_proj.weight"
+    ].float()
     quant = make()
     quant.stored_as(types_of(stored))
-    with pytest.raises(ModelError, match="has a weight of float32, which is none of eight-bit floats"):
+    with pytest.raises(
+        ModelError, match="has a weight of float32, which is none of eight-bit floats"
+    ):
         scores("LlamaForCausalLM", tmp_path, stored, quant)
 
 
@@ -81,13 +99,22 @@ def test_a_start_looks_at_the_file(tmp_path: Path) -> None:
     save_file(plain, other / "model.safetensors", metadata={"format": "pt"})
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
     path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": test_torchao.config(facts)}))
+    path.write_text(
+        json.dumps(
+            {**json.loads(path.read_text()), "quantization_config": test_torchao.config(facts)}
+        )
+    )
     registry = load_plan(make_plan([]))
     given = {"model": str(folder), "dtype": "float32", "max_model_len": 64}
     assert memory_plan(config_from_kwargs(given, registry.options()), registry).weight_bytes
 
     def first(model: Path) -> dict[int, float]:
-        settings: dict[str, Any] = {"dtype": "float32", "max_model_len": 64, "num_threads": 1, "log_level": "warning"}
+        settings: dict[str, Any] = {
+            "dtype": "float32",
+            "max_model_len": 64,
+            "num_threads": 1,
+            "log_level": "warning",
+        }
         with LLM(str(model), **settings) as llm:
             params = SamplingParams(temperature=0, max_tokens=1, logprobs=5)
             found = llm.generate([[5, 9, 30, 7]], params, use_tqdm=False)[0].outputs[0].logprobs

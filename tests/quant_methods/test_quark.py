@@ -29,7 +29,15 @@ LLAMA = "LlamaForCausalLM"
 
 
 def weights(dtype: str, scheme: str, **more: Any) -> dict[str, Any]:
-    return {"weight": {"dtype": dtype, "qscheme": scheme, "symmetric": True, "is_dynamic": False, **more}}
+    return {
+        "weight": {
+            "dtype": dtype,
+            "qscheme": scheme,
+            "symmetric": True,
+            "is_dynamic": False,
+            **more,
+        }
+    }
 
 
 def config(facts: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -50,15 +58,22 @@ def four_bits(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
     plain = E2M1[codes] * groups.sign() * exponents.exp2()
     codes = (codes + 8 * (groups < 0)).view(weight.shape)
     stored = (codes[:, 0::2] + 16 * codes[:, 1::2]).to(torch.uint8)
-    return {"weight": stored, "weight_scale": (exponents[..., 0] + 127).to(torch.uint8)}, plain.view(weight.shape)
+    return {
+        "weight": stored,
+        "weight_scale": (exponents[..., 0] + 127).to(torch.uint8),
+    }, plain.view(weight.shape)
 
 
 def six_bits(exponent_bits: int) -> Writer:
     """Four floats in three bytes, lowest bits first, powers of two for 32 of them as exponents."""
-    fractions, bias = 5 - exponent_bits, (1 << (exponent_bits - 1)) - 1
+    fractions = 5 - exponent_bits
+    bias = (1 << (exponent_bits - 1)) - 1
     codes = torch.arange(32)
-    exponent, fraction = codes >> fractions, (codes & ((1 << fractions) - 1)) / (1 << fractions)
-    values = torch.where(exponent > 0, (1 + fraction) * 2.0 ** (exponent - bias), fraction * 2.0 ** (1 - bias))
+    exponent = codes >> fractions
+    fraction = (codes & ((1 << fractions) - 1)) / (1 << fractions)
+    values = torch.where(
+        exponent > 0, (1 + fraction) * 2.0 ** (exponent - bias), fraction * 2.0 ** (1 - bias)
+    )
 
     def write(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
         groups = weight.view(len(weight), -1, 32)
@@ -67,7 +82,9 @@ def six_bits(exponent_bits: int) -> Writer:
         plain = values[chosen] * groups.sign() * exponents.exp2()
         fours = (chosen + 32 * (groups < 0)).view(len(weight), -1, 4)
         word = fours[..., 0] | fours[..., 1] << 6 | fours[..., 2] << 12 | fours[..., 3] << 18
-        stored = torch.stack([word & 255, word >> 8 & 255, word >> 16], -1).to(torch.uint8).flatten(1)
+        stored = (
+            torch.stack([word & 255, word >> 8 & 255, word >> 16], -1).to(torch.uint8).flatten(1)
+        )
         scales = (exponents[..., 0] + 127).to(torch.uint8)
         return {"weight": stored, "weight_scale": scales}, plain.view(weight.shape)
 
@@ -86,20 +103,31 @@ CASES: dict[str, tuple[Writer, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("architecture", [LLAMA, "MixtralForCausalLM"])
-def test_a_model_computes_what_its_numbers_stand_for(architecture: str, name: str, tmp_path: Path) -> None:
+def test_a_model_computes_what_its_numbers_stand_for(
+    architecture: str, name: str, tmp_path: Path
+) -> None:
     write, facts = CASES[name]
     stored, plain = packed(checkpoint(architecture, tmp_path), write)
-    assert_alike(scores(architecture, tmp_path, stored, Quark(config(facts))), scores(architecture, tmp_path, plain))
+    assert_alike(
+        scores(architecture, tmp_path, stored, Quark(config(facts))),
+        scores(architecture, tmp_path, plain),
+    )
 
 
 def test_layers_may_be_stored_unlike_and_some_are_plain(tmp_path: Path) -> None:
     tensors = checkpoint(LLAMA, tmp_path)
     (small, small_facts), (large, facts) = CASES["mxfp4"], CASES["fp8 of tensors"]
     small_ones = [name for name in tensors if name.endswith("down_proj.weight")]
-    plain_ones = [name for name in tensors if "k_proj" in name or "layers.1.self_attn.o_proj" in name]
-    large_ones = [name for name in tensors if is_linear(name) and name not in (*small_ones, *plain_ones)]
+    plain_ones = [
+        name for name in tensors if "k_proj" in name or "layers.1.self_attn.o_proj" in name
+    ]
+    large_ones = [
+        name for name in tensors if is_linear(name) and name not in (*small_ones, *plain_ones)
+    ]
     stored, plain = packed(tensors, small, small_ones.__contains__)
-    stored, plain = (packed(own, large, large_ones.__contains__)[at] for at, own in enumerate((stored, plain)))
+    stored, plain = (
+        packed(own, large, large_ones.__contains__)[at] for at, own in enumerate((stored, plain))
+    )
     quant = Quark(
         config(
             facts,
@@ -113,7 +141,10 @@ def test_layers_may_be_stored_unlike_and_some_are_plain(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
-        (weights("fp6_e2m3", "per_group", group_size=16), "weights of dtype 'fp6_e2m3', 'per_group', group_size 16"),
+        (
+            weights("fp6_e2m3", "per_group", group_size=16),
+            "weights of dtype 'fp6_e2m3', 'per_group', group_size 16",
+        ),
         (weights("int8", "per_channel", symmetric=False), "symmetric False are not read"),
     ],
 )
@@ -122,7 +153,14 @@ def test_what_is_not_read_is_refused_by_name(facts: dict[str, Any], message: str
         Quark(config(facts))
     with pytest.raises(ModelError, match="weight_format is 'fake_quantized'"):
         Quark(config(CASES["mxfp4"][1], export={"weight_format": "fake_quantized"}))
-    rotation = {"name": "rotation", "r1": True, "r2": True, "r3": True, "r4": True, "online_r1_rotation": False}
+    rotation = {
+        "name": "rotation",
+        "r1": True,
+        "r2": True,
+        "r3": True,
+        "r4": True,
+        "online_r1_rotation": False,
+    }
     with pytest.raises(ModelError, match="algo_config has r4: activations are rotated"):
         Quark(config(CASES["mxfp4"][1], algo_config=[{"name": "smooth"}, rotation]))
     Quark(config(CASES["mxfp4"][1], algo_config=[{**rotation, "r4": False}]))
@@ -144,7 +182,9 @@ IN_MEMORY = (
 
 
 def in_memory(tensors: Tensors) -> Tensors:
-    """Return tensors under the names that transformers 5 has in memory, which amd-quark 0.13 writes."""
+    """Return tensors under the names that transformers 5 has in memory, which amd-quark 0.13
+    writes.
+    """
     found = {}
     for name, tensor in tensors.items():
         for pattern, there in IN_MEMORY:
@@ -154,7 +194,9 @@ def in_memory(tensors: Tensors) -> Tensors:
 
 
 def fused(tensors: Tensors) -> Tensors:
-    """Return the same with plain experts in two tensors, as amd-quark leaves them that was not told to take them apart."""
+    """Return the same with plain experts in two tensors, as amd-quark leaves them that was not told
+    to take them apart.
+    """
     found: dict[str, Any] = {}
     for name, tensor in tensors.items():
         place = re.fullmatch(r"(.*\.experts)\.\d+\.(gate|up|down)_proj\.weight", name)
@@ -164,7 +206,10 @@ def fused(tensors: Tensors) -> Tensors:
             found.setdefault(place[1], {}).setdefault(place[2], []).append(tensor)
     for stem in [name for name, own in found.items() if isinstance(own, dict)]:
         own = {matrix: torch.stack(each) for matrix, each in found.pop(stem).items()}
-        found |= {f"{stem}.gate_up_proj": torch.cat((own["gate"], own["up"]), 1), f"{stem}.down_proj": own["down"]}
+        found |= {
+            f"{stem}.gate_up_proj": torch.cat((own["gate"], own["up"]), 1),
+            f"{stem}.down_proj": own["down"],
+        }
     return found
 
 
@@ -180,11 +225,16 @@ def test_fused_experts_stay_plain_whatever_the_config_says_of_layers(
 ) -> None:
     write, facts = CASES[name]
     stored, plain = packed(checkpoint(architecture, tmp_path), write, outside)
-    expected, given = scores(architecture, tmp_path, plain), fused(in_memory(stored))
+    expected = scores(architecture, tmp_path, plain)
+    given = fused(in_memory(stored))
     assert_alike(scores(architecture, tmp_path, given, Quark(config(facts))), expected)
-    assert_alike(scores(architecture, tmp_path, given, Quark(config(facts)), plain=make_method()), expected)
+    assert_alike(
+        scores(architecture, tmp_path, given, Quark(config(facts)), plain=make_method()), expected
+    )
     if name == "fp8 of tensors":
-        assert_alike(on_two_ranks(architecture, tmp_path, given, lambda: Quark(config(facts))), expected)
+        assert_alike(
+            on_two_ranks(architecture, tmp_path, given, lambda: Quark(config(facts))), expected
+        )
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -206,7 +256,9 @@ def test_experts_taken_apart_have_names_of_memory(name: str, tmp_path: Path) -> 
     assert_alike(found, scores("MixtralForCausalLM", tmp_path, plain))
 
 
-def test_experts_that_came_one_by_one_are_not_updated_by_a_plain_tensor_of_all(tmp_path: Path) -> None:
+def test_experts_that_came_one_by_one_are_not_updated_by_a_plain_tensor_of_all(
+    tmp_path: Path,
+) -> None:
     write, facts = CASES["fp8 of tensors"]
     tensors = checkpoint("Qwen3MoeForCausalLM", tmp_path)
     stored, _ = packed(tensors, write)
@@ -220,7 +272,9 @@ GPT_OSS = "GptOssForCausalLM"
 
 
 def apart(tensors: Tensors) -> Tensors:
-    """Return gpt-oss's experts as the tool takes them apart: rows of gate and up in turn, a bias for each."""
+    """Return gpt-oss's experts as the tool takes them apart: rows of gate and up in turn, a bias
+    for each.
+    """
     found: Tensors = {}
     for name, tensor in tensors.items():
         place, _, last = name.partition(".experts.")
@@ -246,7 +300,10 @@ def together(tensors: Tensors) -> Tensors:
         index, matrix, kind = last.split(".")
         whole = f"{place}.experts.{matrix}{'_bias' if kind == 'bias' else ''}"
         experts.setdefault(whole, {})[int(index)] = tensor.T if kind == "weight" else tensor
-    return found | {name: torch.stack([own[index] for index in range(len(own))]) for name, own in experts.items()}
+    return found | {
+        name: torch.stack([own[index] for index in range(len(own))])
+        for name, own in experts.items()
+    }
 
 
 @pytest.mark.parametrize("name", ["fp8 of rows", "mxfp4"])
@@ -254,8 +311,11 @@ def test_gpt_oss_experts_may_be_taken_apart(name: str, tmp_path: Path) -> None:
     write, facts = CASES[name]
     tensors = checkpoint(GPT_OSS, tmp_path, hidden_size=128, intermediate_size=64, head_dim=32)
     left_out = "model.layers.1.mlp.experts.0.down_proj"
-    stored, plain = packed(apart(tensors), write, lambda name: is_linear(name) and not name.startswith(left_out))
-    expected, settings = scores(GPT_OSS, tmp_path, together(plain)), config(facts, exclude=["lm_head", left_out])
+    stored, plain = packed(
+        apart(tensors), write, lambda name: is_linear(name) and not name.startswith(left_out)
+    )
+    expected = scores(GPT_OSS, tmp_path, together(plain))
+    settings = config(facts, exclude=["lm_head", left_out])
     assert_alike(scores(GPT_OSS, tmp_path, stored, Quark(settings)), expected)
     assert_alike(scores(GPT_OSS, tmp_path, stored, Quark(settings), plain=make_method()), expected)
     assert_alike(on_two_ranks(GPT_OSS, tmp_path, stored, lambda: Quark(settings)), expected)

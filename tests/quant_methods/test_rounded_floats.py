@@ -1,4 +1,6 @@
-"""`--quantization fp8`: plain weights of any checkpoint are rounded while they load, to what rounding them before gives."""
+"""`--quantization fp8`: plain weights of any checkpoint are rounded while they load, to what
+rounding them before gives.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,12 @@ def rows(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    "architecture", ["LlamaForCausalLM", "Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM", "Phi3ForCausalLM"]
+    "architecture",
+    ["LlamaForCausalLM", "Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM", "Phi3ForCausalLM"],
 )
-def test_a_plain_checkpoint_is_rounded_alone_and_on_two_ranks(architecture: str, tmp_path: Path) -> None:
+def test_a_plain_checkpoint_is_rounded_alone_and_on_two_ranks(
+    architecture: str, tmp_path: Path
+) -> None:
     stored, plain = packed(checkpoint(architecture, tmp_path), rows)
     expected = scores(architecture, tmp_path, plain)
     assert_alike(scores(architecture, tmp_path, stored, make_fp8()), expected)
@@ -41,7 +46,9 @@ def test_a_plain_checkpoint_is_rounded_alone_and_on_two_ranks(architecture: str,
     assert not torch.equal(expected, scores(architecture, tmp_path, stored))
 
 
-def test_all_experts_in_one_tensor_are_rounded_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_experts_in_one_tensor_are_rounded_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of gpt-oss: [experts, in, out], gate and up in turn."""
     monkeypatch.setitem(MODULES, "GptOssForCausalLM", "gpt_oss:spec")
     assert tiny_config("GptOssForCausalLM").model_type == "gpt_oss"
@@ -63,7 +70,9 @@ def test_what_deepspeed_was_to_round_is_rounded_alike(tmp_path: Path) -> None:
     tensors = checkpoint("LlamaForCausalLM", tmp_path)
     expected = scores("LlamaForCausalLM", tmp_path, tensors, make_fp8())
     for stated in (None, {"bits": 8, "group_size": 512}, {"bits": 6}):
-        assert torch.equal(scores("LlamaForCausalLM", tmp_path, tensors, DeepSpeedFp(stated)), expected)
+        assert torch.equal(
+            scores("LlamaForCausalLM", tmp_path, tensors, DeepSpeedFp(stated)), expected
+        )
     with pytest.raises(ModelError, match="12 bits; DeepSpeed's floats have 6 or 8"):
         DeepSpeedFp({"bits": 12})
 

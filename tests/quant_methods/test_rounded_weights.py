@@ -37,7 +37,9 @@ class Whole(ParallelGroup):
         return tensor
 
 
-def rounding(name: str, group: ParallelGroup | None = None, dtype: torch.dtype = torch.float32) -> BuildContext:
+def rounding(
+    name: str, group: ParallelGroup | None = None, dtype: torch.dtype = torch.float32
+) -> BuildContext:
     return replace(plain_context(group, dtype), quant=METHODS[name](None, EngineConfig()))
 
 
@@ -66,16 +68,25 @@ def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("split", ["", "rows", "columns"])
-def test_ranks_round_their_part_of_fused_rows(name: str, split: str, transposed: bool, library: str) -> None:
-    gate, up, x = torch.randn(48, 144), torch.randn(80, 144), torch.randn(5, 144)
+def test_ranks_round_their_part_of_fused_rows(
+    name: str, split: str, transposed: bool, library: str
+) -> None:
+    gate = torch.randn(48, 144)
+    up = torch.randn(80, 144)
+    x = torch.randn(5, 144)
     tensors = [("a.gate.weight", gate), ("a.up.weight", up)]
     found = []
     for rank in range(2 if split else 1):
-        weights, group = WeightMap(), Whole(2 if split else 1, rank)
+        weights = WeightMap()
+        group = Whole(2 if split else 1, rank)
         slices = [Slice("gate", 48, "a.gate"), Slice("up", 80, "a.up")]
-        layer = Linear(rounding(name, group), weights, "a", 144, slices, split=split, transposed=transposed)
+        layer = Linear(
+            rounding(name, group), weights, "a", 144, slices, split=split, transposed=transposed
+        )
         assert isinstance(layer.method._ops, TorchOps) == (library == "torch")
-        weights.load([(name, tensor.T.contiguous() if transposed else tensor) for name, tensor in tensors])
+        weights.load(
+            [(name, tensor.T.contiguous() if transposed else tensor) for name, tensor in tensors]
+        )
         found.append(layer(x[:, group.own(144)] if split == "columns" else x))
     if split == "rows":
         halves = [(part[:, :24], part[:, 24:]) for part in found]
@@ -84,10 +95,13 @@ def test_ranks_round_their_part_of_fused_rows(name: str, split: str, transposed:
 
 
 def test_tensors_that_come_again_are_rounded_where_they_lie(name: str, library: str) -> None:
-    weights, x = WeightMap(), torch.randn(3, 40)
+    weights = WeightMap()
+    x = torch.randn(3, 40)
     layer = Linear(rounding(name), weights, "a", 40, [Slice("q", 32, "a.q"), Slice("k", 16, "a.k")])
     weights.load([("a.q.weight", torch.randn(32, 40)), ("a.k.weight", torch.randn(16, 40))])
-    before, address = layer(x), layer.weight.data_ptr()  # type: ignore[operator,union-attr]
+    # type: ignore[operator,union-attr]
+    before = layer(x)
+    address = layer.weight.data_ptr()
     key = torch.randn(16, 40)
     weights.update([("a.k.weight", key)])
     assert layer.weight.data_ptr() == address  # type: ignore[operator,union-attr]
@@ -96,12 +110,17 @@ def test_tensors_that_come_again_are_rounded_where_they_lie(name: str, library: 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_a_head_and_the_embedding_it_is_tied_to_share_rounded_rows(name: str, dtype: torch.dtype, library: str) -> None:
-    weights, context, table = WeightMap(), rounding(name, dtype=dtype), torch.randn(37, 24).to(dtype)
+def test_a_head_and_the_embedding_it_is_tied_to_share_rounded_rows(
+    name: str, dtype: torch.dtype, library: str
+) -> None:
+    weights = WeightMap()
+    context = rounding(name, dtype=dtype)
+    table = torch.randn(37, 24).to(dtype)
     embed = Embedding(37, 24, context, weights, "embed", is_head=True)
     head = Head(37, 24, context, weights, "head", tied_to=embed)
     weights.load([("embed.weight", table)])
-    ids, x = torch.tensor([36, 0, 5, 5]), torch.randn(4, 24).to(dtype)
+    ids = torch.tensor([36, 0, 5, 5])
+    x = torch.randn(4, 24).to(dtype)
     assert embed(ids).dtype is dtype
     assert_near(embed(ids), table[ids], name)
     assert_near(head(x), x.float() @ table.float().T, name)
@@ -109,17 +128,24 @@ def test_a_head_and_the_embedding_it_is_tied_to_share_rounded_rows(name: str, dt
 
 def test_experts_are_near_the_plain_ones(name: str, library: str) -> None:
     class Layer(torch.nn.Module):
-        gated, bias, ops, activation = True, None, plain_context().ops, "silu"
+        gated = True
+        bias = None
+        ops = plain_context().ops
+        activation = "silu"
 
-    layer, method = Layer(), METHODS[name](None, EngineConfig()).experts("x")
+    layer = Layer()
+    method = METHODS[name](None, EngineConfig()).experts("x")
     assert isinstance(method, PackedExperts)
     method.onto(PlainExperts)  # type: ignore[attr-defined]
     method.create(layer, 4, 64, 40, torch.float32)
-    gate_up, down = torch.randn(4, 128, 40), torch.randn(4, 40, 64)
+    gate_up = torch.randn(4, 128, 40)
+    down = torch.randn(4, 40, 64)
     for matrix, weight in (("gate_up", gate_up), ("down", down)):
         for index in range(4):
             method._ops.pack(layer.get_parameter(matrix)[index], weight.shape[1], 0, weight[index])
-    x, shares, chosen = torch.randn(9, 40), torch.rand(9, 2), torch.randint(0, 4, (9, 2))
+    x = torch.randn(9, 40)
+    shares = torch.rand(9, 2)
+    chosen = torch.randint(0, 4, (9, 2))
     found = method.apply(layer, x, shares, chosen)
     assert_near(found, reference.moe(x, gate_up, down, shares, chosen, "silu"), name)
 
@@ -129,7 +155,10 @@ def test_integers_and_rounded_checkpoints_are_refused(name: str) -> None:
     Linear(rounding(name), weights, "a", 8, [Slice("a", 8)])
     with pytest.raises(ModelError, match="is stored as int8, but config"):
         weights.load([("a.weight", torch.zeros(8, 8, dtype=torch.int8))])
-    with pytest.raises(ModelError, match=f"are stored as '{name}'.* Take the checkpoint that this one was made from"):
+    with pytest.raises(
+        ModelError,
+        match=f"are stored as '{name}'.* Take the checkpoint that this one was made from",
+    ):
         METHODS[name]({"quant_method": name}, EngineConfig())
 
 

@@ -1,4 +1,6 @@
-"""Weights of every format that is read have a kernel here, or the log says once that they have none and what that costs."""
+"""Weights of every format that is read have a kernel here, or the log says once that they have none
+and what that costs.
+"""
 
 from __future__ import annotations
 
@@ -23,25 +25,35 @@ from tests.quant_methods.test_matrix import cases
 
 needs_kernels = pytest.mark.skipif(load_library() is None, reason="no C++ library on this machine")
 CASES = cases() | FLOATS
-CASES["bitsandbytes nf4"] = nf4(), CASES.pop("bitsandbytes nf4 in blocks of a row")[1]  # those are not kept
-ROWS, WIDTH = 128, 256
+CASES["bitsandbytes nf4"] = (
+    nf4(),
+    CASES.pop("bitsandbytes nf4 in blocks of a row")[1],
+)  # those are not kept
+ROWS = 128
+WIDTH = 256
 ONE = SimpleNamespace(model=SimpleNamespace(), options={})
 TOLD = "no kernel of this device multiplies by 2 of the weights as they are stored; they are unpacked and compute as bfloat16"
 
 
 def has_no_kernel(name: str) -> bool:
-    """Numbers that share a scale with those of other rows, and rotated ones, as docs/quantization.md has them."""
+    """Numbers that share a scale with those of other rows, and rotated ones, as
+    docs/quantization.md has them.
+    """
     return name.startswith("fp_quant") or (name.startswith("hqq") and name.endswith("axis 0"))
 
 
 def keepers(name: str) -> list[Any]:
     """Return who keeps each of two layers, made first and filled then, as a model's are."""
     write, make = CASES[name]
-    quant, made = make(), {}
+    quant = make()
+    made = {}
     for number in range(2):
         prefix = f"model.layers.{number}.mlp.down_proj"
-        layer, method = nn.Module(), quant.linear(prefix)
-        layer.parts, layer.ops = {prefix: whole(ROWS, WIDTH)}, None  # type: ignore[assignment]
+        layer = nn.Module()
+        method = quant.linear(prefix)
+        # type: ignore[assignment]
+        layer.parts = {prefix: whole(ROWS, WIDTH)}
+        layer.ops = None
         method.onto(lambda: make_method().linear("any"))
         method.create(layer, WIDTH, ROWS, torch.bfloat16)
         made[prefix] = layer, method
@@ -61,15 +73,30 @@ def test_a_format_has_a_kernel_or_the_log_says_once_that_it_has_none(
     torch.manual_seed(0)
     slow = [isinstance(keeper, PlainKeeper) for keeper in keepers(name)]
     assert slow == [has_no_kernel(name)] * 2
-    assert [TOLD in record.getMessage() for record in caplog.records] == [True] * has_no_kernel(name)
+    assert [TOLD in record.getMessage() for record in caplog.records] == [True] * has_no_kernel(
+        name
+    )
 
 
 def test_no_method_is_left_out() -> None:
-    """Builtins that read stored weights are asked above; others by tests of their own, or have nothing to unpack."""
+    """Builtins that read stored weights are asked above; others by tests of their own, or have
+    nothing to unpack.
+    """
     asked = {make().name for _, make in CASES.values()}
-    elsewhere = {"mxfp4", "deepspeedfp", "int8", "int4", "experts_int8", "packed", "triton", "triton_float8"}
+    elsewhere = {
+        "mxfp4",
+        "deepspeedfp",
+        "int8",
+        "int4",
+        "experts_int8",
+        "packed",
+        "triton",
+        "triton_float8",
+    }
     entries = [each.entry for each in load_plan(make_plan([])).entries("quant_methods")]
-    assert asked | elsewhere == {each.name for each in entries if str(each.target).startswith("builtin_plugins.")}
+    assert asked | elsewhere == {
+        each.name for each in entries if str(each.target).startswith("builtin_plugins.")
+    }
 
 
 def test_rounded_weights_without_the_library_say_so(
@@ -81,4 +108,6 @@ def test_rounded_weights_without_the_library_say_so(
         method.onto(PlainLinear)  # type: ignore[attr-defined]
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
-    assert record.getMessage().startswith("int4: no kernel of this device multiplies by rounded weights")
+    assert record.getMessage().startswith(
+        "int4: no kernel of this device multiplies by rounded weights"
+    )

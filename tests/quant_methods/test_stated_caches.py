@@ -28,7 +28,14 @@ FP8 = "float8_e4m3fn"
         (CompressedTensors, {"kv_cache_scheme": SCHEME | {"type": "int"}}, None),
         (CompressedTensors, {"kv_cache_scheme": SCHEME | {"num_bits": 4}}, None),
         (ModelOpt, {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}, FP8),
-        (ModelOpt, {"quant_algo": "FP8", "kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"}}, FP8),
+        (
+            ModelOpt,
+            {
+                "quant_algo": "FP8",
+                "kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"},
+            },
+            FP8,
+        ),
         (ModelOpt, {"quant_algo": "FP8", "kv_cache_quant_algo": "NVFP4"}, None),
         (ModelOpt, {"quant_algo": "FP8"}, None),
     ],
@@ -37,7 +44,9 @@ def test_the_config_names_the_dtype(
     method: Any, stated: dict[str, Any], dtype: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert method(stated).kv_dtype("model.layers.0.self_attn") == dtype
-    unknown = dtype is None and any(name.startswith("kv_cache") and value for name, value in stated.items())
+    unknown = dtype is None and any(
+        name.startswith("kv_cache") and value for name, value in stated.items()
+    )
     assert ("is not known" in caplog.text) is unknown
 
 
@@ -46,7 +55,11 @@ def test_what_is_stated_is_cached_so_unless_somebody_says_otherwise(tmp_path: Pa
     stating = make_checkpoint("LlamaForCausalLM", tmp_path / "stating", seed=3)
     for folder in (plain, stating):
         tensors = load_file(folder / "model.safetensors")
-        scales = {f"model.layers.{i}.self_attn.{part}_scale": torch.tensor(0.05) for i in range(2) for part in "kv"}
+        scales = {
+            f"model.layers.{i}.self_attn.{part}_scale": torch.tensor(0.05)
+            for i in range(2)
+            for part in "kv"
+        }
         save_file({**tensors, **scales}, folder / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((stating / "config.json").read_text())
     config["quantization_config"] = {
@@ -58,12 +71,17 @@ def test_what_is_stated_is_cached_so_unless_somebody_says_otherwise(tmp_path: Pa
 
     def logprobs(folder: Path, kv_cache_dtype: str) -> list[float]:
         params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
-        with LLM(str(folder), dtype="float32", max_model_len=64, kv_cache_dtype=kv_cache_dtype) as llm:
-            (output,) = llm.generate([{"prompt_token_ids": [5, 9, 30, 7, 22, 41, 8, 17, 3]}], params, use_tqdm=False)
+        with LLM(
+            str(folder), dtype="float32", max_model_len=64, kv_cache_dtype=kv_cache_dtype
+        ) as llm:
+            (output,) = llm.generate(
+                [{"prompt_token_ids": [5, 9, 30, 7, 22, 41, 8, 17, 3]}], params, use_tqdm=False
+            )
         assert output.prompt_logprobs is not None
         return [entry.logprob for each in output.prompt_logprobs if each for entry in each.values()]
 
-    asked, whole = logprobs(plain, "fp8"), logprobs(plain, "auto")
+    asked = logprobs(plain, "fp8")
+    whole = logprobs(plain, "auto")
     assert asked != whole
     assert logprobs(stating, "auto") == asked
     assert logprobs(stating, "bfloat16") != asked

@@ -1,4 +1,6 @@
-"""torchao checkpoints give what their tensors dequantize to: packed here after the published layouts, and by the library."""
+"""torchao checkpoints give what their tensors dequantize to: packed here after the published
+layouts, and by the library.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def groups(size: int) -> Facts:
     return kind("PerGroup", group_size=size)
 
 
-ROWS, AXIS, TENSOR = kind("PerRow", dim=-1), kind("PerAxis", axis=0), kind("PerTensor")
+ROWS = kind("PerRow", dim=-1)
+AXIS = kind("PerAxis", axis=0)
+TENSOR = kind("PerTensor")
 
 
 def config(default: Facts, **more: Any) -> Facts:
@@ -63,21 +67,28 @@ def integers(bits: int, group: int = -1, *, symmetric: bool = True) -> Writer:
 def nibbles(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
     """Two signed integers in a byte; scales and what zero stands for are [groups, out]."""
     numbers = weight.view(len(weight), -1, 32)
-    least, most = numbers.amin(2, keepdim=True), numbers.amax(2, keepdim=True)
+    least = numbers.amin(2, keepdim=True)
+    most = numbers.amax(2, keepdim=True)
     scales = ((most - least) / 15).bfloat16().float()
     middles = (least + scales * 8).bfloat16().float()
     codes = ((numbers - middles) / scales).round().clamp(-8, 7)
     plain = (codes * scales + middles).view(weight.shape)
     codes = codes.view(weight.shape).to(torch.int8)
     stored = {"_weight_qdata": (codes[:, 0::2] & 15) | (codes[:, 1::2] << 4)}
-    stored |= {"_weight_scale": scales[..., 0].T.contiguous(), "_weight_zero_point": middles[..., 0].T.contiguous()}
+    stored |= {
+        "_weight_scale": scales[..., 0].T.contiguous(),
+        "_weight_zero_point": middles[..., 0].T.contiguous(),
+    }
     return stored, plain
 
 
 def swizzled(scales: torch.Tensor) -> torch.Tensor:
-    """Return scales [rows, groups] of a byte in the order of a GPU's kernel: blocks of 128 rows and 4 groups."""
+    """Return scales [rows, groups] of a byte in the order of a GPU's kernel: blocks of 128 rows and
+    4 groups.
+    """
     rows, columns = scales.shape
-    down, across = -(-rows // 128), -(-columns // 4)
+    down = -(-rows // 128)
+    across = -(-columns // 4)
     filled = torch.zeros(down * 128, across * 4, dtype=torch.uint8)
     filled[:rows, :columns] = scales.view(torch.uint8)
     out = torch.zeros(down * across, 32, 16, dtype=torch.uint8)
@@ -89,14 +100,21 @@ def swizzled(scales: torch.Tensor) -> torch.Tensor:
 
 def floats(write: Writer, *, turned: bool = False, exponents: bool = False) -> Writer:
     """The names of torchao's tensors for what another format's writer makes."""
-    names = {"weight": "_weight_qdata", "weight_scale": "_weight_scale", "weight_scale_2": "_weight_per_tensor_scale"}
+    names = {
+        "weight": "_weight_qdata",
+        "weight_scale": "_weight_scale",
+        "weight_scale_2": "_weight_per_tensor_scale",
+    }
 
     def own(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
         found, plain = write(weight)
         stored = {names[name]: tensor for name, tensor in found.items()}
         scales = stored["_weight_scale"]
         kept = swizzled(scales).view(scales.dtype) if turned else scales
-        return {**stored, "_weight_scale": kept.view(torch.float8_e8m0fnu) if exponents else kept}, plain
+        return {
+            **stored,
+            "_weight_scale": kept.view(torch.float8_e8m0fnu) if exponents else kept,
+        }, plain
 
     return own
 
@@ -106,7 +124,10 @@ CASES: dict[str, tuple[Writer, Facts]] = {
     "int8 in rows": (integers(8), kind("Int8WeightOnlyConfig", group_size=None, granularity=ROWS)),
     "int8 in groups": (integers(8, 16), kind("Int8WeightOnlyConfig", granularity=groups(16))),
     "int8, older": (integers(8, 16), kind("Int8WeightOnlyConfig", group_size=16)),
-    "int8 by int8": (integers(8), kind("Int8DynamicActivationInt8WeightConfig", granularity=[ROWS, ROWS])),
+    "int8 by int8": (
+        integers(8),
+        kind("Int8DynamicActivationInt8WeightConfig", granularity=[ROWS, ROWS]),
+    ),
     "int4 in groups": (
         integers(4, 16),
         kind("IntxWeightOnlyConfig", weight_dtype=said("int4"), granularity=groups(16), **INTX),
@@ -125,18 +146,29 @@ CASES: dict[str, tuple[Writer, Facts]] = {
         nibbles,
         kind("Int4WeightOnlyConfig", group_size=32, int4_packing_format={"_data": "PLAIN"}),
     ),
-    "fp8 in rows": (floats(test_floats.eight_bits(1, 0)), kind("Float8WeightOnlyConfig", granularity=ROWS)),
+    "fp8 in rows": (
+        floats(test_floats.eight_bits(1, 0)),
+        kind("Float8WeightOnlyConfig", granularity=ROWS),
+    ),
     "fp8 of tensors": (
         floats(test_floats.eight_bits(0, 0)),
         kind("Float8DynamicActivationFloat8WeightConfig", granularity=[TENSOR, TENSOR]),
     ),
     "mxfp4": (
         floats(test_quark.four_bits, exponents=True),
-        kind("MXDynamicActivationMXWeightConfig", block_size=32, weight_dtype=said("float4_e2m1fn_x2")),
+        kind(
+            "MXDynamicActivationMXWeightConfig",
+            block_size=32,
+            weight_dtype=said("float4_e2m1fn_x2"),
+        ),
     ),
     "mxfp4, swizzled": (
         floats(test_quark.four_bits, turned=True, exponents=True),
-        kind("MXDynamicActivationMXWeightConfig", block_size=32, weight_dtype=said("float4_e2m1fn_x2")),
+        kind(
+            "MXDynamicActivationMXWeightConfig",
+            block_size=32,
+            weight_dtype=said("float4_e2m1fn_x2"),
+        ),
     ),
     "nvfp4, swizzled": (
         floats(test_floats.four_bits, turned=True),
@@ -169,8 +201,12 @@ def made() -> dict[str, Callable[[], Any]]:
         "int4 with zeros": lambda: ao.IntxWeightOnlyConfig(
             **bits, granularity=ao.PerGroup(32), mapping_type=ao.MappingType.ASYMMETRIC
         ),
-        "int2 in rows": lambda: ao.IntxWeightOnlyConfig(weight_dtype=torch.int2, granularity=ao.PerAxis(0)),
-        "int8 by int4": lambda: ao.Int8DynamicActivationIntxWeightConfig(**bits, weight_granularity=ao.PerGroup(32)),
+        "int2 in rows": lambda: ao.IntxWeightOnlyConfig(
+            weight_dtype=torch.int2, granularity=ao.PerAxis(0)
+        ),
+        "int8 by int4": lambda: ao.Int8DynamicActivationIntxWeightConfig(
+            **bits, weight_granularity=ao.PerGroup(32)
+        ),
         "mxfp8": lambda: mx.MXDynamicActivationMXWeightConfig(
             activation_dtype=torch.float8_e4m3fn, weight_dtype=torch.float8_e4m3fn
         ),
@@ -181,12 +217,21 @@ def made() -> dict[str, Callable[[], Any]]:
     }
 
 
-LIBRARY = ["int8 in rows", "int8 in groups", "int8 by int8", "fp8 in rows", "int4 in groups", "int4 with zeros"]
+LIBRARY = [
+    "int8 in rows",
+    "int8 in groups",
+    "int8 by int8",
+    "fp8 in rows",
+    "int4 in groups",
+    "int4 with zeros",
+]
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", [*LIBRARY, "int2 in rows", "int8 by int4", "mxfp8", "mxfp4", "nvfp4"])
+@pytest.mark.parametrize(
+    "name", [*LIBRARY, "int2 in rows", "int8 by int4", "mxfp8", "mxfp4", "nvfp4"]
+)
 def test_what_the_library_writes_is_read(name: str, tmp_path: Path) -> None:
     ao = pytest.importorskip("torchao.quantization")
     from torchao.core.config import config_to_dict
@@ -221,7 +266,8 @@ def test_modules_may_have_configs_of_their_own(tmp_path: Path) -> None:
     }
     stored = plain = tensors
     for name, chosen in which.items():
-        stored, plain = packed(stored, CASES[name][0], chosen)[0], packed(plain, CASES[name][0], chosen)[1]
+        stored = packed(stored, CASES[name][0], chosen)[0]
+        plain = packed(plain, CASES[name][0], chosen)[1]
     names = ["model.layers.0.self_attn.q_proj", r"re:.*\.up_proj", "_default"]
     by_name: Facts = {own: CASES[name][1] for own, name in zip(names, which, strict=True)}
     quant = TorchAo(config(kind("FqnToConfig", fqn_to_config={r"re:.*\.k_proj": None, **by_name})))
@@ -249,7 +295,13 @@ def test_embedding_and_head_may_be_quantized_and_modules_be_plain(tmp_path: Path
             "quant_type .*Gemlite.* is not read. Read are Int8",
         ),
         (
-            {"quant_type": {"default": kind("Int4WeightOnlyConfig", int4_packing_format={"_data": "PRESHUFFLED"})}},
+            {
+                "quant_type": {
+                    "default": kind(
+                        "Int4WeightOnlyConfig", int4_packing_format={"_data": "PRESHUFFLED"}
+                    )
+                }
+            },
             "PRESHUFFLED.* is not read",
         ),
         (
@@ -275,7 +327,9 @@ def test_what_is_not_read_is_refused_by_name(change: Facts, message: str) -> Non
         ),
     ],
 )
-def test_a_broken_checkpoint_is_one_clear_error(name: str, tensor: torch.Tensor, message: str, tmp_path: Path) -> None:
+def test_a_broken_checkpoint_is_one_clear_error(
+    name: str, tensor: torch.Tensor, message: str, tmp_path: Path
+) -> None:
     write, facts = CASES["int8 in rows"]
     stored, _ = packed(checkpoint(LLAMA, tmp_path), write)
     stored[f"model.layers.0.mlp.up_proj.{name}"] = tensor

@@ -34,7 +34,9 @@ CLOSED = ParseRequest(prompt_end="<|im_start|>assistant\n<think>\n\n</think>\n\n
         (QWEN3, OFF, "<think>is a tag.", "", "<think>is a tag."),
     ],
 )
-def test_thoughts(given: ReasoningFormat, request_: ParseRequest, text: str, reasoning: str, content: str) -> None:
+def test_thoughts(
+    given: ReasoningFormat, request_: ParseRequest, text: str, reasoning: str, content: str
+) -> None:
     found = Reader(reasoning=given, request=request_).check(text)
     assert found == Parsed(content=content, reasoning=reasoning)
 

@@ -1,4 +1,6 @@
-"""Thoughts of every family: with and without either tag, switched on and off, between calls, in every chunking."""
+"""Thoughts of every family: with and without either tag, switched on and off, between calls, in
+every chunking.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +108,10 @@ def count(request: pytest.FixtureRequest) -> int:
 
 def reader(name: str, prompt_end: str = "", **template_kwargs: Any) -> Reader:
     kwargs = {**ON.get(name, {}), **template_kwargs}
-    return Reader(reasoning=REASONING[name], request=ParseRequest(template_kwargs=kwargs, prompt_end=prompt_end))
+    return Reader(
+        reasoning=REASONING[name],
+        request=ParseRequest(template_kwargs=kwargs, prompt_end=prompt_end),
+    )
 
 
 def tags(name: str) -> tuple[str, str]:
@@ -116,7 +121,10 @@ def tags(name: str) -> tuple[str, str]:
 @pytest.mark.parametrize("name", THOUGHTS)
 def test_thoughts_between_tags_and_the_answer_behind_them(name: str, count: int) -> None:
     start, end = tags(name)
-    for thoughts, answer in (("hm", "Yes."), ("gr\u00f6\u00dfer \u6f22\u5b57 \U0001f600\n\n<b>1 < 2", "[a] {b}\n c")):
+    for thoughts, answer in (
+        ("hm", "Yes."),
+        ("gr\u00f6\u00dfer \u6f22\u5b57 \U0001f600\n\n<b>1 < 2", "[a] {b}\n c"),
+    ):
         found = reader(name).check(f"{start}\n{thoughts}\n{end}\n\n{answer}", count=count)
         assert found == Parsed(reasoning=thoughts, content=answer)
 
@@ -124,8 +132,12 @@ def test_thoughts_between_tags_and_the_answer_behind_them(name: str, count: int)
 @pytest.mark.parametrize("name", THOUGHTS)
 def test_thoughts_without_an_end_are_thoughts(name: str, count: int) -> None:
     start, end = tags(name)
-    assert reader(name).check(f"{start}hm, and no end", count=count) == Parsed(reasoning="hm, and no end")
-    assert reader(name).check(f"{start}hm{end[:2]}", count=count) == Parsed(reasoning=f"hm{end[:2]}")
+    assert reader(name).check(f"{start}hm, and no end", count=count) == Parsed(
+        reasoning="hm, and no end"
+    )
+    assert reader(name).check(f"{start}hm{end[:2]}", count=count) == Parsed(
+        reasoning=f"hm{end[:2]}"
+    )
     assert reader(name).check(start + end, count=count) == Parsed()
 
 
@@ -147,7 +159,9 @@ def test_the_prompt_may_have_opened_or_closed_the_thoughts(name: str, count: int
     start = start.removesuffix("thought\n")
     opened = reader(name, f"<assistant>\n{start}\n").check(f"hm{end}Yes.", count=count)
     assert opened == Parsed(reasoning="hm", content="Yes.")
-    assert reader(name, f"<assistant>{start}\n\n{end}\n\n").check("Yes.", count=count) == Parsed(content="Yes.")
+    assert reader(name, f"<assistant>{start}\n\n{end}\n\n").check("Yes.", count=count) == Parsed(
+        content="Yes."
+    )
 
 
 @pytest.mark.parametrize(
@@ -174,7 +188,9 @@ def test_switched_off_all_is_the_answer(name: str, off: dict[str, Any], count: i
 
 def test_without_a_word_on_thinking_deepseek_v3_and_hy_v3_do_not_think(count: int) -> None:
     for name in ("deepseek_v3", "hy_v3"):
-        assert Reader(reasoning=REASONING[name]).check("Yes.", count=count) == Parsed(content="Yes.")
+        assert Reader(reasoning=REASONING[name]).check("Yes.", count=count) == Parsed(
+            content="Yes."
+        )
 
 
 @pytest.mark.parametrize("name", AGAIN)
@@ -185,7 +201,9 @@ def test_thoughts_may_come_again(name: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(THOUGHTS) - set(AGAIN) - CHANNELS - {"granite"}))
-def test_elsewhere_a_start_in_the_answer_is_text_and_an_end_is_not_shown(name: str, count: int) -> None:
+def test_elsewhere_a_start_in_the_answer_is_text_and_an_end_is_not_shown(
+    name: str, count: int
+) -> None:
     start, end = tags(name)
     found = reader(name).check(f"{start}a{end}The tag {start} is there.{end} It ends.", count=count)
     assert found == Parsed(reasoning="a", content=f"The tag {start} is there. It ends.")
@@ -196,22 +214,35 @@ OPTIONAL = sorted(set(THOUGHTS) - set(BEGUN) - CHANNELS)
 
 
 @pytest.mark.parametrize("name", OPTIONAL)
-@pytest.mark.parametrize("thoughts", ["hm", "hm\n\n1 < 2, [a] {b}", "gr\u00f6\u00dfer \u6f22\u5b57"])
-def test_before_a_lone_end_are_thoughts_where_nothing_was_shown_yet(name: str, thoughts: str, count: int) -> None:
-    """After vLLM's tests of its parsers for Qwen 3 and Gemma 4: `This is a reasoning section</think>This is the rest`."""
-    one, end = reader(name), tags(name)[1]
+@pytest.mark.parametrize(
+    "thoughts", ["hm", "hm\n\n1 < 2, [a] {b}", "gr\u00f6\u00dfer \u6f22\u5b57"]
+)
+def test_before_a_lone_end_are_thoughts_where_nothing_was_shown_yet(
+    name: str, thoughts: str, count: int
+) -> None:
+    """After vLLM's tests of its parsers for Qwen 3 and Gemma 4: `This is a reasoning
+    section</think>This is the rest`.
+    """
+    one = reader(name)
+    end = tags(name)[1]
     whole = replace(one, request=replace(one.request, whole=True))
     for special in (frozenset[str](), frozenset({end})):
         by_id = replace(whole, special=special)
-        assert by_id.check(f"{thoughts}{end}\n\nYes.", count=count) == Parsed(reasoning=thoughts, content="Yes.")
+        assert by_id.check(f"{thoughts}{end}\n\nYes.", count=count) == Parsed(
+            reasoning=thoughts, content="Yes."
+        )
         assert by_id.check(f"{thoughts}{end}", count=count) == Parsed(reasoning=thoughts)
-        assert by_id.check(f"{thoughts}{end[:-1]}", count=count) == Parsed(content=f"{thoughts}{end[:-1]}")
+        assert by_id.check(f"{thoughts}{end[:-1]}", count=count) == Parsed(
+            content=f"{thoughts}{end[:-1]}"
+        )
         assert by_id.check("Yes.\n", count=count) == Parsed(content="Yes.\n")
 
 
 @pytest.mark.parametrize("name", OPTIONAL)
 def test_a_lone_end_is_never_shown(name: str, count: int) -> None:
-    """After vLLM's test of its parser for Gemma 4, streamed: what was shown as the answer remains that."""
+    """After vLLM's test of its parser for Gemma 4, streamed: what was shown as the answer remains
+    that.
+    """
     end = tags(name)[1]
     assert reader(name).check(f"One{end}two.", count=count) == Parsed(content="Onetwo.")
     assert reader(name).check(f"One{end}", count=count) == Parsed(content="One")
@@ -232,7 +263,9 @@ def test_tags_around_the_answer_are_left_out(name: str, count: int) -> None:
     tag = {"ernie45": "response", "hunyuan_a13b": "answer"}[name]
     text = f"<think>\nhm\n</think>\n\n<{tag}>\nYes.\n</{tag}>\n"
     assert reader(name).check(text, count=count) == Parsed(reasoning="hm", content="Yes.")
-    assert reader(name).check(f"<think>hm</think><{tag}>Yes.", count=count) == Parsed(reasoning="hm", content="Yes.")
+    assert reader(name).check(f"<think>hm</think><{tag}>Yes.", count=count) == Parsed(
+        reasoning="hm", content="Yes."
+    )
 
 
 def test_identity_and_append_think_leave_all_in_the_answer(count: int) -> None:
@@ -254,7 +287,8 @@ SECTION = f"<|tool_calls_section_begin|>{CALL}<|tool_calls_section_end|>"
 INVOKE = '<minimax:tool_call><invoke name="f"><parameter name="a">1</parameter></invoke></minimax:tool_call>'
 PAIRS = "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>"
 COMMENTARY = (
-    '<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>'
+    '<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": '
+    "1}<|call|>"
     "<|start|>assistant<|channel|>analysis<|message|>b<|end|>"
 )
 
@@ -262,10 +296,25 @@ COMMENTARY = (
 @pytest.mark.parametrize(
     ("name", "tool_parser", "text", "expected"),
     [
-        ("kimi_k2", "kimi_k2", f"a</think>Look:{SECTION}<think>b</think>", Parsed("Look:", (("f", {"a": 1}),), "ab")),
+        (
+            "kimi_k2",
+            "kimi_k2",
+            f"a</think>Look:{SECTION}<think>b</think>",
+            Parsed("Look:", (("f", {"a": 1}),), "ab"),
+        ),
         ("kimi_k2", "kimi_k2", f"a {SECTION}", Parsed("", (("f", {"a": 1}),), "a")),
-        ("minimax_m2", "minimax_m2", f"a</think>\n{INVOKE}\n<think>b</think>", Parsed("", (("f", {"a": "1"}),), "ab")),
-        ("glm45", "glm45", f"<think>a</think>\n{PAIRS}<think>b</think>Yes.", Parsed("Yes.", (("f", {"a": 1}),), "ab")),
+        (
+            "minimax_m2",
+            "minimax_m2",
+            f"a</think>\n{INVOKE}\n<think>b</think>",
+            Parsed("", (("f", {"a": "1"}),), "ab"),
+        ),
+        (
+            "glm45",
+            "glm45",
+            f"<think>a</think>\n{PAIRS}<think>b</think>Yes.",
+            Parsed("Yes.", (("f", {"a": 1}),), "ab"),
+        ),
         (
             "minicpm5",
             "minicpm5",
@@ -273,8 +322,18 @@ COMMENTARY = (
             Parsed("", (("f", {"a": "1"}),), "a"),
         ),
         ("glm45", "glm45", f"<think>{PAIRS}</think>Yes.", Parsed("Yes.", (), PAIRS)),
-        ("openai_gptoss", "openai", f"{HARMONY[0]}a<|end|>{COMMENTARY}", Parsed("", (("f", {"a": 1}),), "ab")),
-        ("openai_gptoss", "openai", f"{HARMONY[0]}a{HARMONY[1]}Yes.<|return|>", Parsed("Yes.", (), "a")),
+        (
+            "openai_gptoss",
+            "openai",
+            f"{HARMONY[0]}a<|end|>{COMMENTARY}",
+            Parsed("", (("f", {"a": 1}),), "ab"),
+        ),
+        (
+            "openai_gptoss",
+            "openai",
+            f"{HARMONY[0]}a{HARMONY[1]}Yes.<|return|>",
+            Parsed("Yes.", (), "a"),
+        ),
         (
             "openai_gptoss",
             "openai",
@@ -284,7 +343,8 @@ COMMENTARY = (
         (
             "openai_gptoss",
             "openai",
-            '<|channel|>commentary<|message|>Look.<|end|><|start|>assistant to=functions.f<|channel|>commentary<|message|>{"a"',
+            "<|channel|>commentary<|message|>Look.<|end|><|start|>assistant "
+            'to=functions.f<|channel|>commentary<|message|>{"a"',
             Parsed('Look.<|start|>assistant to=functions.f<|channel|>commentary<|message|>{"a"'),
         ),
         (
@@ -297,8 +357,10 @@ COMMENTARY = (
         (
             "kimi_k3",
             "kimi_k3",
-            '<|open|>think<|sep|>a<|close|>think<|sep|><|open|>tools<|sep|><|open|>call tool="f" index="1"<|sep|>'
-            '<|open|>argument key="a" type="number"<|sep|>1<|close|>argument<|sep|><|close|>call<|sep|>'
+            '<|open|>think<|sep|>a<|close|>think<|sep|><|open|>tools<|sep|><|open|>call tool="f" '
+            'index="1"<|sep|>'
+            '<|open|>argument key="a" '
+            'type="number"<|sep|>1<|close|>argument<|sep|><|close|>call<|sep|>'
             "<|close|>tools<|sep|><|close|>message<|sep|>",
             Parsed("", (("f", {"a": 1}),), "a"),
         ),
@@ -311,7 +373,9 @@ COMMENTARY = (
         ),
     ],
 )
-def test_thoughts_and_calls(name: str, tool_parser: str, text: str, expected: Parsed, count: int) -> None:
+def test_thoughts_and_calls(
+    name: str, tool_parser: str, text: str, expected: Parsed, count: int
+) -> None:
     tools = TOOLS[tool_parser]
     one = Reader(tools=tools, reasoning=REASONING[name])
     assert one.check(text, count=count) == expected
@@ -323,7 +387,9 @@ def test_thoughts_and_calls(name: str, tool_parser: str, text: str, expected: Pa
 
 
 @pytest.mark.parametrize("name", sorted(CHANNELS))
-def test_alone_the_tool_parsers_of_channels_tell_thoughts_from_answers_too(name: str, count: int) -> None:
+def test_alone_the_tool_parsers_of_channels_tell_thoughts_from_answers_too(
+    name: str, count: int
+) -> None:
     start, end = tags(name)
     tools = TOOLS["openai" if name == "openai_gptoss" else name]
     assert Reader(tools=tools).check(f"{start}hm{end}Yes.", count=count) == Parsed("Yes.", (), "hm")

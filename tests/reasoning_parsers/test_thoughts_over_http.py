@@ -1,4 +1,6 @@
-"""Thoughts of every family through the engine and over HTTP, whole and streamed, tags as special tokens and as text."""
+"""Thoughts of every family through the engine and over HTTP, whole and streamed, tags as special
+tokens and as text.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ def texts(name: str) -> dict[str, str]:
     """What a model of the family may say."""
     start, end = tags(name)
     return {
-        "thoughts": f"{start}\ngr\u00f6\u00dfer \u6f22\u5b57 <b>1 < 2\n\nhm\n{end}\n\nYes, [a] {{b}}.\n c",
+        "thoughts": f"{start}\ngr\u00f6\u00dfer \u6f22\u5b57 <b>1 < 2\n\nhm\n{end}\n\nYes, [a] "
+        f"{{b}}.\n c",
         "no start": f"hm{end}Yes.",
         "no end": f"{start}hm, and",
         "neither": "Yes, it is.",
@@ -34,7 +37,9 @@ def special(request: pytest.FixtureRequest) -> frozenset[str]:
 @pytest.fixture(scope="module")
 def said(special: frozenset[str]) -> Iterator[Answers]:
     asked = {
-        (name, case): Question(text, {"reasoning_parser": name}, {"chat_template_kwargs": ON.get(name, {})})
+        (name, case): Question(
+            text, {"reasoning_parser": name}, {"chat_template_kwargs": ON.get(name, {})}
+        )
         for name in REASONING
         for case, text in texts(name).items()
     }
@@ -44,7 +49,9 @@ def said(special: frozenset[str]) -> Iterator[Answers]:
 
 
 @pytest.mark.parametrize("name", REASONING)
-def test_clients_get_what_the_parser_finds(name: str, said: Answers, special: frozenset[str]) -> None:
+def test_clients_get_what_the_parser_finds(
+    name: str, said: Answers, special: frozenset[str]
+) -> None:
     by_id = replace(reader(name), special=special)
     for index, whole in enumerate((True, False)):
         one = replace(by_id, request=replace(by_id.request, whole=whole))

@@ -15,8 +15,12 @@ FILES = sorted((ROOT / "plugins").glob("engine-*/engine_*/**/*.py"))
 
 def private() -> list[str]:
     """Return the rooms of the kernel that builtins may not import either."""
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    (found,) = (each for each in contracts if each["name"] == "Builtins use what is public of the kernel")
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
+        "contracts"
+    ]
+    (found,) = (
+        each for each in contracts if each["name"] == "Builtins use what is public of the kernel"
+    )
     return [*found["forbidden_modules"]]
 
 
@@ -26,7 +30,9 @@ def strays(file: Path) -> list[str]:
     found = []
     for module, name in imported("plugin", file):
         in_a_room = f"{module}.{name}.".startswith(tuple(f"{room}." for room in rooms))
-        of_builtins = module.partition(".")[0] == "builtin_plugins" and not PUBLIC_OF_BUILTINS.fullmatch(module)
+        of_builtins = module.partition(".")[
+            0
+        ] == "builtin_plugins" and not PUBLIC_OF_BUILTINS.fullmatch(module)
         found += [f"{module}.{name}"] if in_a_room or of_builtins else []
     return found
 

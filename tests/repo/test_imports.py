@@ -10,7 +10,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TORCH_FREE = ("core.scheduler", "core.kv", "core.plugin", "core.config", "core.types", "core.step", "core.api", "core")
+TORCH_FREE = (
+    "core.scheduler",
+    "core.kv",
+    "core.plugin",
+    "core.config",
+    "core.types",
+    "core.step",
+    "core.api",
+    "core",
+)
 
 IMPORT_EACH_IN_A_FORK = """
 import gc, importlib, os, sys, traceback, warnings
@@ -64,7 +73,12 @@ assert "torch" not in sys.modules, "a plugin module imports torch"
 
 def python(code: str, *arguments: str, stdin: str = "") -> str:
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], input=stdin, capture_output=True, text=True, cwd=ROOT, check=False
+        [sys.executable, "-c", code, *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -82,7 +96,9 @@ def module_names() -> list[str]:
 
 
 def builtin_plugin_modules() -> list[str]:
-    return [point.module for point in distribution("core").entry_points.select(group="engine.plugins")]
+    return [
+        point.module for point in distribution("core").entry_points.select(group="engine.plugins")
+    ]
 
 
 def parts_of(*tops: str) -> list[str]:
@@ -90,7 +106,9 @@ def parts_of(*tops: str) -> list[str]:
 
 
 def test_every_module_imports():
-    """Together, without a warning; that each does alone follows where no two import each other (test_no_circles)."""
+    """Together, without a warning; that each does alone follows where no two import each other
+    (test_no_circles).
+    """
     python(IMPORT_ALL, stdin=" ".join(reversed(parts_of("core", "core_kernels"))))
 
 

@@ -1,7 +1,7 @@
 """The kernel names no feature: not in its code, not in its texts, not in its comments.
 
-What a feature needs is a method on an object that a plugin supplies. The exceptions below are what is still to go, or a
-word that means something else there; the list only ever gets shorter.
+What a feature needs is a method on an object that a plugin supplies. The exceptions below are what
+is still to go, or a word that means something else there; the list only ever gets shorter.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from typing import Final
 
 CORE: Final = Path(__file__).parents[2] / "core"
 FILES: Final = [CORE / "step.py"] + [
-    file for part in ("engine", "scheduler", "kv", "worker", "plugin") for file in sorted((CORE / part).rglob("*.py"))
+    file
+    for part in ("engine", "scheduler", "kv", "worker", "plugin")
+    for file in sorted((CORE / part).rglob("*.py"))
 ]
 FEATURES: Final = (
     "adapter.slot",
@@ -60,7 +62,9 @@ OTHER_MEANINGS: Final[Mapping[str, set[str]]] = {
 
 def named(file: Path) -> set[str]:
     """Return the features that a file names, as they are written there."""
-    text = file.read_text(encoding="utf-8").replace("msgpack.Encoder", "")  # which turns structs into bytes
+    text = file.read_text(encoding="utf-8").replace(
+        "msgpack.Encoder", ""
+    )  # which turns structs into bytes
     return {match[0].lower() for match in WORD.finditer(text)}
 
 
@@ -75,13 +79,19 @@ def test_the_kernel_names_no_feature() -> None:
 
 def test_what_has_gone_is_off_the_list() -> None:
     gone = {
-        name: words - named(CORE / name) if (CORE / name).is_file() else words for name, words in STILL_THERE.items()
+        name: words - named(CORE / name) if (CORE / name).is_file() else words
+        for name, words in STILL_THERE.items()
     }
-    assert {name: words for name, words in gone.items() if words} == {}, "take these off STILL_THERE"
+    assert {name: words for name, words in gone.items() if words} == {}, (
+        "take these off STILL_THERE"
+    )
 
 
 def test_words_are_told_from_others() -> None:
-    assert [match[0] for match in WORD.finditer("self.encoder LoRA multi_modal multimodal _draft tool-call")] == [
+    assert [
+        match[0]
+        for match in WORD.finditer("self.encoder LoRA multi_modal multimodal _draft tool-call")
+    ] == [
         "encoder",
         "LoRA",
         "multi_modal",

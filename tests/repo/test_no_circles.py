@@ -16,7 +16,11 @@ FRONT_DOOR = "core"
 def modules() -> dict[str, Path]:
     """Return the files of kernel and builtins by the names of their modules."""
     files = (file for top in ("core", "builtin_plugins") for file in (ROOT / top).rglob("*.py"))
-    named = {file.relative_to(ROOT).with_suffix("").parts: file for file in files if "template" not in file.parts}
+    named = {
+        file.relative_to(ROOT).with_suffix("").parts: file
+        for file in files
+        if "template" not in file.parts
+    }
     return {".".join(parts).removesuffix(".__init__"): file for parts, file in named.items()}
 
 
@@ -37,13 +41,18 @@ def graph() -> dict[str, set[str]]:
     known = modules()
     found: dict[str, set[str]] = {}
     for module, file in known.items():
-        names = {f"{base}.{name}" if f"{base}.{name}" in known else base for base, name in imported(module, file)}
+        names = {
+            f"{base}.{name}" if f"{base}.{name}" in known else base
+            for base, name in imported(module, file)
+        }
         found[module] = (names & known.keys()) - {module} if module != FRONT_DOOR else set()
     return found
 
 
 def circle(imports: Mapping[str, Iterable[str]]) -> list[str]:
-    """Return the modules of one circle, the first of them also at the end; nothing where there is none."""
+    """Return the modules of one circle, the first of them also at the end; nothing where there is
+    none.
+    """
     try:
         TopologicalSorter(imports).prepare()
     except CycleError as error:
@@ -53,7 +62,9 @@ def circle(imports: Mapping[str, Iterable[str]]) -> list[str]:
 
 def floors() -> dict[str, int]:
     """Return on which floor each room of the kernel is, the ground being 0."""
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
+        "contracts"
+    ]
     layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
     rooms = (layer.replace("|", ":").split(":") for layer in reversed(layers))
     return {room.strip(): floor for floor, listed in enumerate(rooms) for room in listed}
@@ -81,5 +92,10 @@ def test_no_file_names_one_of_a_higher_floor() -> None:
         return floor_of[module.split(".")[1]]
 
     kernel = {m: ds for m, ds in graph().items() if m.startswith("core.")}
-    upward = [f"{m} -> {d}" for m, ds in kernel.items() for d in ds if d != FRONT_DOOR and floor(d) > floor(m)]
+    upward = [
+        f"{m} -> {d}"
+        for m, ds in kernel.items()
+        for d in ds
+        if d != FRONT_DOOR and floor(d) > floor(m)
+    ]
     assert not upward, f"imports of a higher floor: {upward}"

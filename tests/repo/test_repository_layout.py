@@ -39,26 +39,44 @@ def tracked(*patterns: str) -> list[Path]:
 def code_lines(path: Path) -> int:
     """Return the lines that hold code: no blanks, comments or docstrings."""
     text = path.read_text()
-    skipped = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+    skipped = (
+        tokenize.COMMENT,
+        tokenize.NL,
+        tokenize.NEWLINE,
+        tokenize.INDENT,
+        tokenize.DEDENT,
+        tokenize.ENDMARKER,
+    )
     lines: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type not in skipped:
             lines.update(range(token.start[0], token.end[0] + 1))
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
             lines.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     return len(lines)
 
 
 def test_every_test_file_has_a_name_of_its_own() -> None:
     """Pytest imports test files by their names alone; of two with one name it collects the first."""
-    names = [path.name for path in tracked("tests/**/*.py", "tests/*.py", "*/tests/*.py") if path.name != "conftest.py"]
+    names = [
+        path.name
+        for path in tracked("tests/**/*.py", "tests/*.py", "*/tests/*.py")
+        if path.name != "conftest.py"
+    ]
     assert sorted({name for name in names if names.count(name) > 1}) == []
 
 
 def test_the_kernel_stays_small():
     parts = (*KERNEL, "process")
-    counts = {part: sum(code_lines(path) for path in (ROOT / "core" / part).rglob("*.py")) for part in parts}
+    counts = {
+        part: sum(code_lines(path) for path in (ROOT / "core" / part).rglob("*.py"))
+        for part in parts
+    }
     assert counts.pop("process") < PROCESS_BUDGET
     assert sum(counts.values()) <= KERNEL_BUDGET, counts
 
@@ -67,7 +85,8 @@ def test_an_architecture_is_a_page_of_facts():
     folder = ROOT / "builtin_plugins" / "models"
     lengths = {path: len(path.read_text().splitlines()) for path in folder.rglob("*.py")}
     assert sum(lengths.values()) < MODELS_BUDGET
-    # A file's lines are those of the architectures it returns; a family is a row of calls of `Entry` in one list.
+    # A file's lines are those of the architectures it returns; a family is a row of calls of
+    # `Entry` in one list.
     counts = {path: len(re.findall(r"\bEntry\(", path.read_text())) for path in lengths}
     shares = [lengths[path] / count for path, count in counts.items() for _ in range(count)]
     assert statistics.median(shares) <= LINES_PER_ARCHITECTURE
@@ -75,7 +94,9 @@ def test_an_architecture_is_a_page_of_facts():
 
 def test_no_file_of_the_packages_is_long():
     packages = (ROOT / "core", ROOT / "builtin_plugins", ROOT / "kernels")
-    files = [p for top in packages for suffix in ("*.py", "*.cpp", "*.h") for p in top.rglob(suffix)]
+    files = [
+        p for top in packages for suffix in ("*.py", "*.cpp", "*.h") for p in top.rglob(suffix)
+    ]
     lengths = {str(p.relative_to(ROOT)): len(p.read_text().splitlines()) for p in files}
     assert {name: count for name, count in lengths.items() if count > FILE_LIMIT} == {}
 
@@ -89,16 +110,21 @@ def test_entry_points_are_sorted_and_installed_as_written():
     text = (ROOT / "pyproject.toml").read_text()
     written = tomllib.loads(text)["project"]["entry-points"]["engine.plugins"]
     assert list(written) == sorted(written)
-    installed = {p.name: p.value for p in distribution("core").entry_points.select(group="engine.plugins")}
+    installed = {
+        p.name: p.value for p in distribution("core").entry_points.select(group="engine.plugins")
+    }
     assert installed == written, "the installed metadata is stale: run `make setup`"
 
 
 def test_every_builtin_entry_point_has_its_module():
-    written = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["engine.plugins"]
+    written = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"][
+        "engine.plugins"
+    ]
     missing = [
         module
         for module in (target.partition(":")[0] for target in written.values())
-        if not (path := ROOT / module.replace(".", "/")).is_dir() and not path.with_suffix(".py").is_file()
+        if not (path := ROOT / module.replace(".", "/")).is_dir()
+        and not path.with_suffix(".py").is_file()
     ]
     assert missing == []
 
@@ -116,15 +142,32 @@ def test_nothing_of_a_build_machine_and_nothing_unfinished_is_written():
 
 
 def test_pins_name_no_local_build():
-    pins = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
-    assert [line for line in pins if not re.fullmatch(r"[A-Za-z0-9_.-]+==[0-9][A-Za-z0-9.]*", line)] == []
+    pins = [
+        line
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if line and not line.startswith("#")
+    ]
+    assert [
+        line for line in pins if not re.fullmatch(r"[A-Za-z0-9_.-]+==[0-9][A-Za-z0-9.]*", line)
+    ] == []
     assert pins == sorted(pins, key=str.lower)
 
 
 def test_every_changelog_fragment_says_its_type():
-    types = {"feature", "fix", "performance", "plugin-api", "deprecation", "removal", "docs", "internal"}
+    types = {
+        "feature",
+        "fix",
+        "performance",
+        "plugin-api",
+        "deprecation",
+        "removal",
+        "docs",
+        "internal",
+    }
     fragments = [p for p in (ROOT / "changelog.d").glob("*.md") if p.name != "README.md"]
-    assert [p.name for p in fragments if p.name.count(".") != 2 or p.name.split(".")[1] not in types] == []
+    assert [
+        p.name for p in fragments if p.name.count(".") != 2 or p.name.split(".")[1] not in types
+    ] == []
 
 
 @pytest.mark.slow
@@ -134,12 +177,26 @@ def test_the_wheel_holds_the_three_packages_and_the_library(tmp_path):
         target = copy / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(path.read_bytes())
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(copy)]
+    command = [
+        sys.executable,
+        "-m",
+        "build",
+        "--wheel",
+        "--no-isolation",
+        "--outdir",
+        str(tmp_path),
+        str(copy),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    assert {name.split("/")[0] for name in names} == {"core", "builtin_plugins", "core_kernels", "core-0.1.0.dist-info"}
+    assert {name.split("/")[0] for name in names} == {
+        "core",
+        "builtin_plugins",
+        "core_kernels",
+        "core-0.1.0.dist-info",
+    }
     assert "core/cli/plugins/template/package/pyproject.toml" in names
     if shutil.which("g++"):
         assert "core_kernels/libcore_kernels.so" in names

@@ -1,4 +1,5 @@
-"""An extension that brings keys from elsewhere, now and then wrong ones: waits, reservations, loads, failures.
+"""An extension that brings keys from elsewhere, now and then wrong ones: waits, reservations,
+loads, failures.
 
 What it decides depends on the request and on how often it was asked, so a replay decides alike.
 """
@@ -19,7 +20,9 @@ class Connector:
 
     name = "connector"
 
-    def __init__(self, *, wait: float = 0.3, reserve: float = 0.4, remote: float = 0.5, fail: float = 0.4) -> None:
+    def __init__(
+        self, *, wait: float = 0.3, reserve: float = 0.4, remote: float = 0.5, fail: float = 0.4
+    ) -> None:
         self.odds = (wait, reserve, remote, fail)
         self.scheduler: Any = None
         self.asked: dict[str, int] = {}
@@ -49,20 +52,27 @@ class Connector:
             return False
         if dice < wait + reserve:
             if name not in self.loaded:
-                self.asked[name] -= 1  # asked again while there is no room; one that has its blocks is woken once
+                self.asked[name] -= (
+                    1  # asked again while there is no room; one that has its blocks is woken once
+                )
             return MayStart.RESERVE
         return True
 
     def reserved(self, request: Any, tables: list[list[int]], num_local: int) -> None:
         self.asked[request.request_id] = self.asked.get(request.request_id, 0) + 1
         self.held[request.request_id] = tables
-        self.loaded[request.request_id] = self._extent(request.request_id, num_local, request.num_tokens)
+        self.loaded[request.request_id] = self._extent(
+            request.request_id, num_local, request.num_tokens
+        )
 
     def load(self, engine: Engine, request_id: str) -> None:
         """Write into the reserved blocks; the last of it may be wrong."""
-        tables, tokens = self.held.pop(request_id), engine.tokens(request_id)
+        tables = self.held.pop(request_id)
+        tokens = engine.tokens(request_id)
         first, end, bad = self.loaded[request_id]
-        sequence = Sequence(request_id, tokens, tables, hash_of(engine.requests[request_id].cache_salt))
+        sequence = Sequence(
+            request_id, tokens, tables, hash_of(engine.requests[request_id].cache_salt)
+        )
         engine.worker.load(sequence, tables, range(first, end), bad, min(end, len(tokens) - 1))
 
     def _extent(self, request_id: str, first: int, total: int) -> tuple[int, int, int]:
@@ -81,7 +91,11 @@ class Connector:
         return end - first
 
     def planned(self, plan: Any) -> bytes | None:
-        new = {row.request_id: self.brought[row.request_id] for row in plan.new if row.request_id in self.brought}
+        new = {
+            row.request_id: self.brought[row.request_id]
+            for row in plan.new
+            if row.request_id in self.brought
+        }
         for row in plan.new:
             self.brought.pop(row.request_id, None)
             self.loaded.pop(row.request_id, None)
@@ -90,7 +104,9 @@ class Connector:
     def result(self, payload: bytes) -> None:
         for request_id, position in json.loads(payload).items():
             self.num_recomputes += 1
-            self.asked[request_id] = self.asked.get(request_id, 0) + 2  # what failed is not tried again
+            self.asked[request_id] = (
+                self.asked.get(request_id, 0) + 2
+            )  # what failed is not tried again
             self.scheduler.recompute(request_id, position)
             self.scheduler.check()
 
@@ -114,7 +130,9 @@ def run(engine: Engine, connector: Connector, most: int = 10_000) -> None:
         engine.step()
         if not engine.worker.queue and engine.schedule() is None:
             parked = engine.scheduler._life.parked
-            assert parked or not engine.scheduler.has_work, "nothing runs, and nobody waits to be woken"
+            assert parked or not engine.scheduler.has_work, (
+                "nothing runs, and nobody waits to be woken"
+            )
             for request_id in list(parked)[:1]:
                 wake(engine, connector, request_id)
     raise AssertionError("the engine does not come to an end")

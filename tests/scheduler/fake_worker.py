@@ -1,7 +1,9 @@
-"""A worker without a model: it "computes" each key-value as the hash of the token prefix it stands for.
+"""A worker without a model: it "computes" each key-value as the hash of the token prefix it stands
+for.
 
-Reading back what a row sees therefore shows every wrong prefix hit, every block reused too early and every
-window cut too short. The next token is a function of the prefix alone, so outputs have an exact expectation.
+Reading back what a row sees therefore shows every wrong prefix hit, every block reused too early
+and every window cut too short. The next token is a function of the prefix alone, so outputs have an
+exact expectation.
 """
 
 from __future__ import annotations
@@ -18,7 +20,15 @@ from core.journal import Journal
 from core.kv import KVManager, plan_layout
 from core.kv.reach import first_needed
 from core.scheduler import Scheduler, SchedulerLimits
-from core.spec.kv import ChunkedLocal, FullAttention, GroupLayout, KVLayout, LayerKV, RecurrentState, SlidingWindow
+from core.spec.kv import (
+    ChunkedLocal,
+    FullAttention,
+    GroupLayout,
+    KVLayout,
+    LayerKV,
+    RecurrentState,
+    SlidingWindow,
+)
 from core.step import EngineRequest, RequestDelta, StepPlan, StepResult
 from core.types import SamplingParams
 
@@ -106,7 +116,9 @@ class FakeWorker:
         self.last_step = 0
         self.num_computed = 0
         self.spoil: dict[str, int] = {}
-        """Requests of which everything from a position on goes bad in the next step that names them."""
+        """Requests of which everything from a position on goes bad in the next step that names
+        them.
+        """
         self.num_tainted = 0
         """Tokens that were sampled from what is wrong."""
         self.num_guessed = 0
@@ -120,46 +132,64 @@ class FakeWorker:
         assert all(count > 0 for count in plan.counts)
         assert len(plan.rows) == len(plan.starts) == len(plan.counts)
         sequences = [self._sequence(row) for row in (*plan.steady, *plan.rows)]
-        assert len({id(sequence) for sequence in sequences}) == len(sequences), "a row computes twice in a step"
-        num_steady, samples = (
-            len(plan.steady),
-            [*range(len(plan.steady)), *(len(plan.steady) + i for i in plan.samples)],
+        assert len({id(sequence) for sequence in sequences}) == len(sequences), (
+            "a row computes twice in a step"
         )
+        num_steady = len(plan.steady)
+        samples = [*range(len(plan.steady)), *(len(plan.steady) + i for i in plan.samples)]
         assert not plan.guesses or (len(plan.guesses) == len(samples) and any(plan.guesses))
-        spare = [group.spec.spare for group in self.layout.groups if isinstance(group.spec, RecurrentState)]
-        assert not spare or sum(plan.guesses) <= min(spare), "more guesses than states can be taken back for"
+        spare = [
+            group.spec.spare
+            for group in self.layout.groups
+            if isinstance(group.spec, RecurrentState)
+        ]
+        assert not spare or sum(plan.guesses) <= min(spare), (
+            "more guesses than states can be taken back for"
+        )
         guesses = [0] * len(sequences)
         for index, count in zip(samples, plan.guesses, strict=False):
             guesses[index] = count
         starts = [*(None for _ in plan.steady), *plan.starts]
         counts = [*(1 + count for count in guesses[:num_steady]), *plan.counts]
         tables = [[list(table) for table in sequence.tables] for sequence in sequences]
-        touched, written = [], set()
+        touched = []
+        written = set()
         columns = zip(sequences, tables, starts, counts, guesses, strict=True)
         for sequence, table, start, count, guessed in columns:
             low, high = (sequence.low, sequence.high) if start is None else (start, start)
-            sequence.low, sequence.high = low + count - guessed, high + count
+            sequence.low = low + count - guessed
+            sequence.high = high + count
             writes = self._blocks(table, low, high + count, reads=False)
             assert not writes & written, "two rows write one block in one step"
             written |= writes
             for earlier in self.queue:
                 for other, blocks in zip(earlier.sequences, earlier.touched, strict=True):
                     if other is not sequence:
-                        assert not writes & blocks, "a block that a step in flight uses was given to another"
+                        assert not writes & blocks, (
+                            "a block that a step in flight uses was given to another"
+                        )
             touched.append(self._blocks(table, low, high + count, reads=True))
-        self.queue.append(Submitted(plan, sequences, starts, counts, guesses, tables, touched, samples))
+        self.queue.append(
+            Submitted(plan, sequences, starts, counts, guesses, tables, touched, samples)
+        )
 
     def _apply(self, plan: StepPlan) -> None:
         in_flight = {id(sequence) for earlier in self.queue for sequence in earlier.sequences}
         for row in plan.ended:
-            assert id(self._sequence(row)) not in in_flight, "a row ended while a step in flight names it"
+            assert id(self._sequence(row)) not in in_flight, (
+                "a row ended while a step in flight names it"
+            )
             self.rows[row] = None
         for new in plan.new:
             assert self.rows[new.row] is None, "a row was given twice"
-            assert all(s is None or s.request_id != new.request_id for s in self.rows), "a request has two rows"
+            assert all(s is None or s.request_id != new.request_id for s in self.rows), (
+                "a request has two rows"
+            )
             root = hash_of(self.salts.get(new.request_id, ""))
             assert len(new.blocks) == len(self.layout.groups)
-            self.rows[new.row] = Sequence(new.request_id, list(new.token_ids), [list(b) for b in new.blocks], root)
+            self.rows[new.row] = Sequence(
+                new.request_id, list(new.token_ids), [list(b) for b in new.blocks], root
+            )
             assert new.row in plan.rows
         for row, group, blocks in plan.blocks:
             self._sequence(row).tables[group] += blocks
@@ -169,7 +199,9 @@ class FakeWorker:
         assert sequence is not None, "a plan names an empty row"
         return sequence
 
-    def _blocks(self, table: list[list[int]], start: int, end: int, *, reads: bool) -> set[tuple[int, int]]:
+    def _blocks(
+        self, table: list[list[int]], start: int, end: int, *, reads: bool
+    ) -> set[tuple[int, int]]:
         blocks = set()
         for group, ids in zip(self.layout.groups, table, strict=True):
             low = first_needed(group.spec, start) if reads else start
@@ -181,13 +213,15 @@ class FakeWorker:
     def collect(self) -> StepResult:
         item = self.queue.popleft()
         plan = item.plan
-        tokens, errors = [], {}
+        tokens = []
+        errors = {}
         rows = [*plan.steady, *plan.rows]
         payloads = self._loads(item)
         accepted = []
         for i, sequence in enumerate(item.sequences):
             known = item.starts[i]
-            start, guessed = len(sequence.tokens) - 1 if known is None else known, item.guesses[i]
+            start = len(sequence.tokens) - 1 if known is None else known
+            guessed = item.guesses[i]
             end = start + item.counts[i] - guessed
             self.num_computed += end - start
             if end > len(sequence.tokens):
@@ -202,18 +236,27 @@ class FakeWorker:
             elif i in item.samples:
                 assert end == len(sequence.tokens), "a row samples before the end of its tokens"
                 count = 1 + next_token(sequence.hash_at(end - 1) * 31) % (1 + guessed)
-                for position in range(end, end + count):  # the guesses that hold are computed, and those behind them
+                for position in range(
+                    end, end + count
+                ):  # the guesses that hold are computed, and those behind them
                     token = (next_token(sequence.hash_at(position - 1)) + sequence.tainted) % VOCAB
                     self.num_tainted += sequence.tainted
                     sequence.tokens.append(token)
                     tokens.append(token)
                     if position < end + count - 1:
                         self._write_and_read(sequence, item.tables[i], position, position + 1)
-                for position in range(end + count - 1, end + guessed):  # those that do not leave what nobody may read
+                for position in range(
+                    end + count - 1, end + guessed
+                ):  # those that do not leave what nobody may read
                     for index, group in enumerate(self.layout.groups):
                         if isinstance(group.spec, RecurrentState):
                             continue  # its state lies in a spare place
-                        self._write(group, item.tables[i][index][position // group.block_size], position, (-3, -3))
+                        self._write(
+                            group,
+                            item.tables[i][index][position // group.block_size],
+                            position,
+                            (-3, -3),
+                        )
                 sequence.low += count - 1
                 sequence.high -= guessed - (count - 1)
                 accepted.append(count)
@@ -223,14 +266,19 @@ class FakeWorker:
         sampled = [rows[i] for i in item.samples]
         if not (errors or item.plan.guesses):
             accepted = []
-        return StepResult(plan.step, sampled, tokens, errors=errors, payloads=payloads, accepted=accepted)
+        return StepResult(
+            plan.step, sampled, tokens, errors=errors, payloads=payloads, accepted=accepted
+        )
 
     def _loads(self, item: Submitted) -> dict[str, list[bytes]]:
-        """Do what the connector's scheduler half sent, spoil what is to be spoilt, and return what went wrong."""
+        """Do what the connector's scheduler half sent, spoil what is to be spoilt, and return what
+        went wrong.
+        """
         bad: dict[str, int] = {}
         sent = json.loads(item.plan.payloads.get("connector", b"{}"))
         for sequence, tables, known in zip(item.sequences, item.tables, item.starts, strict=True):
-            name, start = sequence.request_id, len(sequence.tokens) - 1 if known is None else known
+            name = sequence.request_id
+            start = len(sequence.tokens) - 1 if known is None else known
             if name in sent and item.plan.new:
                 first, end, wrong_from, here = sent[name]
                 if here:
@@ -243,16 +291,34 @@ class FakeWorker:
                 bad[name] = min(wrong_from, bad.get(name, wrong_from))
         return {"connector": [json.dumps(bad).encode()]} if bad else {}
 
-    def load(self, sequence: Sequence, tables: list[list[int]], positions: range, wrong_from: int, reader: int) -> None:
-        """Write the keys computed elsewhere that a token at `reader` sees; those from `wrong_from` on are wrong."""
+    def load(
+        self,
+        sequence: Sequence,
+        tables: list[list[int]],
+        positions: range,
+        wrong_from: int,
+        reader: int,
+    ) -> None:
+        """Write the keys computed elsewhere that a token at `reader` sees; those from `wrong_from`
+        on are wrong.
+        """
         for index, group in enumerate(self.layout.groups):
             low = first_needed(group.spec, reader) // group.block_size * group.block_size
             state = isinstance(group.spec, RecurrentState)
-            for position in range(positions.start, min(positions.stop, reader)) if state else positions:
-                block = tables[index][position // group.block_size : position // group.block_size + 1]
+            for position in (
+                range(positions.start, min(positions.stop, reader)) if state else positions
+            ):
+                block = tables[index][
+                    position // group.block_size : position // group.block_size + 1
+                ]
                 if block and block[0] and position >= low:
                     wrong = position >= wrong_from
-                    self._write(group, block[0], position, POISON if wrong else (index, sequence.hash_at(position)))
+                    self._write(
+                        group,
+                        block[0],
+                        position,
+                        POISON if wrong else (index, sequence.hash_at(position)),
+                    )
 
     def fail_steps(self) -> None:
         """The steps in flight fail: what they were to write is garbage."""
@@ -274,9 +340,12 @@ class FakeWorker:
                 cell.update(dict.fromkeys(range(group.block_size), POISON))
         cell[position % group.block_size] = value
 
-    def _write_and_read(self, sequence: Sequence, tables: list[list[int]], start: int, end: int) -> None:
+    def _write_and_read(
+        self, sequence: Sequence, tables: list[list[int]], start: int, end: int
+    ) -> None:
         for index, group in enumerate(self.layout.groups):
-            size, table = group.block_size, tables[index]
+            size = group.block_size
+            table = tables[index]
             for position in range(first_needed(group.spec, start), min(start, end)):
                 seen = self.contents[group.pool, table[position // size]].get(position % size)
                 sequence.tainted |= seen == POISON
@@ -289,7 +358,10 @@ class FakeWorker:
 
 
 LAYERS = {
-    "full": [LayerKV("a", FullAttention(1, 8, "float32")), LayerKV("b", FullAttention(1, 8, "float32"))],
+    "full": [
+        LayerKV("a", FullAttention(1, 8, "float32")),
+        LayerKV("b", FullAttention(1, 8, "float32")),
+    ],
     "hybrid": [
         LayerKV("a", FullAttention(1, 8, "float32")),
         LayerKV("b", SlidingWindow(1, 8, "float32", window=6)),
@@ -311,13 +383,17 @@ LAYERS = {
     "stateful": [
         LayerKV("a", FullAttention(1, 8, "float32")),
         LayerKV("b", SlidingWindow(1, 8, "float32", window=6)),
-        LayerKV("c", RecurrentState((((3, 8), "float32"), ((8, 8), "float32")), block_size=6, spare=5)),
+        LayerKV(
+            "c", RecurrentState((((3, 8), "float32"), ((8, 8), "float32")), block_size=6, spare=5)
+        ),
     ],
     "none": [],
 }
 
 
-def make_request(request_id: str, prompt: list[int], max_tokens: int = 8, **fields: Any) -> EngineRequest:
+def make_request(
+    request_id: str, prompt: list[int], max_tokens: int = 8, **fields: Any
+) -> EngineRequest:
     sampling = fields.pop("sampling", None) or SamplingParams(max_tokens=max_tokens)
     eos = fields.pop("eos_token_ids", (EOS,))
     return EngineRequest(
@@ -361,7 +437,9 @@ class Engine:
         )
         self.kv = KVManager(self.layout, prefix_caching=prefix_caching, identity="fake")
         self.limits = SchedulerLimits(budget, max_num_seqs, max_model_len, **limits)
-        self.scheduler: Any = Scheduler(self.limits, self.kv, policy=policy, extensions=extensions, depth=depth)
+        self.scheduler: Any = Scheduler(
+            self.limits, self.kv, policy=policy, extensions=extensions, depth=depth
+        )
         self.worker = FakeWorker(self.layout, max_num_seqs, budget)
         self.requests: dict[str, EngineRequest] = {}
         self.outputs: dict[str, list[int]] = {}
@@ -454,7 +532,9 @@ class Engine:
         assert not self.scheduler.has_work, "the engine does not come to an end"
 
     def check_outputs(self) -> None:
-        """Every ended request has exactly the tokens it would have had alone; aborted ones a part of them."""
+        """Every ended request has exactly the tokens it would have had alone; aborted ones a part
+        of them.
+        """
         for request_id, delta in self.finished.items():
             request = self.requests[request_id]
             expected = expected_output(request, self.limits.max_model_len, request.cache_salt)
@@ -463,7 +543,9 @@ class Engine:
                 assert output == expected[: len(output)]
             else:
                 assert output == expected
-                assert delta.finish_reason == ("stop" if output[-1] in request.eos_token_ids else "length")
+                assert delta.finish_reason == (
+                    "stop" if output[-1] in request.eos_token_ids else "length"
+                )
 
     def check_idle(self) -> None:
         """Nothing is held any more."""

@@ -59,7 +59,9 @@ def test_abort_while_preempted_with_results_in_flight():
 
 
 def test_a_preempted_request_starts_again_only_when_its_results_are_in():
-    """The preempting request is aborted at once, so blocks would be there while the victim is still in flight."""
+    """The preempting request is aborted at once, so blocks would be there while the victim is still
+    in flight.
+    """
     engine = Engine(num_blocks=11, depth=3, budget=12, policy=Priority(), prefix_caching=False)
 
     def schedule():
@@ -109,7 +111,10 @@ def test_a_row_that_fails_takes_nobody_with_it():
     engine.add("b", prompt(9, 2), 9, eos_token_ids=())
     engine.worker.fail["a"] = "grammar plugin 'x' failed"
     engine.run()
-    assert (engine.finished["a"].finish_reason, engine.finished["a"].error) == ("error", "grammar plugin 'x' failed")
+    assert (engine.finished["a"].finish_reason, engine.finished["a"].error) == (
+        "error",
+        "grammar plugin 'x' failed",
+    )
     assert engine.finished["b"].finish_reason == "length"
     engine.check_outputs()
     engine.check_idle()

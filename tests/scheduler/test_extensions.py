@@ -147,8 +147,14 @@ def test_an_extension_that_raises_fails_that_request_and_is_named(caplog):
     engine.add("a", prompt(5), 3)
     engine.add("b", prompt(5, 2), 3)
     engine.run()
-    assert engine.finished["a"].error == "plugin 'broken' failed in request 'a'; the engine's log says more."
-    assert "scheduler extension 'broken' failed in may_start: ValueError: no such grammar" in caplog.text
+    assert (
+        engine.finished["a"].error
+        == "plugin 'broken' failed in request 'a'; the engine's log says more."
+    )
+    assert (
+        "scheduler extension 'broken' failed in may_start: ValueError: no such grammar"
+        in caplog.text
+    )
     assert engine.finished["b"].finish_reason in ("stop", "length")
 
 
@@ -191,9 +197,13 @@ def test_tokens_of_a_remote_cache_are_not_computed():
     assert engine.scheduler.abort("a").num_cached_tokens == 10
 
 
-def guessed(layers="full", *, depth=1, max_tokens=20, requests=3, count=3, extensions=(), **options):
+def guessed(
+    layers="full", *, depth=1, max_tokens=20, requests=3, count=3, extensions=(), **options
+):
     """Run requests whose every step guesses; the fake worker finds some of them right."""
-    engine = Engine(layers, extensions=[Drafts(count), *extensions], depth=depth, max_model_len=48, **options)
+    engine = Engine(
+        layers, extensions=[Drafts(count), *extensions], depth=depth, max_model_len=48, **options
+    )
     for i in range(requests):
         engine.add(f"r{i}", prompt(6, i), max_tokens, eos_token_ids=(0,) if i % 2 else ())
     engine.run()
@@ -268,10 +278,13 @@ class Limits:
     name = "limits"
 
     def __init__(self, most):
-        self.most, self.seen = most, []
+        self.most = most
+        self.seen = []
 
     def limits(self, rows):
-        self.seen.append({rows.request(row).request_id: rows.tokens(row).tolist() for row in rows.rows.tolist()})
+        self.seen.append(
+            {rows.request(row).request_id: rows.tokens(row).tolist() for row in rows.rows.tolist()}
+        )
         return self.most
 
 
@@ -305,7 +318,8 @@ def test_rows_that_sat_out_are_guessed_for_again():
     engine.add("a", prompt(6), 40, eos_token_ids=())
     for _ in range(3):
         engine.step()
-    limits.most, made = {0: 0}, len(engine.plans)
+    limits.most = {0: 0}
+    made = len(engine.plans)
     engine.step()
     assert len(engine.plans) == made
     limits.most = {}
@@ -393,7 +407,9 @@ def test_an_extension_ends_what_it_has_with_the_scheduler_and_with_its_journal(t
 def test_all_extensions_are_closed_and_the_first_error_is_told():
     class Closes:
         def __init__(self, name, error=None):
-            self.name, self.error, self.times = name, error, 0
+            self.name = name
+            self.error = error
+            self.times = 0
 
         def close(self):
             self.times += 1

@@ -24,12 +24,17 @@ def engine_of(num_rows, shared_rows, kept_steps=0):
 
 def add(engine, client, number, max_tokens=8):
     features = {NAME: client.encode()} if client else {}
-    engine.add(f"{client}-{number}", prompt(number), max_tokens, eos_token_ids=(), features=features)
+    engine.add(
+        f"{client}-{number}", prompt(number), max_tokens, eos_token_ids=(), features=features
+    )
 
 
 def running(engine, client):
     """How many rows a client has."""
-    return sum(request.request_id.startswith(f"{client}-") for request in engine.scheduler._life.batch.running)
+    return sum(
+        request.request_id.startswith(f"{client}-")
+        for request in engine.scheduler._life.batch.running
+    )
 
 
 def test_one_that_is_alone_may_have_all_rows():
@@ -140,7 +145,8 @@ def test_a_share_that_nobody_comes_back_for_goes_to_others_although_nothing_ends
 
 def test_where_there_are_more_clients_than_rows_they_take_turns():
     engine = engine_of(16, 4, kept_steps=20)
-    names, asked = "bcdef", dict.fromkeys("bcdef", 0)
+    names = "bcdef"
+    asked = dict.fromkeys("bcdef", 0)
     for number in range(300):
         add(engine, "a", number, max_tokens=8)
     for step in range(300):
@@ -151,7 +157,9 @@ def test_where_there_are_more_clients_than_rows_they_take_turns():
         engine.step()
         assert running(engine, "a") <= 1 or step < 24  # until all are there
     ended = sum(name.startswith("a-") for name in engine.finished)
-    assert 0.4 <= ended / max(asked.values()) <= 0.6  # as a crowd it gets half of what each of the others gets
+    assert (
+        0.4 <= ended / max(asked.values()) <= 0.6
+    )  # as a crowd it gets half of what each of the others gets
     engine.run()
     assert len(engine.finished) == 300 + sum(asked.values())
 
@@ -232,7 +240,9 @@ def test_clients_are_forgotten():
 def test_how_many_rows_are_shared(device, options, expected):
     config = EngineConfig(options=options)
     config = replace(
-        config, scheduler=replace(config.scheduler, max_num_seqs=64), device=replace(config.device, device=device)
+        config,
+        scheduler=replace(config.scheduler, max_num_seqs=64),
+        device=replace(config.device, device=device),
     )
     assert plugin._rows(config) == expected
     assert len(plugin.engine_scheduler_extensions(config, None)) == bool(expected)

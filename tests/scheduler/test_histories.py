@@ -13,7 +13,9 @@ from builtin_plugins.routes.explain.histories import Histories
 def engine_of(remembered=100, **sizes):
     seconds = count()
     histories = Histories(remembered, lambda: float(next(seconds)))
-    return Engine(extensions=[histories], **{"max_num_seqs": 4, "budget": 64, "num_blocks": 12, **sizes})
+    return Engine(
+        extensions=[histories], **{"max_num_seqs": 4, "budget": 64, "num_blocks": 12, **sizes}
+    )
 
 
 def add(engine, number, length=8, max_tokens=24):

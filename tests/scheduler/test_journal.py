@@ -20,7 +20,12 @@ def record(path, *, policy=None, **options):
     engine.record(str(path))
     for i in range(30):
         length = rng.randrange(1, 24)
-        engine.add(f"r{i}", [rng.randrange(1, VOCAB) for _ in range(length)], rng.randrange(1, 16), priority=i % 3)
+        engine.add(
+            f"r{i}",
+            [rng.randrange(1, VOCAB) for _ in range(length)],
+            rng.randrange(1, 16),
+            priority=i % 3,
+        )
         if rng.random() < 0.3:
             engine.abort(f"r{rng.randrange(30)}")
         if rng.random() < 0.7:
@@ -65,7 +70,13 @@ def test_the_first_difference_is_reported(tmp_path):
     with open(tmp_path / "changed", "wb") as file:
         for frame in frames:
             event = msgspec.msgpack.decode(frame)
-            if changed is None and isinstance(event, list) and event[0] == "plan" and event[2] > 9 and event[3][6]:
+            if (
+                changed is None
+                and isinstance(event, list)
+                and event[0] == "plan"
+                and event[2] > 9
+                and event[3][6]
+            ):
                 changed = event[2]
                 event[3][6][0] += 1
                 frame = msgspec.msgpack.encode(event)

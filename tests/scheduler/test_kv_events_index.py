@@ -1,4 +1,6 @@
-"""Whoever reads nothing but events knows the keys of the prefix cache exactly, at random times of random lives."""
+"""Whoever reads nothing but events knows the keys of the prefix cache exactly, at random times of
+random lives.
+"""
 
 import random
 import runpy
@@ -33,19 +35,26 @@ class Sender:
         pass
 
     def read(self):
-        changes, self.waiting = self.waiting, []
-        return msgspec.msgpack.decode(msgspec.msgpack.encode(EventBatch(0.0, self.write(changes))))[1]
+        changes = self.waiting
+        self.waiting = []
+        return msgspec.msgpack.decode(msgspec.msgpack.encode(EventBatch(0.0, self.write(changes))))[
+            1
+        ]
 
 
 def held(kv):
     """Return the keys that can be found, as whole ones are told."""
     groups = enumerate(kv.layout.groups)
-    return {(DEVICE, index, key) for index, group in groups for key in kv.pools[group.pool].find(index)}
+    return {
+        (DEVICE, index, key) for index, group in groups for key in kv.pools[group.pool].find(index)
+    }
 
 
 def live(layers, num_steps, seed):
     """Do random things and compare after each, reading after some of them only."""
-    dice, sender, connector = random.Random(seed), Sender(), Connector()
+    dice = random.Random(seed)
+    sender = Sender()
+    connector = Connector()
     engine = Engine(
         layers,
         depth=dice.randint(1, 3),
@@ -53,12 +62,17 @@ def live(layers, num_steps, seed):
         budget=16,
         extensions=[connector, Watching(sender, as_bytes=True)],
     )
-    index, seen, kinds = Index(), 0, set()
+    index = Index()
+    seen = 0
+    kinds = set()
     for step in range(num_steps):
-        action, names = dice.random(), list(engine.requests)[-8:]
+        action = dice.random()
+        names = list(engine.requests)[-8:]
         if action < 0.2 and engine.scheduler.num_waiting < 8:
             prompt = [*dice.choice(BASES)[: dice.randint(0, 40)], dice.randint(1, VOCAB - 1)]
-            engine.add(f"r{step}", prompt, dice.randint(1, 12), cache_salt=dice.choice(["", "", "x"]))
+            engine.add(
+                f"r{step}", prompt, dice.randint(1, 12), cache_salt=dice.choice(["", "", "x"])
+            )
         elif action < 0.23 and names:
             engine.abort(dice.choice(names))
         elif action < 0.25 and names:
@@ -94,14 +108,18 @@ def test_events_alone_tell_the_keys_exactly(layers):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layers", ["full", "hybrid", "three", "sizes", "windowed", "states", "stateful"])
+@pytest.mark.parametrize(
+    "layers", ["full", "hybrid", "three", "sizes", "windowed", "states", "stateful"]
+)
 def test_events_alone_tell_the_keys_exactly_over_ten_thousand_steps(layers):
     live(layers, 10_000, seed=2)
 
 
 def test_parents_and_tokens_are_those_of_the_chain():
     sender = Sender()
-    engine = Engine("hybrid", block_size=4, num_blocks=64, extensions=[Watching(sender, as_bytes=True)])
+    engine = Engine(
+        "hybrid", block_size=4, num_blocks=64, extensions=[Watching(sender, as_bytes=True)]
+    )
     prompt = BASES[0][:19]
     engine.add("r", prompt, 9, eos_token_ids=())
     engine.run()
@@ -110,15 +128,22 @@ def test_parents_and_tokens_are_those_of_the_chain():
     groups = {event[9] for event in stored}
     assert groups == set(range(len(engine.layout.groups)))
     for group in groups:
-        told, parents = {}, {}
+        told = {}
+        parents = {}
         for _, hashes, parent, tokens, *facts in (event for event in stored if event[9] == group):
             own = [group, *(["full_attention", None], ["sliding_window", 6])[group > 0]]
             assert facts == [4, None, DEVICE, None, None, *own]
             for place, block in enumerate(hashes):
-                told[block], parents[block], parent = tokens[4 * place : 4 * place + 4], parent, block
+                told[block], parents[block], parent = (
+                    tokens[4 * place : 4 * place + 4],
+                    parent,
+                    block,
+                )
         last = next(block for block in told if block not in parents.values())
         found = []
         while last is not None:
             found = told[last] + found
             last = parents[last]
-        assert found == known[:24]  # the last token was never computed, so the last block is not full
+        assert (
+            found == known[:24]
+        )  # the last token was never computed, so the last block is not full

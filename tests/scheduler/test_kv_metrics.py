@@ -1,4 +1,6 @@
-"""How long blocks stay in the prefix cache, how long they lie idle before they go, and how soon they are wanted again."""
+"""How long blocks stay in the prefix cache, how long they lie idle before they go, and how soon
+they are wanted again.
+"""
 
 from itertools import count
 
@@ -63,7 +65,9 @@ def test_what_goes_has_come(layers):
 
 def test_a_share_of_blocks_is_looked_at():
     residency = Residency(0.25)
-    engine = Engine("full", block_size=1, num_blocks=2000, max_model_len=100, extensions=[residency])
+    engine = Engine(
+        "full", block_size=1, num_blocks=2000, max_model_len=100, extensions=[residency]
+    )
     for number in range(20):
         engine.add(f"r{number}", prompt(0, 60)[: number + 1] + prompt(number, 60), 1)
         engine.run()
@@ -75,4 +79,9 @@ def test_a_share_of_none_is_refused_where_something_is_to_be_measured():
     options = {"kv_cache_metrics": True, "kv_cache_metrics_sample": 0.0}
     with pytest.raises(ConfigError, match="--kv-cache-metrics-sample 0"):
         engine_scheduler_extensions(EngineConfig(options=options), None)
-    assert engine_scheduler_extensions(EngineConfig(options=options | {"kv_cache_metrics": False}), None) == []
+    assert (
+        engine_scheduler_extensions(
+            EngineConfig(options=options | {"kv_cache_metrics": False}), None
+        )
+        == []
+    )

@@ -10,7 +10,11 @@ from core.plugin.entry import Entry
 from core.testing.conformance import Subject
 from core.testing.conformance import scheduling_policies as suite
 
-CHECKS = [check for name, check in inspect.getmembers(suite, inspect.isfunction) if name.startswith("check_")]
+CHECKS = [
+    check
+    for name, check in inspect.getmembers(suite, inspect.isfunction)
+    if name.startswith("check_")
+]
 
 
 def subject(policy):

@@ -83,7 +83,12 @@ def test_a_preempted_request_finds_its_own_blocks_again():
     engine.run()
     assert engine.scheduler.num_preemptions > 0
     resumed = [new for plan in engine.plans for new in plan.new][2:]
-    starts = [plan.starts[plan.rows.index(new.row)] for new in resumed for plan in engine.plans if new in plan.new]
+    starts = [
+        plan.starts[plan.rows.index(new.row)]
+        for new in resumed
+        for plan in engine.plans
+        if new in plan.new
+    ]
     assert any(start > 0 for start in starts)
     engine.check_outputs()
 

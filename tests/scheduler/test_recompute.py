@@ -17,7 +17,8 @@ class Loads(Connector):
 
     def __init__(self, names, bad=10_000):
         super().__init__()
-        self.names, self.bad = set(names), bad
+        self.names = set(names)
+        self.bad = bad
         self.tables = {}
 
     def may_start(self, request):
@@ -28,7 +29,11 @@ class Loads(Connector):
         self.tables[request.request_id] = (tables, num_local)
 
     def _extent(self, request_id, first, total):
-        return (first, total - 1, min(self.bad, total - 1)) if request_id in self.names else (first, first, first)
+        return (
+            (first, total - 1, min(self.bad, total - 1))
+            if request_id in self.names
+            else (first, first, first)
+        )
 
     def wake(self, engine, name):
         wake(engine, self, name)
@@ -53,7 +58,9 @@ def test_a_request_parked_with_blocks_shows_them_and_starts_in_them():
 
 def test_one_that_has_its_blocks_and_no_room_in_the_step_may_be_parked_again_and_ends():
     connector = Connector(wait=0, reserve=1, remote=0)
-    engine = Engine(block_size=1, num_blocks=400, budget=4, chunked_prefill=False, extensions=[connector])
+    engine = Engine(
+        block_size=1, num_blocks=400, budget=4, chunked_prefill=False, extensions=[connector]
+    )
     for name in ("a", "b"):
         engine.add(name, prompt(4), 12, eos_token_ids=())
     engine.step()
@@ -133,8 +140,12 @@ def test_a_failed_load_is_computed_from_there_and_gives_no_wrong_token(depth, ba
     engine.run()
     assert engine.worker.num_tainted >= 1
     assert all(engine.started.count(name) == 1 for name in others)
-    again = [(p, p.rows.index(n.row)) for p in engine.plans for n in p.new if n.request_id == "a"][1]
-    assert again[0].starts[again[1]] == (20 if others else bad - bad % 4)  # others have computed it rightly
+    again = [(p, p.rows.index(n.row)) for p in engine.plans for n in p.new if n.request_id == "a"][
+        1
+    ]
+    assert again[0].starts[again[1]] == (
+        20 if others else bad - bad % 4
+    )  # others have computed it rightly
     engine.check_outputs()
     engine.check_idle()
 

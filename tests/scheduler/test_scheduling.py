@@ -14,7 +14,9 @@ def prompt(length, first=1):
     return [1 + (first * 31 + i * 7) % (VOCAB - 1) for i in range(length)]
 
 
-@pytest.mark.parametrize("layers", ["full", "hybrid", "three", "sizes", "windowed", "states", "stateful", "none"])
+@pytest.mark.parametrize(
+    "layers", ["full", "hybrid", "three", "sizes", "windowed", "states", "stateful", "none"]
+)
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_tokens_are_those_of_a_request_alone(layers, depth):
     engine = Engine(layers, depth=depth, num_blocks=60)
@@ -86,7 +88,9 @@ def test_without_chunking_a_prompt_waits_until_it_fits_the_step():
 
 def test_without_chunking_a_prompt_beyond_the_budget_is_refused():
     engine = Engine(budget=16, chunked_prefill=False)
-    with pytest.raises(InvalidRequest, match=r"17 tokens are more than the step budget of 16.*chunked"):
+    with pytest.raises(
+        InvalidRequest, match=r"17 tokens are more than the step budget of 16.*chunked"
+    ):
         engine.scheduler.add(make_request("a", prompt(17)))
 
 
@@ -159,7 +163,10 @@ def test_a_request_that_can_never_fit_is_refused_with_limit_and_fix():
     with pytest.raises(InvalidRequest) as error:
         engine.scheduler.add(make_request("a", prompt(10), 8))
     assert error.value.field == "max_tokens"
-    assert "of 18 tokens do not fit the KV cache, which holds 17. Ask for at most 7 output tokens" in str(error.value)
+    assert (
+        "of 18 tokens do not fit the KV cache, which holds 17. Ask for at most 7 output tokens"
+        in str(error.value)
+    )
     with pytest.raises(InvalidRequest) as error:
         engine.scheduler.add(make_request("a", prompt(20), 8))
     assert error.value.field == "prompt"
@@ -267,7 +274,12 @@ def test_request_data_reaches_the_worker_whole():
     engine = Engine()
     sampling = SamplingParams(max_tokens=3, temperature=0.5)
     request = EngineRequest(
-        request_id="a", prompt_token_ids=prompt(5), sampling=sampling, seed=77, max_tokens=3, eos_token_ids=(2, 3)
+        request_id="a",
+        prompt_token_ids=prompt(5),
+        sampling=sampling,
+        seed=77,
+        max_tokens=3,
+        eos_token_ids=(2, 3),
     )
     engine.scheduler.add(request)
     new = engine.scheduler.schedule().new[0]

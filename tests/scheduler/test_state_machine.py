@@ -1,10 +1,11 @@
 """Scheduler and KV manager under random arrivals, ends, budgets, block counts and steps in flight.
 
-After every call all invariants are checked: `Scheduler.check` counts every block and row, the fake worker
-reads back what each row sees and refuses blocks that a step in flight still uses. At the end everything has
-ended with exactly its own tokens, nothing is held, and the journal replays every plan. In half of the runs a
-connector parks requests, with and without their blocks, and brings keys, of which some are wrong from a random
-position on; what any request holds goes wrong at random, too.
+After every call all invariants are checked: `Scheduler.check` counts every block and row, the fake
+worker reads back what each row sees and refuses blocks that a step in flight still uses. At the end
+everything has ended with exactly its own tokens, nothing is held, and the journal replays every
+plan. In half of the runs a connector parks requests, with and without their blocks, and brings
+keys, of which some are wrong from a random position on; what any request holds goes wrong at
+random, too.
 """
 
 import shutil
@@ -107,7 +108,9 @@ class Engines(RuleBasedStateMachine):
             self.names += 1
             eos = {} if ends else {"eos_token_ids": ()}
             prompt = [*BASES[base][:shared], *own]
-            self.engine.add(f"r{self.names}", prompt, max_tokens, cache_salt=salt, priority=priority, **eos)
+            self.engine.add(
+                f"r{self.names}", prompt, max_tokens, cache_salt=salt, priority=priority, **eos
+            )
 
     @precondition(lambda self: self.names)
     @rule(which=st.integers(0, 10_000))
@@ -132,7 +135,9 @@ class Engines(RuleBasedStateMachine):
 
     @rule()
     def reset(self):
-        free = not any(request.lease.capacity for request in self.engine.scheduler._life.live.values())
+        free = not any(
+            request.lease.capacity for request in self.engine.scheduler._life.live.values()
+        )
         assert self.engine.scheduler.reset_prefix_cache() == free
 
     @precondition(lambda self: self.names)
@@ -178,7 +183,9 @@ class Engines(RuleBasedStateMachine):
         engine.journal.close()
         odds = self.connector.odds
         again = Connector(wait=odds[0], reserve=odds[1], remote=odds[2], fail=odds[3])
-        report = replay(self.path, policy=engine.scheduler.policy, extensions=[again, *self.guesses])
+        report = replay(
+            self.path, policy=engine.scheduler.policy, extensions=[again, *self.guesses]
+        )
         assert report.identical, report.difference
         assert report.num_plans == len(engine.plans)
 

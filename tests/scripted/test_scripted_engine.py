@@ -66,7 +66,9 @@ def test_ignoring_the_end_repeats_the_answer(llm):
 )
 def test_answers_do_not_depend_on_scheduling(options):
     texts = [f"message {i} " + "x" * (7 * i % 40) + " é🦊" for i in range(12)]
-    engine = LLM("scripted:", **{"max_model_len": 256, "kv_cache_memory_bytes": 4_000_000, **options})
+    engine = LLM(
+        "scripted:", **{"max_model_len": 256, "kv_cache_memory_bytes": 4_000_000, **options}
+    )
     try:
         for _ in range(2):  # the second time with a warm prefix cache
             assert [answer.text for answer in ask(engine, *texts)] == texts
@@ -77,7 +79,9 @@ def test_answers_do_not_depend_on_scheduling(options):
 def test_one_request_fails_and_its_neighbours_do_not(tmp_path):
     path = tmp_path / "answers.jsonl"
     path.write_text(json.dumps({"prompt": "bad", "answer": "never said", "fail_at_token": 3}))
-    engine = LLM("scripted:", max_model_len=256, kv_cache_memory_bytes=1_000_000, scripted_answers=str(path))
+    engine = LLM(
+        "scripted:", max_model_len=256, kv_cache_memory_bytes=1_000_000, scripted_answers=str(path)
+    )
     try:
         good, bad, other = ask(engine, "good", "bad", "other")
     finally:
@@ -87,10 +91,17 @@ def test_one_request_fails_and_its_neighbours_do_not(tmp_path):
 
 
 def test_special_tokens_are_single_tokens():
-    engine = LLM("scripted:", max_model_len=256, kv_cache_memory_bytes=1_000_000, scripted_special_tokens="[A],[B]")
+    engine = LLM(
+        "scripted:",
+        max_model_len=256,
+        kv_cache_memory_bytes=1_000_000,
+        scripted_special_tokens="[A],[B]",
+    )
     try:
         shown, hidden = (
-            engine.generate("x[A]y", SamplingParams(max_tokens=None, skip_special_tokens=skip), use_tqdm=False)[0]
+            engine.generate(
+                "x[A]y", SamplingParams(max_tokens=None, skip_special_tokens=skip), use_tqdm=False
+            )[0]
             for skip in (False, True)
         )
     finally:

@@ -1,4 +1,6 @@
-"""The scripted model's module, driven as a runner drives it, with an attention backend that reads nothing."""
+"""The scripted model's module, driven as a runner drives it, with an attention backend that reads
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def step(model, rows):
     history = torch.zeros(8, MAX_LEN, dtype=torch.int64)
     for row, tokens, *_ in rows:
         history[row, : len(tokens)] = torch.tensor(tokens)
-    ids = torch.tensor([t for _, tokens, _, start, count in rows for t in tokens[start : start + count]])
+    ids = torch.tensor(
+        [t for _, tokens, _, start, count in rows for t in tokens[start : start + count]]
+    )
     positions = torch.tensor([p for *_, start, count in rows for p in range(start, start + count)])
     batch = ForwardBatch(
         ids,
@@ -79,7 +83,8 @@ def test_answers_with_the_prompt_and_ends():
 
 
 def test_every_chunk_of_a_prompt_leads_to_the_same_token():
-    model, prompt = build(), list(b"hello")
+    model = build()
+    prompt = list(b"hello")
     whole = step(model, [(0, prompt, 5, 0, 5)])
     rest = torch.cat([step(model, [(0, prompt, 5, 0, 2)]), step(model, [(0, prompt, 5, 2, 3)])])
     assert torch.equal(whole, rest)
@@ -87,7 +92,8 @@ def test_every_chunk_of_a_prompt_leads_to_the_same_token():
 
 
 def test_resuming_after_preemption_goes_on_where_it_was():
-    model, tokens = build(), list(b"hellohe")
+    model = build()
+    tokens = list(b"hellohe")
     assert step(model, [(3, tokens, 5, 0, 7)]).argmax(-1).tolist()[-3:] == list(b"hel")
 
 
@@ -104,7 +110,8 @@ def test_a_row_taken_by_another_request_forgets_the_first():
 
 
 def test_with_ends_ignored_the_answer_is_said_again():
-    model, tokens = build(), list(b"abab")
+    model = build()
+    tokens = list(b"abab")
     tokens = [*b"ab", *b"ab", END_OF_TURN]
     assert step(model, [(0, tokens, 2, 4, 1)]).argmax(-1).tolist() == list(b"a")
 

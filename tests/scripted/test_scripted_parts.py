@@ -39,11 +39,17 @@ def parts(markers=("<tool_call>", "<|tool|>"), **options):
     config = EngineConfig(options=options)
     source = scripted_source("scripted:", config)
     tokenizer = ScriptedTokenizer(source, config, markers)
-    return tokenizer, JinjaRenderer(tokenizer, source, config), Script(tokenizer, source.hf_config.answers)
+    return (
+        tokenizer,
+        JinjaRenderer(tokenizer, source, config),
+        Script(tokenizer, source.hf_config.answers),
+    )
 
 
 def said(tokenizer, script, prompt):
-    return tokenizer.decode(script.reply(tokenizer.encode(prompt)).token_ids, skip_special_tokens=True)
+    return tokenizer.decode(
+        script.reply(tokenizer.encode(prompt)).token_ids, skip_special_tokens=True
+    )
 
 
 @settings(max_examples=200, deadline=None)
@@ -59,8 +65,12 @@ def test_chat_is_answered_with_the_last_user_message(first, last, goes_on):
     tokenizer, renderer, script = parts()
     chat = [{"role": "system", "content": "s"}, {"role": "user", "content": first}]
     chat += [{"role": "assistant", "content": first}, {"role": "user", "content": last}]
-    chat += [{"role": "assistant", "content": "I"}, {"role": "tool", "content": "t"}] if goes_on else []
-    prompt = renderer.render(chat, tools=[{"type": "function"}], template_kwargs={"enable_thinking": False})
+    chat += (
+        [{"role": "assistant", "content": "I"}, {"role": "tool", "content": "t"}] if goes_on else []
+    )
+    prompt = renderer.render(
+        chat, tools=[{"type": "function"}], template_kwargs={"enable_thinking": False}
+    )
     assert said(tokenizer, script, prompt) == last
 
 
@@ -88,7 +98,11 @@ def test_listed_special_tokens_are_one_token_and_left_out_of_the_text():
 
 def test_answers_are_given_by_prompt_or_in_turn(tmp_path):
     path = tmp_path / "answers.jsonl"
-    lines = [json.dumps({"prompt": "ping", "answer": "pong"}), "plain text", json.dumps("two\nlines")]
+    lines = [
+        json.dumps({"prompt": "ping", "answer": "pong"}),
+        "plain text",
+        json.dumps("two\nlines"),
+    ]
     path.write_text("\n".join(lines))
     tokenizer, _, script = parts(scripted_answers=str(path))
     asked = ["one", "ping", "two", "one", "three"]

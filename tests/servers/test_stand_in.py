@@ -1,4 +1,6 @@
-"""What clients are told while the process that serves is started again, over sockets, with TLS and without."""
+"""What clients are told while the process that serves is started again, over sockets, with TLS and
+without.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,12 @@ run(json.loads(sys.argv[1]), {"listener": [int(sys.argv[2])]}, float(sys.argv[3]
 
 
 @contextmanager
-def standing_in(back_in_s: float = 3.0, **options: str) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+def standing_in(
+    back_in_s: float = 3.0, **options: str
+) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        number, back_s = str(listener.fileno()), str(time.monotonic() + back_in_s)
+        number = str(listener.fileno())
+        back_s = str(time.monotonic() + back_in_s)
         command = [sys.executable, "-c", CODE, json.dumps(options), number, back_s]
         process = subprocess.Popen(command, pass_fds=[listener.fileno()])
         try:
@@ -57,7 +62,10 @@ def test_requests_are_told_when_to_come_again_and_probes_that_all_is_well() -> N
 
 
 def test_what_is_no_http_and_who_sends_nothing_harms_nobody() -> None:
-    with standing_in() as (port, _), httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S) as client:
+    with (
+        standing_in() as (port, _),
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S) as client,
+    ):
         silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]
         with socket.create_connection(("127.0.0.1", port)) as odd:
             odd.sendall(b"\0" * 70_000)
@@ -67,25 +75,44 @@ def test_what_is_no_http_and_who_sends_nothing_harms_nobody() -> None:
             connection.close()
 
 
-@pytest.mark.parametrize(("wait_s", "said"), [(-3.0, "1"), (0.2, "1"), (2.1, "3"), (1e6, "60"), (float("inf"), "60")])
+@pytest.mark.parametrize(
+    ("wait_s", "said"), [(-3.0, "1"), (0.2, "1"), (2.1, "3"), (1e6, "60"), (float("inf"), "60")]
+)
 def test_the_wait_that_is_advised_is_a_whole_number_within_reason(wait_s: float, said: str) -> None:
     assert f"retry-after: {said}\r\n".encode() in answer(False, wait_s)
 
 
 def test_it_speaks_tls_as_the_server_does(tmp_path: Path) -> None:
-    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "1"]
+    certificate = tmp_path / "cert.pem"
+    key = tmp_path / "key.pem"
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-subj",
+        "/CN=localhost",
+        "-days",
+        "1",
+    ]
     try:
-        subprocess.run([*command, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+        subprocess.run(
+            [*command, "-keyout", key, "-out", certificate], check=True, capture_output=True
+        )
     except FileNotFoundError:
         pytest.skip("no openssl")
     options = {"ssl_certfile": os.fspath(certificate), "ssl_keyfile": os.fspath(key)}
     with standing_in(**options) as (port, _):
-        refused = httpx.get(f"https://127.0.0.1:{port}/v1/models", verify=_trusting(), timeout=PATIENCE_S)
+        refused = httpx.get(
+            f"https://127.0.0.1:{port}/v1/models", verify=_trusting(), timeout=PATIENCE_S
+        )
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "restarting")
 
 
 def _trusting() -> ssl.SSLContext:
     context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
     return context

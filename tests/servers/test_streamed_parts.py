@@ -49,7 +49,8 @@ def test_a_client_that_does_not_keep_up_is_waited_for_until_it_leaves(leaves: bo
         waiting = asyncio.ensure_future(found.write_when_read(b"a"))
         await asyncio.sleep(0)
         assert cycle.written == []
-        cycle.flow.write_paused, cycle.disconnected = leaves, leaves
+        cycle.flow.write_paused = leaves
+        cycle.disconnected = leaves
         cycle.read.set()
         await waiting
         assert cycle.written == ([] if leaves else [b"1\r\na\r\n"])
@@ -80,7 +81,8 @@ def test_what_stands_between_us_and_the_connection_is_not_passed_by() -> None:
 
 def test_what_is_written_soon_is_one_part_of_the_next_turn_for_all_answers() -> None:
     async def run() -> None:
-        outbox, cycles = Outbox(), [Cycle(), Cycle()]
+        outbox = Outbox()
+        cycles = [Cycle(), Cycle()]
         one, other = (parts(SCOPE, cycle.send, outbox) for cycle in cycles)
         assert one is not None
         assert other is not None

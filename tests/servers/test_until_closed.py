@@ -16,9 +16,13 @@ START = {"type": "http.response.start", "status": 200}
 PARTS = (b"data: a\n\n", b"", b"data: b\n\n")
 
 
-def answered(headers: Sequence[tuple[bytes, bytes]], parts: Sequence[bytes], **scope: Any) -> tuple[bytes, bool]:
+def answered(
+    headers: Sequence[tuple[bytes, bytes]], parts: Sequence[bytes], **scope: Any
+) -> tuple[bytes, bool]:
     """Return what uvicorn with httptools writes of an answer, and whether it closes the connection."""
-    cycles = pytest.importorskip("uvicorn.protocols.http.httptools_impl", reason="httptools is not installed")
+    cycles = pytest.importorskip(
+        "uvicorn.protocols.http.httptools_impl", reason="httptools is not installed"
+    )
     written: list[bytes] = []
     closed = asyncio.Event()
     cycle = cycles.RequestResponseCycle(
@@ -68,7 +72,9 @@ def test_what_has_no_body_gets_none() -> None:
     assert closed
 
 
-@pytest.mark.parametrize(("headers", "told"), [([], [0, 9, 0, 9, 0]), ([(b"content-length", b"18")], [0] * 5)])
+@pytest.mark.parametrize(
+    ("headers", "told"), [([], [0, 9, 0, 9, 0]), ([(b"content-length", b"18")], [0] * 5)]
+)
 def test_uvicorn_is_told_that_each_part_has_the_length_that_it_has(
     headers: Sequence[tuple[bytes, bytes]], told: list[int]
 ) -> None:

@@ -1,4 +1,7 @@
-"""A browser without a window, driven over a pipe with Chrome's DevTools protocol. Needs no package, only a Chromium."""
+"""A browser without a window, driven over a pipe with Chrome's DevTools protocol.
+
+Needs no package, only a Chromium.
+"""
 
 from __future__ import annotations
 
@@ -30,34 +33,51 @@ CACHED: Final = (
 )
 """Where Playwright and Puppeteer put theirs, below the home folder."""
 FLAGS: Final = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-zygote", "--no-first-run"),
-    *("--disable-background-networking", "--remote-debugging-pipe", "--hide-scrollbars", "about:blank"),
+    *(
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--no-zygote",
+        "--no-first-run",
+    ),
+    *(
+        "--disable-background-networking",
+        "--remote-debugging-pipe",
+        "--hide-scrollbars",
+        "about:blank",
+    ),
 )
 # The browser reads commands at descriptor 3 and answers at 4.
-LAUNCH: Final = (
-    "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); os.execv(sys.argv[3], sys.argv[3:])"
-)
+LAUNCH: Final = "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); os.execv(sys.argv[3], sys.argv[3:])"
 
 
 def find_browser() -> str | None:
     """Return a Chromium of this machine."""
     named = next((path for path in map(shutil.which, NAMES) if path), None)
     cached = (path for pattern in CACHED for path in Path.home().glob(pattern))
-    return named or next((str(path) for path in cached if path.is_file() and os.access(path, os.X_OK)), None)
+    return named or next(
+        (str(path) for path in cached if path.is_file() and os.access(path, os.X_OK)), None
+    )
 
 
 class Page:
     """One page of the browser."""
 
     def __init__(self, commands: int, answers: int) -> None:
-        self._commands, self._answers = commands, answers
+        self._commands = commands
+        self._answers = answers
         self._ids = itertools.count(1)
         self._rest = b""
         self._session: dict[str, str] = {}
         self.complaints: list[str] = []
         """Exceptions, and what the content security policy has refused."""
         target = self.send("Target.createTarget", url="about:blank")["targetId"]
-        self._session = {"sessionId": self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]}
+        self._session = {
+            "sessionId": self.send("Target.attachToTarget", targetId=target, flatten=True)[
+                "sessionId"
+            ]
+        }
         for domain in ("Page", "Runtime", "Log"):
             self.send(f"{domain}.enable")
 
@@ -73,13 +93,18 @@ class Page:
                 return told["result"]
             if told.get("method") == "Runtime.exceptionThrown":
                 self.complaints.append(json.dumps(told["params"]["exceptionDetails"]))
-            if told.get("method") == "Log.entryAdded" and told["params"]["entry"]["source"] == "security":
+            if (
+                told.get("method") == "Log.entryAdded"
+                and told["params"]["entry"]["source"] == "security"
+            ):
                 self.complaints.append(told["params"]["entry"]["text"])
 
     def _receive(self) -> dict[str, Any]:
         until_s = time.monotonic() + PATIENCE_S
         while b"\0" not in self._rest:
-            readable, _, _ = select.select([self._answers], [], [], max(0.0, until_s - time.monotonic()))
+            readable, _, _ = select.select(
+                [self._answers], [], [], max(0.0, until_s - time.monotonic())
+            )
             assert readable, "the browser says nothing"
             more = os.read(self._answers, 1 << 20)
             assert more, "the browser has ended"
@@ -105,11 +130,15 @@ class Page:
         until_s = time.monotonic() + PATIENCE_S
         pause = "new Promise(go => setTimeout(() => go(false), 50))"
         while not self.value(f"Boolean({expression}) || {pause}"):
-            assert time.monotonic() < until_s, f"never came true: {expression}\n{self.value('document.body.innerText')}"
+            assert time.monotonic() < until_s, (
+                f"never came true: {expression}\n{self.value('document.body.innerText')}"
+            )
 
     def click(self, selector: str) -> None:
         """Press the mouse in the middle of an element that can be seen."""
-        script = "(e => {{ e.scrollIntoView({{block: 'nearest'}}); const r = e.getBoundingClientRect(); "
+        script = (
+            "(e => {{ e.scrollIntoView({{block: 'nearest'}}); const r = e.getBoundingClientRect(); "
+        )
         script += "return [r.x + r.width / 2, r.y + r.height / 2]; }})(document.querySelector({}))"
         x, y = self.value(script.format(json.dumps(selector)))
         for kind in ("mousePressed", "mouseReleased"):
@@ -127,8 +156,17 @@ class Page:
     def press(self, key: str, code: int) -> None:
         """Press a key."""
         more = {"text": "\r"} if key == "Enter" else {}
-        self.send("Input.dispatchKeyEvent", type="keyDown", key=key, code=key, windowsVirtualKeyCode=code, **more)
-        self.send("Input.dispatchKeyEvent", type="keyUp", key=key, code=key, windowsVirtualKeyCode=code)
+        self.send(
+            "Input.dispatchKeyEvent",
+            type="keyDown",
+            key=key,
+            code=key,
+            windowsVirtualKeyCode=code,
+            **more,
+        )
+        self.send(
+            "Input.dispatchKeyEvent", type="keyUp", key=key, code=key, windowsVirtualKeyCode=code
+        )
 
     def resize(self, width: int, height: int, *, phone: bool = False, scale: float = 1) -> None:
         """Give the page another screen."""
@@ -151,7 +189,15 @@ def browsing(program: str, folder: Path) -> Iterator[Page]:
     ends = [os.pipe(), os.pipe()]
     # Above 3 and 4, so that making those closes none of them.
     theirs = [fcntl.fcntl(fd, fcntl.F_DUPFD, 10) for fd in (ends[0][0], ends[1][1])]
-    command = [sys.executable, "-c", LAUNCH, *map(str, theirs), program, *FLAGS, f"--user-data-dir={folder}"]
+    command = [
+        sys.executable,
+        "-c",
+        LAUNCH,
+        *map(str, theirs),
+        program,
+        *FLAGS,
+        f"--user-data-dir={folder}",
+    ]
     with (folder / "browser.log").open("wb") as log:
         process = subprocess.Popen(command, pass_fds=theirs, stdout=log, stderr=log)
     for fd in (*theirs, ends[0][0], ends[1][1]):

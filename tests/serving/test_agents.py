@@ -1,7 +1,9 @@
-"""Coding agents, where they are installed (`npm install -g @anthropic-ai/claude-code @openai/codex opencode-ai`).
+"""Coding agents, where they are installed (`npm install -g @anthropic-ai/claude-code @openai/codex
+opencode-ai`).
 
-Each works through a session as people have them: several tool calls under long instructions, an answer that is interrupted
-while it streams, and the session taken up again. What the model says is written down beforehand.
+Each works through a session as people have them: several tool calls under long instructions, an
+answer that is interrupted while it streams, and the session taken up again. What the model says is
+written down beforehand.
 """
 
 from __future__ import annotations
@@ -50,16 +52,24 @@ def claude(url: str, work: Path) -> Session:
     flags = ("--allowedTools", "Bash", "--append-system-prompt-file", str(rules))
     variables = {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_AUTH_TOKEN": "none"}
     variables["CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC"] = "1"
-    return Session(("claude", "-p", ASKED, *flags), ("claude", "--continue", "-p", GO_ON, *flags), variables)
+    return Session(
+        ("claude", "-p", ASKED, *flags), ("claude", "--continue", "-p", GO_ON, *flags), variables
+    )
 
 
 def codex(url: str, work: Path) -> Session:
     rules = work.parent / "instructions.md"
     rules.write_text(INSTRUCTIONS)
     flags = ("--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "-m", "demo")
-    settings = ("model_provider=local", PROVIDER.format(url=url), f"model_instructions_file={json.dumps(str(rules))}")
+    settings = (
+        "model_provider=local",
+        PROVIDER.format(url=url),
+        f"model_instructions_file={json.dumps(str(rules))}",
+    )
     flags += tuple(part for setting in settings for part in ("-c", setting))
-    return Session(("codex", "exec", *flags, ASKED), ("codex", "exec", "resume", "--last", *flags, GO_ON), {})
+    return Session(
+        ("codex", "exec", *flags, ASKED), ("codex", "exec", "resume", "--last", *flags, GO_ON), {}
+    )
 
 
 def opencode(url: str, work: Path) -> Session:
@@ -68,13 +78,22 @@ def opencode(url: str, work: Path) -> Session:
     provider = {"npm": "@ai-sdk/openai-compatible", "options": options, "models": {"demo": {}}}
     config = {"model": "local/demo", "provider": {"local": provider}}
     variables = {"OPENCODE_CONFIG_CONTENT": json.dumps(config)}
-    first = ("opencode", "run", "--title", "Files", ASKED)  # without a title it would ask the model for one
+    first = (
+        "opencode",
+        "run",
+        "--title",
+        "Files",
+        ASKED,
+    )  # without a title it would ask the model for one
     return Session(first, ("opencode", "run", "--continue", GO_ON), variables)
 
 
 def call(name: str, argument: str, number: int) -> str:
     """Return what the model says to have a file made."""
-    arguments = {argument: f"echo made-by-an-agent > made-{number}.txt", "description": "Make a file"}
+    arguments = {
+        argument: f"echo made-by-an-agent > made-{number}.txt",
+        "description": "Make a file",
+    }
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
@@ -83,7 +102,13 @@ def scripted(answers: Sequence[str], folder: Path) -> Iterator[str]:
     """Serve a model that gives these answers in turn, so slowly that one can come between."""
     file = folder / "answers.txt"
     file.write_text("".join(f"{json.dumps(answer)}\n" for answer in answers))
-    flags = ["--scripted-answers", str(file), "--scripted-max-model-len", "1000000", "--enable-auto-tool-choice"]
+    flags = [
+        "--scripted-answers",
+        str(file),
+        "--scripted-max-model-len",
+        "1000000",
+        "--enable-auto-tool-choice",
+    ]
     pace = ["--scripted-tokens-per-second", "400"]
     names = ["--served-model-name", "demo", "claude-*"]
     with served("scripted:", *flags, *pace, "--tool-call-parser", "hermes", *names) as client:
@@ -93,7 +118,9 @@ def scripted(answers: Sequence[str], folder: Path) -> Iterator[str]:
 def metric(url: str, name: str) -> float:
     """Return the sum of all series of a metric."""
     lines = re.findall(
-        rf"^{name}(?:{{.*}})? (\S+)$", httpx.get(f"{url}/metrics", timeout=PATIENCE_S).text, re.MULTILINE
+        rf"^{name}(?:{{.*}})? (\S+)$",
+        httpx.get(f"{url}/metrics", timeout=PATIENCE_S).text,
+        re.MULTILINE,
     )
     return sum(map(float, lines))
 
@@ -108,7 +135,9 @@ def wait_until(true: Callable[[], bool], agent: subprocess.Popen[str] | None = N
 
 
 @contextmanager
-def running(command: Sequence[str], work: Path, variables: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+def running(
+    command: Sequence[str], work: Path, variables: dict[str, str]
+) -> Iterator[subprocess.Popen[str]]:
     """Run an agent that has nothing but its folder, in a group of its own as in a terminal."""
     agent = subprocess.Popen(
         command,
@@ -132,7 +161,11 @@ def running(command: Sequence[str], work: Path, variables: dict[str, str]) -> It
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL], ids=["interrupted", "killed"])
 @pytest.mark.parametrize(
     ("how", "tool"),
-    [(claude, ("Bash", "command")), (codex, ("exec_command", "cmd")), (opencode, ("bash", "command"))],
+    [
+        (claude, ("Bash", "command")),
+        (codex, ("exec_command", "cmd")),
+        (opencode, ("bash", "command")),
+    ],
     ids=["claude", "codex", "opencode"],
 )
 def test_a_session_of_several_calls_is_interrupted_and_taken_up_again(
@@ -148,19 +181,24 @@ def test_a_session_of_several_calls_is_interrupted_and_taken_up_again(
         session = how(url, work)
         with running(session.first, work, session.variables) as agent:
             num_called = sum(map(len, calls[:3]))
-            wait_until(lambda: metric(url, "engine_generation_tokens_total") > num_called + 200, agent)
+            wait_until(
+                lambda: metric(url, "engine_generation_tokens_total") > num_called + 200, agent
+            )
             assert metric(url, "engine_num_requests_running") == 1
             os.killpg(agent.pid, sent)
             agent.communicate(timeout=PATIENCE_S)
         wait_until(lambda: metric(url, "engine_num_requests_running") == 0)
         assert metric(url, "engine_generation_tokens_total") < num_called + len(LONG_ANSWER)
-        assert sorted(path.name for path in work.glob("made-*")) == [f"made-{number}.txt" for number in (1, 2, 3)]
+        assert sorted(path.name for path in work.glob("made-*")) == [
+            f"made-{number}.txt" for number in (1, 2, 3)
+        ]
 
         known = metric(url, "engine_prompt_tokens_cached_total")
         with running(session.again, work, session.variables) as agent:
             said, complaints = agent.communicate(timeout=PATIENCE_S)
         assert "All files are there." in said, said + complaints
         assert (work / "made-4.txt").read_text() == "made-by-an-agent\n"
-        # Four prompts before, two now: each has the instructions, and finds what was computed of them.
+        # Four prompts before, two now: each has the instructions, and finds what was computed of
+        # them.
         assert metric(url, "engine_prompt_tokens_total") > 6 * NUM_INSTRUCTIONS
         assert metric(url, "engine_prompt_tokens_cached_total") - known > 1.5 * NUM_INSTRUCTIONS

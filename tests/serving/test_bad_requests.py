@@ -34,7 +34,11 @@ from core.api import InvalidRequest
         ({"logit_bias": {"5": 1000}}, "logit_bias", "at most 100"),
         ({"logit_bias": [1]}, "logit_bias", "map"),
         ({"allowed_token_ids": []}, "allowed_token_ids", "empty"),
-        ({"allowed_token_ids": [5], "stop_token_ids": [5], "min_tokens": 4}, "allowed_token_ids", "stop tokens"),
+        (
+            {"allowed_token_ids": [5], "stop_token_ids": [5], "min_tokens": 4},
+            "allowed_token_ids",
+            "stop tokens",
+        ),
         ({"ignore_eos": 1}, "ignore_eos", "true or false"),
         ({"stream": "yes"}, "stream", "true or false"),
         ({"echo": 1}, "echo", "true or false"),
@@ -42,7 +46,11 @@ from core.api import InvalidRequest
         ({"cache_salt": "s" * 300}, "cache_salt", "256"),
         ({"min_tokens": 20, "max_tokens": 10}, "min_tokens", "more than max_tokens"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "stream"),
-        ({"stream_options": {"include_usage": 3}, "stream": True}, "stream_options.include_usage", "true or false"),
+        (
+            {"stream_options": {"include_usage": 3}, "stream": True},
+            "stream_options.include_usage",
+            "true or false",
+        ),
         ({"prompt": ""}, "prompt", "empty"),
         ({"prompt": []}, "prompt", "empty"),
         ({"prompt": {}}, "prompt", "text"),
@@ -61,9 +69,17 @@ from core.api import InvalidRequest
             "expected",
         ),
         ({"structured_outputs": {"jsn": {}}}, "structured_outputs.jsn", "did you mean 'json'"),
-        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", "exactly one"),
+        (
+            {"structured_outputs": {"regex": "a", "choice": ["a"]}},
+            "structured_outputs",
+            "exactly one",
+        ),
         ({"structured_outputs": {"regex": 5}}, "structured_outputs.regex", "expected"),
-        ({"structured_outputs": {"json": {"minimum": 2**63}}}, "structured_outputs.json", "64 bits"),
+        (
+            {"structured_outputs": {"json": {"minimum": 2**63}}},
+            "structured_outputs.json",
+            "64 bits",
+        ),
         (
             {"structured_outputs": {"structural_tag": {"a": [-(2**63) - 1]}}},
             "structured_outputs.structural_tag",
@@ -101,7 +117,9 @@ def test_bad_value_names_field_and_limit(api, fields, param, said):
     ],
 )
 def test_broken_body_is_refused(api, body, param, said):
-    reply = api.call("POST", "/v1/completions", content=body, headers={"content-type": "application/json"})
+    reply = api.call(
+        "POST", "/v1/completions", content=body, headers={"content-type": "application/json"}
+    )
     assert reply.status_code == 400
     error = reply.json()["error"]
     assert error["param"] == param
@@ -109,7 +127,9 @@ def test_broken_body_is_refused(api, body, param, said):
 
 
 def test_body_that_is_not_json_by_its_type_is_refused(api):
-    reply = api.call("POST", "/v1/completions", content=b"a=b", headers={"content-type": "text/plain"})
+    reply = api.call(
+        "POST", "/v1/completions", content=b"a=b", headers={"content-type": "text/plain"}
+    )
     assert reply.status_code == 415
     assert "application/json" in reply.json()["error"]["message"]
 
@@ -122,7 +142,8 @@ def test_unknown_field_is_named_in_a_header_and_the_request_works(api, caplog):
 
 
 @pytest.mark.parametrize(
-    "names", [[""], ["zz", ""], [" "], [",", "\u6f22"], ["q" * 10_000], [f"q{i}" for i in range(90)]]
+    "names",
+    [[""], ["zz", ""], [" "], [",", "\u6f22"], ["q" * 10_000], [f"q{i}" for i in range(90)]],
 )
 def test_whatever_an_unknown_field_is_called_the_header_can_be_sent(api, names):
     reply = api.complete("a", **dict.fromkeys(names, 1))
@@ -133,7 +154,10 @@ def test_whatever_an_unknown_field_is_called_the_header_can_be_sent(api, names):
 
 
 def test_streams_name_ignored_fields_too(api):
-    assert api.complete("a", quantum_mode=True, stream=True).headers["x-ignored-fields"] == "quantum_mode"
+    assert (
+        api.complete("a", quantum_mode=True, stream=True).headers["x-ignored-fields"]
+        == "quantum_mode"
+    )
 
 
 @pytest.mark.parametrize(
@@ -208,14 +232,22 @@ def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_fault_of_ours(api,
     async def send(message):
         sent.append(message)
 
-    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "query_string": b""}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/completions",
+        "headers": [],
+        "query_string": b"",
+    }
     asyncio.run(api.server.app(scope, receive, send))
     assert sent[0]["status"] == 499
     assert not caplog.records
 
 
 @pytest.mark.parametrize("ask", ["complete", "chat"])
-def test_a_model_that_makes_no_tokens_is_what_is_wrong_not_a_field_nobody_sent(api, monkeypatch, ask):
+def test_a_model_that_makes_no_tokens_is_what_is_wrong_not_a_field_nobody_sent(
+    api, monkeypatch, ask
+):
     async def refuse(*given, **options):
         raise InvalidRequest("sampling_params", "this engine makes no tokens.")
         yield

@@ -22,7 +22,9 @@ def post():
 
     def call(path, **body):
         async def send():
-            async with httpx.AsyncClient(transport=httpx.ASGITransport(server.app), base_url="http://test") as client:
+            async with httpx.AsyncClient(
+                transport=httpx.ASGITransport(server.app), base_url="http://test"
+            ) as client:
                 return await client.post(f"/v1/{path}", json=body)
 
         return asyncio.run(send())
@@ -36,19 +38,34 @@ def test_answers_are_the_likeliest_that_were_found(post):
     with LLM("demo:", **SMALL) as llm:
         expected = llm.beam_search(PROMPTS, params)
         lengths = [len(llm.get_tokenizer().encode(prompt)) for prompt in PROMPTS]
-    body = {"n": 3, "max_tokens": 6, "use_beam_search": True, "length_penalty": 0.5, "return_token_ids": True}
+    body = {
+        "n": 3,
+        "max_tokens": 6,
+        "use_beam_search": True,
+        "length_penalty": 0.5,
+        "return_token_ids": True,
+    }
     reply = post("completions", prompt=PROMPTS, logprobs=1, **body).json()
     found = [choice["token_ids"] for choice in reply["choices"]]
-    assert found == [s.tokens[n:] for output, n in zip(expected, lengths, strict=True) for s in output.sequences]
+    assert found == [
+        s.tokens[n:] for output, n in zip(expected, lengths, strict=True) for s in output.sequences
+    ]
     assert [choice["index"] for choice in reply["choices"]] == list(range(6))
     assert reply["usage"]["completion_tokens"] == sum(map(len, found))
-    assert [len(choice["logprobs"]["tokens"]) for choice in reply["choices"]] == list(map(len, found))
+    assert [len(choice["logprobs"]["tokens"]) for choice in reply["choices"]] == list(
+        map(len, found)
+    )
     text = PROMPTS[0] + reply["choices"][0]["text"]
     assert text == expected[0].sequences[0].text
 
 
 def test_a_conversation_is_searched_and_streamed_in_one_piece(post):
-    asked = {"messages": [{"role": "user", "content": "Say hello."}], "n": 2, "max_tokens": 8, "use_beam_search": True}
+    asked = {
+        "messages": [{"role": "user", "content": "Say hello."}],
+        "n": 2,
+        "max_tokens": 8,
+        "use_beam_search": True,
+    }
     whole = post("chat/completions", **asked).json()
     texts = [choice["message"]["content"] for choice in whole["choices"]]
     assert len(set(texts)) == 2

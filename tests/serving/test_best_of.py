@@ -11,7 +11,9 @@ from core.api import CompletionOutput, RequestOutput, SamplingParams
 def output(*scored: tuple[float, int]) -> RequestOutput:
     """An output whose sequences have these sums of log-probabilities and numbers of tokens."""
     completions = [
-        CompletionOutput(i, f"{i}", [1] * num_tokens, logprob, [{} for _ in range(num_tokens)], "stop")
+        CompletionOutput(
+            i, f"{i}", [1] * num_tokens, logprob, [{} for _ in range(num_tokens)], "stop"
+        )
         for i, (logprob, num_tokens) in enumerate(scored)
     ]
     return RequestOutput("r", None, [1], None, completions, finished=True)

@@ -49,7 +49,9 @@ def test_stream_ends_with_usage_when_asked(api, read_events):
 
 
 def test_logprobs_show_bytes_and_best_tokens(api):
-    content = api.chat("é", logprobs=True, top_logprobs=1).json()["choices"][0]["logprobs"]["content"]
+    content = api.chat("é", logprobs=True, top_logprobs=1).json()["choices"][0]["logprobs"][
+        "content"
+    ]
     assert content[0]["logprob"] == -0.5
     assert content[0]["bytes"] == list(content[0]["token"].encode())
     assert len(content[0]["top_logprobs"]) == 1
@@ -62,7 +64,9 @@ def test_top_logprobs_alone_is_refused(api):
 
 def test_template_options_reach_the_renderer(api):
     kwargs = {"enable_thinking": False}
-    api.chat("a", tools=[TOOL], chat_template_kwargs=kwargs, reasoning_effort="low", tool_choice="none")
+    api.chat(
+        "a", tools=[TOOL], chat_template_kwargs=kwargs, reasoning_effort="low", tool_choice="none"
+    )
     rendered = api.engine.rendered[0]
     assert rendered["tools"] == [TOOL]
     assert rendered["template_kwargs"] == {"enable_thinking": False, "reasoning_effort": "low"}
@@ -84,14 +88,19 @@ def test_continuing_the_final_message_begins_no_new_one(api):
 
 
 def test_role_of_answers_is_an_option(make_api):
-    assert make_api(response_role="poet").chat("a").json()["choices"][0]["message"]["role"] == "poet"
+    assert (
+        make_api(response_role="poet").chat("a").json()["choices"][0]["message"]["role"] == "poet"
+    )
 
 
 def test_templates_of_requests_need_trust(api, make_api):
     reply = api.chat("a", chat_template="{{ 1 }}")
     assert reply.status_code == 400
     assert "--trust-request-chat-template" in reply.json()["error"]["message"]
-    assert make_api(trust_request_chat_template=True).chat("a", chat_template="{{ 1 }}").status_code == 200
+    assert (
+        make_api(trust_request_chat_template=True).chat("a", chat_template="{{ 1 }}").status_code
+        == 200
+    )
 
 
 def test_fault_of_a_message_is_named_by_its_place(api):

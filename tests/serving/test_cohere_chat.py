@@ -14,10 +14,21 @@ from builtin_plugins.routes.cohere.reading import messages_of, template_kwargs
 from builtin_plugins.routes.cohere.writing import ChatWriter
 from builtin_plugins.routes.conversation.events import Begun, Ended, Event, Scored
 from builtin_plugins.routes.streams import typed_event
-from core.api import ArgumentsPiece, CallBegun, CallEnded, InvalidRequest, Logprob, ReasoningPiece, TextPiece
+from core.api import (
+    ArgumentsPiece,
+    CallBegun,
+    CallEnded,
+    InvalidRequest,
+    Logprob,
+    ReasoningPiece,
+    TextPiece,
+)
 
 ON = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes", "reasoning_parser": "think"}
-ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+ADD = {
+    "type": "function",
+    "function": {"name": "add", "parameters": {"type": "object", "properties": {}}},
+}
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 SAID = f"<think>hm</think>Adding.\n{CALL}"
 
@@ -55,7 +66,10 @@ def test_an_answer_has_the_fields_clients_read(api: Any) -> None:
 def test_thoughts_text_and_calls_are_told_whole(make_api: Any) -> None:
     body = ask(make_api(**ON), SAID, tools=[ADD]).json()
     assert body["finish_reason"] == "TOOL_CALL"
-    assert body["message"]["content"] == [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "Adding."}]
+    assert body["message"]["content"] == [
+        {"type": "thinking", "thinking": "hm"},
+        {"type": "text", "text": "Adding."},
+    ]
     (call,) = body["message"]["tool_calls"]
     assert call.pop("id")
     assert call == {"type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
@@ -72,12 +86,18 @@ def test_a_stream_tells_the_official_events_in_their_order(make_api: Any) -> Non
         *("tool-call-start", "tool-call-delta", "tool-call-end"),
         "message-end",
     ]
-    contents = [event["delta"]["message"]["content"] for event in events if event["type"] == "content-delta"]
+    contents = [
+        event["delta"]["message"]["content"] for event in events if event["type"] == "content-delta"
+    ]
     assert "".join(content.get("thinking", "") for content in contents) == "hm"
     assert "".join(content.get("text", "") for content in contents) == "Adding."
     (start,) = (event for event in events if event["type"] == "tool-call-start")
     assert start["delta"]["message"]["tool_calls"]["function"] == {"name": "add", "arguments": ""}
-    calls = [event["delta"]["message"]["tool_calls"] for event in events if event["type"] == "tool-call-delta"]
+    calls = [
+        event["delta"]["message"]["tool_calls"]
+        for event in events
+        if event["type"] == "tool-call-delta"
+    ]
     assert "".join(call["function"]["arguments"] for call in calls) == '{"a": 1}'
     assert events[-1]["delta"]["finish_reason"] == "TOOL_CALL"
     assert events[-1]["id"] == events[0]["id"]
@@ -93,7 +113,10 @@ def test_limits_and_stop_texts_end_an_answer_by_name(api: Any) -> None:
     assert ask(api, "abcdef", max_tokens=2).json()["finish_reason"] == "MAX_TOKENS"
     writer = ChatWriter("chat-1", thoughts=True, cached_details=True)
     writer.note([Ended("stop", "d", 3, 2, 9, 1, context_full=False)])
-    assert (writer.answer["finish_reason"], writer.answer["usage"]["cached_tokens"]) == ("STOP_SEQUENCE", 2)
+    assert (writer.answer["finish_reason"], writer.answer["usage"]["cached_tokens"]) == (
+        "STOP_SEQUENCE",
+        2,
+    )
 
 
 def test_calls_and_their_results_become_messages_of_templates() -> None:
@@ -102,8 +125,15 @@ def test_calls_and_their_results_become_messages_of_templates() -> None:
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": [{"type": "text", "text": "1 and 1?"}]},
         {"role": "assistant", "tool_plan": "I add.", "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "c1", "content": [{"type": "document", "document": {"data": {"sum": 2}}}]},
-        {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "2"}]},
+        {
+            "role": "tool",
+            "tool_call_id": "c1",
+            "content": [{"type": "document", "document": {"data": {"sum": 2}}}],
+        },
+        {
+            "role": "assistant",
+            "content": [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "2"}],
+        },
     )
     called = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
     assert found == [
@@ -118,7 +148,11 @@ def test_calls_and_their_results_become_messages_of_templates() -> None:
 def test_documents_are_what_templates_read() -> None:
     given = ["a text", {"data": {"title": "t", "text": "x"}, "id": "1"}, {"data": "plain"}]
     fields = msgspec.convert({"messages": [], "documents": given}, ChatFields)
-    assert template_kwargs(fields)["documents"] == [{"text": "a text"}, {"title": "t", "text": "x"}, {"text": "plain"}]
+    assert template_kwargs(fields)["documents"] == [
+        {"text": "a text"},
+        {"title": "t", "text": "x"},
+        {"text": "plain"},
+    ]
 
 
 @pytest.mark.parametrize(
@@ -150,7 +184,9 @@ def test_what_has_no_place_in_a_message_is_refused(message: dict[str, Any], fiel
         ({"messages": [{"role": "bot", "content": "x"}]}, "messages[0].role"),
     ],
 )
-def test_what_is_wrong_is_named_as_cohere_writes_it(api: Any, fields: dict[str, Any], field: str) -> None:
+def test_what_is_wrong_is_named_as_cohere_writes_it(
+    api: Any, fields: dict[str, Any], field: str
+) -> None:
     reply = ask(api, **fields)
     assert reply.status_code == 400, reply.text
     assert reply.json()["param"] == field
@@ -174,6 +210,8 @@ def test_the_short_encoding_tells_what_the_long_one_does() -> None:
     ]
     short, long = (ChatWriter("chat-1", thoughts=True, cached_details=False) for _ in range(2))
     for events in answer:
-        assert short.told(events) == b"".join(typed_event(data) for each in events for data in long.take(each))
+        assert short.told(events) == b"".join(
+            typed_event(data) for each in events for data in long.take(each)
+        )
     assert short.answer == long.answer
     assert short.answer["logprobs"] == [{"text": "d", "token_ids": [3], "logprobs": [-0.5]}] * 3

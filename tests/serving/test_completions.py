@@ -13,7 +13,13 @@ def test_answer_has_the_fields_clients_read(api):
     assert body["id"].startswith("cmpl-")
     assert body["model"] == "echo"
     assert body["choices"] == [
-        {"index": 0, "text": "hello", "logprobs": None, "finish_reason": "stop", "stop_reason": None}
+        {
+            "index": 0,
+            "text": "hello",
+            "logprobs": None,
+            "finish_reason": "stop",
+            "stop_reason": None,
+        }
     ]
     assert body["usage"] == {"prompt_tokens": 5, "completion_tokens": 5, "total_tokens": 10}
 
@@ -96,12 +102,16 @@ def test_logprobs_name_tokens_and_offsets(api):
 
 def test_streamed_logprobs_go_on_with_the_offset(api, read_events):
     chunks = read_events(api.complete("abc", logprobs=0, stream=True, echo=True))
-    offsets = [offset for chunk in chunks for offset in chunk["choices"][0]["logprobs"]["text_offset"]]
+    offsets = [
+        offset for chunk in chunks for offset in chunk["choices"][0]["logprobs"]["text_offset"]
+    ]
     assert offsets == [0, 1, 2, 3, 4, 5]
 
 
 def test_tokens_can_be_shown_as_ids(api, make_api):
-    logprobs = api.complete("a", logprobs=0, return_tokens_as_token_ids=True).json()["choices"][0]["logprobs"]
+    logprobs = api.complete("a", logprobs=0, return_tokens_as_token_ids=True).json()["choices"][0][
+        "logprobs"
+    ]
     assert logprobs["tokens"] == ["token_id:97"]
     by_option = make_api(return_tokens_as_token_ids=True).complete("a", logprobs=0).json()
     assert by_option["choices"][0]["logprobs"]["tokens"] == ["token_id:97"]
@@ -128,7 +138,12 @@ def test_sampling_fields_reach_the_engine(api):
     }
     assert api.complete("a", **fields).status_code == 200
     sampling = api.engine.sampling[0]
-    assert (sampling.temperature, sampling.top_k, sampling.seed, sampling.stop) == (0.5, 3, 7, ["x"])
+    assert (sampling.temperature, sampling.top_k, sampling.seed, sampling.stop) == (
+        0.5,
+        3,
+        7,
+        ["x"],
+    )
     assert sampling.logit_bias == {97: 2}
     assert sampling.extra_args == {"mine": 1}
 
@@ -140,12 +155,19 @@ def test_defaults_of_the_model_yield_to_the_request(api):
 
 
 def test_null_means_the_default(api):
-    assert api.complete("a", temperature=None, stop=None, n=None, stream=None, logit_bias=None).status_code == 200
+    assert (
+        api.complete(
+            "a", temperature=None, stop=None, n=None, stream=None, logit_bias=None
+        ).status_code
+        == 200
+    )
 
 
 def test_a_request_may_name_itself(api):
     assert api.complete("a", request_id="mine").json()["id"] == "cmpl-mine"
-    reply = api.call("POST", "/v1/completions", json={"prompt": "a"}, headers={"X-Request-Id": "theirs"})
+    reply = api.call(
+        "POST", "/v1/completions", json={"prompt": "a"}, headers={"X-Request-Id": "theirs"}
+    )
     assert reply.json()["id"] == "cmpl-theirs"
 
 
@@ -182,10 +204,15 @@ def test_streamed_offsets_are_those_of_the_whole_answer(api, read_events):
 
 def test_fields_that_features_read_are_given_to_them_and_others_not(make_api):
     api = make_api()
-    assert "kv_transfer_params" in api.complete(kv_transfer_params={"a": 1}).json()["error"]["message"]
+    assert (
+        "kv_transfer_params" in api.complete(kv_transfer_params={"a": 1}).json()["error"]["message"]
+    )
     api.engine.fields = Names(frozenset({"kv_transfer_params", "sight"}))
     for call in (api.complete, api.chat):
-        assert call(kv_transfer_params={"a": 1}, sight=2, lora_request={"path": "/"}).status_code == 200
+        assert (
+            call(kv_transfer_params={"a": 1}, sight=2, lora_request={"path": "/"}).status_code
+            == 200
+        )
         assert api.engine.options[-1]["kv_transfer_params"] == {"a": 1}
         assert api.engine.options[-1]["sight"] == 2
         assert "lora_request" not in api.engine.options[-1]

@@ -89,7 +89,10 @@ def test_counting_lets_others_on_after_so_many_signs():
     """Work between two turns of others is bounded by count: so much memory, so many signs."""
     counted = 200_000
     body = b'["' + b"[" * counted + b'"' + b",[0]" * (counted - 10) + b"]"
-    assert look_at(body, [Most(b"[", counted, "lists")]) >= len(body) // scan.SLICE_BYTES + counted // scan.SLICE_SIGNS
+    assert (
+        look_at(body, [Most(b"[", counted, "lists")])
+        >= len(body) // scan.SLICE_BYTES + counted // scan.SLICE_SIGNS
+    )
 
 
 def test_signs_are_counted_as_a_parser_counts_them(monkeypatch):
@@ -111,7 +114,8 @@ def test_signs_are_counted_as_a_parser_counts_them(monkeypatch):
 
     for _ in range(300):
         made = [value(0) for _ in range(4)]
-        body, count = json.dumps(made, ensure_ascii=rng.random() < 0.5).encode(), containers(made)
+        body = json.dumps(made, ensure_ascii=rng.random() < 0.5).encode()
+        count = containers(made)
         look_at(body, [Most(b"[{", count + 1, "lists and objects")])
         with pytest.raises(InvalidRequest):
             look_at(body, [Most(b"[{", count, "lists and objects")])
@@ -133,7 +137,9 @@ async def ask(reading, body, client=""):
         return {"type": "http.request", "body": body}
 
     state = {"reading": reading, "client": client}
-    return await read_request(Request({"type": "http", "headers": [], "state": state}, receive), Fields)
+    return await read_request(
+        Request({"type": "http", "headers": [], "state": state}, receive), Fields
+    )
 
 
 def test_large_bodies_are_read_one_after_the_other_and_small_ones_beside_them():
@@ -153,14 +159,17 @@ def test_large_bodies_are_read_one_after_the_other_and_small_ones_beside_them():
 
 def test_a_client_with_many_large_bodies_lets_others_in_between():
     async def main():
-        reading, order = Places(1), []
+        reading = Places(1)
+        order = []
 
         async def read(client):
             await ask(reading, b'{"prompt":"%s"}' % (b"a" * 200_000), client)
             order.append(client)
 
         async with reading.place():
-            asked = [asyncio.create_task(read(client)) for client in ("many", "many", "many", "one")]
+            asked = [
+                asyncio.create_task(read(client)) for client in ("many", "many", "many", "one")
+            ]
             for _ in range(20):
                 await asyncio.sleep(0)
         await asyncio.gather(*asked)

@@ -38,7 +38,10 @@ def answered(connection):
 
 
 def test_a_connection_may_be_idle_for_longer_than_a_request_may_take_to_arrive():
-    with Served(request_read_timeout=0.3, timeout_keep_alive=30.0) as served, served.connect() as connection:
+    with (
+        Served(request_read_timeout=0.3, timeout_keep_alive=30.0) as served,
+        served.connect() as connection,
+    ):
         answered(connection)
         (kept,) = served.server._server.server_state.connections
         since_s = kept.idle_since_s
@@ -54,7 +57,10 @@ def test_an_idle_connection_is_closed_when_its_time_is_over():
 
 
 def test_a_second_request_that_does_not_arrive_is_refused_too():
-    with Served(request_read_timeout=0.3, timeout_keep_alive=30.0) as served, served.connect() as connection:
+    with (
+        Served(request_read_timeout=0.3, timeout_keep_alive=30.0) as served,
+        served.connect() as connection,
+    ):
         answered(connection)
         connection.sendall(b"GET /v1/models HTTP/1.1\r\nhost")
         assert read_answer(connection)[0] == 408
@@ -135,7 +141,8 @@ class Loop:
 
 
 def test_connections_that_cannot_be_taken_are_a_line_a_minute(caplog):
-    loop, faults = Loop(), AcceptFaults([])
+    loop = Loop()
+    faults = AcceptFaults([])
     no_room = {"exception": OSError(24, "Too many open files"), "socket": object()}
     with caplog.at_level(logging.WARNING):
         for second in range(121):
@@ -155,7 +162,12 @@ def test_connections_that_cannot_be_taken_are_a_line_a_minute(caplog):
 
 def limits_of(**options):
     return Limits.from_options(
-        {"max_request_bytes": 100, "max_client_bytes_in_flight": 200, "max_bytes_in_flight": 500, **options}
+        {
+            "max_request_bytes": 100,
+            "max_client_bytes_in_flight": 200,
+            "max_bytes_in_flight": 500,
+            **options,
+        }
     )
 
 
@@ -200,7 +212,11 @@ def test_bytes_that_nobody_announced_are_counted_as_they_come():
 
 def test_a_client_with_too_much_on_its_way_is_told_so_and_others_are_served():
     keys = ["one", "two"]
-    options = {"max_request_bytes": 1000, "max_client_bytes_in_flight": 1500, "max_bytes_in_flight": 9000}
+    options = {
+        "max_request_bytes": 1000,
+        "max_client_bytes_in_flight": 1500,
+        "max_bytes_in_flight": 9000,
+    }
     with Served(api_key=keys, **options) as served, contextlib.ExitStack() as stack:
         head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer one\r\ncontent-length: 1000\r\n\r\n{"
         waiting = stack.enter_context(served.connect())
@@ -210,7 +226,12 @@ def test_a_client_with_too_much_on_its_way_is_told_so_and_others_are_served():
         def ask(key):
             body = {"prompt": "x" * 600, "max_tokens": 1}
             headers = {"authorization": f"Bearer {key}"}
-            return httpx.post(f"{served.server.url}/v1/completions", json=body, headers=headers, timeout=PATIENCE_S)
+            return httpx.post(
+                f"{served.server.url}/v1/completions",
+                json=body,
+                headers=headers,
+                timeout=PATIENCE_S,
+            )
 
         refused = ask("one")
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
@@ -241,11 +262,19 @@ def name_of(peer, headers=(), keys=("one", "two")):
 
 def test_a_client_is_its_key_where_there_are_several_and_else_its_address():
     one, two = ([(b"authorization", b"Bearer " + key)] for key in (b"one", b"two"))
-    assert name_of(("10.0.0.1", 1), one) == name_of(("10.0.0.2", 2), one) != name_of(("10.0.0.1", 1), two)
+    assert (
+        name_of(("10.0.0.1", 1), one)
+        == name_of(("10.0.0.2", 2), one)
+        != name_of(("10.0.0.1", 1), two)
+    )
     assert name_of(("10.0.0.1", 1), [(b"authorization", b"Bearer zzz")]) == "10.0.0.1"
     assert name_of(("10.0.0.1", 1), one, keys=["one"]) == "10.0.0.1"
     assert name_of(None) == "local"
-    assert name_of(("2001:db8::1", 1)) == name_of(("2001:db8::ffff", 1)) != name_of(("2001:db8:0:1::1", 1))
+    assert (
+        name_of(("2001:db8::1", 1))
+        == name_of(("2001:db8::ffff", 1))
+        != name_of(("2001:db8:0:1::1", 1))
+    )
     assert name_of(("::ffff:10.0.0.1", 1)) == "10.0.0.1"
 
 
@@ -255,7 +284,9 @@ def test_the_engine_is_told_whose_a_request_is():
         served.get("/v1/models")
         assert served.engine.options[0]["client"] == "127.0.0.1"
         body = {"messages": [{"role": "user", "content": "hello"}]}
-        httpx.post(f"{served.server.url}/v1/chat/completions", content=json.dumps(body), timeout=PATIENCE_S)
+        httpx.post(
+            f"{served.server.url}/v1/chat/completions", content=json.dumps(body), timeout=PATIENCE_S
+        )
         assert [options["client"] for options in served.engine.options] == ["127.0.0.1"] * 2
 
 
@@ -264,7 +295,10 @@ def test_the_engine_is_told_whose_a_request_is():
 
 def test_requests_that_come_at_once_begin_a_few_in_each_turn():
     async def storm():
-        turnstile, begun, most, last = Turnstile(), [], 0, 0
+        turnstile = Turnstile()
+        begun = []
+        most = 0
+        last = 0
 
         async def one(number):
             await turnstile.enter()
@@ -275,7 +309,8 @@ def test_requests_that_come_at_once_begin_a_few_in_each_turn():
             task.cancel()
         while not all(task.done() for task in tasks):
             await asyncio.sleep(0)
-            most, last = max(most, len(begun) - last), len(begun)
+            most = max(most, len(begun) - last)
+            last = len(begun)
         assert begun == [*range(100), *range(200, 1000)]
         assert most <= 2 * MOST_AT_ONCE
         await one(1000)

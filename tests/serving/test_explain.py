@@ -47,7 +47,9 @@ class Api:
 
     async def ask(self, method: str, path: str, **request: Any) -> httpx.Response:
         transport = httpx.ASGITransport(self.app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=PATIENCE_S) as client:
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://test", timeout=PATIENCE_S
+        ) as client:
             return await client.request(method, path, **request)
 
     async def complete(self, name: str, **fields: Any) -> httpx.Response:
@@ -65,7 +67,9 @@ def api(engine: AsyncLLM) -> Api:
     return Api(engine)
 
 
-def test_who_waits_is_told_for_what_and_where_the_time_went_afterwards(api: Api, engine: AsyncLLM) -> None:
+def test_who_waits_is_told_for_what_and_where_the_time_went_afterwards(
+    api: Api, engine: AsyncLLM
+) -> None:
     async def ask() -> tuple[list[str], list[str], list[str]]:
         first = asyncio.ensure_future(api.complete("first", max_tokens=200))
         while not any("is running" in each for each in await told_of(api, "cmpl-first")):

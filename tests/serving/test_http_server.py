@@ -39,7 +39,9 @@ async def _broken(request):
     raise ZeroDivisionError("secret inside")
 
 
-@pytest.mark.parametrize("path", ["/v1/models", "/v1/completions", "/tokenize", "/metrics", "/version", "/nowhere"])
+@pytest.mark.parametrize(
+    "path", ["/v1/models", "/v1/completions", "/tokenize", "/metrics", "/version", "/nowhere"]
+)
 def test_every_path_but_probes_needs_the_key(make_api, path):
     reply = make_api(api_key=["one", "two"]).get(path)
     assert reply.status_code == 401
@@ -53,12 +55,20 @@ def test_probes_need_no_key(make_api, path):
 
 @pytest.mark.parametrize("header", ["Bearer two", "bearer one"])
 def test_any_of_the_keys_opens(make_api, header):
-    assert make_api(api_key=["one", "two"]).get("/v1/models", headers={"Authorization": header}).status_code == 200
+    assert (
+        make_api(api_key=["one", "two"])
+        .get("/v1/models", headers={"Authorization": header})
+        .status_code
+        == 200
+    )
 
 
 @pytest.mark.parametrize("header", ["Bearer three", "Bearer", "Basic one", "one", "Bearer one two"])
 def test_any_other_key_does_not(make_api, header):
-    assert make_api(api_key=["one"]).get("/v1/models", headers={"Authorization": header}).status_code == 401
+    assert (
+        make_api(api_key=["one"]).get("/v1/models", headers={"Authorization": header}).status_code
+        == 401
+    )
 
 
 def test_an_empty_key_stops_start_up(make_api):
@@ -83,7 +93,9 @@ def test_limit_counts_what_comes_not_what_is_announced(make_api):
     assert reply.status_code == 413
 
 
-@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nowhere", 404), ("GET", "/v1/completions", 405)])
+@pytest.mark.parametrize(
+    ("method", "path", "status"), [("GET", "/nowhere", 404), ("GET", "/v1/completions", 405)]
+)
 def test_errors_of_routing_have_the_same_form(api, method, path, status):
     reply = api.call(method, path)
     assert reply.status_code == status
@@ -126,7 +138,11 @@ def test_dead_engine_is_unavailable(api):
     api.engine.status = "dead"
     for path in ("/health", "/readyz", "/ping"):
         reply = api.get(path)
-        assert (reply.status_code, reply.json()["status"], reply.headers["retry-after"]) == (503, "dead", "1")
+        assert (reply.status_code, reply.json()["status"], reply.headers["retry-after"]) == (
+            503,
+            "dead",
+            "1",
+        )
     assert api.get("/livez").status_code == 200
 
 
@@ -134,12 +150,19 @@ def test_dead_engine_is_unavailable(api):
 def test_an_engine_that_cannot_compute_now_is_not_ready(api, status):
     api.engine.status = status
     reply = api.get("/readyz")
-    assert (reply.status_code, reply.json()["status"], reply.json()["reason"]) == (503, status, "made to")
+    assert (reply.status_code, reply.json()["status"], reply.json()["reason"]) == (
+        503,
+        status,
+        "made to",
+    )
 
 
 @pytest.mark.parametrize(
     ("error", "status", "code"),
-    [(QueueFull("500 requests wait already"), 503, "overloaded"), (RequestTimeout("took 3 s"), 504, "timeout")],
+    [
+        (QueueFull("500 requests wait already"), 503, "overloaded"),
+        (RequestTimeout("took 3 s"), 504, "timeout"),
+    ],
 )
 def test_errors_of_the_engine_say_what_to_do(api, monkeypatch, error, status, code):
     def generate(*args, **kwargs):
@@ -186,10 +209,14 @@ def test_what_origins_may_do_is_configured(make_api):
         allow_credentials=True,
     )
     asked = {"Origin": "http://a.example", "Access-Control-Request-Headers": "x-mine"}
-    good = api.call("OPTIONS", "/v1/completions", headers={**asked, "Access-Control-Request-Method": "POST"})
+    good = api.call(
+        "OPTIONS", "/v1/completions", headers={**asked, "Access-Control-Request-Method": "POST"}
+    )
     assert good.headers["access-control-allow-credentials"] == "true"
     assert "x-mine" in good.headers["access-control-allow-headers"]
-    bad = api.call("OPTIONS", "/v1/completions", headers={**asked, "Access-Control-Request-Method": "DELETE"})
+    bad = api.call(
+        "OPTIONS", "/v1/completions", headers={**asked, "Access-Control-Request-Method": "DELETE"}
+    )
     assert bad.status_code == 400
 
 
@@ -200,7 +227,11 @@ def test_draining_server_refuses_new_requests_but_answers_probes(api):
     assert reply.headers["retry-after"] == "1"
     assert api.get("/health").status_code == 200
     ready = api.get("/readyz")
-    assert (ready.status_code, ready.json()["status"], ready.headers["retry-after"]) == (503, "draining", "1")
+    assert (ready.status_code, ready.json()["status"], ready.headers["retry-after"]) == (
+        503,
+        "draining",
+        "1",
+    )
     api.engine.status = "dead"
     assert api.get("/health").json()["status"] == "dead"
 
@@ -216,7 +247,8 @@ class Sink:
 
 
 def test_http_requests_are_measured_by_template_and_status(make_api):
-    api, sink = make_api(api_key=["one"]), Sink()
+    api = make_api(api_key=["one"])
+    sink = Sink()
     api.engine.sinks.guarded.append(Guarded("sink", "a test", sink))
     key = {"Authorization": "Bearer one"}
     api.get("/v1/models/some/name", headers=key)
@@ -243,7 +275,9 @@ def test_every_route_of_every_loaded_group_is_guarded_or_a_probe(api):
     """The audit: without a key, nothing but the probes answers."""
     registry = load_plan(make_plan([]))
     config = EngineConfig(options={"api_key": ["one"], "enable_server_load_tracking": True})
-    groups = {r.entry.name: registry.load(r)(api.engine, config) for r in registry.entries("routes")}
+    groups = {
+        r.entry.name: registry.load(r)(api.engine, config) for r in registry.entries("routes")
+    }
     api.server = HttpServer(api.engine, config, groups)
     answered = set()
     for route in api.server.app.routes:
@@ -267,7 +301,13 @@ def test_a_mounted_application_and_a_websocket_need_the_key(api):
     async def send(message):
         sent.append(message)
 
-    scope = {"type": "websocket", "path": "/socket", "raw_path": b"/socket", "query_string": b"", "headers": []}
+    scope = {
+        "type": "websocket",
+        "path": "/socket",
+        "raw_path": b"/socket",
+        "query_string": b"",
+        "headers": [],
+    }
     asyncio.run(api.server.app(scope, receive, send))
     assert sent == [{"type": "websocket.close", "code": 1008, "reason": "not allowed"}]
 
@@ -355,7 +395,9 @@ def test_signal_ends_the_server_cleanly_after_one_ready_line(capsys):
 
 
 def test_a_client_learns_which_plugin_failed_and_no_file() -> None:
-    error = PluginError("plugin 'mine' (local file /srv/mine.py) failed in hook engine_x: KeyError", "mine")
+    error = PluginError(
+        "plugin 'mine' (local file /srv/mine.py) failed in hook engine_x: KeyError", "mine"
+    )
     answer = describe(error, "id-7")
     assert (answer.status, answer.code) == (500, "plugin_failed")
     assert answer.message == "plugin 'mine' failed in request 'id-7'; the engine's log says more."

@@ -23,10 +23,14 @@ USER = [{"role": "user", "content": "hi"}]
 
 def renderer(template=CHATML, given=None, content_format="auto"):
     tokenizer = SimpleNamespace(
-        chat_template=template, eos_token_id=1, token_text=lambda token: "</s>", special_tokens_map={"bos_token": "<s>"}
+        chat_template=template,
+        eos_token_id=1,
+        token_text=lambda token: "</s>",
+        special_tokens_map={"bos_token": "<s>"},
     )
     config = EngineConfig(
-        model=ModelConfig(chat_template=given), options={"chat_template_content_format": content_format}
+        model=ModelConfig(chat_template=given),
+        options={"chat_template_content_format": content_format},
     )
     return JinjaRenderer(tokenizer, SOURCE, config)
 
@@ -34,12 +38,16 @@ def renderer(template=CHATML, given=None, content_format="auto"):
 TEMPLATES = [
     CHATML,
     "{{ bos_token }}{% for m in messages %}{{ m['content'] | trim }}{{ eos_token }}{% endfor %}",
-    "{% for m in messages %}\n  {%- if loop.first %}{% continue %}{% endif %}\n  {{ m.content }}\n{% endfor %}",
+    "{% for m in messages %}\n  {%- if loop.first %}{% continue %}{% endif %}\n  {{ m.content "
+    "}}\n{% endfor %}",
     "{% for t in tools or [] %}{{ t | tojson(indent=2) }}{% endfor %}{{ messages | tojson }}",
-    "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
+    "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ "
+    "ns.n }}",
     "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
-    "{{ dict(a=1) }}{% for m in messages %}{{ m.reasoning_content }}{{ m.thinking }}{% endfor %}{{ enable_thinking }}",
-    "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.arguments.x }}{% endfor %}{% endfor %}",
+    "{{ dict(a=1) }}{% for m in messages %}{{ m.reasoning_content }}{{ m.thinking }}{% endfor %}{{ "
+    "enable_thinking }}",
+    "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.arguments.x }}{% endfor "
+    "%}{% endfor %}",
 ]
 TOOLS = [{"type": "function", "function": {"name": "é<b>", "parameters": {"x": [1, None]}}}]
 CHAT = [
@@ -61,10 +69,18 @@ def test_prompt_equals_transformers(template):
     special = {"bos_token": "<s>", "eos_token": "</s>"}
     for begins in (False, True):
         (wanted,), _ = render_jinja_template(
-            [CHAT], tools=TOOLS, chat_template=template, add_generation_prompt=begins, enable_thinking=False, **special
+            [CHAT],
+            tools=TOOLS,
+            chat_template=template,
+            add_generation_prompt=begins,
+            enable_thinking=False,
+            **special,
         )
         prompt = renderer(template).render(
-            CHAT, tools=TOOLS, add_generation_prompt=begins, template_kwargs={"enable_thinking": False}
+            CHAT,
+            tools=TOOLS,
+            add_generation_prompt=begins,
+            template_kwargs={"enable_thinking": False},
         )
         assert prompt == wanted
 
@@ -78,7 +94,12 @@ def test_any_text_comes_through_unchanged(text):
 
 def test_arguments_of_tool_calls_are_objects_for_the_template():
     call = {"type": "function", "function": {"name": "f", "arguments": '{"x": 5}'}}
-    assert renderer(TEMPLATES[-1]).render([{"role": "assistant", "content": None, "tool_calls": [call]}]) == "5"
+    assert (
+        renderer(TEMPLATES[-1]).render(
+            [{"role": "assistant", "content": None, "tool_calls": [call]}]
+        )
+        == "5"
+    )
 
 
 def test_parts_are_joined_for_templates_that_read_text():
@@ -87,7 +108,9 @@ def test_parts_are_joined_for_templates_that_read_text():
 
 
 def test_templates_that_loop_over_parts_get_parts():
-    template = "{% for m in messages %}{% for p in m['content'] %}[{{ p.text }}]{% endfor %}{% endfor %}"
+    template = (
+        "{% for m in messages %}{% for p in m['content'] %}[{{ p.text }}]{% endfor %}{% endfor %}"
+    )
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert renderer(template).render([{"role": "user", "content": parts}]) == "[a][b]"
     assert renderer(template).render(USER) == "[hi]"
@@ -125,7 +148,9 @@ def test_bad_message_is_named_by_its_place(messages, field):
 
 def test_what_the_template_refuses_is_told():
     template = "{{ raise_exception('roles must alternate') }}"
-    with pytest.raises(InvalidRequest, match="messages: the chat template refused them: roles must alternate"):
+    with pytest.raises(
+        InvalidRequest, match="messages: the chat template refused them: roles must alternate"
+    ):
         renderer(template).render(USER)
 
 
@@ -156,10 +181,14 @@ def test_templates_cannot_leave_the_sandbox(template):
             "more than 0.05 s of processor time",
         ),
         (
-            "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+            "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ "
+            "f(60) }}",
             "more than 0.05 s of processor time",
         ),
-        ("{% for a in range(2000) %}{{ messages[0].content }}{% endfor %}", "more than 3000 characters"),
+        (
+            "{% for a in range(2000) %}{{ messages[0].content }}{% endfor %}",
+            "more than 3000 characters",
+        ),
         ("{{ 'a' * 10**9 }}", r"\* makes a value that is too large"),
         ("{{ [1] * 10**9 }}", r"\* makes a value that is too large"),
         ("{{ 10 ** 10000000 }}", r"\*\* makes a value that is too large"),
@@ -182,7 +211,9 @@ def test_each_rendering_has_a_budget_of_its_own(monkeypatch):
 
 
 def test_template_is_compiled_at_start():
-    with pytest.raises(ConfigError, match=r"the chat template of m cannot be compiled: .* \(line 1\)"):
+    with pytest.raises(
+        ConfigError, match=r"the chat template of m cannot be compiled: .* \(line 1\)"
+    ):
         renderer("{% if %}")
     with pytest.raises(ConfigError, match="--chat-template cannot be compiled"):
         renderer(given="{% if %}")
@@ -208,7 +239,9 @@ def test_request_fields_cannot_hide_in_template_kwargs():
 
 def test_documents_are_for_templates_that_show_them():
     documents = [{"text": "a"}, {"text": "b"}]
-    shows = renderer("{% for each in documents or [] %}{{ each.text }}{% endfor %}{{ messages[0].content }}")
+    shows = renderer(
+        "{% for each in documents or [] %}{{ each.text }}{% endfor %}{{ messages[0].content }}"
+    )
     asked = [{"role": "user", "content": "c"}]
     assert shows.render(asked, template_kwargs={"documents": documents}) == "abc"
     assert shows.render(asked) == "c"
@@ -235,11 +268,15 @@ def test_tools_take_the_template_that_is_made_for_them():
 def test_a_template_of_the_model_can_be_chosen_by_name():
     assert renderer(NAMED, given="rag").render(USER, tools=TOOLS) == "found"
     with pytest.raises(
-        ConfigError, match=r"--chat-template rug is no template .* The model has: default, tool_use, rag"
+        ConfigError,
+        match=r"--chat-template rug is no template .* The model has: default, tool_use, rag",
     ):
         renderer(NAMED, given="rug")
 
 
 def test_without_a_default_template_the_others_are_named():
-    with pytest.raises(InvalidRequest, match="no chat template that is the default; --chat-template takes one of: rag"):
+    with pytest.raises(
+        InvalidRequest,
+        match="no chat template that is the default; --chat-template takes one of: rag",
+    ):
         renderer({"rag": "found"}).render(USER)

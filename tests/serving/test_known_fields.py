@@ -1,4 +1,6 @@
-"""Every field of the protocols' current schemas is known by name: served, without effect, or refused."""
+"""Every field of the protocols' current schemas is known by name: served, without effect, or
+refused.
+"""
 
 from __future__ import annotations
 

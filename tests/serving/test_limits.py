@@ -31,7 +31,9 @@ class Served:
     """A server in a thread of this process, over an engine without a model."""
 
     def __init__(self, **options):
-        self.config = EngineConfig(options={"port": 0, "disable_uvicorn_access_log": True, **options})
+        self.config = EngineConfig(
+            options={"port": 0, "disable_uvicorn_access_log": True, **options}
+        )
         self.engine = EchoEngine(self.config, max_model_len=50_000)
         groups = [make(self.engine, self.config) for make in (OpenAIRoutes, ProbeRoutes)]
         self.server = HttpServer(self.engine, self.config, groups)
@@ -69,7 +71,11 @@ class Served:
         return httpx.get(f"{self.server.url}{path}", timeout=PATIENCE_S, **more)
 
     def complete(self, prompt="hello", **fields):
-        return httpx.post(f"{self.server.url}/v1/completions", json={"prompt": prompt, **fields}, timeout=PATIENCE_S)
+        return httpx.post(
+            f"{self.server.url}/v1/completions",
+            json={"prompt": prompt, **fields},
+            timeout=PATIENCE_S,
+        )
 
 
 def until(true):
@@ -100,7 +106,11 @@ def read_answer(connection):
 def test_a_reader_that_has_stalled_is_cut_and_its_request_aborted():
     with Served(stream_stall_timeout=0.5) as served, served.connect() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        connection.sendall(post(json.dumps({"prompt": "x" * 40_000, "max_tokens": 40_000, "stream": True}).encode()))
+        connection.sendall(
+            post(
+                json.dumps({"prompt": "x" * 40_000, "max_tokens": 40_000, "stream": True}).encode()
+            )
+        )
         until(lambda: served.engine.sampling)
         until(lambda: served.engine.aborted)
         assert served.complete().json()["choices"][0]["text"] == "hello"
@@ -112,20 +122,32 @@ def test_what_a_stalled_reader_holds_is_bounded():
             connection = stack.enter_context(served.connect())
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             connection.sendall(
-                post(json.dumps({"prompt": "x" * 40_000, "max_tokens": 40_000, "stream": True}).encode())
+                post(
+                    json.dumps(
+                        {"prompt": "x" * 40_000, "max_tokens": 40_000, "stream": True}
+                    ).encode()
+                )
             )
         state = served.server._server.server_state
-        until(lambda: sum(c.flow is not None and c.flow.write_paused for c in list(state.connections)) == 8)
+        until(
+            lambda: (
+                sum(c.flow is not None and c.flow.write_paused for c in list(state.connections))
+                == 8
+            )
+        )
         held = [connection.transport.get_write_buffer_size() for connection in state.connections]
         assert max(held) < 128 * 1024
         assert not served.engine.aborted
 
 
 def test_a_slow_reader_that_goes_on_reading_gets_everything():
-    # TCP itself probes a reader with a small window at growing intervals; a busy machine makes them seconds.
+    # TCP itself probes a reader with a small window at growing intervals; a busy machine makes them
+    # seconds.
     with Served(stream_stall_timeout=6) as served, served.connect() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
-        connection.sendall(post(json.dumps({"prompt": "x" * 2500, "max_tokens": 2500, "stream": True}).encode()))
+        connection.sendall(
+            post(json.dumps({"prompt": "x" * 2500, "max_tokens": 2500, "stream": True}).encode())
+        )
         data = b""
         while not data.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n"):
             chunk = connection.recv(1024)
@@ -164,7 +186,8 @@ def test_a_body_of_a_gibibyte_is_refused_and_never_held(framing):
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{framing}\r\n\r\n"
     with Served() as served, served.connect() as connection:
         served.complete()
-        before, most = resident_bytes(), 0
+        before = resident_bytes()
+        most = 0
         connection.sendall(head.encode())
         with contextlib.suppress(ConnectionError):  # it need not be read to its end
             for _ in range(1024):
@@ -191,7 +214,12 @@ def test_an_answer_may_take_longer_than_a_request_may():
     with Served(request_read_timeout=0.3) as served:
         served.engine.gate.clear()
         threading.Timer(
-            2.5, lambda: served.server._server.servers[0].get_loop().call_soon_threadsafe(served.engine.gate.set)
+            2.5,
+            lambda: (
+                served.server._server.servers[0]
+                .get_loop()
+                .call_soon_threadsafe(served.engine.gate.set)
+            ),
         ).start()
         assert served.complete().json()["choices"][0]["text"] == "hello"
 
@@ -263,7 +291,9 @@ def test_the_server_ends_with_the_engine():
 def test_what_takes_longer_than_the_patience_after_a_signal_ends_with_an_error(patience_s):
     with Served(shutdown_timeout=patience_s) as served:
         body = {"prompt": "x" * 10_000, "max_tokens": 10_000, "stream": True}
-        with httpx.stream("POST", f"{served.server.url}/v1/completions", json=body, timeout=PATIENCE_S) as reply:
+        with httpx.stream(
+            "POST", f"{served.server.url}/v1/completions", json=body, timeout=PATIENCE_S
+        ) as reply:
             lines = reply.iter_lines()
             next(lines)
             served.engine.gate.clear()
@@ -308,7 +338,9 @@ def test_an_event_loop_that_is_not_installed_is_refused_by_name():
 def test_a_unix_socket_serves_and_is_removed(tmp_path):
     path = tmp_path / "engine.sock"
     with Served(uds=str(path)) as served:
-        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://engine") as client:
+        with httpx.Client(
+            transport=httpx.HTTPTransport(uds=str(path)), base_url="http://engine"
+        ) as client:
             assert client.get("/v1/models").status_code == 200
         with pytest.raises(ConfigError, match="another server listens there"):
             HttpServer.check(served.config)
@@ -327,9 +359,28 @@ def make_certificate(folder, name):
     """A self-signed certificate for localhost with its key, in one file each."""
     if shutil.which("openssl") is None:
         pytest.skip("needs openssl to make a certificate")
-    key, certificate = folder / "key.pem", folder / "cert.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={name}"]
-    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    key = folder / "key.pem"
+    certificate = folder / "cert.pem"
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        f"/CN={name}",
+    ]
+    command += [
+        "-addext",
+        "subjectAltName=IP:127.0.0.1",
+        "-keyout",
+        str(key),
+        "-out",
+        str(certificate),
+    ]
     subprocess.run(command, check=True, capture_output=True)
     return {"ssl_keyfile": str(key), "ssl_certfile": str(certificate)}
 
@@ -354,6 +405,8 @@ def test_probes_leave_no_line_in_the_access_log(caplog):
             served.get(path)
         served.engine.status = "stalled"
         served.get("/readyz?why")
-        lines = [record.getMessage() for record in caplog.records if record.name == "uvicorn.access"]
+        lines = [
+            record.getMessage() for record in caplog.records if record.name == "uvicorn.access"
+        ]
     paths = [line.split('"')[1].split()[1] for line in lines]
     assert paths == ["/v1/models", "/nowhere", "/readyz?why"]

@@ -1,4 +1,6 @@
-"""What a long prompt costs the server: no more than can be seen of it, and nothing once its client has left."""
+"""What a long prompt costs the server: no more than can be seen of it, and nothing once its client
+has left.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ class Served:
     async def ask(self, path: str, **body: Any) -> httpx.Response:
         """Send one request."""
         transport = httpx.ASGITransport(self.app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=PATIENCE_S) as client:
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://test", timeout=PATIENCE_S
+        ) as client:
             return await client.post(path, json=body)
 
 
@@ -79,7 +83,9 @@ def test_of_a_truncated_prompt_the_end_is_read(served, loop, route):
     fields = {"truncate_prompt_tokens": 10, "max_tokens": 1, "return_token_ids": True}
     if route == "chat":
         reply = loop.run_until_complete(
-            served.ask("/v1/chat/completions", messages=[{"role": "user", "content": text}], **fields)
+            served.ask(
+                "/v1/chat/completions", messages=[{"role": "user", "content": text}], **fields
+            )
         )
         ids = reply.json()["prompt_token_ids"]
     else:
@@ -103,8 +109,12 @@ def test_nothing_is_read_for_whom_has_left(served, loop):
     """Every thread is busy with others; those that leave before their turn cost nothing."""
 
     async def leave() -> None:
-        reading, go = served.engine._reading, threading.Event()
-        others = [asyncio.create_task(reading.aside(lambda stopped: go.wait())) for _ in range(NUM_THREADS)]
+        reading = served.engine._reading
+        go = threading.Event()
+        others = [
+            asyncio.create_task(reading.aside(lambda stopped: go.wait()))
+            for _ in range(NUM_THREADS)
+        ]
         gone = asyncio.Event()
         body = json.dumps({"prompt": "x" * 100_000, "truncate_prompt_tokens": 10}).encode()
         tasks = []
@@ -120,8 +130,19 @@ def test_nothing_is_read_for_whom_has_left(served, loop):
             async def send(message: Any) -> None:
                 pass
 
-            scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "query_string": b""}
-            scope |= {"root_path": "", "scheme": "http", "server": ("test", 80), "client": ("10.0.0.1", 1)}
+            scope = {
+                "type": "http",
+                "method": "POST",
+                "path": "/v1/completions",
+                "headers": [],
+                "query_string": b"",
+            }
+            scope |= {
+                "root_path": "",
+                "scheme": "http",
+                "server": ("test", 80),
+                "client": ("10.0.0.1", 1),
+            }
             tasks.append(asyncio.create_task(served.app(scope, receive, send)))
         async with asyncio.timeout(PATIENCE_S):
             while reading._long.num_waiting < 8:
@@ -138,7 +159,9 @@ def test_nothing_is_read_for_whom_has_left(served, loop):
 
 
 def test_rows_are_shared_by_the_names_that_the_server_gives(loop):
-    """Fifty of one client and one of another over a whole engine: the one does not wait for the fifty."""
+    """Fifty of one client and one of another over a whole engine: the one does not wait for the
+    fifty.
+    """
     engine = AsyncLLM(
         "scripted:",
         disable_frontend_multiprocessing=True,

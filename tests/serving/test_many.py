@@ -32,7 +32,9 @@ class Work:
 @pytest.mark.parametrize(("most", "seen"), [(None, 20), (3, 3), (1, 1)])
 def test_results_are_in_order_however_many_are_under_way(most: int | None, seen: int) -> None:
     work = Work()
-    assert asyncio.run(gathered((work.piece(number) for number in range(20)), most)) == list(range(20))
+    assert asyncio.run(gathered((work.piece(number) for number in range(20)), most)) == list(
+        range(20)
+    )
     assert work.most <= seen
 
 

@@ -1,4 +1,6 @@
-"""Memory has names: what each process has is shared out among owners, each with the most it may have."""
+"""Memory has names: what each process has is shared out among owners, each with the most it may
+have.
+"""
 
 from __future__ import annotations
 
@@ -36,12 +38,20 @@ class Plugins:
 
 def answer(pid, process="engine", resident=100, free=10, **owners):
     return msgspec.json.encode(
-        {"process": process, "pid": pid, "resident": resident, "heap_used": 0, "heap_free": free, "owners": owners}
+        {
+            "process": process,
+            "pid": pid,
+            "resident": resident,
+            "heap_used": 0,
+            "heap_free": free,
+            "owners": owners,
+        }
     )
 
 
 def test_an_owner_is_asked_whenever_somebody_looks():
-    registry, cache = Plugins(), []
+    registry = Plugins()
+    cache = []
     memory_of(registry).own("acme_cache", lambda: 8 * len(cache), lambda: 800)
     assert memory_of(registry).bytes_now() == {"acme_cache": (0, 800)}
     cache += range(5)
@@ -65,7 +75,11 @@ def test_halves_in_one_process_count_once_and_each_rank_by_itself():
     ]
     found = {each.process: each for each in processes({}, answers)}
     assert sorted(found) == ["api", "engine", "rank 1"]
-    assert found["engine"].owners == {"kv_cache": (40, 80), "free_heap": (10, None), "other": (50, None)}
+    assert found["engine"].owners == {
+        "kv_cache": (40, 80),
+        "free_heap": (10, None),
+        "other": (50, None),
+    }
 
 
 def test_an_engine_in_this_process_is_no_other():
@@ -93,7 +107,9 @@ def test_the_page_has_each_owner_with_its_limit_and_forgets_processes_that_are_g
 def test_the_index_grows_with_the_cache_and_has_a_bound():
     registry = Plugins()
     pools = [SimpleNamespace(num_blocks=60), SimpleNamespace(num_blocks=40)]
-    SchedulerMemory(registry).attach(SimpleNamespace(kv=SimpleNamespace(layout=SimpleNamespace(pools=pools))))
+    SchedulerMemory(registry).attach(
+        SimpleNamespace(kv=SimpleNamespace(layout=SimpleNamespace(pools=pools)))
+    )
     memory_of(registry).own("kv_cache", lambda: 25, lambda: 100)
     now, most = memory_of(registry).bytes_now()["prefix_index"]
     assert (now, most) == (25 * INDEX_ENTRY_BYTES, 100 * INDEX_ENTRY_BYTES)
@@ -101,16 +117,26 @@ def test_the_index_grows_with_the_cache_and_has_a_bound():
 
 @LINUX
 def test_pages_that_were_written_are_told_from_those_that_were_not():
-    data = np.frombuffer(mmap.mmap(-1, 64 << 20), dtype=np.uint8)  # an allocator may hand out pages that were used
+    data = np.frombuffer(
+        mmap.mmap(-1, 64 << 20), dtype=np.uint8
+    )  # an allocator may hand out pages that were used
     start = data.ctypes.data
     assert system.touched_bytes(start, data.nbytes) < 1 << 20
     data[: 8 << 20] = 1
-    assert 8 << 20 <= system.touched_bytes(start, data.nbytes) <= 12 << 20  # a huge page more at each end
+    assert (
+        8 << 20 <= system.touched_bytes(start, data.nbytes) <= 12 << 20
+    )  # a huge page more at each end
     assert system.resident_bytes() > 8 << 20
 
 
 def test_an_engine_names_weights_cache_rows_and_index():
-    with LLM("demo:", num_gpu_blocks_override=256, max_model_len=256, max_num_seqs=4, disable_log_stats=False) as llm:
+    with LLM(
+        "demo:",
+        num_gpu_blocks_override=256,
+        max_model_len=256,
+        max_num_seqs=4,
+        disable_log_stats=False,
+    ) as llm:
         llm.generate("Hello", use_tqdm=False)
         (told, *_) = llm.core.call("memory.owners")
     owners = msgspec.json.decode(told)["owners"]
@@ -120,5 +146,7 @@ def test_an_engine_names_weights_cache_rows_and_index():
 
 
 def test_metrics_that_are_off_bring_no_halves():
-    with LLM("scripted:", max_model_len=256, disable_log_stats=True, num_gpu_blocks_override=64) as llm:
+    with LLM(
+        "scripted:", max_model_len=256, disable_log_stats=True, num_gpu_blocks_override=64
+    ) as llm:
         assert "memory" not in llm.core.scheduler.extension_names

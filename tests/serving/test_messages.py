@@ -66,9 +66,18 @@ def test_thoughts_text_and_calls_are_blocks(make_api):
     said = f"<think>hm</think>Adding.\n{CALL}"
     body = ask(make_api(**ON), said, tools=[ADD], thinking=THINK).json()
     thinking, text, call = body["content"]
-    assert (thinking["type"], thinking["thinking"], bool(thinking["signature"])) == ("thinking", "hm", True)
+    assert (thinking["type"], thinking["thinking"], bool(thinking["signature"])) == (
+        "thinking",
+        "hm",
+        True,
+    )
     assert text == {"type": "text", "text": "Adding."}
-    assert (call["type"], call["name"], call["input"], bool(call["id"])) == ("tool_use", "add", {"a": 1}, True)
+    assert (call["type"], call["name"], call["input"], bool(call["id"])) == (
+        "tool_use",
+        "add",
+        {"a": 1},
+        True,
+    )
     assert body["stop_reason"] == "tool_use"
     assert body["usage"]["output_tokens_details"]["thinking_tokens"] == 2
 
@@ -98,7 +107,9 @@ def test_a_stream_tells_the_official_events_in_their_order(make_api):
     for event in events:
         if event["type"] == "content_block_delta":
             delta = event["delta"]
-            texts[event["index"]] += delta.get("thinking") or delta.get("text") or delta.get("partial_json") or ""
+            texts[event["index"]] += (
+                delta.get("thinking") or delta.get("text") or delta.get("partial_json") or ""
+            )
     assert texts == ["hm", "Adding.", '{"a": 1}']
     assert events[0]["message"]["content"] == []
     assert events[0]["message"]["usage"]["input_tokens"] == len(said)
@@ -163,10 +174,18 @@ def test_output_has_the_form_that_was_asked_for(api):
 
 def test_results_of_tools_are_messages_between_what_was_said():
     messages = read(
-        system=[{"type": "text", "text": "x-anthropic-billing-header: cc=1"}, {"type": "text", "text": "Be kind."}],
+        system=[
+            {"type": "text", "text": "x-anthropic-billing-header: cc=1"},
+            {"type": "text", "text": "Be kind."},
+        ],
         messages=[
             {"role": "user", "content": "Hello"},
-            {"role": "user", "content": [{"type": "text", "text": "there", "cache_control": {"type": "ephemeral"}}]},
+            {
+                "role": "user",
+                "content": [
+                    {"type": "text", "text": "there", "cache_control": {"type": "ephemeral"}}
+                ],
+            },
             {
                 "role": "assistant",
                 "content": [
@@ -179,7 +198,11 @@ def test_results_of_tools_are_messages_between_what_was_said():
             {
                 "role": "user",
                 "content": [
-                    {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "2"}]},
+                    {
+                        "type": "tool_result",
+                        "tool_use_id": "t1",
+                        "content": [{"type": "text", "text": "2"}],
+                    },
                     {"type": "tool_result", "tool_use_id": "t2", "content": "no", "is_error": True},
                     {"type": "text", "text": "Go on."},
                     {"type": "document", "source": {"type": "text", "data": "words"}, "title": "T"},
@@ -194,7 +217,9 @@ def test_results_of_tools_are_messages_between_what_was_said():
             "role": "assistant",
             "content": "Wait.",
             "reasoning_content": "hm",
-            "tool_calls": [{"id": "t1", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}],
+            "tool_calls": [
+                {"id": "t1", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+            ],
         },
         {"role": "tool", "tool_call_id": "t1", "content": "2"},
         {"role": "tool", "tool_call_id": "t2", "content": "Error: no"},
@@ -213,8 +238,18 @@ def test_what_claude_code_sends_is_taken(make_api):
     reply = ask(
         api,
         path="/v1/messages?beta=true",
-        headers={"anthropic-version": "2023-06-01", "anthropic-beta": "claude-code-20250219", "x-api-key": "none"},
-        system=[{"type": "text", "text": "You are an agent.", "cache_control": {"type": "ephemeral", "ttl": "1h"}}],
+        headers={
+            "anthropic-version": "2023-06-01",
+            "anthropic-beta": "claude-code-20250219",
+            "x-api-key": "none",
+        },
+        system=[
+            {
+                "type": "text",
+                "text": "You are an agent.",
+                "cache_control": {"type": "ephemeral", "ttl": "1h"},
+            }
+        ],
         metadata={"user_id": "user_1"},
         thinking={"type": "adaptive"},
         context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
@@ -239,14 +274,27 @@ def test_tokens_of_a_prompt_are_counted(api):
     [
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
         ({"tools": [{"name": "a b"}]}, "tools[0].name"),
-        ({"tools": [{"name": "a", "input_schema": {"type": "array"}}]}, "tools[0].input_schema.type"),
+        (
+            {"tools": [{"name": "a", "input_schema": {"type": "array"}}]},
+            "tools[0].input_schema.type",
+        ),
         ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
         ({"tool_choice": {"type": "often"}}, "tool_choice.type"),
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0]"),
-        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
         (
-            {"messages": [{"role": "assistant", "content": [{"type": "tool_result", "tool_use_id": "a"}]}]},
+            {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+            "messages[0].content[0]",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            "messages[0].content[0].text",
+        ),
+        (
+            {
+                "messages": [
+                    {"role": "assistant", "content": [{"type": "tool_result", "tool_use_id": "a"}]}
+                ]
+            },
             "messages[0].content[0]",
         ),
         ({"stop_sequences": [""]}, "stop_sequences"),
@@ -259,7 +307,11 @@ def test_tokens_of_a_prompt_are_counted(api):
 def test_refusals_name_the_field_in_anthropics_form(make_api, fields, param):
     reply = ask(make_api(**ON), **fields)
     body = reply.json()
-    assert (reply.status_code, body["type"], body["error"]["type"]) == (400, "error", "invalid_request_error")
+    assert (reply.status_code, body["type"], body["error"]["type"]) == (
+        400,
+        "error",
+        "invalid_request_error",
+    )
     assert body["error"]["param"] == param
     assert body["error"]["message"].startswith(f"{param}: ")
 
@@ -278,7 +330,10 @@ def test_a_stream_that_breaks_off_ends_with_an_error_event(api):
     api.engine.fail_at = 2
     events = told(ask(api, stream=True))
     assert events[-1]["type"] == "error"
-    assert (events[-1]["error"]["type"], events[-1]["error"]["message"]) == ("api_error", "made to fail")
+    assert (events[-1]["error"]["type"], events[-1]["error"]["message"]) == (
+        "api_error",
+        "made to fail",
+    )
     assert [event["type"] for event in events].count("message_stop") == 0
 
 

@@ -69,7 +69,14 @@ step_time_seconds histogram
 time_to_first_token_seconds histogram
 tool_calls counter tool
 """
-OURS = {"http_request_duration_seconds", "http_requests", "ready", "requests_open", "restarts", "sink_faults"}
+OURS = {
+    "http_request_duration_seconds",
+    "http_requests",
+    "ready",
+    "requests_open",
+    "restarts",
+    "sink_faults",
+}
 OURS |= {
     "tool_calls",
     "step_time_seconds",
@@ -80,8 +87,17 @@ OURS |= {
     "process_memory_bytes",
     "server_restarts",
 }
-HEALTH = {"status": "ready", "open_requests": 3, "restarts": 2, "sinks": [{"sink": "s", "faults": 4}]}
-HEALTH["memory"] = {"owners": {"acme_cache": (5, 10)}, "engine": [], "faults": {"acme": (2, "OSError: gone")}}
+HEALTH = {
+    "status": "ready",
+    "open_requests": 3,
+    "restarts": 2,
+    "sinks": [{"sink": "s", "faults": 4}],
+}
+HEALTH["memory"] = {
+    "owners": {"acme_cache": (5, 10)},
+    "engine": [],
+    "faults": {"acme": (2, "OSError: gone")},
+}
 HEALTH["memory"]["seconds"] = {"acme": 1.5}
 HEALTH["server_restarts"] = 1
 VLLM = """
@@ -93,7 +109,8 @@ request_inference_time_seconds request_prefill_time_seconds request_decode_time_
 request_prefill_kv_computed_tokens cache_config_info
 """
 NOT_HERE = {
-    "corrupted_requests": "a request with logits that are no numbers fails, and is in request_success with its reason",
+    "corrupted_requests": "a request with logits that are no numbers fails, and is in "
+    "request_success with its reason",
     "engine_sleep_state": "said by the feature itself, with --enable-sleep-mode",
     "external_prefix_cache_hits": "kv_connector_hit_tokens says it of each tier",
     "external_prefix_cache_queries": "no tier is asked of tokens, but of blocks",
@@ -109,7 +126,8 @@ NOT_HERE = {
     "nixl_num_failed_transfers": "no transfer of caches between machines",
     "nixl_post_time_seconds": "no transfer of caches between machines",
     "nixl_xfer_time_seconds": "no transfer of caches between machines",
-    "time_per_output_token_seconds": "the former name of inter_token_latency_seconds, which vLLM has taken out",
+    "time_per_output_token_seconds": "the former name of inter_token_latency_seconds, which vLLM "
+    "has taken out",
 }
 """Of vLLM's names, with the reason."""
 ROOT = Path(__file__).parents[2]
@@ -146,7 +164,11 @@ def value_of(sink, name, **labels):
 def exercised(**options):
     """A sink that has seen everything once."""
     sink = make_sink(**options)
-    sink.step(StepStats(0.1, 3, 2, 0.25, computed_tokens=9, cached_tokens=4, queried_tokens=7, preemptions=1))
+    sink.step(
+        StepStats(
+            0.1, 3, 2, 0.25, computed_tokens=9, cached_tokens=4, queried_tokens=7, preemptions=1
+        )
+    )
     sink.tokens(TokenStats(5, 7, 4, [0.2], [0.01, 0.02]))
     shown = {"counts": {"spec_decode_num_accepted_tokens_per_pos/0": 2.0}}
     sizes = {"longest_output": 5, "cached_tokens": 4, "n": 1, "max_tokens": 16}
@@ -163,7 +185,9 @@ def test_names_types_and_labels_are_these(prefix):
         labels = {label for sample in family.samples for label in sample.labels} - {"le"}
         own = sorted(labels - {"model_name", "engine"})
         assert name == f"{prefix}cache_config_info" or {"model_name", "engine"} <= labels
-        shown.append(" ".join([name.removeprefix(prefix), family.type, *([] if "info" in name else own)]))
+        shown.append(
+            " ".join([name.removeprefix(prefix), family.type, *([] if "info" in name else own)])
+        )
     assert sorted(shown) == SNAPSHOT.split("\n")[1:-1]
 
 
@@ -208,7 +232,10 @@ def test_buckets_count_values_up_to_their_bound():
     sink = make_sink()
     for value in (1.0, 1.5, 2.0, 50.0):
         sink.request(RequestStats("stop", 1, 1, value, n=int(value)))
-    counted = [value_of(sink, "engine_request_params_n_bucket", le=le) for le in ("1.0", "2.0", "20.0", "+Inf")]
+    counted = [
+        value_of(sink, "engine_request_params_n_bucket", le=le)
+        for le in ("1.0", "2.0", "20.0", "+Inf")
+    ]
     assert counted == [2.0, 3.0, 3.0, 4.0]
     assert value_of(sink, "engine_request_params_n_sum") == 54.0
 
@@ -229,7 +256,11 @@ def test_histograms_of_features_are_shown():
 
 def test_numbers_of_features_are_shown_those_of_one_metric_together():
     said = {"process": "engine", "pid": 1, "resident": 1, "heap_free": 0, "owners": {}}
-    counted = {labelled("acme_total", "tier", "disk"): 2, "acme_share": 0.5, labelled("acme_total", "tier", "a = b"): 3}
+    counted = {
+        labelled("acme_total", "tier", "disk"): 2,
+        "acme_share": 0.5,
+        labelled("acme_total", "tier", "a = b"): 3,
+    }
     answer = msgspec.json.encode(said | {"numbers": counted})
     text = text_of(make_sink(), {**HEALTH, "memory": {"engine": [answer]}})
     for line in (
@@ -244,7 +275,12 @@ def test_numbers_of_features_are_shown_those_of_one_metric_together():
 def test_intervals_of_a_request_add_up():
     sink = make_sink()
     sink.request(RequestStats("stop", 7, 5, 1.0, 0.25, 0.125, longest_output=4))
-    for name, seconds in (("queue", 0.125), ("prefill", 0.125), ("decode", 0.75), ("inference", 0.875)):
+    for name, seconds in (
+        ("queue", 0.125),
+        ("prefill", 0.125),
+        ("decode", 0.75),
+        ("inference", 0.875),
+    ):
         assert value_of(sink, f"engine_request_{name}_time_seconds_sum") == seconds
     assert value_of(sink, "engine_request_time_per_output_token_seconds_sum") == 0.25
 
@@ -259,7 +295,8 @@ def test_what_did_not_happen_is_not_counted():
 
 
 def test_ten_thousand_hostile_requests_make_no_new_series():
-    sink, draw = exercised(), random.Random(1)
+    sink = exercised()
+    draw = random.Random(1)
     for status in (200, 404, 999):
         sink.http(HttpStats("", "GET", status, 0.1))
     sink.http(HttpStats("", "BREW", 404, 0.1))
@@ -267,14 +304,27 @@ def test_ten_thousand_hostile_requests_make_no_new_series():
     before = text_of(sink).count("\n")
     for _ in range(10_000):
         text = "".join(draw.choices("ab/é\n\"'}\\", k=12))
-        sink.http(HttpStats("", draw.choice(["GET", text]), draw.choice([404, draw.randint(600, 10**6)]), 0.1))
+        sink.http(
+            HttpStats(
+                "", draw.choice(["GET", text]), draw.choice([404, draw.randint(600, 10**6)]), 0.1
+            )
+        )
         sink.request(RequestStats(text, draw.randint(0, 10**6), 1, 1.0, request_id=text))
     assert text_of(sink).count("\n") <= before + 1  # (other, other) may be new
 
 
 def test_cache_settings_are_labels():
-    line = next(line for line in text_of(make_sink()).splitlines() if line.startswith("engine_cache_config_info{"))
-    for label in ('block_size="16"', 'num_gpu_blocks="7"', 'enable_prefix_caching="True"', 'engine="0"'):
+    line = next(
+        line
+        for line in text_of(make_sink()).splitlines()
+        if line.startswith("engine_cache_config_info{")
+    )
+    for label in (
+        'block_size="16"',
+        'num_gpu_blocks="7"',
+        'enable_prefix_caching="True"',
+        'engine="0"',
+    ):
         assert label in line
     assert "cache_config_info{" not in text_of(PrometheusSink(EngineConfig()))
 
@@ -287,7 +337,11 @@ def test_a_prefix_that_is_no_name_is_refused(prefix):
 
 def test_engine_that_is_not_ready_shows():
     assert "engine_ready{engine=" in text_of(make_sink())
-    line = next(line for line in text_of(make_sink(), {"status": "dead"}).splitlines() if "engine_ready{" in line)
+    line = next(
+        line
+        for line in text_of(make_sink(), {"status": "dead"}).splitlines()
+        if "engine_ready{" in line
+    )
     assert line.endswith(" 0.0")
 
 

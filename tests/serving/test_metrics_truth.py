@@ -40,41 +40,59 @@ def engine(request: pytest.FixtureRequest) -> Iterator[AsyncLLM]:
     engine.shutdown()
 
 
-ONCE_APART = pytest.mark.parametrize("engine", ["here", pytest.param("apart", marks=pytest.mark.slow)], indirect=True)
-"""For what is counted where the engine is; that its numbers cross to another process is seen in the other tests."""
+ONCE_APART = pytest.mark.parametrize(
+    "engine", ["here", pytest.param("apart", marks=pytest.mark.slow)], indirect=True
+)
+"""For what is counted where the engine is; that its numbers cross to another process is seen in the
+other tests.
+"""
 
 
 class Counts:
     """What a scraper sees, by series."""
 
     def __init__(self, engine: AsyncLLM) -> None:
-        sink: Any = next(guarded.sink for guarded in engine.sinks.guarded if guarded.name == "prometheus")
+        sink: Any = next(
+            guarded.sink for guarded in engine.sinks.guarded if guarded.name == "prometheus"
+        )
         text = sink.expose(engine.health())[0].decode()
-        self._samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+        self._samples = [
+            sample for family in text_string_to_metric_families(text) for sample in family.samples
+        ]
 
     def __call__(self, name: str, **labels: str) -> float:
-        found = [s.value for s in self._samples if s.name == f"engine_{name}" and labels.items() <= s.labels.items()]
+        found = [
+            s.value
+            for s in self._samples
+            if s.name == f"engine_{name}" and labels.items() <= s.labels.items()
+        ]
         assert len(found) == 1, (name, labels, found)
         return found[0]
 
 
 async def last(engine: AsyncLLM, prompt: str, name: str, **params: Any) -> RequestOutput:
     final = None
-    async for output in engine.generate(prompt, SamplingParams(**{"max_tokens": 100, **params}), name):
+    async for output in engine.generate(
+        prompt, SamplingParams(**{"max_tokens": 100, **params}), name
+    ):
         final = output
     assert final is not None
     return final
 
 
 async def settled(engine: AsyncLLM) -> None:
-    """Wait for the numbers of the last step, which may be one that was planned ahead of the last end."""
+    """Wait for the numbers of the last step, which may be one that was planned ahead of the last
+    end.
+    """
     async with asyncio.timeout(PATIENCE_S):
         while engine._last.num_running or engine._last.num_waiting or engine._last.kv_usage:
             await asyncio.sleep(0.005)
 
 
 async def run_workload(engine: AsyncLLM) -> list[RequestOutput]:
-    outputs = [await last(engine, prompt, str(i), **params) for i, (prompt, params) in enumerate(WORKLOAD)]
+    outputs = [
+        await last(engine, prompt, str(i), **params) for i, (prompt, params) in enumerate(WORKLOAD)
+    ]
     with pytest.raises(InvalidRequest):
         await last(engine, "x" * 500, "refused")
     await settled(engine)
@@ -96,27 +114,43 @@ def test_counts_are_what_clients_saw(engine: AsyncLLM) -> None:
     assert count("prompt_tokens_total") == sum(prompts)
     assert count("prompt_tokens_cached_total") == sum(cached)
     assert count("prompt_tokens_by_source_total", source="local_cache_hit") == sum(cached)
-    assert count("prompt_tokens_by_source_total", source="local_compute") == sum(prompts) - sum(cached)
+    assert count("prompt_tokens_by_source_total", source="local_compute") == sum(prompts) - sum(
+        cached
+    )
     assert count("generation_tokens_total") == sum(generated)
     assert count("prefix_cache_queries_total") >= sum(prompts)
     assert count("prefix_cache_hits_total") >= sum(cached)
     assert count("num_preemptions_total") == count("restarts_total") == 0
 
-    for name in ("time_to_first_token", "e2e_request_latency", "request_queue_time", "request_prefill_time"):
+    for name in (
+        "time_to_first_token",
+        "e2e_request_latency",
+        "request_queue_time",
+        "request_prefill_time",
+    ):
         assert count(f"{name}_seconds_count") == len(outputs)
     assert count("inter_token_latency_seconds_count") == sum(generated) - len(sequences)
     assert count("request_prompt_tokens_sum") == sum(prompts)
     assert count("request_prefill_kv_computed_tokens_sum") == sum(prompts) - sum(cached)
     assert count("request_generation_tokens_sum") == sum(generated)
     assert count("request_params_n_sum") == sum(len(output.outputs) for output in outputs)
-    assert count("request_params_max_tokens_sum") == sum(params.get("max_tokens", 100) for _, params in WORKLOAD)
+    assert count("request_params_max_tokens_sum") == sum(
+        params.get("max_tokens", 100) for _, params in WORKLOAD
+    )
     assert count("request_max_num_generation_tokens_sum") == sum(
         max(len(sequence.token_ids) for sequence in output.outputs) for output in outputs
     )
     parts = [count(f"request_{part}_time_seconds_sum") for part in ("queue", "prefill", "decode")]
     assert sum(parts) == pytest.approx(count("e2e_request_latency_seconds_sum"))
-    assert count("step_time_seconds_count") == count("iteration_tokens_total_count") > max(generated)
-    assert count("num_requests_running") == count("num_requests_waiting") == count("requests_open") == 0
+    assert (
+        count("step_time_seconds_count") == count("iteration_tokens_total_count") > max(generated)
+    )
+    assert (
+        count("num_requests_running")
+        == count("num_requests_waiting")
+        == count("requests_open")
+        == 0
+    )
     assert count("kv_cache_usage_perc") == 0
     assert count("ready") == 1
     assert count("cache_config_info", block_size="4", num_gpu_blocks="300") == 1
@@ -132,7 +166,9 @@ def test_positions_computed_are_counted_once(engine: AsyncLLM) -> None:
 
 
 async def _all(engine: AsyncLLM, prompts: list[str]) -> list[RequestOutput]:
-    outputs = [await last(engine, prompt, prompt, skip_reading_prefix_cache=True) for prompt in prompts]
+    outputs = [
+        await last(engine, prompt, prompt, skip_reading_prefix_cache=True) for prompt in prompts
+    ]
     await settled(engine)
     return outputs
 
@@ -140,7 +176,9 @@ async def _all(engine: AsyncLLM, prompts: list[str]) -> list[RequestOutput]:
 def test_a_client_that_leaves_is_an_abort_with_the_tokens_it_got(engine: AsyncLLM) -> None:
     async def leave() -> int:
         seen = 0
-        params = SamplingParams(max_tokens=200, ignore_eos=True, output_kind=RequestOutputKind.DELTA)
+        params = SamplingParams(
+            max_tokens=200, ignore_eos=True, output_kind=RequestOutputKind.DELTA
+        )
         async with contextlib.aclosing(engine.generate("x" * 20, params, "leaves")) as outputs:  # type: ignore[type-var]
             async for output in outputs:
                 seen += len(output.outputs[0].token_ids)
@@ -167,7 +205,9 @@ def test_preemptions_are_counted() -> None:
     )
 
     async def crowd() -> None:
-        await asyncio.gather(*(last(engine, f"prompt number {i} is this long", str(i)) for i in range(12)))
+        await asyncio.gather(
+            *(last(engine, f"prompt number {i} is this long", str(i)) for i in range(12))
+        )
 
     try:
         asyncio.run(crowd())
@@ -202,7 +242,11 @@ def test_a_restart_is_counted_and_no_token_twice() -> None:
         assert count("restarts_total") == 1
         assert count("generation_tokens_total") == len(output.outputs[0].token_ids)
         assert count("prompt_tokens_total") == len(output.prompt_token_ids or ())
-        assert count("request_queue_time_seconds_count") == count("time_to_first_token_seconds_count") == 1
+        assert (
+            count("request_queue_time_seconds_count")
+            == count("time_to_first_token_seconds_count")
+            == 1
+        )
     finally:
         engine.shutdown()
 

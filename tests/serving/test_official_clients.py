@@ -1,4 +1,6 @@
-"""OpenAI's and Anthropic's own clients against a server: answers, streams, tools with results, forms, the background."""
+"""OpenAI's and Anthropic's own clients against a server: answers, streams, tools with results,
+forms, the background.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,18 @@ FLAGS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--reasoni
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[openai.OpenAI]:
-    with served("scripted:", "--served-model-name", "demo", "claude-*", *FLAGS, COLD[0], "true") as found:
+    with served(
+        "scripted:", "--served-model-name", "demo", "claude-*", *FLAGS, COLD[0], "true"
+    ) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
 def claude(client: openai.OpenAI) -> Iterator[anthropic.Anthropic]:
     url = str(client.base_url).removesuffix("/v1/")
-    with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE_S) as found:
+    with anthropic.Anthropic(
+        base_url=url, api_key="none", max_retries=0, timeout=PATIENCE_S
+    ) as found:
         yield found
 
 
@@ -37,7 +43,9 @@ def test_responses_are_whole_streamed_and_gone_on_from(client: openai.OpenAI) ->
     first = client.responses.create(model="demo", input="hello", instructions="Be kind.")
     assert first.output_text == "hello"
     assert client.responses.retrieve(first.id).output_text == "hello"
-    with client.responses.stream(model="demo", input="more", previous_response_id=first.id) as stream:
+    with client.responses.stream(
+        model="demo", input="more", previous_response_id=first.id
+    ) as stream:
         pieces = [event.delta for event in stream if event.type == "response.output_text.delta"]
         final = stream.get_final_response()
     assert "".join(pieces) == final.output_text == "more"
@@ -60,8 +68,14 @@ def test_responses_call_tools_and_take_their_results(client: openai.OpenAI) -> N
     assert call.type == "function_call"
     assert (call.name, call.arguments) == ("weather", '{"city": "Rome"}')
     result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
-    said: Any = [{"role": "user", "content": CALL}, *(item.to_dict() for item in final.output), result]
-    again = client.responses.create(model="demo", input=[*said, {"role": "user", "content": "It is sunny."}])
+    said: Any = [
+        {"role": "user", "content": CALL},
+        *(item.to_dict() for item in final.output),
+        result,
+    ]
+    again = client.responses.create(
+        model="demo", input=[*said, {"role": "user", "content": "It is sunny."}]
+    )
     assert again.output_text == "It is sunny."
 
 
@@ -70,7 +84,9 @@ class Place(BaseModel):
 
 
 def test_responses_have_the_form_of_a_model(client: openai.OpenAI) -> None:
-    parsed = client.responses.parse(model="demo", input='{"city": "Rome"}', text_format=Place).output_parsed
+    parsed = client.responses.parse(
+        model="demo", input='{"city": "Rome"}', text_format=Place
+    ).output_parsed
     assert parsed is not None
     assert parsed.city == "Rome"
 
@@ -95,15 +111,33 @@ def test_refusals_of_responses_name_the_field(client: openai.OpenAI) -> None:
 
 def test_messages_are_whole_and_streamed(claude: anthropic.Anthropic) -> None:
     said: Any = [{"role": "user", "content": "hello"}]
-    whole = claude.messages.create(model="claude-sonnet", max_tokens=100, messages=said, system="Be kind.")
+    whole = claude.messages.create(
+        model="claude-sonnet", max_tokens=100, messages=said, system="Be kind."
+    )
     assert whole.content[0].type == "text"
-    assert (whole.content[0].text, whole.stop_reason, whole.model) == ("hello", "end_turn", "claude-sonnet")
+    assert (whole.content[0].text, whole.stop_reason, whole.model) == (
+        "hello",
+        "end_turn",
+        "claude-sonnet",
+    )
     with claude.messages.stream(model="demo", max_tokens=3, messages=said) as stream:
         pieces = list(stream.text_stream)
         final = stream.get_final_message()
-    assert ("".join(pieces), final.stop_reason, final.usage.output_tokens) == ("hel", "max_tokens", 3)
-    assert claude.messages.count_tokens(model="demo", messages=said).input_tokens == final.usage.input_tokens
-    assert claude.beta.messages.create(model="demo", max_tokens=9, messages=said, betas=["x"]).content[0].type == "text"
+    assert ("".join(pieces), final.stop_reason, final.usage.output_tokens) == (
+        "hel",
+        "max_tokens",
+        3,
+    )
+    assert (
+        claude.messages.count_tokens(model="demo", messages=said).input_tokens
+        == final.usage.input_tokens
+    )
+    assert (
+        claude.beta.messages.create(model="demo", max_tokens=9, messages=said, betas=["x"])
+        .content[0]
+        .type
+        == "text"
+    )
 
 
 def test_messages_call_tools_and_take_their_results(claude: anthropic.Anthropic) -> None:
@@ -132,7 +166,9 @@ def test_messages_call_tools_and_take_their_results(claude: anthropic.Anthropic)
 def test_a_long_conversation_is_interrupted_and_taken_up_again(claude: anthropic.Anthropic) -> None:
     system = "Be kind. " * 2_500  # a token for each byte
     said: Any = [{"role": "user", "content": "x" * 5_000}]
-    with claude.messages.stream(model="demo", max_tokens=9_000, messages=said, system=system) as stream:
+    with claude.messages.stream(
+        model="demo", max_tokens=9_000, messages=said, system=system
+    ) as stream:
         begun = "".join(piece for piece, _ in zip(stream.text_stream, range(3), strict=False))
     said += [{"role": "assistant", "content": begun}, {"role": "user", "content": "Go on."}]
     again = claude.messages.create(model="demo", max_tokens=100, messages=said, system=system)
@@ -146,13 +182,19 @@ def test_input_that_is_too_long_is_refused_as_agents_know_it(
     claude: anthropic.Anthropic, client: openai.OpenAI, size: int
 ) -> None:
     said: Any = [{"role": "user", "content": "x" * size}]
-    with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > 32768 maximum"):
+    with pytest.raises(
+        anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > 32768 maximum"
+    ):
         claude.messages.create(model="demo", max_tokens=9, messages=said)
     with pytest.raises(openai.BadRequestError) as refused:
         client.responses.create(model="demo", input=said)
     assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "input")
     events = list(client.responses.create(model="demo", input=said, stream=True))
-    assert [event.type for event in events] == ["response.created", "response.in_progress", "response.failed"]
+    assert [event.type for event in events] == [
+        "response.created",
+        "response.in_progress",
+        "response.failed",
+    ]
     last: Any = events[-1]
     assert last.response.error.code == "context_length_exceeded"
 

@@ -27,7 +27,9 @@ def everything_in(value: Any) -> Iterator[dict[str, Any]]:
     """Return every object in a JSON value."""
     if isinstance(value, dict):
         yield value
-    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+    for inner in (
+        value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    ):
         yield from everything_in(inner)
 
 
@@ -43,7 +45,9 @@ def test_it_has_the_form_of_openapi_3_1(described: Any) -> None:
         assert ":" not in path, "a converter belongs to Starlette"
         for method, operation in methods.items():
             assert method in ("get", "post", "delete")
-            declared = {each["name"] for each in operation.get("parameters", ()) if each["in"] == "path"}
+            declared = {
+                each["name"] for each in operation.get("parameters", ()) if each["in"] == "path"
+            }
             assert declared == {part[1:-1] for part in path.split("/") if part.startswith("{")}
 
 
@@ -51,9 +55,13 @@ def test_every_schema_is_one_and_every_reference_leads_somewhere(described: Any)
     schemas = described["components"]["schemas"]
     for schema in schemas.values():
         Draft202012Validator.check_schema(schema)
-    references = [each["$ref"] for each in everything_in(described) if isinstance(each.get("$ref"), str)]
+    references = [
+        each["$ref"] for each in everything_in(described) if isinstance(each.get("$ref"), str)
+    ]
     assert references
-    assert {reference.removeprefix("#/components/schemas/") for reference in references} <= schemas.keys()
+    assert {
+        reference.removeprefix("#/components/schemas/") for reference in references
+    } <= schemas.keys()
 
 
 def test_it_has_every_route_and_no_other(api: Any, described: Any) -> None:
@@ -63,22 +71,63 @@ def test_it_has_every_route_and_no_other(api: Any, described: Any) -> None:
         for method in route.methods - {"HEAD"}
         if route.path != "/openapi.json"
     }
-    assert served == {(path, method) for path, methods in described["paths"].items() for method in methods}
+    assert served == {
+        (path, method) for path, methods in described["paths"].items() for method in methods
+    }
 
 
 GOOD: list[tuple[str, dict[str, Any]]] = [
     ("completions", {"prompt": "a"}),
-    ("completions", {"prompt": ["a", "b"], "n": 2, "stop": "x", "logit_bias": {"5": 1}, "best_of": 3}),
-    ("completions", {"prompt": [1, 2], "temperature": None, "top_k": -1, "logprobs": 3, "seed": 2**63 - 1}),
-    ("completions", {"prompt": "a", "response_format": {"type": "json_object"}, "user": "u", "stream": True}),
-    ("completions", {"prompt": "a", "structured_outputs": {"regex": "a+", "json": None}, "stop": ["x", "y"]}),
-    ("chat/completions", {"messages": [HELLO], "logprobs": True, "top_logprobs": 2, "max_completion_tokens": 4}),
-    ("chat/completions", {"messages": [HELLO], "stream_options": {"include_usage": True}, "stream": True}),
-    ("messages", {"messages": [HELLO], "max_tokens": 5, "system": [{"type": "text", "text": "a"}], "top_k": 3}),
-    ("messages", {"messages": [HELLO], "max_tokens": 5, "thinking": {"type": "adaptive"}, "mcp_servers": []}),
+    (
+        "completions",
+        {"prompt": ["a", "b"], "n": 2, "stop": "x", "logit_bias": {"5": 1}, "best_of": 3},
+    ),
+    (
+        "completions",
+        {"prompt": [1, 2], "temperature": None, "top_k": -1, "logprobs": 3, "seed": 2**63 - 1},
+    ),
+    (
+        "completions",
+        {"prompt": "a", "response_format": {"type": "json_object"}, "user": "u", "stream": True},
+    ),
+    (
+        "completions",
+        {"prompt": "a", "structured_outputs": {"regex": "a+", "json": None}, "stop": ["x", "y"]},
+    ),
+    (
+        "chat/completions",
+        {"messages": [HELLO], "logprobs": True, "top_logprobs": 2, "max_completion_tokens": 4},
+    ),
+    (
+        "chat/completions",
+        {"messages": [HELLO], "stream_options": {"include_usage": True}, "stream": True},
+    ),
+    (
+        "messages",
+        {
+            "messages": [HELLO],
+            "max_tokens": 5,
+            "system": [{"type": "text", "text": "a"}],
+            "top_k": 3,
+        },
+    ),
+    (
+        "messages",
+        {"messages": [HELLO], "max_tokens": 5, "thinking": {"type": "adaptive"}, "mcp_servers": []},
+    ),
     ("messages/count_tokens", {"messages": [HELLO]}),
-    ("responses", {"input": "hello", "store": False, "include": ["reasoning.encrypted_content"], "seed": 1}),
-    ("responses", {"input": [HELLO], "text": {"verbosity": "low"}, "reasoning": {"effort": "low", "summary": "auto"}}),
+    (
+        "responses",
+        {"input": "hello", "store": False, "include": ["reasoning.encrypted_content"], "seed": 1},
+    ),
+    (
+        "responses",
+        {
+            "input": [HELLO],
+            "text": {"verbosity": "low"},
+            "reasoning": {"effort": "low", "summary": "auto"},
+        },
+    ),
     ("responses/input_tokens", {"input": "hello"}),
 ]
 BAD: list[tuple[str, dict[str, Any]]] = [
@@ -117,16 +166,23 @@ BAD: list[tuple[str, dict[str, Any]]] = [
 def test_bodies_of_one_title_are_described_apart(described: Any) -> None:
     paths = ("/v1/chat/completions", "/v2/chat")
     bodies = [
-        described["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"] for path in paths
+        described["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        for path in paths
     ]
     assert bodies[0] != bodies[1]
     found = [described["components"]["schemas"][body["$ref"].rpartition("/")[2]] for body in bodies]
     assert ["n" in schema["properties"] for schema in found] == [True, False]
 
 
-@pytest.mark.parametrize(("path", "body", "good"), [(*case, True) for case in GOOD] + [(*case, False) for case in BAD])
-def test_schema_and_server_agree(api: Any, described: Any, path: str, body: dict[str, Any], good: bool) -> None:
-    reference = described["paths"][f"/v1/{path}"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+@pytest.mark.parametrize(
+    ("path", "body", "good"), [(*case, True) for case in GOOD] + [(*case, False) for case in BAD]
+)
+def test_schema_and_server_agree(
+    api: Any, described: Any, path: str, body: dict[str, Any], good: bool
+) -> None:
+    reference = described["paths"][f"/v1/{path}"]["post"]["requestBody"]["content"][
+        "application/json"
+    ]["schema"]
     schema = described["components"]["schemas"][reference["$ref"].rpartition("/")[2]]
     assert Draft202012Validator(schema).is_valid(body) == good
     assert (api.call("POST", f"/v1/{path}", json=body).status_code == 200) == good
@@ -141,7 +197,9 @@ def test_errors_have_the_form_it_tells(api: Any, described: Any) -> None:
 def test_errors_of_each_protocol_have_the_form_it_tells(api: Any, described: Any) -> None:
     for path in ("/v1/messages", "/v2/chat", "/v1/responses"):
         reply = api.call("POST", path, json={})
-        told = described["paths"][path]["post"]["responses"][str(reply.status_code)]["content"]["application/json"]
+        told = described["paths"][path]["post"]["responses"][str(reply.status_code)]["content"][
+            "application/json"
+        ]
         name = told["schema"]["$ref"].rpartition("/")[2]
         assert name == ("PlainError" if path == "/v2/chat" else "Error")
         Draft202012Validator(described["components"]["schemas"][name]).validate(reply.json())
@@ -149,7 +207,19 @@ def test_errors_of_each_protocol_have_the_form_it_tells(api: Any, described: Any
 
 def test_every_status_of_a_route_is_told(api: Any, described: Any) -> None:
     complete = described["paths"]["/v1/completions"]["post"]["responses"]
-    assert {"200", "400", "404", "408", "413", "415", "429", "500", "503", "504", "default"} == complete.keys()
+    assert {
+        "200",
+        "400",
+        "404",
+        "408",
+        "413",
+        "415",
+        "429",
+        "500",
+        "503",
+        "504",
+        "default",
+    } == complete.keys()
     assert complete["200"]["content"].keys() == {"application/json", "text/event-stream"}
     for path, methods in described["paths"].items():
         for operation in methods.values():
@@ -159,7 +229,11 @@ def test_every_status_of_a_route_is_told(api: Any, described: Any) -> None:
 
 def test_parameters_behind_a_path_are_told_where_they_are_read(described: Any) -> None:
     one = described["paths"]["/v1/responses/{response_id}"]
-    assert {each["name"] for each in one["get"]["parameters"]} == {"response_id", "stream", "starting_after"}
+    assert {each["name"] for each in one["get"]["parameters"]} == {
+        "response_id",
+        "stream",
+        "starting_after",
+    }
     assert {each["name"] for each in one["delete"]["parameters"]} == {"response_id"}
 
 
@@ -169,7 +243,11 @@ def test_a_method_that_is_not_served_is_told_all_that_are(api: Any) -> None:
 
 
 def test_strict_fields_are_told(make_api: Callable[..., Any]) -> None:
-    schema = make_api(strict_fields=True).get("/openapi.json").json()["components"]["schemas"]["CompletionFields"]
+    schema = (
+        make_api(strict_fields=True)
+        .get("/openapi.json")
+        .json()["components"]["schemas"]["CompletionFields"]
+    )
     assert not Draft202012Validator(schema).is_valid({"prompt": "a", "quantum_mode": True})
 
 
@@ -178,10 +256,18 @@ def test_it_needs_the_key_and_tells_who_does(make_api: Callable[..., Any]) -> No
     assert api.get("/openapi.json").status_code == 401
     found = api.get("/openapi.json", headers={"Authorization": "Bearer one"}).json()
     assert found["security"] == [{"key": []}, {"header": []}]
-    free = {path for path, methods in found["paths"].items() for each in methods.values() if each.get("security") == []}
+    free = {
+        path
+        for path, methods in found["paths"].items()
+        for each in methods.values()
+        if each.get("security") == []
+    }
     assert free == PROBES
     needs = {
-        path for path, methods in found["paths"].items() for each in methods.values() if "401" in each["responses"]
+        path
+        for path, methods in found["paths"].items()
+        for each in methods.values()
+        if "401" in each["responses"]
     }
     assert needs == found["paths"].keys() - PROBES
 
@@ -202,7 +288,9 @@ def test_routes_of_fastapi_describe_themselves(api: Any) -> None:
             return list(router.routes)
 
     api.server.app = EngineApp({"theirs": Group()}, {})
-    parameter = json.loads(api.get("/openapi.json").text)["paths"]["/double/{number}"]["get"]["parameters"][0]
+    parameter = json.loads(api.get("/openapi.json").text)["paths"]["/double/{number}"]["get"][
+        "parameters"
+    ][0]
     assert (parameter["name"], parameter["schema"]["type"]) == ("number", "integer")
 
 

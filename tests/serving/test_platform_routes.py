@@ -1,4 +1,6 @@
-"""Routes for platforms and operators: `/invocations`, `/tokenizer_info`, token ids in and out, and all behind the switch."""
+"""Routes for platforms and operators: `/invocations`, `/tokenizer_info`, token ids in and out, and
+all behind the switch.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +34,27 @@ from core.plugin import load_plan, make_plan
 from core.testing.echo_engine import EchoEngine
 
 REGISTRY = load_plan(make_plan(["none", "tool_parsers", "reasoning_parsers"]))
-GROUPS = (OpenAIRoutes, ResponsesRoutes, TokenizeRoutes, InvocationRoutes, TokenRoutes, OperatorRoutes, ProbeRoutes)
+GROUPS = (
+    OpenAIRoutes,
+    ResponsesRoutes,
+    TokenizeRoutes,
+    InvocationRoutes,
+    TokenRoutes,
+    OperatorRoutes,
+    ProbeRoutes,
+)
 GENERATE = "/inference/v1/generate"
 OPERATOR = [
-    *(("POST", path) for path in ("/pause", "/resume", "/reset_prefix_cache", "/collective_rpc", "/abort_requests")),
+    *(
+        ("POST", path)
+        for path in (
+            "/pause",
+            "/resume",
+            "/reset_prefix_cache",
+            "/collective_rpc",
+            "/abort_requests",
+        )
+    ),
     *(("POST", path) for path in ("/reset_mm_cache", "/reset_encoder_cache", "/sleep", "/wake_up")),
     *(("POST", path) for path in ("/start_profile", "/stop_profile")),
     *(("GET", path) for path in ("/is_paused", "/server_info", "/is_sleeping")),
@@ -57,7 +76,9 @@ class Api:
 
     async def ask(self, method: str, path: str, **request: Any) -> httpx.Response:
         transport = httpx.ASGITransport(self.app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=PATIENCE_S) as client:
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://test", timeout=PATIENCE_S
+        ) as client:
             return await client.request(method, path, **request)
 
     def post(self, path: str, **body: Any) -> httpx.Response:
@@ -78,7 +99,9 @@ class Called(EchoEngine):
 
 @pytest.fixture
 def api() -> Api:
-    return Api(Called(), tokens_only=True, enable_operator_routes=True, operator_calls=["acme.count"])
+    return Api(
+        Called(), tokens_only=True, enable_operator_routes=True, operator_calls=["acme.count"]
+    )
 
 
 @pytest.mark.parametrize(("method", "path"), OPERATOR)
@@ -114,7 +137,10 @@ def test_calls_of_features_are_made_by_the_names_that_were_declared(api: Api) ->
         error = api.post("/collective_rpc", method=method).json()["error"]
         assert error["param"] == "method"
         assert "--operator-calls names: acme.count" in error["message"]
-    assert api.post("/collective_rpc", method="acme.count", args=[1]).json()["error"]["param"] == "args"
+    assert (
+        api.post("/collective_rpc", method="acme.count", args=[1]).json()["error"]["param"]
+        == "args"
+    )
 
 
 def test_the_configuration_is_shown_without_secrets() -> None:
@@ -128,9 +154,16 @@ def test_the_configuration_is_shown_without_secrets() -> None:
 
 def test_requests_are_aborted_by_the_ids_that_answers_show(api: Api) -> None:
     async def abort(*wanted: str) -> Any:
-        api.engine.open = ["cmpl-a-0-0123abcd", "cmpl-a-1-0123abcd", "chatcmpl-b-0123abcd", "cmpl-ab-0-0123abcd"]
+        api.engine.open = [
+            "cmpl-a-0-0123abcd",
+            "cmpl-a-1-0123abcd",
+            "chatcmpl-b-0123abcd",
+            "cmpl-ab-0-0123abcd",
+        ]
         api.engine.aborted.clear()
-        return (await api.ask("POST", "/abort_requests", json={"request_ids": list(wanted)})).json()["aborted"]
+        return (
+            await api.ask("POST", "/abort_requests", json={"request_ids": list(wanted)})
+        ).json()["aborted"]
 
     for wanted, count in (
         (("cmpl-a",), 2),
@@ -157,7 +190,9 @@ def test_the_prefix_cache_is_reset_where_nobody_reads_it(api: Api) -> None:
         ({"input": "hi"}, "response"),
     ],
 )
-def test_an_invocation_is_answered_by_the_route_that_is_meant(api: Api, body: dict[str, Any], kind: str) -> None:
+def test_an_invocation_is_answered_by_the_route_that_is_meant(
+    api: Api, body: dict[str, Any], kind: str
+) -> None:
     reply = api.post("/invocations", **body)
     assert (reply.status_code, reply.json()["object"]) == (200, kind)
     stream = api.post("/invocations", **body, stream=True)
@@ -165,10 +200,15 @@ def test_an_invocation_is_answered_by_the_route_that_is_meant(api: Api, body: di
 
 
 def test_an_invocation_is_refused_as_there(api: Api) -> None:
-    assert api.post("/invocations", prompt="a", temperature=-1).json()["error"]["param"] == "temperature"
+    assert (
+        api.post("/invocations", prompt="a", temperature=-1).json()["error"]["param"]
+        == "temperature"
+    )
     assert api.post("/invocations").json()["error"]["param"] == "prompt"
     for content in (b"", b"[1]", b"{", b'"a"'):
-        reply = api.call("POST", "/invocations", content=content, headers={"Content-Type": "application/json"})
+        reply = api.call(
+            "POST", "/invocations", content=content, headers={"Content-Type": "application/json"}
+        )
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, "body")
     crowded = b'{"prompt": [' + b"1," * 200_000 + b"1]}"
     assert api.call("POST", "/invocations", content=crowded).json()["error"]["param"] == "body"
@@ -183,21 +223,33 @@ def test_a_path_that_is_not_served_is_not_found() -> None:
 
 
 def test_token_ids_are_answered_with_token_ids(api: Api) -> None:
-    reply = api.post(GENERATE, token_ids=[72, 105], sampling_params={"max_tokens": 2, "logprobs": 1}).json()
+    reply = api.post(
+        GENERATE, token_ids=[72, 105], sampling_params={"max_tokens": 2, "logprobs": 1}
+    ).json()
     (choice,) = reply["choices"]
     assert (choice["token_ids"], choice["finish_reason"]) == ([72, 105], "stop")
-    assert [each["token"] for each in choice["logprobs"]["content"]] == ["token_id:72", "token_id:105"]
+    assert [each["token"] for each in choice["logprobs"]["content"]] == [
+        "token_id:72",
+        "token_id:105",
+    ]
     assert reply["usage"] == {"prompt_tokens": 2, "completion_tokens": 2, "total_tokens": 4}
     assert reply["request_id"].startswith("generate-tokens-")
     assert api.engine.sampling[-1].detokenize is False
 
 
 def test_token_ids_come_as_they_are_made(api: Api) -> None:
-    body = {"token_ids": [72, 105, 33], "stream": True, "stream_options": {"include_usage": True}, "request_id": "mine"}
+    body = {
+        "token_ids": [72, 105, 33],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "request_id": "mine",
+    }
     blocks = api.post(GENERATE, **body).text.split("\n\n")
     assert blocks[-2:] == ["data: [DONE]", ""]
     chunks = [json.loads(block.removeprefix("data: ")) for block in blocks[:-2]]
-    assert [token for chunk in chunks for choice in chunk["choices"] for token in choice["token_ids"]] == [72, 105, 33]
+    assert [
+        token for chunk in chunks for choice in chunk["choices"] for token in choice["token_ids"]
+    ] == [72, 105, 33]
     assert chunks[-1]["usage"]["completion_tokens"] == 3
     assert {chunk["request_id"] for chunk in chunks} == {"generate-tokens-mine"}
 
@@ -214,7 +266,9 @@ def test_token_ids_come_as_they_are_made(api: Api) -> None:
         ({"token_ids": [1], "kv_transfer_params": {"a": 1}}, "kv_transfer_params"),
     ],
 )
-def test_what_cannot_be_generated_is_refused_by_field(api: Api, body: dict[str, Any], field: str) -> None:
+def test_what_cannot_be_generated_is_refused_by_field(
+    api: Api, body: dict[str, Any], field: str
+) -> None:
     reply = api.post(GENERATE, **body)
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, field)
 
@@ -226,7 +280,9 @@ def test_token_ids_are_not_served_unasked() -> None:
 
 def test_the_tokenizer_is_told_of_where_the_operator_allows_it() -> None:
     assert Api(EchoEngine()).call("GET", "/tokenizer_info").status_code == 404
-    told = Api(EchoEngine(), enable_tokenizer_info_endpoint=True).call("GET", "/tokenizer_info").json()
+    told = (
+        Api(EchoEngine(), enable_tokenizer_info_endpoint=True).call("GET", "/tokenizer_info").json()
+    )
     assert (told["tokenizer_class"], told["chat_template"]) == ("ByteTokenizer", None)
     assert told["vocab_size"] > 256
 
@@ -238,7 +294,11 @@ def pausable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     options: dict[str, Any] = {
         "enable_operator_routes": True,
         "enable_sleep_mode": True,
-        "profiler_config": {"torch_profiler_dir": folder, "max_iterations": 3, "torch_profiler_with_stack": False},
+        "profiler_config": {
+            "torch_profiler_dir": folder,
+            "max_iterations": 3,
+            "torch_profiler_with_stack": False,
+        },
     }
     engine = AsyncLLM(
         "scripted:",
@@ -340,7 +400,9 @@ def test_a_mode_nobody_knows_is_refused(pausable: Api) -> None:
 
 def test_a_sleeping_engine_has_given_its_cache_back_and_goes_on_when_woken(pausable: Api) -> None:
     async def sleep() -> tuple[Any, ...]:
-        before = (await pausable.ask("POST", "/v1/chat/completions", json={"messages": MESSAGES})).json()
+        before = (
+            await pausable.ask("POST", "/v1/chat/completions", json={"messages": MESSAGES})
+        ).json()
         left = await running(pausable)
         fallen = (await pausable.ask("POST", "/sleep")).json()
         (ended,) = await asyncio.gather(*left)
@@ -385,7 +447,9 @@ def test_what_was_written_to_is_given_back_at_its_address() -> None:
     half.attach(Parts())  # type: ignore[arg-type]
     answer = half.call("fall", b"1")
     assert answer is not None
-    assert int(answer) > memory.nbytes // 2  # whole pages only, and other threads may take some meanwhile
+    assert (
+        int(answer) > memory.nbytes // 2
+    )  # whole pages only, and other threads may take some meanwhile
     assert not memory[mmap.PAGESIZE : -mmap.PAGESIZE].any()
     assert half.call("state", b"") is None
 
@@ -401,7 +465,9 @@ def test_steps_are_profiled_into_a_file_for_each_rank(pausable: Api) -> None:
         assert (await pausable.ask("POST", "/stop_profile")).status_code == 409
         await pausable.ask("POST", "/start_profile")
         twice = (await pausable.ask("POST", "/start_profile")).status_code
-        await pausable.ask("POST", "/v1/chat/completions", **asked)  # more than three steps: they end it
+        await pausable.ask(
+            "POST", "/v1/chat/completions", **asked
+        )  # more than three steps: they end it
         over = (await pausable.ask("POST", "/stop_profile")).status_code
         await pausable.ask("POST", "/start_profile")
         stopped = (await pausable.ask("POST", "/stop_profile")).json()
@@ -416,7 +482,9 @@ def test_steps_are_profiled_into_a_file_for_each_rank(pausable: Api) -> None:
     assert any(event.get("cat") == "cpu_op" for event in events)
 
 
-@pytest.mark.parametrize("given", [{"torch_profiler_dir": ""}, {"profiler": "cuda"}, {"torch_profiler_dri": "x"}])
+@pytest.mark.parametrize(
+    "given", [{"torch_profiler_dir": ""}, {"profiler": "cuda"}, {"torch_profiler_dri": "x"}]
+)
 def test_a_profiler_that_cannot_be_is_refused_by_its_flag(given: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="--profiler-config"):
         Settings.of(given)
@@ -426,7 +494,12 @@ def test_a_profiler_that_cannot_be_is_refused_by_its_flag(given: dict[str, Any])
 def test_faults_of_plugins_are_shown_with_their_owner(pausable: Api) -> None:
     seldom = pausable.engine.registry.hooks.seldom
     seldom.count("routes_operator", "OSError: gone")
-    shown = {each["name"]: each for each in pausable.call("GET", "/server_info").json()["plugin_health"]}
+    shown = {
+        each["name"]: each for each in pausable.call("GET", "/server_info").json()["plugin_health"]
+    }
     del seldom.counted["routes_operator"]
-    assert (shown["routes_operator"]["faults"], shown["routes_operator"]["error"]) == (1, "OSError: gone")
+    assert (shown["routes_operator"]["faults"], shown["routes_operator"]["error"]) == (
+        1,
+        "OSError: gone",
+    )
     assert shown["routes_openai"]["faults"] == 0

@@ -1,4 +1,6 @@
-"""The playground: what is served without a browser's help, and what a user sees who clicks through it."""
+"""The playground: what is served without a browser's help, and what a user sees who clicks through
+it.
+"""
 
 from __future__ import annotations
 
@@ -43,10 +45,14 @@ def ask(engine):
 
     def ask(*asked, **options):
         config = EngineConfig(options=options)
-        app = HttpServer(engine, config, [make(engine, config) for make in (OpenAIRoutes, PlaygroundRoutes)]).app
+        app = HttpServer(
+            engine, config, [make(engine, config) for make in (OpenAIRoutes, PlaygroundRoutes)]
+        ).app
 
         async def send():
-            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+            async with httpx.AsyncClient(
+                transport=httpx.ASGITransport(app), base_url="http://test"
+            ) as client:
                 return [await client.request(method, path, **more) for method, path, more in asked]
 
         return asyncio.run(send())
@@ -74,9 +80,13 @@ def test_the_page_is_whole_in_itself():
     assert {file.name for file in PAGE.iterdir()} == {name for name, _ in FILES.values()}
     for file in PAGE.iterdir():
         text = file.read_text(encoding="utf-8").replace('xmlns="http://www.w3.org/2000/svg"', "")
-        assert not re.search(r"https?:|[\"'(]//|@import|data:", text.replace('startsWith("data:")', "")), file.name
+        assert not re.search(
+            r"https?:|[\"'(]//|@import|data:", text.replace('startsWith("data:")', "")
+        ), file.name
         if file.suffix == ".js":
-            assert not re.search(r"HTML|document\.write|\beval\b|new Function", text.split("\n", 1)[1]), file.name
+            assert not re.search(
+                r"HTML|document\.write|\beval\b|new Function", text.split("\n", 1)[1]
+            ), file.name
             assert not re.search(r"localStorage|sessionStorage|cookie", text), file.name
     html = (PAGE / "index.html").read_text(encoding="utf-8")
     assert not re.search(r"\s(style|on\w+)=", html)
@@ -88,12 +98,21 @@ def test_the_state_counts_requests_blocks_and_tokens(ask):
     question = {"messages": [{"role": "user", "content": "x" * 99}]}
     post = ("POST", "/v1/chat/completions", {"json": question})
     before, _, after = (
-        reply.json() for reply in ask(("GET", "/playground/state", {}), post, ("GET", "/playground/state", {}))
+        reply.json()
+        for reply in ask(("GET", "/playground/state", {}), post, ("GET", "/playground/state", {}))
     )
-    assert (after["model"], after["max_model_len"], after["health"]["status"]) == ("scripted:", 512, "ready")
+    assert (after["model"], after["max_model_len"], after["health"]["status"]) == (
+        "scripted:",
+        512,
+        "ready",
+    )
     assert after["requests"] == {"running": 0, "waiting": 0}
     totals = {name: after["totals"][name] - count for name, count in before["totals"].items()}
-    assert (totals["generated_tokens"], totals["ended_requests"], totals["failed_requests"]) == (100, 1, 0)
+    assert (totals["generated_tokens"], totals["ended_requests"], totals["failed_requests"]) == (
+        100,
+        1,
+        0,
+    )
     assert totals["steps"] >= 100
     assert totals["step_s"] > 0
     assert after["time_s"] > before["time_s"]
@@ -104,10 +123,13 @@ def test_the_state_counts_requests_blocks_and_tokens(ask):
 
 def test_blocks_are_used_cached_or_free():
     layers = [LayerKV("layer0", FullAttention(2, 64, "bfloat16"))]
-    layout = plan_layout(layers, block_size=4, memory_bytes=0, num_blocks=10, max_model_len=1, max_num_seqs=10)
+    layout = plan_layout(
+        layers, block_size=4, memory_bytes=0, num_blocks=10, max_model_len=1, max_num_seqs=10
+    )
     kv = KVManager(layout)
     assert counts(kv) == {"used": 0, "cached": 0, "free": 10}
-    lease, tokens = kv.open(""), list(range(10))
+    lease = kv.open("")
+    tokens = list(range(10))
     assert kv.admit(lease, kv.find(lease, tokens, 9), 0, 10, 10, 10)
     kv.commit(lease, tokens, 10)
     assert counts(kv) == {"used": 3, "cached": 0, "free": 7}
@@ -120,7 +142,8 @@ def test_blocks_are_counted_again_after_a_while(ask, monkeypatch):
     question = {"messages": [{"role": "user", "content": "y" * 99}]}
     post = ("POST", "/v1/chat/completions", {"json": question})
     before, _, after = (
-        reply.json() for reply in ask(("GET", "/playground/state", {}), post, ("GET", "/playground/state", {}))
+        reply.json()
+        for reply in ask(("GET", "/playground/state", {}), post, ("GET", "/playground/state", {}))
     )
     assert after["blocks"]["used"] == 0
     assert after["blocks"]["cached"] > before["blocks"]["cached"]
@@ -135,19 +158,33 @@ def test_plugins_are_shown_with_what_their_sinks_have_raised(ask, engine):
     guarded.faults = 0
     plugins = {each["name"]: each for each in reply.json()["plugins"]}
     ill = plugins["playground"]
-    assert (ill["builtin"], ill["faults"], ill["stopped"], ill["error"]) == (True, 1, False, "OSError: gone")
+    assert (ill["builtin"], ill["faults"], ill["stopped"], ill["error"]) == (
+        True,
+        1,
+        False,
+        "OSError: gone",
+    )
     assert all(not each["faults"] for name, each in plugins.items() if name != "playground")
 
 
 def test_the_state_wants_the_key_and_the_page_does_not(ask):
     key = {"headers": {"Authorization": "Bearer secret"}}
-    asked = [("GET", "/playground", {}), ("GET", "/playground/state", {}), ("GET", "/playground/state", key)]
+    asked = [
+        ("GET", "/playground", {}),
+        ("GET", "/playground/state", {}),
+        ("GET", "/playground/state", key),
+    ]
     assert [reply.status_code for reply in ask(*asked, api_key=["secret"])] == [200, 401, 200]
 
 
 # --- in a browser
 
-TOOLS = [{"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {}}}}]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {}}},
+    }
+]
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 ANSWERS = {
     "think": "<think>\nfirst this\n</think>\n\nthen <b>that</b>\n```python\nprint(1)\n```\nend",
@@ -165,13 +202,29 @@ def page(tmp_path_factory):
     """The page of a server with a key, that answers as `ANSWERS` says."""
     program = find_browser()
     if program is None:
-        pytest.skip("there is no Chromium on this machine (chromium, google-chrome, or one that Playwright brought)")
+        pytest.skip(
+            "there is no Chromium on this machine (chromium, google-chrome, or one that Playwright "
+            "brought)"
+        )
     folder = tmp_path_factory.mktemp("playground")
     answers = folder / "answers.txt"
     lines = [json.dumps({"prompt": asked, "answer": answer}) for asked, answer in ANSWERS.items()]
     answers.write_text("\n".join(lines), encoding="utf-8")
-    options = ["--api-key", "secret", "--scripted-answers", str(answers), "--scripted-tokens-per-second", "300"]
-    parsers = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--reasoning-parser", "think"]
+    options = [
+        "--api-key",
+        "secret",
+        "--scripted-answers",
+        str(answers),
+        "--scripted-tokens-per-second",
+        "300",
+    ]
+    parsers = [
+        "--enable-auto-tool-choice",
+        "--tool-call-parser",
+        "hermes",
+        "--reasoning-parser",
+        "think",
+    ]
     with served("scripted:", "--plugins", "+playground", *options, *parsers) as client:
         (folder / "browser").mkdir()
         with browsing(program, folder / "browser") as page:
@@ -231,7 +284,9 @@ def test_calls_are_shown_and_take_results(page, chat):
     said = chat("call")
     page.write("[name=tools]", "")
     assert "get_weather" in said
-    assert page.value("document.querySelector('.call code').textContent") == '{\n  "city": "Paris"\n}'
+    assert (
+        page.value("document.querySelector('.call code').textContent") == '{\n  "city": "Paris"\n}'
+    )
     assert page.value("document.querySelector('#prompt').placeholder") == "Result of get_weather"
     chat("18")
     assert page.value("document.querySelector('article.tool .text').textContent") == "18"
@@ -240,7 +295,9 @@ def test_calls_are_shown_and_take_results(page, chat):
 
 def test_json_is_shown_in_lines_and_a_schema_holds(page, chat):
     chat("json")
-    assert page.value("document.querySelector('pre code').textContent") == json.dumps({"a": [1, 2]}, indent=2)
+    assert page.value("document.querySelector('pre code').textContent") == json.dumps(
+        {"a": [1, 2]}, indent=2
+    )
     page.click("#clear")
     page.write("[name=schema]", "{")
     assert "JSON schema of the answer: This is not JSON" in chat("json")
@@ -259,7 +316,9 @@ def test_settings_are_sent(page, chat):
 def test_an_answer_is_stopped_with_what_came_of_it(page, chat):
     page.write("#prompt", "long")
     page.click("#send")
-    page.until("document.querySelector('.assistant > .text')?.textContent.includes('never ending never')")
+    page.until(
+        "document.querySelector('.assistant > .text')?.textContent.includes('never ending never')"
+    )
     assert page.value("document.querySelector('#send').textContent") == "Stop"
     page.until("document.querySelector('#running').textContent == '1'")
     page.until("Number(document.querySelector('#used').textContent) > 0")
@@ -286,10 +345,14 @@ def test_a_new_conversation_knows_nothing_of_the_one_before(page, chat):
 
 def test_plugins_are_listed(page, chat):
     page.click("#plugins summary")
-    listed = page.value("[...document.querySelectorAll('#list span')].map(each => each.textContent)")
+    listed = page.value(
+        "[...document.querySelectorAll('#list span')].map(each => each.textContent)"
+    )
     page.click("#plugins summary")
     assert {"playground", "routes_openai", "scripted"} <= set(listed)
-    assert page.value("document.querySelector('#wellness').textContent") == f"{len(listed)}, all well"
+    assert (
+        page.value("document.querySelector('#wellness').textContent") == f"{len(listed)}, all well"
+    )
 
 
 def test_it_fits_a_phone_in_every_view(page, chat):

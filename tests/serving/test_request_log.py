@@ -35,11 +35,20 @@ def test_what_did_not_happen_is_said(caplog):
 
 
 @pytest.mark.parametrize(
-    ("path", "status", "count"), [("/v1/models", 200, 0), ("/v1/models", 401, 1), ("/livez", 503, 0)]
+    ("path", "status", "count"),
+    [("/v1/models", 200, 0), ("/v1/models", 401, 1), ("/livez", 503, 0)],
 )
 def test_refused_requests_are_lines_too(caplog, path, status, count):
     assert len(lines_of(caplog, ("http", HttpStats(path, "GET", status, 0.01)))) == count
 
 
 def test_nothing_is_logged_unless_asked(caplog):
-    assert lines_of(caplog, ("request", DONE), ("http", HttpStats("/v1/models", "GET", 500, 0.1)), wanted=False) == []
+    assert (
+        lines_of(
+            caplog,
+            ("request", DONE),
+            ("http", HttpStats("/v1/models", "GET", 500, 0.1)),
+            wanted=False,
+        )
+        == []
+    )

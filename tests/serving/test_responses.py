@@ -15,7 +15,11 @@ from builtin_plugins.routes.responses.store import Kept, ResponseStore
 from core.api import ConfigError
 
 ON = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes", "reasoning_parser": "think"}
-ADD = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+ADD = {
+    "type": "function",
+    "name": "add",
+    "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
+}
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 
 
@@ -42,7 +46,9 @@ def test_an_answer_has_the_fields_clients_read(api):
     (item,) = body["output"]
     assert item["id"].startswith("msg_")
     assert (item["type"], item["role"], item["status"]) == ("message", "assistant", "completed")
-    assert item["content"] == [{"type": "output_text", "text": "hello", "annotations": [], "logprobs": []}]
+    assert item["content"] == [
+        {"type": "output_text", "text": "hello", "annotations": [], "logprobs": []}
+    ]
     assert body["usage"] == {
         "input_tokens": 5,
         "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
@@ -50,7 +56,10 @@ def test_an_answer_has_the_fields_clients_read(api):
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": 10,
     }
-    asked = {name: body[name] for name in ("instructions", "metadata", "temperature", "user", "store", "error")}
+    asked = {
+        name: body[name]
+        for name in ("instructions", "metadata", "temperature", "user", "store", "error")
+    }
     assert asked == {
         "instructions": "Be kind.",
         "metadata": {"a": "b"},
@@ -74,7 +83,9 @@ def test_thoughts_text_and_calls_are_items(make_api):
     assert (call["type"], call["name"], call["arguments"]) == ("function_call", "add", '{"a": 1}')
     assert call["call_id"]
     assert body["usage"]["output_tokens_details"]["reasoning_tokens"] == 2
-    (again,) = messages_of(None, items_of(msgspec.convert([{**reasoning, "content": None}], list[Item]), {}))
+    (again,) = messages_of(
+        None, items_of(msgspec.convert([{**reasoning, "content": None}], list[Item]), {})
+    )
     assert again["reasoning_content"] == "hm"
 
 
@@ -89,14 +100,26 @@ def test_a_stream_tells_the_official_events_in_their_order(make_api):
         *("content_part.done", "output_item.done"),
         *("output_item.added", "content_part.added", "output_text.delta", "output_text.done"),
         *("content_part.done", "output_item.done"),
-        *("output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done"),
+        *(
+            "output_item.added",
+            "function_call_arguments.delta",
+            "function_call_arguments.done",
+            "output_item.done",
+        ),
         "completed",
     ]
     done = [event for event in events if event["type"] == "response.output_item.done"]
     assert [event["output_index"] for event in done] == [0, 1, 2]
     assert [event["item"] for event in done] == events[-1]["response"]["output"]
-    for kind, text in (("output_text", "Adding."), ("reasoning_text", "hm"), ("function_call_arguments", '{"a": 1}')):
-        assert "".join(event["delta"] for event in events if event["type"] == f"response.{kind}.delta") == text
+    for kind, text in (
+        ("output_text", "Adding."),
+        ("reasoning_text", "hm"),
+        ("function_call_arguments", '{"a": 1}'),
+    ):
+        assert (
+            "".join(event["delta"] for event in events if event["type"] == f"response.{kind}.delta")
+            == text
+        )
     assert events[0]["response"]["output"] == []
 
 
@@ -109,8 +132,16 @@ def test_free_text_tools_and_namespaces_are_called_in_the_clients_own_form(make_
         '<tool_call>{"name": "files__add", "arguments": {"a": 1}}</tool_call>'
     )
     first, second = ask(api, calls, tools=[patch, space]).json()["output"]
-    assert (first["type"], first["name"], first["input"]) == ("custom_tool_call", "apply_patch", "*** Begin")
-    assert (second["type"], second["name"], second["namespace"]) == ("function_call", "add", "files")
+    assert (first["type"], first["name"], first["input"]) == (
+        "custom_tool_call",
+        "apply_patch",
+        "*** Begin",
+    )
+    assert (second["type"], second["name"], second["namespace"]) == (
+        "function_call",
+        "add",
+        "files",
+    )
     events = [event["type"] for event in told(ask(api, calls, tools=[patch, space], stream=True))]
     assert "response.custom_tool_call_input.done" in events
     messages = messages_of(None, items_of(msgspec.convert([first, second], list[Item]), {}))
@@ -128,20 +159,34 @@ def test_free_text_comes_as_it_is_written_and_a_call_that_breaks_is_incomplete(m
     call = f'<tool_call>{{"name": "apply_patch", "arguments": {json.dumps({"input": text})}}}</tool_call>'
     limit = {"max_output_tokens": len(call) - cut} if cut else {}
     events = told(ask(make_api(**ON), call, tools=[patch], stream=True, **limit))
-    deltas = [event["delta"] for event in events if event["type"] == "response.custom_tool_call_input.delta"]
+    deltas = [
+        event["delta"]
+        for event in events
+        if event["type"] == "response.custom_tool_call_input.delta"
+    ]
     (item,) = events[-1]["response"]["output"]
     assert len(deltas) > len(text) // 4
     assert "".join(deltas) == item["input"]
     assert (item["input"] == text, text.startswith(item["input"])) == (not cut, True)
-    assert (item["status"], events[-1]["response"]["status"]) == (("incomplete",) * 2 if cut else ("completed",) * 2)
+    assert (item["status"], events[-1]["response"]["status"]) == (
+        ("incomplete",) * 2 if cut else ("completed",) * 2
+    )
 
 
 def test_what_codex_sends_is_taken(make_api):
     reply = ask(
         make_api(**ON),
         [
-            {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Sandboxed."}]},
-            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hello"}]},
+            {
+                "type": "message",
+                "role": "developer",
+                "content": [{"type": "input_text", "text": "Sandboxed."}],
+            },
+            {
+                "type": "message",
+                "role": "user",
+                "content": [{"type": "input_text", "text": "hello"}],
+            },
         ],
         instructions="You are Codex.",
         tools=[ADD, {"type": "web_search", "external_web_access": False}],
@@ -163,10 +208,23 @@ def test_items_become_the_messages_that_templates_read():
     items = [
         {"role": "developer", "content": "Sandboxed."},
         {"role": "user", "content": [{"type": "input_text", "text": "hello"}]},
-        {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
-        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Wait."}]},
+        {
+            "type": "reasoning",
+            "id": "rs_1",
+            "summary": [],
+            "content": [{"type": "reasoning_text", "text": "hm"}],
+        },
+        {
+            "type": "message",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "Wait."}],
+        },
         {"type": "function_call", "name": "add", "call_id": "c1", "arguments": '{"a": 1}'},
-        {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "2"}]},
+        {
+            "type": "function_call_output",
+            "call_id": "c1",
+            "output": [{"type": "input_text", "text": "2"}],
+        },
     ]
     assert messages_of("Be kind.", items_of(msgspec.convert(items, list[Item]), {})) == [
         {"role": "system", "content": "Be kind.\nSandboxed."},
@@ -175,7 +233,9 @@ def test_items_become_the_messages_that_templates_read():
             "role": "assistant",
             "content": "Wait.",
             "reasoning_content": "hm",
-            "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}],
+            "tool_calls": [
+                {"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+            ],
         },
         {"role": "tool", "tool_call_id": "c1", "content": "2"},
     ]
@@ -183,7 +243,10 @@ def test_items_become_the_messages_that_templates_read():
 
 def test_an_answer_that_was_cut_is_incomplete(api):
     body = ask(api, max_output_tokens=2).json()
-    assert (body["status"], body["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    assert (body["status"], body["incomplete_details"]) == (
+        "incomplete",
+        {"reason": "max_output_tokens"},
+    )
     assert (body["output"][0]["status"], body["completed_at"]) == ("incomplete", None)
     assert told(ask(api, max_output_tokens=2, stream=True))[-1]["type"] == "response.incomplete"
 
@@ -211,7 +274,11 @@ def test_effort_and_the_form_of_the_answer_are_handed_on(api):
 
 def test_only_allowed_tools_are_shown(make_api):
     api = make_api(**ON)
-    allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "add"}]}
+    allowed = {
+        "type": "allowed_tools",
+        "mode": "auto",
+        "tools": [{"type": "function", "name": "add"}],
+    }
     ask(api, tools=[ADD, {**ADD, "name": "sub"}], tool_choice=allowed)
     assert [tool["function"]["name"] for tool in api.engine.rendered[0]["tools"]] == ["add"]
 
@@ -222,16 +289,28 @@ def test_only_allowed_tools_are_shown(make_api):
         ({"tools": [{"type": "mcp", "server_label": "a"}]}, "tools[0].type"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
-        ({"tools": [{"type": "function", "name": "a", "parameters": {"type": "array"}}]}, "tools[0].parameters.type"),
+        (
+            {"tools": [{"type": "function", "name": "a", "parameters": {"type": "array"}}]},
+            "tools[0].parameters.type",
+        ),
         ({"tools": [ADD], "tool_choice": {"type": "function", "name": "sub"}}, "tool_choice.name"),
         ({"tools": [ADD], "tool_choice": {"type": "hosted"}}, "tool_choice.type"),
-        ({"tools": [ADD], "tool_choice": {"type": "allowed_tools", "mode": "required"}}, "tool_choice.tools"),
+        (
+            {"tools": [ADD], "tool_choice": {"type": "allowed_tools", "mode": "required"}},
+            "tool_choice.tools",
+        ),
         ({"tools": [ADD], "tool_choice": "often"}, "tool_choice"),
         ({"said": []}, "input"),
         ({"said": [{"type": "item_reference", "id": "a"}]}, "input[0].id"),
         ({"said": [{"type": "computer_call", "id": "a"}]}, "input[0].type"),
-        ({"said": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
-        ({"said": [{"type": "function_call", "name": "a", "call_id": "b", "arguments": "{"}]}, "input[0].arguments"),
+        (
+            {"said": [{"role": "user", "content": [{"type": "input_image"}]}]},
+            "input[0].content[0].type",
+        ),
+        (
+            {"said": [{"type": "function_call", "name": "a", "call_id": "b", "arguments": "{"}]},
+            "input[0].arguments",
+        ),
         ({"said": [{"type": "function_call_output", "output": "a"}]}, "input[0].call_id"),
         ({"said": [{"content": "a"}]}, "input[0].role"),
         ({"include": ["everything"]}, "include"),
@@ -268,10 +347,23 @@ def test_an_answer_can_be_fetched_gone_on_from_and_deleted(api):
     items = api.get(f"/v1/responses/{second['id']}/input_items?order=asc").json()
     assert [item["content"][0]["text"] for item in items["data"]] == ["hello", "hello", "more"]
     assert (items["has_more"], items["first_id"]) == (False, items["data"][0]["id"])
-    page = api.get(f"/v1/responses/{second['id']}/input_items?limit=1&after={items['data'][2]['id']}").json()
-    assert ([item["id"] for item in page["data"]], page["has_more"]) == ([items["data"][1]["id"]], True)
-    assert api.call("DELETE", path).json() == {"id": first["id"], "object": "response", "deleted": True}
-    for reply in (api.get(path), api.call("DELETE", path), ask(api, "a", previous_response_id=first["id"])):
+    page = api.get(
+        f"/v1/responses/{second['id']}/input_items?limit=1&after={items['data'][2]['id']}"
+    ).json()
+    assert ([item["id"] for item in page["data"]], page["has_more"]) == (
+        [items["data"][1]["id"]],
+        True,
+    )
+    assert api.call("DELETE", path).json() == {
+        "id": first["id"],
+        "object": "response",
+        "deleted": True,
+    }
+    for reply in (
+        api.get(path),
+        api.call("DELETE", path),
+        ask(api, "a", previous_response_id=first["id"]),
+    ):
         assert (reply.status_code, reply.json()["error"]["code"]) == (404, "response_not_found")
 
 
@@ -291,7 +383,10 @@ def test_what_is_not_to_be_kept_is_not(api):
 
 def test_nothing_is_carried_over_of_earlier_instructions(api):
     first = ask(api, "hello", instructions="Once.").json()
-    assert messages_of("Now.", [*items_of("hello", {}), *first["output"]])[0] == {"role": "system", "content": "Now."}
+    assert messages_of("Now.", [*items_of("hello", {}), *first["output"]])[0] == {
+        "role": "system",
+        "content": "Now.",
+    }
 
 
 @pytest.mark.parametrize("path", ["limit=0", "limit=x", "order=up", "after=nobody"])
@@ -305,7 +400,9 @@ def test_tokens_of_an_input_are_counted(api):
     assert reply.json() == {"object": "response.input_tokens", "input_tokens": 5}
 
 
-async def keep(store: ResponseStore, number: int, size: int = 10, previous: str | None = None) -> Kept:
+async def keep(
+    store: ResponseStore, number: int, size: int = 10, previous: str | None = None
+) -> Kept:
     response = {"id": f"resp_{number}", "output": [], "previous_response_id": previous}
     await store.begin(f"resp_{number}", [{"text": "x" * size}])
     await store.end(response)
@@ -325,7 +422,11 @@ def test_the_oldest_make_room_and_a_file_outlives_the_server(tmp_path):
         assert await keep(store, 10, 200) == await store.get("resp_10")
         assert await store.get("resp_7") is None
 
-    assert asyncio.run(fill("")) == asyncio.run(fill(str(tmp_path / "kept"))) == [False] * 7 + [True] * 3
+    assert (
+        asyncio.run(fill(""))
+        == asyncio.run(fill(str(tmp_path / "kept")))
+        == [False] * 7 + [True] * 3
+    )
     asyncio.run(again())
     with pytest.raises(ConfigError, match="--responses-store"):
         ResponseStore(str(tmp_path / "no" / "folder"), 1)
@@ -349,7 +450,9 @@ def test_half_characters_are_answered(api):
         ("responses", b'{"input": [{"role": "user", "content": "\\ud800"}]}'),
         ("messages", b'{"max_tokens": 5, "messages": [{"role": "user", "content": "\\ud800"}]}'),
     ):
-        reply = api.call("POST", f"/v1/{path}", content=body, headers={"content-type": "application/json"})
+        reply = api.call(
+            "POST", f"/v1/{path}", content=body, headers={"content-type": "application/json"}
+        )
         assert reply.status_code in (200, 400), reply.text
 
 
@@ -360,7 +463,10 @@ def test_a_chain_with_a_gap_is_none():
         await keep(store, 2, previous="resp_1")
         chains = [await store.chain("resp_2")]
         await store.delete("resp_1")
-        return [None if chain is None else len(chain) for chain in (*chains, await store.chain("resp_2"))]
+        return [
+            None if chain is None else len(chain)
+            for chain in (*chains, await store.chain("resp_2"))
+        ]
 
     assert asyncio.run(found()) == [2, None]
 
@@ -389,7 +495,9 @@ async def ended(client, response_id):
 
 def test_a_response_in_the_background_is_fetched_when_it_is_ready(api):
     async def work(client):
-        begun = (await client.post("/v1/responses", json={"input": "hello", "background": True})).json()
+        begun = (
+            await client.post("/v1/responses", json={"input": "hello", "background": True})
+        ).json()
         return begun, await ended(client, begun["id"])
 
     begun, done = in_one_loop(api, work)
@@ -400,8 +508,12 @@ def test_a_response_in_the_background_is_fetched_when_it_is_ready(api):
 def test_a_response_in_the_background_can_be_cancelled(api):
     async def work(client):
         api.engine.gate.clear()
-        begun = (await client.post("/v1/responses", json={"input": "hello", "background": True})).json()
-        early = await client.post("/v1/responses", json={"input": "a", "previous_response_id": begun["id"]})
+        begun = (
+            await client.post("/v1/responses", json={"input": "hello", "background": True})
+        ).json()
+        early = await client.post(
+            "/v1/responses", json={"input": "a", "previous_response_id": begun["id"]}
+        )
         cancelled = (await client.post(f"/v1/responses/{begun['id']}/cancel")).json()
         again = (await client.post(f"/v1/responses/{begun['id']}/cancel")).json()
         return early, cancelled, again
@@ -420,7 +532,9 @@ def test_only_what_is_made_in_the_background_can_be_cancelled(api):
 def test_failures_in_the_background_are_told_when_it_is_fetched(api):
     async def work(client):
         api.engine.fail_at = 1
-        begun = (await client.post("/v1/responses", json={"input": "hello", "background": True})).json()
+        begun = (
+            await client.post("/v1/responses", json={"input": "hello", "background": True})
+        ).json()
         return await ended(client, begun["id"])
 
     assert in_one_loop(api, work)["error"]["message"] == "made to fail"
@@ -428,9 +542,13 @@ def test_failures_in_the_background_are_told_when_it_is_fetched(api):
 
 def test_a_stream_of_the_background_can_be_taken_up_again(api):
     async def work(client):
-        whole = await client.post("/v1/responses", json={"input": "hello", "background": True, "stream": True})
+        whole = await client.post(
+            "/v1/responses", json={"input": "hello", "background": True, "stream": True}
+        )
         api.engine.gate.clear()
-        begun = (await client.post("/v1/responses", json={"input": "hello", "background": True})).json()
+        begun = (
+            await client.post("/v1/responses", json={"input": "hello", "background": True})
+        ).json()
         path = f"/v1/responses/{begun['id']}?stream=true&starting_after=0"
         reading = asyncio.ensure_future(client.get(path))
         await asyncio.sleep(0)

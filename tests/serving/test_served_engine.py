@@ -1,4 +1,6 @@
-"""The real thing: `engine serve scripted:` in a process of its own, called by OpenAI's client over a socket."""
+"""The real thing: `engine serve scripted:` in a process of its own, called by OpenAI's client over
+a socket.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ from served import COLD
 TEXT = "line\nline é 🦊 <|im_end|>"
 COMMAND = "import sys; from core.cli.main import main; sys.exit(main())"
 USER = [{"role": "user", "content": TEXT}]
-get, post = partial(httpx.get, timeout=PATIENCE_S), partial(httpx.post, timeout=PATIENCE_S)
+get = partial(httpx.get, timeout=PATIENCE_S)
+post = partial(httpx.post, timeout=PATIENCE_S)
 
 
 def start(*flags, stderr=None):
@@ -71,7 +74,10 @@ def wait_until_idle(url):
     with httpx.Client(base_url=url, timeout=PATIENCE_S) as http:
         while True:
             lines = http.get("/metrics").text.splitlines()
-            gauges = {name: next(line for line in lines if line.startswith(f"engine_{name}{{")) for name in names}
+            gauges = {
+                name: next(line for line in lines if line.startswith(f"engine_{name}{{"))
+                for name in names
+            }
             if all(line.endswith(" 0.0") for line in gauges.values()):
                 return
             assert time.monotonic() < until_s, gauges
@@ -81,7 +87,9 @@ def wait_until_idle(url):
 def until_refused(url):
     """Ask until an answer is a refusal: the signal has arrived."""
     until_s = time.monotonic() + PATIENCE_S
-    while (reply := post(f"{url}/v1/completions", json={"prompt": "a", "max_tokens": 1})).status_code != 503:
+    while (
+        reply := post(f"{url}/v1/completions", json={"prompt": "a", "max_tokens": 1})
+    ).status_code != 503:
         assert time.monotonic() < until_s
     return reply
 
@@ -95,7 +103,9 @@ def url():
 
 @pytest.fixture(scope="module")
 def client(url):
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
+    with openai.OpenAI(
+        base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S
+    ) as client:
         yield client
 
 
@@ -126,7 +136,9 @@ def test_chat_streams_the_same_text(client):
 
 
 def test_completion_logprobs_match_the_text(client):
-    answer = client.completions.create(model="scripted:", prompt="abc", logprobs=2, max_tokens=10, echo=True)
+    answer = client.completions.create(
+        model="scripted:", prompt="abc", logprobs=2, max_tokens=10, echo=True
+    )
     choice = answer.choices[0]
     assert choice.text == "abcabc"
     assert choice.logprobs.tokens[:6] == list("abcabc")
@@ -163,7 +175,11 @@ def test_repeated_prompt_comes_from_the_cache(client):
 )
 def test_bad_request_beside_a_running_stream_leaves_it_alone(client, url, fields, param):
     def neighbour():
-        return client.completions.create(model="scripted:", prompt="neighbour " * 12, max_tokens=200).choices[0].text
+        return (
+            client.completions.create(model="scripted:", prompt="neighbour " * 12, max_tokens=200)
+            .choices[0]
+            .text
+        )
 
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(neighbour)
@@ -189,7 +205,9 @@ def test_leaving_clients_leave_nothing_behind(url):
 
 def test_metrics_count_tokens(url):
     text = get(f"{url}/metrics").text
-    counted = next(line for line in text.splitlines() if line.startswith("engine_generation_tokens_total"))
+    counted = next(
+        line for line in text.splitlines() if line.startswith("engine_generation_tokens_total")
+    )
     assert float(counted.split()[-1]) > 0
 
 
@@ -204,9 +222,7 @@ def test_a_thousand_clients_that_leave_at_random_moments_leave_nothing(url):
     def leave(wait_s, stream):
         host, _, port = url.rpartition("//")[2].partition(":")
         body = json.dumps({"prompt": "x" * 200, "max_tokens": 250, "stream": stream}).encode()
-        head = (
-            f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
-        )
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
         with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as connection:
             connection.sendall(f"{head}\r\n\r\n".encode() + body)
             if wait_s:
@@ -240,7 +256,8 @@ def test_sigterm_lets_a_hundred_open_streams_finish():
         process.send_signal(signal.SIGTERM)
         refused = until_refused(url)
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
-        ready, health = get(f"{url}/readyz"), get(f"{url}/health")
+        ready = get(f"{url}/readyz")
+        health = get(f"{url}/health")
         assert (ready.status_code, ready.json()["status"]) == (503, "draining")
         assert (health.status_code, health.json()["open_requests"]) == (200, 100)
         texts = [_text(done.result()) for done in streams]
@@ -251,7 +268,9 @@ def test_sigterm_lets_a_hundred_open_streams_finish():
 
 def test_logs_of_all_processes_are_json_when_asked():
     process, url = start("--log-format", "json", "--enable-log-requests", stderr=subprocess.PIPE)
-    post(f"{url}/v1/completions", json={"prompt": "a secret", "max_tokens": 3, "request_id": "mine"})
+    post(
+        f"{url}/v1/completions", json={"prompt": "a secret", "max_tokens": 3, "request_id": "mine"}
+    )
     get(f"{url}/readyz")
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=PATIENCE_S)

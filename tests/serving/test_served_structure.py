@@ -1,4 +1,6 @@
-"""Structured outputs over HTTP, asked for by OpenAI's own client; the scripted model answers what it was asked."""
+"""Structured outputs over HTTP, asked for by OpenAI's own client; the scripted model answers what
+it was asked.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +30,19 @@ class Person(BaseModel):
 
 BAD_TOOL = {
     "type": "function",
-    "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "objekt"}}}},
+    "function": {
+        "name": "f",
+        "parameters": {"type": "object", "properties": {"a": {"type": "objekt"}}},
+    },
 }
 DEEP: dict[str, Any] = {}
 for _ in range(100):
     DEEP = {"items": DEEP}
-SAID = {"name": "Ada", "home": {"city": "Zürich", "inhabitants": 7}, "friends": [{"city": "B", "inhabitants": 1}]}
+SAID = {
+    "name": "Ada",
+    "home": {"city": "Zürich", "inhabitants": 7},
+    "friends": [{"city": "B", "inhabitants": 1}],
+}
 
 
 @pytest.fixture(scope="module")
@@ -44,13 +53,19 @@ def client() -> Iterator[openai.OpenAI]:
 
 def chat(client: openai.OpenAI, said: str, **fields: Any) -> Any:
     return client.chat.completions.create(
-        model="scripted:", messages=[{"role": "user", "content": said}], max_tokens=60, temperature=0, **fields
+        model="scripted:",
+        messages=[{"role": "user", "content": said}],
+        max_tokens=60,
+        temperature=0,
+        **fields,
     )
 
 
 def test_parse_returns_nested_models(client: openai.OpenAI) -> None:
     answer = client.chat.completions.parse(
-        model="scripted:", messages=[{"role": "user", "content": json.dumps(SAID)}], response_format=Person
+        model="scripted:",
+        messages=[{"role": "user", "content": json.dumps(SAID)}],
+        response_format=Person,
     )
     assert answer.choices[0].message.parsed == Person.model_validate(SAID)
 
@@ -69,7 +84,9 @@ def test_a_streamed_answer_is_of_the_form_too(client: openai.OpenAI) -> None:
 
 def test_completions_take_it_as_well(client: openai.OpenAI) -> None:
     body = {"structured_outputs": {"choice": ["left", "right"]}}
-    answer = client.completions.create(model="scripted:", prompt="right", max_tokens=20, extra_body=body)
+    answer = client.completions.create(
+        model="scripted:", prompt="right", max_tokens=20, extra_body=body
+    )
     assert answer.choices[0].text in ("left", "right")
 
 
@@ -88,10 +105,16 @@ def test_json_object_lets_any_object_through(client: openai.OpenAI) -> None:
             {"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}},
             "response_format.json_schema.schema",
         ),
-        ({"response_format": {"type": "structural_tag", "format": {"type": "nothing"}}}, "response_format"),
+        (
+            {"response_format": {"type": "structural_tag", "format": {"type": "nothing"}}},
+            "response_format",
+        ),
         ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs"),
         ({"structured_outputs": {"backend": "x"}}, "structured_outputs.backend"),
-        ({"structured_outputs": {"json": {"enum": [str(i) for i in range(70_000)]}}}, "structured_outputs.json"),
+        (
+            {"structured_outputs": {"json": {"enum": [str(i) for i in range(70_000)]}}},
+            "structured_outputs.json",
+        ),
         ({"structured_outputs": {"json": DEEP}}, "structured_outputs.json"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         (
@@ -99,11 +122,19 @@ def test_json_object_lets_any_object_through(client: openai.OpenAI) -> None:
             "response_format.json_schema.schema",
         ),
         ({"tools": [BAD_TOOL], "tool_choice": "required"}, "tools"),
-        ({"tools": [BAD_TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tools"),
-        ({"tools": [BAD_TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
+        (
+            {"tools": [BAD_TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}},
+            "tools",
+        ),
+        (
+            {"tools": [BAD_TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+            "tool_choice",
+        ),
     ],
 )
-def test_what_cannot_be_held_is_a_bad_request(client: openai.OpenAI, fields: dict[str, Any], param: str) -> None:
+def test_what_cannot_be_held_is_a_bad_request(
+    client: openai.OpenAI, fields: dict[str, Any], param: str
+) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         chat(client, "x", extra_body=fields)
     assert refused.value.param == param

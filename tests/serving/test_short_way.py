@@ -1,4 +1,6 @@
-"""Events that go from the engine's delivery straight to the connection: in order, once, and only while that takes them."""
+"""Events that go from the engine's delivery straight to the connection: in order, once, and only
+while that takes them.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,18 @@ class Engine:
 
     async def outputs(self, texts: str) -> AsyncGenerator[RequestOutput]:
         for text in texts:
-            completion = CompletionOutput(0, text, [1], finish_reason="stop" if text == texts[-1] else None)
+            completion = CompletionOutput(
+                0, text, [1], finish_reason="stop" if text == texts[-1] else None
+            )
             if completion.finish_reason is not None or not self.take(completion):
-                yield RequestOutput("r", None, [1], None, [completion], finished=completion.finish_reason is not None)
+                yield RequestOutput(
+                    "r",
+                    None,
+                    [1],
+                    None,
+                    [completion],
+                    finished=completion.finish_reason is not None,
+                )
 
 
 class Parts:
@@ -57,7 +68,8 @@ def read(texts: str, parts: Parts | None, crowded: str = "") -> list[tuple[str, 
     """Return what was sent, and by which way; at `crowded` the client does not keep up."""
 
     async def scenario() -> list[tuple[str, bytes]]:
-        engine, sent = Engine(), list[tuple[str, bytes]]()
+        engine = Engine()
+        sent = list[tuple[str, bytes]]()
         state: dict[str, Any] = {}
         way = ShortWay(engine, Request({"type": "http", "state": state}))
         if parts is not None:
@@ -73,7 +85,12 @@ def read(texts: str, parts: Parts | None, crowded: str = "") -> list[tuple[str, 
 
 
 def test_the_first_and_the_last_go_the_long_way_and_what_is_between_the_short_one() -> None:
-    assert read("abcd", Parts()) == [("long", b"a"), ("short", b"b"), ("short", b"c"), ("long", b"d")]
+    assert read("abcd", Parts()) == [
+        ("long", b"a"),
+        ("short", b"b"),
+        ("short", b"c"),
+        ("long", b"d"),
+    ]
 
 
 def test_without_a_connection_of_its_own_all_go_the_long_way() -> None:

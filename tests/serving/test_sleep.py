@@ -30,7 +30,13 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def opened(checkpoint: Path, **options: Any) -> Iterator[LLM]:
-    settings = {"enable_sleep_mode": True, "max_model_len": 64, "max_num_seqs": 4, "num_threads": 1, "dtype": "float32"}
+    settings = {
+        "enable_sleep_mode": True,
+        "max_model_len": 64,
+        "max_num_seqs": 4,
+        "num_threads": 1,
+        "dtype": "float32",
+    }
     with LLM(str(checkpoint), **settings | options) as llm:
         yield llm
 
@@ -40,7 +46,9 @@ def answers(llm: LLM) -> list[list[int]]:
 
 
 def weights(llm: LLM) -> list[torch.Tensor]:
-    """Return those of layers; of the head's rows some are never written to, where the vocabulary does not fill them."""
+    """Return those of layers; of the head's rows some are never written to, where the vocabulary
+    does not fill them.
+    """
     (model,) = llm.apply_model(lambda model: model)
     return [parameter for name, parameter in model.named_parameters() if name.startswith("layers.")]
 
@@ -57,9 +65,12 @@ MARKS = dict.fromkeys(("recorded and ahead", "int8"), pytest.mark.slow)
 @pytest.mark.parametrize(
     "options", [pytest.param(OPTIONS[name], id=name, marks=MARKS.get(name, ())) for name in OPTIONS]
 )
-def test_answers_are_the_same_behind_a_sleep(checkpoint: Path, options: dict[str, Any], level: int) -> None:
+def test_answers_are_the_same_behind_a_sleep(
+    checkpoint: Path, options: dict[str, Any], level: int
+) -> None:
     with opened(checkpoint, **options) as llm:
-        before, known = answers(llm), [tensor.clone() for tensor in weights(llm)]
+        before = answers(llm)
+        known = [tensor.clone() for tensor in weights(llm)]
         places = [tensor.data_ptr() for tensor in weights(llm)]
         for _ in range(2):
             llm.sleep(level=level)
@@ -71,7 +82,9 @@ def test_answers_are_the_same_behind_a_sleep(checkpoint: Path, options: dict[str
 
 
 def test_weights_are_dropped_at_level_two_and_come_from_the_checkpoint(checkpoint: Path) -> None:
-    with opened(checkpoint, dtype="bfloat16") as llm:  # stored in float32, so none is a part of the file
+    with opened(
+        checkpoint, dtype="bfloat16"
+    ) as llm:  # stored in float32, so none is a part of the file
         answers(llm)
         known = [tensor.clone() for tensor in weights(llm)]
         llm.sleep(level=1)
@@ -79,7 +92,11 @@ def test_weights_are_dropped_at_level_two_and_come_from_the_checkpoint(checkpoin
         llm.wake_up()
         before = _resident_bytes()
         llm.sleep(level=2)
-        dropped = [then.nbytes for now, then in zip(weights(llm), known, strict=True) if not torch.equal(now, then)]
+        dropped = [
+            then.nbytes
+            for now, then in zip(weights(llm), known, strict=True)
+            if not torch.equal(now, then)
+        ]
         assert sum(dropped) > WEIGHTS // 2 * 0.9
         assert before - _resident_bytes() > WEIGHTS // 2 * 0.5
         llm.wake_up(tags=["weights"])
@@ -143,12 +160,18 @@ def test_what_cannot_be_is_refused_by_name(checkpoint: Path) -> None:
         llm.add_request("r", {"prompt_token_ids": PROMPTS[0]}, PARAMS)
         with pytest.raises(InvalidRequest, match="requests are unfinished"):
             llm.sleep()
-    with opened(checkpoint, enable_sleep_mode=False) as llm, pytest.raises(AttributeError, match="sleep"):
+    with (
+        opened(checkpoint, enable_sleep_mode=False) as llm,
+        pytest.raises(AttributeError, match="sleep"),
+    ):
         llm.sleep()
 
 
 def test_a_tier_has_stored_what_it_wanted_before_the_cache_is_gone(checkpoint: Path) -> None:
-    transfer = {"kv_connector": "offload", "kv_connector_extra_config": {"cpu_bytes_to_use": 1 << 24}}
+    transfer = {
+        "kv_connector": "offload",
+        "kv_connector_extra_config": {"cpu_bytes_to_use": 1 << 24},
+    }
     with opened(checkpoint, kv_transfer_config=transfer) as llm:
         before = answers(llm)
         llm.sleep(level=2)

@@ -1,4 +1,6 @@
-"""On a GPU sleep gives caches and weights back to the driver: shown on the fake device, whose memory is torch's on the host."""
+"""On a GPU sleep gives caches and weights back to the driver: shown on the fake device, whose
+memory is torch's on the host.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,10 @@ class Model(torch.nn.Module):
 
 
 def test_tensors_stay_and_what_they_lie_in_comes_again(emptied: list[bool]) -> None:
-    model, cache = Model(), torch.ones(5, 8, dtype=torch.uint8)
-    memory, known = DeviceMemory(model, [cache, cache[2:]], "cpu"), model.weight.clone()
+    model = Model()
+    cache = torch.ones(5, 8, dtype=torch.uint8)
+    memory = DeviceMemory(model, [cache, cache[2:]], "cpu")
+    known = model.weight.clone()
     for times in (1, 2):
         assert memory.fall(keeps_weights=True) == 12 * 4 + 8 + 40
         assert (model.weight.untyped_storage().nbytes(), cache.untyped_storage().nbytes()) == (0, 0)
@@ -60,7 +64,8 @@ def test_tensors_stay_and_what_they_lie_in_comes_again(emptied: list[bool]) -> N
 
 def test_a_device_that_is_full_is_said_and_what_sleeps_is_kept(emptied: list[bool]) -> None:
     model = Model()
-    memory, known = DeviceMemory(model, [], "cpu"), model.weight.clone()
+    memory = DeviceMemory(model, [], "cpu")
+    known = model.weight.clone()
     memory.fall(keeps_weights=True)
     resize = torch.UntypedStorage.resize_
 
@@ -84,14 +89,23 @@ def test_tokens_behind_a_sleep_are_those_before(
 ) -> None:
     monkeypatch.syspath_prepend(PLATFORMS)
     folder = make_checkpoint("LlamaForCausalLM", tmp_path / "model", seed=1)
-    settings: dict[str, Any] = {"max_model_len": 32, "max_num_seqs": 2, "num_gpu_blocks_override": 20}
+    settings: dict[str, Any] = {
+        "max_model_len": 32,
+        "max_num_seqs": 2,
+        "num_gpu_blocks_override": 20,
+    }
     settings |= {"device": "fake", "plugins": [str(PLATFORMS / "fake_gpu_plugin.py"), *NO_CPU]}
     # Stored in float32, so none is a part of the file, whose memory is nobody's to give back.
-    with LLM(str(folder), dtype="bfloat16", enable_sleep_mode=True, skip_tokenizer_init=True, **settings) as llm:
+    with LLM(
+        str(folder), dtype="bfloat16", enable_sleep_mode=True, skip_tokenizer_init=True, **settings
+    ) as llm:
         from fake_gpu import FakeGpu
 
         def tokens() -> list[list[int]]:
-            return [list(o.outputs[0].token_ids) for o in llm.generate([[5, 6, 7], [9]], PARAMS, use_tqdm=False)]
+            return [
+                list(o.outputs[0].token_ids)
+                for o in llm.generate([[5, 6, 7], [9]], PARAMS, use_tqdm=False)
+            ]
 
         before = tokens()
         (model,) = llm.apply_model(lambda model: model)

@@ -15,7 +15,12 @@ from core.engine.sinks import Guarded
 
 def test_models_lists_the_served_names(api):
     card = api.get("/v1/models").json()["data"][0]
-    assert (card["id"], card["object"], card["max_model_len"], card["parent"]) == ("echo", "model", 256, None)
+    assert (card["id"], card["object"], card["max_model_len"], card["parent"]) == (
+        "echo",
+        "model",
+        256,
+        None,
+    )
     assert api.get("/v1/models/echo").json() == card
     assert api.get("/v1/models/a/b").status_code == 404
 
@@ -24,11 +29,15 @@ def test_tokenize_and_back(api):
     body = api.call("POST", "/tokenize", json={"prompt": "hé", "return_token_strs": True}).json()
     assert (body["count"], body["tokens"], body["max_model_len"]) == (3, [104, 195, 169], 256)
     assert len(body["token_strs"]) == 3
-    assert api.call("POST", "/detokenize", json={"tokens": body["tokens"]}).json() == {"prompt": "hé"}
+    assert api.call("POST", "/detokenize", json={"tokens": body["tokens"]}).json() == {
+        "prompt": "hé"
+    }
 
 
 def test_tokenize_renders_messages(api):
-    body = api.call("POST", "/tokenize", json={"messages": [{"role": "user", "content": "ab"}]}).json()
+    body = api.call(
+        "POST", "/tokenize", json={"messages": [{"role": "user", "content": "ab"}]}
+    ).json()
     assert body["tokens"] == [97, 98]
 
 
@@ -58,7 +67,8 @@ def test_metrics_show_the_sink(api):
     assert 'engine_ready{engine="0",model_name="default"} 1.0' in reply.text
     again = api.get("/metrics").text
     assert (
-        'engine_http_requests_total{engine="0",method="GET",model_name="default",path="/metrics",status="200"}' in again
+        'engine_http_requests_total{engine="0",method="GET",model_name="default",path="/metrics",status="200"}'
+        in again
     )
 
 
@@ -66,7 +76,8 @@ class Exposes:
     """A metric sink that shows one page, or fails to."""
 
     def __init__(self, page, kind="text/plain; version=0.0.4"):
-        self.page, self.kind = page, kind
+        self.page = page
+        self.kind = kind
 
     def expose(self, health):
         if self.page is None:
@@ -77,14 +88,18 @@ class Exposes:
 @pytest.fixture
 def page(api):
     def ask(**sinks):
-        api.engine.sinks.guarded[:] = [Guarded(name, "a test", sink) for name, sink in sinks.items()]
+        api.engine.sinks.guarded[:] = [
+            Guarded(name, "a test", sink) for name, sink in sinks.items()
+        ]
         return api.get("/metrics")
 
     return ask
 
 
 def test_metrics_of_all_sinks_are_on_one_page(api, page):
-    reply = page(acme=Exposes(b"# TYPE acme_x gauge\nacme_x 1"), prometheus=PrometheusSink(api.config))
+    reply = page(
+        acme=Exposes(b"# TYPE acme_x gauge\nacme_x 1"), prometheus=PrometheusSink(api.config)
+    )
     assert reply.text.startswith("# TYPE acme_x gauge\nacme_x 1\n# HELP")
     assert "engine_ready{" in reply.text
 
@@ -114,7 +129,8 @@ def test_a_sink_alone_may_show_any_format(page):
 
 def test_everybody_who_scrapes_while_the_engine_is_busy_gets_the_page(api, monkeypatch):
     """Several wait for one answer of an engine in a long step, and all have it."""
-    asked, answered = asyncio.Event(), asyncio.Event()
+    asked = asyncio.Event()
+    answered = asyncio.Event()
     num_calls = 0
 
     async def call(name: str) -> list[bytes]:
@@ -125,7 +141,9 @@ def test_everybody_who_scrapes_while_the_engine_is_busy_gets_the_page(api, monke
         return []
 
     async def scrape() -> list[int]:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(api.server.app), base_url="http://test") as client:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(api.server.app), base_url="http://test"
+        ) as client:
             pages = [asyncio.ensure_future(client.get("/metrics")) for _ in range(3)]
             await asked.wait()
             await client.get("/livez")  # the others have come as far as the first one meanwhile

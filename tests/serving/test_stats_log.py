@@ -23,7 +23,8 @@ class Logged:
     """A sink, its clock and its lines."""
 
     def __init__(self, caplog: pytest.LogCaptureFixture, **options: float) -> None:
-        self.clock, self._caplog = Clock(), caplog
+        self.clock = Clock()
+        self._caplog = caplog
         self.sink = StatsLog(EngineConfig(options=dict(options)), self.clock)
 
     def step(self, seconds: float, running: int = 1, **numbers: float) -> None:

@@ -25,7 +25,9 @@ class Hostile:
         draw = self._random
         ends = (-1, 1 << 40, 3071)
         known = [each.tokens.tolist() for each in rows]
-        return [draw.choices(tokens, k=draw.randrange(9)) + [draw.choice(ends)] * 9 for tokens in known]
+        return [
+            draw.choices(tokens, k=draw.randrange(9)) + [draw.choice(ends)] * 9 for tokens in known
+        ]
 
 
 class Raising:

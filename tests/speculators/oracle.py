@@ -14,7 +14,11 @@ from core.api import DraftRow, EngineConfig, Entry, SpeculativeConfig, TokenTree
 def engine_speculators() -> list[Entry]:
     return [
         Entry("oracle", f"{__name__}:Oracle", "knows the answers"),
-        Entry("forest", f"{__name__}:Forest", "knows the answers, and has them on some way through a tree"),
+        Entry(
+            "forest",
+            f"{__name__}:Forest",
+            "knows the answers, and has them on some way through a tree",
+        ),
         Entry("likely", f"{__name__}:Likely", "one of a few tokens"),
         Entry("thicket", f"{__name__}:Thicket", "one of a few tokens, several at once"),
     ]
@@ -43,7 +47,9 @@ class Oracle:
 
 
 class Forest:
-    """Reads `model` as `Oracle`; puts the answers on any way through the tree, to its end or not, and anything else beside them."""
+    """Reads `model` as `Oracle`; puts the answers on any way through the tree, to its end or not,
+    and anything else beside them.
+    """
 
     finds = False
     branches = True
@@ -56,7 +62,8 @@ class Forest:
         return [self._draft(each) for each in rows]
 
     def _draft(self, asked: DraftRow) -> list[int]:
-        draw, tree = self._random, asked.tree or TokenTree.chain(asked.most)
+        draw = self._random
+        tree = asked.tree or TokenTree.chain(asked.most)
         tokens = asked.tokens.tolist()
         count = len(tokens)
         text = next((text for text in self._texts if text[:count] == tokens), [])
@@ -70,7 +77,9 @@ class Forest:
 
 
 class Likely:
-    """Guesses one of a few tokens, `model` being their list, so that many guesses hold and many do not."""
+    """Guesses one of a few tokens, `model` being their list, so that many guesses hold and many do
+    not.
+    """
 
     finds = True
 

@@ -15,7 +15,9 @@ from core import LLM
 from core.testing.checkpoints import VOCAB
 from tests.speculators.thirty_two import BASE
 
-HIDDEN, WIDE, INNER = 64, 96, 48
+HIDDEN = 64
+WIDE = 96
+INNER = 48
 FEWER = 50
 """Tokens of a head whose vocabulary is a part of the model's."""
 LAYER = {
@@ -42,7 +44,13 @@ CONFIG = {
     "rope_theta": 10000.0,
     "max_position_embeddings": 512,
 }
-MLP_CONFIG = {"n_predict": 3, "vocab_size": VOCAB, "emb_dim": HIDDEN, "inner_dim": INNER, "scale_input": True}
+MLP_CONFIG = {
+    "n_predict": 3,
+    "vocab_size": VOCAB,
+    "emb_dim": HIDDEN,
+    "inner_dim": INNER,
+    "scale_input": True,
+}
 
 
 class Head(NamedTuple):
@@ -57,7 +65,10 @@ def _reads_both(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     return (shape[0], 2 * HIDDEN) if name.split(".")[1][:1] in "qkv" and "attn" in name else shape
 
 
-EAGLE = {"fc.weight": (HIDDEN, 2 * HIDDEN), **{f"layers.0.{name}": shape for name, shape in LAYER.items()}}
+EAGLE = {
+    "fc.weight": (HIDDEN, 2 * HIDDEN),
+    **{f"layers.0.{name}": shape for name, shape in LAYER.items()},
+}
 EAGLE3 = {
     "fc.weight": (HIDDEN, 3 * HIDDEN),
     "norm.weight": (HIDDEN,),
@@ -86,12 +97,15 @@ def random_tensors(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, torch.Ten
     """Return tensors of these shapes; norms are near one."""
     generator = torch.Generator().manual_seed(5)
     return {
-        name: torch.randn(shape, generator=generator) * 0.2 + (len(shape) == 1 and ("norm" in name or "ln" in name))
+        name: torch.randn(shape, generator=generator) * 0.2
+        + (len(shape) == 1 and ("norm" in name or "ln" in name))
         for name, shape in shapes.items()
     }
 
 
-def write_head(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Path:
+def write_head(
+    folder: Path, config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
+) -> Path:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     save_file(dict(tensors), folder / "model.safetensors", metadata={"format": "pt"})
@@ -101,7 +115,11 @@ def write_head(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, to
 def write_heads(root: Path) -> Mapping[str, Head]:
     """Write one of each kind for a model of three layers or more; return them by name."""
     distances = torch.arange(FEWER) % 3 + torch.arange(FEWER)  # to every second token or so
-    third = {"speculators_model_type": "eagle3", "transformer_layer_config": CONFIG, "draft_vocab_size": FEWER}
+    third = {
+        "speculators_model_type": "eagle3",
+        "transformer_layer_config": CONFIG,
+        "draft_vocab_size": FEWER,
+    }
     made: dict[str, tuple[str, Mapping[str, Any], Mapping[str, torch.Tensor]]] = {
         "eagle": ("eagle", CONFIG, random_tensors(EAGLE)),
         "eagle3": ("eagle3", CONFIG, {**random_tensors(EAGLE3), "d2t": distances}),
@@ -137,7 +155,8 @@ def add_layer_ahead(folder: Path, architecture: str) -> None:
     shapes: dict[str, tuple[int, ...]] = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "builtin_plugins.speculators.heads.Heads._fill", lambda self, weights, *_: shapes.update(weights.shapes())
+            "builtin_plugins.speculators.heads.Heads._fill",
+            lambda self, weights, *_: shapes.update(weights.shapes()),
         )
         with LLM(str(folder), speculative_config={"method": "mtp"}, **BASE):
             pass

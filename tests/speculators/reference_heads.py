@@ -1,4 +1,7 @@
-"""What heads guess, in plain torch: whole sequences, one at a time, no cache. Weights by the names of published checkpoints."""
+"""What heads guess, in plain torch: whole sequences, one at a time, no cache.
+
+Weights by the names of published checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,11 @@ import torch
 import torch.nn.functional as F
 
 Weights = Mapping[str, torch.Tensor]
-HEADS, KV_HEADS, SIZE, THETA, EPS = 4, 2, 16, 10000.0, 1e-6
+HEADS = 4
+KV_HEADS = 2
+SIZE = 16
+THETA = 10000.0
+EPS = 1e-6
 
 
 class Target:
@@ -25,8 +32,12 @@ class Target:
 
     @torch.inference_mode()
     def states(self, tokens: Sequence[int]) -> list[torch.Tensor]:
-        """Return the stream before each layer, and the normalised one behind the last, [n, hidden] each."""
-        found = self.model.model(torch.tensor([list(tokens)]), output_hidden_states=True).hidden_states
+        """Return the stream before each layer, and the normalised one behind the last, [n, hidden]
+        each.
+        """
+        found = self.model.model(
+            torch.tensor([list(tokens)]), output_hidden_states=True
+        ).hidden_states
         return [state[0] for state in found]
 
 
@@ -39,12 +50,18 @@ def attention(x: torch.Tensor, weights: Weights, prefix: str, bias: bool = False
     count = len(x)
 
     def product(name: str) -> torch.Tensor:
-        return F.linear(x, weights[f"{prefix}.{name}.weight"], weights[f"{prefix}.{name}.bias"] if bias else None)
+        return F.linear(
+            x,
+            weights[f"{prefix}.{name}.weight"],
+            weights[f"{prefix}.{name}.bias"] if bias else None,
+        )
 
     query = product("q_proj").view(count, HEADS, SIZE)
     key = product("k_proj").view(count, KV_HEADS, SIZE).repeat_interleave(HEADS // KV_HEADS, 1)
     value = product("v_proj").view(count, KV_HEADS, SIZE).repeat_interleave(HEADS // KV_HEADS, 1)
-    angles = torch.outer(torch.arange(count).float(), THETA ** (-torch.arange(0, SIZE, 2).float() / SIZE))
+    angles = torch.outer(
+        torch.arange(count).float(), THETA ** (-torch.arange(0, SIZE, 2).float() / SIZE)
+    )
     cos, sin = (torch.cat((f, f), -1)[:, None] for f in (angles.cos(), angles.sin()))
 
     def turned(part: torch.Tensor) -> torch.Tensor:
@@ -61,7 +78,9 @@ def mlp(x: torch.Tensor, weights: Weights, prefix: str) -> torch.Tensor:
     return F.linear(F.silu(gate) * up, weights[f"{prefix}.down_proj.weight"])
 
 
-def eagle(embedded: torch.Tensor, hidden: torch.Tensor, w: Weights) -> tuple[torch.Tensor, torch.Tensor]:
+def eagle(
+    embedded: torch.Tensor, hidden: torch.Tensor, w: Weights
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return what the head reads and what the next step does."""
     x = F.linear(torch.cat((embedded, hidden), -1), w["fc.weight"])
     x = x + attention(x, w, "layers.0.self_attn")
@@ -69,16 +88,26 @@ def eagle(embedded: torch.Tensor, hidden: torch.Tensor, w: Weights) -> tuple[tor
     return x, x
 
 
-def eagle3(embedded: torch.Tensor, hidden: torch.Tensor, w: Weights) -> tuple[torch.Tensor, torch.Tensor]:
-    both = norm(embedded, w["midlayer.input_layernorm.weight"]), norm(hidden, w["midlayer.hidden_norm.weight"])
+def eagle3(
+    embedded: torch.Tensor, hidden: torch.Tensor, w: Weights
+) -> tuple[torch.Tensor, torch.Tensor]:
+    both = (
+        norm(embedded, w["midlayer.input_layernorm.weight"]),
+        norm(hidden, w["midlayer.hidden_norm.weight"]),
+    )
     x = hidden + attention(torch.cat(both, -1), w, "midlayer.self_attn")
     x = x + mlp(norm(x, w["midlayer.post_attention_layernorm.weight"]), w, "midlayer.mlp")
     return norm(x, w["norm.weight"]), x
 
 
-def mimo(embedded: torch.Tensor, hidden: torch.Tensor, w: Weights) -> tuple[torch.Tensor, torch.Tensor]:
+def mimo(
+    embedded: torch.Tensor, hidden: torch.Tensor, w: Weights
+) -> tuple[torch.Tensor, torch.Tensor]:
     at = "model.mtp_layers.0"
-    both = norm(hidden, w[f"{at}.hidden_layernorm.weight"]), norm(embedded, w[f"{at}.token_layernorm.weight"])
+    both = (
+        norm(hidden, w[f"{at}.hidden_layernorm.weight"]),
+        norm(embedded, w[f"{at}.token_layernorm.weight"]),
+    )
     x = F.linear(torch.cat(both, -1), w[f"{at}.input_proj.weight"])
     x = x + attention(norm(x, w[f"{at}.input_layernorm.weight"]), w, f"{at}.self_attn", bias=True)
     x = x + mlp(norm(x, w[f"{at}.post_attention_layernorm.weight"]), w, f"{at}.mlp")
@@ -88,13 +117,20 @@ def mimo(embedded: torch.Tensor, hidden: torch.Tensor, w: Weights) -> tuple[torc
 
 @torch.inference_mode()
 def chained(
-    step: Any, target: Target, tokens: Sequence[int], hidden: torch.Tensor, ranks: Sequence[int], w: Weights
+    step: Any,
+    target: Target,
+    tokens: Sequence[int],
+    hidden: torch.Tensor,
+    ranks: Sequence[int],
+    w: Weights,
 ) -> list[int]:
-    """Return what a head guesses behind `tokens`; `hidden` [len(tokens) - 1, hidden] is what it reads of the model.
+    """Return what a head guesses behind `tokens`; `hidden` [len(tokens) - 1, hidden] is what it
+    reads of the model.
 
     Of each next token the likeliest but `ranks`.
     """
-    head, embedding = w.get("lm_head.weight", target.head), w.get("embed_tokens.weight", target.embedding)
+    head = w.get("lm_head.weight", target.head)
+    embedding = w.get("embed_tokens.weight", target.embedding)
     known = list(tokens)
     for rank in ranks:
         out, stream = step(embedding[known[1:]], hidden, w)
@@ -126,10 +162,13 @@ def medusa(hidden: torch.Tensor, w: Weights, ranks: Sequence[int]) -> list[int]:
 
 
 @torch.inference_mode()
-def mlp_speculator(hidden: torch.Tensor, token: int, w: Weights, steps: int, inner: int, *, tied: bool) -> list[int]:
+def mlp_speculator(
+    hidden: torch.Tensor, token: int, w: Weights, steps: int, inner: int, *, tied: bool
+) -> list[int]:
     state_weight = 0.5 ** (0.5 / steps)
     token_weight = math.sqrt((1 - state_weight**2) * (inner / 2))
-    state, found = norm(hidden, torch.tensor(1.0)) / math.sqrt(2), []
+    state = norm(hidden, torch.tensor(1.0)) / math.sqrt(2)
+    found = []
     for i in range(steps):
         at, product = (0, min(i, 1)) if tied else (i, i)
         mixed = F.linear(state, w[f"speculator.proj.{product}.weight"])

@@ -11,9 +11,14 @@ STEP_S = 0.001
 
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(0.0, 0.01)), max_size=300))
-def test_no_more_is_lost_than_was_saved_and_a_share_of_the_time(events: list[tuple[bool, float]]) -> None:
+def test_no_more_is_lost_than_was_saved_and_a_share_of_the_time(
+    events: list[tuple[bool, float]],
+) -> None:
     """Whoever asks before each step; the last thing that was done may go beyond."""
-    balance, saved_s, lost_s, steps = Balance(), 0.0, 0.0, 0
+    balance = Balance()
+    saved_s = 0.0
+    lost_s = 0.0
+    steps = 0
     for gains, seconds in events:
         if balance.is_spent:
             rest = max(1, balance.rest(STEP_S))
@@ -36,7 +41,8 @@ def test_what_was_saved_long_ago_is_not_lost_at_once() -> None:
 
 
 def test_a_few_wrong_guesses_of_a_large_model_end_nothing() -> None:
-    balance, step_s = Balance(), 0.06
+    balance = Balance()
+    step_s = 0.06
     for _ in range(MOST_STEPS - 1):
         balance.saved(-step_s, step_s)
         assert not balance.is_spent

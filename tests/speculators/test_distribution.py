@@ -1,4 +1,6 @@
-"""What is sampled where tokens are guessed has the model's own distribution: 50,000 draws against what its logits say."""
+"""What is sampled where tokens are guessed has the model's own distribution: 50,000 draws against
+what its logits say.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +16,33 @@ import torch
 from core import LLM, SamplingParams
 
 PLUGIN = str(Path(__file__).parent / "oracle.py")
-DRAWS, SIBLINGS = 50_000, 50
+DRAWS = 50_000
+SIBLINGS = 50
 LEAST_EXPECTED = 8.0
 WAYS: dict[str, dict[str, Any]] = {
     "cool": {"temperature": 0.7},
     "warm": {"temperature": 1.3},
     "top-p": {"temperature": 1.0, "top_p": 0.9},
     "min-p": {"temperature": 1.3, "min_p": 0.1},
-    "penalties": {"temperature": 1.0, "presence_penalty": 0.6, "frequency_penalty": 0.4, "repetition_penalty": 1.2},
+    "penalties": {
+        "temperature": 1.0,
+        "presence_penalty": 0.6,
+        "frequency_penalty": 0.4,
+        "repetition_penalty": 1.2,
+    },
 }
-BASE: dict[str, Any] = {"max_num_seqs": 128, "max_model_len": 128, "dtype": "float32", "log_level": "error"}
+BASE: dict[str, Any] = {
+    "max_num_seqs": 128,
+    "max_model_len": 128,
+    "dtype": "float32",
+    "log_level": "error",
+}
 PROMPT = "Tell me a short story about"
 
 
-def distribution(logits: np.ndarray, prompt: list[int], output: list[int], way: dict[str, Any]) -> np.ndarray:
+def distribution(
+    logits: np.ndarray, prompt: list[int], output: list[int], way: dict[str, Any]
+) -> np.ndarray:
     """Return what the next token is drawn from, as the parameters are defined."""
     scores = logits.astype(np.float64).copy()
     seen = np.zeros(len(scores))
@@ -35,8 +50,12 @@ def distribution(logits: np.ndarray, prompt: list[int], output: list[int], way: 
         seen[token] += 1
     repeated = np.array(sorted({*prompt, *output}))
     penalty = way.get("repetition_penalty", 1.0)
-    scores[repeated] = np.where(scores[repeated] > 0, scores[repeated] / penalty, scores[repeated] * penalty)
-    scores -= way.get("frequency_penalty", 0.0) * seen + way.get("presence_penalty", 0.0) * (seen > 0)
+    scores[repeated] = np.where(
+        scores[repeated] > 0, scores[repeated] / penalty, scores[repeated] * penalty
+    )
+    scores -= way.get("frequency_penalty", 0.0) * seen + way.get("presence_penalty", 0.0) * (
+        seen > 0
+    )
     scores /= way["temperature"]
     chances = np.exp(scores - scores.max())
     chances /= chances.sum()
@@ -48,14 +67,21 @@ def distribution(logits: np.ndarray, prompt: list[int], output: list[int], way: 
 
 
 def check(counts: Counter[int], chances: np.ndarray) -> None:
-    """Assert that counts are such as the chances give, by chi-square; rare tokens are taken together."""
+    """Assert that counts are such as the chances give, by chi-square; rare tokens are taken
+    together.
+    """
     total = sum(counts.values())
-    found, expected = np.array([counts[token] for token in range(len(chances))]), total * chances
+    found = np.array([counts[token] for token in range(len(chances))])
+    expected = total * chances
     assert not found[chances == 0].any(), "a token was drawn that has no chance"
     often = expected >= LEAST_EXPECTED
-    bins = [(found[often], expected[often]), (found[~often].sum(keepdims=True), expected[~often].sum(keepdims=True))]
+    bins = [
+        (found[often], expected[often]),
+        (found[~often].sum(keepdims=True), expected[~often].sum(keepdims=True)),
+    ]
     seen, wanted = (np.concatenate(parts) for parts in zip(*bins, strict=True))
-    seen, wanted = seen[wanted > 0.5], wanted[wanted > 0.5]
+    seen = seen[wanted > 0.5]
+    wanted = wanted[wanted > 0.5]
     if len(wanted) > 1:
         statistic = float(((seen - wanted) ** 2 / wanted).sum())
         degrees = torch.tensor((len(wanted) - 1) / 2)
@@ -64,7 +90,9 @@ def check(counts: Counter[int], chances: np.ndarray) -> None:
 
 
 def logits_behind(llm: LLM, tokens: list[int]) -> np.ndarray:
-    """Return the model's logits for the token behind these; their absolute height is known to penalties."""
+    """Return the model's logits for the token behind these; their absolute height is known to
+    penalties.
+    """
     params = SamplingParams(temperature=0, max_tokens=1, logprobs=-1, detokenize=False)
     output = llm.generate([{"prompt_token_ids": tokens}], params, use_tqdm=False)[0].outputs[0]
     entries = output.logprobs[0]  # type: ignore[index]
@@ -72,22 +100,44 @@ def logits_behind(llm: LLM, tokens: list[int]) -> np.ndarray:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("way", "tree"), [*((way, False) for way in WAYS), ("warm", True), ("top-p", True)])
+@pytest.mark.parametrize(
+    ("way", "tree"), [*((way, False) for way in WAYS), ("warm", True), ("top-p", True)]
+)
 def test_draws_have_the_models_distribution(way: str, tree: bool) -> None:
     with LLM(**BASE, logprobs_mode="raw_logits", max_logprobs=-1) as plain:
         prompt = plain.get_tokenizer().encode(PROMPT)
         first = distribution(logits_behind(plain, prompt), prompt, [], WAYS[way])
         likely = [int(token) for token in np.argsort(-first)[:4]]
-        second = distribution(logits_behind(plain, [*prompt, likely[0]]), prompt, [likely[0]], WAYS[way])
+        second = distribution(
+            logits_behind(plain, [*prompt, likely[0]]), prompt, [likely[0]], WAYS[way]
+        )
         behind = int(np.argmax(second))
-        third = distribution(logits_behind(plain, [*prompt, likely[0], behind]), prompt, [likely[0], behind], WAYS[way])
+        third = distribution(
+            logits_behind(plain, [*prompt, likely[0], behind]),
+            prompt,
+            [likely[0], behind],
+            WAYS[way],
+        )
     tokens = [int(token) for token in (*np.argsort(-second)[:2], *np.argsort(-third)[:2])]
-    config = {"method": "likely", "model": json.dumps(tokens), "num_speculative_tokens": 2, "adaptive": False}
+    config = {
+        "method": "likely",
+        "model": json.dumps(tokens),
+        "num_speculative_tokens": 2,
+        "adaptive": False,
+    }
     if tree:
         nodes = "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0)]"
-        config |= {"method": "thicket", "speculative_token_tree": nodes, "num_speculative_tokens": 6}
-    params = SamplingParams(max_tokens=4, ignore_eos=True, detokenize=False, n=SIBLINGS, **WAYS[way])
-    with LLM(**BASE | ({"max_num_seqs": 4} if tree else {}), speculative_config=config, plugins=[PLUGIN]) as llm:
+        config |= {
+            "method": "thicket",
+            "speculative_token_tree": nodes,
+            "num_speculative_tokens": 6,
+        }
+    params = SamplingParams(
+        max_tokens=4, ignore_eos=True, detokenize=False, n=SIBLINGS, **WAYS[way]
+    )
+    with LLM(
+        **BASE | ({"max_num_seqs": 4} if tree else {}), speculative_config=config, plugins=[PLUGIN]
+    ) as llm:
         jobs = [{"prompt_token_ids": prompt}] * (DRAWS // SIBLINGS)
         outputs = llm.generate(jobs, params, use_tqdm=False)
     drawn = [tuple(each.token_ids) for output in outputs for each in output.outputs]

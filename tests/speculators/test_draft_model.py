@@ -1,4 +1,6 @@
-"""A draft model: its guesses change no token, and where it is the model itself nearly all of them are right."""
+"""A draft model: its guesses change no token, and where it is the model itself nearly all of them
+are right.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,19 @@ from core.testing.checkpoints import make_checkpoint
 DEMO = str(Path(__file__).parents[2] / "builtin_plugins" / "demo" / "model")
 SAME: dict[str, Any] = {"model": DEMO, "num_speculative_tokens": 3, "adaptive": False}
 WAYS: dict[str, dict[str, Any]] = {
-    "few blocks": {"max_model_len": 96, "num_gpu_blocks_override": 40, "kv_cache_memory_bytes": None},
+    "few blocks": {
+        "max_model_len": 96,
+        "num_gpu_blocks_override": 40,
+        "kv_cache_memory_bytes": None,
+    },
     "depth 2, a budget of 16 tokens": {"async_scheduling": True, "max_num_batched_tokens": 16},
     "two ranks": {"tensor_parallel_size": 2},
 }
 
 
-@pytest.mark.parametrize("way", [pytest.param(w, marks=[] if w == "few blocks" else pytest.mark.slow) for w in WAYS])
+@pytest.mark.parametrize(
+    "way", [pytest.param(w, marks=[] if w == "few blocks" else pytest.mark.slow) for w in WAYS]
+)
 def test_a_draft_model_changes_no_token(expected: list[Any], way: str) -> None:
     with open_llm(SAME, **WAYS[way]) as llm:
         assert run(llm) == expected
@@ -52,9 +60,14 @@ def test_windows_and_other_architectures(tiny: dict[str, Path], target: str, dra
         "log_level": "error",
     }
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, detokenize=False)
-    prompts = [[(7 * i + j * j) % 90 for j in range(length)] for i, length in enumerate((70, 45, 91, 3))]
+    prompts = [
+        [(7 * i + j * j) % 90 for j in range(length)] for i, length in enumerate((70, 45, 91, 3))
+    ]
     said = []
-    for speculative in (None, {"model": str(tiny[draft]), "num_speculative_tokens": 3, "adaptive": False}):
+    for speculative in (
+        None,
+        {"model": str(tiny[draft]), "num_speculative_tokens": 3, "adaptive": False},
+    ):
         with LLM(str(tiny[target]), speculative_config=speculative, **options) as llm:
             outputs = llm.generate(prompts, params, use_tqdm=False)
             said.append([output.outputs[0].token_ids for output in outputs])

@@ -1,4 +1,6 @@
-"""Guesses change no greedy token of any kind of model: windows, experts, latents, states, and mixtures of them."""
+"""Guesses change no greedy token of any kind of model: windows, experts, latents, states, and
+mixtures of them.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,11 @@ HEADS = ("eagle", "eagle3", "medusa", "mlp_speculator")
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, list[Any], Path]]:
-    """Return a function from architecture to a checkpoint, its answers without guesses, and a file of them."""
-    root, known = tmp_path_factory.mktemp("models"), {}
+    """Return a function from architecture to a checkpoint, its answers without guesses, and a file
+    of them.
+    """
+    root = tmp_path_factory.mktemp("models")
+    known = {}
 
     def of(architecture: str) -> tuple[Path, list[Any], Path]:
         if architecture not in known:
@@ -54,14 +59,26 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path
     return of
 
 
-@pytest.mark.parametrize("way", [pytest.param(w, marks=[] if w == "depth 2" else pytest.mark.slow) for w in WAYS])
+@pytest.mark.parametrize(
+    "way", [pytest.param(w, marks=[] if w == "depth 2" else pytest.mark.slow) for w in WAYS]
+)
 @pytest.mark.parametrize(
     "architecture", [pytest.param(m, marks=[] if m in QUICK else pytest.mark.slow) for m in MODELS]
 )
 def test_guesses_change_no_token(told: Callable[[str], Any], architecture: str, way: str) -> None:
     folder, expected, file = told(architecture)
-    config = {"method": "oracle", "model": str(file), "num_speculative_tokens": 5, "adaptive": False}
-    with LLM(str(folder), speculative_config=config, plugins=[str(HERE / "oracle.py")], **BASE | WAYS[way]) as llm:
+    config = {
+        "method": "oracle",
+        "model": str(file),
+        "num_speculative_tokens": 5,
+        "adaptive": False,
+    }
+    with LLM(
+        str(folder),
+        speculative_config=config,
+        plugins=[str(HERE / "oracle.py")],
+        **BASE | WAYS[way],
+    ) as llm:
         assert answers(llm) == expected
         total = counted(llm)
         assert sum(total.right) > 0.3 * total.tokens > 100
@@ -70,7 +87,9 @@ def test_guesses_change_no_token(told: Callable[[str], Any], architecture: str, 
 
 
 @pytest.fixture(scope="module")
-def guessers(told: Callable[[str], Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def guessers(
+    told: Callable[[str], Any], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, dict[str, Any]]:
     """Return what the option says, by who guesses."""
     heads = write_heads(tmp_path_factory.mktemp("heads"))
     small, _, _ = told("LlamaForCausalLM")
@@ -88,12 +107,23 @@ def guessers(told: Callable[[str], Any], tmp_path_factory: pytest.TempPathFactor
 @pytest.mark.parametrize("method", ["ngram", "suffix", "hostile", "draft_model", *HEADS])
 @pytest.mark.parametrize("architecture", MODELS[:6])
 def test_whoever_guesses(
-    told: Callable[[str], Any], guessers: dict[str, dict[str, Any]], architecture: str, method: str, way: str
+    told: Callable[[str], Any],
+    guessers: dict[str, dict[str, Any]],
+    architecture: str,
+    method: str,
+    way: str,
 ) -> None:
     folder, expected, _ = told(architecture)
     config = {"method": method, "num_speculative_tokens": 5, "adaptive": False, **guessers[method]}
-    rounds = 2 if way == "as it is" or method == "suffix" else 1  # which guesses what was answered before
-    with LLM(str(folder), speculative_config=config, plugins=[str(HERE / "hostile.py")], **BASE | WAYS[way]) as llm:
+    rounds = (
+        2 if way == "as it is" or method == "suffix" else 1
+    )  # which guesses what was answered before
+    with LLM(
+        str(folder),
+        speculative_config=config,
+        plugins=[str(HERE / "hostile.py")],
+        **BASE | WAYS[way],
+    ) as llm:
         assert answers(llm, rounds) == expected[: 32 * rounds]
         assert counted(llm).tokens > 15 * rounds
         assert (llm.core.scheduler.num_preemptions > 0) == (way == "few blocks")
@@ -103,15 +133,30 @@ def test_whoever_guesses(
 TREES = MODELS[2:6]
 
 
-@pytest.mark.parametrize("way", [pytest.param(w, marks=[] if w == "few rows" else pytest.mark.slow) for w in WAYS])
 @pytest.mark.parametrize(
-    "architecture", [pytest.param(m, marks=[] if m == "Gemma2ForCausalLM" else pytest.mark.slow) for m in TREES]
+    "way", [pytest.param(w, marks=[] if w == "few rows" else pytest.mark.slow) for w in WAYS]
+)
+@pytest.mark.parametrize(
+    "architecture",
+    [pytest.param(m, marks=[] if m == "Gemma2ForCausalLM" else pytest.mark.slow) for m in TREES],
 )
 def test_trees_change_no_token(told: Callable[[str], Any], architecture: str, way: str) -> None:
-    """The answers are on any way through the tree; some tokens are none of the vocabulary, and some siblings alike."""
+    """The answers are on any way through the tree; some tokens are none of the vocabulary, and some
+    siblings alike.
+    """
     folder, expected, file = told(architecture)
-    config = {"method": "forest", "model": str(file), "speculative_token_tree": TREE, "adaptive": False}
-    with LLM(str(folder), speculative_config=config, plugins=[str(HERE / "oracle.py")], **BASE | WAYS[way]) as llm:
+    config = {
+        "method": "forest",
+        "model": str(file),
+        "speculative_token_tree": TREE,
+        "adaptive": False,
+    }
+    with LLM(
+        str(folder),
+        speculative_config=config,
+        plugins=[str(HERE / "oracle.py")],
+        **BASE | WAYS[way],
+    ) as llm:
         assert answers(llm) == expected
         total = counted(llm)
         assert total.tokens > 3 * total.drafts, "more than chains"
@@ -125,11 +170,22 @@ def test_trees_change_no_token(told: Callable[[str], Any], architecture: str, wa
 @pytest.mark.parametrize("method", ["draft_model", "eagle", "eagle3", "medusa"])
 @pytest.mark.parametrize("architecture", TREES)
 def test_whoever_fills_trees(
-    told: Callable[[str], Any], guessers: dict[str, dict[str, Any]], architecture: str, method: str, way: str
+    told: Callable[[str], Any],
+    guessers: dict[str, dict[str, Any]],
+    architecture: str,
+    method: str,
+    way: str,
 ) -> None:
     folder, expected, _ = told(architecture)
-    nodes = TREE if method != "medusa" else "[(0,),(1,),(2,),(0,0),(0,1),(1,0),(0,0,0),(1,0,0)]"  # it has three heads
-    config = {"method": method, "speculative_token_tree": nodes, "adaptive": False, **guessers[method]}
+    nodes = (
+        TREE if method != "medusa" else "[(0,),(1,),(2,),(0,0),(0,1),(1,0),(0,0,0),(1,0,0)]"
+    )  # it has three heads
+    config = {
+        "method": method,
+        "speculative_token_tree": nodes,
+        "adaptive": False,
+        **guessers[method],
+    }
     with LLM(str(folder), speculative_config=config, **BASE | WAYS[way]) as llm:
         assert answers(llm) == expected
         total = counted(llm)

@@ -1,4 +1,6 @@
-"""Heads that continue the model's hidden states: they change no token, and guess what their weights say."""
+"""Heads that continue the model's hidden states: they change no token, and guess what their weights
+say.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +46,11 @@ def guessed_like(llm: LLM, expected: list[Any]) -> None:
 
 @pytest.fixture(scope="module")
 def with_mtp(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, list[Any]]]:
-    """Return a function from architecture to a checkpoint with a layer for further tokens, and its answers."""
-    root, known = tmp_path_factory.mktemp("mtp"), {}
+    """Return a function from architecture to a checkpoint with a layer for further tokens, and its
+    answers.
+    """
+    root = tmp_path_factory.mktemp("mtp")
+    known = {}
 
     def of(architecture: str) -> tuple[Path, list[Any]]:
         if architecture not in known:
@@ -59,9 +64,12 @@ def with_mtp(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[
     return of
 
 
-@pytest.mark.parametrize("way", [pytest.param(w, marks=[] if w == "as it is" else pytest.mark.slow) for w in WAYS])
 @pytest.mark.parametrize(
-    "architecture", [pytest.param(m, marks=[] if m.startswith("Deep") else pytest.mark.slow) for m in MTP]
+    "way", [pytest.param(w, marks=[] if w == "as it is" else pytest.mark.slow) for w in WAYS]
+)
+@pytest.mark.parametrize(
+    "architecture",
+    [pytest.param(m, marks=[] if m.startswith("Deep") else pytest.mark.slow) for m in MTP],
 )
 def test_a_layer_for_further_tokens_changes_none(
     with_mtp: Callable[[str], tuple[Path, list[Any]]], architecture: str, way: str
@@ -74,7 +82,9 @@ def test_a_layer_for_further_tokens_changes_none(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
-def test_a_layer_for_further_tokens_fills_trees(with_mtp: Callable[[str], tuple[Path, list[Any]]], way: str) -> None:
+def test_a_layer_for_further_tokens_fills_trees(
+    with_mtp: Callable[[str], tuple[Path, list[Any]]], way: str
+) -> None:
     folder, expected = with_mtp("DeepseekV3ForCausalLM")
     config = {"method": "mtp", "speculative_token_tree": TREE, "adaptive": False}
     with LLM(str(folder), speculative_config=config, **BASE | WAYS[way]) as llm:
@@ -101,7 +111,11 @@ def test_a_checkpoint_of_speculators_is_served_as_the_model_it_guesses_for(
     (folder, expected), (_, head, _) = llama, heads["speculators"]
     change_config(
         head,
-        speculators_config={"algorithm": "eagle3", "verifier": {"name_or_path": str(folder)}, "proposal_methods": []},
+        speculators_config={
+            "algorithm": "eagle3",
+            "verifier": {"name_or_path": str(folder)},
+            "proposal_methods": [],
+        },
     )
     with LLM(str(head), **BASE) as llm:
         assert answers(llm) == expected
@@ -115,7 +129,9 @@ def test_a_checkpoint_of_speculators_is_served_as_the_model_it_guesses_for(
         ({"method": "mtp"}, "has no layer for further tokens"),
     ],
 )
-def test_what_is_missing_is_said(llama: tuple[Path, list[Any]], given: dict[str, Any], says: str) -> None:
+def test_what_is_missing_is_said(
+    llama: tuple[Path, list[Any]], given: dict[str, Any], says: str
+) -> None:
     with pytest.raises(EngineError, match=says):
         LLM(str(llama[0]), speculative_config=given, **BASE)
 
@@ -133,7 +149,9 @@ HEADS = ("eagle", "eagle3", "medusa", "mlp_speculator", "tied")
 
 
 @pytest.mark.parametrize(
-    "way", [{}, pytest.param({"tensor_parallel_size": 2}, marks=pytest.mark.slow)], ids=["alone", "two ranks"]
+    "way",
+    [{}, pytest.param({"tensor_parallel_size": 2}, marks=pytest.mark.slow)],
+    ids=["alone", "two ranks"],
 )
 @pytest.mark.parametrize("name", HEADS)
 def test_heads_change_no_token(
@@ -151,23 +169,31 @@ def target(llama: tuple[Path, list[Any]]) -> Any:
     return reference_heads.Target(llama[0])
 
 
-def guesses_of(monkeypatch: pytest.MonkeyPatch, kind: Any, folder: Path, config: dict[str, Any]) -> Iterator[Any]:
+def guesses_of(
+    monkeypatch: pytest.MonkeyPatch, kind: Any, folder: Path, config: dict[str, Any]
+) -> Iterator[Any]:
     """Yield (known tokens, guesses, their tree) of some requests."""
     seen: list[tuple[list[int], list[int], TokenTree | None]] = []
     drafts = kind.drafts
 
     def noted(self: Any, rows: Any) -> Any:
         found = drafts(self, rows)
-        seen.extend((row.tokens.tolist(), draft, row.tree) for row, draft in zip(rows, found, strict=True))
+        seen.extend(
+            (row.tokens.tolist(), draft, row.tree) for row, draft in zip(rows, found, strict=True)
+        )
         return found
 
     monkeypatch.setattr(kind, "drafts", noted)
     with LLM(
-        str(folder), speculative_config=config | {"adaptive": False}, **BASE | {"enable_prefix_caching": False}
+        str(folder),
+        speculative_config=config | {"adaptive": False},
+        **BASE | {"enable_prefix_caching": False},
     ) as llm:
         params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False)
         llm.generate(
-            [{"prompt_token_ids": [3 * i + 1, *range(5, 9 + 4 * i)]} for i in range(4)], params, use_tqdm=False
+            [{"prompt_token_ids": [3 * i + 1, *range(5, 9 + 4 * i)]} for i in range(4)],
+            params,
+            use_tqdm=False,
         )
     assert len(seen) > 20
     assert sum(len(draft) >= 2 for _, draft, _ in seen) > 15
@@ -176,7 +202,11 @@ def guesses_of(monkeypatch: pytest.MonkeyPatch, kind: Any, folder: Path, config:
 
 @pytest.mark.parametrize("name", ["eagle", "eagle3"])
 def test_chains_guess_what_the_published_formulas_do(
-    llama: tuple[Path, list[Any]], heads: Mapping[str, Head], target: Any, name: str, monkeypatch: pytest.MonkeyPatch
+    llama: tuple[Path, list[Any]],
+    heads: Mapping[str, Head],
+    target: Any,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     method, head, tensors = heads[name]
     config = {"method": method, "model": str(head), "num_speculative_tokens": 3}
@@ -185,9 +215,13 @@ def test_chains_guess_what_the_published_formulas_do(
         if name == "eagle":
             hidden = states[-1]
         else:
-            hidden = torch.nn.functional.linear(torch.cat([states[i] for i in (2, 3, 4)], -1), tensors["fc.weight"])
+            hidden = torch.nn.functional.linear(
+                torch.cat([states[i] for i in (2, 3, 4)], -1), tensors["fc.weight"]
+            )
         step = getattr(reference_heads, name)
-        assert draft == reference_heads.chained(step, target, tokens, hidden, [0] * len(draft), tensors)
+        assert draft == reference_heads.chained(
+            step, target, tokens, hidden, [0] * len(draft), tensors
+        )
 
 
 @pytest.mark.parametrize(
@@ -222,8 +256,12 @@ def test_trees_hold_what_the_formulas_find_likely(
             return reference_heads.medusa(states[-1][-1], tensors, ranks)[-1]
         hidden = states[-1]
         if name == "eagle3":
-            hidden = torch.nn.functional.linear(torch.cat([states[i] for i in (2, 3, 4)], -1), tensors["fc.weight"])
-        return reference_heads.chained(getattr(reference_heads, name), target, tokens, hidden, ranks, tensors)[-1]
+            hidden = torch.nn.functional.linear(
+                torch.cat([states[i] for i in (2, 3, 4)], -1), tensors["fc.weight"]
+            )
+        return reference_heads.chained(
+            getattr(reference_heads, name), target, tokens, hidden, ranks, tensors
+        )[-1]
 
     nodes = [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 1, 0), (0, 1, 1), (1, 0, 0)]
     config = {"method": name, "model": str(head), "speculative_token_tree": str(nodes)}
@@ -236,16 +274,21 @@ def test_trees_hold_what_the_formulas_find_likely(
 
 
 def test_mimo_guesses_what_its_own_code_does(
-    with_mtp: Callable[[str], tuple[Path, list[Any]]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    with_mtp: Callable[[str], tuple[Path, list[Any]]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     folder, _ = with_mtp("MiMoForCausalLM")
     plain = make_checkpoint("Qwen2ForCausalLM", tmp_path / "plain", seed=1)
-    target, tensors = reference_heads.Target(plain), load_file(folder / "model.safetensors")
+    target = reference_heads.Target(plain)
+    tensors = load_file(folder / "model.safetensors")
     tensors.pop("lm_head.weight", None)
     config = {"method": "mimo_mtp", "num_speculative_tokens": 3}
     for tokens, draft, _ in guesses_of(monkeypatch, Chain, folder, config):
         hidden = target.states(tokens[:-1])[-1]
-        wanted = reference_heads.chained(reference_heads.mimo, target, tokens, hidden, [0] * len(draft), tensors)
+        wanted = reference_heads.chained(
+            reference_heads.mimo, target, tokens, hidden, [0] * len(draft), tensors
+        )
         assert draft == wanted
 
 
@@ -263,7 +306,8 @@ def test_heads_of_medusa_may_share_that_of_the_model(
     head = write_head(tmp_path / "head", {"model_type": "medusa"}, own)
     config = {"method": "medusa", "model": str(head), "num_speculative_tokens": 3}
     for tokens, draft, _ in guesses_of(monkeypatch, Medusa, llama[0], config):
-        hidden, wanted = target.states(tokens[:-1])[-1][-1], []
+        hidden = target.states(tokens[:-1])[-1][-1]
+        wanted = []
         for i in range(3):
             x = hidden + functional.silu(
                 functional.linear(hidden, own[f"{i}.0.linear.weight"], own[f"{i}.0.linear.bias"])
@@ -275,7 +319,11 @@ def test_heads_of_medusa_may_share_that_of_the_model(
 
 @pytest.mark.parametrize("name", ["medusa", "mlp_speculator", "tied"])
 def test_heads_without_a_cache_guess_what_the_published_formulas_do(
-    llama: tuple[Path, list[Any]], heads: Mapping[str, Head], target: Any, name: str, monkeypatch: pytest.MonkeyPatch
+    llama: tuple[Path, list[Any]],
+    heads: Mapping[str, Head],
+    target: Any,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     method, head, tensors = heads[name]
     kind = Medusa if name == "medusa" else MlpSpeculator
@@ -286,5 +334,7 @@ def test_heads_without_a_cache_guess_what_the_published_formulas_do(
             wanted = reference_heads.medusa(hidden, tensors, [0] * 3)
         else:
             tied = name == "tied"
-            wanted = reference_heads.mlp_speculator(hidden, tokens[-1], tensors, 3, INNER, tied=tied)
+            wanted = reference_heads.mlp_speculator(
+                hidden, tokens[-1], tensors, 3, INNER, tied=tied
+            )
         assert draft == wanted[: len(draft)]

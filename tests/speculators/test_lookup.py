@@ -39,7 +39,9 @@ def make(kind: Any = NGram, **settings: Any) -> Any:
 
 
 def by_scanning(tokens: list[int], least: int, most: int, count: int) -> list[int]:
-    """Return what ngram guesses, found the slow way: the longest end that stands earlier, the latest time it does."""
+    """Return what ngram guesses, found the slow way: the longest end that stands earlier, the
+    latest time it does.
+    """
     for size in range(most, least - 1, -1):
         for place in range(len(tokens) - 1, size - 1, -1):
             if len(tokens) > size and tokens[place - size : place] == tokens[len(tokens) - size :]:
@@ -49,7 +51,10 @@ def by_scanning(tokens: list[int], least: int, most: int, count: int) -> list[in
 
 @pytest.mark.parametrize("seed", range(6))
 def test_ngram_finds_what_a_scan_of_everything_finds(seed: int) -> None:
-    draw, who, ngram, tokens = random.Random(seed), owner(), make(), []
+    draw = random.Random(seed)
+    who = owner()
+    ngram = make()
+    tokens = []
     for _ in range(120):  # so few that the places looked at are all there are
         tokens += [draw.randrange(12) for _ in range(draw.randrange(1, 3))]
         assert ngram.drafts(ask(tokens, who))[0] == by_scanning(tokens, 2, 5, 4)
@@ -80,16 +85,21 @@ def calls(function: Any, *arguments: Any) -> int:
 def test_a_look_costs_the_same_at_any_length(kind: Any) -> None:
     costs = []
     for length in (200, 8000):
-        draw, who, finder = random.Random(1), owner(), make(kind)
+        draw = random.Random(1)
+        who = owner()
+        finder = make(kind)
         tokens = [draw.randrange(3) for _ in range(length)]
         finder.drafts(ask(tokens, who))
-        costs.append(max(calls(finder.drafts, ask([*tokens, *[1, 2, 3][: i + 1]], who)) for i in range(3)))
+        costs.append(
+            max(calls(finder.drafts, ask([*tokens, *[1, 2, 3][: i + 1]], who)) for i in range(3))
+        )
     assert costs[1] <= 1.5 * costs[0]
 
 
 @pytest.mark.parametrize("kind", [NGram, Suffix])
 def test_a_look_costs_little_where_all_of_the_text_was_said_before(kind: Any) -> None:
-    finder, said = make(kind), list(range(100, 130)) * 8
+    finder = make(kind)
+    said = list(range(100, 130)) * 8
     for _ in range(20):
         finder.drafts(ask(said, owner()))
     who = owner()
@@ -99,7 +109,8 @@ def test_a_look_costs_little_where_all_of_the_text_was_said_before(kind: Any) ->
 
 
 def test_suffix_guesses_what_others_said_most_often() -> None:
-    suffix, greeting = make(Suffix, suffix_decoding_max_spec_factor=4.0), [1, 2, 3]
+    suffix = make(Suffix, suffix_decoding_max_spec_factor=4.0)
+    greeting = [1, 2, 3]
     for ending in ([4, 5, 6], [4, 9, 9], [4, 5, 7]):
         suffix.drafts(ask([50, *greeting, *ending], owner(1)))
     assert suffix.drafts(ask([60, *greeting], owner(1), most=2)) == [[4, 5]]

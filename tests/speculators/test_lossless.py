@@ -1,4 +1,6 @@
-"""Guesses change no token: whatever is asked of sampling, however the engine is run, and however bad they are."""
+"""Guesses change no token: whatever is asked of sampling, however the engine is run, and however
+bad they are.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,11 @@ WAYS: dict[str, dict[str, Any]] = {
     "as it is": {},
     "depth 2": {"async_scheduling": True},
     "a budget of 16 tokens": {"max_num_batched_tokens": 16},
-    "few blocks": {"max_model_len": 96, "num_gpu_blocks_override": 18, "kv_cache_memory_bytes": None},
+    "few blocks": {
+        "max_model_len": 96,
+        "num_gpu_blocks_override": 18,
+        "kv_cache_memory_bytes": None,
+    },
     "few blocks, depth 2": {
         "max_model_len": 96,
         "num_gpu_blocks_override": 18,
@@ -34,7 +40,9 @@ WAYS: dict[str, dict[str, Any]] = {
 QUICK = ("as it is", "few blocks, depth 2")
 
 
-@pytest.mark.parametrize("way", [pytest.param(w, marks=[] if w in QUICK else pytest.mark.slow) for w in WAYS])
+@pytest.mark.parametrize(
+    "way", [pytest.param(w, marks=[] if w in QUICK else pytest.mark.slow) for w in WAYS]
+)
 def test_ngram_changes_no_token(expected: list[Any], way: str) -> None:
     with open_llm(NGRAM, **WAYS[way]) as llm:
         assert run(llm) == expected
@@ -58,7 +66,9 @@ def test_outputs_of_a_file_change_no_token(expected: list[Any], way: str, tmp_pa
         llm.core.scheduler.check()
 
 
-@pytest.mark.parametrize("ahead", [pytest.param(False, marks=pytest.mark.slow), True], ids=["depth 1", "depth 2"])
+@pytest.mark.parametrize(
+    "ahead", [pytest.param(False, marks=pytest.mark.slow), True], ids=["depth 1", "depth 2"]
+)
 def test_a_hostile_speculator_costs_nothing_but_time(expected: list[Any], ahead: bool) -> None:
     """Random guesses, more than were asked for, tokens that there are not, for rows at their end."""
     speculative = {"method": "hostile", "num_speculative_tokens": 7, "adaptive": False}
@@ -70,7 +80,9 @@ def test_a_hostile_speculator_costs_nothing_but_time(expected: list[Any], ahead:
 def test_one_that_raises_is_not_asked_again(caplog: pytest.LogCaptureFixture) -> None:
     speculative = {"method": "raising", "num_speculative_tokens": 2, "adaptive": False}
     with open_llm(speculative, plugins=[HOSTILE]) as llm:
-        output = llm.generate("hello", SamplingParams(temperature=0, max_tokens=9, ignore_eos=True), use_tqdm=False)[0]
+        output = llm.generate(
+            "hello", SamplingParams(temperature=0, max_tokens=9, ignore_eos=True), use_tqdm=False
+        )[0]
     assert len(output.outputs[0].token_ids) == 9
     assert not output.error
     assert [r.message for r in caplog.records if "nothing is guessed any more" in r.message]
@@ -102,7 +114,9 @@ def test_seeded_requests_have_the_same_tokens_with_guesses_and_without() -> None
                 for seed in range(10)
                 for _ in prompts
             ]
-            return [o.outputs[0].token_ids for o in llm.generate(prompts * 10, params, use_tqdm=False)]
+            return [
+                o.outputs[0].token_ids for o in llm.generate(prompts * 10, params, use_tqdm=False)
+            ]
 
     assert tokens(NGRAM) == tokens(None)
 
@@ -119,7 +133,10 @@ def test_grammars_hold_and_change_no_token() -> None:
         with open_llm(speculative) as llm:
             params = [
                 SamplingParams(
-                    temperature=i % 2, seed=i, max_tokens=60, structured_outputs=StructuredOutputsParams(json=s)
+                    temperature=i % 2,
+                    seed=i,
+                    max_tokens=60,
+                    structured_outputs=StructuredOutputsParams(json=s),
                 )
                 for i, s in enumerate(schemas)
             ]
@@ -145,13 +162,19 @@ def test_a_hundred_schemas_hold(method: str) -> None:
     schemas = [
         {
             "type": "object",
-            "properties": {f"field_{i}_{at}": kinds[(i + at) % len(kinds)] for at in range(1 + i % 3)},
+            "properties": {
+                f"field_{i}_{at}": kinds[(i + at) % len(kinds)] for at in range(1 + i % 3)
+            },
             "required": [f"field_{i}_{at}" for at in range(1 + i % 3)],
             "additionalProperties": False,
         }
         for i in range(100)
     ]
-    own = NGRAM if method == "ngram" else {"model": DEMO, "num_speculative_tokens": 3, "adaptive": False}
+    own = (
+        NGRAM
+        if method == "ngram"
+        else {"model": DEMO, "num_speculative_tokens": 3, "adaptive": False}
+    )
     # Blanks between tokens, which JSON allows without end, would use up the tokens of a few.
     params = [
         SamplingParams(
@@ -167,7 +190,9 @@ def test_a_hundred_schemas_hold(method: str) -> None:
     for speculative in (None, own):
         with open_llm(speculative, max_num_seqs=16) as llm:
             outputs = llm.generate(prompts, params, use_tqdm=False)
-            said.append([(output.outputs[0].text, output.outputs[0].finish_reason) for output in outputs])
+            said.append(
+                [(output.outputs[0].text, output.outputs[0].finish_reason) for output in outputs]
+            )
     assert said[0] == said[1]
     assert sum(output.counts.get("spec_decode_num_accepted_tokens", 0) for output in outputs) > 100
     for schema, (text, reason) in zip(schemas, said[1], strict=True):

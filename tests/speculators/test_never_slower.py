@@ -1,4 +1,6 @@
-"""Speculation that does not pay costs next to nothing, whyever it does not; one that pays is found out."""
+"""Speculation that does not pay costs next to nothing, whyever it does not; one that pays is found
+out.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,13 @@ def idle(size: int) -> float:
     return 0.0035 * (1 + 0.1 * size / ROWS)
 
 
-def engine(monkeypatch: pytest.MonkeyPatch, step_s: Any, length: int = 128, rows: int = ROWS, **guesser: Any) -> Engine:
+def engine(
+    monkeypatch: pytest.MonkeyPatch,
+    step_s: Any,
+    length: int = 128,
+    rows: int = ROWS,
+    **guesser: Any,
+) -> Engine:
     clock = Clock()
     monkeypatch.setattr(drafting, "time", clock)
     return Engine(clock, Guesser(clock, **guesser), rows, length, step_s)
@@ -43,11 +51,15 @@ MODEL: dict[str, Any] = {"finds": False, "row_s": 200e-6, "first_s": 1e-3}
         pytest.param(MODEL, 0.5, id="a model's"),
     ],
 )
-def test_a_full_batch_loses_nothing(monkeypatch: pytest.MonkeyPatch, guesser: dict[str, Any], right: float) -> None:
+def test_a_full_batch_loses_nothing(
+    monkeypatch: pytest.MonkeyPatch, guesser: dict[str, Any], right: float
+) -> None:
     assert engine(monkeypatch, full, **guesser).run(2000, right) > 0.98
 
 
-def test_steps_that_mostly_take_longer_than_the_shortest_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_that_mostly_take_longer_than_the_shortest_lose_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """What is reckoned from the shortest of the last few would pay; what they take does not."""
     draw = Random(0)
 
@@ -59,7 +71,9 @@ def test_steps_that_mostly_take_longer_than_the_shortest_lose_nothing(monkeypatc
 
 
 @pytest.mark.parametrize("length", [20, 128])
-def test_wrong_guesses_of_a_model_lose_nothing(monkeypatch: pytest.MonkeyPatch, length: int) -> None:
+def test_wrong_guesses_of_a_model_lose_nothing(
+    monkeypatch: pytest.MonkeyPatch, length: int
+) -> None:
     """Each request is caught up with by the model that guesses, which takes as long as a few steps."""
     assert engine(monkeypatch, idle, length, **MODEL).run(4000, 0.05) > 0.98
 
@@ -70,7 +84,9 @@ def test_right_guesses_pay(monkeypatch: pytest.MonkeyPatch, guesser: dict[str, A
     assert engine(monkeypatch, idle, **one).run(500, 0.9) > 2.5
 
 
-def test_a_look_that_another_process_made_long_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_that_another_process_made_long_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     made = engine(monkeypatch, idle, 9000, rows=1, finds=True, row_s=10e-6, first_s=0.5)
     made.run(400, 0.9)
     assert made.run(100, 0.9) > 2.5

@@ -35,7 +35,9 @@ def test_where_each_token_costs_as_much_none_is_guessed() -> None:
 
 
 def test_none_is_guessed_where_finding_them_takes_what_they_save() -> None:
-    pace, rows, ready = told({4: 1.0, 24: 1.0}), np.arange(4), np.array([1, 0, 0, 0])
+    pace = told({4: 1.0, 24: 1.0})
+    rows = np.arange(4)
+    ready = np.array([1, 0, 0, 0])
     assert pace.choose(rows, ready).tolist() == [1, 0, 0, 0]
     assert pace.choose(rows, ready, 0.5).tolist() == [0, 0, 0, 0]
 
@@ -68,7 +70,9 @@ def test_trials_lose_a_bounded_time() -> None:
 def test_a_trial_is_as_large_as_time_may_be_lost() -> None:
     pace = told({32: 0.1})
     pace.costs.take_prompts(1000, 1.0)
-    assert 32 < sum(choose(pace, 32)) <= 100, "a token takes a thousandth of a second, and a tenth may be lost"
+    assert 32 < sum(choose(pace, 32)) <= 100, (
+        "a token takes a thousandth of a second, and a tenth may be lost"
+    )
 
 
 def test_what_is_known_to_pay_is_done_where_more_may_not_be_tried() -> None:
@@ -80,7 +84,8 @@ def test_what_is_known_to_pay_is_done_where_more_may_not_be_tried() -> None:
 def test_a_trial_counts_as_what_it_has_lost() -> None:
     counts = []
     for seconds in (None, 1.0):
-        pace, trials = told({8: 0.001, 48: 0.04}), 0
+        pace = told({8: 0.001, 48: 0.04})
+        trials = 0
         while any(choose(pace, 8)):
             trials += 1
             if seconds is not None:
@@ -124,8 +129,12 @@ def test_a_token_more_is_not_reckoned_dearer_than_those_of_decoding_steps() -> N
 
 
 def test_steps_have_few_sizes() -> None:
-    """The first steps of each size take longer, as a recorder's do, and would be paid for again and again."""
-    pace, draw, rows = told({32: 1.0, 64: 1.1, 96: 1.2, 192: 1.5}), np.random.default_rng(1), np.arange(32)
+    """The first steps of each size take longer, as a recorder's do, and would be paid for again and
+    again.
+    """
+    pace = told({32: 1.0, 64: 1.1, 96: 1.2, 192: 1.5})
+    draw = np.random.default_rng(1)
+    rows = np.arange(32)
     sizes = set()
     for _ in range(200):
         right = draw.integers(0, MOST + 1, 32)

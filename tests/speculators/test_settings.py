@@ -21,7 +21,9 @@ def options() -> Any:
 
 
 def read(given: Any, options: Any, **more: Any) -> SpeculativeConfig | None:
-    return settings_of(config_from_kwargs({"model": "demo", "speculative_config": given, **more}, options))
+    return settings_of(
+        config_from_kwargs({"model": "demo", "speculative_config": given, **more}, options)
+    )
 
 
 def test_defaults_and_names_of_methods(options: Any) -> None:
@@ -47,10 +49,16 @@ def test_defaults_and_names_of_methods(options: Any) -> None:
         ({"method": "ngram", "num_speculative_tokens": 1e9}, "must be of type int"),
         ({"method": "ngram", "num_speculative_tokens": True}, "must be of type int"),
         ({"metod": "ngram"}, "did you mean 'method'"),
-        ({"method": "ngram", "prompt_lookup_min": 5, "prompt_lookup_max": 3}, "is more than prompt_lookup_max"),
+        (
+            {"method": "ngram", "prompt_lookup_min": 5, "prompt_lookup_max": 3},
+            "is more than prompt_lookup_max",
+        ),
         ({"method": "ngram", "disable_by_batch_size": 1}, "would never guess"),
         ({"num_speculative_tokens": 3}, "names no method"),
-        ({"method": "eagle", "speculative_token_tree": 3}, "speculative_token_tree 3 is no list of nodes"),
+        (
+            {"method": "eagle", "speculative_token_tree": 3},
+            "speculative_token_tree 3 is no list of nodes",
+        ),
         ({"method": "eagle", "speculative_token_tree": "[(0,), 1"}, "is no list of nodes"),
         ({"method": "eagle", "speculative_token_tree": "[]"}, "is no list of nodes"),
         ({"method": "eagle", "speculative_token_tree": "[('a',)]"}, "is no list of nodes"),
@@ -58,10 +66,20 @@ def test_defaults_and_names_of_methods(options: Any) -> None:
         ({"method": "eagle", "speculative_token_tree": "[(0,), (-1,)]"}, r"has a node \(-1,\)"),
         ({"method": "eagle", "speculative_token_tree": "[(0,), (0,)]"}, "names a node twice"),
         ({"method": "eagle", "speculative_token_tree": "[(1,)]"}, r"has \(1,\) but not \(0,\)"),
-        ({"method": "eagle", "speculative_token_tree": "[(0,), (1, 0)]"}, r"has \(1, 0\) but not \(1,\)"),
-        ({"method": "eagle", "speculative_token_tree": str([(i,) for i in range(65)])}, "65 nodes; at most 64"),
         (
-            {"method": "eagle", "speculative_token_tree": "[(0,), (1,)]", "num_speculative_tokens": 3},
+            {"method": "eagle", "speculative_token_tree": "[(0,), (1, 0)]"},
+            r"has \(1, 0\) but not \(1,\)",
+        ),
+        (
+            {"method": "eagle", "speculative_token_tree": str([(i,) for i in range(65)])},
+            "65 nodes; at most 64",
+        ),
+        (
+            {
+                "method": "eagle",
+                "speculative_token_tree": "[(0,), (1,)]",
+                "num_speculative_tokens": 3,
+            },
             "has 2 nodes, and --speculative-config.num_speculative_tokens is 3",
         ),
     ],
@@ -72,7 +90,11 @@ def test_what_cannot_be_is_refused(given: Any, says: str, options: Any) -> None:
 
 
 def test_a_chain_is_a_tree_and_vllms_other_keys_are_taken(options: Any) -> None:
-    given = {"method": "deepseek_mtp", "speculative_token_tree": "[(0,), (0, 0)]", "enforce_eager": True}
+    given = {
+        "method": "deepseek_mtp",
+        "speculative_token_tree": "[(0,), (0, 0)]",
+        "enforce_eager": True,
+    }
     found = read(given, options)
     assert found is not None
     assert (found.method, found.most, found.tree) == ("mtp", 2, None)
@@ -97,7 +119,12 @@ def test_a_tree_states_its_nodes_in_any_order(given: Any, options: Any) -> None:
         ({"model_type": "suffix"}, "suffix", 24),
         ({"architectures": ["MLPSpeculatorPreTrainedModel"]}, "mlp_speculator", 5),
         (
-            {"speculators_config": {"algorithm": "eagle3", "proposal_methods": [{"speculative_tokens": 4}]}},
+            {
+                "speculators_config": {
+                    "algorithm": "eagle3",
+                    "proposal_methods": [{"speculative_tokens": 4}],
+                }
+            },
             "eagle3",
             4,
         ),

@@ -1,4 +1,6 @@
-"""Trees of guesses: how they are shaped and filled, what of them is worth computing, and that they change no token."""
+"""Trees of guesses: how they are shaped and filled, what of them is worth computing, and that they
+change no token.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def test_nodes_stand_behind_their_parents_and_the_first_path_first() -> None:
             own = [place for place in path if place not in seen]
             assert path[len(path) - len(own) :] == own
             seen += own
-        assert seen == list(range(1, len(tree) + 1)), "what a path adds follows what those before it have"
+        assert seen == list(range(1, len(tree) + 1)), (
+            "what a path adds follows what those before it have"
+        )
 
 
 def test_the_likeliest_nodes_are_trees_each_a_node_larger() -> None:
@@ -63,7 +67,9 @@ def test_the_likeliest_nodes_are_trees_each_a_node_larger() -> None:
 
 
 def test_a_tree_is_filled_level_by_level() -> None:
-    """The model of this test says of each text a token more than its last one, and then ever ten more."""
+    """The model of this test says of each text a token more than its last one, and then ever ten
+    more.
+    """
     owner = NewRow(0, "r", [], 1, SamplingParams(), 0, (), [])
     rows = [DraftRow(0, owner, np.array([5]), 6, SMALL), DraftRow(1, owner, np.array([7]), 2)]
     told: list[Any] = []
@@ -73,7 +79,10 @@ def test_a_tree_is_filled_level_by_level() -> None:
 
     def go_on(level: list[Any], tokens: list[list[int]], count: int) -> list[list[int]]:
         told.append(sorted((node.row, node.place) for node in level))
-        return [[tokens[node.row][node.place - 1] + 1 + 10 * rank for rank in range(count)] for node in level]
+        return [
+            [tokens[node.row][node.place - 1] + 1 + 10 * rank for rank in range(count)]
+            for node in level
+        ]
 
     assert fill(rows, begin, go_on) == [[6, 7, 17, 18, 16, 17], [8, 9]]
     assert told == [[(0, 1), (0, 5), (1, 1)], [(0, 3)]], "leaves are not computed"
@@ -110,7 +119,9 @@ def test_nodes_are_chosen_by_how_likely_they_are() -> None:
 
 def test_where_branches_do_not_pay_a_chain_is_computed() -> None:
     """Of this tree the first three nodes are one; a row that computes more of it has branches."""
-    depths, behind = exponents(likeliest(TokenTree.of([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)])))
+    depths, behind = exponents(
+        likeliest(TokenTree.of([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]))
+    )
     for branched_s, fewest, most in ((3.0, 1, 3), (1.3, 4, 7)):
         pace = Pace(1, 7, depths=depths, behind=behind)
         for size in range(1, 9):
@@ -122,16 +133,31 @@ def test_where_branches_do_not_pay_a_chain_is_computed() -> None:
 
 
 def test_methods_without_branches_are_refused_by_name() -> None:
-    with pytest.raises(EngineError, match="speculative_token_tree has branches, and the method ngram"):
-        LLM(speculative_config={"method": "ngram", "speculative_token_tree": "[(0,), (1,)]"}, log_level="error")
+    with pytest.raises(
+        EngineError, match="speculative_token_tree has branches, and the method ngram"
+    ):
+        LLM(
+            speculative_config={"method": "ngram", "speculative_token_tree": "[(0,), (1,)]"},
+            log_level="error",
+        )
 
 
 @pytest.mark.slow
 def test_models_with_states_are_refused_by_name(tmp_path: Path) -> None:
     folder = make_checkpoint("Qwen3NextForCausalLM", tmp_path / "model", seed=1)
-    config = {"method": "draft_model", "model": str(folder), "speculative_token_tree": "[(0,), (1,)]"}
+    config = {
+        "method": "draft_model",
+        "model": str(folder),
+        "speculative_token_tree": "[(0,), (1,)]",
+    }
     with pytest.raises(EngineError, match=r"cannot check: .* keeps RecurrentState"):
-        LLM(str(folder), speculative_config=config, skip_tokenizer_init=True, max_model_len=64, log_level="error")
+        LLM(
+            str(folder),
+            speculative_config=config,
+            skip_tokenizer_init=True,
+            max_model_len=64,
+            log_level="error",
+        )
 
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -144,7 +170,12 @@ WAYS: dict[str, dict[str, Any]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_whatever_is_asked_of_sampling_keeps_its_meaning(expected: list[Any], way: str) -> None:
-    config = {"method": "draft_model", "model": DEMO, "speculative_token_tree": TREE, "adaptive": False}
+    config = {
+        "method": "draft_model",
+        "model": DEMO,
+        "speculative_token_tree": TREE,
+        "adaptive": False,
+    }
     with open_llm(config, **WAYS[way]) as llm:
         assert run(llm) == expected
         total = counted(llm)
@@ -156,14 +187,28 @@ def test_whatever_is_asked_of_sampling_keeps_its_meaning(expected: list[Any], wa
 def test_grammars_hold_and_change_no_token() -> None:
     pytest.importorskip("xgrammar")
     names = ("colour", "shade", "hue")
-    schema = {"type": "object", "properties": {n: {"enum": ["red", "green"]} for n in names}, "required": [*names]}
-    tree = {"method": "draft_model", "model": DEMO, "speculative_token_tree": TREE, "adaptive": False}
+    schema = {
+        "type": "object",
+        "properties": {n: {"enum": ["red", "green"]} for n in names},
+        "required": [*names],
+    }
+    tree = {
+        "method": "draft_model",
+        "model": DEMO,
+        "speculative_token_tree": TREE,
+        "adaptive": False,
+    }
     outcomes = []
     for speculative in (None, tree):
         with open_llm(speculative) as llm:
             form = StructuredOutputsParams(json=schema)
-            params = [SamplingParams(temperature=i, seed=i, max_tokens=60, structured_outputs=form) for i in range(2)]
-            outputs = llm.generate(['Answer in JSON: {"colour": "red"}'] * 2, params, use_tqdm=False)
+            params = [
+                SamplingParams(temperature=i, seed=i, max_tokens=60, structured_outputs=form)
+                for i in range(2)
+            ]
+            outputs = llm.generate(
+                ['Answer in JSON: {"colour": "red"}'] * 2, params, use_tqdm=False
+            )
             outcomes.append([(o.outputs[0].text, o.outputs[0].finish_reason) for o in outputs])
     assert outcomes[0] == outcomes[1]
     assert sum(output.counts["spec_decode_num_accepted_tokens"] for output in outputs) > 10

@@ -34,11 +34,14 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def requests() -> tuple[list[Any], list[SamplingParams]]:
-    """Return prompts, some of which begin alike, and what is asked of each: most are greedy, some are seeded or penalised."""
+    """Return prompts, some of which begin alike, and what is asked of each: most are greedy, some
+    are seeded or penalised.
+    """
     draw = Random(3)
     shared = [draw.randrange(VOCAB - 3) for _ in range(40)]
     prompts = [
-        shared[: 8 * (i % 6)] + [draw.randrange(VOCAB - 3) for _ in range(1 + draw.randrange(30))] for i in range(32)
+        shared[: 8 * (i % 6)] + [draw.randrange(VOCAB - 3) for _ in range(1 + draw.randrange(30))]
+        for i in range(32)
     ]
     asked: list[dict[str, Any]] = [
         {"temperature": 0},
@@ -47,7 +50,12 @@ def requests() -> tuple[list[Any], list[SamplingParams]]:
         {"temperature": 0.8, "top_p": 0.95, "seed": 7},
     ]
     params = [
-        SamplingParams(max_tokens=4 + draw.randrange(30), ignore_eos=True, detokenize=False, **asked[i % len(asked)])
+        SamplingParams(
+            max_tokens=4 + draw.randrange(30),
+            ignore_eos=True,
+            detokenize=False,
+            **asked[i % len(asked)],
+        )
         for i in range(32)
     ]
     return [{"prompt_token_ids": prompt} for prompt in prompts], params

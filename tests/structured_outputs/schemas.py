@@ -1,4 +1,6 @@
-"""A hundred JSON schemas of increasing difficulty, generated from a seed: data, the same on every machine."""
+"""A hundred JSON schemas of increasing difficulty, generated from a seed: data, the same on every
+machine.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ NUM_SCHEMAS = 100
 
 def schemas() -> list[Schema]:
     """Return them, the easiest first."""
-    return [_schema(random.Random(index), 1 + index // 25, f"s{index}") for index in range(NUM_SCHEMAS)]
+    return [
+        _schema(random.Random(index), 1 + index // 25, f"s{index}") for index in range(NUM_SCHEMAS)
+    ]
 
 
 def _schema(choose: random.Random, depth: int, name: str) -> Schema:
@@ -21,7 +25,10 @@ def _schema(choose: random.Random, depth: int, name: str) -> Schema:
     if depth >= 3 and choose.random() < 0.5:  # a recursive type that may always stop
         tree = {
             "type": "object",
-            "properties": {"v": _scalar(choose), "next": {"anyOf": [{"$ref": "#/$defs/tree"}, {"type": "null"}]}},
+            "properties": {
+                "v": _scalar(choose),
+                "next": {"anyOf": [{"$ref": "#/$defs/tree"}, {"type": "null"}]},
+            },
             "required": ["v", "next"],
             "additionalProperties": False,
         }
@@ -57,15 +64,27 @@ def _scalar(choose: random.Random) -> Schema:
 
 
 def _object(choose: random.Random, depth: int) -> Schema:
-    names = choose.sample(["name", "size", "über", "a b", "$id", "x_1", 'say"hi'], choose.randint(1, 3))
+    names = choose.sample(
+        ["name", "size", "über", "a b", "$id", "x_1", 'say"hi'], choose.randint(1, 3)
+    )
     properties = {name: _value(choose, depth - 1) for name in names}
     required = names if choose.random() < 0.6 else names[:1]
-    return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(required),
+        "additionalProperties": False,
+    }
 
 
 def _array(choose: random.Random, depth: int) -> Schema:
     least = choose.randint(0, 1)
-    return {"type": "array", "items": _value(choose, depth - 2), "minItems": least, "maxItems": least + 1}
+    return {
+        "type": "array",
+        "items": _value(choose, depth - 2),
+        "minItems": least,
+        "maxItems": least + 1,
+    }
 
 
 def _array_of_places(choose: random.Random, depth: int) -> Schema:

@@ -1,4 +1,6 @@
-"""A plugin with a grammar backend that does what its regex says: `slow 20` needs 20 ms for each mask, `work` never compiles."""
+"""A plugin with a grammar backend that does what its regex says: `slow 20` needs 20 ms for each
+mask, `work` never compiles.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,14 @@ def work(seconds: float) -> None:
 
 
 class Strange:
-    """Holds outputs to small letters, the next one always among the eight behind the number of letters so far."""
+    """Holds outputs to small letters, the next one always among the eight behind the number of
+    letters so far.
+    """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self.tokens = {word[0]: token for token, word in enumerate(vocabulary.tokens) if len(word) == 1}
+        self.tokens = {
+            word[0]: token for token, word in enumerate(vocabulary.tokens) if len(word) == 1
+        }
         self.num_words = -(-len(vocabulary.tokens) // 32)
 
     @staticmethod
@@ -52,7 +58,10 @@ class Letters:
     memory_bytes = 1
 
     def __init__(self, backend: Strange, what: str, amount: float, held: list[bytearray]) -> None:
-        self.backend, self.what, self.amount, self.held = backend, what, amount, held
+        self.backend = backend
+        self.what = what
+        self.amount = amount
+        self.held = held
 
     def start(self) -> Any:
         if self.what == "stateless":
@@ -62,7 +71,8 @@ class Letters:
 
 class State:
     def __init__(self, letters: Letters) -> None:
-        self.letters, self.count = letters, 0
+        self.letters = letters
+        self.count = 0
 
     def accept(self, token: int) -> bool:
         self.count += 1
@@ -72,7 +82,8 @@ class State:
         self.count -= k
 
     def fill(self, mask: np.ndarray[Any, Any]) -> None:
-        what, amount = self.letters.what, self.letters.amount
+        what = self.letters.what
+        amount = self.letters.amount
         if what in ("slow", "sticky"):
             work(amount)
         if self.count >= 3:

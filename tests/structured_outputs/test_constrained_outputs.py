@@ -1,4 +1,6 @@
-"""Outputs of a random model are of the form asked for: alone and among others, scheduled ahead, preempted, resumed."""
+"""Outputs of a random model are of the form asked for: alone and among others, scheduled ahead,
+preempted, resumed.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,10 @@ EXAMPLES: list[tuple[dict[str, Any], Callable[[str], Any]]] = [
 
 def constrained(temperature: float = 1.0, seed: int = 0, **given: Any) -> SamplingParams:
     return SamplingParams(
-        max_tokens=100, temperature=temperature, seed=seed, structured_outputs=StructuredOutputsParams(**given)
+        max_tokens=100,
+        temperature=temperature,
+        seed=seed,
+        structured_outputs=StructuredOutputsParams(**given),
     )
 
 
@@ -60,7 +65,9 @@ def cut(output: RequestOutput) -> bool:
 
 
 @pytest.mark.parametrize(("given", "matches"), EXAMPLES, ids=lambda value: str(value)[:20])
-def test_outputs_are_of_the_form_asked_for(llm: LLM, given: dict[str, Any], matches: Callable[[str], Any]) -> None:
+def test_outputs_are_of_the_form_asked_for(
+    llm: LLM, given: dict[str, Any], matches: Callable[[str], Any]
+) -> None:
     params = [constrained(0.0, **given), *(constrained(1.0, seed, **given) for seed in range(3))]
     found = complete(llm.generate(["x"] * len(params), params, use_tqdm=False))
     assert found
@@ -70,7 +77,9 @@ def test_outputs_are_of_the_form_asked_for(llm: LLM, given: dict[str, Any], matc
 def test_neighbours_are_not_touched(llm: LLM) -> None:
     free = SamplingParams(max_tokens=20, temperature=0.0)
     alone = texts(llm.generate(["abc"], free, use_tqdm=False))
-    among = texts(llm.generate(["x", "abc", "y"], [constrained(**EXAMPLES[0][0]), free, free], use_tqdm=False))
+    among = texts(
+        llm.generate(["x", "abc", "y"], [constrained(**EXAMPLES[0][0]), free, free], use_tqdm=False)
+    )
     assert among[1] == alone[0]
 
 
@@ -102,11 +111,19 @@ def test_preempted_requests_go_on_in_their_grammar(llm: LLM, open_llm: Callable[
         ({"json": {"type": "array", "uniqueItems": True}}, "uniqueItems"),
         ({"regex": "("}, "structured_outputs.regex: .*parenthesis"),
         ({"grammar": "nonsense"}, "structured_outputs.grammar: "),
-        ({"regex": "((((a)*)*)*)*"}, "structured_outputs.regex: holds the repetition of what may be empty"),
-        ({"json": {"$ref": "http://a.b/c.json"}}, "structured_outputs.json: has the .ref .*leads out of the schema"),
+        (
+            {"regex": "((((a)*)*)*)*"},
+            "structured_outputs.regex: holds the repetition of what may be empty",
+        ),
+        (
+            {"json": {"$ref": "http://a.b/c.json"}},
+            "structured_outputs.json: has the .ref .*leads out of the schema",
+        ),
     ],
 )
-def test_what_no_backend_can_hold_is_refused(open_llm: Callable[..., LLM], given: Any, message: str) -> None:
+def test_what_no_backend_can_hold_is_refused(
+    open_llm: Callable[..., LLM], given: Any, message: str
+) -> None:
     llm = open_llm(structured_outputs_config={"backend": "xgrammar"})
     with pytest.raises(InvalidRequest, match=message):
         llm.generate("x", constrained(**given))
@@ -115,11 +132,16 @@ def test_what_no_backend_can_hold_is_refused(open_llm: Callable[..., LLM], given
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("lm-format-enforcer", "The backend 'lm-format-enforcer' is installed apart: `pip install plugins/engine-lm-"),
+        (
+            "lm-format-enforcer",
+            "The backend 'lm-format-enforcer' is installed apart: `pip install plugins/engine-lm-",
+        ),
         ("nope", "unknown grammar backend 'nope'; available: xgrammar\\.$"),
     ],
 )
-def test_a_backend_that_is_not_there_says_what_brings_it(open_llm: Callable[..., LLM], name: str, said: str) -> None:
+def test_a_backend_that_is_not_there_says_what_brings_it(
+    open_llm: Callable[..., LLM], name: str, said: str
+) -> None:
     with pytest.raises(ConfigError, match=said):
         open_llm(plugins=["grammar_xgrammar"], structured_outputs_config={"backend": name})
 
@@ -128,7 +150,8 @@ def test_equal_constraints_are_compiled_once(open_llm: Callable[..., LLM]) -> No
     llm = open_llm()
     llm.generate(["x"] * 4, constrained(choice=["a", "b"]), use_tqdm=False)
     keepers = llm._front.registry.shared("structured_outputs", lambda: None)
-    # Between a check and the output it was for nobody waits; on a busy machine the keeper ends then, and one more begins.
+    # Between a check and the output it was for nobody waits; on a busy machine the keeper ends
+    # then, and one more begins.
     assert 1 <= keepers.num_compiled < 4
 
 
@@ -139,7 +162,11 @@ def test_a_mask_that_leaves_nothing_ends_its_request_alone(llm: LLM) -> None:
     assert fine.error is None
 
 
-def test_a_reasoning_parser_that_is_not_there_is_refused_at_start(open_llm: Callable[..., LLM]) -> None:
+def test_a_reasoning_parser_that_is_not_there_is_refused_at_start(
+    open_llm: Callable[..., LLM],
+) -> None:
     asked = {"reasoning_parser": "qwen33"}
-    with pytest.raises(ConfigError, match=r"structured-outputs-config\.reasoning_parser: .*'qwen33'.*did you mean"):
+    with pytest.raises(
+        ConfigError, match=r"structured-outputs-config\.reasoning_parser: .*'qwen33'.*did you mean"
+    ):
         open_llm(structured_outputs_config=asked)

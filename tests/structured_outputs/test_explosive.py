@@ -1,4 +1,6 @@
-"""What is known to explode is found by looking at it, in an amount of work that grows with its text."""
+"""What is known to explode is found by looking at it, in an amount of work that grows with its
+text.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,16 @@ import pytest
 from builtin_plugins.structured_outputs.explosive import explodes, remote_reference
 from core.api import Constraint
 
-STARS, PARTS, RULE, DEFINITIONS = "may be empty", "parts in a row", "in itself", "definitions that refer"
+STARS = "may be empty"
+PARTS = "parts in a row"
+RULE = "in itself"
+DEFINITIONS = "definitions that refer"
 
 
 def doubling(count: int) -> str:
     parts: dict[str, Any] = {
-        f"d{i}": {"properties": {name: {"$ref": f"#/$defs/d{i + 1}"} for name in "ab"}} for i in range(count)
+        f"d{i}": {"properties": {name: {"$ref": f"#/$defs/d{i + 1}"} for name in "ab"}}
+        for i in range(count)
     }
     return json.dumps({"$defs": {**parts, f"d{count}": {"type": "null"}}, "$ref": "#/$defs/d0"})
 
@@ -64,7 +70,12 @@ def test_what_explodes_is_found(kind: Any, text: str, said: str) -> None:
         ("grammar", 'root ::= item*\nitem ::= "root root"? "a"'),
         ("grammar", "nonsense"),
         ("json", doubling(5)),
-        ("json", json.dumps({"$defs": {"t": {"properties": {"n": {"$ref": "#/$defs/t"}}}}, "$ref": "#/$defs/t"})),
+        (
+            "json",
+            json.dumps(
+                {"$defs": {"t": {"properties": {"n": {"$ref": "#/$defs/t"}}}}, "$ref": "#/$defs/t"}
+            ),
+        ),
         ("choice", '["(a*)*"]'),
     ],
 )
@@ -72,7 +83,9 @@ def test_what_is_only_long_or_deep_passes(kind: Any, text: str) -> None:
     assert explodes(Constraint(kind, text)) is None
 
 
-@pytest.mark.parametrize("piece", ["a", "(a)", "(a|", "[", "\\", "a{9}", "(?:", "*", "x ::= x\n", '"'])
+@pytest.mark.parametrize(
+    "piece", ["a", "(a)", "(a|", "[", "\\", "a{9}", "(?:", "*", "x ::= x\n", '"']
+)
 @pytest.mark.parametrize("kind", ["regex", "grammar"])
 def test_looking_takes_work_in_proportion_to_the_text(kind: Any, piece: str) -> None:
     longest = piece * (60 if "(" in piece and ")" not in piece else 16_000 // len(piece))

@@ -1,4 +1,6 @@
-"""What both halves do about an output that gets no more masks, or begins again, whatever step it is told in."""
+"""What both halves do about an output that gets no more masks, or begins again, whatever step it is
+told in.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class Rows:
     in_flight = np.array([0])
 
 
-def test_a_row_that_waits_for_a_mask_goes_on_when_there_is_none_and_is_taken_back_each_time() -> None:
+def test_a_row_that_waits_for_a_mask_goes_on_when_there_is_none_and_is_taken_back_each_time() -> (
+    None
+):
     taken_back: list[tuple[str, int]] = []
     woken: list[str] = []
     gate = Gate(num_ranks=1)
@@ -41,7 +45,9 @@ def test_a_row_that_waits_for_a_mask_goes_on_when_there_is_none_and_is_taken_bac
     ))  # fmt: skip
     gate.result(msgspec.msgpack.encode([Pace("a", 0, is_slow=True)]))
     assert gate.limits(Rows()) == {0: 0}
-    failed = msgspec.msgpack.encode([Failed("a", 0, Fault.of(InvalidRequest("regex", "takes too long")))])
+    failed = msgspec.msgpack.encode(
+        [Failed("a", 0, Fault.of(InvalidRequest("regex", "takes too long")))]
+    )
     gate.result(failed)
     assert gate.limits(Rows()) == {}
     gate.result(failed)  # by the step that went without the mask
@@ -61,7 +67,9 @@ def test_an_output_that_begins_again_does_not_begin_its_budget_anew() -> None:
         """Nobody is told here."""
 
     handle = Handle()
-    keepers: Any = SimpleNamespace(lock=nullcontext(), get=lambda key: handle, drop=nothing, watch=nothing)
+    keepers: Any = SimpleNamespace(
+        lock=nullcontext(), get=lambda key: handle, drop=nothing, watch=nothing
+    )
     lines = Lines(keepers, nothing, 0)
     lines.update(News(soon=[Prepare("a", FORM, 5, [], [], [])]))
     lines.update(News(new=[(0, "a")]))

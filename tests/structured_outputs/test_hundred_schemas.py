@@ -1,4 +1,6 @@
-"""Every one of a hundred schemas holds for outputs of random weights and of the demo model: greedy, hot, streamed."""
+"""Every one of a hundred schemas holds for outputs of random weights and of the demo model: greedy,
+hot, streamed.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from core import LLM, RequestOutputKind, SamplingParams, StructuredOutputsParams
 pytest.importorskip("xgrammar")
 jsonschema = pytest.importorskip("jsonschema")
 ROUNDS = 12
-"""Fresh seeds for outputs that the bound of tokens has cut off: those are not complete, whatever they are."""
+"""Fresh seeds for outputs that the bound of tokens has cut off: those are not complete, whatever
+they are.
+"""
 
 
 @pytest.fixture(scope="module", params=["random weights", "demo model"])
@@ -50,17 +54,21 @@ def params_of(schema: dict[str, Any], temperature: float, seed: int) -> Sampling
 
 
 def check(schema: dict[str, Any], text: str) -> None:
-    jsonschema.Draft202012Validator(schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER).validate(
-        json.loads(text)
-    )
+    jsonschema.Draft202012Validator(
+        schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
+    ).validate(json.loads(text))
 
 
-@pytest.mark.parametrize("every", [10, pytest.param(1, marks=pytest.mark.slow)], ids=["a tenth of them", "all of them"])
+@pytest.mark.parametrize(
+    "every", [10, pytest.param(1, marks=pytest.mark.slow)], ids=["a tenth of them", "all of them"]
+)
 def test_outputs_satisfy_their_schema(model: LLM, every: int) -> None:
     wanted = dict(list(enumerate(schemas()))[::every])
     open_ = set(wanted)
     for round_ in range(ROUNDS):
-        found = run(model, {index: params_of(wanted[index], 1.0, 100 * round_ + index) for index in open_})
+        found = run(
+            model, {index: params_of(wanted[index], 1.0, 100 * round_ + index) for index in open_}
+        )
         for index, (text, reason) in found.items():
             if reason == "stop":
                 check(wanted[index], text)

@@ -1,4 +1,6 @@
-"""What a mask or a compilation costs is its own request's trouble: neighbours go on, and beyond its budget it fails alone."""
+"""What a mask or a compilation costs is its own request's trouble: neighbours go on, and beyond its
+budget it fails alone.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +29,16 @@ FREE = SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True)
 
 def under(regex: str, seed: int = 0, max_tokens: int = 12) -> SamplingParams:
     form = StructuredOutputsParams(regex=regex)
-    return SamplingParams(max_tokens=max_tokens, temperature=1.0, seed=seed, ignore_eos=True, structured_outputs=form)
+    return SamplingParams(
+        max_tokens=max_tokens, temperature=1.0, seed=seed, ignore_eos=True, structured_outputs=form
+    )
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["one step at a time", "two"])
 def strange(request: pytest.FixtureRequest, open_llm: Callable[..., LLM]) -> LLM:
-    return open_llm(plugins=[f"+{STRANGE}"], structured_outputs_config=BUDGETS, async_scheduling=request.param)
+    return open_llm(
+        plugins=[f"+{STRANGE}"], structured_outputs_config=BUDGETS, async_scheduling=request.param
+    )
 
 
 @pytest.fixture
@@ -63,7 +69,9 @@ def test_rows_whose_masks_are_slow_get_the_same_tokens_and_so_do_their_neighbour
 ) -> None:
     quick = [tokens(output) for output in run(strange, FREE, under("quick", 1), under("quick", 2))]
     lates.clear()  # on a busy machine these may have been late, too
-    slow = [tokens(output) for output in run(strange, FREE, under("slow 40", 1), under("slow 40", 2))]
+    slow = [
+        tokens(output) for output in run(strange, FREE, under("slow 40", 1), under("slow 40", 2))
+    ]
     assert slow == quick
     assert "Pace" in lates
 
@@ -94,8 +102,12 @@ def test_a_mask_beyond_its_budget_ends_its_request_alone_and_by_name(strange: LL
     assert len(tokens(other)) == 12
 
 
-def test_masks_beyond_their_budget_together_end_their_output_and_none_beside_it(strange: LLM) -> None:
-    failed, short, free = run(strange, under("slow 270", max_tokens=90), under("slow 270", max_tokens=2), FREE)
+def test_masks_beyond_their_budget_together_end_their_output_and_none_beside_it(
+    strange: LLM,
+) -> None:
+    failed, short, free = run(
+        strange, under("slow 270", max_tokens=90), under("slow 270", max_tokens=2), FREE
+    )
     assert isinstance(failed.refusal, InvalidRequest), failed.error
     assert failed.refusal.field == "structured_outputs.regex"
     assert "takes more than 1 s of work for the tokens of one output" in str(failed.refusal)
@@ -117,7 +129,9 @@ def test_a_row_that_sits_out_for_a_mask_ends_with_it(strange: LLM) -> None:
         ("take", "compile_memory_bytes", "takes more .*memory"),
     ],
 )
-def test_a_compilation_beyond_its_limits_is_stopped_by_name(strange: LLM, regex: str, option: str, said: str) -> None:
+def test_a_compilation_beyond_its_limits_is_stopped_by_name(
+    strange: LLM, regex: str, option: str, said: str
+) -> None:
     failed, free = run(strange, under(regex), FREE)
     assert isinstance(failed.refusal, InvalidRequest), failed.error
     with pytest.raises(InvalidRequest, match=f"structured_outputs.regex: {said}"):
@@ -138,8 +152,14 @@ def test_nobody_waits_for_compilations_that_take_long(strange: LLM) -> None:
 
 def test_what_a_backend_fails_of_costs_one_request(strange: LLM) -> None:
     broken, stateless, fine = run(strange, under("broken"), under("stateless"), under("quick"))
-    assert broken.error == "structured_outputs.regex: strange has failed at this constraint: no grammar today"
-    assert stateless.error == "structured_outputs.regex: strange has failed at this request: no state today"
+    assert (
+        broken.error
+        == "structured_outputs.regex: strange has failed at this constraint: no grammar today"
+    )
+    assert (
+        stateless.error
+        == "structured_outputs.regex: strange has failed at this request: no state today"
+    )
     assert broken.refusal is None or not isinstance(broken.refusal, InvalidRequest)
     assert len(tokens(fine)) == 12
 
@@ -157,7 +177,9 @@ def test_an_aborted_request_stops_its_compilation(strange: LLM) -> None:
     strange.add_request("gone", "abc", under("wait"))
     strange.step()
     strange.abort("gone")
-    while strange.has_unfinished_requests() or any(key[1].text == "wait" for key in [*keepers._handles]):
+    while strange.has_unfinished_requests() or any(
+        key[1].text == "wait" for key in [*keepers._handles]
+    ):
         strange.step()
 
 

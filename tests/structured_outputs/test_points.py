@@ -1,4 +1,6 @@
-"""Rows that sample at several points: each has a mask of its own, and only what was kept moves the grammar on."""
+"""Rows that sample at several points: each has a mask of its own, and only what was kept moves the
+grammar on.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ from core.testing.byte_tokenizer import ByteTokenizer
 END = 256
 VOCABULARY = Vocabulary((*(bytes([i]) for i in range(256)), b"", b""), (END,))
 PROMPT = 3
-ROW, FREE = 2, 0
+ROW = 2
+FREE = 0
 _encode = msgspec.msgpack.encode
 _decode = msgspec.msgpack.Decoder(list[Told]).decode
 
@@ -64,7 +67,9 @@ class Points:
 class Output:
     """One constrained row, stepped by hand beside a free one."""
 
-    def __init__(self, constraint: Constraint, *, slack: int = 0, stops: Any = (), reasoning: Any = ((), ())) -> None:
+    def __init__(
+        self, constraint: Constraint, *, slack: int = 0, stops: Any = (), reasoning: Any = ((), ())
+    ) -> None:
         """`slack`: how much longer the host thinks the row may be than it is."""
         config: Any = SimpleNamespace(options={})
         tools: Any = OneBackend(reasoning)
@@ -74,20 +79,33 @@ class Output:
         self.token_ids = torch.zeros(4, 200, dtype=torch.int64)
         self.length = PROMPT
         self._slack = slack
-        kind = {constraint.kind: json.loads(constraint.text) if constraint.kind == "choice" else constraint.text}
+        kind = {
+            constraint.kind: json.loads(constraint.text)
+            if constraint.kind == "choice"
+            else constraint.text
+        }
         params = StructuredOutputsParams(**kind, backend="xgrammar")
-        self.masks.after_sample(_encode(News(soon=[Prepare("r", params, PROMPT, [], [], [END, *stops])])))
+        self.masks.after_sample(
+            _encode(News(soon=[Prepare("r", params, PROMPT, [], [], [END, *stops])]))
+        )
         assert _decode(self.told.get())  # its first mask is there
         self.masks.before_forward(None, _encode(News(new=[(ROW, "r")])))  # type: ignore[arg-type]
 
     def step(self, guesses: list[int]) -> tuple[list[set[int]], Points]:
         """Return which tokens may come at each point."""
-        self.token_ids[ROW, self.length : self.length + len(guesses)] = torch.tensor(guesses, dtype=torch.int64)
+        self.token_ids[ROW, self.length : self.length + len(guesses)] = torch.tensor(
+            guesses, dtype=torch.int64
+        )
         numbers = [*range(len(guesses) + 1)]
         exact = [9, *(self.length + i for i in numbers)]
-        said = [9, *(self.length + i + (self._slack if self.length > PROMPT else 0) for i in numbers)]
+        said = [
+            9,
+            *(self.length + i + (self._slack if self.length > PROMPT else 0) for i in numbers),
+        ]
         rows = [FREE, *[ROW] * len(numbers)]
-        given = Points(rows, said, torch.tensor(rows), torch.tensor(exact), self.token_ids, [0, *numbers])
+        given = Points(
+            rows, said, torch.tensor(rows), torch.tensor(exact), self.token_ids, [0, *numbers]
+        )
         logits = self.masks.before_sample(torch.zeros(len(rows), 258), given, None)  # type: ignore[arg-type]
         assert logits[0].isfinite().all()
         return [set(torch.nonzero(row > float("-inf"))[:, 0].tolist()) for row in logits[1:]], given
@@ -177,7 +195,9 @@ def test_a_stop_token_outside_of_the_grammar_may_be_guessed(begin: Begin) -> Non
     assert output.step([])[0] == [{END, 257}]
 
 
-def test_a_fault_behind_a_guess_costs_its_row_alone(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_behind_a_guess_costs_its_row_alone(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
     output = begin(REGEX)
     output.step([])
     output.keep([A], 1)
@@ -192,4 +212,7 @@ def test_a_fault_behind_a_guess_costs_its_row_alone(begin: Begin, monkeypatch: p
     output.keep([B, C], 2)
     (failed,) = _decode(output.said or b"")
     assert isinstance(failed, Failed)
-    assert failed.fault.message == "structured_outputs.regex: xgrammar has failed at this request: broken"
+    assert (
+        failed.fault.message
+        == "structured_outputs.regex: xgrammar has failed at this request: broken"
+    )

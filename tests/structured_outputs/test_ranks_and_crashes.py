@@ -1,4 +1,6 @@
-"""Constraints where the worker is another process: ranks that agree, and an engine that dies under its requests."""
+"""Constraints where the worker is another process: ranks that agree, and an engine that dies under
+its requests.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +34,12 @@ def test_two_ranks_say_what_one_says(llm: LLM, open_llm: Callable[..., LLM]) -> 
 
 def test_after_a_crash_the_grammar_goes_on_where_it_was(llm: LLM, checkpoint: Path) -> None:
     async def run() -> str:
-        engine = AsyncLLM(str(checkpoint), max_model_len=480, kv_cache_memory_bytes=1 << 25, log_level="error")
+        engine = AsyncLLM(
+            str(checkpoint), max_model_len=480, kv_cache_memory_bytes=1 << 25, log_level="error"
+        )
         try:
-            killed, text = False, ""
+            killed = False
+            text = ""
             async for output in engine.generate("x", params(1), "r"):
                 text = output.outputs[0].text
                 if not killed and len(text) > 10:

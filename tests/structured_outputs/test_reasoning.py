@@ -18,7 +18,8 @@ from core.testing.byte_tokenizer import ByteTokenizer
 
 TOKENIZER: Any = ByteTokenizer()
 VOCABULARY = read_vocabulary(TOKENIZER, ())
-STARTS, ENDS = ("<think>",), ("</think>",)
+STARTS = ("<think>",)
+ENDS = ("</think>",)
 
 
 def over_after(starts: Sequence[str], prompt: str, output: str) -> list[bool]:

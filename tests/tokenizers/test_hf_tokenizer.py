@@ -18,7 +18,14 @@ from core.contracts import ModelSource
 from core.errors import ModelError
 from core.testing.checkpoints import CHAT_TEMPLATE, VOCAB, write_tokenizer
 
-TEXTS = ["", "hello there", "the  inner\n\ttext", "größer 漢字 🙂", "<|im_start|>user\nhi<|im_end|>", "a" * 300]
+TEXTS = [
+    "",
+    "hello there",
+    "the  inner\n\ttext",
+    "größer 漢字 🙂",
+    "<|im_start|>user\nhi<|im_end|>",
+    "a" * 300,
+]
 
 
 @pytest.fixture
@@ -44,12 +51,15 @@ def test_a_model_without_tokenizer_files_has_no_tokenizer(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_ids_and_text_equal_transformers(folder: Path, text: str) -> None:
-    ours, theirs = open_tokenizer(folder), transformers.AutoTokenizer.from_pretrained(folder)
+    ours = open_tokenizer(folder)
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
     ids = ours.encode(text)
     assert isinstance(ours, FastTokenizer)
     assert ids == theirs.encode(text)
     assert ours.decode(ids) == text
-    assert ours.decode(ids, skip_special_tokens=True) == theirs.decode(ids, skip_special_tokens=True)
+    assert ours.decode(ids, skip_special_tokens=True) == theirs.decode(
+        ids, skip_special_tokens=True
+    )
 
 
 def test_facts_of_the_tokenizer(folder: Path) -> None:
@@ -84,7 +94,10 @@ def test_a_response_template_is_handed_on(folder: Path) -> None:
 
 
 def test_several_templates_are_known_by_name(folder: Path) -> None:
-    set_field(folder, chat_template=[{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}])
+    set_field(
+        folder,
+        chat_template=[{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}],
+    )
     assert open_tokenizer(folder).chat_template == {"tool_use": "t", "default": "d"}
     (folder / "chat_template.jinja").write_text("of its own")
     (folder / "additional_chat_templates").mkdir()
@@ -109,7 +122,9 @@ def test_without_tokenizer_json_transformers_reads_it(tmp_path: Path) -> None:
     vocab = {letter: index for index, letter in enumerate([*letters, "<|endoftext|>"])}
     (tmp_path / "vocab.json").write_text(json.dumps(vocab))
     (tmp_path / "merges.txt").write_text("#version: 0.2\n")
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "GPT2Tokenizer"}))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "GPT2Tokenizer"})
+    )
     tokenizer = open_tokenizer(tmp_path)
     assert tokenizer.decode(tokenizer.encode("ab c")) == "ab c"
     assert tokenizer.eos_token_id == vocab["<|endoftext|>"]
@@ -142,10 +157,14 @@ def sized(folder: Path, size: int) -> ModelSource:
 
 
 def test_tokenizer_with_more_text_tokens_than_the_model_is_refused(folder: Path) -> None:
-    with pytest.raises(ModelError, match=r"tokenizer.json has \d+ tokens, and the model an embedding for 100 "):
+    with pytest.raises(
+        ModelError, match=r"tokenizer.json has \d+ tokens, and the model an embedding for 100 "
+    ):
         load_tokenizer(sized(folder, 100), EngineConfig(ModelConfig("m")))
 
 
-def test_added_tokens_beyond_the_model_are_told(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_added_tokens_beyond_the_model_are_told(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     assert load_tokenizer(sized(folder, VOCAB - 1), EngineConfig(ModelConfig("m"))) is not None
     assert "the last ones cannot be used" in caplog.text

@@ -1,4 +1,6 @@
-"""Reading only what is wanted of a long text gives what reading all of it gives, with tokenizers of every kind."""
+"""Reading only what is wanted of a long text gives what reading all of it gives, with tokenizers of
+every kind.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,16 @@ from pathlib import Path
 
 import pytest
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 
 from builtin_plugins.tokenizers.hf import fast
 from builtin_plugins.tokenizers.hf.fast import FastTokenizer
@@ -28,7 +39,21 @@ LLAMA = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 WORDS = [
-    *("the", "quick", "brown", "fox,", "jumps", "over", "12345", "lazy", "dogs'", "é", "größer", "ÄÖ", "naïve"),
+    *(
+        "the",
+        "quick",
+        "brown",
+        "fox,",
+        "jumps",
+        "over",
+        "12345",
+        "lazy",
+        "dogs'",
+        "é",
+        "größer",
+        "ÄÖ",
+        "naïve",
+    ),
     *("e\u0301a", "漢字", "かな", "한국", "привет", "мир", "🙂", "...", "x_y", "don't\u00a0so"),
 ]
 SPACES = [" "] * 12 + ["\n", "\n\n", "  ", " \n", "\t", "\r\n", "", "\n  ", "\u3000"]
@@ -67,22 +92,30 @@ def gpt2() -> tokenizers.Tokenizer:
 def llama3() -> tokenizers.Tokenizer:
     split = pre_tokenizers.Split(Regex(LLAMA), "isolated")
     made = byte_level(
-        pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+        pre_tokenizers.Sequence(
+            [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        )
     )
     made.normalizer = normalizers.NFC()
-    made.post_processor = processors.TemplateProcessing("<|im_end|> $A <|im_end|>", special_tokens=[("<|im_end|>", 0)])
+    made.post_processor = processors.TemplateProcessing(
+        "<|im_end|> $A <|im_end|>", special_tokens=[("<|im_end|>", 0)]
+    )
     return made
 
 
 def sentencepiece() -> tokenizers.Tokenizer:
     """No pre-tokenizer: the text is one word."""
     made = tokenizers.Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
-    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    made.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
     lines = some_text(0, 20_000).split()
     made.train_from_iterator(
         lines,
         trainers.BpeTrainer(
-            vocab_size=700, special_tokens=["<unk>", "<s>", *(f"<0x{i:02X}>" for i in range(256))], show_progress=False
+            vocab_size=700,
+            special_tokens=["<unk>", "<s>", *(f"<0x{i:02X}>" for i in range(256))],
+            show_progress=False,
         ),
     )
     made.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 1)])
@@ -91,9 +124,13 @@ def sentencepiece() -> tokenizers.Tokenizer:
 
 def unigram() -> tokenizers.Tokenizer:
     made = tokenizers.Tokenizer(models.Unigram())
-    made.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
+    made.normalizer = normalizers.Sequence(
+        [normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")]
+    )
     made.pre_tokenizer = pre_tokenizers.Metaspace()
-    trainer = trainers.UnigramTrainer(vocab_size=300, special_tokens=["<unk>"], unk_token="<unk>", show_progress=False)
+    trainer = trainers.UnigramTrainer(
+        vocab_size=300, special_tokens=["<unk>"], unk_token="<unk>", show_progress=False
+    )
     made.train_from_iterator([some_text(0, 20_000)], trainer)
     return made
 
@@ -104,7 +141,8 @@ def wordpiece() -> tokenizers.Tokenizer:
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     special = ["[UNK]", "[CLS]", "[SEP]"]
     made.train_from_iterator(
-        [some_text(0, 20_000)], trainers.WordPieceTrainer(vocab_size=400, special_tokens=special, show_progress=False)
+        [some_text(0, 20_000)],
+        trainers.WordPieceTrainer(vocab_size=400, special_tokens=special, show_progress=False),
     )
     made.post_processor = processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
     return made
@@ -113,7 +151,12 @@ def wordpiece() -> tokenizers.Tokenizer:
 def hungry() -> tokenizers.Tokenizer:
     """Added tokens that eat the space around them, one of them a word."""
     made = gpt2()
-    made.add_tokens([AddedToken("[tok]", lstrip=True, rstrip=True), AddedToken("word", lstrip=True, rstrip=True)])
+    made.add_tokens(
+        [
+            AddedToken("[tok]", lstrip=True, rstrip=True),
+            AddedToken("word", lstrip=True, rstrip=True),
+        ]
+    )
     return made
 
 
@@ -124,7 +167,11 @@ def without_spaces() -> tokenizers.Tokenizer:
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.train_from_iterator(
         [some_text(0, 20_000)],
-        trainers.BpeTrainer(vocab_size=600, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False),
+        trainers.BpeTrainer(
+            vocab_size=600,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
     )
     return made
 
@@ -135,7 +182,11 @@ def over_words() -> tokenizers.Tokenizer:
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     made.train_from_iterator(
         ["the quick brown fox " * 50, some_text(0, 2000)],
-        trainers.BpeTrainer(vocab_size=500, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False),
+        trainers.BpeTrainer(
+            vocab_size=500,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
     )
     return made
 
@@ -144,7 +195,10 @@ def in_lengths() -> tokenizers.Tokenizer:
     """Cut into fives from the text's beginning on."""
     made = gpt2()
     made.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(r"[\s\S]{5}"), "isolated"), pre_tokenizers.ByteLevel(use_regex=False)]
+        [
+            pre_tokenizers.Split(Regex(r"[\s\S]{5}"), "isolated"),
+            pre_tokenizers.ByteLevel(use_regex=False),
+        ]
     )
     return made
 
@@ -158,7 +212,9 @@ WITHOUT = [without_spaces, over_words, in_lengths]
 
 
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Callable[[], tokenizers.Tokenizer]], FastTokenizer]:
+def opened(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[Callable[[], tokenizers.Tokenizer]], FastTokenizer]:
     @cache
     def read(make: Callable[[], tokenizers.Tokenizer]) -> FastTokenizer:
         path = tmp_path_factory.mktemp(make.__name__) / "tokenizer.json"
@@ -199,7 +255,9 @@ def test_pieces_are_the_whole(opened, make, special):
     tokenizer = opened(make)
     for seed in range(12):
         text = some_text(100 + seed, 6000)[seed:]
-        assert Windows(tokenizer).whole(text, special, 10**6, never) == tokenizer.encode(text, special)
+        assert Windows(tokenizer).whole(text, special, 10**6, never) == tokenizer.encode(
+            text, special
+        )
 
 
 @pytest.mark.parametrize("make", KINDS)
@@ -237,7 +295,10 @@ class Counting:
     """Counts the characters a tokenizer reads."""
 
     def __init__(self, inner: FastTokenizer) -> None:
-        self.inner, self.joints, self.read, self.longest = inner, inner.joints, 0, 0
+        self.inner = inner
+        self.joints = inner.joints
+        self.read = 0
+        self.longest = 0
 
     def __getattr__(self, name: str) -> object:
         return getattr(self.inner, name)
@@ -251,7 +312,10 @@ class Counting:
 def test_no_more_is_read_than_can_matter(opened):
     tokenizer = Counting(opened(llama3))
     text = some_text(1, 40_000)
-    assert Renderer(tokenizer, None).encode(text, max_tokens=100, keep=10)[-10:] == tokenizer.inner.encode(text)[-10:]
+    assert (
+        Renderer(tokenizer, None).encode(text, max_tokens=100, keep=10)[-10:]
+        == tokenizer.inner.encode(text)[-10:]
+    )
     assert tokenizer.read < 2000
     tokenizer.read = 0
     with pytest.raises(InvalidRequest, match="Shorten it, or set truncate_prompt_tokens"):
@@ -270,7 +334,8 @@ def test_pieces_are_bounded_whatever_the_text(opened):
 
 def test_who_has_left_stops_the_reading(opened):
     tokenizer = Counting(opened(llama3))
-    text, asked = some_text(1, 40_000), [False, False, True]
+    text = some_text(1, 40_000)
+    asked = [False, False, True]
     with pytest.raises(Abandoned):
         Windows(tokenizer).whole(text, True, 10**6, lambda: asked.pop(0))
     assert tokenizer.read < 1500

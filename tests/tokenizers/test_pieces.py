@@ -1,4 +1,6 @@
-"""Text under way from the tokens' bytes equals what the tokenizers library makes of all tokens at once."""
+"""Text under way from the tokens' bytes equals what the tokenizers library makes of all tokens at
+once.
+"""
 
 from __future__ import annotations
 
@@ -42,10 +44,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_joined_text_is_that_of_the_library(folder: Path, data: st.DataObject, skip: bool) -> None:
     tokenizer = with_added(folder)
     one = st.integers(0, tokenizer.vocab_size + 3) | st.sampled_from(sorted(tokenizer.special_ids))
-    ids = data.draw(st.lists(one | st.integers(tokenizer.vocab_size - 6, tokenizer.vocab_size - 1), max_size=40))
+    ids = data.draw(
+        st.lists(one | st.integers(tokenizer.vocab_size - 6, tokenizer.vocab_size - 1), max_size=40)
+    )
     detokenizer = detokenizer_of(tokenizer, [], skip)
     assert isinstance(detokenizer, ByteDetokenizer)
-    texts, start = [], 0
+    texts = []
+    start = 0
     while start < len(ids):
         end = start + data.draw(st.integers(1, 5))
         texts.append(detokenizer.append(ids[start:end]))
@@ -54,15 +59,22 @@ def test_joined_text_is_that_of_the_library(folder: Path, data: st.DataObject, s
     whole = "".join(texts)
     assert whole == tokenizer.decode(ids, skip)
     assert detokenizer.num_chars == len(whole)
-    spelled = [token for token in ids if token in tokenizer.special_ids and tokenizer.token_text(token)]
-    assert [whole[a:b] for a, b in detokenizer.spans] == ([] if skip else [tokenizer.token_text(t) for t in spelled])
+    spelled = [
+        token for token in ids if token in tokenizer.special_ids and tokenizer.token_text(token)
+    ]
+    assert [whole[a:b] for a, b in detokenizer.spans] == (
+        [] if skip else [tokenizer.token_text(t) for t in spelled]
+    )
 
 
 @given(st.text(max_size=20), st.text(min_size=1, max_size=20), st.integers(0, 60))
-def test_a_prompt_that_ends_within_a_character_is_gone_on_with(before: str, after: str, at: int) -> None:
+def test_a_prompt_that_ends_within_a_character_is_gone_on_with(
+    before: str, after: str, at: int
+) -> None:
     tokenizer = byte_level()
     ids = tokenizer.encode(before + after, add_special_tokens=False)
-    prompt, rest = ids[: at % (len(ids) + 1)], ids[at % (len(ids) + 1) :]
+    prompt = ids[: at % (len(ids) + 1)]
+    rest = ids[at % (len(ids) + 1) :]
     detokenizer = detokenizer_of(tokenizer, prompt, True)
     said = detokenizer.append(rest) + detokenizer.flush()
     assert (before + after).endswith(said)

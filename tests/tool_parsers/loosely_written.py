@@ -1,7 +1,9 @@
-"""What models write that is not what their templates say, and what must be read of it: text, tools, calls, content.
+"""What models write that is not what their templates say, and what must be read of it: text, tools,
+calls, content.
 
-Sources are public: vLLM's tests of its parsers (`tests/tool_parsers/test_*` there), whose texts and meanings are facts
-about what models do; "marker lost" and the like are variations of a family's published format.
+Sources are public: vLLM's tests of its parsers (`tests/tool_parsers/test_*` there), whose texts and
+meanings are facts about what models do; "marker lost" and the like are variations of a family's
+published format.
 """
 
 from __future__ import annotations
@@ -30,16 +32,30 @@ PROPERTIES = {
     "days": {"type": "integer"},
     "share": {"type": "float"},
     "sure": {"type": "boolean"},
-    "where": {"anyOf": [{"type": "object", "properties": {"level": {"type": "integer"}}}, {"type": "null"}]},
+    "where": {
+        "anyOf": [
+            {"type": "object", "properties": {"level": {"type": "integer"}}},
+            {"type": "null"},
+        ]
+    },
     "lines": {"type": "array", "items": {"type": "number"}},
     "note": {"type": ["string", "null"]},
 }
 TOOLS = [
-    {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": PROPERTIES}}},
-    {"type": "function", "function": {"name": "g", "parameters": {"type": "object", "properties": {}}}},
     {
         "type": "function",
-        "function": {"name": "send", "parameters": {"properties": {"input": {"type": "string"}, "to": {}}}},
+        "function": {"name": "f", "parameters": {"type": "object", "properties": PROPERTIES}},
+    },
+    {
+        "type": "function",
+        "function": {"name": "g", "parameters": {"type": "object", "properties": {}}},
+    },
+    {
+        "type": "function",
+        "function": {
+            "name": "send",
+            "parameters": {"properties": {"input": {"type": "string"}, "to": {}}},
+        },
     },
 ]
 OSLO: tuple[str, dict[str, Any]] = ("f", {"city": "Oslo"})
@@ -69,8 +85,20 @@ CASES = [
     Case("qwen3_coder", "section's end lost", coder("Oslo", "\n</function>"), [OSLO]),
     Case("qwen3_coder", "both ends lost", coder("Oslo", ""), [OSLO]),
     Case("qwen3_coder", "call's end lost", coder("Oslo", "\n</tool_call>"), [OSLO]),
-    Case("qwen3_coder", "ends lost before the next", coder("Oslo", "\n") + coder("Rome"), [OSLO, ROME]),
-    Case("qwen3_coder", "no section", coder("Oslo", "\n</function>").removeprefix("<tool_call>\n"), [OSLO], "", QWEN),
+    Case(
+        "qwen3_coder",
+        "ends lost before the next",
+        coder("Oslo", "\n") + coder("Rome"),
+        [OSLO, ROME],
+    ),
+    Case(
+        "qwen3_coder",
+        "no section",
+        coder("Oslo", "\n</function>").removeprefix("<tool_call>\n"),
+        [OSLO],
+        "",
+        QWEN,
+    ),
     Case("qwen3_coder", "section opened twice", "<tool_call>\n" + coder("Oslo"), [OSLO]),
     Case("qwen3_coder", "nothing in it", "Hm.<tool_call>\n</tool_call>Yes.", content="Hm.Yes."),
     Case(
@@ -92,7 +120,8 @@ CASES = [
         "types of the schema",
         "<tool_call><function=f><parameter=days>\n42\n</parameter><parameter=share>3.14</parameter>"
         "<parameter=sure>True</parameter><parameter=city>7</parameter><parameter=where>null</parameter>"
-        '<parameter=lines>["1", 2.5]</parameter><parameter=note>None</parameter></function></tool_call>',
+        '<parameter=lines>["1", '
+        "2.5]</parameter><parameter=note>None</parameter></function></tool_call>",
         [
             (
                 "f",
@@ -133,7 +162,14 @@ CASES = [
     Case("qwen3_xml", "many < in a value", coder("<" * 500), [("f", {"city": "<" * 500})]),
     # Mistral
     Case("mistral", "marker twice", f"[TOOL_CALLS][TOOL_CALLS] [{as_json('Oslo')}]", [OSLO]),
-    Case("mistral", "text behind", f"[TOOL_CALLS] [{as_json('Oslo')}]\nextra", [OSLO], "extra", MISTRAL),
+    Case(
+        "mistral",
+        "text behind",
+        f"[TOOL_CALLS] [{as_json('Oslo')}]\nextra",
+        [OSLO],
+        "extra",
+        MISTRAL,
+    ),
     Case(
         "mistral",
         "arguments before the name",
@@ -157,9 +193,21 @@ CASES = [
         [ROME],
         '[TOOL_CALLS]f{"city": "Os}',
     ),
-    Case("mistral", "no arguments", "[TOOL_CALLS]toolname_no_args", [], "[TOOL_CALLS]toolname_no_args", MISTRAL),
+    Case(
+        "mistral",
+        "no arguments",
+        "[TOOL_CALLS]toolname_no_args",
+        [],
+        "[TOOL_CALLS]toolname_no_args",
+        MISTRAL,
+    ),
     # families that write messages on channels
-    Case("openai", "end lost before the next", HARMONY_OSLO + "<|start|>assistant" + HARMONY_ROME, [OSLO, ROME]),
+    Case(
+        "openai",
+        "end lost before the next",
+        HARMONY_OSLO + "<|start|>assistant" + HARMONY_ROME,
+        [OSLO, ROME],
+    ),
     Case("openai", "end cut off", HARMONY_OSLO + "<|ca", [OSLO]),
     Case("openai", "JSON cut off", HARMONY_OSLO[:-1], [], HARMONY_OSLO[:-1]),
     Case("olmo3", "end lost", "<function_calls>f(city='Oslo')\ng()", [OSLO, G]),

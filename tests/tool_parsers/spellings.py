@@ -1,4 +1,6 @@
-"""How model families spell the same calls, after their published templates: what the parsers must undo."""
+"""How model families spell the same calls, after their published templates: what the parsers must
+undo.
+"""
 
 from __future__ import annotations
 
@@ -47,10 +49,15 @@ def each(start: str, end: str, separator: str = "\n") -> Callable[[Sequence[str]
     return lambda calls: separator.join(f"{start}{call}{end}" for call in calls)
 
 
-def tags(call: str, key: str, value: str, *, show: Callable[[Any], str] = plain) -> Callable[[str, Arguments], str]:
-    """Calls of tags: `call` has places for name and arguments, `key` and `value` for what they stand around."""
+def tags(
+    call: str, key: str, value: str, *, show: Callable[[Any], str] = plain
+) -> Callable[[str, Arguments], str]:
+    """Calls of tags: `call` has places for name and arguments, `key` and `value` for what they
+    stand around.
+    """
     return lambda name, arguments: call.format(
-        name=name, arguments="".join(key.format(k=k) + value.format(v=show(v)) for k, v in arguments.items())
+        name=name,
+        arguments="".join(key.format(k=k) + value.format(v=show(v)) for k, v in arguments.items()),
     )
 
 
@@ -67,7 +74,8 @@ def unopened(text: str) -> str:
 def dsml(section: str, invoke: str, parameter: str, mark: str = "｜DSML｜") -> Spelling:
     def one(name: str, arguments: Arguments) -> str:
         lines = [
-            f'<{mark}{parameter} name="{k}" string="{str(isinstance(v, str)).lower()}">{plain(v)}</{mark}{parameter}>\n'
+            f'<{mark}{parameter} name="{k}" '
+            f'string="{str(isinstance(v, str)).lower()}">{plain(v)}</{mark}{parameter}>\n'
             for k, v in arguments.items()
         ]
         return f'<{mark}{invoke} name="{name}">\n{"".join(lines)}</{mark}{invoke}>\n'
@@ -91,7 +99,11 @@ def gemma(quote: str, start: str, end: str) -> Callable[[str, Arguments], str]:
 
 
 GLM = Spelling(
-    tags("<tool_call>{name}\n{arguments}</tool_call>", "<arg_key>{k}</arg_key>\n", "<arg_value>{v}</arg_value>\n"),
+    tags(
+        "<tool_call>{name}\n{arguments}</tool_call>",
+        "<arg_key>{k}</arg_key>\n",
+        "<arg_value>{v}</arg_value>\n",
+    ),
     "\n".join,
     lambda text: text.replace("<arg_value>", "", 1),
 )
@@ -104,7 +116,9 @@ QWEN_CODER = Spelling(
     "\n".join,
     lambda text: text.replace("weather>", "weather", 1),
 )
-PYTHONIC = Spelling(pythonic, between("[", "]", ", "), lambda text: text.replace("=", "", 1), by_line=True)
+PYTHONIC = Spelling(
+    pythonic, between("[", "]", ", "), lambda text: text.replace("=", "", 1), by_line=True
+)
 HERMES = Spelling(lambda name, args: f"<tool_call>\n{as_json(name, args)}\n</tool_call>", "\n".join)
 MUSE = Spelling(
     tags(
@@ -139,11 +153,19 @@ def elements(name: str, arguments: Arguments) -> str:
 
 
 def kimi_k3(name: str, arguments: Arguments) -> str:
-    kinds = {str: "string", dict: "object", list: "array", bool: "boolean", int: "integer", float: "number"}
+    kinds = {
+        str: "string",
+        dict: "object",
+        list: "array",
+        bool: "boolean",
+        int: "integer",
+        float: "number",
+    }
     return (
         f'<|open|>call tool="{name}" index="1"<|sep|>'
         + "".join(
-            f'<|open|>argument key="{k}" type="{kinds[type(v)]}"<|sep|>{plain(v)}<|close|>argument<|sep|>'
+            f'<|open|>argument key="{k}" '
+            f'type="{kinds[type(v)]}"<|sep|>{plain(v)}<|close|>argument<|sep|>'
             for k, v in arguments.items()
         )
         + "<|close|>call<|sep|>"
@@ -163,7 +185,8 @@ DESCRIBED: Mapping[str, Any] = {
 """Response template of a checkpoint, for the format that is made from one."""
 SPELLINGS: Mapping[str, Spelling] = {
     "apertus": Spelling(
-        lambda name, args: dumps({name: args}), between("<|tools_prefix|>[", "]<|tools_suffix|>", ", ")
+        lambda name, args: dumps({name: args}),
+        between("<|tools_prefix|>[", "]<|tools_suffix|>", ", "),
     ),
     "cohere_command3": COHERE,
     "cohere_command4": COHERE,
@@ -175,7 +198,9 @@ SPELLINGS: Mapping[str, Spelling] = {
         unopened,
     ),
     "deepseek_v31": Spelling(
-        lambda name, args: f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{dumps(args)}<｜tool▁call▁end｜>",
+        lambda name, args: (
+            f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{dumps(args)}<｜tool▁call▁end｜>"
+        ),
         between("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
         unopened,
     ),
@@ -183,7 +208,11 @@ SPELLINGS: Mapping[str, Spelling] = {
     "deepseek_v4": dsml("tool_calls", "invoke", "parameter"),
     "deepseek_v41": dsml(" calls", " invoke", " parameter"),
     "dots": Spelling(
-        tags('<invoke name="{name}">\n{arguments}</invoke>\n', '<parameter name="{k}">', "{v}</parameter>\n"),
+        tags(
+            '<invoke name="{name}">\n{arguments}</invoke>\n',
+            '<parameter name="{k}">',
+            "{v}</parameter>\n",
+        ),
         between("<dots_function_call>\n", "</dots_function_call>"),
         unquoted,
     ),
@@ -193,13 +222,18 @@ SPELLINGS: Mapping[str, Spelling] = {
         broken=lambda text: text.replace("{", "", 1),
     ),
     "gemma4": Spelling(
-        gemma('<|"|>', "<|tool_call>", "<tool_call|>"), broken=lambda text: text.replace("call:", "", 1)
+        gemma('<|"|>', "<|tool_call>", "<tool_call|>"),
+        broken=lambda text: text.replace("call:", "", 1),
     ),
     "gigachat3": Spelling(as_json, each("<|function_call|>", "")),
     "gigachat35": dsml("tool_calls", "invoke", "parameter", "｜GCML｜"),
     "glm45": GLM,
     "glm47": Spelling(
-        tags("<tool_call>{name}{arguments}</tool_call>", "<arg_key>{k}</arg_key>", "<arg_value>{v}</arg_value>"),
+        tags(
+            "<tool_call>{name}{arguments}</tool_call>",
+            "<arg_key>{k}</arg_key>",
+            "<arg_value>{v}</arg_value>",
+        ),
         broken=GLM.broken,
     ),
     "granite": Spelling(as_json, between("<|tool_call|>[", "]", ", ")),
@@ -224,7 +258,8 @@ SPELLINGS: Mapping[str, Spelling] = {
         ),
     ),
     "internlm": Spelling(
-        lambda name, args: as_json(name, args, "parameters"), each("<|action_start|><|plugin|>\n", "<|action_end|>")
+        lambda name, args: as_json(name, args, "parameters"),
+        each("<|action_start|><|plugin|>\n", "<|action_end|>"),
     ),
     "jamba": LIST_OF_JSON,
     "k2_horizon": Spelling(
@@ -248,11 +283,15 @@ SPELLINGS: Mapping[str, Spelling] = {
         between("<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),
         lambda text: text.replace('tool="', '"', 1),
     ),
-    "lfm2": Spelling(pythonic, between("<|tool_call_start|>[", "]<|tool_call_end|>", ", "), PYTHONIC.broken),
+    "lfm2": Spelling(
+        pythonic, between("<|tool_call_start|>[", "]<|tool_call_end|>", ", "), PYTHONIC.broken
+    ),
     "ling3": GLM,
     "llama3_json": LLAMA,
     "llama4_json": LLAMA,
-    "llama4_pythonic": Spelling(pythonic, between("<|python_start|>[", "]<|python_end|>", ", "), PYTHONIC.broken),
+    "llama4_pythonic": Spelling(
+        pythonic, between("<|python_start|>[", "]<|python_end|>", ", "), PYTHONIC.broken
+    ),
     "longcat": Spelling(as_json, each("<longcat_tool_call>", "</longcat_tool_call>")),
     "mimo": Spelling(
         tags(
@@ -269,7 +308,11 @@ SPELLINGS: Mapping[str, Spelling] = {
     ),
     "minimax": Spelling(as_json, between("<tool_calls>\n", "\n</tool_calls>", "\n")),
     "minimax_m2": Spelling(
-        tags('<invoke name="{name}">\n{arguments}</invoke>\n', '<parameter name="{k}">', "{v}</parameter>\n"),
+        tags(
+            '<invoke name="{name}">\n{arguments}</invoke>\n',
+            '<parameter name="{k}">',
+            "{v}</parameter>\n",
+        ),
         between("<minimax:tool_call>\n", "</minimax:tool_call>"),
         unquoted,
     ),
@@ -279,13 +322,16 @@ SPELLINGS: Mapping[str, Spelling] = {
         lambda text: text.replace("</city>", "", 1),
     ),
     "mistral": Spelling(lambda name, args: f"[TOOL_CALLS]{name}[ARGS]{dumps(args)}"),
-    "olmo3": Spelling(pythonic, between("<function_calls>", "</function_calls>", "\n"), PYTHONIC.broken),
+    "olmo3": Spelling(
+        pythonic, between("<function_calls>", "</function_calls>", "\n"), PYTHONIC.broken
+    ),
     "muse": MUSE,
     "muse_glimmer": MUSE,
     "musespark1x": MUSE,
     "openai": Spelling(
         lambda name, args: (
-            f"<|start|>assistant<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{dumps(args)}"
+            f"<|start|>assistant<|channel|>commentary to=functions.{name} "
+            f"<|constrain|>json<|message|>{dumps(args)}"
             "<|call|>"
         ),
     ),

@@ -1,4 +1,6 @@
-"""Calls of every family through the engine and over HTTP, whole and streamed, tags as special tokens and as text."""
+"""Calls of every family through the engine and over HTTP, whole and streamed, tags as special
+tokens and as text.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def special(request: pytest.FixtureRequest) -> frozenset[str]:
 def said(special: frozenset[str]) -> Iterator[Answers]:
     asked = {
         (name, case): Question(
-            text, {"enable_auto_tool_choice": True, "tool_call_parser": name}, {"tools": REQUEST.tools}
+            text,
+            {"enable_auto_tool_choice": True, "tool_call_parser": name},
+            {"tools": REQUEST.tools},
         )
         for name in SPELLINGS
         for case, text in texts(name).items()
@@ -50,7 +54,9 @@ def said(special: frozenset[str]) -> Iterator[Answers]:
 
 
 @pytest.mark.parametrize("name", SPELLINGS)
-def test_clients_get_what_the_parser_finds(name: str, said: Answers, special: frozenset[str]) -> None:
+def test_clients_get_what_the_parser_finds(
+    name: str, said: Answers, special: frozenset[str]
+) -> None:
     for index, in_pieces in enumerate((False, True)):
         request = replace(REQUEST, in_pieces=in_pieces)
         reader = Reader(tools=FORMATS[name], request=request, special=special)

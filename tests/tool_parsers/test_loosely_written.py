@@ -1,4 +1,6 @@
-"""No call is lost: what models write more loosely than their templates, in every chunking, as text and by special tokens."""
+"""No call is lost: what models write more loosely than their templates, in every chunking, as text
+and by special tokens.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from core.api import ParseRequest
 from core.testing.parsing import NUM_CHUNKINGS, Parsed, Reader
 
 DOUBLED_FENCES = {"deepseek_v3"}
-"""Families with an end that is the beginning of something else as well: to take it away takes both."""
+"""Families with an end that is the beginning of something else as well: to take it away takes both.
+"""
 BEGINS = {"mistral"}
 """Families whose calls end where the next begins: that marker cannot be lost."""
 
@@ -32,7 +35,9 @@ def test_what_is_complete_is_a_call_and_all_else_is_content(case: Case, count: i
     reader = Reader(tools=tools, request=ParseRequest(TOOLS))
     assert reader.check(case.text, count=count) == expected
     by_id = Reader(
-        tools=tools, request=ParseRequest(TOOLS), special=frozenset(m for m in tools.markers if m in case.text)
+        tools=tools,
+        request=ParseRequest(TOOLS),
+        special=frozenset(m for m in tools.markers if m in case.text),
     )
     assert by_id.check(case.text, count=count).calls == expected.calls
 
@@ -40,7 +45,8 @@ def test_what_is_complete_is_a_call_and_all_else_is_content(case: Case, count: i
 @pytest.mark.parametrize("name", sorted(set(SPELLINGS) - DOUBLED_FENCES - BEGINS))
 def test_any_end_may_be_missing(name: str, count: int) -> None:
     reader = Reader(tools=FORMATS[name], request=REQUEST)
-    text, ends = SPELLINGS[name].write(OSLO, SEARCH), FORMATS[name].call_ends
+    text = SPELLINGS[name].write(OSLO, SEARCH)
+    ends = FORMATS[name].call_ends
     without = text
     for end in ends:
         before, _, behind = text.rpartition(end)
@@ -56,7 +62,9 @@ def test_broken_calls_are_read_again_in_linear_time(name: str) -> None:
     reader = Reader(tools=form)
     for begin in form.markers[:2]:
         for unit in (f'{begin}{{"a": "', f"{begin}f(a='", f'{begin}<function=f><parameter=a>"'):
-            assert any(took(reader, unit, 32_000) / took(reader, unit, 4_000) < 24 for _ in range(3)), unit
+            assert any(
+                took(reader, unit, 32_000) / took(reader, unit, 4_000) < 24 for _ in range(3)
+            ), unit
 
 
 def took(reader: Reader, unit: str, num_chars: int) -> float:

@@ -1,4 +1,6 @@
-"""What is particular to one family: other spellings it is published with, its ids, and what it must not take for a call."""
+"""What is particular to one family: other spellings it is published with, its ids, and what it must
+not take for a call.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,18 @@ from core.plugin import load_plan, make_plan
 from core.testing.parsing import Parsed, Reader
 
 REGISTRY = load_plan(make_plan(["none", "tool_parsers"]))
-FORMATS = {registered.entry.name: REGISTRY.load(registered) for registered in REGISTRY.entries("tool_parsers")}
+FORMATS = {
+    registered.entry.name: REGISTRY.load(registered)
+    for registered in REGISTRY.entries("tool_parsers")
+}
 TYPED = ParseRequest(
     tools=[
-        {"function": {"name": "f", "parameters": {"properties": {"a": {"type": "string"}, "b": {"type": "object"}}}}}
+        {
+            "function": {
+                "name": "f",
+                "parameters": {"properties": {"a": {"type": "string"}, "b": {"type": "object"}}},
+            }
+        }
     ]
 )
 F = ("f", {"a": 1})
@@ -45,8 +55,18 @@ CASES: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     # llama: behind a tag, several, wrapped, and other objects are text
     ("llama3_json", '<|python_tag|>{"name": "f", "parameters": {"a": 1}}', "", [TEXT]),
     ("llama3_json", f"{F_JSON}; {F_JSON}", "", [F, F]),
-    ("llama3_json", '{"type": "function", "function": {"name": "f", "parameters": {"a": 1}}}', "", [TEXT]),
-    ("llama3_json", 'The file says {"name": "x", "version": 1}.', 'The file says {"name": "x", "version": 1}.', []),
+    (
+        "llama3_json",
+        '{"type": "function", "function": {"name": "f", "parameters": {"a": 1}}}',
+        "",
+        [TEXT],
+    ),
+    (
+        "llama3_json",
+        'The file says {"name": "x", "version": 1}.',
+        'The file says {"name": "x", "version": 1}.',
+        [],
+    ),
     ("llama4_json", "<|python_tag|>print(1)", "<|python_tag|>print(1)", []),
     # mistral: both generations of tokenizers
     ("mistral", f'[TOOL_CALLS] [{F_JSON}, {{"name": "g", "arguments": {{}}}}]', "", [F, G]),
@@ -76,9 +96,19 @@ CASES: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         "",
         [F],
     ),
-    ("kimi_k2", '<|tool_call_begin|>f<|tool_call_argument_begin|>{"a": 1}<|tool_call_end|>', "", [F]),
+    (
+        "kimi_k2",
+        '<|tool_call_begin|>f<|tool_call_argument_begin|>{"a": 1}<|tool_call_end|>',
+        "",
+        [F],
+    ),
     # text formats: what the schema calls a string stays one, the section may be missing
-    ("qwen3_coder", "<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>", "", [("f", {"a": "1"})]),
+    (
+        "qwen3_coder",
+        "<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
+        "",
+        [("f", {"a": "1"})],
+    ),
     (
         "qwen3_coder",
         "<tool_call><function=f><parameter=b>\n{'x': 1}\n</parameter></function></tool_call>",
@@ -89,7 +119,8 @@ CASES: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("glm45", f"<tool_call>{F_JSON}</tool_call>", None, []),
     (
         "deepseek_v32",
-        '<｜DSML｜function_calls><｜DSML｜invoke name="f">{"a": 1}</｜DSML｜invoke></｜DSML｜function_calls>',
+        '<｜DSML｜function_calls><｜DSML｜invoke name="f">{"a": '
+        "1}</｜DSML｜invoke></｜DSML｜function_calls>",
         "",
         [F],
     ),
@@ -108,7 +139,8 @@ CASES: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ),
     (
         "minimax_m3",
-        f'{NS}<tool_call>{NS}<invoke name="g">{NS}<a>{NS}<item>1{NS}</item>{NS}<item>x{NS}</item>{NS}</a>{NS}</invoke>',
+        f"{NS}<tool_call>{NS}<invoke "
+        f'name="g">{NS}<a>{NS}<item>1{NS}</item>{NS}<item>x{NS}</item>{NS}</a>{NS}</invoke>',
         "",
         [("g", {"a": [1, "x"]})],
     ),
@@ -125,12 +157,23 @@ CASES: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("pythonic", "[f(a='\\ud800')]", "[f(a='\\ud800')]", []),
     ("llama4_pythonic", "Hm. <|python_start|>[f(a=1), g()]<|python_end|>", "Hm.", [F, G]),
     ("olmo3", "<function_calls>f(a=1)\ng()</function_calls>", "", [F, G]),
-    ("olmo3", '<function_calls>f(a="</function_calls>")</function_calls>', "", [("f", {"a": "</function_calls>"})]),
+    (
+        "olmo3",
+        '<function_calls>f(a="</function_calls>")</function_calls>',
+        "",
+        [("f", {"a": "</function_calls>"})],
+    ),
     ("lfm2", f"<|tool_call_start|>[{F_JSON}]<|tool_call_end|>", "", [F]),
     ("functiongemma", "<start_function_call>call:f{a:1}<end_function_call>", "", [F]),
-    ("gemma4", '<|tool_call>call:g{a:[{b:<|"|>x}<|"|>},null]}<tool_call|>', "", [("g", {"a": [{"b": "x}"}, None]})]),
+    (
+        "gemma4",
+        '<|tool_call>call:g{a:[{b:<|"|>x}<|"|>},null]}<tool_call|>',
+        "",
+        [("g", {"a": [{"b": "x}"}, None]})],
+    ),
     ("gemma4", "<|tool_call>call:g{a:" + "[" * 500 + "}<tool_call|>", None, []),
-    # harmony: the answer and its preamble are content, other recipients are called by their own name
+    # harmony: the answer and its preamble are content, other recipients are called by their own
+    # name
     ("openai", "<|channel|>final<|message|>Yes.<|return|>", "Yes.", []),
     (
         "openai",
@@ -143,8 +186,12 @@ CASES: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
 
 
 @pytest.mark.parametrize(("name", "text", "content", "calls"), CASES)
-def test_particular(name: str, text: str, content: str | None, calls: list[tuple[str, Any]] | None) -> None:
-    found = Reader(tools=FORMATS[name], request=TYPED if "parameter" in text else ParseRequest()).check(text, count=30)
+def test_particular(
+    name: str, text: str, content: str | None, calls: list[tuple[str, Any]] | None
+) -> None:
+    found = Reader(
+        tools=FORMATS[name], request=TYPED if "parameter" in text else ParseRequest()
+    ).check(text, count=30)
     if calls is None:
         calls = [("f", {"a": [1, 2], "b": {"k": None}, "c": -1500.0, "from": "\u00e9AA"})]
     assert found == Parsed(content=text if content is None else content, calls=tuple(calls))
@@ -177,14 +224,18 @@ def test_a_megabyte_takes_at_most_twelve_times_what_a_tenth_takes(name: str) -> 
     for unit in ("A word of text. ", " ", *FORMATS[name].markers[:2], '{"name": "f", ["(<'):
         texts = [unit * (size // len(unit)) for size in (100_000, 1_000_000)]
         ratios = []
-        while not ratios or (min(ratios) > 12 and len(ratios) < 4):  # other programs on the machine cost time as well
+        while not ratios or (
+            min(ratios) > 12 and len(ratios) < 4
+        ):  # other programs on the machine cost time as well
             short, long = (median_s(reader, text) for text in texts)
             ratios.append(long / short)
         assert min(ratios) <= 12, f"{unit!r}: {ratios}"
 
 
 def median_s(reader: Reader, text: str) -> float:
-    """The processor time of reading a text in pieces, with no time for collecting the test's own garbage."""
+    """The processor time of reading a text in pieces, with no time for collecting the test's own
+    garbage.
+    """
     taken = []
     for _ in range(3):
         gc.collect()

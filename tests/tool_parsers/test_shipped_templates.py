@@ -1,4 +1,6 @@
-"""Chat templates that come with the renderer: what they show of calls is what the family's parser reads."""
+"""Chat templates that come with the renderer: what they show of calls is what the family's parser
+reads.
+"""
 
 from __future__ import annotations
 
@@ -29,17 +31,30 @@ CALLED = {
     "role": "assistant",
     "content": "",
     "tool_calls": [
-        {"id": f"call{i}abcd", "type": "function", "function": {"name": name, "arguments": arguments}}
+        {
+            "id": f"call{i}abcd",
+            "type": "function",
+            "function": {"name": name, "arguments": arguments},
+        }
         for i, (name, arguments) in enumerate(CALLS)
     ],
 }
-RESULTS = [{"role": "tool", "content": f"result {i}", "tool_call_id": f"call{i}abcd"} for i in range(2)]
-ANSWERED = [CALLED, *RESULTS, {"role": "assistant", "content": "It rains."}, {"role": "user", "content": "Thanks."}]
+RESULTS = [
+    {"role": "tool", "content": f"result {i}", "tool_call_id": f"call{i}abcd"} for i in range(2)
+]
+ANSWERED = [
+    CALLED,
+    *RESULTS,
+    {"role": "assistant", "content": "It rains."},
+    {"role": "user", "content": "Thanks."},
+]
 
 
 def renderer(template: str) -> JinjaRenderer:
     config: Any = EngineConfig(model=ModelConfig(chat_template=template))
-    tokenizer: Any = SimpleNamespace(chat_template=None, eos_token_id=None, special_tokens_map=SPECIAL)
+    tokenizer: Any = SimpleNamespace(
+        chat_template=None, eos_token_id=None, special_tokens_map=SPECIAL
+    )
     source: Any = SimpleNamespace(name="m")
     return JinjaRenderer(tokenizer, source, config)
 
@@ -56,7 +71,9 @@ def test_calls_that_are_rendered_are_read_back(name: str, begin: list[dict[str, 
     asked = chat.render(begin, tools=REQUEST.tools)
     told = chat.render([*begin, CALLED], tools=REQUEST.tools, add_generation_prompt=False)
     assert told.startswith(asked)
-    written = re.split(r"<eos>|<\|e\w+\||<\|im_end|<end_of_sen|<\uff5cend\u2581of\u2581sen", told[len(asked) :])[0]
+    written = re.split(
+        r"<eos>|<\|e\w+\||<\|im_end|<end_of_sen|<\uff5cend\u2581of\u2581sen", told[len(asked) :]
+    )[0]
     found = Reader(tools=FORMATS[PARSERS[name]], request=REQUEST).check(written, count=2)
     assert found == Parsed(calls=tuple((name, dict(arguments)) for name, arguments in CALLS))
 
@@ -65,7 +82,15 @@ def test_calls_that_are_rendered_are_read_back(name: str, begin: list[dict[str, 
 def test_all_of_a_conversation_is_shown(name: str) -> None:
     chat = renderer(name)
     whole = chat.render([SYSTEM, USER, *ANSWERED], tools=REQUEST.tools)
-    for text in ("Be brief.", "How is the weather?", "get_weather", "result 0", "result 1", "It rains.", "Thanks."):
+    for text in (
+        "Be brief.",
+        "How is the weather?",
+        "get_weather",
+        "result 0",
+        "result 1",
+        "It rains.",
+        "Thanks.",
+    ):
         assert text in whole
     alone = chat.render([USER])
     assert "How is the weather?" in alone
@@ -73,7 +98,10 @@ def test_all_of_a_conversation_is_shown(name: str) -> None:
 
 
 def test_a_template_is_found_by_its_name_and_by_the_path_of_vllms() -> None:
-    by_name, by_path = renderer("mistral"), renderer("examples/tool_chat_template_mistral.jinja")
+    by_name = renderer("mistral")
+    by_path = renderer("examples/tool_chat_template_mistral.jinja")
     assert by_name.render([USER]) == by_path.render([USER])
-    with pytest.raises(ConfigError, match=r"no_such is no template .*By name there are: deepseekr1, "):
+    with pytest.raises(
+        ConfigError, match=r"no_such is no template .*By name there are: deepseekr1, "
+    ):
         renderer("no_such")

@@ -1,4 +1,6 @@
-"""What holds for the calls of every family, however they are spelled and in whatever pieces they come."""
+"""What holds for the calls of every family, however they are spelled and in whatever pieces they
+come.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ PARAMETERS = {
 }
 REQUEST = ParseRequest(
     tools=[
-        {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": PARAMETERS}}}
+        {
+            "type": "function",
+            "function": {"name": name, "parameters": {"type": "object", "properties": PARAMETERS}},
+        }
         for name in ("get_weather", "search")
     ]
 )
@@ -34,7 +39,12 @@ CASES: dict[str, list[Call]] = {
     "one": [OSLO],
     "parallel": [OSLO, SEARCH, OSLO],
     "no arguments": [("search", {})],
-    "nested": [("search", {"where": {"a": [1, {"b": None}], "c": {"d": [[]]}}, "lines": [1, 2.5, "x", False]})],
+    "nested": [
+        (
+            "search",
+            {"where": {"a": [1, {"b": None}], "c": {"d": [[]]}}, "lines": [1, 2.5, "x", False]},
+        )
+    ],
     "unicode": [("search", {"city": "gr\u00f6\u00dfer \u6f22\u5b57 \U0001f600", "note": "\u2028"})],
     "types": [("search", {"days": 5, "share": 0.5, "sure": True, "city": "5", "note": "true"})],
     "marks in text": [("search", {"note": 'if (a < b) { say("it\'s\\n") } ] <b>&amp;</b> | ```'})],
@@ -79,7 +89,9 @@ def test_calls_are_found(case: str, reader: Reader, spelling: Spelling, count: i
 
 
 def test_text_around_calls_is_content(reader: Reader, spelling: Spelling, count: int) -> None:
-    found = reader.check(f"Let me [look]:\n{spelling.write(OSLO)}\nThere, {{you}} see. <end>", count=count)
+    found = reader.check(
+        f"Let me [look]:\n{spelling.write(OSLO)}\nThere, {{you}} see. <end>", count=count
+    )
     assert found == parsed(OSLO, content="Let me [look]:\nThere, {you} see. <end>")
 
 
@@ -88,15 +100,21 @@ def test_text_alone_is_content(reader: Reader, count: int) -> None:
     assert reader.check(text, count=count) == Parsed(content=text)
 
 
-def test_what_is_cut_off_is_content_and_what_is_whole_is_a_call(reader: Reader, spelling: Spelling, count: int) -> None:
+def test_what_is_cut_off_is_content_and_what_is_whole_is_a_call(
+    reader: Reader, spelling: Spelling, count: int
+) -> None:
     text = spelling.write(OSLO)
     for cut in range(1, len(text), max(1, len(text) // 7)):
         found = reader.check(text[:cut], count=count // 10)
-        first = dict([*OSLO[1].items()][:1])  # an output may end behind the first argument, and that is a whole call
+        first = dict(
+            [*OSLO[1].items()][:1]
+        )  # an output may end behind the first argument, and that is a whole call
         assert found in (Parsed(content=text[:cut]), parsed(OSLO), parsed((OSLO[0], first)))
 
 
-def test_a_broken_call_is_content_and_the_next_one_counts(reader: Reader, spelling: Spelling, count: int) -> None:
+def test_a_broken_call_is_content_and_the_next_one_counts(
+    reader: Reader, spelling: Spelling, count: int
+) -> None:
     broken = spelling.broken(spelling.write(OSLO))
     assert reader.check(broken, count=count) == Parsed(content=broken)
     found = reader.check(f"{broken}\n\n{spelling.write(SEARCH)}", count=count)
@@ -104,13 +122,17 @@ def test_a_broken_call_is_content_and_the_next_one_counts(reader: Reader, spelli
     assert found.calls == parsed(SEARCH).calls[: found.content == broken]
 
 
-def test_special_tokens_count_only_as_tokens(reader: Reader, spelling: Spelling, count: int) -> None:
+def test_special_tokens_count_only_as_tokens(
+    reader: Reader, spelling: Spelling, count: int
+) -> None:
     text = spelling.write(OSLO, SEARCH)
     markers = frozenset(marker for marker in reader.tools.markers if marker in text)
     by_id = replace(reader, special=markers)
     assert by_id.check(text, count=count) == parsed(OSLO, SEARCH)
     if markers and not spelling.by_line:
-        assert by_id.read([(f"I would write {text}", ())]) == Parsed(content=f"I would write {text}")
+        assert by_id.read([(f"I would write {text}", ())]) == Parsed(
+            content=f"I would write {text}"
+        )
 
 
 WRITTEN = [name for name, form in FORMATS.items() if form.writes is not None]
@@ -121,10 +143,15 @@ def test_what_forced_calls_are_held_to_is_what_the_parser_reads(name: str, reade
     write = FORMATS[name].writes
     assert write is not None
     calls = [CASES["nested"][0], SEARCH]
-    texts = [f"{write.before.replace('{name}', name)}{json.dumps(args)}{write.after}" for name, args in calls]
+    texts = [
+        f"{write.before.replace('{name}', name)}{json.dumps(args)}{write.after}"
+        for name, args in calls
+    ]
     text = f"{write.start}{write.between.join(texts)}{write.end}"
     assert reader.check(text) == parsed(*calls)
 
 
 def parsed(*calls: Call, content: str = "") -> Parsed:
-    return Parsed(content=content, calls=tuple((name, dict[str, Any](arguments)) for name, arguments in calls))
+    return Parsed(
+        content=content, calls=tuple((name, dict[str, Any](arguments)) for name, arguments in calls)
+    )

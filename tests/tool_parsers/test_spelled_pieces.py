@@ -23,6 +23,9 @@ def test_a_long_text_comes_as_it_is_written(name: str) -> None:
     parser = OutputParser(replace(REQUEST, in_pieces=True), tools=FORMATS[name])
     found = [*map(parser.feed, chunks), parser.finish()]
     pieces = [piece for delta in found for piece in delta.pieces]
-    assert sum(isinstance(piece, ArgumentsPiece) and piece.index == 0 for piece in pieces) > len(note) // 40
+    assert (
+        sum(isinstance(piece, ArgumentsPiece) and piece.index == 0 for piece in pieces)
+        > len(note) // 40
+    )
     calls = [(call.name, json.loads(call.arguments)) for call in ParsedDelta.joined(found).calls]
     assert calls == [("search", {"note": note + "end", "days": 3}), OSLO]

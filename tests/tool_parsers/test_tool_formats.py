@@ -23,7 +23,8 @@ WEATHER = ("get_weather", {"city": "Oslo"})
         ('<tool_call>{"name": "f", "arguments": {}}</tool_call>', "", [("f", {})]),
         ('<tool_call>{"name": "f"}</tool_call>', "", [("f", {})]),
         (
-            '<tool_call>{"name": "f", "arguments": {"a": [{"b": null}, 1.5], "c": "größer 漢字 \\u00e9 🙂"}}</tool_call>',
+            '<tool_call>{"name": "f", "arguments": {"a": [{"b": null}, 1.5], "c": "größer 漢字 '
+            '\\u00e9 🙂"}}</tool_call>',
             "",
             [("f", {"a": [{"b": None}, 1.5], "c": "größer 漢字 é 🙂"})],
         ),
@@ -38,7 +39,11 @@ WEATHER = ("get_weather", {"city": "Oslo"})
             '<tool_call>{"name": "f", "arguments": {"a": }}</tool_call>',
             [WEATHER],
         ),
-        (f'<tool_call>{{"name": "f", "arguments": {{"a": 1}}</tool_call>{CALL}', "", [("f", {"a": 1}), WEATHER]),
+        (
+            f'<tool_call>{{"name": "f", "arguments": {{"a": 1}}</tool_call>{CALL}',
+            "",
+            [("f", {"a": 1}), WEATHER],
+        ),
         (
             '<tool_call>{"name": "no_such_tool", "arguments": {"x": true}}</tool_call>',
             "",

@@ -1,4 +1,6 @@
-"""A server of several processes and a collector that speaks OTLP over HTTP: what is asked is exported by its end."""
+"""A server of several processes and a collector that speaks OTLP over HTTP: what is asked is
+exported by its end.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from typing import Any
 import pytest
 from served import served
 
-pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs OpenTelemetry's exporter")
+pytest.importorskip(
+    "opentelemetry.exporter.otlp.proto.http", reason="needs OpenTelemetry's exporter"
+)
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
@@ -41,7 +45,9 @@ class Taking(BaseHTTPRequestHandler):
             body = gzip.decompress(body)
         for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
             self.server.services |= {
-                a.value.string_value for a in resource.resource.attributes if a.key == "service.name"
+                a.value.string_value
+                for a in resource.resource.attributes
+                if a.key == "service.name"
             }
             self.server.spans += [span for scope in resource.scope_spans for span in scope.spans]
         self.send_response(200)
@@ -61,7 +67,9 @@ def collector() -> Iterator[Collector]:
         thread.join()
 
 
-def test_spans_of_a_served_request_reach_the_collector(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spans_of_a_served_request_reach_the_collector(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("OTEL_SERVICE_NAME", raising=False)
     with served("scripted:", "--otlp-traces-endpoint", collector.url) as client:
         stream = client.chat.completions.create(
@@ -70,12 +78,22 @@ def test_spans_of_a_served_request_reach_the_collector(collector: Collector, mon
             stream=True,
             extra_headers={"traceparent": CALLER},
         )
-        assert "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices) == "hello"
+        assert (
+            "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+            == "hello"
+        )
     spans = {span.name: span for span in collector.spans}  # all of them: the server has ended
-    assert set(spans) == {"POST /v1/chat/completions", "llm_request", "engine.queue", "engine.compute"}
+    assert set(spans) == {
+        "POST /v1/chat/completions",
+        "llm_request",
+        "engine.queue",
+        "engine.compute",
+    }
     assert {span.trace_id.hex() for span in spans.values()} == {CALLER[3:35]}
     assert spans["POST /v1/chat/completions"].parent_span_id.hex() == CALLER[36:52]
     assert spans["engine.compute"].parent_span_id == spans["llm_request"].span_id
-    (engine_pid,) = (a.value.int_value for a in spans["engine.compute"].attributes if a.key == "process.pid")
+    (engine_pid,) = (
+        a.value.int_value for a in spans["engine.compute"].attributes if a.key == "process.pid"
+    )
     assert engine_pid not in (0, os.getpid())
     assert collector.services == {"engine"}

@@ -1,4 +1,6 @@
-"""The scheduler half: places in the batch, preemptions, and the times of steps, of several ranks the slowest."""
+"""The scheduler half: places in the batch, preemptions, and the times of steps, of several ranks
+the slowest.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,11 @@ def request(name: str, *, traced: bool = True) -> Any:
 
 
 def plan(
-    step: int, *, new: dict[int, str] | None = None, ended: tuple[int, ...] = (), rows: tuple[int, ...] = ()
+    step: int,
+    *,
+    new: dict[int, str] | None = None,
+    ended: tuple[int, ...] = (),
+    rows: tuple[int, ...] = (),
 ) -> Any:
     placed = [SimpleNamespace(row=row, request_id=name) for row, name in (new or {}).items()]
     return SimpleNamespace(step=step, new=placed, ended=list(ended), rows=list(rows), steady=[])
@@ -37,9 +43,12 @@ def told(one: Any) -> Stay:
 
 
 def test_a_preempted_sequence_has_two_places() -> None:
-    stays, one = Stays(clock=Clock()), request("a")
+    stays = Stays(clock=Clock())
+    one = request("a")
     stays.arrived(one)  # at 1
-    assert stays.planned(plan(1, new={4: "a"}, rows=(4,))) is None  # at 2; nobody asked for times of steps
+    assert (
+        stays.planned(plan(1, new={4: "a"}, rows=(4,))) is None
+    )  # at 2; nobody asked for times of steps
     stays.planned(plan(2, ended=(4,)))  # at 3
     stays.planned(plan(3, new={2: "a"}, rows=(2,)))  # at 4
     one.num_preemptions = 1
@@ -49,7 +58,8 @@ def test_a_preempted_sequence_has_two_places() -> None:
 
 
 def test_requests_that_are_not_traced_leave_nothing() -> None:
-    stays, one = Stays(detailed=True, clock=Clock()), request("a", traced=False)
+    stays = Stays(detailed=True, clock=Clock())
+    one = request("a", traced=False)
     stays.arrived(one)
     assert stays.planned(plan(1, new={0: "a"}, rows=(0,))) is None
     stays.finished(one)
@@ -57,20 +67,28 @@ def test_requests_that_are_not_traced_leave_nothing() -> None:
 
 
 def test_a_request_that_never_started_was_only_there() -> None:
-    stays, one = Stays(clock=Clock()), request("a")
+    stays = Stays(clock=Clock())
+    one = request("a")
     stays.arrived(one)
     stays.finished(one)
     assert told(one).places == []
 
 
 def test_steps_count_for_those_they_compute_and_the_slowest_rank_for_the_step() -> None:
-    stays, one, other = Stays(detailed=True, clock=Clock()), request("a"), request("b")
+    stays = Stays(detailed=True, clock=Clock())
+    one = request("a")
+    other = request("b")
     for each in (one, other):
         stays.arrived(each)
     first = stays.planned(plan(7, new={0: "a", 1: "b"}, rows=(0, 1)))
     second = stays.planned(plan(8, rows=(0,)))  # planned ahead of the first one's result
     assert (first, second) == ((7).to_bytes(8, "little"), (8).to_bytes(8, "little"))
-    for step, forward_s, execute_s in ((7, 1.0, 2.0), (7, 3.0, None), (7, 2.0, 5.0), (8, 10.0, 20.0)):
+    for step, forward_s, execute_s in (
+        (7, 1.0, 2.0),
+        (7, 3.0, None),
+        (7, 2.0, 5.0),
+        (8, 10.0, 20.0),
+    ):
         stays.result(msgspec.msgpack.encode(StepTime(step, forward_s, execute_s)))
     stays.finished(one)
     stays.finished(other)

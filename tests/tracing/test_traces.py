@@ -61,21 +61,27 @@ class Traced:
         self._tracer.flush()
         found: dict[str, Any] = {}
         for span in self.exporter.get_finished_spans():
-            found[span.name] = span if span.name not in found else [*_listed(found[span.name]), span]
+            found[span.name] = (
+                span if span.name not in found else [*_listed(found[span.name]), span]
+            )
         self.exporter.clear()
         return found
 
     def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
         async def send() -> httpx.Response:
             transport = httpx.ASGITransport(self.app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=PATIENCE_S) as client:
+            async with httpx.AsyncClient(
+                transport=transport, base_url="http://test", timeout=PATIENCE_S
+            ) as client:
                 return await client.post(path, json=body, headers=headers)
 
         return asyncio.run(send())
 
     def generate(self, prompt: str, **keywords: Any) -> None:
         async def run() -> None:
-            async for _ in self.engine.generate(prompt, SamplingParams(max_tokens=50), "id", **keywords):
+            async for _ in self.engine.generate(
+                prompt, SamplingParams(max_tokens=50), "id", **keywords
+            ):
                 pass
 
         asyncio.run(run())
@@ -100,11 +106,15 @@ def traced(module_traced: Traced) -> Traced:
 
 def test_a_request_is_one_trace_from_its_client_to_the_engine(traced: Traced) -> None:
     body = {"prompt": "hello", "max_tokens": 20, "temperature": 0.5, "top_p": 0.9}
-    assert traced.post("/v1/completions", body, traceparent=CALLER, tracestate="a=1").status_code == 200
+    assert (
+        traced.post("/v1/completions", body, traceparent=CALLER, tracestate="a=1").status_code
+        == 200
+    )
     spans = traced.spans()
     assert set(spans) == {"POST /v1/completions", "llm_request", "engine.queue", "engine.compute"}
     http, request, queue, compute = (
-        spans[name] for name in ("POST /v1/completions", "llm_request", "engine.queue", "engine.compute")
+        spans[name]
+        for name in ("POST /v1/completions", "llm_request", "engine.queue", "engine.compute")
     )
     assert {span.context.trace_id for span in spans.values()} == {int(CALLER[3:35], 16)}
     assert all(span.context.trace_state.get("a") == "1" for span in spans.values())
@@ -114,7 +124,13 @@ def test_a_request_is_one_trace_from_its_client_to_the_engine(traced: Traced) ->
     assert http.kind is SpanKind.SERVER
     assert http.attributes["http.route"] == "/v1/completions"
     assert http.attributes["http.response.status_code"] == 200
-    assert http.start_time <= request.start_time <= queue.start_time <= queue.end_time == compute.start_time
+    assert (
+        http.start_time
+        <= request.start_time
+        <= queue.start_time
+        <= queue.end_time
+        == compute.start_time
+    )
     assert compute.end_time <= request.end_time <= http.end_time
 
 
@@ -125,20 +141,32 @@ def test_attributes_are_what_the_client_got(traced: Traced) -> None:
     found = spans["llm_request"].attributes
     assert found["gen_ai.usage.prompt_tokens"] == usage["prompt_tokens"]
     assert found["gen_ai.usage.completion_tokens"] == usage["completion_tokens"]
-    asked = {name: found[f"gen_ai.request.{name}"] for name in ("n", "max_tokens", "temperature", "top_p")}
+    asked = {
+        name: found[f"gen_ai.request.{name}"]
+        for name in ("n", "max_tokens", "temperature", "top_p")
+    }
     assert asked == {"n": 2, "max_tokens": 20, "temperature": 0.5, "top_p": 0.9}
     assert found["gen_ai.response.model"] == "scripted:"
     assert list(found["gen_ai.response.finish_reasons"]) == ["stop"]
-    latency = {name.removeprefix("gen_ai.latency."): value for name, value in found.items() if ".latency." in name}
-    assert latency["time_in_queue"] + latency["time_in_model_prefill"] == pytest.approx(latency["time_to_first_token"])
+    latency = {
+        name.removeprefix("gen_ai.latency."): value
+        for name, value in found.items()
+        if ".latency." in name
+    }
+    assert latency["time_in_queue"] + latency["time_in_model_prefill"] == pytest.approx(
+        latency["time_to_first_token"]
+    )
     assert latency["time_in_model_prefill"] + latency["time_in_model_decode"] == pytest.approx(
         latency["time_in_model_inference"]
     )
-    assert latency["e2e"] == pytest.approx(latency["time_in_queue"] + latency["time_in_model_inference"])
+    assert latency["e2e"] == pytest.approx(
+        latency["time_in_queue"] + latency["time_in_model_inference"]
+    )
     assert len(spans["engine.compute"]) == 2  # one for each sequence
     for compute in spans["engine.compute"]:
         forward, execute = (
-            compute.attributes[f"gen_ai.latency.time_in_model_{name}"] for name in ("forward", "execute")
+            compute.attributes[f"gen_ai.latency.time_in_model_{name}"]
+            for name in ("forward", "execute")
         )
         assert 0 < forward < execute < latency["time_in_model_inference"]
 
@@ -155,10 +183,14 @@ def test_without_a_parent_it_has_a_trace_of_its_own(traced: Traced) -> None:
     assert traced.spans()["llm_request"].parent is None
 
 
-@pytest.mark.parametrize("header", ["", "nonsense", CALLER[:-3], "00-" + "0" * 32 + "-" + "0" * 16 + "-01", "é" * 200])
+@pytest.mark.parametrize(
+    "header", ["", "nonsense", CALLER[:-3], "00-" + "0" * 32 + "-" + "0" * 16 + "-01", "é" * 200]
+)
 def test_a_header_that_names_nothing_costs_nothing(traced: Traced, header: str) -> None:
     body = {"prompt": "hello", "max_tokens": 2}
-    reply = traced.post("/v1/completions", body, traceparent=header.encode().decode("latin-1").encode("latin-1"))  # type: ignore[arg-type]
+    reply = traced.post(
+        "/v1/completions", body, traceparent=header.encode().decode("latin-1").encode("latin-1")
+    )  # type: ignore[arg-type]
     assert reply.status_code == 200
     assert traced.spans()["POST /v1/completions"].parent is None
 
@@ -179,7 +211,9 @@ def test_refused_and_broken_off_requests_say_so(traced: Traced) -> None:
         await run.aclose()
 
     asyncio.run(leave())
-    assert list(traced.spans()["llm_request"].attributes["gen_ai.response.finish_reasons"]) == ["abort"]
+    assert list(traced.spans()["llm_request"].attributes["gen_ai.response.finish_reasons"]) == [
+        "abort"
+    ]
 
 
 def test_an_answer_that_never_began_is_an_error(traced: Traced) -> None:
@@ -197,7 +231,9 @@ def test_an_answer_that_never_began_is_an_error(traced: Traced) -> None:
     assert traced.spans()["POST"].status.status_code is StatusCode.ERROR
 
 
-@pytest.mark.parametrize("endpoint", ["localhost:4317", "ftp://a/b", "http://", "http://a:x/", "http://a:0"])
+@pytest.mark.parametrize(
+    "endpoint", ["localhost:4317", "ftp://a/b", "http://", "http://a:x/", "http://a:0"]
+)
 def test_an_endpoint_that_is_none_is_refused_before_a_model_is_loaded(endpoint: str) -> None:
     with pytest.raises(ConfigError, match="--otlp-traces-endpoint"):
         TraceSink(EngineConfig(options={"otlp_traces_endpoint": endpoint}))
@@ -205,13 +241,20 @@ def test_an_endpoint_that_is_none_is_refused_before_a_model_is_loaded(endpoint: 
 
 def test_a_missing_library_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("builtin_plugins.tracing.endpoint.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"):
+    with pytest.raises(
+        ConfigError, match="pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
+    ):
         check("http://localhost:4318/v1/traces")
 
 
 @pytest.mark.parametrize(
     ("endpoint", "grpc"),
-    [("grpc://a:1", True), ("http://a:4317", True), ("http://a:4318/v1/traces", False), ("https://a/x", False)],
+    [
+        ("grpc://a:1", True),
+        ("http://a:4317", True),
+        ("http://a:4318/v1/traces", False),
+        ("https://a/x", False),
+    ],
 )
 def test_scheme_and_port_say_what_is_spoken(endpoint: str, grpc: bool) -> None:
     assert speaks_grpc(endpoint) is grpc
@@ -222,7 +265,12 @@ def test_details_are_named_alone_or_with_commas() -> None:
         return Detail.of(EngineConfig(options={"collect_detailed_traces": list(values)}))
 
     assert read("model") == Detail(model=True)
-    assert read("model,worker") == read("all") == read("model", "worker") == Detail(model=True, worker=True)
+    assert (
+        read("model,worker")
+        == read("all")
+        == read("model", "worker")
+        == Detail(model=True, worker=True)
+    )
     assert not read()
     with pytest.raises(ConfigError, match="none of all, model, worker"):
         read("models")

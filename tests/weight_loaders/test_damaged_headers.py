@@ -69,7 +69,8 @@ def change_facts(file: bytes, source: random.Random) -> bytes:
     header = json.loads(file[8 : 8 + length])
     for _ in range(source.randint(1, 3)):
         name = source.choice(list(header))
-        entry, junk = header[name], copy.deepcopy(source.choice(JUNK))
+        entry = header[name]
+        junk = copy.deepcopy(source.choice(JUNK))
         if isinstance(entry, dict) and entry and source.random() < 0.9:
             field = source.choice(list(entry))
             if isinstance(entry[field], list) and entry[field] and source.random() < 0.7:
@@ -110,11 +111,17 @@ def test_a_name_that_comes_twice_is_refused(header: str, name: str, tmp_path: Pa
     path = tmp_path / "model.safetensors"
     path.write_bytes(len(header).to_bytes(8, "little") + header.encode() + bytes(8))
     message = fault_of(ModelSource("m", "A", None, path=str(tmp_path)))
-    assert message == f"{path} has a header that cannot be read (it names {name!r} twice). Download the file again."
+    assert (
+        message
+        == f"{path} has a header that cannot be read (it names {name!r} twice). Download the file "
+        "again."
+    )
 
 
 def test_a_damaged_file_is_read_or_refused(tmp_path: Path) -> None:
-    source, file, path = random.Random(7), good_file(), tmp_path / "model.safetensors"
+    source = random.Random(7)
+    file = good_file()
+    path = tmp_path / "model.safetensors"
     model = ModelSource("m", "A", None, path=str(tmp_path))
     refused = 0
     started = time.monotonic()

@@ -18,13 +18,23 @@ from core.errors import ModelError
 
 
 def loader(folder: Path | None) -> SafetensorsLoader:
-    return SafetensorsLoader(ModelSource("m", "A", None, path=None if folder is None else str(folder)), EngineConfig())
+    return SafetensorsLoader(
+        ModelSource("m", "A", None, path=None if folder is None else str(folder)), EngineConfig()
+    )
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
+)
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3)])
-def test_every_dtype_and_shape_survives(tmp_path: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    tensors = {"a": torch.ones(shape).to(dtype), "odd": torch.ones(3, dtype=torch.uint8), "b": torch.ones(5).to(dtype)}
+def test_every_dtype_and_shape_survives(
+    tmp_path: Path, dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    tensors = {
+        "a": torch.ones(shape).to(dtype),
+        "odd": torch.ones(3, dtype=torch.uint8),
+        "b": torch.ones(5).to(dtype),
+    }
     save_file(tensors, tmp_path / "model.safetensors")
     found = dict(loader(tmp_path).tensors())
     assert set(found) == set(tensors)
@@ -42,7 +52,10 @@ def test_tensors_share_the_mapped_file_and_writing_leaves_it_alone(tmp_path: Pat
     assert path.read_bytes() == before
 
 
-@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="counts the pages of a mapping as Linux shows them")
+@pytest.mark.skipif(
+    not Path("/proc/self/smaps").exists(),
+    reason="counts the pages of a mapping as Linux shows them",
+)
 def test_a_copied_tensor_gives_its_pages_back_and_a_kept_one_stays(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     save_file({"copied": torch.ones(1 << 20), "kept": torch.full((1 << 20,), 2.0)}, path)
@@ -62,7 +75,11 @@ def test_a_copied_tensor_gives_its_pages_back_and_a_kept_one_stays(tmp_path: Pat
 def resident_bytes(path: Path) -> int:
     """Return how much of a file this process holds in memory."""
     lines = iter(Path("/proc/self/smaps").read_text().splitlines())
-    sizes = [next(rest for rest in lines if rest.startswith("Rss:")) for line in lines if line.endswith(str(path))]
+    sizes = [
+        next(rest for rest in lines if rest.startswith("Rss:"))
+        for line in lines
+        if line.endswith(str(path))
+    ]
     return sum(int(size.split()[1]) << 10 for size in sizes)
 
 
@@ -71,7 +88,9 @@ def test_unaligned_tensors_are_copied_into_place(tmp_path: Path) -> None:
     header["odd"] = {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}
     text = json.dumps(header).encode().ljust(96)
     data = torch.tensor([1.5, -2.5]).numpy().tobytes()
-    (tmp_path / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + b"\0" + data)
+    (tmp_path / "model.safetensors").write_bytes(
+        len(text).to_bytes(8, "little") + text + b"\0" + data
+    )
     assert dict(loader(tmp_path).tensors())["x"].tolist() == [1.5, -2.5]
 
 
@@ -97,7 +116,9 @@ def test_total_bytes_are_those_of_the_files(tmp_path: Path) -> None:
     assert loader(tmp_path).total_bytes() == (tmp_path / "model.safetensors").stat().st_size
 
 
-def test_large_tensors_come_first_and_all_others_in_the_order_of_their_bytes(tmp_path: Path) -> None:
+def test_large_tensors_come_first_and_all_others_in_the_order_of_their_bytes(
+    tmp_path: Path,
+) -> None:
     names = ["a", "b", "c", "d"]
     sizes = {"d": 50, "b": 400}
     tensors = {name: torch.zeros(sizes.get(name, 10), dtype=torch.uint8) for name in names}

@@ -29,15 +29,24 @@ class Half:
     def begin(self, payload: bytes | None) -> None:
         SEEN.append(("begin", payload))
         for row, position, tokens in GUESSES:
-            ATTACHED["parts"].batch.token_ids[row, position : position + len(tokens)] = torch.tensor(tokens)
+            ATTACHED["parts"].batch.token_ids[row, position : position + len(tokens)] = (
+                torch.tensor(tokens)
+            )
         GUESSES.clear()
 
     def before_forward(self, batch: Any, payload: bytes | None) -> None:
-        SEEN.append(("before_forward", (len(batch.attention), list(batch.starts), batch.positions.tolist())))
+        SEEN.append(
+            ("before_forward", (len(batch.attention), list(batch.starts), batch.positions.tolist()))
+        )
 
     def sampled(self, sampled: Any, payload: bytes | None) -> None:
         facts = sampled.rows.rows, sampled.rows.points, sampled.rows.lengths
-        SEEN.append(("sampled", (*facts, sampled.accepted.tolist(), sampled.ends.tolist(), len(sampled.hidden))))
+        SEEN.append(
+            (
+                "sampled",
+                (*facts, sampled.accepted.tolist(), sampled.ends.tolist(), len(sampled.hidden)),
+            )
+        )
 
     def after_sample(self, payload: bytes | None) -> bytes | None:
         return b"after" if payload else None

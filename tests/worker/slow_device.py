@@ -16,7 +16,8 @@ class Paced(Beside):
 
     def __init__(self, device_s: float) -> None:
         super().__init__()
-        self._device_s, self._free_s = device_s, 0.0
+        self._device_s = device_s
+        self._free_s = 0.0
 
     def launch(self, function: Callable[[], Any]) -> Any:
         """Let the function run behind those before it, and be done when the device would be."""
@@ -24,7 +25,8 @@ class Paced(Beside):
         launched_s = time.perf_counter()
 
         def paced() -> Any:
-            # A device goes on at once with what was launched meanwhile, however late a thread wakes up for it.
+            # A device goes on at once with what was launched meanwhile, however late a thread wakes
+            # up for it.
             self._free_s = max(self._free_s, launched_s) + self._device_s
             result = function()
             time.sleep(max(0.0, self._free_s - time.perf_counter()))

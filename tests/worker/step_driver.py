@@ -17,7 +17,8 @@ from core.worker import Worker
 
 PLUGINS = ("core.testing.fake_model", "platform_cpu", "attention_torch")
 PROCESSORS = tuple(
-    f"logits_{name}" for name in ["allowed_tokens", "bad_words", "bias", "min_p", "min_tokens", "penalties"]
+    f"logits_{name}"
+    for name in ["allowed_tokens", "bad_words", "bias", "min_p", "min_tokens", "penalties"]
 )
 BLOCK = 4
 MAX_LEN = 64
@@ -29,7 +30,12 @@ def settings(
 ) -> tuple[EngineConfig, Registry, ModelSource]:
     """Return what a worker over the fake model is made of."""
     registry = load_plan(make_plan(["none", *PLUGINS, *PROCESSORS, *plugins]))
-    common = {"dtype": "float32", "max_model_len": MAX_LEN, "max_num_seqs": max_num_seqs, "num_threads": 1}
+    common = {
+        "dtype": "float32",
+        "max_model_len": MAX_LEN,
+        "max_num_seqs": max_num_seqs,
+        "num_threads": 1,
+    }
     built = config_from_kwargs({"model": "fake:", **common, **config}, registry.options())
     return built, registry, fake_source(model)
 
@@ -74,7 +80,10 @@ class Driver:
         row = self._free.pop(0)
         self.rows[name], self.tokens[name], self._computed[name] = row, list(prompt), 0
         groups = len(self._layout.groups)
-        blocks = [[1 + (row * groups + g) * self._blocks + i for i in range(self._blocks)] for g in range(groups)]
+        blocks = [
+            [1 + (row * groups + g) * self._blocks + i for i in range(self._blocks)]
+            for g in range(groups)
+        ]
         known = len(prompt) if prompt_len is None else prompt_len
         self._new.append(NewRow(row, name, list(prompt), known, sampling, seed, eos, blocks))
 
@@ -85,12 +94,18 @@ class Driver:
         self._free.append(row)
 
     def plan(self, counts: Mapping[str, int] | None = None) -> StepPlan:
-        """Return the next plan: these requests with so many tokens, or all with what they have left."""
+        """Return the next plan: these requests with so many tokens, or all with what they have
+        left.
+        """
         if counts is None:
             left = {name: len(self.tokens[name]) - self._computed[name] for name in self.rows}
-            counts = {name: count for name, count in left.items() if count}  # one that failed has none
+            counts = {
+                name: count for name, count in left.items() if count
+            }  # one that failed has none
         starts = [self._computed[name] for name in counts]
-        samples = [i for i, name in enumerate(counts) if starts[i] + counts[name] == len(self.tokens[name])]
+        samples = [
+            i for i, name in enumerate(counts) if starts[i] + counts[name] == len(self.tokens[name])
+        ]
         plan = StepPlan(
             step=self._step,
             ended=self._ended,
@@ -103,7 +118,9 @@ class Driver:
         )
         for name, count in counts.items():
             self._computed[name] += count
-        self._new, self._ended, self._step = [], [], self._step + 1
+        self._new = []
+        self._ended = []
+        self._step = self._step + 1
         return plan
 
     def step(self, counts: Mapping[str, int] | None = None) -> StepResult:

@@ -16,7 +16,9 @@ from core.types import SamplingParams
 from core.worker.batch import Batch
 from core.worker.inputs import StepInputs
 
-ROWS, MAX_LEN, SIZES = 4, 40, (4, 8)
+ROWS = 4
+MAX_LEN = 40
+SIZES = (4, 8)
 LAYOUT = KVLayout(
     groups=[
         GroupLayout(FullAttention(1, 8, "float32"), [0], SIZES[0], 0),
@@ -51,7 +53,10 @@ class Naive:
         free = [row for row in range(ROWS) if row not in self.held]
         new = [self._new(row) for row in free if self.random.random() < 0.5]
         fresh = {row.row for row in new}
-        rows, starts, counts, blocks = [], [], [], []
+        rows = []
+        starts = []
+        counts = []
+        blocks = []
         for row, held in self.random.sample(sorted(self.held.items()), len(self.held)):
             left = len(held.tokens) - held.computed
             if not left or self.random.random() < 0.2:
@@ -69,13 +74,24 @@ class Naive:
             counts.append(count)
             held.computed += count
         self.step += 1
-        samples = [i for i, row in enumerate(rows) if self.held[row].computed == len(self.held[row].tokens)]
+        samples = [
+            i for i, row in enumerate(rows) if self.held[row].computed == len(self.held[row].tokens)
+        ]
         return StepPlan(self.step, ended, new, blocks, rows, starts, counts, samples)
 
     def _new(self, row: int) -> NewRow:
         tokens = [self.random.randrange(100) for _ in range(self.random.randint(1, 12))]
         self.held[row] = Held(tokens, [[], []])
-        return NewRow(row, f"r{self.step}-{row}", list(tokens), len(tokens), SamplingParams(), row, (), [[], []])
+        return NewRow(
+            row,
+            f"r{self.step}-{row}",
+            list(tokens),
+            len(tokens),
+            SamplingParams(),
+            row,
+            (),
+            [[], []],
+        )
 
     def _blocks(self, count: int) -> list[int]:
         return [self.random.randrange(1, 1000) for _ in range(max(0, count))]
@@ -90,7 +106,8 @@ class Naive:
 
 
 def check(plan: StepPlan, inputs: StepInputs, groups: list[Any], held: dict[int, Held]) -> None:
-    ids, positions = [], []
+    ids = []
+    positions = []
     for row, start, count in zip(plan.rows, plan.starts, plan.counts, strict=True):
         ids += held[row].tokens[start : start + count]
         positions += range(start, start + count)
@@ -105,7 +122,9 @@ def check(plan: StepPlan, inputs: StepInputs, groups: list[Any], held: dict[int,
             table = held[row].tables[group]
             used = -(-got.kv_lens[i] // size)
             assert got.block_table[i, :used].tolist() == table[:used]
-            slots += [table[p // size] * size + p % size for p in range(plan.starts[i], got.kv_lens[i])]
+            slots += [
+                table[p // size] * size + p % size for p in range(plan.starts[i], got.kv_lens[i])
+            ]
         assert got.slots.tolist() == slots
         assert (got.slots.dtype, got.block_table.dtype) == (torch.int64, torch.int32)
 
@@ -113,7 +132,8 @@ def check(plan: StepPlan, inputs: StepInputs, groups: list[Any], held: dict[int,
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**31), steps=st.integers(1, 25))
 def test_after_random_plans_the_batch_equals_a_naive_rebuild(seed: int, steps: int) -> None:
-    naive, batch = Naive(seed), Batch(ROWS, MAX_LEN, LAYOUT, "cpu")
+    naive = Naive(seed)
+    batch = Batch(ROWS, MAX_LEN, LAYOUT, "cpu")
     for _ in range(steps):
         plan = naive.plan()
         inputs = batch.take(plan)
@@ -124,6 +144,7 @@ def test_after_random_plans_the_batch_equals_a_naive_rebuild(seed: int, steps: i
         for row, held in naive.held.items():
             assert batch.token_ids[row, : len(held.tokens)].tolist() == held.tokens
             assert [
-                batch.tables[group][row, : batch._table_lens[group][row]].tolist() for group in range(len(SIZES))
+                batch.tables[group][row, : batch._table_lens[group][row]].tolist()
+                for group in range(len(SIZES))
             ] == held.tables
         assert [row for row in range(ROWS) if batch.requests[row] is not None] == sorted(naive.held)

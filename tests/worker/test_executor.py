@@ -16,11 +16,15 @@ REQUESTS = [
     ([5, 9, 30], SamplingParams(temperature=0)),
     ([7] * 20, SamplingParams(temperature=0.8, top_k=10)),
     ([3, 4], SamplingParams(top_p=0.9, repetition_penalty=1.3, logprobs=2)),
-    ([30, 2, 8, 6, 4, 9], SamplingParams(temperature=0, frequency_penalty=0.5, bad_words_token_ids=[[5], [6, 7]])),
+    (
+        [30, 2, 8, 6, 4, 9],
+        SamplingParams(temperature=0, frequency_penalty=0.5, bad_words_token_ids=[[5], [6, 7]]),
+    ),
     ([11, 12], SamplingParams(temperature=0, logit_bias={13: 2.0}, min_tokens=3)),
 ]
 
-ROOM, TIGHT = 200, 40
+ROOM = 200
+TIGHT = 40
 """Blocks that hold all requests at once, and so few that some are preempted."""
 
 
@@ -28,14 +32,24 @@ def run(executor: UniExecutor, num_blocks: int) -> dict[str, list[int]]:
     """Return every request's tokens; a scheduler as deep as the executor keeps it busy."""
     info = executor.start()
     layout = plan_layout(
-        info.layers, block_size=BLOCK, memory_bytes=0, num_blocks=num_blocks, max_model_len=MAX_LEN, max_num_seqs=4
+        info.layers,
+        block_size=BLOCK,
+        memory_bytes=0,
+        num_blocks=num_blocks,
+        max_model_len=MAX_LEN,
+        max_num_seqs=4,
     )
     executor.allocate(layout)
     scheduler = Scheduler(SchedulerLimits(16, 4, MAX_LEN), KVManager(layout), depth=executor.depth)
     for i, (prompt, sampling) in enumerate(REQUESTS):
         scheduler.add(
             EngineRequest(
-                request_id=f"r{i}", prompt_token_ids=prompt, sampling=sampling, seed=i, max_tokens=20 + i, arrival_s=i
+                request_id=f"r{i}",
+                prompt_token_ids=prompt,
+                sampling=sampling,
+                seed=i,
+                max_tokens=20 + i,
+                arrival_s=i,
             )
         )
     tokens: dict[str, list[int]] = {f"r{i}": [] for i in range(len(REQUESTS))}
@@ -56,12 +70,15 @@ def run(executor: UniExecutor, num_blocks: int) -> dict[str, list[int]]:
 
 
 def executor(*, ahead: bool) -> UniExecutor:
-    return UniExecutor(*settings(max_num_seqs=4, async_scheduling=ahead, model=FakeConfig(window=10)))
+    return UniExecutor(
+        *settings(max_num_seqs=4, async_scheduling=ahead, model=FakeConfig(window=10))
+    )
 
 
 @pytest.mark.parametrize("num_blocks", [ROOM, TIGHT], ids=["room", "preemption"])
 def test_scheduling_ahead_gives_the_same_tokens(num_blocks: int) -> None:
-    inline, ahead = executor(ahead=False), executor(ahead=True)
+    inline = executor(ahead=False)
+    ahead = executor(ahead=True)
     assert (inline.depth, ahead.depth) == (1, 2)
     tokens = run(inline, num_blocks)
     assert run(ahead, num_blocks) == tokens
@@ -77,7 +94,14 @@ def test_what_a_step_raises_is_raised_by_collect(ahead: bool) -> None:
     uni = executor(ahead=ahead)
     info = uni.start()
     uni.allocate(
-        plan_layout(info.layers, block_size=BLOCK, memory_bytes=0, num_blocks=40, max_model_len=MAX_LEN, max_num_seqs=4)
+        plan_layout(
+            info.layers,
+            block_size=BLOCK,
+            memory_bytes=0,
+            num_blocks=40,
+            max_model_len=MAX_LEN,
+            max_num_seqs=4,
+        )
     )
     uni.submit(StepPlan(0, [], [], [], [2], [0], [1], [0]))  # a row that no request holds
     with pytest.raises(AssertionError, match="row 2"):

@@ -50,7 +50,9 @@ def test_plans_without_rows_are_begun_and_answered() -> None:
     assert driver.worker.call("nobody.do", b"!") is None
 
 
-def test_steps_in_which_every_half_rests_are_not_shown_to_any(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_in_which_every_half_rests_are_not_shown_to_any(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked: list[tuple[int, bytes | None]] = []
 
     def rests(half: halves.Half, num_rows: int, payload: bytes | None) -> bool:
@@ -58,7 +60,8 @@ def test_steps_in_which_every_half_rests_are_not_shown_to_any(monkeypatch: pytes
         return len(asked) in {2, 3}
 
     monkeypatch.setattr(halves.Half, "rests", rests, raising=False)
-    driver, plain = Driver(HALVES), Driver()
+    driver = Driver(HALVES)
+    plain = Driver()
     tokens: dict[str, list[int]] = {"with": [], "without": []}
     for name, each in (("with", driver), ("without", plain)):
         each.add("a", PROMPT)
@@ -74,7 +77,8 @@ def test_steps_in_which_every_half_rests_are_not_shown_to_any(monkeypatch: pytes
 
 
 def test_what_a_half_tells_reaches_who_listens() -> None:
-    driver, heard = Driver(HALVES), []
+    driver = Driver(HALVES)
+    heard = []
     driver.worker.told = lambda name, data: heard.append((name, data))
     halves.ATTACHED["parts"].tell(b"news")
     assert heard == [("half", b"news")]
@@ -90,8 +94,11 @@ SAMPLINGS = {
 
 
 def guessed_step(driver: Driver, name: str, guess: list[int]) -> Any:
-    """Let the half guess behind the last known token of one request; the plan says where it goes on."""
-    row, known = driver.rows[name], len(driver.tokens[name])
+    """Let the half guess behind the last known token of one request; the plan says where it goes
+    on.
+    """
+    row = driver.rows[name]
+    known = len(driver.tokens[name])
     halves.GUESSES.append((row, known, guess))
     plan = driver.plan({name: 1})
     plan = replace_plan(plan, counts=[1 + len(guess)], guesses=[len(guess)])
@@ -107,14 +114,17 @@ def replace_plan(plan: StepPlan, **fields: Any) -> StepPlan:
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
-def test_tokens_and_logprobs_are_those_without_guesses_however_right_these_are(sampling: SamplingParams) -> None:
+def test_tokens_and_logprobs_are_those_without_guesses_however_right_these_are(
+    sampling: SamplingParams,
+) -> None:
     plain = Driver()
     plain.add("a", PROMPT, sampling, seed=9)
     logprobs = [entry for _ in range(12) for entry in plain.step().logprobs.get(0, [])]
     want = plain.tokens["a"]
     driver = Driver(HALVES)
     driver.add("a", PROMPT, sampling, seed=9)
-    found, rights = driver.step().logprobs.get(0, []), []
+    found = driver.step().logprobs.get(0, [])
+    rights = []
     for right in (0, 3, 1, 2):
         known = len(driver.tokens["a"])
         guess = [*want[known : known + right], *([60] * (3 - right))]
@@ -150,14 +160,17 @@ def test_a_processor_that_follows_tokens_gets_one_token_in_a_step(tmp_path: Any)
         "def engine_logits_processors():\n"
         "    return [Entry('follower', Follower, 'remembers')]\n"
     )
-    plain, driver = Driver(), Driver(HALVES, str(file))
+    plain = Driver()
+    driver = Driver(HALVES, str(file))
     for each, extra in ((plain, {}), (driver, {"extra_args": {"x": 1}})):
         each.add("a", PROMPT, SamplingParams(temperature=0, **extra))
     want = plain.generate("a", 6)
     driver.step()
     result = guessed_step(driver, "a", want[1:4])
     assert (result.accepted, result.tokens) == ([1], [want[1]])
-    registered = next(r for r in driver.registry.entries("logits_processors") if r.entry.name == "follower")
+    registered = next(
+        r for r in driver.registry.entries("logits_processors") if r.entry.name == "follower"
+    )
     assert driver.registry.load(registered).seen == [[0], [0]]
 
 

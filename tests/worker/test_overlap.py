@@ -19,7 +19,9 @@ from core.types import SamplingParams
 
 SLOW = str(Path(__file__).with_name("slow_device_plugin.py"))
 PROMPT = [5, 9, 30]
-DEVICE_S, HOST_S, STEPS = 0.005, 0.002, 50
+DEVICE_S = 0.005
+HOST_S = 0.002
+STEPS = 50
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +34,9 @@ def executor(*, ahead: bool, rows: int = 4) -> UniExecutor:
     made = UniExecutor(*settings(SLOW, device="slow", max_num_seqs=rows, async_scheduling=ahead))
     info = made.start()
     sizes = {"block_size": BLOCK, "max_model_len": MAX_LEN, "max_num_seqs": rows}
-    made.allocate(plan_layout(info.layers, memory_bytes=0, num_blocks=1 + rows * MAX_LEN // BLOCK, **sizes))
+    made.allocate(
+        plan_layout(info.layers, memory_bytes=0, num_blocks=1 + rows * MAX_LEN // BLOCK, **sizes)
+    )
     return made
 
 
@@ -51,7 +55,8 @@ def steady(step: int, rows: list[int]) -> StepPlan:
 
 
 def test_a_step_is_launched_before_its_predecessor_is_done() -> None:
-    gate, entered = threading.Event(), threading.Semaphore(0)
+    gate = threading.Event()
+    entered = threading.Semaphore(0)
 
     def wait(batch: Any) -> None:
         entered.release()
@@ -91,7 +96,8 @@ def test_steps_that_fail_in_flight_are_reported_in_their_turn() -> None:
 
 def seconds_per_step(*, ahead: bool, host_s: float) -> float:
     """Return how long a step takes beside a host that computes for so long between two steps."""
-    uni, rows = executor(ahead=ahead), [0, 1, 2, 3]
+    uni = executor(ahead=ahead)
+    rows = [0, 1, 2, 3]
     uni.submit(first())
     uni.collect()
     if ahead:
@@ -112,9 +118,12 @@ def seconds_per_step(*, ahead: bool, host_s: float) -> float:
 def test_a_hosts_work_hides_behind_the_devices() -> None:
     SlowDevice.device_s = DEVICE_S
     found = [
-        (seconds_per_step(ahead=True, host_s=HOST_S), seconds_per_step(ahead=False, host_s=HOST_S)) for _ in range(3)
+        (seconds_per_step(ahead=True, host_s=HOST_S), seconds_per_step(ahead=False, host_s=HOST_S))
+        for _ in range(3)
     ]
-    print("milliseconds a step, depth 2 and 1:", *(f"{a * 1e3:.2f} {b * 1e3:.2f}" for a, b in found))
+    print(
+        "milliseconds a step, depth 2 and 1:", *(f"{a * 1e3:.2f} {b * 1e3:.2f}" for a, b in found)
+    )
     assert min(ahead for ahead, _ in found) <= 5.3e-3
     assert min(behind for _, behind in found) > 7e-3
 
@@ -128,13 +137,21 @@ def test_padded_steps_give_the_same_tokens_from_the_same_places_in_memory() -> N
         assert len(batch.rows) == len(batch.starts) == len(batch.counts) == len(batch.prompt_lens)
         assert sum(batch.counts) == len(batch.input_ids) == len(batch.positions)
 
-    SlowDevice.padded, SlowDevice.wait = (4, 16), staticmethod(wait)
-    plain, padded = Driver(), Driver(SLOW, device="slow")
+    SlowDevice.padded = (4, 16)
+    SlowDevice.wait = staticmethod(wait)
+    plain = Driver()
+    padded = Driver(SLOW, device="slow")
     for driver in (plain, padded):
         driver.add("a", PROMPT)
-        driver.add("b", [7] * 20, SamplingParams(temperature=0.9, top_k=9, logprobs=2, prompt_logprobs=1), seed=3)
+        driver.add(
+            "b",
+            [7] * 20,
+            SamplingParams(temperature=0.9, top_k=9, logprobs=2, prompt_logprobs=1),
+            seed=3,
+        )
     for _ in range(6):
-        want, got = plain.step(), padded.step()
+        want = plain.step()
+        got = padded.step()
         assert got.tokens == want.tokens
         assert [len(entries) for entries in got.prompt_logprobs.values()] == [
             len(entries) for entries in want.prompt_logprobs.values()

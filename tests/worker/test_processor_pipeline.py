@@ -47,11 +47,20 @@ ASKING_AT_RANDOM = SamplingParams(extra_args={"probe": 1})
 
 
 def probe(
-    folder: Path, *, invariant: bool = False, added: str = "pass", removed: str = "pass", apply: str = "pass"
+    folder: Path,
+    *,
+    invariant: bool = False,
+    added: str = "pass",
+    removed: str = "pass",
+    apply: str = "pass",
 ) -> str:
     """Write the plugin and return what selects it."""
     file = folder / "probe.py"
-    file.write_text(textwrap.dedent(SOURCE.format(invariant=invariant, added=added, removed=removed, apply=apply)))
+    file.write_text(
+        textwrap.dedent(
+            SOURCE.format(invariant=invariant, added=added, removed=removed, apply=apply)
+        )
+    )
     return str(file)
 
 
@@ -80,7 +89,9 @@ def test_only_rows_that_want_a_processor_are_shown_to_it(tmp_path: Path) -> None
     assert len(seen(driver)) == 2
 
 
-def test_a_processor_that_cannot_change_the_best_token_is_spared_greedy_rows(tmp_path: Path) -> None:
+def test_a_processor_that_cannot_change_the_best_token_is_spared_greedy_rows(
+    tmp_path: Path,
+) -> None:
     driver = Driver(probe(tmp_path, invariant=True))
     driver.add("greedy", PROMPT, ASKING)
     driver.add("random", PROMPT, ASKING_AT_RANDOM)
@@ -89,7 +100,8 @@ def test_a_processor_that_cannot_change_the_best_token_is_spared_greedy_rows(tmp
 
 
 def test_what_a_processor_does_reaches_its_rows_and_no_others(tmp_path: Path) -> None:
-    driver, plain = Driver(probe(tmp_path, apply="logits[:, 33] = 1e6")), Driver()
+    driver = Driver(probe(tmp_path, apply="logits[:, 33] = 1e6"))
+    plain = Driver()
     for each in (driver, plain):
         each.add("a", PROMPT)
     driver.add("b", PROMPT, ASKING)
@@ -102,14 +114,16 @@ def test_what_a_processor_does_reaches_its_rows_and_no_others(tmp_path: Path) ->
 def test_a_fault_fails_the_rows_it_was_called_for_and_names_whose_it_is(
     tmp_path: Path, place: str, sampling: SamplingParams, caplog: pytest.LogCaptureFixture
 ) -> None:
-    driver, plain = Driver(probe(tmp_path, **{place: "raise RuntimeError('no luck')"})), Driver()
+    driver = Driver(probe(tmp_path, **{place: "raise RuntimeError('no luck')"}))
+    plain = Driver()
     for each in (driver, plain):
         each.add("bystander", PROMPT)
     driver.add("asking", PROMPT, sampling)
     result = driver.step()
     assert list(result.errors) == [driver.rows["asking"]]
     assert (
-        result.errors[driver.rows["asking"]] == "plugin 'probe' failed in request 'asking'; the engine's log says more."
+        result.errors[driver.rows["asking"]]
+        == "plugin 'probe' failed in request 'asking'; the engine's log says more."
     )
     for part in ("logits_processors:probe", "Request: 'asking'", "RuntimeError", "no luck"):
         assert part in caplog.text
@@ -119,8 +133,12 @@ def test_a_fault_fails_the_rows_it_was_called_for_and_names_whose_it_is(
     assert driver.generate("bystander", 3) == plain.generate("bystander", 3)
 
 
-def test_a_fault_of_an_installed_plugin_names_distribution_and_version(caplog: pytest.LogCaptureFixture) -> None:
-    source = SOURCE.format(invariant=False, added="pass", removed="pass", apply="raise ValueError('x')")
+def test_a_fault_of_an_installed_plugin_names_distribution_and_version(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    source = SOURCE.format(
+        invariant=False, added="pass", removed="pass", apply="raise ValueError('x')"
+    )
     with fake_dist("acme-logits", "1.2.3", {"acme": "acme_logits"}, {"acme_logits": source}):
         driver = Driver("acme")
         driver.add("asking", PROMPT, ASKING)
@@ -130,7 +148,9 @@ def test_a_fault_of_an_installed_plugin_names_distribution_and_version(caplog: p
         assert part in caplog.text
 
 
-def test_a_wrong_shape_is_the_processors_fault(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_wrong_shape_is_the_processors_fault(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     driver = Driver(probe(tmp_path, apply="return logits[:, :5]"))
     driver.add("asking", PROMPT, ASKING)
     driver.add("bystander", PROMPT)
@@ -139,7 +159,9 @@ def test_a_wrong_shape_is_the_processors_fault(tmp_path: Path, caplog: pytest.Lo
     assert "apply returned (1, 5)" in caplog.text
 
 
-def test_a_fault_on_leaving_harms_nobody_and_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_fault_on_leaving_harms_nobody_and_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     driver = Driver(probe(tmp_path, removed="raise RuntimeError('stuck')"))
     driver.add("asking", PROMPT, ASKING)
     driver.step()
@@ -150,11 +172,14 @@ def test_a_fault_on_leaving_harms_nobody_and_is_logged(tmp_path: Path, caplog: p
 
 
 def test_minimum_length_keeps_the_models_own_end_tokens_away() -> None:
-    free, held = Driver(), Driver()
+    free = Driver()
+    held = Driver()
     free.add("a", PROMPT)
     end = free.generate("a", 1)[0]
     held.add("a", PROMPT, SamplingParams(temperature=0, min_tokens=2), eos=(end,))
-    held.add("ignoring", PROMPT, SamplingParams(temperature=0, min_tokens=2, ignore_eos=True), eos=(end,))
+    held.add(
+        "ignoring", PROMPT, SamplingParams(temperature=0, min_tokens=2, ignore_eos=True), eos=(end,)
+    )
     held.step()
     assert held.tokens["a"][-1] != end
     assert held.tokens["ignoring"][-1] == end

@@ -1,4 +1,6 @@
-"""What a worker does in a step of decoding does not grow with the rows: operations and calls are counted, not timed."""
+"""What a worker does in a step of decoding does not grow with the rows: operations and calls are
+counted, not timed.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,11 @@ class Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
     num = 0
 
     def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         self.num += 1
         return func(*args, **(kwargs or {}))
@@ -37,7 +43,8 @@ class Stub:
     vocab_size = 64
 
     def __init__(self, rows: int) -> None:
-        self._hidden, self._logits = torch.zeros(4 * rows, 8), torch.zeros(rows, 64)
+        self._hidden = torch.zeros(4 * rows, 8)
+        self._logits = torch.zeros(rows, 64)
 
     def __call__(self, batch: Any) -> torch.Tensor:
         return self._hidden[: len(batch.input_ids)]
@@ -49,21 +56,28 @@ class Stub:
 def params(kind: str, row: int) -> SamplingParams:
     if kind == "greedy":
         return SamplingParams(temperature=0)
-    return SamplingParams(temperature=0.5 + row / 100, top_k=1 + row % 40, top_p=0.5 + row % 50 / 101)
+    return SamplingParams(
+        temperature=0.5 + row / 100, top_k=1 + row % 40, top_p=0.5 + row % 50 / 101
+    )
 
 
 def cost(kind: str, rows: int) -> tuple[int, int]:
     """Return tensor operations and calls of Python functions in one step of a warm worker."""
     driver = Driver(max_num_seqs=rows)
     worker: Any = driver.worker
-    stub, tokens, values = Stub(rows), torch.zeros(rows, dtype=torch.int64), torch.zeros(rows)
+    stub = Stub(rows)
+    tokens = torch.zeros(rows, dtype=torch.int64)
+    values = torch.zeros(rows)
     worker._forward = worker._stage._model = stub
     worker._backend.prepare = lambda inputs: inputs
     worker._stage._best = lambda logits: (values, tokens)
-    worker._stage._truncate, worker._stage._draw = (lambda logits, cut: logits), (lambda logits, *rest: tokens)
+    worker._stage._truncate = lambda logits, cut: logits
+    worker._stage._draw = lambda logits, *rest: tokens
     each = MAX_LEN // BLOCK
     blocks = [list(range(1 + r * each, 1 + (r + 1) * each)) for r in range(rows)]
-    new = [NewRow(r, str(r), [5, 9, 30], 3, params(kind, r), r, (), [blocks[r]]) for r in range(rows)]
+    new = [
+        NewRow(r, str(r), [5, 9, 30], 3, params(kind, r), r, (), [blocks[r]]) for r in range(rows)
+    ]
     names = list(range(rows))
     worker.execute(StepPlan(0, [], new, [], names, [0] * rows, [3] * rows, names)).get()
     for step in (1, 2, 3):
@@ -87,7 +101,8 @@ def cost(kind: str, rows: int) -> tuple[int, int]:
 @pytest.mark.usefixtures("no_garbage_is_collected")
 @pytest.mark.parametrize("kind", ["greedy", "mixed"])
 def test_a_step_costs_as_much_for_many_rows_as_for_few(kind: str) -> None:
-    few, many = cost(kind, 4), cost(kind, 64)
+    few = cost(kind, 4)
+    many = cost(kind, 64)
     assert few == many
     assert many[0] <= MOST_OPERATIONS[kind]
     assert many[1] <= MOST_CALLS[kind]

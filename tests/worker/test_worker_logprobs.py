@@ -1,4 +1,6 @@
-"""Log-probabilities: of the unmodified distribution or the processed one, as probabilities or raw scores."""
+"""Log-probabilities: of the unmodified distribution or the processed one, as probabilities or raw
+scores.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def test_the_four_modes(params: dict[str, object]) -> None:
     raw = found["raw_logits"]
     torch.testing.assert_close(found["raw_logprobs"], raw.log_softmax(0), atol=1e-5, rtol=1e-5)
     processed = found["processed_logits"]
-    torch.testing.assert_close(found["processed_logprobs"], processed.log_softmax(0), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        found["processed_logprobs"], processed.log_softmax(0), atol=1e-5, rtol=1e-5
+    )
     want = raw.clone()
     if params is BIASED:
         want[3] += 50.0
@@ -67,7 +71,9 @@ def test_only_rows_that_asked_are_answered_and_each_with_its_own_count() -> None
 
 @pytest.mark.parametrize("chunks", [[7], [3, 4], [1, 1, 5], [6, 1], [2, 2, 2, 1]], ids=str)
 @pytest.mark.parametrize("mode", ["raw_logprobs", "raw_logits"])
-def test_prompt_logprobs_do_not_depend_on_how_the_prompt_is_cut(chunks: list[int], mode: str) -> None:
+def test_prompt_logprobs_do_not_depend_on_how_the_prompt_is_cut(
+    chunks: list[int], mode: str
+) -> None:
     driver = Driver(logprobs_mode=mode)
     driver.add("other", [3, 4, 5])
     driver.add("a", PROMPT, SamplingParams(prompt_logprobs=2))

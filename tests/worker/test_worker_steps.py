@@ -28,9 +28,12 @@ EVERYTHING = SamplingParams(
 )
 
 
-@pytest.mark.parametrize("model", [FakeConfig(), FakeConfig(window=6)], ids=["one layer", "full and windowed"])
+@pytest.mark.parametrize(
+    "model", [FakeConfig(), FakeConfig(window=6)], ids=["one layer", "full and windowed"]
+)
 def test_prompts_in_chunks_give_the_same_tokens(model: FakeConfig) -> None:
-    whole, parts = Driver(model=model), Driver(model=model)
+    whole = Driver(model=model)
+    parts = Driver(model=model)
     for driver in (whole, parts):
         driver.add("a", PROMPT)
     assert parts.step({"a": 3}).tokens == []
@@ -38,9 +41,12 @@ def test_prompts_in_chunks_give_the_same_tokens(model: FakeConfig) -> None:
     assert parts.generate("a", 8) == whole.generate("a", 8)
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(temperature=1.0), EVERYTHING], ids=["0", "1", "all"])
+@pytest.mark.parametrize(
+    "sampling", [GREEDY, SamplingParams(temperature=1.0), EVERYTHING], ids=["0", "1", "all"]
+)
 def test_tokens_do_not_depend_on_the_rest_of_the_batch(sampling: SamplingParams) -> None:
-    alone, crowded = Driver(), Driver()
+    alone = Driver()
+    crowded = Driver()
     alone.add("a", PROMPT, sampling, seed=7)
     crowded.add("greedy", [3, 4])
     crowded.add("random", [9], SamplingParams(temperature=2.0, top_k=5), seed=1)
@@ -63,7 +69,8 @@ def test_the_same_seed_gives_the_same_tokens_and_another_seed_others() -> None:
 
 
 def test_a_resumed_request_goes_on_as_if_nothing_had_happened() -> None:
-    steady, broken = Driver(), Driver()
+    steady = Driver()
+    broken = Driver()
     for driver in (steady, broken):
         driver.add("a", PROMPT, EVERYTHING, seed=5)
     want = steady.generate("a", 9)
@@ -77,20 +84,24 @@ def test_a_resumed_request_goes_on_as_if_nothing_had_happened() -> None:
 
 
 def test_a_row_of_non_finite_logits_fails_alone() -> None:
-    alone, beside = Driver(), Driver()
+    alone = Driver()
+    beside = Driver()
     alone.add("a", PROMPT)
     beside.add("bad", [5, NAN_TOKEN, 6])
     beside.add("a", PROMPT)
     want = alone.generate("a", 5)
     result = beside.step()
-    assert result.errors == {beside.rows["bad"]: "the model produced non-finite numbers for this request"}
+    assert result.errors == {
+        beside.rows["bad"]: "the model produced non-finite numbers for this request"
+    }
     assert result.by_row()[result.rows.index(beside.rows["bad"])] == []
     beside.end("bad")
     assert beside.tokens["a"][len(PROMPT) :] + beside.generate("a", 4) == want
 
 
 def test_blocks_that_held_non_finite_values_are_harmless_afterwards() -> None:
-    fresh, used = Driver(max_num_seqs=1), Driver(max_num_seqs=1)
+    fresh = Driver(max_num_seqs=1)
+    used = Driver(max_num_seqs=1)
     used.add("bad", [5, NAN_TOKEN] * 20)
     used.step()
     used.end("bad")
@@ -127,12 +138,22 @@ def test_a_plan_that_only_computes_samples_nothing() -> None:
 @pytest.mark.parametrize("backend", ["torch", "reference"])
 @pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logits"])
 def test_no_step_reads_a_device_value_back(backend: str, mode: str) -> None:
-    driver = Driver("attention_reference", attention_backend=backend, logprobs_mode=mode, model=FakeConfig(window=6))
+    driver = Driver(
+        "attention_reference",
+        attention_backend=backend,
+        logprobs_mode=mode,
+        model=FakeConfig(window=6),
+    )
     driver.add("greedy", PROMPT)
     driver.add("everything", PROMPT, EVERYTHING, seed=1, eos=(12,))
     driver.add("nucleus", PROMPT, SamplingParams(top_p=0.8), seed=2)
     driver.add("penal", [3], SamplingParams(temperature=0, frequency_penalty=1.0))
-    plans = [{"greedy": 7, "everything": 4}, {"everything": 3, "greedy": 1, "nucleus": 7, "penal": 1}, None, None]
+    plans = [
+        {"greedy": 7, "everything": 4},
+        {"everything": 3, "greedy": 1, "nucleus": 7, "penal": 1},
+        None,
+        None,
+    ]
     for counts in plans:
         plan = driver.plan(counts)
         with no_readback():

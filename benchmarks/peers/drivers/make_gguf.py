@@ -1,8 +1,8 @@
 """Write a Qwen3 checkpoint as a file for llama.cpp. Needs `gguf` in the environment that runs it.
 
-All matrices get the same type, the one of the embedding included, which also makes the logits. Any tokenizer will do, for the
-prompts are token ids: its spellings are written, its way to split texts is not.
-Run: python make_gguf.py CHECKPOINT bf16.gguf --type BF16|Q8_0|Q4_0
+All matrices get the same type, the one of the embedding included, which also makes the logits. Any
+tokenizer will do, for the prompts are token ids: its spellings are written, its way to split texts
+is not. Run: python make_gguf.py CHECKPOINT bf16.gguf --type BF16|Q8_0|Q4_0
 """
 
 from __future__ import annotations
@@ -68,12 +68,16 @@ def write_vocabulary(writer: gguf.GGUFWriter, folder: Path, size: int) -> None:
     writer.add_tokenizer_pre("qwen2")
     writer.add_token_list(tokens)
     writer.add_token_types(types)
-    writer.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in model["model"]["merges"]])
+    writer.add_token_merges(
+        [m if isinstance(m, str) else " ".join(m) for m in model["model"]["merges"]]
+    )
 
 
 def main() -> None:
     """Write the file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("target", type=Path)
     parser.add_argument("--type", choices=("BF16", "Q8_0", "Q4_0"), default="BF16")

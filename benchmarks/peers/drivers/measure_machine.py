@@ -1,8 +1,10 @@
-"""Driver of no engine: each line asked is answered by what the machine gives at that moment, the best of some tries.
+"""Driver of no engine: each line asked is answered by what the machine gives at that moment, the
+best of some tries.
 
-`read_bytes_s`: memory read by all threads, 512 MB in large pages, by a loop in C++ where there is a compiler and by torch's
-sum; the better counts. `flop_s`: bfloat16 products, by name: of 2048^3, and of a model's linear layers with 1,024 rows by
-each library that is here. The layers come by `--products`.
+`read_bytes_s`: memory read by all threads, 512 MB in large pages, by a loop in C++ where there is a
+compiler and by torch's sum; the better counts. `flop_s`: bfloat16 products, by name: of 2048^3, and
+of a model's linear layers with 1,024 rows by each library that is here. The layers come by
+`--products`.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ READER = Path(__file__).with_name("read_memory.cpp")
 
 def compile_reader(folder: Path) -> Callable[[int, int, int], int] | None:
     """Return the loop in C++, or None without a compiler for it."""
-    compiler, library = find_compiler(), folder / "read_memory.so"
+    compiler = find_compiler()
+    library = folder / "read_memory.so"
     if compiler is None:
         return None
     flags = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-pthread")
@@ -67,11 +70,15 @@ class Machine:
         self._memory = torch.frombuffer(memory, dtype=torch.float32).fill_(1)
         self._read = compile_reader(folder)
         self._square = torch.randn(SQUARE, SQUARE).bfloat16()
-        self._weights = [(torch.randn(rows, columns) * 0.02).bfloat16() for rows, columns in products]
+        self._weights = [
+            (torch.randn(rows, columns) * 0.02).bfloat16() for rows, columns in products
+        ]
         self._inputs = [torch.randn(ROWS, columns).bfloat16() for _, columns in products]
         library = load_library()
         self._ops = PackedOps(library) if library else None
-        self._packed = [self._pack(self._ops, weight) for weight in self._weights] if self._ops else []
+        self._packed = (
+            [self._pack(self._ops, weight) for weight in self._weights] if self._ops else []
+        )
 
     def _pack(self, ops: PackedOps, weight: torch.Tensor) -> torch.Tensor:
         packed = ops.empty(len(weight), weight.shape[1], weight.dtype)
@@ -82,13 +89,17 @@ class Machine:
         """Return what the machine gives now."""
         read_s = best_s(self._memory.sum)
         if self._read:
-            loop, start = self._read, self._memory.data_ptr()
+            loop = self._read
+            start = self._memory.data_ptr()
             read_s = min(read_s, best_s(lambda: loop(start, MEMORY_BYTES, self._threads)))
         pairs = list(zip(self._inputs, self._weights, strict=True))
         work = sum(2 * ROWS * weight.numel() for weight in self._weights)
         rates = {
-            f"torch, {SQUARE}^3": 2 * SQUARE**3 / best_s(lambda: linear(self._square, self._square)),
-            f"torch, {ROWS} rows": work / sum(best_s(lambda x=x, w=w: linear(x, w)) for x, w in pairs),  # type: ignore[misc]
+            f"torch, {SQUARE}^3": 2
+            * SQUARE**3
+            / best_s(lambda: linear(self._square, self._square)),
+            f"torch, {ROWS} rows": work
+            / sum(best_s(lambda x=x, w=w: linear(x, w)) for x, w in pairs),  # type: ignore[misc]
         }
         if self._ops:
             ops = self._ops

@@ -1,9 +1,10 @@
 """How a driver is spoken to: one JSON line asks, one answers.
 
-Runs in the peer's own environment and imports nothing but the standard library. A driver calls `answer_lines` with a
-function that loads its engine. The first line that it says, `{"ready": true}`, comes with the first generated token. Then
-each request `{"prompts": [[ids]], "num_tokens": n}` is answered by `{"seconds": s, "counts": [n, ...]}`, and one with
-`"each": true` also by `"times"`, the moment at which each token of the first prompt was there. What libraries print goes
+Runs in the peer's own environment and imports nothing but the standard library. A driver calls
+`answer_lines` with a function that loads its engine. The first line that it says, `{"ready":
+true}`, comes with the first generated token. Then each request `{"prompts": [[ids]], "num_tokens":
+n}` is answered by `{"seconds": s, "counts": [n, ...]}`, and one with `"each": true` also by
+`"times"`, the moment at which each token of the first prompt was there. What libraries print goes
 to the error output.
 """
 
@@ -26,7 +27,9 @@ class Engine(Protocol):
     """An engine that holds a model. Greedy; nothing but the number of tokens ends an answer."""
 
     def generate(self, prompts: Prompts, num_tokens: int) -> list[int]:
-        """Complete all prompts together, as fast as the engine can; return how many tokens each got."""
+        """Complete all prompts together, as fast as the engine can; return how many tokens each
+        got.
+        """
 
     def token_times(self, prompt: Sequence[int], num_tokens: int) -> list[float]:
         """Complete one prompt; return the moment of each token, by `time.perf_counter`."""
@@ -53,7 +56,8 @@ def answer_lines(load: Load) -> None:
 
 
 def _answer(engine: Engine, request: dict[str, Any]) -> dict[str, Any]:
-    prompts, num_tokens = request["prompts"], request["num_tokens"]
+    prompts = request["prompts"]
+    num_tokens = request["num_tokens"]
     began = time.perf_counter()
     if request.get("each"):
         times = engine.token_times(prompts[0], num_tokens)

@@ -20,7 +20,9 @@ class Ours:
 
     def generate(self, prompts: Prompts, num_tokens: int) -> list[int]:
         """Complete all prompts together."""
-        outputs = self._llm.generate([list(ids) for ids in prompts], _params(num_tokens), use_tqdm=False)
+        outputs = self._llm.generate(
+            [list(ids) for ids in prompts], _params(num_tokens), use_tqdm=False
+        )
         return [len(output.outputs[0].token_ids) for output in outputs]
 
     def token_times(self, prompt: Sequence[int], num_tokens: int) -> list[float]:

@@ -25,13 +25,22 @@ class LlamaCpp:
     def __init__(self, model: str, threads: int, options: dict[str, Any]) -> None:
         """Load the model."""
         llama_cpp.llama_backend_init()
-        self._silence = llama_cpp.llama_log_callback(lambda level, text, data: None)  # kept: C code calls it
+        self._silence = llama_cpp.llama_log_callback(
+            lambda level, text, data: None
+        )  # kept: C code calls it
         llama_cpp.llama_log_set(self._silence, ctypes.c_void_p(0))
-        self._model = llama_cpp.llama_model_load_from_file(model.encode(), llama_cpp.llama_model_default_params())
+        self._model = llama_cpp.llama_model_load_from_file(
+            model.encode(), llama_cpp.llama_model_default_params()
+        )
         if not self._model:
-            raise SystemExit(f"llama.cpp could not load {model}; make it with drivers/make_gguf.py.")
+            raise SystemExit(
+                f"llama.cpp could not load {model}; make it with drivers/make_gguf.py."
+            )
         params = llama_cpp.llama_context_default_params()
-        params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = CONTEXT_TOKENS, BATCH_TOKENS, 512, SEQUENCES
+        params.n_ctx = CONTEXT_TOKENS
+        params.n_batch = BATCH_TOKENS
+        params.n_ubatch = 512
+        params.n_seq_max = SEQUENCES
         params.n_threads = params.n_threads_batch = threads
         if hasattr(params, "kv_unified"):
             params.kv_unified = True  # sequences share the cells, or each would have a 32nd of them
@@ -70,7 +79,11 @@ class LlamaCpp:
             piece = rows[first : first + BATCH_TOKENS]
             self._batch.n_tokens = len(piece)
             for i, (token, position, sequence, wanted) in enumerate(piece):
-                self._batch.token[i], self._batch.pos[i], self._batch.logits[i] = token, position, wanted
+                self._batch.token[i], self._batch.pos[i], self._batch.logits[i] = (
+                    token,
+                    position,
+                    wanted,
+                )
                 self._batch.n_seq_id[i], self._batch.seq_id[i][0] = 1, sequence
             if code := llama_cpp.llama_decode(self._context, self._batch):
                 raise SystemExit(f"llama_decode failed with {code} for {len(piece)} tokens.")

@@ -28,11 +28,15 @@ class OpenVino:
             "INFERENCE_PRECISION_HINT": options["precision"],
             "PERFORMANCE_HINT": "LATENCY",
         }
-        self._pipeline = openvino_genai.ContinuousBatchingPipeline(model, scheduler, "CPU", settings)
+        self._pipeline = openvino_genai.ContinuousBatchingPipeline(
+            model, scheduler, "CPU", settings
+        )
 
     def generate(self, prompts: Prompts, num_tokens: int) -> list[int]:
         """Complete all prompts together."""
-        outputs = self._pipeline.generate([_tensor(ids) for ids in prompts], [_config(num_tokens)] * len(prompts))
+        outputs = self._pipeline.generate(
+            [_tensor(ids) for ids in prompts], [_config(num_tokens)] * len(prompts)
+        )
         return [len(output.m_generation_ids[0]) for output in outputs]
 
     def token_times(self, prompt: Sequence[int], num_tokens: int) -> list[float]:

@@ -19,7 +19,9 @@ class Transformers:
         """Load the model."""
         torch.set_num_threads(threads)
         load: Any = AutoModelForCausalLM.from_pretrained
-        self._model = load(model, dtype=torch.bfloat16, attn_implementation="sdpa", **options).eval()
+        self._model = load(
+            model, dtype=torch.bfloat16, attn_implementation="sdpa", **options
+        ).eval()
 
     def generate(self, prompts: Prompts, num_tokens: int) -> list[int]:
         """Complete all prompts together."""
@@ -36,7 +38,12 @@ class Transformers:
         ids = torch.tensor(prompts)
         lengths = {"max_new_tokens": num_tokens, "min_new_tokens": num_tokens}
         out = self._model.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, pad_token_id=0, **lengths, **options
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            pad_token_id=0,
+            **lengths,
+            **options,
         )
         return int(out.shape[1] - ids.shape[1])
 

@@ -11,7 +11,10 @@ from vllm import LLM, SamplingParams
 
 
 class Vllm:
-    """vLLM's `LLM`. Its threads are set by VLLM_CPU_OMP_THREADS_BIND, its cache by VLLM_CPU_KVCACHE_SPACE."""
+    """vLLM's `LLM`.
+
+    Its threads are set by VLLM_CPU_OMP_THREADS_BIND, its cache by VLLM_CPU_KVCACHE_SPACE.
+    """
 
     def __init__(self, model: str, threads: int, options: dict[str, Any]) -> None:
         """Load the model."""

@@ -7,6 +7,8 @@ from typing import Any
 
 
 def called(decisions: Mapping[str, Any], theirs: str, ours: str) -> dict[str, Any] | None:
-    """Return the decision for the backend `ours` where `theirs` was asked for, None where it was not."""
+    """Return the decision for the backend `ours` where `theirs` was asked for, None where it was
+    not.
+    """
     wanted = str(decisions.get("attention_backend", ""))
     return {"attention_backend": ours} if wanted != ours and wanted.upper() == theirs else None

@@ -1,7 +1,9 @@
-"""Keys and values in a cache of fewer bits: how they are written, and what they read as. In torch, on any device.
+"""Keys and values in a cache of fewer bits: how they are written, and what they read as. In torch,
+on any device.
 
-A vector of eight-bit numbers times its factor is what was cached, rounded. Factors are known of each head, or stand behind
-each vector: then they are its largest number by the dtype's, and depend on nothing else.
+A vector of eight-bit numbers times its factor is what was cached, rounded. Factors are known of
+each head, or stand behind each vector: then they are its largest number by the dtype's, and depend
+on nothing else.
 """
 
 from __future__ import annotations
@@ -24,22 +26,33 @@ LEAST_SCALE: Final = 2.0**-126
 
 
 def for_cache(params: AttentionParams, vectors: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
-    """Return vectors [..., vectors, kv_heads, head_size] as rows of the cache [..., vectors, kv_heads, row_size].
+    """Return vectors [..., vectors, kv_heads, head_size] as rows of the cache [..., vectors,
+    kv_heads, row_size].
 
-    Rows of eight bits are uint8, which can be moved where other dtypes of so few bits can not: view the cache likewise.
+    Rows of eight bits are uint8, which can be moved where other dtypes of so few bits can not: view
+    the cache likewise.
     """
     if cache.dtype not in MOST:
         return vectors.to(cache.dtype)
-    most, wide = MOST[cache.dtype], vectors.float()
+    most = MOST[cache.dtype]
+    wide = vectors.float()
     known = _scales(params)
-    scales = wide.abs().amax(-1, keepdim=True).div_(most).clamp_(min=LEAST_SCALE) if known is None else known
+    scales = (
+        wide.abs().amax(-1, keepdim=True).div_(most).clamp_(min=LEAST_SCALE)
+        if known is None
+        else known
+    )
     wide = (wide / scales).clamp_(-most, most)
     rows = (wide.round_() if cache.dtype is torch.int8 else wide).to(cache.dtype).view(torch.uint8)
     return rows if known is not None else torch.cat([rows, scales.view(torch.uint8)], -1)
 
 
-def from_cache(params: AttentionParams, rows: torch.Tensor, cache: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return rows [..., vectors, kv_heads, row_size], as `for_cache` makes them, as vectors [..., head_size] of a dtype."""
+def from_cache(
+    params: AttentionParams, rows: torch.Tensor, cache: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """Return rows [..., vectors, kv_heads, row_size], as `for_cache` makes them, as vectors [...,
+    head_size] of a dtype.
+    """
     if cache.dtype not in MOST:
         return rows.to(dtype)
     numbers = rows[..., : params.head_size].view(cache.dtype).float()
@@ -56,7 +69,10 @@ def movable(cache: torch.Tensor) -> torch.Tensor:
 
 def _scales(params: AttentionParams) -> torch.Tensor | None:
     """Return the factors of heads [vectors, kv_heads, 1], where vectors have none of their own."""
-    key, value = params.key_scale, params.value_scale
+    key = params.key_scale
+    value = params.value_scale
     if key is None:
         return None
-    return torch.stack([key] if params.value_size is not None or value is None else [key, value])[..., None]
+    return torch.stack([key] if params.value_size is not None or value is None else [key, value])[
+        ..., None
+    ]

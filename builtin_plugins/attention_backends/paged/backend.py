@@ -1,4 +1,6 @@
-"""Paged attention by the C++ library: keys and values are written and read in one call, block by block."""
+"""Paged attention by the C++ library: keys and values are written and read in one call, block by
+block.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def make_backend() -> AttentionBackend:
 
 
 class PagedAttention:
-    """Of each block a head has all its keys, then all its values; what a token gets depends on its sequence alone."""
+    """Of each block a head has all its keys, then all its values; what a token gets depends on its
+    sequence alone.
+    """
 
     graph_support = "none"
     device_lengths = True

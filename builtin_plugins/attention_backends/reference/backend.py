@@ -1,10 +1,18 @@
-"""Paged attention, sequence by sequence, as the formulas say it. Every other backend is compared with this one."""
+"""Paged attention, sequence by sequence, as the formulas say it.
+
+Every other backend is compared with this one.
+"""
 
 from __future__ import annotations
 
 import torch
 
-from builtin_plugins.attention_backends.common.narrow import KV_DTYPES, for_cache, from_cache, movable
+from builtin_plugins.attention_backends.common.narrow import (
+    KV_DTYPES,
+    for_cache,
+    from_cache,
+    movable,
+)
 from core.api import AttentionInputs, AttentionParams, KVSpec
 
 
@@ -34,23 +42,37 @@ class ReferenceAttention:
         plan: AttentionInputs,
     ) -> torch.Tensor:
         """Write keys and values, then let each sequence look at what it may see."""
-        blocks, offsets = plan.slots // plan.block_size, plan.slots % plan.block_size
+        blocks = plan.slots // plan.block_size
+        offsets = plan.slots % plan.block_size
         own = key[:, None] if params.value_size is not None else torch.stack((key, value), dim=1)
         rows = for_cache(params, own, cache)
         stored = movable(cache)
         stored[blocks, :, offsets] = rows if plan.slot_tokens is None else rows[plan.slot_tokens]
         out = query.new_empty(*query.shape[:2], value.shape[-1])
         for i, kv_len in enumerate(plan.kv_lens):
-            start, end = plan.query_starts[i], plan.query_starts[i + 1]
-            first = _first_visible(params, kv_len - (end - start)) // plan.block_size if params.causal else 0
+            start = plan.query_starts[i]
+            end = plan.query_starts[i + 1]
+            first = (
+                _first_visible(params, kv_len - (end - start)) // plan.block_size
+                if params.causal
+                else 0
+            )
             table = plan.block_table[i, first : -(-kv_len // plan.block_size)]
-            rows = stored[table].transpose(1, 2).flatten(0, 1)  # [tokens, vectors, kv_heads, row_size]
+            rows = (
+                stored[table].transpose(1, 2).flatten(0, 1)
+            )  # [tokens, vectors, kv_heads, row_size]
             read = from_cache(params, rows, cache, query.dtype)
-            keys, values = read[:, 0], read[:, -1, :, : params.value_size]
+            keys = read[:, 0]
+            values = read[:, -1, :, : params.value_size]
             seen = kv_len - first * plan.block_size
             positions = torch.arange(kv_len - (end - start), kv_len, device=query.device)
             out[start:end] = _attend(
-                params, query[start:end], keys[:seen], values[:seen], positions, first * plan.block_size
+                params,
+                query[start:end],
+                keys[:seen],
+                values[:seen],
+                positions,
+                first * plan.block_size,
             )
         return out
 
@@ -72,7 +94,9 @@ def _attend(
     positions: torch.Tensor,
     key_start: int,
 ) -> torch.Tensor:
-    """Return [n, heads, size of a value] for one sequence; keys [m, kv_heads, head_size] begin at `key_start`."""
+    """Return [n, heads, size of a value] for one sequence; keys [m, kv_heads, head_size] begin at
+    `key_start`.
+    """
     per_kv = params.heads // params.kv_heads
     key = key.float().repeat_interleave(per_kv, dim=1)  # [m, heads, head_size]
     value = value.float().repeat_interleave(per_kv, dim=1)

@@ -1,4 +1,6 @@
-"""Paged attention through `scaled_dot_product_attention`: one call for all decoding sequences of similar length."""
+"""Paged attention through `scaled_dot_product_attention`: one call for all decoding sequences of
+similar length.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,12 @@ from typing import Final
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from builtin_plugins.attention_backends.common.narrow import KV_DTYPES, for_cache, from_cache, movable
+from builtin_plugins.attention_backends.common.narrow import (
+    KV_DTYPES,
+    for_cache,
+    from_cache,
+    movable,
+)
 from builtin_plugins.attention_backends.torch_sdpa.plan import Bucket, Piece, Reach, StepPlan
 from core.api import AttentionInputs, AttentionParams, KVSpec
 
@@ -18,8 +25,9 @@ HELD_SCORES: Final = 1 << 24
 class TorchAttention:
     """A slot holds its key, then its value: [num_blocks, block_size, vectors, kv_heads, row_size].
 
-    Query heads of one key-value head are queries of their own, or a stride of zero; keys are never repeated. Where
-    values are parts of keys, whole keys are summed, because fused kernels want one size; the answer is cut at the end.
+    Query heads of one key-value head are queries of their own, or a stride of zero; keys are never
+    repeated. Where values are parts of keys, whole keys are summed, because fused kernels want one
+    size; the answer is cut at the end.
     """
 
     graph_support = "none"
@@ -50,9 +58,12 @@ class TorchAttention:
         own = key[:, None] if params.value_size is not None else torch.stack((key, value), dim=1)
         rows = for_cache(params, own, cache)
         movable(flat)[plan.slots] = rows if plan.slot_tokens is None else rows[plan.slot_tokens]
-        if params.kv_dtype is not None:  # what a token sees does not depend on how its prompt was cut into steps
+        if (
+            params.kv_dtype is not None
+        ):  # what a token sees does not depend on how its prompt was cut into steps
             own = from_cache(params, rows, cache, query.dtype)
-        key, value = own[:, 0], own[:, -1]
+        key = own[:, 0]
+        value = own[:, -1]
         by_distance = params.distance_bias is not None
         held = 0 if _is_plain(params) and not by_distance else HELD_SCORES // params.heads
         reach = Reach(params.window, params.chunk, params.causal, by_distance)
@@ -67,23 +78,37 @@ class TorchAttention:
         return out[..., : params.value_size]
 
 
-def _read(params: AttentionParams, flat: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return keys and values [n, vectors, kv_heads, head_size] as they were computed, but for what rounding took."""
+def _read(
+    params: AttentionParams, flat: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """Return keys and values [n, vectors, kv_heads, head_size] as they were computed, but for what
+    rounding took.
+    """
     return from_cache(params, movable(flat).index_select(0, slots), flat, dtype)
 
 
-def _decode(params: AttentionParams, query: torch.Tensor, flat: torch.Tensor, bucket: Bucket) -> torch.Tensor:
+def _decode(
+    params: AttentionParams, query: torch.Tensor, flat: torch.Tensor, bucket: Bucket
+) -> torch.Tensor:
     """Return [n, heads, head_size] for one query per sequence."""
     grouped = query.reshape(-1, params.kv_heads, params.heads // params.kv_heads, params.head_size)
     read = _read(params, flat, bucket.slots, query.dtype)
     pages = read.view(len(grouped), bucket.length, *read.shape[1:])
     parts = pages.permute(2, 0, 3, 1, 4)  # [vectors, n, kv_heads, length, head_size]
-    heads = (params.kv_heads, params.heads // params.kv_heads, 1)  # the last but one are the queries here
+    heads = (
+        params.kv_heads,
+        params.heads // params.kv_heads,
+        1,
+    )  # the last but one are the queries here
     mask = bucket.mask
     if bucket.ahead is not None:
         bias = _distance_bias(params, bucket.ahead).view(*heads[:2], len(grouped), bucket.length)
-        mask = bias.permute(2, 0, 1, 3) + (0.0 if mask is None else mask)  # [n, kv_heads, per_kv, length]
-    return _attend(params, heads, grouped, parts[0], parts[-1], mask, causal=False).reshape(query.shape)
+        mask = bias.permute(2, 0, 1, 3) + (
+            0.0 if mask is None else mask
+        )  # [n, kv_heads, per_kv, length]
+    return _attend(params, heads, grouped, parts[0], parts[-1], mask, causal=False).reshape(
+        query.shape
+    )
 
 
 def _prefill(
@@ -97,15 +122,20 @@ def _prefill(
 ) -> None:
     """Write the piece's rows of `out`."""
     if piece.slots is None:
-        key, value = key[piece.start : piece.end], value[piece.start : piece.end]
+        key = key[piece.start : piece.end]
+        value = value[piece.start : piece.end]
     else:
         parts = _read(params, flat, piece.slots, query.dtype)
-        key, value = parts[:, 0], parts[:, -1]
+        key = parts[:, 0]
+        value = parts[:, -1]
     per_kv = params.heads // params.kv_heads
     shape = (piece.end - piece.start, params.kv_heads, per_kv, params.head_size)
-    grouped = query[piece.start : piece.end].reshape(shape).permute(1, 2, 0, 3)  # [kv_heads, per_kv, n, head_size]
+    grouped = (
+        query[piece.start : piece.end].reshape(shape).permute(1, 2, 0, 3)
+    )  # [kv_heads, per_kv, n, head_size]
     key, value = (x.transpose(0, 1)[:, None].expand(-1, per_kv, -1, -1) for x in (key, value))
-    mask, heads = piece.mask, (*shape[1:3], 1, 1)
+    mask = piece.mask
+    heads = (*shape[1:3], 1, 1)
     if piece.ahead is not None:
         assert mask is not None, "where distances matter, causality is in the mask"
         mask = mask + _distance_bias(params, piece.ahead).view(*heads[:2], *piece.ahead.shape)
@@ -134,16 +164,21 @@ def _attend(
     *,
     causal: bool,
 ) -> torch.Tensor:
-    """Return softmax(change(query @ key.T * scale) + mask) @ value; all are [batch, heads, length, head_size].
+    """Return softmax(change(query @ key.T * scale) + mask) @ value; all are [batch, heads, length,
+    head_size].
 
     `heads` is the shape in which what is known by head meets the scores.
     """
     if _is_plain(params):
-        return scaled_dot_product_attention(query, key, value, mask, is_causal=causal, scale=params.scale)
+        return scaled_dot_product_attention(
+            query, key, value, mask, is_causal=causal, scale=params.scale
+        )
     scores = query.float() @ key.float().transpose(-1, -2) * params.scale
     if params.softcap is not None:
         scores = scores.div_(params.softcap).tanh_().mul_(params.softcap)
-    if params.alibi is not None:  # from the newest key on: what a query's scores have in common falls out
+    if (
+        params.alibi is not None
+    ):  # from the newest key on: what a query's scores have in common falls out
         count = scores.shape[-1]
         scores += params.alibi.view(heads) * torch.arange(1 - count, 1, device=scores.device)
     if mask is not None:

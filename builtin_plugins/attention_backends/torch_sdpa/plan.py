@@ -1,7 +1,8 @@
 """What one step's sequences read: decoding ones together, padded; the others in pieces of queries.
 
-Knows positions and slots, no keys and no values. Only slots of positions that a token may see are ever named;
-padding repeats the newest position, so what other requests left in a cache can not leak in, be it NaN.
+Knows positions and slots, no keys and no values. Only slots of positions that a token may see are
+ever named; padding repeats the newest position, so what other requests left in a cache can not leak
+in, be it NaN.
 """
 
 from __future__ import annotations
@@ -19,15 +20,19 @@ Ints = npt.NDArray[np.int64]
 Many = TypeVar("Many", Ints, torch.Tensor)
 
 GATHERED_BYTES: Final = {"cpu": 4 << 20}
-"""Most bytes of keys and values that one bucket copies together. On a CPU they should stay in its cache, and fresh
+"""Most bytes of keys and values that one bucket copies together. On a CPU they should stay in its
+cache, and fresh
 memory costs more than the copy."""
 GATHERED_BYTES_ELSEWHERE: Final = 256 << 20
 LEAST_PADDED: Final = 64
 """Sequences up to this length are padded to one length; longer ones by half their own at most."""
 MASK_ELEMENTS: Final = 1 << 22
-"""Most entries of a piece's mask: a long prompt after a long prefix is cut into pieces of queries."""
+"""Most entries of a piece's mask: a long prompt after a long prefix is cut into pieces of queries.
+"""
 FEW: Final = 8
-"""Up to so many tokens of a sequence, behind cached ones, are computed as if each were one that decodes."""
+"""Up to so many tokens of a sequence, behind cached ones, are computed as if each were one that
+decodes.
+"""
 LOCAL_QUERIES: Final = 256
 """Queries per piece where a window hides most keys of a longer piece."""
 
@@ -92,7 +97,9 @@ class Piece:
     mask: torch.Tensor | None
     """[end - start, num_keys] to add to scores; None: what `causal` says."""
     causal: bool
-    """Without a mask: as many keys as queries, and those behind a query are hidden; else nothing is."""
+    """Without a mask: as many keys as queries, and those behind a query are hidden; else nothing
+    is.
+    """
     ahead: torch.Tensor | None = None
     """[end - start, num_keys] int64, as of a bucket."""
 
@@ -101,33 +108,44 @@ class StepPlan:
     """One group in one step. What layers of equal reach need is made once, for the first of them."""
 
     def __init__(self, inputs: AttentionInputs) -> None:
-        self.slots, self.slot_tokens = inputs.slots, inputs.slot_tokens
+        self.slots = inputs.slots
+        self.slot_tokens = inputs.slot_tokens
         self._inputs = inputs
         self._dtype: torch.dtype
         self._lens = np.asarray(inputs.kv_lens, dtype=np.int64)
         places = np.asarray(inputs.query_starts, dtype=np.int64)
-        self._places, self._counts = places[:-1], places[1:] - places[:-1]
+        self._places = places[:-1]
+        self._counts = places[1:] - places[:-1]
         self._unsure = inputs.slack is not None
         self._views: dict[tuple[Reach, int], tuple[list[Bucket], list[Piece]]] = {}
 
-    def view(self, reach: Reach, score_elements: int, dtype: torch.dtype) -> tuple[list[Bucket], list[Piece]]:
-        """Return what layers of this reach compute; a piece without causal kernel has so many scores per head.
+    def view(
+        self, reach: Reach, score_elements: int, dtype: torch.dtype
+    ) -> tuple[list[Bucket], list[Piece]]:
+        """Return what layers of this reach compute; a piece without causal kernel has so many
+        scores per head.
 
         Masks are of `dtype`, the queries'.
         """
         self._dtype = dtype
         view = self._views.get((reach, score_elements))
         if view is None:
-            view = self._views[reach, score_elements] = (self._buckets(reach), self._pieces(reach, score_elements))
+            view = self._views[reach, score_elements] = (
+                self._buckets(reach),
+                self._pieces(reach, score_elements),
+            )
         return view
 
     def _entries(self, reach: Reach) -> tuple[Ints, Ints, Ints, Ints]:
-        """Return what decodes: sequences, places in the step, tokens of the sequence behind each, keys up to it.
+        """Return what decodes: sequences, places in the step, tokens of the sequence behind each,
+        keys up to it.
 
-        Tokens of sequences whose length the device knows better stand here one by one, and those of short stretches
-        behind cached ones, as guesses are.
+        Tokens of sequences whose length the device knows better stand here one by one, and those of
+        short stretches behind cached ones, as guesses are.
         """
-        counts, lens, places = self._counts, self._lens, self._places
+        counts = self._counts
+        lens = self._lens
+        places = self._places
         if len(counts) == self._inputs.query_starts[-1]:
             return places, places, np.zeros_like(places), lens
         alone = counts == 1
@@ -138,29 +156,46 @@ class StepPlan:
         sequences = np.flatnonzero(alone)
         each = counts[sequences]
         offsets = np.arange(int(each.sum())) - np.repeat(np.cumsum(each) - each, each)
-        sequences, behind = np.repeat(sequences, each), np.repeat(each, each) - 1 - offsets
+        sequences = np.repeat(sequences, each)
+        behind = np.repeat(each, each) - 1 - offsets
         return sequences, places[sequences] + offsets, behind, lens[sequences] - behind
 
     def _buckets(self, reach: Reach) -> list[Bucket]:
-        most = GATHERED_BYTES.get(self.slots.device.type, GATHERED_BYTES_ELSEWHERE) // self._inputs.spec.token_bytes
+        most = (
+            GATHERED_BYTES.get(self.slots.device.type, GATHERED_BYTES_ELSEWHERE)
+            // self._inputs.spec.token_bytes
+        )
         found = self._entries(reach)
-        count, lens = len(found[3]), found[3]
+        count = len(found[3])
+        lens = found[3]
         if not count:
             return []
         firsts = reach.firsts(lens - 1)
         entries = np.stack((*found, firsts))
         seen = reach.most(lens) if self._unsure else lens - firsts
-        least, largest = int(seen.min()), int(seen.max())
+        least = int(seen.min())
+        largest = int(seen.max())
         if largest <= max(LEAST_PADDED, least * 3 // 2) and count * largest <= most:
             return [self._bucket(reach, entries, least, largest)]
         order = np.argsort(seen, kind="stable")
-        ordered, buckets, start = seen[order], [], 0
+        ordered = seen[order]
+        buckets = []
+        start = 0
         while start < count:
-            alike = int(np.searchsorted(ordered, max(LEAST_PADDED, ordered[start] * 3 // 2), side="right")) - start
+            alike = (
+                int(
+                    np.searchsorted(
+                        ordered, max(LEAST_PADDED, ordered[start] * 3 // 2), side="right"
+                    )
+                )
+                - start
+            )
             sizes = ordered[start : start + alike] * np.arange(1, alike + 1)
             end = start + max(1, int(np.searchsorted(sizes, most, side="right")))
             members = np.sort(order[start:end])
-            buckets.append(self._bucket(reach, entries[:, members], int(ordered[start]), int(ordered[end - 1])))
+            buckets.append(
+                self._bucket(reach, entries[:, members], int(ordered[start]), int(ordered[end - 1]))
+            )
             start = end
         return buckets
 
@@ -168,7 +203,9 @@ class StepPlan:
         facts = torch.from_numpy(entries).to(self.slots.device, non_blocking=True)
         sequences, tokens, behind, lens, firsts = facts.unbind()
         if self._unsure:
-            assert self._inputs.lengths is not None, "the device knows how long sequences with slack are"
+            assert self._inputs.lengths is not None, (
+                "the device knows how long sequences with slack are"
+            )
             lens = self._inputs.lengths[sequences] - behind
             firsts = reach.firsts(lens - 1)
         ends = lens[:, None]
@@ -179,7 +216,13 @@ class StepPlan:
             positions = positions.minimum(ends - 1)
         whole = entries.shape[1] == self._inputs.query_starts[-1]
         ahead = (positions - ends + 1)[:, None] if reach.distances else None
-        return Bucket(None if whole else tokens, self._slots(sequences, positions).flatten(), longest, mask, ahead)
+        return Bucket(
+            None if whole else tokens,
+            self._slots(sequences, positions).flatten(),
+            longest,
+            mask,
+            ahead,
+        )
 
     def _pieces(self, reach: Reach, score_elements: int) -> list[Piece]:
         pieces: list[Piece] = []
@@ -188,9 +231,13 @@ class StepPlan:
             several = np.setdiff1d(several, self._entries(reach)[0])
         for i in several.tolist():
             kv_len, begin, end = self._inputs.kv_lens[i], *self._inputs.query_starts[i : i + 2]
-            at, offset = begin, kv_len - end  # position = place + offset
+            # position = place + offset
+            at = begin
+            offset = kv_len - end
             if not reach.causal:
-                slots = self._slots(torch.tensor([i]).to(self.slots.device), self._range(kv_len)[None]).flatten()
+                slots = self._slots(
+                    torch.tensor([i]).to(self.slots.device), self._range(kv_len)[None]
+                ).flatten()
                 pieces.append(Piece(begin, end, slots, None, causal=False))
                 continue
             while at < end:
@@ -200,7 +247,8 @@ class StepPlan:
         return pieces
 
     def _piece(self, reach: Reach, sequence: int, start: int, end: int, offset: int) -> Piece:
-        first, newest = reach.first(start + offset), end + offset - 1
+        first = reach.first(start + offset)
+        newest = end + offset - 1
         own = first == start + offset  # nothing before these tokens is seen
         if own and reach.first(newest) == first and not reach.distances:
             return Piece(start, end, None, None, causal=True)
@@ -211,8 +259,12 @@ class StepPlan:
             hidden |= keys <= queries - reach.window
         if reach.chunk is not None:
             hidden |= keys < queries // reach.chunk * reach.chunk
-        slots = None if own else self._slots(torch.full_like(keys, sequence), keys[:, None]).flatten()
-        return Piece(start, end, slots, self._hide(hidden), True, keys - queries if reach.distances else None)
+        slots = (
+            None if own else self._slots(torch.full_like(keys, sequence), keys[:, None]).flatten()
+        )
+        return Piece(
+            start, end, slots, self._hide(hidden), True, keys - queries if reach.distances else None
+        )
 
     def _slots(self, sequences: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return the slots of positions [n, m] of sequences [n]."""
@@ -228,7 +280,9 @@ class StepPlan:
 
 
 def _piece_end(reach: Reach, position: int, kv_len: int, score_elements: int) -> int:
-    """Return where the piece that begins at `position` ends, so that masks stay small and little is hidden."""
+    """Return where the piece that begins at `position` ends, so that masks stay small and little is
+    hidden.
+    """
     if reach.chunk is not None:
         kv_len = min(kv_len, (position // reach.chunk + 1) * reach.chunk)
     first = reach.first(position)

@@ -1,4 +1,6 @@
-"""Paged attention in Triton: what a step's kernels need is on the device already, so that a plan is four tensors."""
+"""Paged attention in Triton: what a step's kernels need is on the device already, so that a plan is
+four tensors.
+"""
 
 from __future__ import annotations
 
@@ -39,12 +41,17 @@ class Plan:
         reach = layer.window, layer.chunk
         found = self.pieces.get(reach)
         if found is None:
-            found = self.pieces[reach] = attention.plan_decode(self.step.starts, self.step.lengths, *reach)
+            found = self.pieces[reach] = attention.plan_decode(
+                self.step.starts, self.step.lengths, *reach
+            )
         return found
 
     def kept(self, max_len: int) -> Plan:
-        """Return the plan in memory of its own, where plans of later steps of as many sequences find room, each up to so long."""
-        step, slots = self.step, self.slots.clone()
+        """Return the plan in memory of its own, where plans of later steps of as many sequences
+        find room, each up to so long.
+        """
+        step = self.step
+        slots = self.slots.clone()
         num_seqs, width = step.table.shape
         table = step.table.new_zeros(num_seqs, max(width, -(-max_len // step.block_size) + 1))
         table[:, :width] = step.table
@@ -52,10 +59,12 @@ class Plan:
         return Plan(kept, slots, self.decodes, self.reads)
 
     def kept_for_any(self, max_len: int) -> Plan:
-        """Return a plan in memory of its own, where plans of all steps of as many tokens find room: each token may be a
+        """Return a plan in memory of its own, where plans of all steps of as many tokens find room:
+        each token may be a
         sequence, and those that are none have no tokens."""
         step = self.step
-        count, width = step.num_tokens, max(step.table.shape[1], -(-max_len // step.block_size) + 1)
+        count = step.num_tokens
+        width = max(step.table.shape[1], -(-max_len // step.block_size) + 1)
         kept = replace(
             step,
             starts=step.starts.new_zeros(count + 1),
@@ -69,7 +78,8 @@ class Plan:
 
     def take(self, other: Plan) -> None:
         """Copy what another step reads, for what was recorded with this plan."""
-        own, theirs = self.step, other.step
+        own = self.step
+        theirs = other.step
         num_seqs, width = theirs.table.shape
         own.starts[: num_seqs + 1].copy_(theirs.starts)
         own.starts[num_seqs + 1 :].fill_(own.num_tokens)
@@ -81,7 +91,9 @@ class Plan:
 
 
 class TritonAttention:
-    """A block has the keys of its tokens, then their values: [num_blocks, vectors, block_size, kv_heads, head_size]."""
+    """A block has the keys of its tokens, then their values: [num_blocks, vectors, block_size,
+    kv_heads, head_size].
+    """
 
     graph_support = "full"
     device_lengths = True
@@ -96,8 +108,10 @@ class TritonAttention:
 
     def prepare(self, inputs: AttentionInputs) -> Plan:
         """Return what kernels read of the step."""
-        device, places = inputs.slots.device, inputs.query_starts
-        num_tokens, num_seqs = places[-1], len(places) - 1
+        device = inputs.slots.device
+        places = inputs.query_starts
+        num_tokens = places[-1]
+        num_seqs = len(places) - 1
         lengths = inputs.lengths
         if lengths is None:
             lengths = torch.tensor(inputs.kv_lens).to(device, non_blocking=True)
@@ -121,7 +135,8 @@ class TritonAttention:
         """Write keys and values, then compute sequences that decode, then the others."""
         layer = _layer(params)
         if plan.slot_tokens is not None:
-            key, value = key[plan.slot_tokens], value[plan.slot_tokens]
+            key = key[plan.slot_tokens]
+            value = value[plan.slot_tokens]
         write(key, None if layer.is_latent else value, cache, plan.slots)
         return self._read(layer, query, cache, plan)
 
@@ -136,9 +151,13 @@ class TritonAttention:
         cache: torch.Tensor,
         plan: Plan,
     ) -> torch.Tensor:
-        """Norm and turn queries in place, and keys on their way to the cache; values go there in the same launch."""
+        """Norm and turn queries in place, and keys on their way to the cache; values go there in
+        the same launch.
+        """
         calls = [(query, key, value, positions)]
-        if (written := plan.slot_tokens) is not None:  # queries and slots are not as many: one launch for each
+        if (
+            written := plan.slot_tokens
+        ) is not None:  # queries and slots are not as many: one launch for each
             calls = [
                 (query, key[:, :0], value[:, :0], positions),
                 (query[written, :0], key[written], value[written], positions[written]),
@@ -150,17 +169,22 @@ class TritonAttention:
             )  # fmt: skip
         return self._read(_layer(params), query, cache, plan)
 
-    def _read(self, layer: Layer, query: torch.Tensor, cache: torch.Tensor, plan: Plan) -> torch.Tensor:
+    def _read(
+        self, layer: Layer, query: torch.Tensor, cache: torch.Tensor, plan: Plan
+    ) -> torch.Tensor:
         out = query.new_empty(*query.shape[:2], layer.value_size)
         if plan.decodes:
-            pieces, programs = plan.pieces_of(layer), self._programs_of(layer, query.device)
+            pieces = plan.pieces_of(layer)
+            programs = self._programs_of(layer, query.device)
             attention.decode(layer, query, cache, plan.step, pieces, programs, out)
         if plan.reads:
             attention.attend(layer, query, cache, plan.step, out, skip_single=plan.decodes)
         return out
 
     def _programs_of(self, layer: Layer, device: torch.device) -> int:
-        """Return how many programs share the pieces: as many as keep the device busy, for all key-value heads together."""
+        """Return how many programs share the pieces: as many as keep the device busy, for all
+        key-value heads together.
+        """
         if self._programs is None:
             self._programs = PROGRAMS_ELSEWHERE
             if device.type == "cuda":

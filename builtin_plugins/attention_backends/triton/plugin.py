@@ -14,7 +14,8 @@ def engine_attention_backends() -> list[Entry]:
         Entry(
             "triton",
             "builtin_plugins.attention_backends.triton.backend:TritonAttention",
-            "Triton: blocks read in place; decoding shares keys evenly over a grid that fits every length",
+            "Triton: blocks read in place; decoding shares keys evenly over a grid that fits every "
+            "length",
             priority=10,
             when={"triton": [True], "head_size": range(1, 577), "kv_dtype": ["auto"]},
         )

@@ -1,4 +1,7 @@
-"""What one rendering may take: processor time and characters. Templates come from strangers, some of them with requests."""
+"""What one rendering may take: processor time and characters.
+
+Templates come from strangers, some of them with requests.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,9 @@ class _Clock(threading.local):
 
 
 class Budget(Extension):
-    """Counts turns of loops and calls of macros, and looks at the clock: without these, a template ends by itself."""
+    """Counts turns of loops and calls of macros, and looks at the clock: without these, a template
+    ends by itself.
+    """
 
     def __init__(self, environment: Any) -> None:
         super().__init__(environment)
@@ -68,10 +73,18 @@ def _counted(pieces: Iterable[str]) -> Iterator[str]:
 def check_product(operator: str, left: Any, right: Any) -> None:
     """Raise `SecurityError` for a product or power that is too large to be meant."""
     if isinstance(left, int) and isinstance(right, int):
-        bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
+        bits = (
+            left.bit_length() * right
+            if operator == "**"
+            else left.bit_length() + right.bit_length()
+        )
         too_large = bits > MOST_BITS
     else:
         count, repeated = (left, right) if isinstance(left, int) else (right, left)
-        too_large = isinstance(count, int) and hasattr(repeated, "__len__") and count * len(repeated) > MOST_CHARS
+        too_large = (
+            isinstance(count, int)
+            and hasattr(repeated, "__len__")
+            and count * len(repeated) > MOST_CHARS
+        )
     if too_large:
         raise SecurityError(f"{operator} makes a value that is too large")

@@ -1,4 +1,5 @@
-"""The sandbox chat templates run in: what transformers' `apply_chat_template` offers them, and nothing more.
+"""The sandbox chat templates run in: what transformers' `apply_chat_template` offers them, and
+nothing more.
 
 Templates come with checkpoints from strangers: they see plain data only and can change none of it.
 """
@@ -21,7 +22,9 @@ from builtin_plugins.chat_renderers.jinja.budget import Budget, check_product
 
 
 class GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}...{% endgeneration %}`, which marks what the assistant said; its text stands as it is."""
+    """`{% generation %}...{% endgeneration %}`, which marks what the assistant said; its text
+    stands as it is.
+    """
 
     tags = {"generation"}
 
@@ -75,7 +78,9 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 def chat_environment() -> ChatEnvironment:
     """Return a fresh environment with the filters and functions chat templates expect."""
     environment = ChatEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, jinja2.ext.loopcontrols, Budget]
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[GenerationTag, jinja2.ext.loopcontrols, Budget],
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
@@ -93,7 +98,9 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """Plain JSON: Jinja's own filter escapes HTML, which models have never seen."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _raise_exception(message: str) -> str:

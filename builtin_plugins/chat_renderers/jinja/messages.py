@@ -1,4 +1,6 @@
-"""Messages as clients send them become the plain data a template reads; what cannot is named by its place."""
+"""Messages as clients send them become the plain data a template reads; what cannot is named by its
+place.
+"""
 
 from __future__ import annotations
 
@@ -14,27 +16,39 @@ _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "ref
 MAX_MESSAGES = 10_000
 
 
-def plain_messages(messages: Sequence[Mapping[str, Any]], *, keep_parts: bool) -> list[dict[str, Any]]:
-    """Return fresh copies of the messages, contents as texts, or as lists of parts where `keep_parts`.
+def plain_messages(
+    messages: Sequence[Mapping[str, Any]], *, keep_parts: bool
+) -> list[dict[str, Any]]:
+    """Return fresh copies of the messages, contents as texts, or as lists of parts where
+    `keep_parts`.
 
     Raises `InvalidRequest` whose field is the place of the fault, such as `messages[2].content[0]`.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
-        raise InvalidRequest("messages", f"must be a list of messages, not {type(messages).__name__}.")
+        raise InvalidRequest(
+            "messages", f"must be a list of messages, not {type(messages).__name__}."
+        )
     if not messages:
         raise InvalidRequest("messages", "is empty; at least one message is needed.")
     if len(messages) > MAX_MESSAGES:
-        raise InvalidRequest("messages", f"holds {len(messages)} messages, at most {MAX_MESSAGES} are allowed.")
+        raise InvalidRequest(
+            "messages", f"holds {len(messages)} messages, at most {MAX_MESSAGES} are allowed."
+        )
     return [_message(message, f"messages[{i}]", keep_parts) for i, message in enumerate(messages)]
 
 
 def _message(message: Any, where: str, keep_parts: bool) -> dict[str, Any]:
     if not isinstance(message, Mapping):
-        raise InvalidRequest(where, f"must be an object with role and content, not {type(message).__name__}.")
+        raise InvalidRequest(
+            where, f"must be an object with role and content, not {type(message).__name__}."
+        )
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise InvalidRequest(f"{where}.role", f"must be a text such as 'user', not {role!r}.")
-    out: dict[str, Any] = {**message, "content": _content(message.get("content"), f"{where}.content", keep_parts)}
+    out: dict[str, Any] = {
+        **message,
+        "content": _content(message.get("content"), f"{where}.content", keep_parts),
+    }
     if message.get("tool_calls") is not None:
         out["tool_calls"] = _tool_calls(message["tool_calls"], f"{where}.tool_calls")
     reasoning = next((message[name] for name in _REASONING if message.get(name) is not None), None)
@@ -48,7 +62,9 @@ def _content(content: Any, where: str, keep_parts: bool) -> str | list[dict[str,
         text = content or ""
         return [{"type": "text", "text": text}] if keep_parts else text
     if not isinstance(content, list):
-        raise InvalidRequest(where, f"must be a text or a list of parts, not {type(content).__name__}.")
+        raise InvalidRequest(
+            where, f"must be a text or a list of parts, not {type(content).__name__}."
+        )
     texts = [_part_text(part, f"{where}[{i}]") for i, part in enumerate(content)]
     return [{"type": "text", "text": text} for text in texts] if keep_parts else "\n".join(texts)
 
@@ -61,7 +77,9 @@ def _part_text(part: Any, where: str) -> str:
     kind = part.get("type", "text")
     key = _TEXT_PARTS.get(kind) if isinstance(kind, str) else None
     if key is None:
-        raise InvalidRequest(where, f"parts of type {kind!r} cannot be read by this model; it takes text.")
+        raise InvalidRequest(
+            where, f"parts of type {kind!r} cannot be read by this model; it takes text."
+        )
     text = part.get(key)
     if not isinstance(text, str):
         raise InvalidRequest(f"{where}.{key}", f"must be a text, not {text!r}.")
@@ -69,7 +87,9 @@ def _part_text(part: Any, where: str) -> str:
 
 
 def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
-    """Return the calls with their arguments as objects: clients send JSON text, templates read objects."""
+    """Return the calls with their arguments as objects: clients send JSON text, templates read
+    objects.
+    """
     if not isinstance(calls, list):
         raise InvalidRequest(where, f"must be a list, not {type(calls).__name__}.")
     out = []

@@ -18,6 +18,7 @@ def engine_options() -> list[Option]:
             "chat_template_content_format",
             str,
             "auto",
-            "What the template gets as content: `string`, `openai` (the list of parts), or `auto` (what it reads).",
+            "What the template gets as content: `string`, `openai` (the list of parts), or `auto` "
+            "(what it reads).",
         )
     ]

@@ -14,7 +14,13 @@ from builtin_plugins.chat_renderers.jinja.environment import chat_environment
 from builtin_plugins.chat_renderers.jinja.messages import plain_messages
 from core.api import ConfigError, EngineConfig, InvalidRequest, ModelSource, Tokenizer
 
-_RESERVED = ("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template")
+_RESERVED = (
+    "messages",
+    "tools",
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template",
+)
 SHIPPED: Final = Path(__file__).parent / "templates"
 """Templates of families whose checkpoints have none that shows tools."""
 DEFAULT = "default"
@@ -33,7 +39,8 @@ class JinjaRenderer:
         self._format = config.options.get("chat_template_content_format", "auto")
         if self._format not in ("auto", "string", "openai"):
             raise ConfigError(
-                f"--chat-template-content-format {self._format!r} does not exist; use auto, string or openai."
+                f"--chat-template-content-format {self._format!r} does not exist; use auto, string "
+                "or openai."
             )
         self._special = _special_texts(tokenizer)
         self._templates = _templates(tokenizer.chat_template, config.model.chat_template)
@@ -41,7 +48,11 @@ class JinjaRenderer:
             try:
                 self._compile(template)
             except jinja2.TemplateError as error:
-                where = "--chat-template" if config.model.chat_template else f"the chat template of {source.name}"
+                where = (
+                    "--chat-template"
+                    if config.model.chat_template
+                    else f"the chat template of {source.name}"
+                )
                 raise ConfigError(
                     f"{where} cannot be compiled: {_words(error)}. Give another --chat-template."
                 ) from error
@@ -56,24 +67,33 @@ class JinjaRenderer:
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """Return the prompt. Raises `InvalidRequest` naming the message or field that cannot be rendered."""
+        """Return the prompt.
+
+        Raises `InvalidRequest` naming the message or field that cannot be rendered.
+        """
         text = chat_template or self._choose("tool_use" if tools else DEFAULT)
         for name in _RESERVED:
             if name in (template_kwargs or {}):
                 raise InvalidRequest(
-                    "chat_template_kwargs", f"{name!r} is a field of the request, not of the template."
+                    "chat_template_kwargs",
+                    f"{name!r} is a field of the request, not of the template.",
                 )
         values = {"documents": None, **self._special, **(template_kwargs or {})}
         if values["documents"] and "documents" not in text:
-            raise InvalidRequest("documents", "are not shown by the chat template; put them into the messages.")
+            raise InvalidRequest(
+                "documents", "are not shown by the chat template; put them into the messages."
+            )
         if continue_final_message and add_generation_prompt:
             raise InvalidRequest(
-                "continue_final_message", "excludes add_generation_prompt: a message is continued or begun; unset one."
+                "continue_final_message",
+                "excludes add_generation_prompt: a message is continued or begun; unset one.",
             )
         try:
             template, reads_parts = self._compile(text)
         except jinja2.TemplateError as error:
-            raise InvalidRequest("chat_template", f"cannot be compiled: {_words(error)}.") from error
+            raise InvalidRequest(
+                "chat_template", f"cannot be compiled: {_words(error)}."
+            ) from error
         chat = plain_messages(messages, keep_parts=reads_parts)
         final = _mark_final(chat) if continue_final_message else ""
         try:
@@ -86,15 +106,20 @@ class JinjaRenderer:
             )
             prompt = joined(pieces)
         except Exception as error:
-            # A template is code of the checkpoint's author run on a client's data: whatever it raises is about these.
-            raise InvalidRequest("messages", f"the chat template refused them: {_words(error)}.") from error
+            # A template is code of the checkpoint's author run on a client's data: whatever it
+            # raises is about these.
+            raise InvalidRequest(
+                "messages", f"the chat template refused them: {_words(error)}."
+            ) from error
         return _cut_final(prompt, final) if continue_final_message else prompt
 
     def _choose(self, wanted: str) -> str:
         """Return one of the model's templates."""
         text = self._templates.get(wanted) or self._templates.get(DEFAULT)
         if text is None:
-            others = f" that is the default; --chat-template takes one of: {', '.join(self._templates)}"
+            others = (
+                f" that is the default; --chat-template takes one of: {', '.join(self._templates)}"
+            )
             lack = others if self._templates else "; start with --chat-template FILE"
             raise InvalidRequest("messages", f"the model has no chat template{lack}.")
         return text
@@ -103,18 +128,25 @@ class JinjaRenderer:
         """Return the compiled template and whether it reads content as parts."""
         known = self._compiled.get(text)
         if known is None:
-            reads_parts = self._format == "openai" or (self._format == "auto" and _reads_parts(self._environment, text))
+            reads_parts = self._format == "openai" or (
+                self._format == "auto" and _reads_parts(self._environment, text)
+            )
             known = (self._environment.from_string(text), reads_parts)
             if len(self._compiled) > _MAX_COMPILED:
-                self._compiled.pop(next(name for name in self._compiled if name not in self._templates.values()), None)
+                self._compiled.pop(
+                    next(name for name in self._compiled if name not in self._templates.values()),
+                    None,
+                )
             self._compiled[text] = known
         return known
 
 
 def _templates(known: str | Mapping[str, str] | None, given: str | None) -> dict[str, str]:
-    """Return templates by name; `given`, the value of `--chat-template`, is a name of one, a file or the text itself.
+    """Return templates by name; `given`, the value of `--chat-template`, is a name of one, a file
+    or the text itself.
 
-    Those that come with this renderer have the names that vLLM's have, and are found where its files are asked for, too.
+    Those that come with this renderer have the names that vLLM's have, and are found where its
+    files are asked for, too.
     """
     named = {DEFAULT: known} if isinstance(known, str) else dict(known or {})
     if given is None:
@@ -123,10 +155,13 @@ def _templates(known: str | Mapping[str, str] | None, given: str | None) -> dict
         return {DEFAULT: named[given]}
     if "{" in given or "\n" in given:
         return {DEFAULT: given}
-    path, shipped = Path(given), {file.stem: file for file in SHIPPED.glob("*.jinja")}
+    path = Path(given)
+    shipped = {file.stem: file for file in SHIPPED.glob("*.jinja")}
     file = shipped.get(given, path)
     if not file.exists():
-        file = shipped.get(path.name.removesuffix(".jinja").removeprefix("tool_chat_template_"), path)
+        file = shipped.get(
+            path.name.removesuffix(".jinja").removeprefix("tool_chat_template_"), path
+        )
     try:
         return {DEFAULT: file.read_text(encoding="utf-8")}
     except (OSError, UnicodeDecodeError) as error:

@@ -1,4 +1,6 @@
-"""Where engines are started: as children of ours, or of the parent that keeps them when the process that serves dies."""
+"""Where engines are started: as children of ours, or of the parent that keeps them when the process
+that serves dies.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +32,14 @@ class Home:
 
     @property
     def engine_restarts(self) -> int:
-        """Times that engines were started again in our earlier lives: once more if the last one has died with us."""
+        """Times that engines were started again in our earlier lives: once more if the last one has
+        died with us.
+        """
         if self._kept is None:
             return 0
-        return int(self._kept.note) + (self._kept.process is None or self._kept.process.poll() is not None)
+        return int(self._kept.note) + (
+            self._kept.process is None or self._kept.process.poll() is not None
+        )
 
     def start(self, start: Start) -> Child:
         """Start an engine."""
@@ -49,8 +55,12 @@ class Home:
         if process.poll() is not None:
             return None
 
-        def found(command: Sequence[str], *, pass_fds: Sequence[int], **options: Any) -> subprocess.Popen[bytes]:
-            os.write(pass_fds[0], b"serving\n")  # the pipe it tells stages to has gone with who read it
+        def found(
+            command: Sequence[str], *, pass_fds: Sequence[int], **options: Any
+        ) -> subprocess.Popen[bytes]:
+            os.write(
+                pass_fds[0], b"serving\n"
+            )  # the pipe it tells stages to has gone with who read it
             popen: subprocess.Popen[bytes] = process
             return popen
 
@@ -61,4 +71,6 @@ class Home:
     def keep(self, child: Child | None, restarts: int) -> None:
         """Let this engine outlive us, or none."""
         if self._parent is not None:
-            self._parent.keep(NAME, str(restarts).encode(), process=None if child is None else child.process)
+            self._parent.keep(
+                NAME, str(restarts).encode(), process=None if child is None else child.process
+            )

@@ -26,7 +26,12 @@ def remove_leftovers(base: Path | None = None) -> list[Path]:
         for folder in base.iterdir():
             owner = _OURS.fullmatch(folder.name)
             with contextlib.suppress(OSError):  # gone by now
-                if owner is not None and _is_ours(folder) and not _is_alive(int(owner[1])) and not _is_used(folder):
+                if (
+                    owner is not None
+                    and _is_ours(folder)
+                    and not _is_alive(int(owner[1]))
+                    and not _is_used(folder)
+                ):
                     shutil.rmtree(folder, ignore_errors=True)
                     removed.append(folder)
     return removed
@@ -48,7 +53,9 @@ def _is_alive(pid: int) -> bool:
 
 
 def _is_used(folder: Path) -> bool:
-    """Say whether somebody listens in it: its owner may be in a container that shares the directory with us."""
+    """Say whether somebody listens in it: its owner may be in a container that shares the directory
+    with us.
+    """
     return any(stat.S_ISSOCK(path.lstat().st_mode) and _is_heard(path) for path in folder.iterdir())
 
 

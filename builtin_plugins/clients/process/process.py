@@ -1,7 +1,8 @@
-"""The engine's own process: what the process that serves says goes to a client in a thread here, and back.
+"""The engine's own process: what the process that serves says goes to a client in a thread here,
+and back.
 
-Where a parent keeps it, it outlives the process that serves, and goes on for the next one with empty hands: weights and
-cache stay, requests of the dead end.
+Where a parent keeps it, it outlives the process that serves, and goes on for the next one with
+empty hands: weights and cache stay, requests of the dead end.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ def run(start: Start, registry: Registry, channel: ParentChannel) -> None:
 
 
 class EngineProcess:
-    """Takes calls in the main thread and beats in another; the engine is loaded and steps in the client's."""
+    """Takes calls in the main thread and beats in another; the engine is loaded and steps in the
+    client's.
+    """
 
     def __init__(self, start: Start, registry: Registry, channel: ParentChannel) -> None:
         self._channel = channel
@@ -59,14 +62,17 @@ class EngineProcess:
             started=lambda request_ids: channel.send(Started(request_ids)),
             stage=channel.stage,
         )
-        self._client: Client = registry.load(registry.choose("clients", "thread"))(start.config, registry, listener)
+        self._client: Client = registry.load(registry.choose("clients", "thread"))(
+            start.config, registry, listener
+        )
 
     def run(self) -> None:
         """Serve calls until `Stop`, or until the engine dies."""
         try:
             self._running = self._client.wait()
             threading.Thread(target=self._beat, name="beat", daemon=True).start()
-            gc.freeze()  # what is here now lives as long as the engine; the collector need not look at it again
+            # what is here now lives as long as the engine; the collector need not look at it again
+            gc.freeze()
             self._channel.stage("serving")
             self._channel.send(Ready(self._running.config, self._running.info))
             self._listen()
@@ -90,10 +96,14 @@ class EngineProcess:
                 self._take(message)
 
     def _change_sides(self, folder: str) -> None:
-        """Let go of a process that serves and has died; or serve another one, which listens in a folder."""
+        """Let go of a process that serves and has died; or serve another one, which listens in a
+        folder.
+        """
         self._channel.close()
         if self._cleared is None:
-            log.warning("the process that serves has died: its requests are ended, what is loaded stays")
+            log.warning(
+                "the process that serves has died: its requests are ended, what is loaded stays"
+            )
             self._cleared = self._client.abort(list(self._open))
             self._open.clear()
         if not folder:
@@ -132,13 +142,16 @@ class EngineProcess:
             self._open.difference_update(request.request_id for request in message.requests)
         found = future.result() if isinstance(message, Call) and error is None else []
         self._channel.send(Answer(message.call, None if error is None else Fault.of(error), found))
-        self._deliver(StepNews())  # an abort that leaves nothing to do has numbers, and no step to bring them
+        self._deliver(
+            StepNews()
+        )  # an abort that leaves nothing to do has numbers, and no step to bring them
 
     def _observe(self, stats: StepStats) -> None:
         self._stats = stats
 
     def _deliver(self, news: StepNews) -> None:
-        stats, self._stats = self._stats, None
+        stats = self._stats
+        self._stats = None
         for delta in news.deltas:
             if delta.finish_reason is not None:
                 self._open.discard(delta.request_id)

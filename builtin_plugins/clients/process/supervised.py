@@ -1,4 +1,5 @@
-"""An engine in a process of its own, restarted when it dies. Every request goes on from the tokens its client has.
+"""An engine in a process of its own, restarted when it dies. Every request goes on from the tokens
+its client has.
 
 Where a parent keeps the engine it outlives us, and our next life takes it over as it is.
 """
@@ -60,7 +61,10 @@ LONGEST_PAUSE_S: Final = 5.0
 """Between two attempts to start an engine that does not stay up."""
 
 LOST: Final = Answer(
-    0, Fault("EngineDead", "the engine has ended before it answered; what is asked next goes to another.")
+    0,
+    Fault(
+        "EngineDead", "the engine has ended before it answered; what is asked next goes to another."
+    ),
 )
 """To what an engine has not answered that is dead."""
 
@@ -70,8 +74,8 @@ Handler = Callable[[Answer], None]
 class Supervised:
     """Speaks to the engine's process and starts another when it ends, or gives no sign of life.
 
-    After a death, each request that was being computed is tried alone, for a token, before all go on together: so one
-    that kills the engine is found, and its neighbours are not blamed.
+    After a death, each request that was being computed is tried alone, for a token, before all go
+    on together: so one that kills the engine is found, and its neighbours are not blamed.
     """
 
     def __init__(self, config: EngineConfig, registry: Registry, listener: Listener) -> None:
@@ -101,7 +105,8 @@ class Supervised:
         self._state: State = "starting"
         self._reason = ""
         self._home = Home(registry)
-        self._restarts, self._deaths_in_a_row = self._home.engine_restarts, 0
+        self._restarts = self._home.engine_restarts
+        self._deaths_in_a_row = 0
         self._ready_since_s = inf
         self._quiet_s = 0.0
         self._beat = Beat()
@@ -113,7 +118,10 @@ class Supervised:
         self._thread = threading.Thread(target=self._run, name="engine-supervisor", daemon=True)
 
     def wait(self) -> Running:
-        """Wait until the engine takes requests. Raises the `EngineError` it could not start for; `stop` it then."""
+        """Wait until the engine takes requests.
+
+        Raises the `EngineError` it could not start for; `stop` it then.
+        """
         try:
             ready = self._wait_until_ready()
         except EngineError as error:
@@ -122,11 +130,15 @@ class Supervised:
             log.error("the engine cannot be taken over, and another one is started: %s", error)
             self._child.close()
             self._is_inherited = False
-            self._restarts, self._quiet_s, self._beat = self._restarts + 1, 0.0, Beat()
+            self._restarts = self._restarts + 1
+            self._quiet_s = 0.0
+            self._beat = Beat()
             self._child = self._home.start(self._next_start())
             ready = self._wait_until_ready()
-        self._state, self._ready_since_s = "ready", time.monotonic()
-        self._is_inherited, self._quiet_s = False, 0.0
+        self._state = "ready"
+        self._ready_since_s = time.monotonic()
+        self._is_inherited = False
+        self._quiet_s = 0.0
         self._home.keep(self._child, self._restarts)
         self._thread.start()
         return Running(ready.config, ready.info)
@@ -160,7 +172,9 @@ class Supervised:
             if known and not self._over():
                 self._send(lambda call: Abort(call, known), lambda answer: None)
             self._next_trial()
-        future.set_result([RequestDelta(request_id=request_id, finish_reason="abort") for request_id in known])
+        future.set_result(
+            [RequestDelta(request_id=request_id, finish_reason="abort") for request_id in known]
+        )
         return future
 
     def call(self, name: str, data: bytes = b"") -> Future[list[bytes]]:
@@ -178,7 +192,8 @@ class Supervised:
 
     def status(self) -> EngineStatus:
         """Say how the engine is."""
-        state, age_s = self._state, max(self._quiet_s, self._beat.silence_s)
+        state = self._state
+        age_s = max(self._quiet_s, self._beat.silence_s)
         if state == "ready":
             status = EngineStatus.alive(age_s, self._beat.busy_s, self._restarts)
         else:
@@ -188,14 +203,18 @@ class Supervised:
     def stop(self) -> None:
         """Ask the engine to end, and see to it."""
         with self._lock:
-            was, self._state, self._reason = self._state, "dead", self._reason or "shut down"
+            was = self._state
+            self._state = "dead"
+            self._reason = self._reason or "shut down"
         if was == "ready":
             self._child.channel.send(Stop())
         if self._thread.is_alive():
             self._thread.join()
         self._child.close(GRACE_S if was == "ready" else 0.0)
         with self._lock:
-            self._close_calls(Answer(0, Fault("EngineDead", f"the engine has stopped: {self._reason}")))
+            self._close_calls(
+                Answer(0, Fault("EngineDead", f"the engine has stopped: {self._reason}"))
+            )
             self._release_held()
 
     def _over(self) -> bool:
@@ -217,7 +236,10 @@ class Supervised:
                 self._give_up(EngineDead(f"the supervisor of the engine has failed: {error!r}"))
 
     def _follow(self) -> None:
-        """Take what the engine says, until it has ended or the end is wanted. Raises what it died of."""
+        """Take what the engine says, until it has ended or the end is wanted.
+
+        Raises what it died of.
+        """
         while not self._over():
             message = self._child.receive()
             self._feel(message)
@@ -252,24 +274,33 @@ class Supervised:
 
     def _check_pulse(self) -> None:
         """Kill an engine that is frozen: no sign of life, or a step without an end."""
-        silence_s, most_s = max(self._quiet_s, self._beat.silence_s), self._limits.heartbeat_timeout
+        silence_s = max(self._quiet_s, self._beat.silence_s)
+        most_s = self._limits.heartbeat_timeout
         if silence_s > most_s:
             self._child.kill()
-            raise ProcessFrozen(f"it gave no sign of life for {most_s:g} s (--heartbeat-timeout) and was killed.")
+            raise ProcessFrozen(
+                f"it gave no sign of life for {most_s:g} s (--heartbeat-timeout) and was killed."
+            )
         if self._beat.busy_s > self._limits.step_timeout:
             self._child.kill()
-            raise EngineDead(f"a step took more than {self._limits.step_timeout:g} s (--step-timeout); it was killed.")
+            raise EngineDead(
+                f"a step took more than {self._limits.step_timeout:g} s (--step-timeout); it was "
+                "killed."
+            )
 
     def _bury(self, error: EngineError) -> None:
         """Find out what goes on in the next life; or give up."""
         with self._lock:
-            self._state, self._reason = "restarting", str(error)
+            self._state = "restarting"
+            self._reason = str(error)
             is_steady = time.monotonic() - self._ready_since_s > STEADY_S
             self._deaths_in_a_row = 1 if is_steady else self._deaths_in_a_row + 1
             self._ready_since_s = inf
             first, waiting = self._ledger.bury(self._kind_of(error))
             condemned = self._ledger.condemned()
-            self._returning, self._on_trial, self._acquitted = deque(first), None, waiting
+            self._returning = deque(first)
+            self._on_trial = None
+            self._acquitted = waiting
             self._close_calls(LOST)
         log.error("the engine has died, %d requests are open: %s", len(self._ledger), error)
         if condemned:
@@ -279,7 +310,8 @@ class Supervised:
         if self._deaths_in_a_row > self._limits.max_restarts:
             self._give_up(
                 EngineDead(
-                    f"the engine died {self._deaths_in_a_row} times in a row without a token between (--max-restarts "
+                    f"the engine died {self._deaths_in_a_row} times in a row without a token "
+                    "between (--max-restarts "
                     f"{self._limits.max_restarts}); the last time: {error}"
                 )
             )
@@ -293,7 +325,9 @@ class Supervised:
 
     def _pause(self) -> None:
         """Wait before another attempt: not at all at first, then ever longer."""
-        until_s = time.monotonic() + min(LONGEST_PAUSE_S, 0.05 * (2 ** (self._deaths_in_a_row - 1) - 1))
+        until_s = time.monotonic() + min(
+            LONGEST_PAUSE_S, 0.05 * (2 ** (self._deaths_in_a_row - 1) - 1)
+        )
         while time.monotonic() < until_s and not self._over():
             time.sleep(TICK_S / 2)
 
@@ -303,14 +337,17 @@ class Supervised:
             if self._over():
                 return
             self._restarts += 1
-            self._quiet_s, self._beat = 0.0, Beat()
+            self._quiet_s = 0.0
+            self._beat = Beat()
             self._child = self._home.start(self._next_start())
         self._wait_until_ready()
         self._home.keep(self._child, self._restarts)
         with self._lock:
             if self._over():
                 return
-            self._state, self._reason, self._ready_since_s = "ready", "", time.monotonic()
+            self._state = "ready"
+            self._reason = ""
+            self._ready_since_s = time.monotonic()
             self._quiet_s = 0.0
             self._next_trial()
         log.warning("the engine is back (restart %d)", self._restarts)
@@ -320,8 +357,12 @@ class Supervised:
         config = self._start.config
         if config.scheduler.journal is None or not self._restarts:
             return self._start
-        scheduler = dataclasses.replace(config.scheduler, journal=f"{config.scheduler.journal}.{self._restarts}")
-        return msgspec.structs.replace(self._start, config=dataclasses.replace(config, scheduler=scheduler))
+        scheduler = dataclasses.replace(
+            config.scheduler, journal=f"{config.scheduler.journal}.{self._restarts}"
+        )
+        return msgspec.structs.replace(
+            self._start, config=dataclasses.replace(config, scheduler=scheduler)
+        )
 
     def _wait_until_ready(self) -> Ready:
         while True:
@@ -335,7 +376,8 @@ class Supervised:
 
     def _give_up(self, death: EngineDead) -> None:
         with self._lock:
-            self._state, self._reason = "dead", str(death)
+            self._state = "dead"
+            self._reason = str(death)
             self._release_held()
         self._child.close()
         self._listener.died(death)
@@ -346,12 +388,15 @@ class Supervised:
         """Make a call now, or when every request is back that the engine lost."""
         with self._lock:
             self._held.append((future, call))
-            if self._over() or (self._state == "ready" and not self._returning and self._on_trial is None):
+            if self._over() or (
+                self._state == "ready" and not self._returning and self._on_trial is None
+            ):
                 self._release_held()
 
     def _release_held(self) -> None:
         """Make the calls that waited, but for those nobody waits for any more."""
-        held, self._held = self._held, []
+        held = self._held
+        self._held = []
         for future, call in held:
             if not future.set_running_or_notify_cancel():
                 continue
@@ -363,7 +408,9 @@ class Supervised:
     def _judge(self, deltas: Iterable[RequestDelta]) -> None:
         """Take the request on trial out of the engine again once it has got a token."""
         name = self._on_trial
-        if name is None or not any(d.request_id == name and (d.token_ids or d.finish_reason) for d in deltas):
+        if name is None or not any(
+            d.request_id == name and (d.token_ids or d.finish_reason) for d in deltas
+        ):
             return
         if name not in self._ledger:  # it has ended
             self._end_trial(name)
@@ -387,20 +434,25 @@ class Supervised:
         if self._on_trial is not None:
             self._ledger.start([self._on_trial])
         else:
-            acquitted, self._acquitted = self._acquitted, []
+            acquitted = self._acquitted
+            self._acquitted = []
             for name in acquitted:
                 self._give_back(name)
             self._release_held()
 
     def _give_back(self, name: str) -> str | None:
-        """Queue a request again, behind the tokens it has; return its name, or None if it has ended meanwhile."""
+        """Queue a request again, behind the tokens it has; return its name, or None if it has ended
+        meanwhile.
+        """
         request = self._ledger.resumption(name)
         if request is None:
             return None
 
         def accepted(answer: Answer) -> None:
             if answer.fault is not None and answer is not LOST and self._ledger.close(name):
-                failed = RequestDelta(request_id=name, finish_reason="error", error=answer.fault.message)
+                failed = RequestDelta(
+                    request_id=name, finish_reason="error", error=answer.fault.message
+                )
                 self._listener.deliver(StepNews(deltas=[failed]))
                 self._next_trial()
 
@@ -413,6 +465,7 @@ class Supervised:
         self._child.channel.send(message(self._num_calls))
 
     def _close_calls(self, answer: Answer) -> None:
-        calls, self._calls = self._calls, {}
+        calls = self._calls
+        self._calls = {}
         for handler in calls.values():
             handler(answer)

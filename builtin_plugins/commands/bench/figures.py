@@ -28,10 +28,13 @@ def measurements(outcomes: Sequence[Outcome]) -> dict[str, list[float]]:
     }
 
 
-def figures(run: Run, chosen: Sequence[str], percents: Sequence[float], goals: Mapping[str, float]) -> dict[str, Any]:
+def figures(
+    run: Run, chosen: Sequence[str], percents: Sequence[float], goals: Mapping[str, float]
+) -> dict[str, Any]:
     """Return all figures of a run; failed requests count as such and in nothing else."""
     good = [outcome for outcome in run.outcomes if not outcome.error]
-    values, duration = measurements(good), run.duration_s
+    values = measurements(good)
+    duration = run.duration_s
     prompt_tokens = sum(outcome.prompt_tokens for outcome in good)
     output_tokens = sum(outcome.output_tokens for outcome in good)
     found: dict[str, Any] = {
@@ -41,7 +44,9 @@ def figures(run: Run, chosen: Sequence[str], percents: Sequence[float], goals: M
         "total_input_tokens": prompt_tokens,
         "total_output_tokens": output_tokens,
         "request_throughput": len(good) / duration,
-        "request_goodput": sum(_reaches(outcome, goals) for outcome in good) / duration if goals else None,
+        "request_goodput": sum(_reaches(outcome, goals) for outcome in good) / duration
+        if goals
+        else None,
         "output_throughput": output_tokens / duration,
         "total_token_throughput": (prompt_tokens + output_tokens) / duration,
         "max_output_tokens_per_s": _peak_rate(good),
@@ -53,7 +58,9 @@ def figures(run: Run, chosen: Sequence[str], percents: Sequence[float], goals: M
         found[f"mean_{name}_ms"] = mean(measured)
         found[f"median_{name}_ms"] = percentile(measured, 50)
         found[f"std_{name}_ms"] = deviation(measured)
-        found.update({f"p{percent:g}_{name}_ms": percentile(measured, percent) for percent in percents})
+        found.update(
+            {f"p{percent:g}_{name}_ms": percentile(measured, percent) for percent in percents}
+        )
     return found
 
 

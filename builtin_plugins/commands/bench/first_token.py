@@ -21,7 +21,9 @@ def main() -> None:
     times["imports"] = time.monotonic()
     with LLM(**keywords) as llm:
         times["model"] = time.monotonic()
-        (output,) = llm.generate([1, 2, 3, 4], SamplingParams(max_tokens=1, ignore_eos=True), use_tqdm=False)
+        (output,) = llm.generate(
+            [1, 2, 3, 4], SamplingParams(max_tokens=1, ignore_eos=True), use_tqdm=False
+        )
         times["first token"] = time.monotonic()
     print(json.dumps({"times": times, "error": output.error}))
 

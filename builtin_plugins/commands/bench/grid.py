@@ -1,4 +1,7 @@
-"""What a sweep runs: settings from files, commands made of them, and names for what comes of each. Starts nothing."""
+"""What a sweep runs: settings from files, commands made of them, and names for what comes of each.
+
+Starts nothing.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +27,16 @@ class Point:
     @property
     def folder(self) -> str:
         """A name for it that files may have, the same each time."""
-        parts = [f"{group}-{_name(settings)}" for group, settings in (("serve", self.serve), ("bench", self.bench))]
+        parts = [
+            f"{group}-{_name(settings)}"
+            for group, settings in (("serve", self.serve), ("bench", self.bench))
+        ]
         return "--".join(parts)
 
 
 def read_settings(flag: str, path: str | None) -> list[Settings]:
-    """Return combinations: a list of objects, or an object of them by name. Without a file there is one, of nothing.
+    """Return combinations: a list of objects, or an object of them by name. Without a file there is
+    one, of nothing.
 
     Raises `ConfigError`.
     """
@@ -40,20 +47,34 @@ def read_settings(flag: str, path: str | None) -> list[Settings]:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{flag} {path} cannot be read: {error}.") from error
     if isinstance(value, dict):
-        value = [{"_name": name, **each} if isinstance(each, dict) else each for name, each in value.items()]
-    if not isinstance(value, list) or not value or not all(isinstance(each, dict) for each in value):
-        raise ConfigError(f'{flag} {path}: give a list of objects, such as [{{"max_num_seqs": 8}}].')
+        value = [
+            {"_name": name, **each} if isinstance(each, dict) else each
+            for name, each in value.items()
+        ]
+    if (
+        not isinstance(value, list)
+        or not value
+        or not all(isinstance(each, dict) for each in value)
+    ):
+        raise ConfigError(
+            f'{flag} {path}: give a list of objects, such as [{{"max_num_seqs": 8}}].'
+        )
     return value
 
 
-def points(serve: Sequence[Settings], bench: Sequence[Settings]) -> Iterator[tuple[Settings, list[Point]]]:
+def points(
+    serve: Sequence[Settings], bench: Sequence[Settings]
+) -> Iterator[tuple[Settings, list[Point]]]:
     """Yield each server's settings with every point it serves."""
     for settings in serve:
         yield settings, [Point(settings, each) for each in bench]
 
 
 def command(base: str, settings: Settings) -> list[str]:
-    """Return a command line with settings as flags. One that the command has is replaced; true is a bare flag, false `--no-`."""
+    """Return a command line with settings as flags.
+
+    One that the command has is replaced; true is a bare flag, false `--no-`.
+    """
     words = shlex.split(base)
     for name, value in settings.items():
         if name == "_name":

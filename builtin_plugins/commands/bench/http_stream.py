@@ -1,4 +1,5 @@
-"""A lean HTTP/1.1 client for event streams: it must never be what is measured. Knows HTTP; knows no API.
+"""A lean HTTP/1.1 client for event streams: it must never be what is measured. Knows HTTP; knows no
+API.
 
 Connections are kept and used again. Answers are parsed as they come, whole packets at a time.
 """
@@ -59,14 +60,18 @@ class Dechunker:
 
     def feed(self, data: bytes) -> bytes:
         """Return the body bytes that are complete with this."""
-        buffer, pieces, at = self._buffer + data, [], 0
+        buffer = self._buffer + data
+        pieces = []
+        at = 0
         while not self.ended:
             if self._left:
                 piece = buffer[at : at + self._left]
                 at += len(piece)
                 self._left -= len(piece)
                 # The last two bytes of a chunk are its line end, whichever packet they come in.
-                pieces.append(piece[: len(piece) - max(0, 2 - self._left)] if self._left < 2 else piece)
+                pieces.append(
+                    piece[: len(piece) - max(0, 2 - self._left)] if self._left < 2 else piece
+                )
                 if self._left:
                     break
                 continue
@@ -82,7 +87,8 @@ class Dechunker:
                     break  # trailing fields, or the last line end, are to come
                 self.ended = True
                 break
-            at, self._left = line_end + 2, size + 2
+            at = line_end + 2
+            self._left = size + 2
         self._buffer = buffer[at:]
         return b"".join(pieces)
 
@@ -93,7 +99,9 @@ class HttpClient:
     def __init__(self, base_url: str, headers: Mapping[str, str], timeout_s: float) -> None:
         parts = urlsplit(base_url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"--base-url {base_url!r} is no address; give one like http://127.0.0.1:8000.")
+            raise ConfigError(
+                f"--base-url {base_url!r} is no address; give one like http://127.0.0.1:8000."
+            )
         try:
             self.port = parts.port or (443 if parts.scheme == "https" else 80)
         except ValueError as error:
@@ -101,7 +109,11 @@ class HttpClient:
         self.host = parts.hostname
         self._prefix = parts.path.rstrip("/")
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
-        fields = {"Host": parts.netloc.rpartition("@")[2], "Content-Type": "application/json", **headers}
+        fields = {
+            "Host": parts.netloc.rpartition("@")[2],
+            "Content-Type": "application/json",
+            **headers,
+        }
         self._fields = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
         self._timeout_s = timeout_s
         self._idle: list[_Connection] = []
@@ -113,7 +125,10 @@ class HttpClient:
         return b"".join(pieces)
 
     async def stream(self, path: str, body: bytes, take: Take) -> None:
-        """Post, and hand every event's data on as it comes. Raises as `call`, and what `take` raises."""
+        """Post, and hand every event's data on as it comes.
+
+        Raises as `call`, and what `take` raises.
+        """
         rest = b""
 
         def split(piece: bytes) -> None:
@@ -157,7 +172,9 @@ class HttpClient:
                 return
 
     async def _connect(self) -> _Connection:
-        return _Connection(*await asyncio.open_connection(self.host, self.port, ssl=self._tls, limit=READ_BYTES))
+        return _Connection(
+            *await asyncio.open_connection(self.host, self.port, ssl=self._tls, limit=READ_BYTES)
+        )
 
 
 async def _read_head(reader: asyncio.StreamReader) -> _Head:

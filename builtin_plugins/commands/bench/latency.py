@@ -44,7 +44,9 @@ class Latency:
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add model, batch and output."""
-        parser.add_argument("model", nargs="?", help="local folder or hub id; without one, a small demo model")
+        parser.add_argument(
+            "model", nargs="?", help="local folder or hub id; without one, a small demo model"
+        )
         for name, default, text in (
             ("input-len", 32, "tokens of each prompt"),
             ("output-len", 128, "tokens to generate for each"),
@@ -60,9 +62,12 @@ class Latency:
     def run(self, context: Any) -> int:
         """Measure and report."""
         args = context.args
-        check_counts(args, input_len=1, output_len=1, batch_size=1, n=1, num_iters=1, num_iters_warmup=0)
+        check_counts(
+            args, input_len=1, output_len=1, batch_size=1, n=1, num_iters=1, num_iters_warmup=0
+        )
         check_output(args)
-        where, rng = conditions(), Random(context.config.model.seed)
+        where = conditions()
+        rng = Random(context.config.model.seed)
         with open_engine(context) as llm:
             model = llm.config.model.model
             latencies = _measure(llm, args, rng)
@@ -71,25 +76,33 @@ class Latency:
             "latencies": latencies,
             "percentiles": percentiles(latencies),
             "model": model,
-            **{name: getattr(args, name) for name in ("input_len", "output_len", "batch_size", "n")},
+            **{
+                name: getattr(args, name) for name in ("input_len", "output_len", "batch_size", "n")
+            },
             "conditions": where,
         }
         _show(result)
         write_json(args.output_json, result)
         if args.plot is not None:
             title = f"{args.batch_size} x ({args.input_len} + {args.output_len}) tokens, {model}"
-            plot_distributions(args.plot, title, {"time of a batch": [1e3 * s for s in latencies]}, "milliseconds")
+            plot_distributions(
+                args.plot, title, {"time of a batch": [1e3 * s for s in latencies]}, "milliseconds"
+            )
         return 0
 
 
 def _measure(llm: LLM, args: argparse.Namespace, rng: Random) -> list[float]:
     """Return the seconds of each measured batch."""
-    units, params = units_of(llm), sampling(args, args.output_len)
+    units = units_of(llm)
+    params = sampling(args, args.output_len)
     check_lengths(llm, [Sample([], args.output_len, args.input_len)])
     latencies = []
     with bar(args.num_iters_warmup + args.num_iters, "Batches", "batch") as progress:
         for _ in range(args.num_iters_warmup + args.num_iters):
-            prompts: list[Any] = [{"prompt_token_ids": units.draw(rng, args.input_len)} for _ in range(args.batch_size)]
+            prompts: list[Any] = [
+                {"prompt_token_ids": units.draw(rng, args.input_len)}
+                for _ in range(args.batch_size)
+            ]
             started = time.perf_counter()
             outputs = llm.generate(prompts, params, use_tqdm=False)
             latencies.append(time.perf_counter() - started)
@@ -107,7 +120,11 @@ def _show(result: dict[str, Any]) -> None:
         [
             ("median", seconds(median)),
             ("mean", seconds(result["avg_latency"])),
-            *((f"p{name}", seconds(value)) for name, value in result["percentiles"].items() if name != "50"),
+            *(
+                (f"p{name}", seconds(value))
+                for name, value in result["percentiles"].items()
+                if name != "50"
+            ),
             ("generated tokens a second (median)", f"{tokens / median:,.1f}"),
         ],
     )

@@ -27,12 +27,13 @@ class Run:
 def arrival_times(count: int, rate: float, burstiness: float, rng: Random) -> list[float]:
     """Return when requests are due, in seconds from the start.
 
-    Gaps are gamma-distributed with mean 1/rate; a burstiness of 1 makes them a Poisson process, less makes
-    them cluster. An infinite rate sends all at once.
+    Gaps are gamma-distributed with mean 1/rate; a burstiness of 1 makes them a Poisson process,
+    less makes them cluster. An infinite rate sends all at once.
     """
     if math.isinf(rate):
         return [0.0] * count
-    times, at = [], 0.0
+    times = []
+    at = 0.0
     for _ in range(count):
         times.append(at)
         at += rng.gammavariate(burstiness, 1 / (rate * burstiness))
@@ -48,9 +49,14 @@ async def run_load(
     keep_text: bool,
     done: Callable[[], None],
 ) -> Run:
-    """Send every request when it is due, or as soon after as `max_concurrency` allows; wait for all answers."""
-    seats = contextlib.nullcontext() if max_concurrency is None else asyncio.Semaphore(max_concurrency)
-    cpu_s, began_s = time.process_time(), time.perf_counter()
+    """Send every request when it is due, or as soon after as `max_concurrency` allows; wait for all
+    answers.
+    """
+    seats = (
+        contextlib.nullcontext() if max_concurrency is None else asyncio.Semaphore(max_concurrency)
+    )
+    cpu_s = time.process_time()
+    began_s = time.perf_counter()
 
     async def one(sample: Sample, due: float) -> Outcome:
         await asyncio.sleep(began_s + due - time.perf_counter())
@@ -59,5 +65,7 @@ async def run_load(
         done()
         return outcome
 
-    outcomes = await asyncio.gather(*(one(sample, due) for sample, due in zip(samples, due_s, strict=True)))
+    outcomes = await asyncio.gather(
+        *(one(sample, due) for sample, due in zip(samples, due_s, strict=True))
+    )
     return Run(list(outcomes), time.perf_counter() - began_s, time.process_time() - cpu_s)

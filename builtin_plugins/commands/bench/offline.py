@@ -17,7 +17,9 @@ COMMON_IDS = 1000
 
 def open_engine(context: Any) -> LLM:
     """Start the engine the command line describes."""
-    from core import LLM  # lazy: torch is slow to import, and what can be checked without it has been
+    from core import (
+        LLM,
+    )  # lazy: torch is slow to import, and what can be checked without it has been
 
     return LLM.from_config(context.config, context.registry)
 
@@ -35,8 +37,10 @@ def check_lengths(llm: LLM, samples: Sequence[Sample]) -> None:
     tokens = (longest.prompt_tokens or 0) + longest.output_tokens
     if tokens > context:
         raise ConfigError(
-            f"{longest.prompt_tokens} prompt tokens and {longest.output_tokens} to generate are more than the context "
-            f"of {context}. Ask for less (--input-len, --output-len), or raise --max-model-len if the model allows it."
+            f"{longest.prompt_tokens} prompt tokens and {longest.output_tokens} to generate are "
+            "more than the context "
+            f"of {context}. Ask for less (--input-len, --output-len), or raise --max-model-len if "
+            "the model allows it."
         )
 
 
@@ -53,16 +57,24 @@ def sampling(args: Any, output_tokens: int) -> SamplingParams:
 
 def add_sampling(parser: Any) -> None:
     """Add how tokens are chosen."""
-    parser.add_argument("--n", type=int, default=1, metavar="N", help="sequences for each prompt (default: 1)")
-    parser.add_argument("--temperature", type=float, default=1.0, metavar="T", help="0: greedy (default: 1)")
-    parser.add_argument("--disable-detokenize", action="store_true", help="do not turn tokens into text")
+    parser.add_argument(
+        "--n", type=int, default=1, metavar="N", help="sequences for each prompt (default: 1)"
+    )
+    parser.add_argument(
+        "--temperature", type=float, default=1.0, metavar="T", help="0: greedy (default: 1)"
+    )
+    parser.add_argument(
+        "--disable-detokenize", action="store_true", help="do not turn tokens into text"
+    )
 
 
 def refuse_failures(outputs: Sequence[RequestOutput]) -> None:
     """Raise when a request failed: figures of a run in which not all was computed mean nothing."""
     failed = [output.error for output in outputs if output.error]
     if failed:
-        raise EngineError(f"{len(failed)} of {len(outputs)} requests failed; the first: {failed[0]}")
+        raise EngineError(
+            f"{len(failed)} of {len(outputs)} requests failed; the first: {failed[0]}"
+        )
 
 
 def generated(outputs: Sequence[RequestOutput]) -> int:
@@ -73,5 +85,7 @@ def generated(outputs: Sequence[RequestOutput]) -> int:
 def guessed(outputs: Sequence[RequestOutput]) -> tuple[int, int]:
     """Return the steps of requests in which tokens were guessed, and the guesses that held."""
     names = ("spec_decode_num_drafts", "spec_decode_num_accepted_tokens")
-    drafts, accepted = (int(sum(output.counts.get(name, 0) for output in outputs)) for name in names)
+    drafts, accepted = (
+        int(sum(output.counts.get(name, 0) for output in outputs)) for name in names
+    )
     return drafts, accepted

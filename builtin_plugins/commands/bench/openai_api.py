@@ -13,7 +13,10 @@ import msgspec
 from builtin_plugins.commands.bench.http_stream import HttpClient, HttpError
 from builtin_plugins.commands.bench.workload import Sample
 
-ENDPOINTS: Final[Mapping[str, str]] = {"openai": "/v1/completions", "openai-chat": "/v1/chat/completions"}
+ENDPOINTS: Final[Mapping[str, str]] = {
+    "openai": "/v1/completions",
+    "openai-chat": "/v1/chat/completions",
+}
 END: Final = b"[DONE]"
 
 
@@ -75,7 +78,11 @@ class Outcome:
     @property
     def tpot_s(self) -> float | None:
         """Time for each token after the first; None where there is none."""
-        return (self.e2e_s - self.ttft_s) / (self.output_tokens - 1) if self.output_tokens > 1 else None
+        return (
+            (self.e2e_s - self.ttft_s) / (self.output_tokens - 1)
+            if self.output_tokens > 1
+            else None
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +114,10 @@ class Api:
         """Send a request and follow the answer to its end; what goes wrong is in the outcome."""
         body = self.body(sample)
         outcome = Outcome(0.0, prompt_tokens=sample.prompt_tokens or 0)
-        arrivals, clock, pieces, ended = outcome.arrivals_s, time.perf_counter, [], False
+        arrivals = outcome.arrivals_s
+        clock = time.perf_counter
+        pieces = []
+        ended = False
         usage: _Usage | None = None
 
         def take(data: bytes) -> None:
@@ -121,7 +131,11 @@ class Api:
             usage = event.usage or usage
             for choice in event.choices:
                 delta = choice.delta
-                text = choice.text if delta is None else delta.content or delta.reasoning_content or delta.reasoning
+                text = (
+                    choice.text
+                    if delta is None
+                    else delta.content or delta.reasoning_content or delta.reasoning
+                )
                 if text:
                     arrivals.append(clock())
                     if keep_text:

@@ -1,4 +1,7 @@
-"""`engine bench sweep plot` and `plot_pareto`: pictures of what sweeps have measured. Measures nothing."""
+"""`engine bench sweep plot` and `plot_pareto`: pictures of what sweeps have measured.
+
+Measures nothing.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +38,15 @@ class Measured:
     @classmethod
     def read(cls, folder: Path) -> Measured:
         """Read the summary of a sweep, or those of all sweeps in a folder. Raises `ConfigError`."""
-        files = [folder / SUMMARY] if (folder / SUMMARY).is_file() else sorted(folder.glob(f"*/{SUMMARY}"))
+        files = (
+            [folder / SUMMARY]
+            if (folder / SUMMARY).is_file()
+            else sorted(folder.glob(f"*/{SUMMARY}"))
+        )
         if not files:
             raise ConfigError(
-                f"{folder} holds no {SUMMARY}; give the folder of a sweep, or the --output-dir of several."
+                f"{folder} holds no {SUMMARY}; give the folder of a sweep, or the --output-dir of "
+                "several."
             )
         try:
             rows = [row for file in files for row in json.loads(file.read_text(encoding="utf-8"))]
@@ -47,13 +55,19 @@ class Measured:
         return cls(rows)
 
     def where(self, conditions: str) -> Measured:
-        """Return the rows of which all conditions hold, such as `max_concurrency<=64,backend==openai`."""
+        """Return the rows of which all conditions hold, such as
+        `max_concurrency<=64,backend==openai`.
+        """
         rows = self.rows
         for condition in filter(None, conditions.split(",")):
             found = _CONDITION.fullmatch(condition)
             if found is None:
-                raise ConfigError(f"--filter-by {condition!r}: give a comparison, such as max_concurrency<=64.")
-            name, compared, limit = found[1], COMPARED[found[2]], _value(found[3])
+                raise ConfigError(
+                    f"--filter-by {condition!r}: give a comparison, such as max_concurrency<=64."
+                )
+            name = found[1]
+            compared = COMPARED[found[2]]
+            limit = _value(found[3])
             self.check("--filter-by", [name])
             rows = [row for row in rows if name in row and _holds(compared, row[name], limit)]
         if not rows:
@@ -66,16 +80,22 @@ class Measured:
         for name in names:
             if name not in known:
                 raise ConfigError(
-                    f"{flag} {name}: no run has it{did_you_mean(name, known) or '.'} There are {', '.join(known)}."
+                    f"{flag} {name}: no run has it{did_you_mean(name, known) or '.'} There are "
+                    f"{', '.join(known)}."
                 )
 
     def by(self, names: Sequence[str]) -> dict[str, Measured]:
-        """Return the rows in groups of equal settings, each under what they are, in order of their values."""
+        """Return the rows in groups of equal settings, each under what they are, in order of their
+        values.
+        """
         groups: dict[tuple[Any, ...], list[Row]] = {}
         for row in self.rows:
             groups.setdefault(tuple(row.get(name) for name in names), []).append(row)
         ordered = sorted(groups.items(), key=lambda group: [_place(value) for value in group[0]])
-        return {", ".join(f"{n}={v}" for n, v in zip(names, key, strict=True)): Measured(rows) for key, rows in ordered}
+        return {
+            ", ".join(f"{n}={v}" for n, v in zip(names, key, strict=True)): Measured(rows)
+            for key, rows in ordered
+        }
 
     def curve(self, x: str, y: str) -> Curve:
         """Return y over x: of runs with the same x the mean, and how far they lie apart."""
@@ -84,19 +104,30 @@ class Measured:
             if isinstance(row.get(x), (int, float)) and isinstance(row.get(y), (int, float)):
                 found.setdefault(float(row[x]), []).append(float(row[y]))
         xs = sorted(found)
-        return Curve(xs, [statistics.fmean(found[at]) for at in xs], [statistics.pstdev(found[at]) for at in xs])
+        return Curve(
+            xs,
+            [statistics.fmean(found[at]) for at in xs],
+            [statistics.pstdev(found[at]) for at in xs],
+        )
 
     def means(self, names: Sequence[str]) -> list[dict[str, Any]]:
         """Return for each combination of settings its first row, with the means of some figures."""
         groups = self.by(["combination"]).values()
         return [
-            {**group.rows[0], **{name: statistics.fmean(float(row[name]) for row in group.rows) for name in names}}
+            {
+                **group.rows[0],
+                **{
+                    name: statistics.fmean(float(row[name]) for row in group.rows) for name in names
+                },
+            }
             for group in groups
         ]
 
 
 class SweepPlot:
-    """A file for each value of what figures are by; in it a panel for each row and column, in that a curve for each setting."""
+    """A file for each value of what figures are by; in it a panel for each row and column, in that
+    a curve for each setting.
+    """
 
     help = "Draw what a sweep has measured: one figure over another, with a curve for each setting."
     takes_engine_options = False
@@ -112,11 +143,20 @@ class SweepPlot:
             ("curve", "a curve for each"),
         ):
             add(f"--{name}-by", default="", metavar="NAME,...", help=text)
-        add("--var-x", default="request_throughput", metavar="NAME", help="(default: request_throughput)")
+        add(
+            "--var-x",
+            default="request_throughput",
+            metavar="NAME",
+            help="(default: request_throughput)",
+        )
         add("--var-y", default="p99_e2el_ms", metavar="NAME", help="(default: p99_e2el_ms)")
         add("--scale-x", choices=("linear", "log"), default="linear", help="(default: linear)")
         add("--scale-y", choices=("linear", "log"), default="linear", help="(default: linear)")
-        add("--no-error-bars", action="store_true", help="do not show how far runs of one combination lie apart")
+        add(
+            "--no-error-bars",
+            action="store_true",
+            help="do not show how far runs of one combination lie apart",
+        )
 
     def run(self, context: Any) -> int:
         """Draw."""
@@ -131,7 +171,10 @@ class SweepPlot:
             columns = list(of_figure.by(by["col"]))
             grid = [
                 [
-                    (_joined(row, column), _curves(of_row.by(by["col"]).get(column), by["curve"], args))
+                    (
+                        _joined(row, column),
+                        _curves(of_row.by(by["col"]).get(column), by["curve"], args),
+                    )
                     for column in columns
                 ]
                 for row, of_row in of_figure.by(by["row"]).items()
@@ -151,7 +194,9 @@ class SweepPlot:
 
 
 class SweepPareto:
-    """What each user gets over what each device gives, and which combinations no other one beats in both."""
+    """What each user gets over what each device gives, and which combinations no other one beats in
+    both.
+    """
 
     help = "Draw tokens a second of each user over those of each device, and the combinations that none beats in both."
     takes_engine_options = False
@@ -160,14 +205,29 @@ class SweepPareto:
         """Add where the figures are, and what counts as users and devices."""
         add_source(parser)
         add = parser.add_argument
-        add("--user-count-var", default="max_concurrency", metavar="NAME", help="users (default: max_concurrency)")
-        add("--gpu-count-var", metavar="NAME", help="devices, such as tensor_parallel_size (default: one)")
-        add("--label-by", default="max_concurrency", metavar="NAME,...", help="named beside points that none beats")
+        add(
+            "--user-count-var",
+            default="max_concurrency",
+            metavar="NAME",
+            help="users (default: max_concurrency)",
+        )
+        add(
+            "--gpu-count-var",
+            metavar="NAME",
+            help="devices, such as tensor_parallel_size (default: one)",
+        )
+        add(
+            "--label-by",
+            default="max_concurrency",
+            metavar="NAME,...",
+            help="named beside points that none beats",
+        )
 
     def run(self, context: Any) -> int:
         """Draw."""
         args = context.args
-        measured, labels = read(args), _names(args.label_by)
+        measured = read(args)
+        labels = _names(args.label_by)
         counted = [args.user_count_var, *([args.gpu_count_var] if args.gpu_count_var else [])]
         measured.check("--user-count-var", counted[:1])
         measured.check("--gpu-count-var", counted[1:])
@@ -175,14 +235,20 @@ class SweepPareto:
         measured.check("output_throughput", ["output_throughput"])
         points = []
         for row in measured.means(["output_throughput", *counted]):
-            users, devices = row[args.user_count_var], row[args.gpu_count_var] if args.gpu_count_var else 1
+            users = row[args.user_count_var]
+            devices = row[args.gpu_count_var] if args.gpu_count_var else 1
             if users > 0 and devices > 0:
                 label = ", ".join(f"{name}={row.get(name)}" for name in labels)
-                points.append((row["output_throughput"] / users, row["output_throughput"] / devices, label))
+                points.append(
+                    (row["output_throughput"] / users, row["output_throughput"] / devices, label)
+                )
         file = target(args, "pareto")
         if not args.dry_run:
             plot_frontier(
-                str(file), points, best(points), ("tokens a second for each user", "tokens a second of each device")
+                str(file),
+                points,
+                best(points),
+                ("tokens a second for each user", "tokens a second of each device"),
             )
         print(f"{'Would draw' if args.dry_run else 'Drawn'}: {file}")
         return 0
@@ -202,9 +268,19 @@ def add_source(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("OUTPUT_DIR", help="folder of a sweep, or the --output-dir of several")
     add("--fig-dir", metavar="DIR", help="for pictures (default: where the figures are)")
-    add("--fig-name", default="FIGURE", metavar="NAME", help="what their names begin with (default: FIGURE)")
+    add(
+        "--fig-name",
+        default="FIGURE",
+        metavar="NAME",
+        help="what their names begin with (default: FIGURE)",
+    )
     add("--fig-type", choices=("png", "svg", "pdf"), default="png", help="(default: png)")
-    add("--filter-by", default="", metavar="CONDITION,...", help="only runs with, for example, max_concurrency<=64")
+    add(
+        "--filter-by",
+        default="",
+        metavar="CONDITION,...",
+        help="only runs with, for example, max_concurrency<=64",
+    )
     add("--dry-run", action="store_true", help="print what would be drawn")
 
 
@@ -224,7 +300,9 @@ def target(args: argparse.Namespace, title: str) -> Path:
     return folder / f"{args.fig_name}{'-' if words else ''}{words}.{args.fig_type}"
 
 
-def _curves(measured: Measured | None, names: Sequence[str], args: argparse.Namespace) -> dict[str, Curve]:
+def _curves(
+    measured: Measured | None, names: Sequence[str], args: argparse.Namespace
+) -> dict[str, Curve]:
     groups = {} if measured is None else measured.by(names)
     return {label: rows.curve(args.var_x, args.var_y) for label, rows in groups.items()}
 

@@ -28,26 +28,44 @@ class Curve:
 def check_plot(file: str) -> None:
     """Raise `ConfigError` when no picture could be written."""
     if Path(file).suffix.lower() not in SUFFIXES:
-        raise ConfigError(f"--plot {file}: the ending says what is drawn; use {', '.join(SUFFIXES)}.")
+        raise ConfigError(
+            f"--plot {file}: the ending says what is drawn; use {', '.join(SUFFIXES)}."
+        )
     if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("--plot needs matplotlib, which is not installed: `pip install core[bench]`.")
+        raise ConfigError(
+            "--plot needs matplotlib, which is not installed: `pip install core[bench]`."
+        )
 
 
-def plot_distributions(file: str, title: str, panels: Mapping[str, Sequence[float]], unit: str) -> None:
+def plot_distributions(
+    file: str, title: str, panels: Mapping[str, Sequence[float]], unit: str
+) -> None:
     """Draw, for each name, the share of values up to x, with median and 99th percentile marked."""
     figure, (axes,) = _figure(title, len(panels))
     for axis, colour, (name, values) in zip(axes, COLOURS, panels.items(), strict=False):
         ordered = sorted(values)
         shares = [(i + 1) / len(ordered) for i in range(len(ordered))]
         axis.step(
-            [ordered[0], *ordered] if ordered else [], [0.0, *shares] if ordered else [], color=colour, where="post"
+            [ordered[0], *ordered] if ordered else [],
+            [0.0, *shares] if ordered else [],
+            color=colour,
+            where="post",
         )
         for share, style in ((0.5, "--"), (0.99, ":")):
             if ordered:
                 at = ordered[min(len(ordered) - 1, int(share * len(ordered)))]
                 axis.axvline(at, color="#555555", linestyle=style, linewidth=0.9)
-                axis.annotate(f" p{share * 100:g} {_figures(at)}", (at, 0.04 if share < 0.9 else 0.14), fontsize=8)
-        axis.set(title=name, xlabel=unit, ylabel="share of all" if axis is axes[0] else "", ylim=(0, 1.02))
+                axis.annotate(
+                    f" p{share * 100:g} {_figures(at)}",
+                    (at, 0.04 if share < 0.9 else 0.14),
+                    fontsize=8,
+                )
+        axis.set(
+            title=name,
+            xlabel=unit,
+            ylabel="share of all" if axis is axes[0] else "",
+            ylim=(0, 1.02),
+        )
         axis.set_xlim(0, 1.15 * max(ordered, default=1.0))
     _save(figure, file)
 
@@ -68,12 +86,22 @@ def plot_bars(file: str, title: str, unit: str, bars: Mapping[str, Mapping[str, 
     axis.margins(x=0.12)
     axis.invert_yaxis()
     if len(parts) > 1:
-        axis.legend(frameon=False, fontsize=8, ncols=len(parts), loc="lower center", bbox_to_anchor=(0.5, 1.0))
+        axis.legend(
+            frameon=False,
+            fontsize=8,
+            ncols=len(parts),
+            loc="lower center",
+            bbox_to_anchor=(0.5, 1.0),
+        )
     _save(figure, file)
 
 
 def plot_lines(
-    file: str, title: str, x: Sequence[float], panels: Mapping[str, Mapping[str, Sequence[float]]], xlabel: str
+    file: str,
+    title: str,
+    x: Sequence[float],
+    panels: Mapping[str, Mapping[str, Sequence[float]]],
+    xlabel: str,
 ) -> None:
     """Draw lines over x, both axes logarithmic, one panel for each quantity."""
     figure, (axes,) = _figure(title, len(panels))
@@ -98,14 +126,30 @@ def plot_grid(
     *,
     bars: bool,
 ) -> None:
-    """Draw rows of panels, each with a title and curves by label; `names` and `scales` are those of x and y."""
-    figure, axes = _figure(title, max(len(row) for row in grid), height=3.4 * len(grid), rows=len(grid))
+    """Draw rows of panels, each with a title and curves by label; `names` and `scales` are those of
+    x and y.
+    """
+    figure, axes = _figure(
+        title, max(len(row) for row in grid), height=3.4 * len(grid), rows=len(grid)
+    )
     for row, panels in zip(axes, grid, strict=True):
         for axis, (name, curves) in zip(row, panels, strict=True):
             for index, (label, curve) in enumerate(curves.items()):
-                colour, error = COLOURS[index % len(COLOURS)], curve.apart if bars else None
-                axis.errorbar(curve.x, curve.y, error, fmt="o-", color=colour, label=label, markersize=4, capsize=2)
-            axis.set(title=name, xlabel=names[0], ylabel=names[1], xscale=scales[0], yscale=scales[1])
+                colour = COLOURS[index % len(COLOURS)]
+                error = curve.apart if bars else None
+                axis.errorbar(
+                    curve.x,
+                    curve.y,
+                    error,
+                    fmt="o-",
+                    color=colour,
+                    label=label,
+                    markersize=4,
+                    capsize=2,
+                )
+            axis.set(
+                title=name, xlabel=names[0], ylabel=names[1], xscale=scales[0], yscale=scales[1]
+            )
             if any(curves):
                 axis.legend(frameon=False, fontsize=8)
     _save(figure, file)
@@ -119,8 +163,12 @@ def plot_frontier(
 ) -> None:
     """Draw points, and a line through the best of them, which are labelled."""
     figure, ((axis,),) = _figure("", 1, height=4.6, rows=1)
-    axis.plot([x for x, _, _ in points], [y for _, y, _ in points], "o", color=COLOURS[4], markersize=4)
-    axis.plot([x for x, _, _ in best], [y for _, y, _ in best], "o-", color=COLOURS[0], markersize=5)
+    axis.plot(
+        [x for x, _, _ in points], [y for _, y, _ in points], "o", color=COLOURS[4], markersize=4
+    )
+    axis.plot(
+        [x for x, _, _ in best], [y for _, y, _ in best], "o-", color=COLOURS[0], markersize=5
+    )
     for x, y, label in best:
         axis.annotate(label, (x, y), xytext=(4, 4), textcoords="offset points", fontsize=8)
     axis.set(xlabel=names[0], ylabel=names[1])

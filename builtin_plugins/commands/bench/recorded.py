@@ -1,4 +1,6 @@
-"""Prompts from the files of well-known benchmarks: what each format holds, and which of it is asked. Knows no server."""
+"""Prompts from the files of well-known benchmarks: what each format holds, and which of it is
+asked. Knows no server.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ Asked = tuple[Any, int, int]
 SONNET_HEAD: Final = "Pick as many lines as you can from these poem lines:\n"
 FEWEST_TOKENS: Final = 4
 """A prompt or an answer of a conversation with fewer is no use."""
-MOST_PROMPT_TOKENS, MOST_TOKENS = 1024, 2048
+MOST_PROMPT_TOKENS = 1024
+MOST_TOKENS = 2048
 """Of a conversation that is used."""
 
 
@@ -29,16 +32,21 @@ def custom(args: argparse.Namespace, units: Units, rng: Random) -> Iterator[Aske
     """Lines of JSON with a `prompt`, and where the file decides its length, `output_tokens`."""
     for number, entry in _json_lines(args.dataset_path):
         prompt = entry.get("prompt")
-        wanted = args.output_len if args.output_len > 0 else entry.get("output_tokens", args.output_len)
+        wanted = (
+            args.output_len if args.output_len > 0 else entry.get("output_tokens", args.output_len)
+        )
         if not isinstance(prompt, str) or not isinstance(wanted, int) or wanted < 1:
             raise ConfigError(
-                f'{args.dataset_path}, line {number}: needs a text as "prompt", and for -1 its "output_tokens".'
+                f'{args.dataset_path}, line {number}: needs a text as "prompt", and for -1 its '
+                '"output_tokens".'
             )
         yield prompt, wanted, units.count(prompt)
 
 
 def sharegpt(args: argparse.Namespace, units: Units, rng: Random) -> Iterator[Asked]:
-    """First question and the length of its answer, of conversations in random order; too short or long ones left out."""
+    """First question and the length of its answer, of conversations in random order; too short or
+    long ones left out.
+    """
     path = Path(args.dataset_path)
     try:
         turns = [entry["conversations"] for entry in json.loads(path.read_text(encoding="utf-8"))]
@@ -46,30 +54,42 @@ def sharegpt(args: argparse.Namespace, units: Units, rng: Random) -> Iterator[As
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f'{path}: not a list of objects with "conversations".') from error
     for question, answer in rng.sample(pairs, len(pairs)):
-        asked, answered = units.count(question), units.count(answer)
+        asked = units.count(question)
+        answered = units.count(answer)
         fits = FEWEST_TOKENS <= asked <= MOST_PROMPT_TOKENS and asked + answered <= MOST_TOKENS
         if answered >= FEWEST_TOKENS and fits:
             yield question, args.output_len if args.output_len > 0 else answered, asked
 
 
 def sonnet(args: argparse.Namespace, units: Units, rng: Random) -> Iterator[Asked]:
-    """Lines of a poem: first those that all prompts begin with, then random ones, up to the length asked for."""
-    lines = [line for line in Path(args.dataset_path).read_text(encoding="utf-8").splitlines() if line.strip()]
+    """Lines of a poem: first those that all prompts begin with, then random ones, up to the length
+    asked for.
+    """
+    lines = [
+        line
+        for line in Path(args.dataset_path).read_text(encoding="utf-8").splitlines()
+        if line.strip()
+    ]
     if not lines:
         return
     sizes = [max(1, units.count(line)) for line in lines]
     head = units.count(SONNET_HEAD)
     if args.sonnet_input_len < head + args.sonnet_prefix_len:
         raise ConfigError(
-            f"--sonnet-input-len {args.sonnet_input_len} has no room for the question ({head} tokens) and "
+            f"--sonnet-input-len {args.sonnet_input_len} has no room for the question ({head} "
+            "tokens) and "
             f"--sonnet-prefix-len {args.sonnet_prefix_len}."
         )
-    shared, size, place = [], head, 0
+    shared = []
+    size = head
+    place = 0
     while size < head + args.sonnet_prefix_len:
         shared.append(lines[place % len(lines)])
-        size, place = size + sizes[place % len(lines)], place + 1
+        size = size + sizes[place % len(lines)]
+        place = place + 1
     for _ in range(args.num_prompts):
-        drawn, total = list(shared), size
+        drawn = list(shared)
+        total = size
         while total < args.sonnet_input_len:
             place = rng.randrange(len(lines))
             drawn.append(lines[place])
@@ -86,7 +106,9 @@ def burstgpt(args: argparse.Namespace, units: Units, rng: Random) -> Iterator[As
             rows = [(int(row["Request tokens"]), int(row["Response tokens"])) for row in csv.DictReader(file)
                     if row["Model"] == "GPT-4"]  # fmt: skip
         except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f'{path}: needs the columns "Model", "Request tokens" and "Response tokens".') from error
+            raise ConfigError(
+                f'{path}: needs the columns "Model", "Request tokens" and "Response tokens".'
+            ) from error
     used = [(asked, answered) for asked, answered in rows if asked > 0 and answered > 0]
     for asked, answered in rng.sample(used, min(len(used), args.num_prompts)):
         yield units.prompt(units.draw(rng, asked)), answered, asked
@@ -98,7 +120,9 @@ def spec_bench(args: argparse.Namespace, units: Units, rng: Random) -> Iterator[
     for number, entry in _json_lines(args.dataset_path):
         turns = entry.get("turns")
         if not isinstance(turns, list) or not turns or not isinstance(turns[0], str):
-            raise ConfigError(f'{args.dataset_path}, line {number}: needs a list of texts as "turns".')
+            raise ConfigError(
+                f'{args.dataset_path}, line {number}: needs a list of texts as "turns".'
+            )
         if args.spec_bench_category in (None, entry.get("category")):
             found.append(turns[0])
     rng.shuffle(found)

@@ -1,4 +1,6 @@
-"""What every benchmark reports with: statistics, tables for people, JSON for programs, a bar while it runs."""
+"""What every benchmark reports with: statistics, tables for people, JSON for programs, a bar while
+it runs.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ BUSY: Final = 0.5
 def add_output(parser: argparse.ArgumentParser) -> None:
     """Add where the figures go besides the terminal."""
     parser.add_argument("--output-json", metavar="FILE", help="write every figure as JSON")
-    parser.add_argument("--plot", metavar="FILE", help="draw the figures: .png, .svg or .pdf (needs matplotlib)")
+    parser.add_argument(
+        "--plot", metavar="FILE", help="draw the figures: .png, .svg or .pdf (needs matplotlib)"
+    )
 
 
 def check_output(args: argparse.Namespace) -> None:
@@ -39,11 +43,15 @@ def check_output(args: argparse.Namespace) -> None:
 
 
 def check_counts(args: argparse.Namespace, **lows: int) -> None:
-    """Raise `ConfigError` for a number that is too small; `lows` are the smallest that work, by argument."""
+    """Raise `ConfigError` for a number that is too small; `lows` are the smallest that work, by
+    argument.
+    """
     for name, low in lows.items():
         value = getattr(args, name)
         if value is not None and value < low:
-            raise ConfigError(f"--{name.replace('_', '-')} {value} is too small; use at least {low}.")
+            raise ConfigError(
+                f"--{name.replace('_', '-')} {value} is too small; use at least {low}."
+            )
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -79,7 +87,9 @@ def conditions() -> dict[str, Any]:
         "engine": core.__version__,
         "python": platform.python_version(),
         "machine": platform.machine(),
-        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cpus": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
         "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
     }
 
@@ -108,9 +118,13 @@ def print_columns(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 def warn_if_busy(where: Mapping[str, Any]) -> None:
     """Say that figures may be worse than the engine is, when others were at work."""
-    load, cpus = where["load_average"], where["cpus"]
+    load = where["load_average"]
+    cpus = where["cpus"]
     if load is not None and cpus and load > BUSY * cpus:
-        print(f"Others were at work when this began: load {load:.1f} on {cpus} cores. Measure again when it is quiet.")
+        print(
+            f"Others were at work when this began: load {load:.1f} on {cpus} cores. Measure again "
+            "when it is quiet."
+        )
 
 
 def write_json(file: str | None, result: Mapping[str, Any]) -> None:

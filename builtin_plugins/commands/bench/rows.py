@@ -1,4 +1,6 @@
-"""Rows of a data set as Hugging Face keeps them: a file of JSON, CSV or Parquet, or a folder of such. Downloads nothing."""
+"""Rows of a data set as Hugging Face keeps them: a file of JSON, CSV or Parquet, or a folder of
+such. Downloads nothing.
+"""
 
 from __future__ import annotations
 
@@ -54,23 +56,41 @@ def rows(args: argparse.Namespace) -> Iterator[Row]:
     for file in _files(Path(args.dataset_path), args.hf_subset, args.hf_split):
         try:
             yield from READERS[file.suffix](file)
-        except (ValueError, OSError, csv.Error) as error:  # what pyarrow raises is a ValueError or an OSError, too
+        except (
+            ValueError,
+            OSError,
+            csv.Error,
+        ) as error:  # what pyarrow raises is a ValueError or an OSError, too
             raise ConfigError(f"--dataset-path {file}: cannot be read: {error}.") from error
 
 
 def _files(path: Path, subset: str | None, split: str | None) -> list[Path]:
-    """Return the files of a split: those with its name in their path, and all where no file is named after any split."""
+    """Return the files of a split: those with its name in their path, and all where no file is
+    named after any split.
+    """
     if path.is_file():
         if path.suffix not in READERS:
-            raise ConfigError(f"--dataset-path {path}: the ending says what is read; there are {', '.join(READERS)}.")
+            raise ConfigError(
+                f"--dataset-path {path}: the ending says what is read; there are "
+                f"{', '.join(READERS)}."
+            )
         return [path]
     inside = path if subset is None else path / subset
     if not inside.is_dir():
         raise ConfigError(f"--hf-subset {subset}: there is no such folder in {path}.")
-    files = sorted(file for file in inside.rglob("*") if file.suffix in READERS and not _is_hidden(file, inside))
-    named = {name: [file for file in files if name in file.relative_to(inside).as_posix()] for name in SPLITS}
+    files = sorted(
+        file
+        for file in inside.rglob("*")
+        if file.suffix in READERS and not _is_hidden(file, inside)
+    )
+    named = {
+        name: [file for file in files if name in file.relative_to(inside).as_posix()]
+        for name in SPLITS
+    }
     if split is None:
-        return next((of_split for of_split in named.values() if of_split), files) or _nothing(path, "data files")
+        return next((of_split for of_split in named.values() if of_split), files) or _nothing(
+            path, "data files"
+        )
     of_split = [file for file in files if split in file.relative_to(inside).as_posix()]
     if not of_split and (any(named.values()) or not files):
         return _nothing(path, f"files with {split!r} in their names (--hf-split)")
@@ -90,10 +110,15 @@ def _question(row: Row, args: argparse.Namespace) -> str:
     text = next((text for name in wanted if (text := _text(row.get(name)))), None)
     if text is None:
         raise ConfigError(
-            f"--dataset-path {args.dataset_path}: a row has no text in {' or '.join(wanted)}; it has the columns "
+            f"--dataset-path {args.dataset_path}: a row has no text in {' or '.join(wanted)}; it "
+            "has the columns "
             f"{', '.join(row)}. Name one with --hf-column."
         )
-    more = row.get("input") if args.hf_column is None and row.get("instruction") and not row.get("prompt") else None
+    more = (
+        row.get("input")
+        if args.hf_column is None and row.get("instruction") and not row.get("prompt")
+        else None
+    )
     return f"{text}\n{more}" if isinstance(more, str) and more and more != text else text
 
 
@@ -113,7 +138,8 @@ def _length(row: Row, args: argparse.Namespace, units: Units) -> int:
     answer = next((text for name in ANSWERS if (text := _text(row.get(name)))), None)
     if answer is None:
         raise ConfigError(
-            f"--dataset-path {args.dataset_path}: a row has no answer ({', '.join(ANSWERS)}) whose length could be "
+            f"--dataset-path {args.dataset_path}: a row has no answer ({', '.join(ANSWERS)}) whose "
+            "length could be "
             "generated; give --hf-output-len."
         )
     return max(1, units.count(answer))
@@ -151,10 +177,19 @@ def _csv(file: Path) -> Iterator[Row]:
 
 def _parquet(file: Path) -> Iterator[Row]:
     if importlib.util.find_spec("pyarrow") is None:
-        raise ConfigError(f"--dataset-path {file}: needs pyarrow, which is not installed: `pip install core[bench]`.")
+        raise ConfigError(
+            f"--dataset-path {file}: needs pyarrow, which is not installed: `pip install "
+            "core[bench]`."
+        )
     parquet = importlib.import_module("pyarrow.parquet")  # lazy: optional extra
     for batch in parquet.ParquetFile(file).iter_batches():
         yield from batch.to_pylist()
 
 
-READERS: Final = {".json": _json, ".jsonl": _json_lines, ".csv": _csv, ".tsv": _csv, ".parquet": _parquet}
+READERS: Final = {
+    ".json": _json,
+    ".jsonl": _json_lines,
+    ".csv": _csv,
+    ".tsv": _csv,
+    ".parquet": _parquet,
+}

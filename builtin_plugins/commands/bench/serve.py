@@ -46,7 +46,9 @@ GOALS: Final = ("ttft", "tpot", "e2el")
 
 
 class ServeLoad:
-    """A client of any OpenAI-compatible server; it takes no engine options, because the engine is elsewhere."""
+    """A client of any OpenAI-compatible server; it takes no engine options, because the engine is
+    elsewhere.
+    """
 
     help = "Send requests to a running server; times to first token, between tokens, throughput."
     takes_engine_options = False
@@ -63,8 +65,10 @@ class ServeLoad:
         """Measure and report; 1 when every request failed."""
         args = context.args
         _check(args)
-        goals, percents = _goals(args.goodput), _percents(args.metric_percentiles)
-        extra, metadata = _object("--extra-body", args.extra_body), _pairs(args.metadata)
+        goals = _goals(args.goodput)
+        percents = _percents(args.metric_percentiles)
+        extra = _object("--extra-body", args.extra_body)
+        metadata = _pairs(args.metadata)
         check_dataset(args)
         check_output(args)
         where = conditions()
@@ -91,30 +95,70 @@ class ServeLoad:
         if args.plot is not None:
             measured = measurements([outcome for outcome in run.outcomes if not outcome.error])
             panels = {METRICS[name]: values for name, values in measured.items()}
-            plot_distributions(args.plot, f"{result['completed']} requests to {api.model}", panels, "milliseconds")
+            plot_distributions(
+                args.plot, f"{result['completed']} requests to {api.model}", panels, "milliseconds"
+            )
         return 0 if result["completed"] else 1
 
 
 def _add_server(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("the server").add_argument
-    add("--backend", choices=list(ENDPOINTS), default="openai", help="completions or chat (default: openai)")
+    add(
+        "--backend",
+        choices=list(ENDPOINTS),
+        default="openai",
+        help="completions or chat (default: openai)",
+    )
     add("--base-url", metavar="URL", help="address without path, such as http://127.0.0.1:8000")
     add("--host", default="127.0.0.1", help="where no --base-url is given (default: 127.0.0.1)")
     add("--port", type=int, default=8000, metavar="N", help="likewise (default: 8000)")
     add("--endpoint", metavar="PATH", help="default: /v1/completions or /v1/chat/completions")
     add("--model", metavar="NAME", help="default: the first the server lists")
-    add("--tokenizer", metavar="NAME", help="folder or hub id; default: the server's own, at /tokenize")
+    add(
+        "--tokenizer",
+        metavar="NAME",
+        help="folder or hub id; default: the server's own, at /tokenize",
+    )
     add("--api-key", metavar="KEY", help="default: ENGINE_API_KEY")
-    add("--extra-body", metavar="JSON", help="fields added to every request; temperature is 0 unless set here")
-    add("--no-ignore-eos", action="store_true", help="let the model end answers before --output-len")
+    add(
+        "--extra-body",
+        metavar="JSON",
+        help="fields added to every request; temperature is 0 unless set here",
+    )
+    add(
+        "--no-ignore-eos", action="store_true", help="let the model end answers before --output-len"
+    )
 
 
 def _add_load(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("how it is asked").add_argument
-    add("--request-rate", type=float, default=math.inf, metavar="R", help="requests a second (default: inf, at once)")
-    add("--burstiness", type=float, default=1.0, metavar="B", help="1: Poisson, less: in bursts (default: 1)")
-    add("--max-concurrency", type=int, metavar="N", help="most requests open at once (default: no limit)")
-    add("--num-warmups", type=int, default=1, metavar="N", help="requests before the measured ones (default: 1)")
+    add(
+        "--request-rate",
+        type=float,
+        default=math.inf,
+        metavar="R",
+        help="requests a second (default: inf, at once)",
+    )
+    add(
+        "--burstiness",
+        type=float,
+        default=1.0,
+        metavar="B",
+        help="1: Poisson, less: in bursts (default: 1)",
+    )
+    add(
+        "--max-concurrency",
+        type=int,
+        metavar="N",
+        help="most requests open at once (default: no limit)",
+    )
+    add(
+        "--num-warmups",
+        type=int,
+        default=1,
+        metavar="N",
+        help="requests before the measured ones (default: 1)",
+    )
     add("--seed", type=int, default=0, metavar="N", help="of prompts and arrivals (default: 0)")
     add(
         "--ready-check-timeout-sec",
@@ -123,18 +167,42 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="how long to wait for a server to come up (default: 0, it must be there)",
     )
-    add("--request-timeout-sec", type=float, default=3600, metavar="S", help="longest request (default: 3600)")
+    add(
+        "--request-timeout-sec",
+        type=float,
+        default=3600,
+        metavar="S",
+        help="longest request (default: 3600)",
+    )
 
 
 def _add_report(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("what is reported").add_argument
     names = ",".join(METRICS)
-    add("--percentile-metrics", default=names, metavar="NAMES", help=f"which times (default: {names})")
-    add("--metric-percentiles", default="90,99", metavar="P,P", help="which percentiles (default: 90,99)")
+    add(
+        "--percentile-metrics",
+        default=names,
+        metavar="NAMES",
+        help=f"which times (default: {names})",
+    )
+    add(
+        "--metric-percentiles",
+        default="90,99",
+        metavar="P,P",
+        help="which percentiles (default: 90,99)",
+    )
     goal = "METRIC:MS: count requests that reach all of these, such as ttft:300 tpot:30"
     add("--goodput", nargs="+", default=[], metavar="GOAL", help=goal)
-    add("--save-result", action="store_true", help="write the JSON under a name made of date and settings")
-    add("--save-detailed", action="store_true", help="likewise, with times and texts of every request")
+    add(
+        "--save-result",
+        action="store_true",
+        help="write the JSON under a name made of date and settings",
+    )
+    add(
+        "--save-detailed",
+        action="store_true",
+        help="likewise, with times and texts of every request",
+    )
     add("--result-dir", default=".", metavar="DIR", help="for these files (default: here)")
     add("--result-filename", metavar="NAME", help="instead of the made name")
     add("--metadata", nargs="+", default=[], metavar="KEY=VALUE", help="written into the result")
@@ -147,7 +215,9 @@ def _check(args: argparse.Namespace) -> None:
             raise ConfigError(f"--{flag} {value:g} cannot work; give a number greater than 0.")
     for name in args.percentile_metrics.split(","):
         if name not in METRICS:
-            raise ConfigError(f"--percentile-metrics: unknown metric {name!r}; there are: {', '.join(METRICS)}.")
+            raise ConfigError(
+                f"--percentile-metrics: unknown metric {name!r}; there are: {', '.join(METRICS)}."
+            )
     if not Path(args.result_dir).is_dir():
         raise ConfigError(f"--result-dir {args.result_dir}: there is no such folder.")
 
@@ -159,9 +229,13 @@ def _goals(texts: list[str]) -> dict[str, float]:
         try:
             goals[name] = float(value)
         except ValueError as error:
-            raise ConfigError(f"--goodput {text}: give METRIC:MILLISECONDS, such as ttft:300.") from error
+            raise ConfigError(
+                f"--goodput {text}: give METRIC:MILLISECONDS, such as ttft:300."
+            ) from error
         if name not in GOALS:
-            raise ConfigError(f"--goodput {text}: unknown metric {name!r}; there are: {', '.join(GOALS)}.")
+            raise ConfigError(
+                f"--goodput {text}: unknown metric {name!r}; there are: {', '.join(GOALS)}."
+            )
     return goals
 
 
@@ -169,7 +243,9 @@ def _percents(text: str) -> list[float]:
     try:
         percents = [float(part) for part in text.split(",")]
     except ValueError as error:
-        raise ConfigError(f"--metric-percentiles {text}: give numbers, such as 50,90,99.") from error
+        raise ConfigError(
+            f"--metric-percentiles {text}: give numbers, such as 50,90,99."
+        ) from error
     if not all(0 <= percent <= 100 for percent in percents):
         raise ConfigError(f"--metric-percentiles {text}: a percentile is from 0 to 100.")
     return percents
@@ -200,11 +276,14 @@ async def _measure(args: argparse.Namespace, extra: Mapping[str, Any]) -> tuple[
     client = HttpClient(url, headers, args.request_timeout_sec)
     try:
         model = args.model or await _find_model(client, url, args.ready_check_timeout_sec)
-        fixed: dict[str, Any] = {"temperature": 0} | ({} if args.no_ignore_eos else {"ignore_eos": True})
+        fixed: dict[str, Any] = {"temperature": 0} | (
+            {} if args.no_ignore_eos else {"ignore_eos": True}
+        )
         endpoint = args.endpoint or ENDPOINTS[args.backend]
         api = Api(client, args.backend, endpoint, model, fixed | dict(extra))
         units, rng = await _units(args, client, model), Random(args.seed)
-        # Calls of the server's tokenizer wait for it, so they must not be in the loop that it is called from.
+        # Calls of the server's tokenizer wait for it, so they must not be in the loop that it is
+        # called from.
         samples = await asyncio.to_thread(make_samples, args, units, rng)
         await _warm_up(api, samples, args, url)
         due_s = arrival_times(len(samples), args.request_rate, args.burstiness, rng)
@@ -223,7 +302,10 @@ async def _measure(args: argparse.Namespace, extra: Mapping[str, Any]) -> tuple[
 
 
 async def _find_model(client: HttpClient, url: str, patience_s: float) -> str:
-    """Return the first model of the server, waiting for it to come up. Raises `EngineError` when it does not."""
+    """Return the first model of the server, waiting for it to come up.
+
+    Raises `EngineError` when it does not.
+    """
     until_s = time.monotonic() + patience_s
     while True:
         try:
@@ -239,8 +321,10 @@ async def _find_model(client: HttpClient, url: str, patience_s: float) -> str:
                 continue
             waited = f" for {patience_s:g} s" if patience_s else ""
             raise EngineError(
-                f"nothing answers at {url}{waited}: {error.strerror or error}. Start a server with `engine serve "
-                "MODEL`, say where it is with --base-url, or wait for it with --ready-check-timeout-sec."
+                f"nothing answers at {url}{waited}: {error.strerror or error}. Start a server with "
+                "`engine serve "
+                "MODEL`, say where it is with --base-url, or wait for it with "
+                "--ready-check-timeout-sec."
             ) from error
         else:
             return name
@@ -255,7 +339,9 @@ async def _units(args: argparse.Namespace, client: HttpClient, model: str) -> Un
 
     def call(path: str, **fields: Any) -> Any:
         body = msgspec.json.encode({"model": model, **fields})
-        return json.loads(asyncio.run_coroutine_threadsafe(client.call("POST", path, body), loop).result())
+        return json.loads(
+            asyncio.run_coroutine_threadsafe(client.call("POST", path, body), loop).result()
+        )
 
     def encode(text: str) -> list[int]:
         ids: list[int] = call("/tokenize", prompt=text, add_special_tokens=False)["tokens"]
@@ -268,13 +354,19 @@ async def _units(args: argparse.Namespace, client: HttpClient, model: str) -> Un
     try:
         await asyncio.to_thread(encode, "word")
     except (HttpError, OSError, ValueError, LookupError, TypeError):
-        print("This server has no /tokenize: prompts are as many words as tokens were asked for (or give --tokenizer).")
+        print(
+            "This server has no /tokenize: prompts are as many words as tokens were asked for (or "
+            "give --tokenizer)."
+        )
         return Words()
     return Tokens(encode, decode, as_text=as_text)
 
 
 async def _warm_up(api: Api, samples: list[Sample], args: argparse.Namespace, url: str) -> None:
-    """Send a few short requests. Raises `EngineError` with the server's reason when the first already fails."""
+    """Send a few short requests.
+
+    Raises `EngineError` with the server's reason when the first already fails.
+    """
     for sample in samples[: args.num_warmups]:
         outcome = await api.ask(replace(sample, output_tokens=min(8, sample.output_tokens)), 0.0)
         if outcome.error:
@@ -310,7 +402,10 @@ def _warn(result: Mapping[str, Any], outcomes: list[Outcome]) -> None:
     for error in errors[:SHOWN_ERRORS]:
         print(f"Failed: {error}")
     if result["client_cpu_share"] > BUSY_CLIENT:
-        print("This client was busy most of the time and may be what was measured: ask less of it, or run several.")
+        print(
+            "This client was busy most of the time and may be what was measured: ask less of it, "
+            "or run several."
+        )
     warn_if_busy(result["conditions"])
 
 

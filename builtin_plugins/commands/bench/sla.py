@@ -52,10 +52,14 @@ class Promise:
         """Raise `ConfigError` for what is no bound."""
         for name, bound in self.bounds.items():
             if name != "_name" and not _PROMISE.fullmatch(str(bound)):
-                raise ConfigError(f'--sla-params: {name} has {bound!r}; give a comparison, such as "<=500".')
+                raise ConfigError(
+                    f'--sla-params: {name} has {bound!r}; give a comparison, such as "<=500".'
+                )
 
     def __str__(self) -> str:
-        return ", ".join(f"{name} {bound}" for name, bound in self.bounds.items() if name != "_name")
+        return ", ".join(
+            f"{name} {bound}" for name, bound in self.bounds.items() if name != "_name"
+        )
 
     def holds(self, figures: Mapping[str, float]) -> bool:
         """Say whether figures keep it. Raises `ConfigError` for one that was not measured."""
@@ -64,7 +68,9 @@ class Promise:
                 continue
             if name not in figures:
                 known = ", ".join(sorted(figures))
-                raise ConfigError(f"--sla-params: the benchmark tells no {name!r}; it tells {known}.")
+                raise ConfigError(
+                    f"--sla-params: the benchmark tells no {name!r}; it tells {known}."
+                )
             compared, limit = _PROMISE.fullmatch(str(bound)).groups()  # type: ignore[union-attr]  # checked at the start
             if not COMPARED[compared](figures[name], float(limit)):
                 return False
@@ -86,17 +92,31 @@ class SweepServeSla(SweepServe):
             metavar="FILE",
             help='JSON: bounds of figures, or several of them: [{"p99_ttft_ms": "<=500"}]',
         )
-        add("--sla-variable", choices=VARIABLES, default=VARIABLES[0], help="what grows (default: request_rate)")
-        add("--sla-max", type=int, default=1024, metavar="N", help="no larger values are tried (default: 1024)")
+        add(
+            "--sla-variable",
+            choices=VARIABLES,
+            default=VARIABLES[0],
+            help="what grows (default: request_rate)",
+        )
+        add(
+            "--sla-max",
+            type=int,
+            default=1024,
+            metavar="N",
+            help="no larger values are tried (default: 1024)",
+        )
 
     def run(self, context: Any) -> int:
         """Search for each combination and each promise, then write and print all figures."""
         args = context.args
         check_counts(args, num_runs=1, sla_max=1)
-        grid, folder = grid_of(args), folder_of(args)
+        grid = grid_of(args)
+        folder = folder_of(args)
         promises = [Promise(each) for each in read_settings("--sla-params", args.sla_params)]
         if any(args.sla_variable in point.bench for _, each in grid for point in each):
-            raise ConfigError(f"--bench-params: {args.sla_variable} is what is searched for; leave it out.")
+            raise ConfigError(
+                f"--bench-params: {args.sla_variable} is what is searched for; leave it out."
+            )
         if args.dry_run:
             for _, each in grid:
                 for point in each:
@@ -127,12 +147,18 @@ class SweepServeSla(SweepServe):
             measure(args, folder, at, url)
             rows = list(rows_of(args, folder, at))
             numbers = [name for name, found in rows[0].items() if isinstance(found, (int, float))]
-            kept = promise.holds({name: statistics.fmean(row[name] for row in rows) for name in numbers})
+            kept = promise.holds(
+                {name: statistics.fmean(row[name] for row in rows) for name in numbers}
+            )
             print(f"{args.sla_variable} {value}: {promise}: {'kept' if kept else 'not kept'}")
             return kept
 
         found = largest(holds, args.sla_max)
-        told = {"combination": point.folder, "promise": dict(promise.bounds), args.sla_variable: found}
+        told = {
+            "combination": point.folder,
+            "promise": dict(promise.bounds),
+            args.sla_variable: found,
+        }
         with (folder / "sla.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(told) + "\n")
         print(f"{point.folder}: {promise}: {args.sla_variable} {found if found else 'not even 1'}")
@@ -159,15 +185,18 @@ class Sweep:
 
 
 def largest(holds: Callable[[int], bool], most: int) -> int:
-    """Return the largest value from 1 to `most` for which something holds, if it holds for all below; 0 where for none.
+    """Return the largest value from 1 to `most` for which something holds, if it holds for all
+    below; 0 where for none.
 
     Values double at first, so that a server is not flooded with what it cannot take.
     """
-    kept, value = 0, 1
+    kept = 0
+    value = 1
     while holds(value):
         if value == most:
             return most
-        kept, value = value, min(2 * value, most)
+        kept = value
+        value = min(2 * value, most)
     broken = value
     while broken - kept > 1:
         middle = (kept + broken) // 2

@@ -39,21 +39,29 @@ LAST_LINES: Final = 12
 
 
 class Startup:
-    """Every run is a process of its own. Cold: the model's files were dropped from the page cache before it."""
+    """Every run is a process of its own.
+
+    Cold: the model's files were dropped from the page cache before it.
+    """
 
     help = "Time fresh processes from their start to the first token, by stages."
     takes_engine_options = True
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add model, number of runs and output."""
-        parser.add_argument("model", nargs="?", help="local folder or hub id; without one, a small demo model")
-        parser.add_argument("--num-iters-warm", type=int, default=3, metavar="N", help="warm starts (default: 3)")
+        parser.add_argument(
+            "model", nargs="?", help="local folder or hub id; without one, a small demo model"
+        )
+        parser.add_argument(
+            "--num-iters-warm", type=int, default=3, metavar="N", help="warm starts (default: 3)"
+        )
         parser.add_argument(
             "--num-iters-cold",
             type=int,
             default=3,
             metavar="N",
-            help="starts after the model's files were dropped from the page cache; folders only (default: 3)",
+            help="starts after the model's files were dropped from the page cache; folders only "
+            "(default: 3)",
         )
         add_output(parser)
 
@@ -62,9 +70,12 @@ class Startup:
         args = context.args
         check_counts(args, num_iters_warm=0, num_iters_cold=0)
         if not args.num_iters_warm + args.num_iters_cold:
-            raise ConfigError("nothing to measure: --num-iters-warm and --num-iters-cold are both 0.")
+            raise ConfigError(
+                "nothing to measure: --num-iters-warm and --num-iters-cold are both 0."
+            )
         check_output(args)
-        where, keywords = conditions(), _keywords(context)
+        where = conditions()
+        keywords = _keywords(context)
         files = _model_files(context.config.model.model)
         num_cold = args.num_iters_cold if files and hasattr(os, "posix_fadvise") else 0
         if not num_cold + args.num_iters_warm:
@@ -91,7 +102,9 @@ class Startup:
                 for kind in ("cold", "warm")
                 if kind in result
             }
-            plot_bars(args.plot, f"Start to first token, {context.config.model.model}", "seconds", bars)
+            plot_bars(
+                args.plot, f"Start to first token, {context.config.model.model}", "seconds", bars
+            )
         return 0
 
 
@@ -109,11 +122,16 @@ def _keywords(context: Any) -> dict[str, Any]:
 
 def _model_files(model: str) -> list[Path]:
     """Return the files of a model that is a folder."""
-    return [path for path in Path(model).rglob("*") if path.is_file()] if os.path.isdir(model) else []
+    return (
+        [path for path in Path(model).rglob("*") if path.is_file()] if os.path.isdir(model) else []
+    )
 
 
 def _forget(files: Sequence[Path]) -> None:
-    """Have the system drop files from its page cache. It takes advice for single files; all of it only from root."""
+    """Have the system drop files from its page cache.
+
+    It takes advice for single files; all of it only from root.
+    """
     os.sync()  # what is not written yet stays
     for path in files:
         with path.open("rb") as file:
@@ -121,16 +139,22 @@ def _forget(files: Sequence[Path]) -> None:
 
 
 def _start(keywords: Mapping[str, Any]) -> dict[str, float]:
-    """Run one process; return the seconds of each stage. Raises `EngineError` with what it said when it fails."""
+    """Run one process; return the seconds of each stage.
+
+    Raises `EngineError` with what it said when it fails.
+    """
     command = [sys.executable, "-P", "-m", "builtin_plugins.commands.bench.first_token"]
     started = time.monotonic()
-    done = subprocess.run(command, input=json.dumps(keywords), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, input=json.dumps(keywords), capture_output=True, text=True, check=False
+    )
     ended = time.monotonic()
     said: dict[str, Any] = json.loads(done.stdout) if done.returncode == 0 else {"error": None}
     if done.returncode != 0 or said["error"]:
         last = "\n".join(done.stderr.splitlines()[-LAST_LINES:])
         raise EngineError(f"the started process failed: {said['error'] or ''}\n{last}".rstrip())
-    times, before = {}, started
+    times = {}
+    before = started
     for stage in STAGES:
         after = ended if stage == "end" else said["times"][stage]
         times[stage], before = after - before, after
@@ -163,7 +187,10 @@ def _show(result: Mapping[str, Any], asked_cold: int, num_cold: int) -> None:
     )
     print_columns(heads, rows)
     if num_cold:
-        print("Cold: the model's files were dropped from the page cache; Python and its libraries stay in it, for")
+        print(
+            "Cold: the model's files were dropped from the page cache; Python and its libraries "
+            "stay in it, for"
+        )
         print("that takes root (`echo 3 > /proc/sys/vm/drop_caches`) and slows everybody else.")
     elif asked_cold:
         print(NO_COLD)

@@ -1,13 +1,16 @@
-"""`engine bench step`: what the engine itself costs in a step, without a model and without a worker.
+"""`engine bench step`: what the engine itself costs in a step, without a model and without a
+worker.
 
-A step is everything from the queue to the news about every request: planning, KV blocks and their prefix hashes, the
-hand-over to an executor that answers at once, tokens taken in, ends. It is measured while the same requests
-decode all the time (the median step, divided by the requests), and while a share of them ends and is replaced in each
-step (all time divided by all tokens; arrivals are part of the step they come before). Steady steps are measured again
-with an extension that watches every plan, with one that asks for guesses and gets none, and with guesses of which half
-hold. Output assembly (what a client is told, without text) is measured in runs of its own, as the difference of two
-steady steps. So is the worker: its host's work in a step of decoding, greedy and with temperature, top-k and top-p that
-differ by row, around a model, attention and sampling ops that compute nothing (`still.py`).
+A step is everything from the queue to the news about every request: planning, KV blocks and their
+prefix hashes, the hand-over to an executor that answers at once, tokens taken in, ends. It is
+measured while the same requests decode all the time (the median step, divided by the requests), and
+while a share of them ends and is replaced in each step (all time divided by all tokens; arrivals
+are part of the step they come before). Steady steps are measured again with an extension that
+watches every plan, with one that asks for guesses and gets none, and with guesses of which half
+hold. Output assembly (what a client is told, without text) is measured in runs of its own, as the
+difference of two steady steps. So is the worker: its host's work in a step of decoding, greedy and
+with temperature, top-k and top-p that differ by row, around a model, attention and sampling ops
+that compute nothing (`still.py`).
 """
 
 from __future__ import annotations
@@ -51,7 +54,9 @@ EXTENSIONS: Final[dict[str, tuple[Callable[[], Any], int]]] = {
     "asked_us": (lambda: Guesser(0), 1),
     "guessed_us": (lambda: Guesser(4), 3),
 }
-"""Figures of steady steps: the extension that takes part in them, and the tokens that a request gets of one."""
+"""Figures of steady steps: the extension that takes part in them, and the tokens that a request
+gets of one.
+"""
 STUB: Final = "+builtin_plugins.commands.bench.stub_plugin"
 
 Add = Callable[[str, list[int], int], None]
@@ -74,10 +79,16 @@ class Load:
     @property
     def life(self) -> int:
         """Tokens that a request generates."""
-        return round(1 / self.arrivals) if self.arrivals else self.pace * (self.warmup + self.steps + 1)
+        return (
+            round(1 / self.arrivals)
+            if self.arrivals
+            else self.pace * (self.warmup + self.steps + 1)
+        )
 
     def first_life(self, index: int) -> int:
-        """Return the tokens of a request that is there from the start: with arrivals the ends are spread evenly."""
+        """Return the tokens of a request that is there from the start: with arrivals the ends are
+        spread evenly.
+        """
         return self.warmup + 1 + index * self.life // self.rows if self.arrivals else self.life
 
     @property
@@ -89,7 +100,9 @@ class Load:
 class Step:
     """Needs no model: requests are real, answers are not."""
 
-    help = "Time the engine's own part of a step, without a model; microseconds a step and a request."
+    help = (
+        "Time the engine's own part of a step, without a model; microseconds a step and a request."
+    )
     takes_engine_options = True
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -97,10 +110,19 @@ class Step:
         running = [1, 64, 256, 1024]
         shown = " ".join(map(str, running))
         parser.add_argument(
-            "--running", type=int, nargs="+", default=running, metavar="N", help=f"requests (default: {shown})"
+            "--running",
+            type=int,
+            nargs="+",
+            default=running,
+            metavar="N",
+            help=f"requests (default: {shown})",
         )
         parser.add_argument(
-            "--arrivals", type=float, default=0.01, metavar="S", help="share replaced in each step (default: 0.01)"
+            "--arrivals",
+            type=float,
+            default=0.01,
+            metavar="S",
+            help="share replaced in each step (default: 0.01)",
         )
         for name, default, text in (
             ("prompt-len", 64, "tokens of each prompt"),
@@ -119,15 +141,21 @@ class Step:
         if min(args.running) < 1:
             raise ConfigError(f"--running {min(args.running)} is too small; use at least 1.")
         if not 0 <= args.arrivals <= 0.5:
-            raise ConfigError(f"--arrivals {args.arrivals:g} is out of range; use 0 to 0.5 (half of all, each step).")
+            raise ConfigError(
+                f"--arrivals {args.arrivals:g} is out of range; use 0 to 0.5 (half of all, each "
+                "step)."
+            )
         check_output(args)
         context = _with_stub(context)
-        where, seed = conditions(), context.config.model.seed
+        where = conditions()
+        seed = context.config.model.seed
         rounds: dict[int, list[dict[str, float]]] = {rows: [] for rows in args.running}
         for turn in range(args.rounds):
             for rows in args.running:
                 steady = Load(rows, 0.0, args.prompt_len, args.steps, args.warmup_steps)
-                rounds[rows].append(_measure(context, steady, replace(steady, arrivals=args.arrivals), seed + turn))
+                rounds[rows].append(
+                    _measure(context, steady, replace(steady, arrivals=args.arrivals), seed + turn)
+                )
         sizes = [_summary(rows, found) for rows, found in rounds.items()]
         cache = context.config.cache
         result = {
@@ -147,7 +175,8 @@ class Step:
 def _measure(context: Any, steady: Load, changing: Load, seed: int) -> dict[str, float]:
     """Return the microseconds of one round."""
     times, _ = _measure_core(context, steady, seed)
-    measured, extended = context.registry.shared("bench.step", list), {}
+    measured = context.registry.shared("bench.step", list)
+    extended = {}
     for name, (make, pace) in EXTENSIONS.items():
         measured[:] = [make()]
         extended[name] = percentile(_measure_core(context, replace(steady, pace=pace), seed)[0], 50)
@@ -156,7 +185,9 @@ def _measure(context: Any, steady: Load, changing: Load, seed: int) -> dict[str,
     with _engine(context, steady) as llm:
 
         def add_to_llm(name: str, prompt: list[int], max_tokens: int) -> None:
-            told = SamplingParams(max_tokens=max_tokens, detokenize=False, output_kind=RequestOutputKind.DELTA)
+            told = SamplingParams(
+                max_tokens=max_tokens, detokenize=False, output_kind=RequestOutputKind.DELTA
+            )
             llm.add_request(name, prompt, told)
 
         with_outputs, _ = _drive(llm.step, llm.core, add_to_llm, steady, seed)
@@ -168,14 +199,17 @@ def _measure(context: Any, steady: Load, changing: Load, seed: int) -> dict[str,
         **extended,
         "token_us": sum(with_arrivals) / tokens,
         "outputs_us": percentile(with_outputs, 50) - steps,
-        "greedy_us": _measure_worker(steady, seed, lambda index: SamplingParams(temperature=0)) - steps,
+        "greedy_us": _measure_worker(steady, seed, lambda index: SamplingParams(temperature=0))
+        - steps,
         "sampled_us": _measure_worker(steady, seed, _mixed) - steps,
     }
 
 
 def _mixed(index: int) -> SamplingParams:
     """Return parameters unlike those of neighbours."""
-    return SamplingParams(temperature=0.5 + index % 64 / 64, top_k=5 + index % 40, top_p=0.5 + index % 50 / 101)
+    return SamplingParams(
+        temperature=0.5 + index % 64 / 64, top_k=5 + index % 40, top_p=0.5 + index % 50 / 101
+    )
 
 
 def _measure_worker(load: Load, seed: int, params_of: Callable[[int], SamplingParams]) -> float:
@@ -250,9 +284,14 @@ def _engine(context: Any, load: Load) -> Iterator[LLM]:
 
 
 def _with_stub(context: Any) -> Any:
-    """Return the context with the plugins that were chosen and the one whose executor is measured around."""
-    # The plugins were compared with a lock file already, which knows nothing of the one that is added here.
-    plugins = replace(context.config.plugins, plugins=[*context.config.plugins.plugins, STUB], plugins_lock=None)
+    """Return the context with the plugins that were chosen and the one whose executor is measured
+    around.
+    """
+    # The plugins were compared with a lock file already, which knows nothing of the one that is
+    # added here.
+    plugins = replace(
+        context.config.plugins, plugins=[*context.config.plugins.plugins, STUB], plugins_lock=None
+    )
     return replace(context, config=replace(context.config, plugins=plugins), loaded=None)
 
 
@@ -262,32 +301,47 @@ def _config(config: EngineConfig, load: Load) -> EngineConfig:
     blocks = 2 * load.rows * -(-load.context // config.cache.block_size) + SPARE_BLOCKS
     return replace(
         config,
-        model=replace(config.model, model="scripted:", max_model_len=load.context, skip_tokenizer_init=True),
+        model=replace(
+            config.model, model="scripted:", max_model_len=load.context, skip_tokenizer_init=True
+        ),
         cache=replace(config.cache, num_gpu_blocks_override=blocks),
         scheduler=replace(
-            config.scheduler, max_num_seqs=load.rows, max_num_batched_tokens=max(BUDGET_TOKENS, load.rows)
+            config.scheduler,
+            max_num_seqs=load.rows,
+            max_num_batched_tokens=max(BUDGET_TOKENS, load.rows),
         ),
         parallel=replace(config.parallel, distributed_executor_backend="stub"),
     )
 
 
-def _drive(step: Callable[[], Any], core: Any, add: Add, load: Load, seed: int) -> tuple[list[float], int]:
-    """Run steps with always as many requests; return the microseconds of each measured one, and the tokens they made."""
-    rng, scheduler, names = Random(seed), core.scheduler, iter(range(1 << 60))
+def _drive(
+    step: Callable[[], Any], core: Any, add: Add, load: Load, seed: int
+) -> tuple[list[float], int]:
+    """Run steps with always as many requests; return the microseconds of each measured one, and the
+    tokens they made.
+    """
+    rng = Random(seed)
+    scheduler = core.scheduler
+    names = iter(range(1 << 60))
 
     def arrive(max_tokens: int) -> Callable[[], None]:
-        name, prompt = str(next(names)), [rng.randrange(1, END_ID) for _ in range(load.prompt_len)]
+        name = str(next(names))
+        prompt = [rng.randrange(1, END_ID) for _ in range(load.prompt_len)]
         return lambda: add(name, prompt, max_tokens)
 
     for i in range(load.rows):
         arrive(load.first_life(i))()
     for _ in range(load.warmup):
         step()
-    times, tokens = [], 0
+    times = []
+    tokens = 0
     gc.collect()
     gc.freeze()  # as a server does once it has started
     for _ in range(load.steps):
-        coming = [arrive(load.life) for _ in range(load.rows - scheduler.num_running - scheduler.num_waiting)]
+        coming = [
+            arrive(load.life)
+            for _ in range(load.rows - scheduler.num_running - scheduler.num_waiting)
+        ]
         started = time.perf_counter()
         for enter in coming:
             enter()
@@ -329,9 +383,22 @@ def _show(result: dict[str, Any]) -> None:
         "sampled",
     )
     worker = ("greedy_us", "sampled_us")
-    names = ("step_us", "request_us", "p99_us", "mean_us", *EXTENSIONS, "token_us", "outputs_us", *worker)
+    names = (
+        "step_us",
+        "request_us",
+        "p99_us",
+        "mean_us",
+        *EXTENSIONS,
+        "token_us",
+        "outputs_us",
+        *worker,
+    )
     print_columns(
-        heads, ([str(size["num_running"]), *(f"{size[name]:.3f}" for name in names)] for size in result["running"])
+        heads,
+        (
+            [str(size["num_running"]), *(f"{size[name]:.3f}" for name in names)]
+            for size in result["running"]
+        ),
     )
     warn_if_busy(result["conditions"])
 

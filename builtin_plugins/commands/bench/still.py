@@ -1,7 +1,8 @@
-"""The plugin that `engine bench step` loads to time a worker: a model, attention and sampling ops that compute nothing.
+"""The plugin that `engine bench step` loads to time a worker: a model, attention and sampling ops
+that compute nothing.
 
-What is left of a step is the host's work for it: rows and blocks taken over, numbers brought to the device, inputs,
-parameters of sampling, results read.
+What is left of a step is the host's work for it: rows and blocks taken over, numbers brought to the
+device, inputs, parameters of sampling, results read.
 """
 
 from __future__ import annotations
@@ -34,13 +35,21 @@ TOKEN: Final = 7
 @hookimpl(tryfirst=True)
 def engine_find_model(model: str, config: EngineConfig) -> ModelSource | None:
     """Know the model."""
-    return ModelSource(NAME, NAME, None, weight_loader=NAME, max_model_len=1 << 20) if model == NAME else None
+    return (
+        ModelSource(NAME, NAME, None, weight_loader=NAME, max_model_len=1 << 20)
+        if model == NAME
+        else None
+    )
 
 
 @hookimpl
 def engine_models() -> list[Entry]:
     """Give the architecture."""
-    return [Entry(NAME, StillArchitecture, "computes nothing; for measuring the worker around the model")]
+    return [
+        Entry(
+            NAME, StillArchitecture, "computes nothing; for measuring the worker around the model"
+        )
+    ]
 
 
 @hookimpl
@@ -59,7 +68,10 @@ def engine_attention_backends() -> list[Entry]:
 def engine_op_impls() -> list[Entry]:
     """Give sampling that always takes the same token."""
     made = {"best": still_best, "truncate": still_truncate, "draw": still_draw}
-    return [Entry(f"{op}/{NAME}", function, "takes the same token", priority=1000) for op, function in made.items()]
+    return [
+        Entry(f"{op}/{NAME}", function, "takes the same token", priority=1000)
+        for op, function in made.items()
+    ]
 
 
 def still_best(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -133,7 +145,13 @@ class StillAttention:
         return inputs
 
     def attend(
-        self, params: AttentionParams, query: torch.Tensor, key: torch.Tensor, value: Any, cache: Any, plan: Any
+        self,
+        params: AttentionParams,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: Any,
+        cache: Any,
+        plan: Any,
     ) -> torch.Tensor:
         """Return the query."""
         return query

@@ -1,11 +1,23 @@
-"""An executor that computes nothing: every row that samples gets a token at once. Times the engine without a model."""
+"""An executor that computes nothing: every row that samples gets a token at once.
+
+Times the engine without a model.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from typing import Any, Final
 
-from core.api import EngineConfig, FullAttention, KVLayout, LayerKV, ModelSource, StepPlan, StepResult, WorkerInfo
+from core.api import (
+    EngineConfig,
+    FullAttention,
+    KVLayout,
+    LayerKV,
+    ModelSource,
+    StepPlan,
+    StepResult,
+    WorkerInfo,
+)
 
 VOCAB: Final = 50_000
 TOKEN: Final = 7
@@ -61,15 +73,21 @@ class StubExecutor:
         self._plans.append(plan)
 
     def collect(self) -> StepResult:
-        """Return the same token for every row that samples; half of what is guessed holds. Raises for rows no batch has."""
+        """Return the same token for every row that samples; half of what is guessed holds.
+
+        Raises for rows no batch has.
+        """
         plan = self._plans.popleft()
         for new in plan.new:
             if not 0 <= new.row < self._num_rows:
                 raise IndexError(f"row {new.row} is outside the batch of {self._num_rows}.")
-        rows = [*plan.steady, *(plan.rows[i] for i in plan.samples)] if plan.samples else plan.steady
+        rows = (
+            [*plan.steady, *(plan.rows[i] for i in plan.samples)] if plan.samples else plan.steady
+        )
         if plan.guesses:
             if plan.guesses != self._guesses:
-                self._guesses, self._accepted = plan.guesses, [1 + guessed // 2 for guessed in plan.guesses]
+                self._guesses = plan.guesses
+                self._accepted = [1 + guessed // 2 for guessed in plan.guesses]
                 self._right = [TOKEN] * sum(self._accepted)
             return StepResult(plan.step, rows, self._right, accepted=self._accepted)
         return StepResult(plan.step, rows, self._tokens[: len(rows)])

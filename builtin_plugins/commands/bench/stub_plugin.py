@@ -1,4 +1,7 @@
-"""The executor of `engine bench step`. Loads only when named, so that nobody takes it for one that serves."""
+"""The executor of `engine bench step`.
+
+Loads only when named, so that nobody takes it for one that serves.
+"""
 
 from typing import Any
 
@@ -9,7 +12,13 @@ from core.api import EngineConfig, Entry, SchedulerExtension, hookimpl
 def engine_executors() -> list[Entry]:
     """Give the executor that computes nothing."""
     target = "builtin_plugins.commands.bench.stub:StubExecutor"
-    return [Entry("stub", target, "computes nothing, answers at once; for measuring the engine around the model")]
+    return [
+        Entry(
+            "stub",
+            target,
+            "computes nothing, answers at once; for measuring the engine around the model",
+        )
+    ]
 
 
 @hookimpl

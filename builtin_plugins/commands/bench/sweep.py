@@ -1,4 +1,6 @@
-"""`engine bench sweep serve`: a server for each combination of settings, a benchmark of it for each combination of load."""
+"""`engine bench sweep serve`: a server for each combination of settings, a benchmark of it for each
+combination of load.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,19 @@ if TYPE_CHECKING:
     import argparse
 
 POLL_S: Final = 0.5
-SHOWN: Final = ("request_throughput", "output_throughput", "median_ttft_ms", "p99_ttft_ms", "median_tpot_ms")
+SHOWN: Final = (
+    "request_throughput",
+    "output_throughput",
+    "median_ttft_ms",
+    "p99_ttft_ms",
+    "median_tpot_ms",
+)
 
 
 class SweepServe:
-    """Every run's figures are kept in a file of their own, so that a sweep that broke off is gone on with (`--resume`)."""
+    """Every run's figures are kept in a file of their own, so that a sweep that broke off is gone
+    on with (`--resume`).
+    """
 
     help = "Start a server for each combination of settings, and measure it under each combination of load."
     takes_engine_options = False
@@ -35,17 +45,47 @@ class SweepServe:
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the two commands, their settings, and where results go."""
         add = parser.add_argument
-        add("--serve-cmd", required=True, metavar="CMD", help="starts the server: 'engine serve MODEL --port 8000'")
-        add("--bench-cmd", required=True, metavar="CMD", help="measures it: 'engine bench serve --port 8000 ...'")
+        add(
+            "--serve-cmd",
+            required=True,
+            metavar="CMD",
+            help="starts the server: 'engine serve MODEL --port 8000'",
+        )
+        add(
+            "--bench-cmd",
+            required=True,
+            metavar="CMD",
+            help="measures it: 'engine bench serve --port 8000 ...'",
+        )
         add(
             "--serve-params",
             metavar="FILE",
             help="JSON: a list of settings of the server, or an object of them by name",
         )
-        add("--bench-params", metavar="FILE", help="likewise of the benchmark; every one is run with every server")
-        add("--after-bench-cmd", metavar="CMD", help="run after each benchmark; default: POST /reset_prefix_cache")
-        add("-o", "--output-dir", default="results", metavar="DIR", help="for results (default: results)")
-        add("--num-runs", type=int, default=3, metavar="N", help="runs of each combination (default: 3)")
+        add(
+            "--bench-params",
+            metavar="FILE",
+            help="likewise of the benchmark; every one is run with every server",
+        )
+        add(
+            "--after-bench-cmd",
+            metavar="CMD",
+            help="run after each benchmark; default: POST /reset_prefix_cache",
+        )
+        add(
+            "-o",
+            "--output-dir",
+            default="results",
+            metavar="DIR",
+            help="for results (default: results)",
+        )
+        add(
+            "--num-runs",
+            type=int,
+            default=3,
+            metavar="N",
+            help="runs of each combination (default: 3)",
+        )
         add(
             "--server-ready-timeout",
             type=float,
@@ -55,13 +95,18 @@ class SweepServe:
         )
         add("--show-stdout", action="store_true", help="show what server and benchmarks print")
         add("--dry-run", action="store_true", help="print the commands and run none")
-        add("--resume", metavar="NAME", help="go on with a sweep in --output-dir: what it has measured is not again")
+        add(
+            "--resume",
+            metavar="NAME",
+            help="go on with a sweep in --output-dir: what it has measured is not again",
+        )
 
     def run(self, context: Any) -> int:
         """Run what is missing, then write and print all figures."""
         args = context.args
         check_counts(args, num_runs=1)
-        grid, folder = grid_of(args), folder_of(args)
+        grid = grid_of(args)
+        folder = folder_of(args)
         if args.dry_run:
             for settings, each in grid:
                 print(shlex.join(command(args.serve_cmd, settings)))
@@ -74,7 +119,10 @@ class SweepServe:
                 with served(args, settings) as url:
                     for point in each:
                         measure(args, folder, point, url)
-        write(folder, [row for _, each in grid for point in each for row in rows_of(args, folder, point)])
+        write(
+            folder,
+            [row for _, each in grid for point in each for row in rows_of(args, folder, point)],
+        )
         return 0
 
 
@@ -109,7 +157,10 @@ def _bench(args: argparse.Namespace, point: Point, file: Path) -> list[str]:
 
 @contextmanager
 def served(args: argparse.Namespace, settings: Mapping[str, Any]) -> Iterator[str]:
-    """Run a server until it is no longer needed; yield its address. Raises `EngineError` when it does not come up."""
+    """Run a server until it is no longer needed; yield its address.
+
+    Raises `EngineError` when it does not come up.
+    """
     words = command(args.serve_cmd, settings)
     print(f"Starting {shlex.join(words)}")
     process = subprocess.Popen(words, stdout=None if args.show_stdout else subprocess.DEVNULL)
@@ -118,10 +169,13 @@ def served(args: argparse.Namespace, settings: Mapping[str, Any]) -> Iterator[st
         until_s = time.monotonic() + args.server_ready_timeout
         while not _answers(f"{url}/health"):
             if process.poll() is not None:
-                raise EngineError(f"the server ended with exit status {process.returncode}: {shlex.join(words)}")
+                raise EngineError(
+                    f"the server ended with exit status {process.returncode}: {shlex.join(words)}"
+                )
             if time.monotonic() > until_s:
                 raise EngineError(
-                    f"nothing answers at {url} for {args.server_ready_timeout:g} s (--server-ready-timeout)."
+                    f"nothing answers at {url} for {args.server_ready_timeout:g} s "
+                    "(--server-ready-timeout)."
                 )
             time.sleep(POLL_S)
         yield url
@@ -148,9 +202,13 @@ def _measure(args: argparse.Namespace, point: Point, file: Path) -> None:
     unfinished = file.with_suffix(".part")
     words = _bench(args, point, unfinished)
     print(f"Measuring {point.folder}, {file.stem}")
-    done = subprocess.run(words, stdout=None if args.show_stdout else subprocess.DEVNULL, check=False)
+    done = subprocess.run(
+        words, stdout=None if args.show_stdout else subprocess.DEVNULL, check=False
+    )
     if done.returncode != 0 or not unfinished.is_file():
-        raise EngineError(f"the benchmark ended with exit status {done.returncode}: {shlex.join(words)}")
+        raise EngineError(
+            f"the benchmark ended with exit status {done.returncode}: {shlex.join(words)}"
+        )
     unfinished.rename(file)
 
 
@@ -159,12 +217,17 @@ def _after(args: argparse.Namespace, url: str) -> None:
     if args.after_bench_cmd is not None:
         subprocess.run(shlex.split(args.after_bench_cmd), check=True)
     elif not _answers(f"{url}/reset_prefix_cache", method="POST"):
-        print("The server's prefix cache is as the last run left it: start it with --enable-operator-routes.")
+        print(
+            "The server's prefix cache is as the last run left it: start it with "
+            "--enable-operator-routes."
+        )
 
 
 def _answers(url: str, method: str = "GET") -> bool:
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=10) as reply:
+        with urllib.request.urlopen(
+            urllib.request.Request(url, method=method), timeout=10
+        ) as reply:
             return bool(reply.status == 200)
     except (OSError, urllib.error.HTTPError):
         return False
@@ -176,7 +239,9 @@ def _address(words: list[str]) -> str:
     for index, word in enumerate(words):
         name, equals, value = word.partition("=")
         if name in given:
-            given[name] = value if equals else words[index + 1] if index + 1 < len(words) else given[name]
+            given[name] = (
+                value if equals else words[index + 1] if index + 1 < len(words) else given[name]
+            )
     host = "127.0.0.1" if given["--host"] in ("0.0.0.0", "::") else given["--host"]
     return f"http://{host}:{given['--port']}"
 
@@ -185,8 +250,16 @@ def rows_of(args: argparse.Namespace, folder: Path, point: Point) -> Iterator[di
     """Yield the figures of each of a point's runs, with what it was."""
     for file in _files(args, folder, point):
         measured = json.loads(file.read_text(encoding="utf-8"))
-        figures = {name: value for name, value in measured.items() if isinstance(value, (int, float, str))}
-        yield {"combination": point.folder, "run": file.stem.partition("=")[2], **point.serve, **point.bench, **figures}
+        figures = {
+            name: value for name, value in measured.items() if isinstance(value, (int, float, str))
+        }
+        yield {
+            "combination": point.folder,
+            "run": file.stem.partition("=")[2],
+            **point.serve,
+            **point.bench,
+            **figures,
+        }
 
 
 def write(folder: Path, rows: list[dict[str, Any]]) -> None:
@@ -198,6 +271,9 @@ def write(folder: Path, rows: list[dict[str, Any]]) -> None:
         writer.writeheader()
         writer.writerows(rows)
     shown = [name for name in SHOWN if any(name in row for row in rows)]
-    cells = ([row["combination"], row["run"], *(f"{row.get(name, 0):.2f}" for name in shown)] for row in rows)
+    cells = (
+        [row["combination"], row["run"], *(f"{row.get(name, 0):.2f}" for name in shown)]
+        for row in rows
+    )
     print_columns(["combination", "run", *shown], cells)
     print(f"Written to {folder}")

@@ -1,4 +1,6 @@
-"""`engine bench throughput`: many requests at once in this process, and how many tokens a second come of it."""
+"""`engine bench throughput`: many requests at once in this process, and how many tokens a second
+come of it.
+"""
 
 from __future__ import annotations
 
@@ -46,10 +48,18 @@ class Throughput:
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add model, requests and output."""
-        parser.add_argument("model", nargs="?", help="local folder or hub id; without one, a small demo model")
-        parser.add_argument("--num-iters", type=int, default=1, metavar="N", help="measured runs (default: 1)")
         parser.add_argument(
-            "--num-warmups", type=int, default=8, metavar="N", help="short requests before (default: 8)"
+            "model", nargs="?", help="local folder or hub id; without one, a small demo model"
+        )
+        parser.add_argument(
+            "--num-iters", type=int, default=1, metavar="N", help="measured runs (default: 1)"
+        )
+        parser.add_argument(
+            "--num-warmups",
+            type=int,
+            default=8,
+            metavar="N",
+            help="short requests before (default: 8)",
         )
         add_sampling(parser)
         add_dataset(parser, num_prompts=100)
@@ -61,14 +71,21 @@ class Throughput:
         check_counts(args, num_prompts=1, input_len=1, num_iters=1, num_warmups=0, n=1)
         check_dataset(args)
         check_output(args)
-        where, rng = conditions(), Random(context.config.model.seed)
+        where = conditions()
+        rng = Random(context.config.model.seed)
         with open_engine(context) as llm:
             units = units_of(llm)
             rounds = [make_samples(args, units, rng) for _ in range(args.num_iters)]
             for samples in rounds:
                 check_lengths(llm, samples)
-            warm = make_samples(argparse.Namespace(**vars(args) | {"num_prompts": args.num_warmups}), units, rng)
-            _generate(llm, [replace(sample, output_tokens=min(8, sample.output_tokens)) for sample in warm], args)
+            warm = make_samples(
+                argparse.Namespace(**vars(args) | {"num_prompts": args.num_warmups}), units, rng
+            )
+            _generate(
+                llm,
+                [replace(sample, output_tokens=min(8, sample.output_tokens)) for sample in warm],
+                args,
+            )
             measured = [_generate(llm, samples, args) for samples in rounds]
             model = llm.config.model.model
         result = _result(measured, args) | {"model": model, "conditions": where}
@@ -86,7 +103,8 @@ class Throughput:
 def _generate(llm: LLM, samples: list[Sample], args: argparse.Namespace) -> Measured:
     """Return seconds, prompt tokens, generated tokens, and what was guessed."""
     prompts: list[Any] = [
-        sample.prompt if isinstance(sample.prompt, str) else {"prompt_token_ids": sample.prompt} for sample in samples
+        sample.prompt if isinstance(sample.prompt, str) else {"prompt_token_ids": sample.prompt}
+        for sample in samples
     ]
     params = [sampling(args, sample.output_tokens) for sample in samples]
     started = time.perf_counter()
@@ -99,7 +117,9 @@ def _generate(llm: LLM, samples: list[Sample], args: argparse.Namespace) -> Meas
 
 def _result(measured: list[Measured], args: argparse.Namespace) -> dict[str, Any]:
     """Return the run of median total rate, and the times of all."""
-    elapsed, prompt, output, _ = sorted(measured, key=lambda run: (run[1] + run[2]) / run[0])[len(measured) // 2]
+    elapsed, prompt, output, _ = sorted(measured, key=lambda run: (run[1] + run[2]) / run[0])[
+        len(measured) // 2
+    ]
     times = [run[0] for run in measured]
     drafts, accepted = (sum(run[3][part] for run in measured) for part in (0, 1))
     return {

@@ -1,4 +1,6 @@
-"""What random prompts are made of; for a server token ids where a tokenizer can be asked, else common words."""
+"""What random prompts are made of; for a server token ids where a tokenizer can be asked, else
+common words.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,16 @@ from typing import Any, Final, Protocol
 from core.api import ConfigError
 
 _TEXT: Final = (
-    "time year people way day man thing woman life child world school state family student group country problem "
-    "hand part place case week company system program question work number night point home water room mother "
-    "area money story fact month lot right study book eye job word business issue side kind head house service "
-    "friend father power hour game line end member law car city name team minute idea body back parent face level "
-    "office door health person art war history party result change morning reason research girl guy moment air "
+    "time year people way day man thing woman life child world school state family student group "
+    "country problem "
+    "hand part place case week company system program question work number night point home water "
+    "room mother "
+    "area money story fact month lot right study book eye job word business issue side kind head "
+    "house service "
+    "friend father power hour game line end member law car city name team minute idea body back "
+    "parent face level "
+    "office door health person art war history party result change morning reason research girl "
+    "guy moment air "
     "teacher"
 )
 WORDS: Final = tuple(_TEXT.split())
@@ -76,13 +83,18 @@ class Tokens:
 
 
 def tokens_from_file(name: str, *, as_text: bool) -> Tokens:
-    """Return tokens of a tokenizer: a folder with a tokenizer.json, such a file, or a hub id. Raises `ConfigError`."""
+    """Return tokens of a tokenizer: a folder with a tokenizer.json, such a file, or a hub id.
+
+    Raises `ConfigError`.
+    """
     from tokenizers import Tokenizer  # lazy: only where a tokenizer is named
 
     path = Path(name)
     path = path / "tokenizer.json" if path.is_dir() else path
     try:
-        tokenizer: Any = Tokenizer.from_file(str(path)) if path.is_file() else Tokenizer.from_pretrained(name)
+        tokenizer: Any = (
+            Tokenizer.from_file(str(path)) if path.is_file() else Tokenizer.from_pretrained(name)
+        )
     except Exception as error:
         raise ConfigError(f"--tokenizer {name}: {error}") from error
 

@@ -19,13 +19,18 @@ MOST_BYTES: Final = 1 << 24
 
 
 class Client:
-    """Calls one server. Every method raises `EngineError` that says what the server, or its absence, says."""
+    """Calls one server.
+
+    Every method raises `EngineError` that says what the server, or its absence, says.
+    """
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
         self.url = url.rstrip("/")
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"--url {url!r} is no address of a server; give one like http://localhost:8000/v1.")
+            raise ConfigError(
+                f"--url {url!r} is no address of a server; give one like http://localhost:8000/v1."
+            )
         self._https = parts.scheme == "https"
         self._host = parts.hostname
         try:
@@ -44,12 +49,16 @@ class Client:
         try:
             return [model["id"] for model in json.loads(body)["data"]]
         except (ValueError, KeyError, TypeError) as error:
-            raise EngineError(f"{self.url}/models does not list models; is this the address of an API?") from error
+            raise EngineError(
+                f"{self.url}/models does not list models; is this the address of an API?"
+            ) from error
 
     def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Yield the events of a streamed answer. Closing the iterator makes the server stop."""
         with closing(self._connect()) as connection:
-            response = self._answer(connection, "POST", path, json.dumps({**body, "stream": True}).encode())
+            response = self._answer(
+                connection, "POST", path, json.dumps({**body, "stream": True}).encode()
+            )
             try:
                 yield from self._events(response)
             except (OSError, http.client.HTTPException) as error:
@@ -81,14 +90,19 @@ class Client:
             connection.connect()
         except OSError as error:
             raise EngineError(
-                f"no server answers at {self.url}: {error.strerror or error}. Start one with `engine serve MODEL`, or "
+                f"no server answers at {self.url}: {error.strerror or error}. Start one with "
+                "`engine serve MODEL`, or "
                 "say where it is with --url."
             ) from error
         connection.sock.settimeout(None)
         return connection
 
     def _answer(
-        self, connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None = None
+        self,
+        connection: http.client.HTTPConnection,
+        method: str,
+        path: str,
+        body: bytes | None = None,
     ) -> http.client.HTTPResponse:
         try:
             connection.request(method, self._path + path, body, self._headers)
@@ -103,7 +117,9 @@ class Client:
         except ValueError:
             said = response.reason
         hint = (
-            " Give its key with --api-key or ENGINE_API_KEY." if response.status == http.HTTPStatus.UNAUTHORIZED else ""
+            " Give its key with --api-key or ENGINE_API_KEY."
+            if response.status == http.HTTPStatus.UNAUTHORIZED
+            else ""
         )
         raise EngineError(f"the server refuses ({response.status}): {said}{hint}")
 

@@ -34,8 +34,12 @@ class Chat:
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add where the server is and what it is told."""
         _add_server(parser)
-        parser.add_argument("--system-prompt", metavar="TEXT", help="what the model is told before the conversation")
-        parser.add_argument("-q", "--quick", metavar="MESSAGE", help="say this, print the answer and leave")
+        parser.add_argument(
+            "--system-prompt", metavar="TEXT", help="what the model is told before the conversation"
+        )
+        parser.add_argument(
+            "-q", "--quick", metavar="MESSAGE", help="say this, print the answer and leave"
+        )
 
     def run(self, context: Any) -> int:
         """Talk until the user leaves; return 1 when a request failed that nobody could see fail."""
@@ -47,7 +51,9 @@ class Chat:
             turn = {"role": "user", "content": message}
             answer = ""
             try:
-                for event in client.stream("/chat/completions", {"model": model, "messages": [*told, turn]}):
+                for event in client.stream(
+                    "/chat/completions", {"model": model, "messages": [*told, turn]}
+                ):
                     for choice in event.get("choices", ()):
                         piece = choice.get("delta", {}).get("content") or ""
                         answer += piece
@@ -57,7 +63,9 @@ class Chat:
                     told.extend((turn, {"role": "assistant", "content": answer}))
 
         return _converse(
-            say, args.quick, f"Talking with {model} at {client.url}. Ctrl-C ends an answer, Ctrl-D leaves."
+            say,
+            args.quick,
+            f"Talking with {model} at {client.url}. Ctrl-C ends an answer, Ctrl-D leaves.",
         )
 
 
@@ -71,22 +79,33 @@ class Complete:
         """Add where the server is and how much it shall write."""
         _add_server(parser)
         parser.add_argument(
-            "--max-tokens", type=int, metavar="N", help="most tokens to generate; default: the server's"
+            "--max-tokens",
+            type=int,
+            metavar="N",
+            help="most tokens to generate; default: the server's",
         )
         parser.add_argument("-q", "--quick", metavar="PROMPT", help="complete this and leave")
 
     def run(self, context: Any) -> int:
-        """Complete until the user leaves; return 1 when a request failed that nobody could see fail."""
+        """Complete until the user leaves; return 1 when a request failed that nobody could see
+        fail.
+        """
         args = context.args
         client, model = _connect(args)
         chosen = {} if args.max_tokens is None else {"max_tokens": args.max_tokens}
 
         def say(prompt: str) -> Iterator[str]:
-            for event in client.stream("/completions", {"model": model, "prompt": prompt, **chosen}):
+            for event in client.stream(
+                "/completions", {"model": model, "prompt": prompt, **chosen}
+            ):
                 for choice in event.get("choices", ()):
                     yield choice.get("text") or ""
 
-        return _converse(say, args.quick, f"{model} at {client.url} completes. Ctrl-C ends a text, Ctrl-D leaves.")
+        return _converse(
+            say,
+            args.quick,
+            f"{model} at {client.url} completes. Ctrl-C ends a text, Ctrl-D leaves.",
+        )
 
 
 def _add_server(parser: argparse.ArgumentParser) -> None:
@@ -96,7 +115,10 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
 
 
 def _connect(args: argparse.Namespace) -> tuple[Client, str]:
-    """Return the server's client and the name of the model. Raises `EngineError` when there is none."""
+    """Return the server's client and the name of the model.
+
+    Raises `EngineError` when there is none.
+    """
     client = Client(args.url, args.api_key or read_environment().get("ENGINE_API_KEY"))
     if args.model_name:
         return client, args.model_name

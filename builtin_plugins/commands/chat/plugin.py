@@ -7,6 +7,14 @@ from core.api import Entry, hookimpl
 def engine_commands() -> list[Entry]:
     """Give both commands."""
     return [
-        Entry("chat", "builtin_plugins.commands.chat.command:Chat", "talk with a model of a running server"),
-        Entry("complete", "builtin_plugins.commands.chat.command:Complete", "let a running server complete texts"),
+        Entry(
+            "chat",
+            "builtin_plugins.commands.chat.command:Chat",
+            "talk with a model of a running server",
+        ),
+        Entry(
+            "complete",
+            "builtin_plugins.commands.chat.command:Complete",
+            "let a running server complete texts",
+        ),
     ]

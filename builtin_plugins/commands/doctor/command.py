@@ -29,8 +29,13 @@ class Doctor:
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add port, model and format."""
-        parser.add_argument("--port", type=int, help="port that must be free; default: look at 8000, and only warn")
-        parser.add_argument("--model", help="folder or hub id of a model to examine too, every number of its weights")
+        parser.add_argument(
+            "--port", type=int, help="port that must be free; default: look at 8000, and only warn"
+        )
+        parser.add_argument(
+            "--model",
+            help="folder or hub id of a model to examine too, every number of its weights",
+        )
         parser.add_argument("--json", action="store_true", help="print JSON")
 
     def run(self, context: Any) -> int:

@@ -26,7 +26,9 @@ class Finding:
         return f"{self.status:<4}  {self.subject:<13} {text}"
 
 
-def judge(subject: str, text: str, *, fail: bool = False, warn: bool = False, advice: str = "") -> Finding:
+def judge(
+    subject: str, text: str, *, fail: bool = False, warn: bool = False, advice: str = ""
+) -> Finding:
     """Return a finding; the advice counts only where something is wrong."""
     status: Status = "fail" if fail else "warn" if warn else "ok"
     return Finding(status, subject, text, advice if fail or warn else "")

@@ -1,4 +1,7 @@
-"""What the machine gives: processor, memory, disk, limits. Reads files of the system, changes nothing."""
+"""What the machine gives: processor, memory, disk, limits.
+
+Reads files of the system, changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,17 @@ from builtin_plugins.commands.sizes import show_bytes
 MIB: Final = 1 << 20
 GIB: Final = 1 << 30
 ROOT: Final = Path("/")
-FLAGS: Final = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8", "asimd", "sve", "bf16")
+FLAGS: Final = (
+    "avx2",
+    "avx512f",
+    "avx512_bf16",
+    "avx512_vnni",
+    "amx_bf16",
+    "amx_int8",
+    "asimd",
+    "sve",
+    "bf16",
+)
 TESTED: Final = ("Linux", "x86_64")
 FEW_FILES: Final = 4096
 NO_LIMIT: Final = 1 << 60
@@ -43,7 +56,9 @@ def check_python() -> Iterator[Finding]:
     )
 
 
-def check_platform(system: str = platform.system(), machine: str = platform.machine()) -> Iterator[Finding]:
+def check_platform(
+    system: str = platform.system(), machine: str = platform.machine()
+) -> Iterator[Finding]:
     """Operating system and processor architecture."""
     yield judge(
         "platform",
@@ -56,7 +71,10 @@ def check_platform(system: str = platform.system(), machine: str = platform.mach
 def check_processor(root: Path = ROOT) -> Iterator[Finding]:
     """Instruction sets and cores."""
     lines = _lines(root / "proc/cpuinfo")
-    name = next((text for key, text in lines if key == "model name"), platform.processor() or "unknown processor")
+    name = next(
+        (text for key, text in lines if key == "model name"),
+        platform.processor() or "unknown processor",
+    )
     have = set(next((text for key, text in lines if key in ("flags", "Features")), "").split())
     flags = [flag for flag in FLAGS if flag in have]
     yield judge(
@@ -65,14 +83,18 @@ def check_processor(root: Path = ROOT) -> Iterator[Finding]:
         warn=bool(have) and not {"avx2", "asimd"} & have,
         advice="Kernels run in their slow, generic form",
     )
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    usable = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     quota = _cpu_quota(root)
     limited = quota is not None and quota < usable
     yield judge(
         "cores",
-        f"{usable} of {os.cpu_count()} usable" + ("" if quota is None else f", container limit {quota:g}"),
+        f"{usable} of {os.cpu_count()} usable"
+        + ("" if quota is None else f", container limit {quota:g}"),
         warn=limited,
-        advice=f"More threads than the container may run slow each other down: --num-threads {max(1, int(quota or 1))}",
+        advice="More threads than the container may run slow each other down: --num-threads "
+        f"{max(1, int(quota or 1))}",
     )
 
 
@@ -99,7 +121,8 @@ def check_memory(root: Path = ROOT) -> Iterator[Finding]:
             "warn",
             "overcommit",
             "vm.overcommit_memory is 2: memory counts as used when it is reserved",
-            "The KV cache is reserved whole and filled by and by: set --kv-cache-memory-bytes, or allow overcommitting",
+            "The KV cache is reserved whole and filled by and by: set --kv-cache-memory-bytes, or "
+            "allow overcommitting",
         )
 
 
@@ -111,7 +134,9 @@ def check_disk(root: Path = ROOT) -> Iterator[Finding]:
     try:
         folder = Path(tempfile.gettempdir())
     except OSError as error:
-        yield Finding("fail", "tmp", f"no usable folder: {error}", "Point TMPDIR to one that can be written")
+        yield Finding(
+            "fail", "tmp", f"no usable folder: {error}", "Point TMPDIR to one that can be written"
+        )
     else:
         yield _folder("tmp", folder, need=64 * MIB, required=True)
 
@@ -134,7 +159,12 @@ def check_limits() -> Iterator[Finding]:
     yield judge("locked memory", "no limit" if _is_unlimited(locked) else show_bytes(locked))
     space = resource.getrlimit(resource.RLIMIT_AS)[0]
     if not _is_unlimited(space):
-        yield Finding("warn", "address space", show_bytes(space), "Weights are mapped whole: ulimit -v unlimited")
+        yield Finding(
+            "warn",
+            "address space",
+            show_bytes(space),
+            "Weights are mapped whole: ulimit -v unlimited",
+        )
 
 
 def check_port(port: int | None) -> Iterator[Finding]:
@@ -171,13 +201,16 @@ def _folder(subject: str, folder: Path, *, need: int, required: bool) -> Finding
         with tempfile.NamedTemporaryFile(dir=folder) as file:
             file.write(b"engine")
     except OSError as error:
-        writable, text = False, f"{text}, cannot be written ({error.strerror})"
+        writable = False
+        text = f"{text}, cannot be written ({error.strerror})"
     return judge(
         subject,
         text,
         fail=required and not writable,
         warn=not writable or shutil.disk_usage(folder).free < need,
-        advice="Point TMPDIR to a folder with room" if required else "Ranks that exchange data may need it",
+        advice="Point TMPDIR to a folder with room"
+        if required
+        else "Ranks that exchange data may need it",
     )
 
 

@@ -1,4 +1,7 @@
-"""A model, examined: its settings, its tokenizer, and every number of its weights. Nothing is computed with it."""
+"""A model, examined: its settings, its tokenizer, and every number of its weights.
+
+Nothing is computed with it.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +27,17 @@ def check_model(context: Any, model: str) -> Iterator[Finding]:
     try:
         source = registry.find_model(model, config)
         if source is None:
-            raise ModelError(f"no plugin knows {model!r}: it is no folder with a config.json and no hub id.")
+            raise ModelError(
+                f"no plugin knows {model!r}: it is no folder with a config.json and no hub id."
+            )
         spec, _ = read_model(config, source, registry)
     except EngineError as error:
         yield Finding("fail", "model", str(error))
         return
     size = f"{spec.vocab_size} tokens, context {source.max_model_len}"
-    yield Finding("ok", "model", f"{source.architecture}, {size}, ends with {list(source.eos_token_ids)}")
+    yield Finding(
+        "ok", "model", f"{source.architecture}, {size}, ends with {list(source.eos_token_ids)}"
+    )
     yield _tokenizer(config, source, registry)
     yield _weights(config, source, registry)
 
@@ -54,7 +61,8 @@ def _weights(config: EngineConfig, source: ModelSource, registry: Any) -> Findin
     def broken() -> Iterator[str]:
         nonlocal count, num_bytes
         for name, tensor in loader.tensors():
-            count, num_bytes = count + 1, num_bytes + tensor.nbytes
+            count = count + 1
+            num_bytes = num_bytes + tensor.nbytes
             if not is_finite(numbers_of(tensor)):
                 yield f"{name!r:.120} in {getattr(loader, 'reading', None) or source.name}"
             del tensor  # or its pages would stay while the next one is read

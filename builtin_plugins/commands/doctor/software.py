@@ -1,6 +1,7 @@
 """What is installed: our own files and metadata, dependencies, torch, kernels, devices.
 
-torch and the kernel library are tried in a process of their own: one built for another processor ends it.
+torch and the kernel library are tried in a process of their own: one built for another processor
+ends it.
 """
 
 from __future__ import annotations
@@ -95,17 +96,23 @@ def _devices(found: Mapping[str, Any]) -> Iterator[Finding]:
 def _kernels(found: Mapping[str, Any]) -> Finding:
     compiler = find_compiler()
     if found["library"] is not None:
-        return Finding("ok", "kernels", f"{found['library']['isa']}, from {found['library']['path']}")
+        return Finding(
+            "ok", "kernels", f"{found['library']['isa']}, from {found['library']['path']}"
+        )
     faults = "; ".join(found["faults"]) or "no library"
     if compiler:
         return Finding("warn", "kernels", f"{faults}; built with {compiler} at the next start")
-    return Finding("warn", "kernels", f"{faults}, and no compiler: plain torch does the work", "Install g++")
+    return Finding(
+        "warn", "kernels", f"{faults}, and no compiler: plain torch does the work", "Install g++"
+    )
 
 
 def check_compiler() -> Iterator[Finding]:
     """Whether kernels could be built here."""
     compiler = find_compiler()
-    yield Finding("ok", "compiler", compiler or "none (needed only where no kernel library is installed)")
+    yield Finding(
+        "ok", "compiler", compiler or "none (needed only where no kernel library is installed)"
+    )
 
 
 def check_dependencies() -> Iterator[Finding]:
@@ -127,16 +134,28 @@ def check_dependencies() -> Iterator[Finding]:
         if not requirement.specifier.contains(version, prereleases=True):
             wrong.append(f"{requirement.name} {version} is not {requirement.specifier}")
     if wrong:
-        yield Finding("fail", "dependencies", "; ".join(wrong), f"pip install --upgrade {DISTRIBUTION} brings them")
+        yield Finding(
+            "fail",
+            "dependencies",
+            "; ".join(wrong),
+            f"pip install --upgrade {DISTRIBUTION} brings them",
+        )
     yield Finding("ok", "versions", ", ".join(sorted(shown)))
 
 
 def check_installation() -> Iterator[Finding]:
-    """Our own files: which they are, whether the metadata describes them, and whether others are in the way."""
+    """Our own files: which they are, whether the metadata describes them, and whether others are in
+    the way.
+    """
     home = Path(core.__file__).resolve().parent
     own = _own()
     if own is None:
-        yield Finding("fail", "engine", f"{core.__version__} in {home}, but it is not installed", "pip install -e .")
+        yield Finding(
+            "fail",
+            "engine",
+            f"{core.__version__} in {home}, but it is not installed",
+            "pip install -e .",
+        )
         return
     yield judge(
         "engine",
@@ -148,7 +167,10 @@ def check_installation() -> Iterator[Finding]:
     foreign = Path.cwd() / "core"
     if foreign.is_dir() and foreign.resolve() != home and (foreign / "__init__.py").is_file():
         yield Finding(
-            "warn", "shadow", f"{foreign} hides our package from Python scripts started in this folder", "Rename it"
+            "warn",
+            "shadow",
+            f"{foreign} hides our package from Python scripts started in this folder",
+            "Rename it",
         )
 
 
@@ -163,7 +185,9 @@ def _metadata(own: Distribution, project: Path) -> Iterator[Finding]:
     differing = sorted(dict(installed.items() ^ stated["entry-points"][GROUP].items()))
     yield judge(
         "metadata",
-        f"stale, differs from {project} in: {', '.join(differing)}" if differing else f"as in {project}",
+        f"stale, differs from {project} in: {', '.join(differing)}"
+        if differing
+        else f"as in {project}",
         fail=bool(differing),
         advice=REINSTALL,
     )
@@ -194,6 +218,8 @@ def _probe(script: str) -> dict[str, Any] | str:
     if done.returncode < 0:
         return f"a process that imports it is ended by {signal.Signals(-done.returncode).name}"
     if done.returncode > 0:
-        return f"cannot be imported: {(done.stderr.strip().splitlines() or ['no reason given'])[-1]}"
+        return (
+            f"cannot be imported: {(done.stderr.strip().splitlines() or ['no reason given'])[-1]}"
+        )
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found

@@ -38,11 +38,16 @@ def check_environment(environment: Mapping[str, str] = os.environ) -> Iterator[F
     for name in sorted(environment):
         if name.startswith(OURS) and name not in known:
             hint = did_you_mean(name, known)
-            yield Finding("warn", "environment", f"{name} is not read{hint}", f"Known: {', '.join(known)}")
+            yield Finding(
+                "warn", "environment", f"{name} is not read{hint}", f"Known: {', '.join(known)}"
+            )
     foreign = sorted(name for name in environment if name.startswith(FOREIGN))
     if foreign:
         yield Finding(
-            "warn", "environment", f"without effect: {', '.join(foreign)}", "Use flags, or keys of a --config file"
+            "warn",
+            "environment",
+            f"without effect: {', '.join(foreign)}",
+            "Use flags, or keys of a --config file",
         )
 
 

@@ -1,4 +1,5 @@
-"""What is served: a table made by trying (`scripts/survey_models.py`), joined with the plugins that are loaded.
+"""What is served: a table made by trying (`scripts/survey_models.py`), joined with the plugins that
+are loaded.
 
 Reads no config of a model and imports no torch, so it answers at once.
 """
@@ -44,11 +45,15 @@ class Row:
     lora_targets: tuple[str, ...] = ()
     """Names of its linear layers."""
     formats: tuple[str, ...] = ()
-    """Quantization methods whose checkpoints it takes, or that round plain ones: those of the plugins that are loaded."""
+    """Quantization methods whose checkpoints it takes, or that round plain ones: those of the
+    plugins that are loaded.
+    """
 
 
 def rows(
-    entries: Iterable[Any], table: Mapping[str, Mapping[str, Any]] | None = None, methods: Iterable[Any] = ()
+    entries: Iterable[Any],
+    table: Mapping[str, Mapping[str, Any]] | None = None,
+    methods: Iterable[Any] = (),
 ) -> list[Row]:
     """Return every architecture of the table and of the loaded `models` entries, by name.
 
@@ -58,8 +63,13 @@ def rows(
     owners = {registered.entry.name: registered for registered in entries}
     general = next((found for found in owners.values() if ANY in found.entry.gives), None)
     names = {name for name, found in owners.items() if ANY not in found.entry.gives}
-    formats = tuple(sorted({found.entry.name for found in methods if PLAIN not in found.entry.gives}))
-    found = [_row(name, owners.get(name), general, table.get(name, {})) for name in sorted(names | set(table))]
+    formats = tuple(
+        sorted({found.entry.name for found in methods if PLAIN not in found.entry.gives})
+    )
+    found = [
+        _row(name, owners.get(name), general, table.get(name, {}))
+        for name in sorted(names | set(table))
+    ]
     return [replace(row, formats=formats) if row.quantization else row for row in found]
 
 
@@ -70,8 +80,11 @@ def read_table() -> dict[str, dict[str, Any]]:
 
 
 def _row(name: str, own: Any, general: Any, found: Mapping[str, Any]) -> Row:
-    facts: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in found.items()}
-    tried, reason = facts.pop("tried", ""), facts.pop("reason", "")
+    facts: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in found.items()
+    }
+    tried = facts.pop("tried", "")
+    reason = facts.pop("reason", "")
     types = facts.pop("model_types", ())
     if own is not None:
         known = facts if tried == "native" else {}

@@ -33,7 +33,9 @@ class Plan:
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the model and the output format."""
         parser.add_argument("model", nargs="?", help="local folder or hub id, as for serve")
-        parser.add_argument("--json", action="store_true", help="print JSON; sizes in bytes, per rank where lists")
+        parser.add_argument(
+            "--json", action="store_true", help="print JSON; sizes in bytes, per rank where lists"
+        )
 
     def run(self, context: Any) -> int:
         """Print the plan; return 1 when the model does not fit."""
@@ -53,21 +55,31 @@ def make_plan(config: EngineConfig, registry: Any) -> MemoryPlan:
 
     if Path(config.model.model).expanduser().is_dir():
         return memory_plan(config, registry)
-    small = replace(config, load=replace(config.load, load_format=DUMMY))  # weights are not fetched for dummy ones
+    small = replace(
+        config, load=replace(config.load, load_format=DUMMY)
+    )  # weights are not fetched for dummy ones
     return memory_plan(
         small,
         registry,
-        headers=lambda source: hub_headers(source.name, config) if source.origin.startswith(HUB) else None,
+        headers=lambda source: (
+            hub_headers(source.name, config) if source.origin.startswith(HUB) else None
+        ),
     )
 
 
 def remedies(plan: MemoryPlan, config: EngineConfig, registry: Any) -> list[str]:
-    """Return flags of which each one alone makes the model fit, or for one that fits, gives it its whole context."""
+    """Return flags of which each one alone makes the model fit, or for one that fits, gives it its
+    whole context.
+    """
     found = []
     for flags, changed in _candidates(plan, config):
         other = make_plan(changed, registry)
-        if not other.short_bytes and (plan.short_bytes or other.context_length > plan.context_length):
-            found.append(f"--max-model-len {other.context_length}" if flags == "--max-model-len" else flags)
+        if not other.short_bytes and (
+            plan.short_bytes or other.context_length > plan.context_length
+        ):
+            found.append(
+                f"--max-model-len {other.context_length}" if flags == "--max-model-len" else flags
+            )
     return found
 
 
@@ -77,7 +89,11 @@ def _candidates(plan: MemoryPlan, config: EngineConfig) -> Iterator[tuple[str, E
     if plan.short_bytes:
         yield "--max-model-len", _with(config, "model", max_model_len=None)
         excess = plan.short_bytes * plan.layout_bytes // max(1, *plan.kv_bytes)
-        size = plan.least_kv_bytes(plan.context_length) if plan.obstacle else plan.layout_bytes - excess
+        size = (
+            plan.least_kv_bytes(plan.context_length)
+            if plan.obstacle
+            else plan.layout_bytes - excess
+        )
     elif plan.context_length < stated and config.model.max_model_len in (None, -1):
         size = plan.least_kv_bytes(stated)
     else:

@@ -1,4 +1,6 @@
-"""Names and shapes of the tensors of a repository on the hub, without its weights: a few kilobytes are fetched."""
+"""Names and shapes of the tensors of a repository on the hub, without its weights: a few kilobytes
+are fetched.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +29,22 @@ def hub_headers(name: str, config: EngineConfig) -> Iterator[tuple[str, torch.Te
         "F8_E8M0": torch.float8_e8m0fnu,
     }
     try:
-        metadata = get_safetensors_metadata(name, revision=config.model.revision, token=config.model.hf_token)
+        metadata = get_safetensors_metadata(
+            name, revision=config.model.revision, token=config.model.hf_token
+        )
     except Exception as error:
         raise ModelError(
-            f"the headers of {name}'s weights cannot be fetched from the hub: {error}. Try again, or give a folder."
+            f"the headers of {name}'s weights cannot be fetched from the hub: {error}. Try again, "
+            "or give a folder."
         ) from error
     for file in metadata.files_metadata.values():
         for tensor, facts in file.tensors.items():
             start, end = facts.data_offsets
             count = math.prod(facts.shape)
-            whole = {1: torch.int8, 2: torch.int16, 4: torch.int32}.get((end - start) // max(count, 1), torch.int64)
-            yield tensor, torch.empty(facts.shape, dtype=dtypes.get(facts.dtype, whole), device="meta")
+            whole = {1: torch.int8, 2: torch.int16, 4: torch.int32}.get(
+                (end - start) // max(count, 1), torch.int64
+            )
+            yield (
+                tensor,
+                torch.empty(facts.shape, dtype=dtypes.get(facts.dtype, whole), device="meta"),
+            )

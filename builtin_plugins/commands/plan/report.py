@@ -15,15 +15,21 @@ if TYPE_CHECKING:
 LENGTHS: Final = (1000, 4000)
 """Requests of so many tokens are counted, besides those of the whole context."""
 NARROW_BYTES: Final = 1 << 30
-"""The engine's processes and the numbers of a step take some hundred MiB beside weights and cache."""
+"""The engine's processes and the numbers of a step take some hundred MiB beside weights and cache.
+"""
 
 
 def as_lines(plan: MemoryPlan, ways: Sequence[str]) -> Iterator[str]:
     """Yield what people want to know, the verdict last."""
-    config, source = plan.config, plan.source
+    config = plan.config
+    source = plan.source
     ranks = len(plan.weight_bytes)
     yield f"model     {source.name}: {source.architecture}, {config.model.dtype}, on {config.device.device}"
-    stored = "headers not read" if plan.stored_bytes is None else f"{show_bytes(plan.stored_bytes)} in the checkpoint"
+    stored = (
+        "headers not read"
+        if plan.stored_bytes is None
+        else f"{show_bytes(plan.stored_bytes)} in the checkpoint"
+    )
     yield f"weights   {_over_ranks(plan.weight_bytes)} ({stored})"
     asked = "asked for" if config.cache.kv_cache_memory_bytes else "automatic"
     if config.cache.num_gpu_blocks_override:
@@ -36,7 +42,8 @@ def as_lines(plan: MemoryPlan, ways: Sequence[str]) -> Iterator[str]:
         )
     for pool in _pools(plan):
         yield (
-            f"          {pool['blocks']:,} blocks of {pool['block_size']:,} tokens, {show_bytes(pool['block_bytes'])} each"
+            f"          {pool['blocks']:,} blocks of {pool['block_size']:,} tokens, "
+            f"{show_bytes(pool['block_bytes'])} each"
         )
     for name, sizes in plan.feature_bytes.items():
         yield f"{name:<9} {_over_ranks(sizes)} at most"
@@ -52,7 +59,11 @@ def as_lines(plan: MemoryPlan, ways: Sequence[str]) -> Iterator[str]:
         yield f"memory    {show_bytes(taken)} taken"
     yield _verdict(plan)
     if ways:
-        purpose = "any of these makes it fit" if plan.short_bytes else f"for all {source.max_model_len:,} tokens"
+        purpose = (
+            "any of these makes it fit"
+            if plan.short_bytes
+            else f"for all {source.max_model_len:,} tokens"
+        )
         yield f"          {purpose}: {', or '.join(ways)}"
 
 
@@ -72,7 +83,8 @@ def _each(plan: MemoryPlan) -> str:
 
 def as_json(plan: MemoryPlan, ways: Sequence[str]) -> dict[str, Any]:
     """Return everything, sizes in bytes."""
-    config, source = plan.config, plan.source
+    config = plan.config
+    source = plan.source
     return {
         "model": source.name,
         "architecture": source.architecture,

@@ -25,7 +25,17 @@ if TYPE_CHECKING:
 DEFAULT: Final = "int4"
 HEAD: Final = "lm_head"
 REGEX: Final = "re:"
-WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".msgpack", ".h5", ".onnx")
+WEIGHTS: Final = (
+    ".safetensors",
+    ".bin",
+    ".pt",
+    ".pth",
+    ".ckpt",
+    ".gguf",
+    ".msgpack",
+    ".h5",
+    ".onnx",
+)
 CONFIG: Final = "config.json"
 SPARE_BYTES: Final = 1 << 26
 
@@ -51,9 +61,13 @@ class Quantize:
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the places and the scheme."""
         parser.add_argument("model", help="local folder or hub id of a plain checkpoint")
-        parser.add_argument("out", metavar="OUT", help="folder to write; it must be empty or not be there")
+        parser.add_argument(
+            "out", metavar="OUT", help="folder to write; it must be empty or not be there"
+        )
         names = "int8, int4, int4-asym, int3, int2, w8a8, fp8, fp8-block, nvfp4, mxfp4"
-        parser.add_argument("--scheme", default=DEFAULT, metavar="NAME", help=f"{names}; default: {DEFAULT}")
+        parser.add_argument(
+            "--scheme", default=DEFAULT, metavar="NAME", help=f"{names}; default: {DEFAULT}"
+        )
         text = "inputs that share a scale, of integers (-1: all of a row); default: the largest of 128, 64, 32, 16 that divides all"
         parser.add_argument("--group-size", type=int, metavar="N", help=text)
         text = f"module to leave plain, by its name, the end of it, or re:PATTERN; may be repeated; {HEAD} always is"
@@ -63,20 +77,29 @@ class Quantize:
 
     def run(self, context: Any) -> int:
         """Write the checkpoint."""
-        args, config, registry = context.args, context.config, context.registry
-        from builtin_plugins.commands.quantize.schemes import OTHER_NAMES, SCHEMES  # lazy: torch is slow to import
+        args = context.args
+        config = context.config
+        registry = context.registry
+        from builtin_plugins.commands.quantize.schemes import (
+            OTHER_NAMES,
+            SCHEMES,
+        )  # lazy: torch is slow to import
 
         name = OTHER_NAMES.get(args.scheme.lower(), args.scheme.lower())
         if name not in SCHEMES:
             known = (*SCHEMES, *OTHER_NAMES)
             raise ConfigError(
-                f"--scheme {args.scheme!r} is not known{did_you_mean(name, known) or '.'} Known: {', '.join(known)}."
+                f"--scheme {args.scheme!r} is not known{did_you_mean(name, known) or '.'} Known: "
+                f"{', '.join(known)}."
             )
-        scheme, out = SCHEMES[name], Path(args.out).expanduser()
+        scheme = SCHEMES[name]
+        out = Path(args.out).expanduser()
         if args.scales and scheme.kind != "ints":
             raise ConfigError(f"--scales chooses scales of integers; {name} has none.")
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise ConfigError(f"{out} is there already, and not an empty folder; give another name.")
+            raise ConfigError(
+                f"{out} is there already, and not an empty folder; give another name."
+            )
         source = _plain_source(config, registry)
         loader = _loader(config, source, registry)
         plan, pieces = _plan(scheme, args, config, source, registry, loader)
@@ -86,11 +109,13 @@ class Quantize:
         except OSError as error:
             raise ConfigError(f"{out} cannot be written: {error}.") from error
         size, before = (
-            show_bytes(number) for number in (sum(piece.num_bytes for piece in pieces), loader.total_bytes())
+            show_bytes(number)
+            for number in (sum(piece.num_bytes for piece in pieces), loader.total_bytes())
         )
         more = f" and {len(plan.plain) - 3} more" if len(plan.plain) > 3 else ""
         print(
-            f"{args.out}: {len(plan.weights)} weights of {config.model.model} quantized, {size} in place of {before}; "
+            f"{args.out}: {len(plan.weights)} weights of {config.model.model} quantized, {size} in "
+            f"place of {before}; "
             f"plain are {', '.join(plan.plain[:3])}{more}"
         )
         return 0
@@ -100,10 +125,14 @@ def _plain_source(config: EngineConfig, registry: Any) -> ModelSource:
     """Return the model, whose weights must be in files and plain."""
     source: ModelSource | None = registry.find_model(config.model.model, config)
     if source is None or source.path is None:
-        raise ModelError(f"{config.model.model!r} is no checkpoint that a plugin finds; give a folder or a hub id.")
+        raise ModelError(
+            f"{config.model.model!r} is no checkpoint that a plugin finds; give a folder or a hub "
+            "id."
+        )
     if source.quantization:
         raise ModelError(
-            f"{source.name} is stored as {source.quantization!r} already; rounding it again would lose more. Take the "
+            f"{source.name} is stored as {source.quantization!r} already; rounding it again would "
+            "lose more. Take the "
             "checkpoint that it was made from."
         )
     return source
@@ -114,7 +143,10 @@ def _loader(config: EngineConfig, source: ModelSource, registry: Any) -> Any:
 
     loader = weight_loader(config, source, registry)
     if not hasattr(loader, "headers"):
-        raise ModelError(f"{source.name} has no safetensors files, whose headers say what there is before it is read.")
+        raise ModelError(
+            f"{source.name} has no safetensors files, whose headers say what there is before it is "
+            "read."
+        )
     return loader
 
 
@@ -122,7 +154,9 @@ def _plan(
     scheme: Scheme, args: Any, config: EngineConfig, source: ModelSource, registry: Any, loader: Any
 ) -> tuple[Plan, list[Any]]:
     """Return what becomes of every tensor, and what it will take."""
-    from builtin_plugins.commands.quantize.layers import linear_weights  # lazy: torch is slow to import
+    from builtin_plugins.commands.quantize.layers import (
+        linear_weights,
+    )  # lazy: torch is slow to import
     from builtin_plugins.commands.quantize.schemes import group_for
     from builtin_plugins.commands.quantize.writing import Piece
 
@@ -130,24 +164,40 @@ def _plan(
     found: Found = linear_weights(config, source, registry, headers)
     ignored = [_ignored(text) for text in args.ignore]
     _check_ignored(args.ignore, ignored, found)
-    left = [name for name in found.linear_weights if any(fits(name.removesuffix(".weight")) for fits in ignored)]
+    left = [
+        name
+        for name in found.linear_weights
+        if any(fits(name.removesuffix(".weight")) for fits in ignored)
+    ]
     weights = {name: prefix for name, prefix in found.linear_weights.items() if name not in left}
     if not weights:
-        raise ModelError("there is no linear layer to quantize: all are ignored, or experts' weights are one tensor.")
+        raise ModelError(
+            "there is no linear layer to quantize: all are ignored, or experts' weights are one "
+            "tensor."
+        )
     shapes = {name: tensor.shape[1] for name, tensor in headers if name in weights}
     group = group_for(scheme, args.group_size, shapes)
-    plain = [*dict.fromkeys([HEAD, *found.others, *(name.removesuffix(".weight") for name in left)])]
+    plain = [
+        *dict.fromkeys([HEAD, *found.others, *(name.removesuffix(".weight") for name in left)])
+    ]
     plan = Plan(scheme, group, weights, plain)
-    pieces = [Piece(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in _changed(plan, headers, {})]
+    pieces = [
+        Piece(name, tensor.dtype, tuple(tensor.shape))
+        for name, tensor in _changed(plan, headers, {})
+    ]
     return plan, pieces
 
 
-def _check_ignored(asked: Sequence[str], ignored: Sequence[Callable[[str], bool]], found: Found) -> None:
+def _check_ignored(
+    asked: Sequence[str], ignored: Sequence[Callable[[str], bool]], found: Found
+) -> None:
     """Refuse names that no module has: one that is misspelt would be quantized."""
     known = [name.removesuffix(".weight") for name in found.linear_weights] + [*found.others, HEAD]
     for name, fits in zip(asked, ignored, strict=True):
         if not any(fits(module) for module in known):
-            raise ConfigError(f"--ignore {name!r} is no module of the model{did_you_mean(name, known) or '.'}")
+            raise ConfigError(
+                f"--ignore {name!r} is no module of the model{did_you_mean(name, known) or '.'}"
+            )
 
 
 def _ignored(text: str) -> Callable[[str], bool]:
@@ -163,9 +213,13 @@ def _ignored(text: str) -> Callable[[str], bool]:
 def _importance(args: Any, config: EngineConfig, registry: Any) -> dict[str, torch.Tensor]:
     if not args.scales:
         return {}
-    from builtin_plugins.commands.quantize.importance import read_text  # lazy: torch is slow to import
+    from builtin_plugins.commands.quantize.importance import (
+        read_text,
+    )  # lazy: torch is slow to import
 
-    return read_text(Path(args.scales), replace(config, model=replace(config.model, quantization=None)), registry)
+    return read_text(
+        Path(args.scales), replace(config, model=replace(config.model, quantization=None)), registry
+    )
 
 
 def _changed(
@@ -182,20 +236,32 @@ def _changed(
 
 
 def _write(
-    out: Path, source: ModelSource, loader: Any, plan: Plan, pieces: list[Any], importance: Mapping[str, torch.Tensor]
+    out: Path,
+    source: ModelSource,
+    loader: Any,
+    plan: Plan,
+    pieces: list[Any],
+    importance: Mapping[str, torch.Tensor],
 ) -> None:
     """Write weights, then the files beside them, config.json last."""
     from tqdm import tqdm  # type: ignore[import-untyped,unused-ignore]  # lazy: with torch
 
-    from builtin_plugins.commands.quantize.writing import shared_out, write  # lazy: torch is slow to import
+    from builtin_plugins.commands.quantize.writing import (
+        shared_out,
+        write,
+    )  # lazy: torch is slow to import
 
     out.mkdir(parents=True, exist_ok=True)
     total = sum(piece.num_bytes for piece in pieces)
     free = shutil.disk_usage(out).free
     if total + SPARE_BYTES > free:
-        raise ConfigError(f"{out} would take {show_bytes(total)}, and {show_bytes(free)} are free there.")
+        raise ConfigError(
+            f"{out} would take {show_bytes(total)}, and {show_bytes(free)} are free there."
+        )
     before = loader.total_bytes()
-    with tqdm(total=before, unit="B", unit_scale=True, desc="quantizing", disable=not sys.stderr.isatty()) as bar:
+    with tqdm(
+        total=before, unit="B", unit_scale=True, desc="quantizing", disable=not sys.stderr.isatty()
+    ) as bar:
 
         def read() -> Iterator[tuple[str, torch.Tensor]]:
             for name, tensor in loader.tensors():
@@ -222,5 +288,10 @@ def _copy_beside(folder: Path, out: Path) -> None:
     """Copy tokenizer, templates and whatever else belongs to the model and is no weight."""
     for path in sorted(folder.iterdir()):
         is_weight = path.suffix in WEIGHTS or path.name.endswith(".index.json")
-        if path.is_file() and not is_weight and path.name != CONFIG and not path.name.startswith("."):
+        if (
+            path.is_file()
+            and not is_weight
+            and path.name != CONFIG
+            and not path.name.startswith(".")
+        ):
             shutil.copyfile(path, out / path.name)

@@ -1,4 +1,6 @@
-"""How large the inputs of linear layers are while the model reads a text: what a scale should keep exact."""
+"""How large the inputs of linear layers are while the model reads a text: what a scale should keep
+exact.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,10 @@ class Inputs:
         return {name: found / self._counts[name] for name, found in self._sums.items()}
 
     def _hook(self, module: Any) -> Callable[[nn.Module, tuple[torch.Tensor, ...]], None]:
-        """Return what adds up squares. What experts' second product multiplies is inside of them, and not seen."""
+        """Return what adds up squares.
+
+        What experts' second product multiplies is inside of them, and not seen.
+        """
         names = [name for name, part in module.parts.items() if part.matrix != "down"]
 
         def add(_: nn.Module, given: tuple[torch.Tensor, ...]) -> None:
@@ -55,7 +60,10 @@ class Inputs:
 
 
 def read_text(path: Path, config: EngineConfig, registry: Any) -> dict[str, torch.Tensor]:
-    """Return mean squares of inputs while the model reads a text. Raises `ConfigError` for a text that is too short."""
+    """Return mean squares of inputs while the model reads a text.
+
+    Raises `ConfigError` for a text that is too short.
+    """
     from core import LLM  # lazy: the engine is needed here alone
 
     try:
@@ -70,9 +78,13 @@ def read_text(path: Path, config: EngineConfig, registry: Any) -> dict[str, torc
         tokens = tokenizer.encode(text)[:MOST]
         length = min(LENGTH, config.model.max_model_len or LENGTH)
         pieces = [tokens[start : start + length - 1] for start in range(0, len(tokens), length - 1)]
-        prompts: list[TokensPrompt] = [{"prompt_token_ids": piece} for piece in pieces if len(piece) >= LEAST]
+        prompts: list[TokensPrompt] = [
+            {"prompt_token_ids": piece} for piece in pieces if len(piece) >= LEAST
+        ]
         if not prompts:
-            raise ConfigError(f"--scales {path} is a text of {len(tokens)} tokens; give one of {LEAST} at least.")
+            raise ConfigError(
+                f"--scales {path} is a text of {len(tokens)} tokens; give one of {LEAST} at least."
+            )
         (hooks,) = llm.apply_model(inputs.watch)
         llm.generate(prompts, SamplingParams(max_tokens=1), use_tqdm=False)
         for hook in hooks:

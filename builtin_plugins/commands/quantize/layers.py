@@ -1,4 +1,6 @@
-"""Which tensors of a checkpoint are weights of linear layers: the model is built without memory, and told their names."""
+"""Which tensors of a checkpoint are weights of linear layers: the model is built without memory,
+and told their names.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ class Found:
     def take(self, layer: Any, part: Part) -> None:
         """Write down the tensor that is being read, if it is one weight [out, in]."""
         if not part.transposed and not part.num_experts:
-            self.linear_weights[self.reading] = next(name for name, own in layer.parts.items() if own is part)
+            self.linear_weights[self.reading] = next(
+                name for name, own in layer.parts.items() if own is part
+            )
 
 
 class _Linear(PlainLinear):
@@ -55,7 +59,9 @@ class _Linear(PlainLinear):
         self._found = found
 
     def onto(self, plain: Any) -> None:
-        """Say that plain weights are made here, so that modules which rearrange a weight ask as well."""
+        """Say that plain weights are made here, so that modules which rearrange a weight ask as
+        well.
+        """
 
     def load(self, layer: nn.Module, suffix: str, tensor: torch.Tensor, part: Part | slice) -> None:
         """Write the tensor's name down."""
@@ -72,12 +78,18 @@ class _Experts(PlainExperts):
         self._found.take(layer, part)
 
 
-def linear_weights(config: EngineConfig, source: ModelSource, registry: Any, headers: Named) -> Found:
-    """Return which of the tensors are weights of linear layers. Raises `ModelError` for a model that is not built so."""
+def linear_weights(
+    config: EngineConfig, source: ModelSource, registry: Any, headers: Named
+) -> Found:
+    """Return which of the tensors are weights of linear layers.
+
+    Raises `ModelError` for a model that is not built so.
+    """
     spec, _ = read_model(config, source, registry)
     if not isinstance(spec, DecoderSpec):
         raise ModelError(
-            f"{source.architecture} is served by modules that take no quantized weights; `engine models` lists those that do."
+            f"{source.architecture} is served by modules that take no quantized weights; `engine "
+            "models` lists those that do."
         )
     found = Found()
     attention: Any = None
@@ -99,7 +111,9 @@ def linear_weights(config: EngineConfig, source: ModelSource, registry: Any, hea
             yield name, tensor
 
     model.load_weights(told())
-    plain = (name for name, axes in shapes.items() if axes == 2 and name not in found.linear_weights)
+    plain = (
+        name for name, axes in shapes.items() if axes == 2 and name not in found.linear_weights
+    )
     stems = (name.removesuffix(".weight") for name in plain if name.endswith(".weight"))
     found.others = [stem for stem in stems if "embed" not in stem.rpartition(".")[2]]
     return found

@@ -15,10 +15,14 @@ SIGN: Final = 8
 
 
 def packed_words(codes: Tensor, bits: int) -> Tensor:
-    """Return int32 [..., words] of unsigned int32 numbers: a stream of `bits` each along the last axis, lowest first."""
+    """Return int32 [..., words] of unsigned int32 numbers: a stream of `bits` each along the last
+    axis, lowest first.
+    """
     count = codes.shape[-1]
     filled = torch.nn.functional.pad(codes, (0, -count % WORD)).to(torch.int64)
-    lines = filled.view(*codes.shape[:-1], -1, WORD)  # 32 numbers in as many words as they have bits
+    lines = filled.view(
+        *codes.shape[:-1], -1, WORD
+    )  # 32 numbers in as many words as they have bits
     words = [torch.zeros_like(lines[..., 0]) for _ in range(bits)]
     for place in range(WORD):
         word, shift = divmod(place * bits, WORD)
@@ -31,8 +35,11 @@ def packed_words(codes: Tensor, bits: int) -> Tensor:
 
 
 def nearest_four_bit(numbers: Tensor) -> Tensor:
-    """Return uint8 codes of the nearest four-bit floats (E2M1); of two that are as near the even one."""
-    size, codes = numbers.abs(), torch.zeros_like(numbers, dtype=torch.uint8)
+    """Return uint8 codes of the nearest four-bit floats (E2M1); of two that are as near the even
+    one.
+    """
+    size = numbers.abs()
+    codes = torch.zeros_like(numbers, dtype=torch.uint8)
     for place, middle in enumerate(MIDDLES):
         codes += (size > middle) if place % 2 == 0 else (size >= middle)
     return codes + SIGN * (numbers < 0).to(torch.uint8)

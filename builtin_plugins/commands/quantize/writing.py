@@ -1,4 +1,6 @@
-"""Writes a checkpoint's files tensor by tensor: sizes are known beforehand, so that nothing but one weight is in memory."""
+"""Writes a checkpoint's files tensor by tensor: sizes are known beforehand, so that nothing but one
+weight is in memory.
+"""
 
 from __future__ import annotations
 
@@ -61,10 +63,13 @@ def shared_out(pieces: Iterable[Piece], file_bytes: int = FILE_BYTES) -> list[li
     return files
 
 
-def write(folder: Path, files: Sequence[Sequence[Piece]], tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
+def write(
+    folder: Path, files: Sequence[Sequence[Piece]], tensors: Iterator[tuple[str, torch.Tensor]]
+) -> None:
     """Write the files and, of several, their index. `tensors` come in the order of the pieces.
 
-    Files get their names when all are whole, so that a run which was stopped leaves no checkpoint that looks like one.
+    Files get their names when all are whole, so that a run which was stopped leaves no checkpoint
+    that looks like one.
     """
     names = [_name(index, len(files)) for index in range(len(files))]
     for name, pieces in zip(names, files, strict=True):
@@ -73,14 +78,22 @@ def write(folder: Path, files: Sequence[Sequence[Piece]], tensors: Iterator[tupl
             file.write(_header(pieces))
             for piece in pieces:
                 found, tensor = next(tensors)
-                if (found, tensor.dtype, tuple(tensor.shape)) != (piece.name, piece.dtype, piece.shape):
-                    raise AssertionError(f"{found}: {tensor.dtype} {list(tensor.shape)} in place of {piece}")
+                if (found, tensor.dtype, tuple(tensor.shape)) != (
+                    piece.name,
+                    piece.dtype,
+                    piece.shape,
+                ):
+                    raise AssertionError(
+                        f"{found}: {tensor.dtype} {list(tensor.shape)} in place of {piece}"
+                    )
                 if tensor.numel():
                     file.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
     for name in names:
         (folder / (name + PART)).rename(folder / name)
     if len(files) > 1:
-        places = {piece.name: name for name, pieces in zip(names, files, strict=True) for piece in pieces}
+        places = {
+            piece.name: name for name, pieces in zip(names, files, strict=True) for piece in pieces
+        }
         total = sum(piece.num_bytes for pieces in files for piece in pieces)
         index = {"metadata": {"total_size": total}, "weight_map": places}
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
@@ -95,7 +108,11 @@ def _header(pieces: Sequence[Piece]) -> bytes:
     start = 0
     for piece in pieces:
         end = start + piece.num_bytes
-        facts[piece.name] = {"dtype": NAMES[piece.dtype], "shape": list(piece.shape), "data_offsets": [start, end]}
+        facts[piece.name] = {
+            "dtype": NAMES[piece.dtype],
+            "shape": list(piece.shape),
+            "data_offsets": [start, end],
+        }
         start = end
     text = json.dumps(facts, separators=(",", ":")).encode()
     text += b" " * (-len(text) % ALIGNED)

@@ -1,1 +1,3 @@
-"""`engine route`: engines that compute prompts and engines that go on with them, behind one address."""
+"""`engine route`: engines that compute prompts and engines that go on with them, behind one
+address.
+"""

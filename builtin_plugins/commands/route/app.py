@@ -1,7 +1,9 @@
-"""The application: a prompt goes to an engine that computes it, and the request, with what that says, to one that goes on.
+"""The application: a prompt goes to an engine that computes it, and the request, with what that
+says, to one that goes on.
 
-Whatever an engine does not answer is asked of another, as long as the client has heard nothing of it. An engine for prompts that
-is lost costs a computation, not the request. Nothing is kept here but who is up and who has seen what.
+Whatever an engine does not answer is asked of another, as long as the client has heard nothing of
+it. An engine for prompts that is lost costs a computation, not the request. Nothing is kept here
+but who is up and who has seen what.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ class Router:
     """ASGI application."""
 
     def __init__(self, prefill: Engines, decode: Engines, rules: Rules) -> None:
-        self._prefill, self._decode, self._rules = prefill, decode, rules
+        self._prefill = prefill
+        self._decode = decode
+        self._rules = rules
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Take what the server hands over."""
@@ -80,7 +84,8 @@ class Router:
 
     async def _read(self, receive: Any, send: Any) -> bytes | None:
         """Return the body; None: the client has left, or was refused."""
-        pieces, size = [], 0
+        pieces = []
+        size = 0
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
@@ -89,7 +94,9 @@ class Router:
             size += len(pieces[-1])
             if size > self._rules.most_request_bytes:
                 most = f"{self._rules.most_request_bytes} bytes (--max-request-bytes)"
-                await say_error(send, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body is larger than {most}.")
+                await say_error(
+                    send, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body is larger than {most}."
+                )
                 return None
             if not message.get("more_body"):
                 return b"".join(pieces)
@@ -97,7 +104,8 @@ class Router:
     async def _route(self, call: Call, path: str, send: Any) -> None:
         fields = call.fields()
         if fields is not None:
-            call.keys, call.streams = prefix_keys(fields), bool(fields.get("stream"))
+            call.keys = prefix_keys(fields)
+            call.streams = bool(fields.get("stream"))
             if self._prefill and splits(path, fields):
                 offer = await self._compute_prompt(call, of_prompt(fields))
                 if offer is not None:
@@ -109,7 +117,10 @@ class Router:
     async def _compute_prompt(self, call: Call, body: bytes) -> Mapping[str, Any] | None:
         """Have an engine compute the prompt; return what it says of that, None where none does."""
         tried = set[Engine]()
-        while len(tried) <= self._rules.retries and (engine := self._prefill.choose(call.keys, tried)) is not None:
+        while (
+            len(tried) <= self._rules.retries
+            and (engine := self._prefill.choose(call.keys, tried)) is not None
+        ):
             tried.add(engine)
             try:
                 with engine.busy(call.keys):
@@ -119,14 +130,17 @@ class Router:
                 engine.lost(str(error))
                 continue
             if answer.status not in AGAIN:
-                return offered(said)  # what is wrong with a request, the engine says that gets it as it came
+                return offered(
+                    said
+                )  # what is wrong with a request, the engine says that gets it as it came
         return None
 
     # --- what follows
 
     async def _pass_on(self, call: Call, send: Any) -> None:
         """Ask one engine after the other, and pass on what the first says that answers."""
-        tried, pause_s = set[Engine](), FIRST_PAUSE_S
+        tried = set[Engine]()
+        pause_s = FIRST_PAUSE_S
         refusal: tuple[Answer, bytes] | None = None
         for _ in range(self._rules.retries + 1):
             engine = self._decode.choose(call.keys, tried)
@@ -153,17 +167,24 @@ class Router:
             await send_whole(send, *refusal)
             return
         await say_error(
-            send, HTTPStatus.SERVICE_UNAVAILABLE, "no engine answers; send it again later.", retry_after=b"1"
+            send,
+            HTTPStatus.SERVICE_UNAVAILABLE,
+            "no engine answers; send it again later.",
+            retry_after=b"1",
         )
 
     def _asked(self, engine: Engine, call: Call, body: bytes) -> Any:
-        return ask(engine.address, call.method, call.target, call.headers, body, self._rules.timeout_s)
+        return ask(
+            engine.address, call.method, call.target, call.headers, body, self._rules.timeout_s
+        )
 
     # --- health
 
     async def _say_health(self, send: Any) -> None:
         kinds = {"prefill": self._prefill, "decode": self._decode}
-        shown = {kind: [engine.shown() for engine in engines.all] for kind, engines in kinds.items()}
+        shown = {
+            kind: [engine.shown() for engine in engines.all] for kind, engines in kinds.items()
+        }
         up = any(engine.is_up for engine in self._decode.all)
         status = HTTPStatus.OK if up else HTTPStatus.SERVICE_UNAVAILABLE
         await send_json(send, status, {"status": "ready" if up else "no engine answers", **shown})

@@ -38,7 +38,9 @@ class Call:
     @classmethod
     def of(cls, scope: Any, body: bytes) -> Call:
         """Return the call of an ASGI scope."""
-        target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
+        target = scope["raw_path"] + (
+            b"?" + scope["query_string"] if scope["query_string"] else b""
+        )
         headers = [(name, value) for name, value in scope["headers"] if name not in OWN_HEADERS]
         return cls(scope["method"].encode(), target, headers, body)
 
@@ -53,16 +55,29 @@ class Call:
 
 
 def splits(path: str, fields: Mapping[str, Any]) -> bool:
-    """Say whether a request is one whose prompt another engine may compute: one prompt, nothing of which is to be shown."""
-    if path not in SPLIT or fields.get(FIELD) or fields.get("echo") or fields.get("prompt_logprobs") is not None:
+    """Say whether a request is one whose prompt another engine may compute: one prompt, nothing of
+    which is to be shown.
+    """
+    if (
+        path not in SPLIT
+        or fields.get(FIELD)
+        or fields.get("echo")
+        or fields.get("prompt_logprobs") is not None
+    ):
         return False
     prompt = fields.get("prompt", "")
-    return isinstance(prompt, str) or (isinstance(prompt, list) and all(isinstance(each, int) for each in prompt))
+    return isinstance(prompt, str) or (
+        isinstance(prompt, list) and all(isinstance(each, int) for each in prompt)
+    )
 
 
 def of_prompt(fields: Mapping[str, Any]) -> bytes:
     """Return the body by which an engine computes the prompt, and says how another goes on."""
-    asked = {name: value for name, value in fields.items() if name not in ("stream_options", "min_tokens", "best_of")}
+    asked = {
+        name: value
+        for name, value in fields.items()
+        if name not in ("stream_options", "min_tokens", "best_of")
+    }
     asked |= {"max_tokens": 1, "stream": False, "n": 1, FIELD: WANTED}
     if "max_completion_tokens" in fields:
         asked["max_completion_tokens"] = 1

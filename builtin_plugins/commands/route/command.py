@@ -30,11 +30,25 @@ class Route:
             default=[],
             help="an engine that computes prompts; may be repeated",
         )
-        add("--decode", metavar="URL", action="append", default=[], help="one that goes on with them; may be repeated")
-        add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-        add("--port", type=int, default=8000, help="port to listen on; 0 takes a free one (default: %(default)s)")
         add(
-            "--retries", type=int, default=3, help="other tries of what an engine did not answer (default: %(default)s)"
+            "--decode",
+            metavar="URL",
+            action="append",
+            default=[],
+            help="one that goes on with them; may be repeated",
+        )
+        add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+        add(
+            "--port",
+            type=int,
+            default=8000,
+            help="port to listen on; 0 takes a free one (default: %(default)s)",
+        )
+        add(
+            "--retries",
+            type=int,
+            default=3,
+            help="other tries of what an engine did not answer (default: %(default)s)",
         )
         add(
             "--health-interval",
@@ -43,7 +57,13 @@ class Route:
             metavar="S",
             help="between two looks at an engine (default: 2)",
         )
-        add("--timeout", type=float, default=600.0, metavar="S", help="for the next byte of an engine (default: 600)")
+        add(
+            "--timeout",
+            type=float,
+            default=600.0,
+            metavar="S",
+            help="for the next byte of an engine (default: 600)",
+        )
         add(
             "--max-request-bytes",
             type=int,
@@ -54,16 +74,24 @@ class Route:
 
     def run(self, context: Any) -> int:
         """Serve until a signal ends it."""
-        from builtin_plugins.commands.route.app import Router, Rules  # lazy: the list of commands stays quick
+        from builtin_plugins.commands.route.app import (
+            Router,
+            Rules,
+        )  # lazy: the list of commands stays quick
         from builtin_plugins.commands.route.engines import Engines
         from builtin_plugins.commands.route.upstream import Address
 
         args = context.args
         if not args.decode:
-            raise ConfigError("--decode is missing: name one engine at least, like --decode http://127.0.0.1:8001.")
+            raise ConfigError(
+                "--decode is missing: name one engine at least, like --decode "
+                "http://127.0.0.1:8001."
+            )
         for name in ("health_interval", "timeout", "max_request_bytes"):
             if not 0 < getattr(args, name) < float("inf"):
-                raise ConfigError(f"--{name.replace('_', '-')} must be more than 0, not {getattr(args, name)}.")
+                raise ConfigError(
+                    f"--{name.replace('_', '-')} must be more than 0, not {getattr(args, name)}."
+                )
         if not 0 <= args.port < 1 << 16:
             raise ConfigError(f"--port must be 0 to 65535, not {args.port}.")
         if args.retries < 0:

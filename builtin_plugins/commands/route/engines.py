@@ -17,9 +17,14 @@ from builtin_plugins.commands.route.upstream import Address, Lost, ask
 
 log = logging.getLogger(__name__)
 SLACK: Final = 2
-"""So many requests more than the least busy may an engine have that knows the beginning of a prompt."""
-FIRST_REST_S, LONGEST_REST_S = 0.5, 30.0
-"""An engine that was lost is not asked for so long, doubled each time, unless it says that it is well."""
+"""So many requests more than the least busy may an engine have that knows the beginning of a
+prompt.
+"""
+FIRST_REST_S = 0.5
+LONGEST_REST_S = 30.0
+"""An engine that was lost is not asked for so long, doubled each time, unless it says that it is
+well.
+"""
 
 
 @dataclass(slots=True, eq=False)
@@ -50,14 +55,16 @@ class Engine:
             log.warning("%s; it is left alone until it answers", reason)
             self.seen.clear()
         self.num_lost += 1
-        self.reason, self.until_s = reason, time.monotonic() + self.rest_s
+        self.reason = reason
+        self.until_s = time.monotonic() + self.rest_s
         self.rest_s = min(LONGEST_REST_S, 2 * self.rest_s)
 
     def well(self) -> None:
         """It answers."""
         if self.reason:
             log.info("%s answers again", self.address.url)
-        self.reason, self.rest_s = "", FIRST_REST_S
+        self.reason = ""
+        self.rest_s = FIRST_REST_S
 
     def shown(self) -> dict[str, Any]:
         """Return what `/health` says of it."""
@@ -93,7 +100,9 @@ class Engines:
         return bool(self.all)
 
     def choose(self, keys: Sequence[bytes], but: Collection[Engine] = ()) -> Engine | None:
-        """Return who knows most of a prompt's beginning among those that are not much busier than others; None: nobody is up."""
+        """Return who knows most of a prompt's beginning among those that are not much busier than
+        others; None: nobody is up.
+        """
         able = [engine for engine in self.all if engine.is_up and engine not in but]
         return self._best(keys, able) if able else None
 

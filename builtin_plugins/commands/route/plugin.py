@@ -6,4 +6,10 @@ from core.api import Entry, hookimpl
 @hookimpl
 def engine_commands() -> list[Entry]:
     """Give the command."""
-    return [Entry("route", "builtin_plugins.commands.route.command:Route", "share out requests among running servers")]
+    return [
+        Entry(
+            "route",
+            "builtin_plugins.commands.route.command:Route",
+            "share out requests among running servers",
+        )
+    ]

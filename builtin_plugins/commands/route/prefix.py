@@ -1,4 +1,6 @@
-"""Which engine has seen the beginning of a prompt: by keys of its pieces, each of which stands for all before it, too."""
+"""Which engine has seen the beginning of a prompt: by keys of its pieces, each of which stands for
+all before it, too.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ def prefix_keys(body: Mapping[str, Any]) -> list[bytes]:
     said = body.get("messages") or body.get("prompt") or body.get("input") or ""
     text = said.encode() if isinstance(said, str) else msgspec.json.encode(said)
     facts = [body.get(name) for name in ("model", "cache_salt", "tools", "system")]
-    parent, keys = hashlib.blake2b(msgspec.json.encode(facts), digest_size=16).digest(), []
+    parent = hashlib.blake2b(msgspec.json.encode(facts), digest_size=16).digest()
+    keys = []
     for at in range(0, min(len(text), MOST_PIECES * PIECE_BYTES) - PIECE_BYTES + 1, PIECE_BYTES):
         parent = hashlib.blake2b(parent + text[at : at + PIECE_BYTES], digest_size=16).digest()
         keys.append(parent)

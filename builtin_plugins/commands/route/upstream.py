@@ -48,7 +48,9 @@ class Address:
         except ValueError as error:
             raise ConfigError(f"{flag} {url!r}: {error}.") from error
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.rstrip("/"):
-            raise ConfigError(f"{flag} {url!r} is no address of a server; give one like http://127.0.0.1:8000.")
+            raise ConfigError(
+                f"{flag} {url!r} is no address of a server; give one like http://127.0.0.1:8000."
+            )
         return cls(url.rstrip("/"), parts.hostname, port, parts.scheme == "https")
 
 
@@ -69,7 +71,8 @@ class Answer:
 async def ask(
     address: Address, method: bytes, target: bytes, headers: Headers, body: bytes, timeout_s: float
 ) -> AsyncIterator[Answer]:
-    """Call an engine on a connection of its own, which leaving the context closes: the engine stops then.
+    """Call an engine on a connection of its own, which leaving the context closes: the engine stops
+    then.
 
     `timeout_s` is for whatever is waited for next. Raises `Lost`.
     """
@@ -82,9 +85,18 @@ async def ask(
     try:
         http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MOST_HEAD_BYTES)
         host = address.url.partition("://")[2].encode()
-        fields = [(b"host", host), *headers, (b"content-length", b"%d" % len(body)), (b"connection", b"close")]
+        fields = [
+            (b"host", host),
+            *headers,
+            (b"content-length", b"%d" % len(body)),
+            (b"connection", b"close"),
+        ]
         sent = http.send(h11.Request(method=method, target=target, headers=fields))
-        writer.write((sent or b"") + (http.send(h11.Data(data=body)) or b"") + (http.send(h11.EndOfMessage()) or b""))
+        writer.write(
+            (sent or b"")
+            + (http.send(h11.Data(data=body)) or b"")
+            + (http.send(h11.EndOfMessage()) or b"")
+        )
         events = _events(address, http, reader, timeout_s)
         head = await anext(events)
         yield Answer(head.status_code, [*head.headers], _pieces(events))

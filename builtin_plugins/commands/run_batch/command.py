@@ -1,4 +1,6 @@
-"""`engine run-batch`: reads requests from a file, lets the routes of a server answer them in this process, writes a file."""
+"""`engine run-batch`: reads requests from a file, lets the routes of a server answer them in this
+process, writes a file.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,15 @@ class RunBatch:
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the model and the files."""
-        parser.add_argument("model", nargs="?", help="local folder or hub id; without one, a small demo model")
         parser.add_argument(
-            "-i", "--input-file", required=True, metavar="FILE", help="JSON lines: a path or an http(s) URL"
+            "model", nargs="?", help="local folder or hub id; without one, a small demo model"
+        )
+        parser.add_argument(
+            "-i",
+            "--input-file",
+            required=True,
+            metavar="FILE",
+            help="JSON lines: a path or an http(s) URL",
         )
         parser.add_argument(
             "-o",
@@ -38,15 +46,24 @@ class RunBatch:
             metavar="FILE",
             help="a path, or an http(s) URL to which results are put",
         )
-        parser.add_argument("--output-tmp-dir", metavar="DIR", help="where results for a URL are kept meanwhile")
+        parser.add_argument(
+            "--output-tmp-dir", metavar="DIR", help="where results for a URL are kept meanwhile"
+        )
 
     def run(self, context: Any) -> int:
         """Answer every line; what fails is told in its line of the results, and counted."""
-        args, config, registry = context.args, context.config, context.registry
+        args = context.args
+        config = context.config
+        registry = context.registry
         if os.path.realpath(args.input_file) == os.path.realpath(args.output_file):
             raise ConfigError(f"--output-file {args.output_file} is the input file; give another.")
-        with opened(args.input_file) as requests, written(args.output_file, args.output_tmp_dir) as results:
-            from core import AsyncLLM  # lazy: torch is slow to import, and the files have been looked at without it
+        with (
+            opened(args.input_file) as requests,
+            written(args.output_file, args.output_tmp_dir) as results,
+        ):
+            from core import (
+                AsyncLLM,
+            )  # lazy: torch is slow to import, and the files have been looked at without it
 
             engine = AsyncLLM.from_config(config, registry)
             try:
@@ -58,7 +75,9 @@ class RunBatch:
 
 
 def _application(engine: Any, registry: Any) -> Any:
-    """Return the server's application with all its routes, for who is in this process already and needs no key."""
+    """Return the server's application with all its routes, for who is in this process already and
+    needs no key.
+    """
     config = replace(engine.config, options={**engine.config.options, "api_key": []})
     groups = {}
     for registered in registry.entries("routes"):
@@ -68,7 +87,9 @@ def _application(engine: Any, registry: Any) -> Any:
     with registry.blame(server):
         app = getattr(registry.load(server)(engine, config, groups), "app", None)
     if app is None:
-        raise ConfigError(f"the server {server.entry.name!r} has no application that could be called from here.")
+        raise ConfigError(
+            f"the server {server.entry.name!r} has no application that could be called from here."
+        )
     return app
 
 

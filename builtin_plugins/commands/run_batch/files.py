@@ -1,4 +1,7 @@
-"""Where a batch comes from and goes to: local files, or addresses that the operator names. No line of a batch names any."""
+"""Where a batch comes from and goes to: local files, or addresses that the operator names.
+
+No line of a batch names any.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ TIMEOUT_S: Final = 1000.0
 
 @contextmanager
 def opened(place: str) -> Iterator[BinaryIO]:
-    """Open the requests. Raises `ConfigError` for a file that is not there, `EngineError` for an address without one."""
+    """Open the requests.
+
+    Raises `ConfigError` for a file that is not there, `EngineError` for an address without one.
+    """
     if not _is_address(place):
         with _open(place, "rb", "--input-file", "read") as file:
             yield file
@@ -29,16 +35,20 @@ def opened(place: str) -> Iterator[BinaryIO]:
             with urllib.request.urlopen(place, timeout=TIMEOUT_S) as answer:
                 shutil.copyfileobj(answer, copy)
         except (OSError, ValueError) as error:
-            raise EngineError(f"run-batch: --input-file {place} cannot be fetched: {_said(error)}.") from error
+            raise EngineError(
+                f"run-batch: --input-file {place} cannot be fetched: {_said(error)}."
+            ) from error
         copy.seek(0)
         yield copy
 
 
 @contextmanager
 def written(place: str, folder: str | None = None) -> Iterator[BinaryIO]:
-    """Open the results; those for an address are kept in a file of `folder` and put there at the end.
+    """Open the results; those for an address are kept in a file of `folder` and put there at the
+    end.
 
-    Raises `ConfigError` where nothing can be written, `EngineError` naming the file when an address does not take it.
+    Raises `ConfigError` where nothing can be written, `EngineError` naming the file when an address
+    does not take it.
     """
     if not _is_address(place):
         with _open(place, "wb", "--output-file", "written") as file:
@@ -47,7 +57,9 @@ def written(place: str, folder: str | None = None) -> Iterator[BinaryIO]:
     try:
         descriptor, path = tempfile.mkstemp(".jsonl", "batch-", folder)
     except OSError as error:
-        raise ConfigError(f"run-batch: --output-tmp-dir {folder} cannot be written: {error.strerror}.") from error
+        raise ConfigError(
+            f"run-batch: --output-tmp-dir {folder} cannot be written: {error.strerror}."
+        ) from error
     with os.fdopen(descriptor, "wb") as copy:
         yield copy
     _put(place, path)
@@ -59,7 +71,9 @@ def _open(path: str, mode: Literal["rb", "wb"], flag: str, what: str) -> BinaryI
     try:
         return open(path, mode)
     except OSError as error:
-        raise ConfigError(f"run-batch: {flag} {path} cannot be {what}: {error.strerror}.") from error
+        raise ConfigError(
+            f"run-batch: {flag} {path} cannot be {what}: {error.strerror}."
+        ) from error
 
 
 def _put(address: str, path: str) -> None:
@@ -70,7 +84,8 @@ def _put(address: str, path: str) -> None:
             urllib.request.urlopen(request, timeout=TIMEOUT_S).close()
         except (OSError, ValueError) as error:
             raise EngineError(
-                f"run-batch: --output-file {address} does not take the results: {_said(error)}; they are in {path}."
+                f"run-batch: --output-file {address} does not take the results: {_said(error)}; "
+                f"they are in {path}."
             ) from error
 
 

@@ -1,4 +1,7 @@
-"""The lines of a batch become requests to an application in this process, and their answers lines. Knows ASGI, no file."""
+"""The lines of a batch become requests to an application in this process, and their answers lines.
+
+Knows ASGI, no file.
+"""
 
 from __future__ import annotations
 
@@ -50,15 +53,20 @@ class Batch:
         self._app = app
 
     async def run(self, lines: Iterable[bytes], write: Callable[[bytes], None]) -> Tally:
-        """Answer all lines, many at a time; `write` gets the results in the order of the lines. Empty ones are passed over."""
-        tally, held = Tally(), 0
+        """Answer all lines, many at a time; `write` gets the results in the order of the lines.
+
+        Empty ones are passed over.
+        """
+        tally = Tally()
+        held = 0
         under_way: deque[tuple[asyncio.Task[tuple[bool, bytes]], int]] = deque()
 
         async def write_first() -> None:
             nonlocal held
             task, size = under_way.popleft()
             good, result = await task
-            tally.answered, tally.failed = tally.answered + good, tally.failed + (not good)
+            tally.answered = tally.answered + good
+            tally.failed = tally.failed + (not good)
             held -= size
             write(result)
 
@@ -67,7 +75,9 @@ class Batch:
                 if not line.strip():
                     continue
                 while under_way and (
-                    len(under_way) >= AT_ONCE or held + len(line) > MOST_BYTES or under_way[0][0].done()
+                    len(under_way) >= AT_ONCE
+                    or held + len(line) > MOST_BYTES
+                    or under_way[0][0].done()
                 ):
                     await write_first()
                 under_way.append((asyncio.ensure_future(self._answer(number, line)), len(line)))
@@ -83,17 +93,31 @@ class Batch:
 
     async def _answer(self, number: int, line: bytes) -> tuple[bool, bytes]:
         """Return whether a line got what it asked for, and its line of the results."""
-        result: dict[str, Any] = {"id": f"batch_req_{secrets.token_hex(16)}", "custom_id": _custom_id(line)}
+        result: dict[str, Any] = {
+            "id": f"batch_req_{secrets.token_hex(16)}",
+            "custom_id": _custom_id(line),
+        }
         try:
             asked = msgspec.json.decode(line, type=Line)
             _check(asked)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
-            told = {"message": f"line {number}: {error}", "type": "invalid_request_error", "param": None, "code": None}
+            told = {
+                "message": f"line {number}: {error}",
+                "type": "invalid_request_error",
+                "param": None,
+                "code": None,
+            }
             return False, msgspec.json.encode(result | {"response": None, "error": told})
         status, body = await _post(self._app, asked.url, bytes(asked.body))
         failed = status >= 400
-        response = {"status_code": status, "request_id": f"req_{secrets.token_hex(16)}", "body": msgspec.Raw(body)}
-        problem = msgspec.json.decode(body, type=dict[str, msgspec.Raw]).get("error") if failed else None
+        response = {
+            "status_code": status,
+            "request_id": f"req_{secrets.token_hex(16)}",
+            "body": msgspec.Raw(body),
+        }
+        problem = (
+            msgspec.json.decode(body, type=dict[str, msgspec.Raw]).get("error") if failed else None
+        )
         return not failed, msgspec.json.encode(result | {"response": response, "error": problem})
 
 
@@ -144,7 +168,8 @@ async def _post(app: Any, path: str, body: bytes) -> tuple[int, bytes]:
         "server": None,
     }
     asked: list[dict[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
-    status, parts = 500, list[bytes]()
+    status = 500
+    parts = list[bytes]()
 
     async def receive() -> dict[str, Any]:
         if asked:

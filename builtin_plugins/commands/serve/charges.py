@@ -1,4 +1,6 @@
-"""What the parent keeps: the processes it has started for those who serve, and what these hand to the next life."""
+"""What the parent keeps: the processes it has started for those who serve, and what these hand to
+the next life.
+"""
 
 from __future__ import annotations
 
@@ -49,16 +51,27 @@ class Charges:
     # --- asked for by the process that serves
 
     def launch(self, wanted: Launch, descriptors: Sequence[int]) -> tuple[int, int]:
-        """Start a process; return its number and a descriptor of it, which stays ours. Raises `OSError`."""
+        """Start a process; return its number and a descriptor of it, which stays ours.
+
+        Raises `OSError`.
+        """
         reading, writing = os.pipe()
         os.set_blocking(writing, False)
         try:
             (given,) = descriptors
-            number = max(reading, given) + 1  # a copy of another number is open in what is started, and only there
+            number = (
+                max(reading, given) + 1
+            )  # a copy of another number is open in what is started, and only there
             actions = [(os.POSIX_SPAWN_DUP2, reading, 0), (os.POSIX_SPAWN_DUP2, given, number)]
             command = [*wanted.command[:-1], str(number).encode()]
             spawn = partial(os.posix_spawn, setpgroup=0) if wanted.leader else os.posix_spawn
-            pid = spawn(command[0], command, dict(wanted.environment), file_actions=actions, setsigdef=_SIGNALS)
+            pid = spawn(
+                command[0],
+                command,
+                dict(wanted.environment),
+                file_actions=actions,
+                setsigdef=_SIGNALS,
+            )
         except BaseException:
             os.close(writing)
             raise

@@ -43,13 +43,17 @@ class Held:
 class Handle:
     """What `core.api.Parent` promises, over a socket; made in a process that has just been forked."""
 
-    def __init__(self, connection: socket.socket, lifeline: int, held: Mapping[str, Held], restarts: int) -> None:
+    def __init__(
+        self, connection: socket.socket, lifeline: int, held: Mapping[str, Held], restarts: int
+    ) -> None:
         self._connection = connection
         self._lock = threading.Lock()
         self._restarts = restarts
         self._paths: dict[str, Sequence[str]] = {name: each.paths for name, each in held.items()}
         self._kept = {name: self._take(each) for name, each in held.items()}
-        threading.Thread(target=end_with, args=(lifeline, self._all_paths), name="lifeline", daemon=True).start()
+        threading.Thread(
+            target=end_with, args=(lifeline, self._all_paths), name="lifeline", daemon=True
+        ).start()
 
     @property
     def restarts(self) -> int:
@@ -76,8 +80,12 @@ class Handle:
 
     def launch(self, command: Sequence[str], **options: Any) -> Launched:
         """Start a process as a child of the parent. Raises `EngineDead` when that cannot."""
-        environment = [(os.fsencode(name), os.fsencode(value)) for name, value in options["env"].items()]
-        wanted = Launch([os.fsencode(word) for word in command], environment, options.get("process_group") == 0)
+        environment = [
+            (os.fsencode(name), os.fsencode(value)) for name, value in options["env"].items()
+        ]
+        wanted = Launch(
+            [os.fsencode(word) for word in command], environment, options.get("process_group") == 0
+        )
         answer, (pid_descriptor,) = self._ask(wanted, options["pass_fds"])
         return Launched(self, answer.number, pid_descriptor)
 

@@ -1,4 +1,6 @@
-"""`engine serve`: starts the engine and the server that carries every loaded route group, watched by a small parent."""
+"""`engine serve`: starts the engine and the server that carries every loaded route group, watched
+by a small parent.
+"""
 
 from __future__ import annotations
 
@@ -25,18 +27,24 @@ class Serve:
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the model."""
-        parser.add_argument("model", nargs="?", help="local folder or hub id; without one, a small demo model")
+        parser.add_argument(
+            "model", nargs="?", help="local folder or hub id; without one, a small demo model"
+        )
 
     def run(self, context: Any) -> int:
-        """Serve; returns when the server has stopped: in the parent and in each process that has served."""
+        """Serve; returns when the server has stopped: in the parent and in each process that has
+        served.
+        """
         mend_streams()
-        config, registry = context.config, context.registry
+        config = context.config
+        registry = context.registry
         limit_bytes = memory_limit(config.options.get("api_memory_limit"))
         if config.service.disable_frontend_multiprocessing:
             return self._serve(config, registry, None)
         if not can_watch():
             log.warning(
-                "nobody watches the API process: the system has no pidfd_open, or a plugin has started a thread"
+                "nobody watches the API process: the system has no pidfd_open, or a plugin has "
+                "started a thread"
             )
             return self._serve(config, registry, None)
         outcome = Parent(config, limit_bytes).run()
@@ -54,7 +62,8 @@ class Serve:
     def _serve(self, config: Any, registry: Any, parent: Handle | None) -> int:
         from core import AsyncLLM  # lazy: slow to import
 
-        server, routes = registry.choose("servers"), registry.entries("routes")
+        server = registry.choose("servers")
+        routes = registry.entries("routes")
         registry.shared("parent", lambda: parent)
         parts = (server, *routes)
         makers: list[Any] = []

@@ -1,4 +1,6 @@
-"""Folders that processes below the parent meet in, left by those that were killed before they had met."""
+"""Folders that processes below the parent meet in, left by those that were killed before they had
+met.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ _OURS: Final = re.compile(r"engine-(?:ranks-)?(\d+)-\w+")
 
 
 def remove_folders_of(pids: Collection[int], base: Path | None = None) -> None:
-    """Remove the folders whose names say that they belong to one of these processes, which have ended."""
+    """Remove the folders whose names say that they belong to one of these processes, which have
+    ended.
+    """
     base = Path(tempfile.gettempdir()) if base is None else base
     with contextlib.suppress(OSError):
         for folder in base.iterdir():

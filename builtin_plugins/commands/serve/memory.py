@@ -26,11 +26,15 @@ M_MMAP_THRESHOLD: Final = -3
 
 
 def memory_limit(given: int | None, cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the bound in bytes, 0 for none. Raises `ConfigError` for one that no server could hold."""
+    """Return the bound in bytes, 0 for none.
+
+    Raises `ConfigError` for one that no server could hold.
+    """
     if given is not None:
         if given and given < LEAST_BYTES:
             raise ConfigError(
-                f"--api-memory-limit {given} is less than the API process needs by itself; give at least 256M, or 0 for no bound."
+                f"--api-memory-limit {given} is less than the API process needs by itself; give at "
+                "least 256M, or 0 for no bound."
             )
         return given
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -60,7 +64,9 @@ def used_seconds(pid: int) -> float:
 
 
 def limit_allocations(pid: int, limit_bytes: int) -> None:
-    """Let no single allocation of a process take the machine: it fails far above the bound, before anybody looks."""
+    """Let no single allocation of a process take the machine: it fails far above the bound, before
+    anybody looks.
+    """
     wanted = HARD_FACTOR * limit_bytes + HARD_SPARE_BYTES
     with contextlib.suppress(OSError, ValueError):  # gone, or bounded more tightly by somebody else
         _, hard = resource.prlimit(pid, resource.RLIMIT_DATA)
@@ -70,7 +76,8 @@ def limit_allocations(pid: int, limit_bytes: int) -> None:
 def keep_no_large_pieces() -> None:
     """Have this process give large pieces of memory back as soon as they are free.
 
-    glibc learns to keep pieces of up to 32 MB, in an arena per thread: after a few large bodies that is megabytes each.
+    glibc learns to keep pieces of up to 32 MB, in an arena per thread: after a few large bodies
+    that is megabytes each.
     """
     if sys.platform == "linux":
         adjust = getattr(ctypes.CDLL(None), "mallopt", None)

@@ -1,4 +1,6 @@
-"""What the process that serves asks of its parent: one request, one answer, with descriptors beside them."""
+"""What the process that serves asks of its parent: one request, one answer, with descriptors beside
+them.
+"""
 
 from __future__ import annotations
 
@@ -73,14 +75,21 @@ class Answer(msgspec.Struct, frozen=True):
 def send(connection: socket.socket, message: Any, descriptors: Sequence[int] = ()) -> None:
     """Send a message whole."""
     body = msgspec.msgpack.encode(message)
-    beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+    beside = (
+        [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+        if descriptors
+        else []
+    )
     head = len(body).to_bytes(_LENGTH_BYTES, "big")
     connection.sendmsg([head], beside)
     connection.sendall(body)
 
 
 def receive(connection: socket.socket, kind: Any) -> tuple[Any, list[int]]:
-    """Return the next message and its descriptors, which no process we start inherits. Raises `EOFError` at the end."""
+    """Return the next message and its descriptors, which no process we start inherits.
+
+    Raises `EOFError` at the end.
+    """
     room = socket.CMSG_SPACE(MOST_DESCRIPTORS * array.array("i").itemsize)
     head, ancillary, _, _ = connection.recvmsg(_LENGTH_BYTES, room, socket.MSG_CMSG_CLOEXEC)
     descriptors = array.array("i")

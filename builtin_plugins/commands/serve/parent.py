@@ -1,7 +1,9 @@
-"""The small parent: starts the process that serves, and again when it dies; keeps what must outlive it.
+"""The small parent: starts the process that serves, and again when it dies; keeps what must outlive
+it.
 
-Single-threaded, imports no model and no server, and computes nothing: what may go wrong goes wrong below it. The process
-that serves is forked from it, so each of its lives begins with plugins loaded and configuration read.
+Single-threaded, imports no model and no server, and computes nothing: what may go wrong goes wrong
+below it. The process that serves is forked from it, so each of its lives begins with plugins loaded
+and configuration read.
 """
 
 from __future__ import annotations
@@ -23,7 +25,12 @@ from typing import Any, Final
 from builtin_plugins.commands.serve.charges import Charges
 from builtin_plugins.commands.serve.child import Handle, end_with
 from builtin_plugins.commands.serve.folders import remove_folders_of
-from builtin_plugins.commands.serve.memory import keep_no_large_pieces, limit_allocations, resident_bytes, used_seconds
+from builtin_plugins.commands.serve.memory import (
+    keep_no_large_pieces,
+    limit_allocations,
+    resident_bytes,
+    used_seconds,
+)
 from builtin_plugins.commands.serve.messages import (
     Answer,
     Ended,
@@ -61,7 +68,9 @@ SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 
 
 def can_watch() -> bool:
-    """Say whether this process may be such a parent: on a system with what it takes, and without other threads."""
+    """Say whether this process may be such a parent: on a system with what it takes, and without
+    other threads.
+    """
     try:
         os.close(os.pidfd_open(os.getpid()))
     except (AttributeError, OSError):
@@ -86,7 +95,8 @@ class Parent:
         """It has said that this is on purpose."""
         self._has_served = False
         """In any of its lives."""
-        self._stand_in, self._stand_in_pid = "", 0
+        self._stand_in = ""
+        self._stand_in_pid = 0
         self._restarts = self._deaths_in_a_row = 0
         self._since_s = self._ready_since_s = inf
         self._start_s = 1.0
@@ -98,7 +108,9 @@ class Parent:
         self._reason = ""
 
     def run(self) -> Handle | int:
-        """Return the status to end with, in this process; in each process that is to serve, its handle."""
+        """Return the status to end with, in this process; in each process that is to serve, its
+        handle.
+        """
         self._bell, self._button = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._lifeline, self._life = os.pipe()
         self._selector.register(self._bell, selectors.EVENT_READ, self._hear)
@@ -131,15 +143,20 @@ class Parent:
     # --- processes below
 
     def _fork(self, name: str) -> int:
-        """Return the number of a new process; in it, 0: signals, the terminal and descriptors are left to the parent."""
+        """Return the number of a new process; in it, 0: signals, the terminal and descriptors are
+        left to the parent.
+        """
         with contextlib.suppress(OSError, ValueError, AttributeError):
             sys.stdout.flush()  # or both would write what it holds
-        # One that is passed on at once waits until the child does not take it as this process does, which is to note it.
+        # One that is passed on at once waits until the child does not take it as this process does,
+        # which is to note it.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         pid = os.fork()
         if pid:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            with contextlib.suppress(OSError):  # whoever is first: no signal from a terminal passes us by
+            with contextlib.suppress(
+                OSError
+            ):  # whoever is first: no signal from a terminal passes us by
                 os.setpgid(pid, pid)
             self._log_as("parent")
             return pid
@@ -190,8 +207,11 @@ class Parent:
 
     def _follow(self, desk: socket.socket) -> None:
         """Do what it asks, pass signals on, watch its memory; return when it has ended."""
-        self._since_s, self._ready_since_s, self._check_s = time.monotonic(), inf, 0.0
-        self._status, self._reason = None, ""
+        self._since_s = time.monotonic()
+        self._ready_since_s = inf
+        self._check_s = 0.0
+        self._status = None
+        self._reason = ""
         self._desk = desk
         desk.settimeout(ANSWER_S)
         self._selector.register(desk, selectors.EVENT_READ, self._answer)
@@ -210,7 +230,9 @@ class Parent:
 
     @property
     def _is_bounded(self) -> bool:
-        """Say whether memory matters: a process that has launched no engine may be the engine itself."""
+        """Say whether memory matters: a process that has launched no engine may be the engine
+        itself.
+        """
         return self._limit_bytes > 0 and self._charges.are_alive
 
     def _wait(self, most_s: float | None) -> None:
@@ -248,7 +270,8 @@ class Parent:
         desk = self._desk
         if desk is None:
             return
-        answer, beside = Answer(), list[int]()
+        answer = Answer()
+        beside = list[int]()
         try:
             request, descriptors = receive(desk, Request)
             try:
@@ -285,12 +308,15 @@ class Parent:
         return 0, []
 
     def _serves(self, stand_in: str) -> None:
-        self._ready_since_s, self._stand_in = time.monotonic(), stand_in
+        self._ready_since_s = time.monotonic()
+        self._stand_in = stand_in
         if self._stand_in_pid:
             self._signal(self._stand_in_pid, signal.SIGTERM)
         if self._has_served:
             self._start_s = self._ready_since_s - self._since_s
-            log.warning("the API process is back (restart %d) after %.1f s", self._restarts, self._start_s)
+            log.warning(
+                "the API process is back (restart %d) after %.1f s", self._restarts, self._start_s
+            )
         else:
             self._start_s = SLOWER * used_seconds(self._pid)
         self._has_served = True
@@ -304,22 +330,32 @@ class Parent:
     # --- its death
 
     def _judge(self) -> int | None:
-        """Return what all end with, as processes do that signals end; None when the process is to be started again."""
+        """Return what all end with, as processes do that signals end; None when the process is to
+        be started again.
+        """
         status = self._status or 0
         if self._has_left:
             return status if status >= 0 else 1
-        how = self._reason or (f"it exited with status {status}" if status >= 0 else _killed_by(-status))
+        how = self._reason or (
+            f"it exited with status {status}" if status >= 0 else _killed_by(-status)
+        )
         was_ready = self._ready_since_s < inf
         if self._was_told:
             if not self._has_served:
                 return status if status in (-signal.SIGTERM, -signal.SIGINT) else 1
             if was_ready:
-                log.error("the API process (pid %d) has died before its open requests had ended: %s", self._pid, how)
+                log.error(
+                    "the API process (pid %d) has died before its open requests had ended: %s",
+                    self._pid,
+                    how,
+                )
             return int(was_ready)
         if not self._has_served:
             if status < 0:
                 print(
-                    f"engine: error: the API process (pid {self._pid}) has died in its start: {how}.", file=sys.stderr
+                    f"engine: error: the API process (pid {self._pid}) has died in its start: "
+                    f"{how}.",
+                    file=sys.stderr,
                 )
             return 1
         return self._bury(how)
@@ -331,7 +367,11 @@ class Parent:
         log.error("the API process (pid %d) has died, and is started again: %s", self._pid, how)
         most = self._config.service.max_restarts
         if self._deaths_in_a_row > most:
-            log.error("it died %d times in a row (--max-restarts %d), so all ends", self._deaths_in_a_row, most)
+            log.error(
+                "it died %d times in a row (--max-restarts %d), so all ends",
+                self._deaths_in_a_row,
+                most,
+            )
             return 1
         self._charges.part()
         pause_s = min(LONGEST_PAUSE_S, 0.05 * (2 ** (self._deaths_in_a_row - 1) - 1))
@@ -349,17 +389,23 @@ class Parent:
         if self._stand_in_pid:
             return
         try:
-            threading.Thread(target=end_with, args=(self._lifeline, list), name="lifeline", daemon=True).start()
+            threading.Thread(
+                target=end_with, args=(self._lifeline, list), name="lifeline", daemon=True
+            ).start()
             module, _, function = self._stand_in.partition(":")
             descriptors = {name: held.descriptors for name, held in self._charges.held().items()}
-            getattr(importlib.import_module(module), function)(self._config.options, descriptors, back_s)
+            getattr(importlib.import_module(module), function)(
+                self._config.options, descriptors, back_s
+            )
         except Exception:  # a plugin's, and whatever it raises ends this process only
             log.exception("nobody stands in for the API process; clients wait until it is back")
         finally:
             os._exit(0)
 
     def _end(self) -> None:
-        """Leave nothing behind; who has left has removed its files itself, and they may be somebody else's by now."""
+        """Leave nothing behind; who has left has removed its files itself, and they may be somebody
+        else's by now.
+        """
         self._charges.end(remove_paths=not self._has_left)
         for pid in (self._pid if self._status is None else 0, self._stand_in_pid):
             if pid:
@@ -377,6 +423,10 @@ class Parent:
 def _killed_by(number: int) -> str:
     with contextlib.suppress(ValueError):
         name = signal.Signals(number).name
-        more = ", by somebody or by the system for want of memory (`dmesg` tells)" if name == "SIGKILL" else ""
+        more = (
+            ", by somebody or by the system for want of memory (`dmesg` tells)"
+            if name == "SIGKILL"
+            else ""
+        )
         return f"it was killed by {name}{more}"
     return f"it was killed by signal {number}"

@@ -6,7 +6,9 @@ import os
 
 
 def mend_streams() -> None:
-    """Open what is closed of standard input, output and error, so that no socket ever gets their numbers."""
+    """Open what is closed of standard input, output and error, so that no socket ever gets their
+    numbers.
+    """
     for number in range(3):
         try:
             os.fstat(number)

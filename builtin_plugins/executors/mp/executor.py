@@ -1,7 +1,8 @@
 """The `mp` executor: one process per rank on this machine, all given the same plans.
 
-The first tensor-parallel rank of the last stage answers; the others add what features have to say there. A rank that dies, is silent, or fails a step that others
-get through ends the executor: what the ranks hold would no longer agree.
+The first tensor-parallel rank of the last stage answers; the others add what features have to say
+there. A rank that dies, is silent, or fails a step that others get through ends the executor: what
+the ranks hold would no longer agree.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ if TYPE_CHECKING:
     from core.api import EngineConfig, KVLayout, ModelSource, Registry, StepPlan, StepResult
 
 PATIENCE_S: Final = 3.0
-"""For ranks that have not failed a step which others have: they may still, or wait for those for ever."""
+"""For ranks that have not failed a step which others have: they may still, or wait for those for
+ever.
+"""
 LAST_WORDS_S: Final = 0.5
 """After one rank's end, for those of others: it may be the consequence of theirs."""
 GRACE_S: Final = 2.0
@@ -52,7 +55,10 @@ GRACE_S: Final = 2.0
 
 
 class ProcessExecutor:
-    """Spawns the ranks in `start`. Depth 2 lets them go on with the next plan while the last result is taken."""
+    """Spawns the ranks in `start`.
+
+    Depth 2 lets them go on with the next plan while the last result is taken.
+    """
 
     def __init__(self, config: EngineConfig, registry: Registry, source: ModelSource) -> None:
         del source  # every rank finds the model by itself
@@ -80,11 +86,16 @@ class ProcessExecutor:
         self._closed = False
 
     def start(self) -> WorkerInfo:
-        """Start the processes, let them meet and load the model. Raises what the first one could not start for."""
+        """Start the processes, let them meet and load the model.
+
+        Raises what the first one could not start for.
+        """
         self._check_alive()
         folder = tempfile.mkdtemp(prefix=f"engine-ranks-{os.getpid()}-")
         try:
-            environment = thread_environment(self._config.device.num_threads or max(1, usable_cores() // self._size))
+            environment = thread_environment(
+                self._config.device.num_threads or max(1, usable_cores() // self._size)
+            )
             for rank in range(self._size):
                 self._ranks.append(RankProcess(self._start_of(rank), environment, self._hear_later))
                 self._ranks[rank].send(Join(folder))
@@ -134,9 +145,15 @@ class ProcessExecutor:
                 raise self._dead(EngineDead(self._split(step)))
             if not self._take() and failures:
                 waited_s += TICK_S
-        for failed in [number for number, by in self._failures.items() if number <= step and len(by) < self._size]:
+        for failed in [
+            number
+            for number, by in self._failures.items()
+            if number <= step and len(by) < self._size
+        ]:
             raise self._dead(EngineDead(self._split(failed)))
-        self._results = {number: result for number, result in self._results.items() if number >= step}
+        self._results = {
+            number: result for number, result in self._results.items() if number >= step
+        }
         said = self._said.pop(step, {})
         result = self._results.pop(step)
         if not self._reports:
@@ -151,7 +168,10 @@ class ProcessExecutor:
         return step in self._results and (not self._reports or len(self._said[step]) == self._size)
 
     def call(self, name: str, data: bytes) -> list[bytes]:
-        """Return what the ranks answer. Raises what all of them have failed with, `EngineDead` where only some have."""
+        """Return what the ranks answer.
+
+        Raises what all of them have failed with, `EngineDead` where only some have.
+        """
         self._check_alive()
         self._send(self._encode(Ask(name, data)))
         try:
@@ -160,12 +180,20 @@ class ProcessExecutor:
             raise
         except EngineError as error:
             raise self._dead(EngineDead(str(error))) from error
-        faults = {rank: answer.fault for rank, answer in enumerate(answers) if answer.fault is not None}
+        faults = {
+            rank: answer.fault for rank, answer in enumerate(answers) if answer.fault is not None
+        }
         if len(faults) == self._size:
             raise faults[0].error()
         if faults:
-            said = "; ".join(f"{self._ranks[rank].label}: {fault.message}" for rank, fault in faults.items())
-            raise self._dead(EngineDead(f"{name} failed on {len(faults)} of {self._size} ranks, not on all: {said}"))
+            said = "; ".join(
+                f"{self._ranks[rank].label}: {fault.message}" for rank, fault in faults.items()
+            )
+            raise self._dead(
+                EngineDead(
+                    f"{name} failed on {len(faults)} of {self._size} ranks, not on all: {said}"
+                )
+            )
         return [answer.data for answer in answers if answer.data is not None]
 
     def _send(self, message: Any) -> None:
@@ -196,7 +224,9 @@ class ProcessExecutor:
             self._failures.setdefault(message.step, {})[rank] = message.message
 
     def _failed(self, step: int) -> EngineError:
-        """Return what every rank has failed with; the next step can run if that was one fault, met by all alike."""
+        """Return what every rank has failed with; the next step can run if that was one fault, met
+        by all alike.
+        """
         said = self._failures[step].items()
         texts = {text.replace(f"'{_name(rank)}'", "'worker'") for rank, text in said if text}
         if len(texts) > 1:
@@ -205,7 +235,9 @@ class ProcessExecutor:
         return EngineError(texts.pop())
 
     def _split(self, step: int) -> str:
-        failed = "; ".join(f"{self._ranks[rank].label}: {text}" for rank, text in self._failures[step].items())
+        failed = "; ".join(
+            f"{self._ranks[rank].label}: {text}" for rank, text in self._failures[step].items()
+        )
         return f"step {step} failed on {len(self._failures[step])} of {self._size} ranks, not on all alike: {failed}"
 
     def silence_s(self) -> float:
@@ -246,7 +278,10 @@ class ProcessExecutor:
             self._heard.put((rank, message))
 
     def _hear(self) -> tuple[int, Any] | None:
-        """Return what some rank says, None when none said anything within a tick. Raises the error one ended with."""
+        """Return what some rank says, None when none said anything within a tick.
+
+        Raises the error one ended with.
+        """
         try:
             rank, message = self._heard.get(timeout=TICK_S)
         except queue.Empty:
@@ -257,7 +292,9 @@ class ProcessExecutor:
         return rank, message
 
     def _cause(self, error: EngineError) -> EngineError:
-        """Return the error that explains the others: a rank whose partner has died may be heard of first."""
+        """Return the error that explains the others: a rank whose partner has died may be heard of
+        first.
+        """
         errors = [error]
         while True:
             try:
@@ -272,9 +309,7 @@ class ProcessExecutor:
         for rank in self._ranks:
             if rank.silence_s > most_s:
                 rank.kill()
-                text = (
-                    f"process {rank.label} gave no sign of life for {most_s:g} s (--heartbeat-timeout) and was killed"
-                )
+                text = f"process {rank.label} gave no sign of life for {most_s:g} s (--heartbeat-timeout) and was killed"
                 raise self._dead(ProcessFrozen(text))
 
     def _dead(self, error: EngineError) -> EngineError:

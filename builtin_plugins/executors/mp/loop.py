@@ -1,4 +1,6 @@
-"""The process of one rank: a worker that takes its part of the model, and plans from the executor that started it."""
+"""The process of one rank: a worker that takes its part of the model, and plans from the executor
+that started it.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,8 @@ def run(start: Start, registry: Registry, channel: ParentChannel) -> None:
     folder = channel.receive().folder
     threading.Thread(target=_beat, args=(channel,), name="beat", daemon=True).start()
     config = start.config
-    tensor, pipeline = config.parallel.tensor_parallel_size, config.parallel.pipeline_parallel_size
+    tensor = config.parallel.tensor_parallel_size
+    pipeline = config.parallel.pipeline_parallel_size
 
     def join(platform: Platform) -> tuple[ParallelGroup, Pipeline]:
         channel.stage("meeting the other ranks")
@@ -52,7 +55,9 @@ def run(start: Start, registry: Registry, channel: ParentChannel) -> None:
     channel.stage("finding the model")
     source = registry.find_model(config.model.model, config)
     if source is None:
-        raise ModelError(f"no plugin knows the model {config.model.model!r} any more; it was there a moment ago.")
+        raise ModelError(
+            f"no plugin knows the model {config.model.model!r} any more; it was there a moment ago."
+        )
     worker: Worker = registry.load(registry.choose("workers"))(config, registry, source, join)
     worker.told = lambda name, data: channel.send(Told(name, data))
     channel.send(Loaded(worker.start(), worker.reports))
@@ -112,7 +117,9 @@ class Rank:
         text = ""
         if not isinstance(error, LastStageFailed):
             log.error("step %d has failed", step, exc_info=error)
-            text = str(error) if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
+            text = (
+                str(error) if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
+            )
         self._channel.send(StepFailed(step, text))
 
     def _answer(self, message: Ask) -> Answered:

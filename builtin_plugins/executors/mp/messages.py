@@ -1,4 +1,7 @@
-"""What an executor and the processes of its ranks say to each other. A rank takes what it is told in order."""
+"""What an executor and the processes of its ranks say to each other.
+
+A rank takes what it is told in order.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,8 @@ class Run(msgspec.Struct, frozen=True, tag=True):
 
 
 class Fetch(msgspec.Struct, frozen=True, tag=True):
-    """End the oldest step. The first rank of the last stage answers with `Done`, the others with `Said` if they report, and
+    """End the oldest step. The first rank of the last stage answers with `Done`, the others with
+    `Said` if they report, and
     every rank that fails with `StepFailed`.
     """
 
@@ -95,4 +99,6 @@ class Told(msgspec.Struct, frozen=True, tag=True):
 
 
 ToRank = Join | Allocate | Run | Fetch | Ask | Leave
-FromRank = Loaded | Allocated | Done | Said | StepFailed | Answered | Told | Beat | Connected | Failed
+FromRank = (
+    Loaded | Allocated | Done | Said | StepFailed | Answered | Told | Beat | Connected | Failed
+)

@@ -1,4 +1,6 @@
-"""One rank as its executor sees it: a process, a thread that listens to it, and for how long it has been silent."""
+"""One rank as its executor sees it: a process, a thread that listens to it, and for how long it has
+been silent.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,16 @@ Heard = Callable[[int, Any], None]
 
 
 class RankProcess:
-    """Starts the process; from then on whatever it says is passed on at once, but for its signs of life."""
+    """Starts the process; from then on whatever it says is passed on at once, but for its signs of
+    life.
+    """
 
     def __init__(self, start: Start, environment: Mapping[str, str], heard: Heard) -> None:
         self.rank = start.rank
         self.silence_s = 0.0
-        """Seconds without a sign of life since the first one; counted in ticks, so that a halted machine adds none."""
+        """Seconds without a sign of life since the first one; counted in ticks, so that a halted
+        machine adds none.
+        """
         self._heard = heard
         self._closed = threading.Event()
         # Not a leader: who kills the engine's group must reach a rank that is frozen, too.

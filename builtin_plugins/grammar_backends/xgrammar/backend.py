@@ -11,13 +11,21 @@ import numpy.typing as npt
 import xgrammar
 
 from builtin_plugins.grammar_backends.xgrammar.schema import unserved, with_patterns
-from builtin_plugins.grammar_backends.xgrammar.tags import structural_tag, token_ids, unserved_in_tag
+from builtin_plugins.grammar_backends.xgrammar.tags import (
+    structural_tag,
+    token_ids,
+    unserved_in_tag,
+)
 from core.api import Constraint, InvalidRequest, Vocabulary
 
 MAX_THREADS: Final = 1
-"""Of one compilation: the model needs the cores too, and what a thread of the library's own does is seen by nobody."""
+"""Of one compilation: the model needs the cores too, and what a thread of the library's own does is
+seen by nobody.
+"""
 _NO_TEXT: Final = b"\xff"
-"""Begins the name of a token that stands for no text: to the library an empty one could not be asked for by its id."""
+"""Begins the name of a token that stands for no text: to the library an empty one could not be
+asked for by its id.
+"""
 _ANY_OBJECT: Final = '{"type": "object", "additionalProperties": true}'
 
 
@@ -35,9 +43,13 @@ class XGrammar:
             stop_token_ids=list(vocabulary.end_ids),
             add_prefix_space=False,
         )
-        self._compiler = xgrammar.GrammarCompiler(info, max_threads=MAX_THREADS, cache_enabled=False)
+        self._compiler = xgrammar.GrammarCompiler(
+            info, max_threads=MAX_THREADS, cache_enabled=False
+        )
         self._ends = frozenset(vocabulary.end_ids)
-        self._without_text = frozenset(i for i, token in enumerate(vocabulary.tokens) if not token) - self._ends
+        self._without_text = (
+            frozenset(i for i, token in enumerate(vocabulary.tokens) if not token) - self._ends
+        )
         self._num_words = -(-len(vocabulary.tokens) // 32)
 
     @staticmethod
@@ -45,14 +57,23 @@ class XGrammar:
         """Read the constraint without a vocabulary, which takes milliseconds."""
         field = f"structured_outputs.{constraint.kind}"
         if constraint.whitespace_pattern is not None:
-            raise InvalidRequest("structured_outputs.whitespace_pattern", "is not served by xgrammar; leave it out.")
-        read = {"json": lambda text: unserved(json.loads(text)), "structural_tag": unserved_in_tag}.get(constraint.kind)
+            raise InvalidRequest(
+                "structured_outputs.whitespace_pattern", "is not served by xgrammar; leave it out."
+            )
+        read = {
+            "json": lambda text: unserved(json.loads(text)),
+            "structural_tag": unserved_in_tag,
+        }.get(constraint.kind)
         if read is not None and (what := read(constraint.text)) is not None:
-            raise InvalidRequest(field, f"xgrammar cannot hold outputs to {what}; leave it out of the schema.")
+            raise InvalidRequest(
+                field, f"xgrammar cannot hold outputs to {what}; leave it out of the schema."
+            )
         try:
             _grammar(constraint)
         except (RuntimeError, ValueError, TypeError) as error:
-            raise InvalidRequest(field, f"cannot be read by xgrammar: {_last_words(error)}") from error
+            raise InvalidRequest(
+                field, f"cannot be read by xgrammar: {_last_words(error)}"
+            ) from error
 
     def compile(self, constraint: Constraint) -> Compiled:
         """Prepare the masks of the grammar's states."""
@@ -105,7 +126,8 @@ class State:
         visible: Mask | None,
     ) -> None:
         self._matcher = matcher
-        self._accept, self._fill = matcher.accept_token, matcher.fill_next_token_bitmask
+        self._accept = matcher.accept_token
+        self._fill = matcher.fill_next_token_bitmask
         self._ends = ends
         self._end_mask = end_mask
         self._hidden = hidden
@@ -119,7 +141,11 @@ class State:
         if not self._num_ends and token not in self._particular:
             accepted: bool = self._accept(token)
             return accepted
-        fits = token in self._ends if self._num_ends else token not in self._hidden and self._accept(token)
+        fits = (
+            token in self._ends
+            if self._num_ends
+            else token not in self._hidden and self._accept(token)
+        )
         self._num_ends += fits
         return fits
 
@@ -163,12 +189,15 @@ def _grammar(constraint: Constraint) -> Any:
 
 def _tag(constraint: Constraint) -> str:
     return structural_tag(
-        constraint.text, lambda schema: str(_of_schema(json.dumps(schema), constraint.any_whitespace))
+        constraint.text,
+        lambda schema: str(_of_schema(json.dumps(schema), constraint.any_whitespace)),
     )
 
 
 def _of_schema(schema: str, any_whitespace: bool) -> Any:
-    return xgrammar.Grammar.from_json_schema(with_patterns(json.loads(schema)), any_whitespace=any_whitespace)
+    return xgrammar.Grammar.from_json_schema(
+        with_patterns(json.loads(schema)), any_whitespace=any_whitespace
+    )
 
 
 def _choice_rule(choices: list[str]) -> str:
@@ -178,7 +207,11 @@ def _choice_rule(choices: list[str]) -> str:
 def _literal(text: str) -> str:
     """Return a text as EBNF writes it."""
     plain = {'"': '\\"', "\\": "\\\\"}
-    return '"' + "".join(plain.get(c, c if c.isprintable() else f"\\U{ord(c):08x}") for c in text) + '"'
+    return (
+        '"'
+        + "".join(plain.get(c, c if c.isprintable() else f"\\U{ord(c):08x}") for c in text)
+        + '"'
+    )
 
 
 def _last_words(error: Exception) -> str:

@@ -1,4 +1,6 @@
-"""Finds in a JSON schema what xgrammar would pass over without a word: outputs must satisfy all that a schema says."""
+"""Finds in a JSON schema what xgrammar would pass over without a word: outputs must satisfy all
+that a schema says.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ _UNSERVED: Final = (
 
 
 def unserved(schema: Any) -> str | None:
-    """Return the first keyword of a schema that outputs would not be held to, with the reason; None if there is none."""
+    """Return the first keyword of a schema that outputs would not be held to, with the reason; None
+    if there is none.
+    """
     for part in schema_parts(schema):
         reason = _unserved_here(part, schema)
         if reason is not None:
@@ -39,17 +43,23 @@ def unserved(schema: Any) -> str | None:
 
 
 def with_patterns(schema: Any) -> Any:
-    """Return the schema with a pattern in the place of each bound of a string's length, and of loose formats.
+    """Return the schema with a pattern in the place of each bound of a string's length, and of
+    loose formats.
 
-    xgrammar 0.2.8 lets such strings have raw control characters, which JSON has not; its patterns do not. They also
-    compile in a fraction of the time.
+    xgrammar 0.2.8 lets such strings have raw control characters, which JSON has not; its patterns
+    do not. They also compile in a fraction of the time.
     """
     schema = deepcopy(schema)
     for part in schema_parts(schema):
         if part.get("format") in _FORMATS and "pattern" not in part:
             part["pattern"] = _FORMATS[part.pop("format")]
-        least, most = part.get("minLength", 0), part.get("maxLength", "")
-        if (least or most != "") and "string" in part.get("type", ()) and not {"pattern", "format"} & {*part}:
+        least = part.get("minLength", 0)
+        most = part.get("maxLength", "")
+        if (
+            (least or most != "")
+            and "string" in part.get("type", ())
+            and not {"pattern", "format"} & {*part}
+        ):
             for name in {"minLength", "maxLength"} & {*part}:
                 del part[name]
             part["pattern"] = rf'^[^\x00-\x1f"\\]{{{least},{most}}}$'
@@ -71,14 +81,20 @@ def _unserved_here(part: Mapping[str, Any], whole: Any) -> str | None:
     if (what := passed_over(part)) is not None:
         return what
     branches = part.get("oneOf")
-    if isinstance(branches, list) and not _disjoint([_resolved(branch, whole) for branch in branches]):
+    if isinstance(branches, list) and not _disjoint(
+        [_resolved(branch, whole) for branch in branches]
+    ):
         return "oneOf whose branches may hold at once (use anyOf)"
     return None
 
 
 def _resolved(part: Any, whole: Any) -> Mapping[str, Any]:
     """Follow a local reference, once: enough for what `oneOf` lists."""
-    if isinstance(part, Mapping) and isinstance(path := part.get("$ref"), str) and path.startswith("#/"):
+    if (
+        isinstance(part, Mapping)
+        and isinstance(path := part.get("$ref"), str)
+        and path.startswith("#/")
+    ):
         for name in path[2:].split("/"):
             whole = whole.get(name) if isinstance(whole, Mapping) else None
         part = whole
@@ -88,11 +104,16 @@ def _resolved(part: Any, whole: Any) -> Mapping[str, Any]:
 def _disjoint(branches: list[Mapping[str, Any]]) -> bool:
     """Say whether it is plain that no value satisfies two of the schemas."""
     pairs = [(a, b) for i, a in enumerate(branches) for b in branches[i + 1 :]]
-    return all(_values_apart(a, b) or _types_apart(a, b) or _properties_apart(a, b) for a, b in pairs)
+    return all(
+        _values_apart(a, b) or _types_apart(a, b) or _properties_apart(a, b) for a, b in pairs
+    )
 
 
 def _types_apart(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-    types = [{part["type"]} if isinstance(part.get("type"), str) else {*part.get("type", ())} for part in (a, b)]
+    types = [
+        {part["type"]} if isinstance(part.get("type"), str) else {*part.get("type", ())}
+        for part in (a, b)
+    ]
     types = [{"number" if name == "integer" else name for name in names} for names in types]
     return all(types) and types[0].isdisjoint(types[1])
 
@@ -111,5 +132,6 @@ def _values(part: Any) -> list[Any]:
 def _properties_apart(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
     """Say whether a property that both require tells them apart."""
     both = {*a.get("required", ())} & {*b.get("required", ())}
-    mine, other = a.get("properties", {}), b.get("properties", {})
+    mine = a.get("properties", {})
+    other = b.get("properties", {})
     return any(_values_apart(mine.get(name), other.get(name)) for name in both)

@@ -1,4 +1,6 @@
-"""Structural tags as xgrammar reads them, with schemas that hold outputs as exactly as schemas do by themselves."""
+"""Structural tags as xgrammar reads them, with schemas that hold outputs as exactly as schemas do
+by themselves.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,10 @@ def unserved_in_tag(text: str) -> str | None:
     for part in _parts(tag):
         if part.get("type") == "token" and not isinstance(part.get("token"), int):
             return "a token by its text (give its id)"
-    return next((what for part in _schemas(tag) if (what := unserved(part["json_schema"])) is not None), None)
+    return next(
+        (what for part in _schemas(tag) if (what := unserved(part["json_schema"])) is not None),
+        None,
+    )
 
 
 def token_ids(text: str) -> set[int]:
@@ -40,7 +45,9 @@ def token_ids(text: str) -> set[int]:
 
 
 def _schemas(tag: Any) -> Iterator[dict[str, Any]]:
-    return (part for part in _parts(tag) if part.get("type") == "json_schema" and "json_schema" in part)
+    return (
+        part for part in _parts(tag) if part.get("type") == "json_schema" and "json_schema" in part
+    )
 
 
 def _parts(tag: Any) -> Iterator[dict[str, Any]]:

@@ -39,32 +39,45 @@ if TYPE_CHECKING:
     Held = tuple[Bytes, bytes]
     """A block's bytes and its seal."""
 
-BROKEN: Final = zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+BROKEN: Final = (
+    zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(FromServer).decode
 
 
 class Wire(Protocol):
-    """A way by which memory of another process is read, if that has made it known. Every method may raise whatever it likes."""
+    """A way by which memory of another process is read, if that has made it known.
+
+    Every method may raise whatever it likes.
+    """
 
     name: str
     """Engines whose wires have other names do not understand each other."""
 
     def register(self, memory: Bytes) -> None:
-        """Make memory known, for others to read and to be read into; it stays where it is. Called before all else."""
+        """Make memory known, for others to read and to be read into; it stays where it is.
+
+        Called before all else.
+        """
 
     def introduce(self) -> bytes:
         """Return what others need to find this end."""
 
     def read(self, introduction: bytes, address: int, place: Bytes, timeout_s: float) -> None:
-        """Fill a place, which was made known, with what lies at an address of whoever has introduced itself so."""
+        """Fill a place, which was made known, with what lies at an address of whoever has
+        introduced itself so.
+        """
 
     def close(self) -> None:
         """End it."""
 
 
 class Connection:
-    """Asks one rank of another engine for blocks. Every method raises `PeerError`; it is of no use afterwards."""
+    """Asks one rank of another engine for blocks.
+
+    Every method raises `PeerError`; it is of no use afterwards.
+    """
 
     def __init__(
         self,
@@ -77,8 +90,12 @@ class Connection:
         timeout_s: float,
         wire: Wire | None = None,
     ) -> None:
-        """`most_bytes`: of a block; `timeout_s`: for each answer; `wire`: by which blocks are read, if they are not sent."""
-        self._address, self._timeout_s, self._wire = address, timeout_s, wire
+        """`most_bytes`: of a block; `timeout_s`: for each answer; `wire`: by which blocks are read,
+        if they are not sent.
+        """
+        self._address = address
+        self._timeout_s = timeout_s
+        self._wire = wire
         self._socket = context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.IPV6, 1)
@@ -113,8 +130,13 @@ class Connection:
             kind = type(error) if isinstance(error, PeerError) else PeerError
             raise kind(f"{self._address}: {error}") from error
 
-    def get(self, key: BlockKey, num_bytes: int, *, waits: bool, landing: Bytes | None = None) -> Held | None:
-        """Return a block of so many bytes, and its seal; None where it is not there. `landing`: where a wire reads it to."""
+    def get(
+        self, key: BlockKey, num_bytes: int, *, waits: bool, landing: Bytes | None = None
+    ) -> Held | None:
+        """Return a block of so many bytes, and its seal; None where it is not there.
+
+        `landing`: where a wire reads it to.
+        """
         self._num_asked += 1
         self._say(Get(self._num_asked, key, waits))
         found: Here | Gone = self._hear(Here, Gone)

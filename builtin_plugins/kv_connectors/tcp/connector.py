@@ -1,4 +1,6 @@
-"""The connector's settings, and its half beside the scheduler: what other engines have for requests that wait here."""
+"""The connector's settings, and its half beside the scheduler: what other engines have for requests
+that wait here.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,15 @@ from builtin_plugins.kv_connectors.eviction import Name
 from builtin_plugins.kv_connectors.settings import EXTRA, FLAG, read_extra
 from builtin_plugins.kv_connectors.tcp.protocol import address_of
 from builtin_plugins.kv_connectors.tcp.store import Source, TcpStore
-from core.api import BlockKey, ConfigError, EngineConfig, InvalidRequest, KVLayout, KVTransferConfig, StoreParts
+from core.api import (
+    BlockKey,
+    ConfigError,
+    EngineConfig,
+    InvalidRequest,
+    KVLayout,
+    KVTransferConfig,
+    StoreParts,
+)
 
 FIELD: Final = "kv_transfer_params"
 LEAST_TOKEN: Final = 16
@@ -46,19 +56,34 @@ class Tcp:
     kind: type[Settings] = Settings
 
     def __init__(self, config: EngineConfig, settings: KVTransferConfig) -> None:
-        own, parallel = read_extra(self.kind, settings), config.parallel
-        self.config, self.own, self.settings = config, own, settings
+        own = read_extra(self.kind, settings)
+        parallel = config.parallel
+        self.config = config
+        self.own = own
+        self.settings = settings
         self.token = _token(own)
         self._num_ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
         self._serves = settings.kv_role != "kv_consumer"
         if not 0 < own.peer_timeout_s < float("inf"):
-            raise ConfigError(f"{FLAG}.{EXTRA}.peer_timeout_s must be more than 0, not {own.peer_timeout_s}.")
+            raise ConfigError(
+                f"{FLAG}.{EXTRA}.peer_timeout_s must be more than 0, not {own.peer_timeout_s}."
+            )
         if not 0 < settings.kv_port <= PORTS - self._num_ranks:
-            raise ConfigError(f"{FLAG}.kv_port {settings.kv_port} is no port; each rank takes one from it on.")
+            raise ConfigError(
+                f"{FLAG}.kv_port {settings.kv_port} is no port; each rank takes one from it on."
+            )
         if not 0 < settings.kv_buffer_size < float("inf"):
-            raise ConfigError(f"{FLAG}.kv_buffer_size must be more than 0 bytes, not {settings.kv_buffer_size}.")
-        if not settings.kv_ip or not settings.kv_ip.isprintable() or any(mark in settings.kv_ip for mark in " /[]"):
-            raise ConfigError(f"{FLAG}.kv_ip {settings.kv_ip!r} is no address that other engines could reach.")
+            raise ConfigError(
+                f"{FLAG}.kv_buffer_size must be more than 0 bytes, not {settings.kv_buffer_size}."
+            )
+        if (
+            not settings.kv_ip
+            or not settings.kv_ip.isprintable()
+            or any(mark in settings.kv_ip for mark in " /[]")
+        ):
+            raise ConfigError(
+                f"{FLAG}.kv_ip {settings.kv_ip!r} is no address that other engines could reach."
+            )
 
     @staticmethod
     def trial(folder: str) -> Mapping[str, Any]:
@@ -70,18 +95,24 @@ class Tcp:
         group_bytes = [layout.pools[group.pool].block_bytes for group in layout.groups]
         most_bytes = int(self.settings.kv_buffer_size) // num_ranks if self._serves else 0
         own = BoundedDirectory(most_bytes, group_bytes, self.own.eviction_policy)
-        where = Source(self.settings.engine_id or secrets.token_hex(8), self.settings.kv_ip, self.settings.kv_port)
+        where = Source(
+            self.settings.engine_id or secrets.token_hex(8),
+            self.settings.kv_ip,
+            self.settings.kv_port,
+        )
         return PeerDirectory(own, where, self.token)
 
     def store(self, parts: StoreParts) -> TcpStore:
         """Return a rank's half. Raises `ConfigError` where it cannot listen."""
-        host, port = self.settings.kv_ip, self.settings.kv_port + parts.rank
+        host = self.settings.kv_ip
+        port = self.settings.kv_port + parts.rank
         address = address_of(host, port) if self._serves and self.own.listen else None
         try:
             return self.open(parts, address)
         except zmq.ZMQError as error:
             raise ConfigError(
-                f"{FLAG}.kv_ip {host} and kv_port {port}: cannot be listened on: {error.strerror}. Name another port, or an "
+                f"{FLAG}.kv_ip {host} and kv_port {port}: cannot be listened on: {error.strerror}. "
+                "Name another port, or an "
                 "address of this machine."
             ) from error
 
@@ -99,9 +130,13 @@ class Tcp:
             offer = msgspec.convert(params, Offer)
         except msgspec.ValidationError as error:
             raise InvalidRequest(FIELD, f"is no engine's offer: {error}.") from error
-        if not hmac.compare_digest(offer.remote_seal.encode(), _seal(self.token, offer.source).encode()):
+        if not hmac.compare_digest(
+            offer.remote_seal.encode(), _seal(self.token, offer.source).encode()
+        ):
             raise InvalidRequest(
-                FIELD, "comes from no engine with this one's token; pass on what the prefill engine has answered."
+                FIELD,
+                "comes from no engine with this one's token; pass on what the prefill engine has "
+                "answered.",
             )
 
 
@@ -112,7 +147,9 @@ class Offer(msgspec.Struct, frozen=True):
     remote_host: str
     remote_port: int
     remote_seal: str
-    """By which engines know that one of them has said it: users pass it on, and could name any address."""
+    """By which engines know that one of them has said it: users pass it on, and could name any
+    address.
+    """
     remote_block_ids: list[int] | None = None
     """Full blocks of the first KV group; what counts is how many. None: all that the prompt has."""
 
@@ -126,7 +163,9 @@ class PeerDirectory:
     """This engine's blocks, as host memory has them, and those that others have offered."""
 
     def __init__(self, own: BoundedDirectory, where: Source, token: bytes) -> None:
-        self._own, self._where, self._token = own, where, token
+        self._own = own
+        self._where = where
+        self._token = token
         self._offered: dict[BlockKey, bytes] = {}
         """Where blocks are."""
         self._wanted: Counter[BlockKey] = Counter()
@@ -204,14 +243,19 @@ class PeerDirectory:
 def _token(own: Settings) -> bytes:
     if bool(own.token) == bool(own.token_file):
         raise ConfigError(
-            f"{FLAG}.{EXTRA} needs token or token_file: what all engines know that may have each other's blocks."
+            f"{FLAG}.{EXTRA} needs token or token_file: what all engines know that may have each "
+            "other's blocks."
         )
     try:
         token = own.token or Path(own.token_file).expanduser().read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{FLAG}.{EXTRA}.token_file {own.token_file!r} cannot be read: {error}.") from error
+        raise ConfigError(
+            f"{FLAG}.{EXTRA}.token_file {own.token_file!r} cannot be read: {error}."
+        ) from error
     if len(token) < LEAST_TOKEN:
-        raise ConfigError(f"{FLAG}.{EXTRA}: the token has {len(token)} characters; use {LEAST_TOKEN} or more.")
+        raise ConfigError(
+            f"{FLAG}.{EXTRA}: the token has {len(token)} characters; use {LEAST_TOKEN} or more."
+        )
     return token.encode()
 
 

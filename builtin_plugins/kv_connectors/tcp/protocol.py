@@ -1,7 +1,9 @@
-"""What two engines say to each other before and while blocks move. msgspec structs in ZeroMQ frames; nothing is unpickled.
+"""What two engines say to each other before and while blocks move. msgspec structs in ZeroMQ
+frames; nothing is unpickled.
 
-The token never travels: each side proves that it knows it, over numbers that both have chosen for this connection. Bytes of
-blocks travel as they are, so the network is trusted not to look, and not trusted to deliver.
+The token never travels: each side proves that it knows it, over numbers that both have chosen for
+this connection. Bytes of blocks travel as they are, so the network is trusted not to look, and not
+trusted to deliver.
 """
 
 from __future__ import annotations
@@ -115,8 +117,11 @@ def as_json(facts: Mapping[str, Any]) -> str:
 
 
 def check_facts(here: Mapping[str, Any], told: str) -> None:
-    """Raise `SetUpOtherwise` naming the facts in which the other engine differs, those that users set before others."""
-    there, mine = json.loads(told), json.loads(as_json(here))
+    """Raise `SetUpOtherwise` naming the facts in which the other engine differs, those that users
+    set before others.
+    """
+    there = json.loads(told)
+    mine = json.loads(as_json(here))
     unlike = [
         f"{name} is {there.get(name)!s:.60} there and {mine.get(name)!s:.60} here"
         for name in (*here, *(name for name in there if name not in mine))

@@ -1,4 +1,6 @@
-"""The side that has blocks: one thread that hands them out of host memory to whoever knows the token."""
+"""The side that has blocks: one thread that hands them out of host memory to whoever knows the
+token.
+"""
 
 from __future__ import annotations
 
@@ -80,10 +82,16 @@ class Waiting:
 class BlockServer:
     """Listens on one address."""
 
-    def __init__(self, address: str, token: bytes, facts: str, lender: Lender, introduction: bytes = b"") -> None:
-        """`introduction`: by which others read blocks where they lie; empty: they are sent. Raises `zmq.ZMQError` where nobody
+    def __init__(
+        self, address: str, token: bytes, facts: str, lender: Lender, introduction: bytes = b""
+    ) -> None:
+        """`introduction`: by which others read blocks where they lie; empty: they are sent. Raises
+        `zmq.ZMQError` where nobody
         can listen there."""
-        self._token, self._facts, self._lender, self._introduction = token, facts, lender, introduction
+        self._token = token
+        self._facts = facts
+        self._lender = lender
+        self._introduction = introduction
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -122,16 +130,25 @@ class BlockServer:
 
     def _take(self, name: bytes, message: FromClient | None) -> None:
         peer = self._peers.get(name)
-        if isinstance(message, Hello) and message.version == VERSION and len(message.nonce) == NONCE_BYTES:
+        if (
+            isinstance(message, Hello)
+            and message.version == VERSION
+            and len(message.nonce) == NONCE_BYTES
+        ):
             nonce = secrets.token_bytes(NONCE_BYTES)
             self._peers[name] = Peer(message.nonce, nonce)
             if len(self._peers) > MOST_PEERS:
                 self._peers.popitem(last=False)
             self._say(name, Challenge(nonce, proof(self._token, "server", message.nonce, nonce)))
         elif isinstance(message, Hello):
-            self._say(name, Refused(f"it speaks version {VERSION} of this protocol, not {message.version}"))
+            self._say(
+                name,
+                Refused(f"it speaks version {VERSION} of this protocol, not {message.version}"),
+            )
         elif isinstance(message, Join) and peer is not None:
-            peer.is_trusted = is_proof(message.proof, self._token, "client", peer.hello, peer.challenge)
+            peer.is_trusted = is_proof(
+                message.proof, self._token, "client", peer.hello, peer.challenge
+            )
             if not peer.is_trusted:
                 log.warning("somebody who does not know the token asked for cached blocks")
             welcome = Welcome(self._facts, self._introduction)
@@ -146,7 +163,8 @@ class BlockServer:
             self._say(name, Refused("it does not know who asks"))
 
     def _look_again(self) -> None:
-        waiting, self._waiting = self._waiting, []
+        waiting = self._waiting
+        self._waiting = []
         for each in waiting:
             if self._give(each.peer, each.get):
                 continue
@@ -172,7 +190,8 @@ class BlockServer:
 
     def _take_back(self) -> None:
         """Give back what was sent."""
-        sending, self._sending = self._sending, []
+        sending = self._sending
+        self._sending = []
         for tracker, buffer in sending:
             if tracker.done:
                 self._lender.give_back(buffer)

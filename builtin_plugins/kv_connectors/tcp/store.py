@@ -1,4 +1,6 @@
-"""A rank's half: blocks in host memory that others may fetch, and connections by which theirs are fetched."""
+"""A rank's half: blocks in host memory that others may fetch, and connections by which theirs are
+fetched.
+"""
 
 from __future__ import annotations
 
@@ -62,19 +64,35 @@ class ServedMemory(HostMemory):
 
 
 class TcpStore(ServedMemory):
-    """Keeps, serves and fetches. What it keeps is dropped as the directory says, whoever may still want it."""
+    """Keeps, serves and fetches.
+
+    What it keeps is dropped as the directory says, whoever may still want it.
+    """
 
     def __init__(
-        self, parts: StoreParts, token: bytes, address: str | None, timeout_s: float, wire: Wire | None = None
+        self,
+        parts: StoreParts,
+        token: bytes,
+        address: str | None,
+        timeout_s: float,
+        wire: Wire | None = None,
     ) -> None:
-        """`address`: to listen on; None: nobody may ask. Raises `zmq.ZMQError` where nobody can listen there."""
+        """`address`: to listen on; None: nobody may ask.
+
+        Raises `zmq.ZMQError` where nobody can listen there.
+        """
         super().__init__(parts)
-        self._rank, self._facts, self._token, self._timeout_s = parts.rank, parts.facts, token, timeout_s
+        self._rank = parts.rank
+        self._facts = parts.facts
+        self._token = token
+        self._timeout_s = timeout_s
         self._most_bytes = max(parts.block_bytes)
         self._wire = wire
         introduction = b"" if wire is None else wire.introduce()
         facts = as_json(parts.facts)
-        self._server = None if address is None else BlockServer(address, token, facts, self, introduction)
+        self._server = (
+            None if address is None else BlockServer(address, token, facts, self, introduction)
+        )
         self._context: zmq.Context[Any] = zmq.Context()
         self._connections: dict[bytes, Connection] = {}
         self._resting: dict[bytes, tuple[float, PeerError]] = {}

@@ -1,7 +1,9 @@
-"""Blocks that do not travel over the connection which engines talk over: what has them says where they lie, and who wants one
+"""Blocks that do not travel over the connection which engines talk over: what has them says where
+they lie, and who wants one
 reads it there, by a library that can (`Wire`).
 
-Nobody is told when a block has been read. One whose memory is somebody else's by then does not fit its seal.
+Nobody is told when a block has been read. One whose memory is somebody else's by then does not fit
+its seal.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from core.api import BlockKey, StoreParts
 
 
 class Wired(Tcp, ABC):
-    """What connectors over a wire have in common with `tcp`: offers, the token, the handshake, who is asked and how long."""
+    """What connectors over a wire have in common with `tcp`: offers, the token, the handshake, who
+    is asked and how long.
+    """
 
     @abstractmethod
     def wire(self) -> Wire:
@@ -33,16 +37,30 @@ class Wired(Tcp, ABC):
         stage = max(own / whole for own, whole in zip(parts.block_bytes, wholes, strict=True))
         tensor = self.config.parallel.tensor_parallel_size
         most_bytes = self.directory(parts.layout, tensor).most_bytes
-        return WiredStore(parts, self.token, address, self.own.peer_timeout_s, self.wire(), int(most_bytes * stage))
+        return WiredStore(
+            parts,
+            self.token,
+            address,
+            self.own.peer_timeout_s,
+            self.wire(),
+            int(most_bytes * stage),
+        )
 
 
 class WiredStore(TcpStore):
     """Keeps blocks in one stretch of memory, which is made known once."""
 
     def __init__(
-        self, parts: StoreParts, token: bytes, address: str | None, timeout_s: float, wire: Wire, num_bytes: int
+        self,
+        parts: StoreParts,
+        token: bytes,
+        address: str | None,
+        timeout_s: float,
+        wire: Wire,
+        num_bytes: int,
     ) -> None:
-        self._arena, self._landed = Arena(num_bytes), np.empty(max(parts.block_bytes), np.uint8)
+        self._arena = Arena(num_bytes)
+        self._landed = np.empty(max(parts.block_bytes), np.uint8)
         for memory in (self._arena.memory, self._landed):
             if memory.nbytes:
                 wire.register(memory)
@@ -98,7 +116,9 @@ class Arena:
         place = bisect(self._free, (start, end))
         first = last = place
         if place and self._free[place - 1][1] == start:
-            first, start = place - 1, self._free[place - 1][0]
+            first = place - 1
+            start = self._free[place - 1][0]
         if place < len(self._free) and self._free[place][0] == end:
-            last, end = place + 1, self._free[place][1]
+            last = place + 1
+            end = self._free[place][1]
         self._free[first:last] = [(start, end)]

@@ -1,4 +1,5 @@
-"""Every metric there is: name, type, labels, buckets, meaning. Names are an interface: dashboards depend on them.
+"""Every metric there is: name, type, labels, buckets, meaning. Names are an interface: dashboards
+depend on them.
 
 Those that vLLM has, too, are called and labelled as there. Knows no Prometheus library.
 """
@@ -22,7 +23,23 @@ LONG_S: Final = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
-STEP_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0)
+STEP_S: Final = (
+    0.0005,
+    0.001,
+    0.002,
+    0.005,
+    0.01,
+    0.02,
+    0.05,
+    0.1,
+    0.2,
+    0.5,
+    1.0,
+    2.0,
+    5.0,
+    10.0,
+    60.0,
+)
 TOKENS: Final = (*(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5)), 1e6)
 STEP_TOKENS: Final = (1.0, *(float(2**power) for power in range(3, 15)))
 SEQUENCES: Final = (1.0, 2.0, 5.0, 10.0, 20.0)
@@ -59,8 +76,17 @@ ENGINE: Final = (
 )
 """What each step tells."""
 TOKEN: Final = (
-    MetricSpec("prompt_tokens", "counter", "Tokens of prompts whose first token came, cached ones included."),
-    MetricSpec("prompt_tokens_by_source", "counter", "The same, by where they came from.", labels=("source",)),
+    MetricSpec(
+        "prompt_tokens",
+        "counter",
+        "Tokens of prompts whose first token came, cached ones included.",
+    ),
+    MetricSpec(
+        "prompt_tokens_by_source",
+        "counter",
+        "The same, by where they came from.",
+        labels=("source",),
+    ),
     MetricSpec("prompt_tokens_cached", "counter", "The same, those that came from a cache."),
     MetricSpec("generation_tokens", "counter", "Tokens given to requests."),
     _seconds("time_to_first_token_seconds", "Arrival to first token.", SHORT_S),
@@ -68,14 +94,40 @@ TOKEN: Final = (
 )
 """What each delivery of tokens tells."""
 REQUEST: Final = (
-    MetricSpec("request_success", "counter", "Requests that have ended, by reason.", labels=("finished_reason",)),
+    MetricSpec(
+        "request_success",
+        "counter",
+        "Requests that have ended, by reason.",
+        labels=("finished_reason",),
+    ),
     MetricSpec("request_prompt_tokens", "histogram", "Prompt tokens of a request.", TOKENS),
-    MetricSpec("request_generation_tokens", "histogram", "Tokens a request got, over all its sequences.", TOKENS),
-    MetricSpec("request_max_num_generation_tokens", "histogram", "Tokens of a request's longest sequence.", TOKENS),
-    MetricSpec("request_prefill_kv_computed_tokens", "histogram", "Prompt tokens of a request not cached.", TOKENS),
+    MetricSpec(
+        "request_generation_tokens",
+        "histogram",
+        "Tokens a request got, over all its sequences.",
+        TOKENS,
+    ),
+    MetricSpec(
+        "request_max_num_generation_tokens",
+        "histogram",
+        "Tokens of a request's longest sequence.",
+        TOKENS,
+    ),
+    MetricSpec(
+        "request_prefill_kv_computed_tokens",
+        "histogram",
+        "Prompt tokens of a request not cached.",
+        TOKENS,
+    ),
     MetricSpec("request_params_n", "histogram", "Sequences a request asked for.", SEQUENCES),
-    MetricSpec("request_params_max_tokens", "histogram", "`max_tokens` of a request that set it.", TOKENS),
-    _seconds("request_time_per_output_token_seconds", "Mean time per token of a request after its first.", BETWEEN_S),
+    MetricSpec(
+        "request_params_max_tokens", "histogram", "`max_tokens` of a request that set it.", TOKENS
+    ),
+    _seconds(
+        "request_time_per_output_token_seconds",
+        "Mean time per token of a request after its first.",
+        BETWEEN_S,
+    ),
     _seconds("e2e_request_latency_seconds", "Arrival to last token."),
     _seconds("request_queue_time_seconds", "Arrival to the first step."),
     _seconds("request_inference_time_seconds", "First step to last token."),
@@ -84,16 +136,26 @@ REQUEST: Final = (
 )
 """What each request tells when it has ended."""
 FEATURES: Final = (
-    MetricSpec("constraint_late_masks", "counter", "Steps that went without the mask of a constrained request."),
     MetricSpec(
-        "constraint_mask_failures", "counter", "Requests ended for the work of one mask, or of all of an output."
+        "constraint_late_masks",
+        "counter",
+        "Steps that went without the mask of a constrained request.",
     ),
     MetricSpec(
-        "constraint_compile_failures", "counter", "Requests refused for what their constraint takes to compile."
+        "constraint_mask_failures",
+        "counter",
+        "Requests ended for the work of one mask, or of all of an output.",
+    ),
+    MetricSpec(
+        "constraint_compile_failures",
+        "counter",
+        "Requests refused for what their constraint takes to compile.",
     ),
     MetricSpec("constraint_compile_cpu_seconds", "counter", "CPU time of compiling constraints."),
     _seconds("constraint_wait_seconds", "A constrained request's turn to its first mask.", SHORT_S),
-    MetricSpec("spec_decode_num_drafts", "counter", "Times that tokens of a sequence were guessed."),
+    MetricSpec(
+        "spec_decode_num_drafts", "counter", "Times that tokens of a sequence were guessed."
+    ),
     MetricSpec("spec_decode_num_draft_tokens", "counter", "Tokens that were guessed."),
     MetricSpec("spec_decode_num_accepted_tokens", "counter", "Those of them that were right."),
     MetricSpec(
@@ -103,7 +165,9 @@ FEATURES: Final = (
         labels=("position",),
     ),
 )
-"""What features count of a request, told when it has ended; one with a label is counted as `name/label`."""
+"""What features count of a request, told when it has ended; one with a label is counted as
+`name/label`.
+"""
 HTTP: Final = (
     MetricSpec(
         "http_requests", "counter", "HTTP requests answered.", labels=("path", "method", "status")
@@ -114,28 +178,46 @@ HTTP: Final = (
 KNOWN: Final = ("known", "unknown")
 CALLS: Final = (
     MetricSpec(
-        "tool_calls", "counter", "Tool calls in answers, by whether the request has the tool.", labels=("tool",)
+        "tool_calls",
+        "counter",
+        "Tool calls in answers, by whether the request has the tool.",
+        labels=("tool",),
     ),
 )
 """What each answer that calls tools tells."""
 STATE: Final = (
-    MetricSpec("cache_config_info", "gauge", "Always 1; the labels are the settings of the KV cache."),
+    MetricSpec(
+        "cache_config_info", "gauge", "Always 1; the labels are the settings of the KV cache."
+    ),
     MetricSpec("ready", "gauge", "1 while requests are computed, else 0."),
     MetricSpec("requests_open", "gauge", "Requests accepted and not ended."),
     MetricSpec("restarts", "counter", "Times the engine's process was started again."),
-    MetricSpec("server_restarts", "counter", "Times the API process was started again by its parent."),
+    MetricSpec(
+        "server_restarts", "counter", "Times the API process was started again by its parent."
+    ),
     MetricSpec("sink_faults", "counter", "Exceptions of metric sinks.", labels=("sink",)),
 )
 """What is asked when somebody looks."""
 PLUGINS: Final = (
-    MetricSpec("plugin_faults", "counter", "Exceptions in a plugin's code.", labels=("plugin", "process")),
-    MetricSpec("plugin_seconds", "counter", "Time that calls of a plugin's code took.", labels=("plugin", "process")),
+    MetricSpec(
+        "plugin_faults", "counter", "Exceptions in a plugin's code.", labels=("plugin", "process")
+    ),
+    MetricSpec(
+        "plugin_seconds",
+        "counter",
+        "Time that calls of a plugin's code took.",
+        labels=("plugin", "process"),
+    ),
 )
 """What plugins have raised, and how long they took, asked when somebody looks."""
 MEMORY: Final = (
     MetricSpec("memory_bytes", "gauge", "Memory by owner.", labels=("process", "owner")),
-    MetricSpec("memory_limit_bytes", "gauge", "The most an owner may have.", labels=("process", "owner")),
-    MetricSpec("process_memory_bytes", "gauge", "Resident memory of a process.", labels=("process",)),
+    MetricSpec(
+        "memory_limit_bytes", "gauge", "The most an owner may have.", labels=("process", "owner")
+    ),
+    MetricSpec(
+        "process_memory_bytes", "gauge", "Resident memory of a process.", labels=("process",)
+    ),
 )
 """Where memory is, asked when somebody looks."""
 METRICS: Final = (*ENGINE, *TOKEN, *REQUEST, *FEATURES, *HTTP, *CALLS, *STATE, *PLUGINS, *MEMORY)

@@ -1,7 +1,8 @@
-"""Where the engine's memory goes: one half in the scheduler's process, one on every rank, asked when somebody looks.
+"""Where the engine's memory goes: one half in the scheduler's process, one on every rank, asked
+when somebody looks.
 
-Neither does anything in a step. Each answers the call `memory.owners` for its process; other features add to what is
-said there (`core.contracts.memory`).
+Neither does anything in a step. Each answers the call `memory.owners` for its process; other
+features add to what is said there (`core.contracts.memory`).
 """
 
 from __future__ import annotations
@@ -23,11 +24,14 @@ if TYPE_CHECKING:
 
 NAME: Final = "memory"
 INDEX_ENTRY_BYTES: Final = 400
-"""Of a block in the lists of its pool and, when it is full, in the index of prefixes: measured, a little more than it is."""
+"""Of a block in the lists of its pool and, when it is full, in the index of prefixes: measured, a
+little more than it is.
+"""
 
 
 def process_memory(registry: Registry, process: str) -> dict[str, Any]:
-    """Return what is known of this process's memory, and what plugins have raised and taken in it, as plain data.
+    """Return what is known of this process's memory, and what plugins have raised and taken in it,
+    as plain data.
 
     What the allocator holds has no other name.
     """
@@ -59,7 +63,9 @@ class SchedulerMemory:
 
         def size() -> int:
             has, most = memory_of(self._registry).owners.get("kv_cache", (lambda: 1, lambda: 1))
-            return int(blocks * INDEX_ENTRY_BYTES * has() / max(1, most()))  # blocks that were used have entries
+            return int(
+                blocks * INDEX_ENTRY_BYTES * has() / max(1, most())
+            )  # blocks that were used have entries
 
         memory_of(self._registry).own("prefix_index", size, lambda: blocks * INDEX_ENTRY_BYTES)
 
@@ -68,7 +74,11 @@ class SchedulerMemory:
         if verb != "owners":
             return None
         infos = {name: dict(say()) for name, say in infos_of(self._registry).items()}
-        numbers = {name: value for count in numbers_of(self._registry).values() for name, value in count().items()}
+        numbers = {
+            name: value
+            for count in numbers_of(self._registry).values()
+            for name, value in count().items()
+        }
         spreads = {
             name: (spread.bounds, spread.counts, spread.sum)
             for spreads in spreads_of(self._registry).values()
@@ -88,7 +98,9 @@ class WorkerMemory:
         self._process = "rank 0"
 
     def attach(self, parts: WorkerParts) -> None:
-        """Say what was allocated, and of the cache how much was used so far: the system gives it page by page."""
+        """Say what was allocated, and of the cache how much was used so far: the system gives it
+        page by page.
+        """
         from core.nn.loading import weight_bytes  # lazy: the scheduler's process may have no torch
 
         memory = memory_of(self._registry)
@@ -109,4 +121,8 @@ class WorkerMemory:
 
     def call(self, verb: str, data: bytes) -> bytes | None:
         """Answer `owners`."""
-        return msgspec.json.encode(process_memory(self._registry, self._process)) if verb == "owners" else None
+        return (
+            msgspec.json.encode(process_memory(self._registry, self._process))
+            if verb == "owners"
+            else None
+        )

@@ -26,7 +26,9 @@ def add_samples(metric: Metric, name: str, spread: Spread, labels: dict[str, str
 
 
 class Family:
-    """All series of one metric: a number, or a histogram, for each combination of its own labels' values."""
+    """All series of one metric: a number, or a histogram, for each combination of its own labels'
+    values.
+    """
 
     def __init__(self, spec: MetricSpec) -> None:
         self.spec: Final = spec
@@ -52,5 +54,7 @@ class Family:
             return metric
         shown = name + "_total" * (spec.type == "counter")
         for labels, value in list(self.values.items()):
-            metric.add_sample(shown, {**common, **dict(zip(spec.labels, labels, strict=True))}, value)
+            metric.add_sample(
+                shown, {**common, **dict(zip(spec.labels, labels, strict=True))}, value
+            )
         return metric

@@ -38,7 +38,8 @@ def processes(
     faults: Mapping[str, Sequence[Any]] | None = None,
     seconds: Mapping[str, float] | None = None,
 ) -> Iterator[ProcessMemory]:
-    """Yield this process, whose `owners`, `faults` and `seconds` are given, and those that have answered, each once.
+    """Yield this process, whose `owners`, `faults` and `seconds` are given, and those that have
+    answered, each once.
 
     Halves of a feature that are in one process say the same; an engine in this process adds to it.
     """
@@ -49,19 +50,33 @@ def processes(
         if answer["pid"] not in seen:
             seen.add(answer["pid"])
             of_plugins = answer.get("faults") or {}, answer.get("seconds") or {}
-            yield _whole(answer["process"], answer["resident"], answer["heap_free"], answer["owners"], *of_plugins)
+            yield _whole(
+                answer["process"],
+                answer["resident"],
+                answer["heap_free"],
+                answer["owners"],
+                *of_plugins,
+            )
     if os.getpid() not in seen:
         yield _whole(API, *here, owners, faults or {}, seconds or {})
 
 
 def infos(engine: Sequence[bytes]) -> dict[str, dict[str, str]]:
     """Return what features say of themselves in those that have answered: labels by metric."""
-    return {name: labels for answer in engine for name, labels in msgspec.json.decode(answer).get("infos", {}).items()}
+    return {
+        name: labels
+        for answer in engine
+        for name, labels in msgspec.json.decode(answer).get("infos", {}).items()
+    }
 
 
 def numbers(engine: Sequence[bytes]) -> dict[str, float]:
     """Return what features count in those that have answered, by metric."""
-    return {name: value for answer in engine for name, value in msgspec.json.decode(answer).get("numbers", {}).items()}
+    return {
+        name: value
+        for answer in engine
+        for name, value in msgspec.json.decode(answer).get("numbers", {}).items()
+    }
 
 
 def spreads(engine: Sequence[bytes]) -> dict[str, Spread]:

@@ -10,7 +10,14 @@ from core.api import EngineConfig, Entry, Option, hookimpl
 @hookimpl
 def engine_metric_sinks() -> list[Entry]:
     target = "builtin_plugins.metric_sinks.prometheus.sink:PrometheusSink"
-    return [Entry("prometheus", target, "counters and histograms for Prometheus", requires=("prometheus-client",))]
+    return [
+        Entry(
+            "prometheus",
+            target,
+            "counters and histograms for Prometheus",
+            requires=("prometheus-client",),
+        )
+    ]
 
 
 @hookimpl
@@ -21,13 +28,17 @@ def engine_options() -> list[Option]:
 
 @hookimpl
 def engine_scheduler_extensions(config: EngineConfig, registry: Any) -> list[Any]:
-    from builtin_plugins.metric_sinks.prometheus.halves import SchedulerMemory  # lazy: start-up stays quick
+    from builtin_plugins.metric_sinks.prometheus.halves import (
+        SchedulerMemory,
+    )  # lazy: start-up stays quick
 
     return [] if config.observability.disable_log_stats else [SchedulerMemory(registry)]
 
 
 @hookimpl
 def engine_runner_extensions(config: EngineConfig, registry: Any) -> list[Any]:
-    from builtin_plugins.metric_sinks.prometheus.halves import WorkerMemory  # lazy: start-up stays quick
+    from builtin_plugins.metric_sinks.prometheus.halves import (
+        WorkerMemory,
+    )  # lazy: start-up stays quick
 
     return [] if config.observability.disable_log_stats else [WorkerMemory(registry)]

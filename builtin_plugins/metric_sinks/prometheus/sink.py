@@ -1,4 +1,7 @@
-"""Engine measurements as Prometheus metrics. Label values come from fixed sets: no client can make time series."""
+"""Engine measurements as Prometheus metrics.
+
+Label values come from fixed sets: no client can make time series.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,34 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Metric, ProcessCollector, generate_latest
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Metric,
+    ProcessCollector,
+    generate_latest,
+)
 from prometheus_client.registry import Collector
 
-from builtin_plugins.metric_sinks.prometheus.catalogue import FEATURES, FINISH_REASONS, KNOWN, MEMORY, METRICS, SOURCES
+from builtin_plugins.metric_sinks.prometheus.catalogue import (
+    FEATURES,
+    FINISH_REASONS,
+    KNOWN,
+    MEMORY,
+    METRICS,
+    SOURCES,
+)
 from builtin_plugins.metric_sinks.prometheus.instruments import Family, add_samples
 from builtin_plugins.metric_sinks.prometheus.memory import infos, numbers, processes, spreads
-from core.api import CallStats, ConfigError, EngineConfig, HttpStats, RequestStats, StepStats, TokenStats
+from core.api import (
+    CallStats,
+    ConfigError,
+    EngineConfig,
+    HttpStats,
+    RequestStats,
+    StepStats,
+    TokenStats,
+)
 from core.contracts.infos import parted
 from core.contracts.spreads import Spread
 
@@ -39,13 +63,18 @@ class PrometheusSink:
         families = {spec.name: Family(spec) for spec in METRICS}
         self._families = families
         numbers = {name: family for name, family in families.items() if not family.spec.buckets}
-        self._running, self._waiting = numbers["num_requests_running"], numbers["num_requests_waiting"]
+        self._running = numbers["num_requests_running"]
+        self._waiting = numbers["num_requests_waiting"]
         self._kv_usage = numbers["kv_cache_usage_perc"]
-        self._queries, self._hits = numbers["prefix_cache_queries"], numbers["prefix_cache_hits"]
+        self._queries = numbers["prefix_cache_queries"]
+        self._hits = numbers["prefix_cache_hits"]
         self._preemptions = numbers["num_preemptions"]
-        self._prompt, self._by_source = numbers["prompt_tokens"], numbers["prompt_tokens_by_source"]
-        self._cached, self._generated = numbers["prompt_tokens_cached"], numbers["generation_tokens"]
-        self._success, self._http = numbers["request_success"], numbers["http_requests"]
+        self._prompt = numbers["prompt_tokens"]
+        self._by_source = numbers["prompt_tokens_by_source"]
+        self._cached = numbers["prompt_tokens_cached"]
+        self._generated = numbers["generation_tokens"]
+        self._success = numbers["request_success"]
+        self._http = numbers["http_requests"]
         self._calls, self._faults, self._seconds = (
             numbers[name] for name in ("tool_calls", "plugin_faults", "plugin_seconds")
         )
@@ -55,9 +84,14 @@ class PrometheusSink:
             self._calls.set(0.0, known)
         for source in SOURCES:
             self._by_source.set(0.0, source)
-        self._observe = {name: family.histogram.observe for name, family in families.items() if family.spec.buckets}
+        self._observe = {
+            name: family.histogram.observe
+            for name, family in families.items()
+            if family.spec.buckets
+        }
         self._first_token, self._between = (
-            self._observe[name] for name in ("time_to_first_token_seconds", "inter_token_latency_seconds")
+            self._observe[name]
+            for name in ("time_to_first_token_seconds", "inter_token_latency_seconds")
         )
         self._step_s, self._step_tokens = (
             self._observe[name] for name in ("step_time_seconds", "iteration_tokens_total")
@@ -90,7 +124,9 @@ class PrometheusSink:
     def tokens(self, stats: TokenStats) -> None:
         """Count what one step brought to clients."""
         self._generated.add(stats.generated_tokens)
-        for seconds, times in Counter(stats.inter_token_s).items():  # sequences of one step waited alike, to the digit
+        for seconds, times in Counter(
+            stats.inter_token_s
+        ).items():  # sequences of one step waited alike, to the digit
             self._between(seconds, times)
         for seconds in stats.first_token_s:
             self._first_token(seconds)
@@ -118,7 +154,9 @@ class PrometheusSink:
             "request_decode_time_seconds": stats.decode_s,
         }
         if stats.decode_s is not None and stats.longest_output > 1:
-            values["request_time_per_output_token_seconds"] = stats.decode_s / (stats.longest_output - 1)
+            values["request_time_per_output_token_seconds"] = stats.decode_s / (
+                stats.longest_output - 1
+            )
         for name, value in values.items():
             if value is not None:
                 self._observe[name](value)
@@ -128,7 +166,9 @@ class PrometheusSink:
             if name in FEATURE_NAMES:
                 family = self._families[name]
                 labels = (label,) if family.spec.labels else ()
-                family.histogram.observe(value) if family.spec.buckets else family.add(value, *labels)
+                family.histogram.observe(value) if family.spec.buckets else family.add(
+                    value, *labels
+                )
 
     def http(self, stats: HttpStats) -> None:
         """Count one HTTP request: by the template of its path, never by the path itself."""
@@ -155,16 +195,22 @@ class PrometheusSink:
         return generate_latest(self._registry), CONTENT_TYPE_LATEST
 
     def _set_memory(self, told: Mapping[str, Any]) -> None:
-        """Take what this process and those of the engine say of their memory, and of what plugins raised and took in them.
+        """Take what this process and those of the engine say of their memory, and of what plugins
+        raised and took in them.
 
-        The memory of one that is gone is left out, its plugins' numbers stay until there is another of its name.
+        The memory of one that is gone is left out, its plugins' numbers stay until there is another
+        of its name.
         """
         bytes_, limits, resident = (self._families[spec.name] for spec in MEMORY)
         for family in (bytes_, limits, resident):
             family.values.clear()
         engine = told.get("engine") or ()
-        self._infos, self._numbers, self._spreads = infos(engine), numbers(engine), spreads(engine)
-        for found in processes(told.get("owners") or {}, engine, told.get("faults"), told.get("seconds")):
+        self._infos = infos(engine)
+        self._numbers = numbers(engine)
+        self._spreads = spreads(engine)
+        for found in processes(
+            told.get("owners") or {}, engine, told.get("faults"), told.get("seconds")
+        ):
             for plugin, seconds in found.seconds.items():
                 self._seconds.set(seconds, plugin, found.process)
             for plugin, (count, _) in found.faults.items():
@@ -182,7 +228,11 @@ class PrometheusSink:
                 yield family.metric(self._prefix, self._labels)
             elif self._cache_labels:  # known when the engine has started
                 info = Metric(self._prefix + name, family.spec.text, "gauge")
-                info.add_sample(self._prefix + name, {"engine": self._labels["engine"], **self._cache_labels}, 1.0)
+                info.add_sample(
+                    self._prefix + name,
+                    {"engine": self._labels["engine"], **self._cache_labels},
+                    1.0,
+                )
                 yield info
         for name, labels in self._infos.items():
             said = Metric(self._prefix + name, "What a feature says of itself.", "gauge")
@@ -200,8 +250,12 @@ class PrometheusSink:
         for said, value in self._numbers.items():
             name, labels = parted(said)
             kind = "counter" if name.endswith("_total") else "gauge"
-            metric = Metric(self._prefix + name.removesuffix("_total"), "What a feature counts.", kind)
-            made.setdefault(name, metric).add_sample(self._prefix + name, {**self._labels, **labels}, value)
+            metric = Metric(
+                self._prefix + name.removesuffix("_total"), "What a feature counts.", kind
+            )
+            made.setdefault(name, metric).add_sample(
+                self._prefix + name, {**self._labels, **labels}, value
+            )
         return made.values()
 
 
@@ -219,7 +273,8 @@ class _Families(Collector):
 def _checked(prefix: str) -> str:
     if prefix and (prefix[0].isdigit() or not _PREFIX_CHARS.issuperset(prefix)):
         raise ConfigError(
-            f"--metrics-prefix {prefix!r} cannot begin a metric's name; use ASCII letters, digits, `_` and `:`, "
+            f"--metrics-prefix {prefix!r} cannot begin a metric's name; use ASCII letters, digits, "
+            "`_` and `:`, "
             "no digit first."
         )
     return prefix

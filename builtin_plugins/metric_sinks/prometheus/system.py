@@ -23,14 +23,18 @@ class _MallInfo(ctypes.Structure):
 
 
 def resident_bytes() -> int:
-    """Return the bytes of this process that are in memory, those of mapped files included; 0 where nobody says."""
+    """Return the bytes of this process that are in memory, those of mapped files included; 0 where
+    nobody says.
+    """
     with suppress(OSError, ValueError):
         return int(STATM.read_text().split()[1]) * mmap.PAGESIZE
     return 0
 
 
 def heap_bytes() -> tuple[int, int]:
-    """Return what the C library's allocator has given out, and what it holds free for the next who asks."""
+    """Return what the C library's allocator has given out, and what it holds free for the next who
+    asks.
+    """
     with suppress(OSError, AttributeError):  # another C library has no mallinfo2
         ask = ctypes.CDLL(None).mallinfo2
         ask.restype = _MallInfo
@@ -40,9 +44,12 @@ def heap_bytes() -> tuple[int, int]:
 
 
 def touched_bytes(address: int, num_bytes: int) -> int:
-    """Return how much of a range of memory has been written to; all of it where the system does not say."""
+    """Return how much of a range of memory has been written to; all of it where the system does not
+    say.
+    """
     page = mmap.PAGESIZE
-    first, last = address // page * page, -(-(address + num_bytes) // page) * page
+    first = address // page * page
+    last = -(-(address + num_bytes) // page) * page
     with suppress(OSError, AttributeError):
         pages = (ctypes.c_ubyte * ((last - first) // page))()
         place = ctypes.c_void_p(first), ctypes.c_size_t(last - first), pages

@@ -14,7 +14,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{path} cannot be read as JSON: {error}. Restore it from where the model came.") from error
+        raise ModelError(
+            f"{path} cannot be read as JSON: {error}. Restore it from where the model came."
+        ) from error
     if not isinstance(value, dict):
         raise ModelError(f"{path} holds no JSON object. Restore it from where the model came.")
     return value

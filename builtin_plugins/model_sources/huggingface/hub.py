@@ -1,6 +1,8 @@
-"""Fetches a repository's files from the hub into the library's cache. Knows the hub, nothing of models.
+"""Fetches a repository's files from the hub into the library's cache. Knows the hub, nothing of
+models.
 
-Tokens, mirrors (HF_ENDPOINT), caches (HF_HOME) and offline mode (HF_HUB_OFFLINE) are the hub library's own.
+Tokens, mirrors (HF_ENDPOINT), caches (HF_HOME) and offline mode (HF_HUB_OFFLINE) are the hub
+library's own.
 """
 
 from __future__ import annotations
@@ -20,7 +22,12 @@ WEIGHTS: Final = ("*.safetensors", "*/model.safetensors")
 
 def is_hub_id(name: str) -> bool:
     """Say whether a name is spelt like a repository: `name` or `owner/name`."""
-    return len(name) <= 96 and _ID.fullmatch(name) is not None and ".." not in name and "--" not in name
+    return (
+        len(name) <= 96
+        and _ID.fullmatch(name) is not None
+        and ".." not in name
+        and "--" not in name
+    )
 
 
 def download(name: str, config: EngineConfig, patterns: Sequence[str]) -> Path:
@@ -49,20 +56,28 @@ def download(name: str, config: EngineConfig, patterns: Sequence[str]) -> Path:
         )
     except GatedRepoError as error:
         raise ModelError(
-            f"{name} on the hub is gated: accept its terms on its page, then give a token (HF_TOKEN or --hf-token)."
+            f"{name} on the hub is gated: accept its terms on its page, then give a token "
+            "(HF_TOKEN or --hf-token)."
         ) from error
     except RepositoryNotFoundError as error:
         raise ModelError(
-            f"{name} is neither a local folder nor a repository this token can see on the hub. Check the spelling; "
+            f"{name} is neither a local folder nor a repository this token can see on the hub. "
+            "Check the spelling; "
             "a private one needs a token (HF_TOKEN or --hf-token)."
         ) from error
     except RevisionNotFoundError as error:
-        raise ModelError(f"{name} on the hub has no revision {revision!r}; check --revision.") from error
+        raise ModelError(
+            f"{name} on the hub has no revision {revision!r}; check --revision."
+        ) from error
     except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
         raise ModelError(
-            f"{name} is not a local folder, not in the hub cache, and the hub cannot be reached (or HF_HUB_OFFLINE is "
-            "set). Give a folder, connect (a mirror goes into HF_ENDPOINT), or fetch it elsewhere and copy the cache."
+            f"{name} is not a local folder, not in the hub cache, and the hub cannot be reached "
+            "(or HF_HUB_OFFLINE is "
+            "set). Give a folder, connect (a mirror goes into HF_ENDPOINT), or fetch it elsewhere "
+            "and copy the cache."
         ) from error
     except Exception as error:
-        raise ModelError(f"{name} cannot be fetched from the hub: {error}. Try again, or give a folder.") from error
+        raise ModelError(
+            f"{name} cannot be fetched from the hub: {error}. Try again, or give a folder."
+        ) from error
     return Path(folder)

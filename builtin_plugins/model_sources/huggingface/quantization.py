@@ -1,4 +1,6 @@
-"""How a checkpoint says that its weights are quantized: in config.json, or in files that older tools wrote beside it."""
+"""How a checkpoint says that its weights are quantized: in config.json, or in files that older
+tools wrote beside it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,11 @@ from core.api import ModelError
 
 OLDER: Final = "compression_config"
 FIELDS: Final = ("quantization_config", OLDER)
-BESIDE: Final = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
+BESIDE: Final = {
+    "quantize_config.json": "gptq",
+    "quant_config.json": "awq",
+    "hf_quant_config.json": "modelopt",
+}
 """Files that say it where config.json does not, and the method of whose tools they are."""
 
 
@@ -24,14 +30,16 @@ def quantization_of(stated: Mapping[str, Any], path: Path) -> str | None:
     method = facts.get("quant_method") if isinstance(facts, Mapping) else None
     if not isinstance(method, str):
         raise ModelError(
-            f"{name} in {path} is {facts!r:.100}, which names no quant_method, so the weights cannot be read. "
+            f"{name} in {path} is {facts!r:.100}, which names no quant_method, so the weights "
+            "cannot be read. "
             "Restore the file from where the model came."
         )
     return method
 
 
 def quantization_beside(folder: Path, stated: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `quantization_config` as config.json would have it today, from an older field or a file beside it.
+    """Return `quantization_config` as config.json would have it today, from an older field or a
+    file beside it.
 
     A config.json that has the field, be it null, is not added to.
     """

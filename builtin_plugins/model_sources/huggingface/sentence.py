@@ -1,4 +1,5 @@
-"""Reads what sentence-transformers keeps beside a checkpoint: modules, pooling, layers behind it, named prompts.
+"""Reads what sentence-transformers keeps beside a checkpoint: modules, pooling, layers behind it,
+named prompts.
 
 Folders and fields are those of its versions 2 to 5. Files that are absent say nothing.
 """
@@ -23,7 +24,11 @@ _POOLERS: Final = {
     "pooling_mode_lasttoken": "last",
 }
 """In the order of their vectors where there are several."""
-_MODES: Final = {"lasttoken": "last", "weightedmean": "weighted_mean", "mean_sqrt_len_tokens": "mean_sqrt_len"}
+_MODES: Final = {
+    "lasttoken": "last",
+    "weightedmean": "weighted_mean",
+    "mean_sqrt_len_tokens": "mean_sqrt_len",
+}
 """Names of the newer single field that differ from ours."""
 _ACTIVATIONS: Final = {
     "Identity": "",
@@ -38,17 +43,24 @@ _LAYERS: Final = ("Transformer", "Pooling", "Dense", "Normalize")
 
 
 def read_sentence_facts(folder: Path, stated: Mapping[str, Any]) -> SentenceFacts | None:
-    """Return what the files of a folder say; None where there are none. Raises `ModelError` for what is not served."""
+    """Return what the files of a folder say; None where there are none.
+
+    Raises `ModelError` for what is not served.
+    """
     scores = _scores(folder, stated)
     modules = _modules(folder / MODULES)
     if modules is None:
         return None if scores is None else SentenceFacts(last=scores)
     config = _optional(folder / "config_sentence_transformers.json")
-    pooler, normalize, include_prompt, dense = None, False, True, []
+    pooler = None
+    normalize = False
+    include_prompt = True
+    dense = []
     for kind, name in modules:
         if kind == "Pooling":
             pooling = folder / name / "config.json"
-            pooler, include_prompt = _pooler(pooling), read_json(pooling).get("include_prompt") is not False
+            pooler = _pooler(pooling)
+            include_prompt = read_json(pooling).get("include_prompt") is not False
         elif kind == "Dense":
             dense.append(_dense(folder / name / "config.json", name))
         normalize |= kind == "Normalize"
@@ -77,14 +89,23 @@ def _modules(path: Path) -> list[tuple[str, str]] | None:
         return None
     try:
         listed = json.loads(path.read_text(encoding="utf-8"))
-        found = [(str(m["type"]).rpartition(".")[2], str(m["path"])) for m in sorted(listed, key=lambda m: m["idx"])]
+        found = [
+            (str(m["type"]).rpartition(".")[2], str(m["path"]))
+            for m in sorted(listed, key=lambda m: m["idx"])
+        ]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ModelError(f"{path} is no list of modules ({error!r}). Restore it from where the model came.") from error
+        raise ModelError(
+            f"{path} is no list of modules ({error!r}). Restore it from where the model came."
+        ) from error
     for kind, name in found:
         if kind not in _LAYERS:
-            raise ModelError(f"{path} names a module of the class {kind!r}; known: {', '.join(_LAYERS)}.")
+            raise ModelError(
+                f"{path} names a module of the class {kind!r}; known: {', '.join(_LAYERS)}."
+            )
         if Path(name).name != name:
-            raise ModelError(f"{path} names the folder {name!r}, outside its own; such a model is not read.")
+            raise ModelError(
+                f"{path} names the folder {name!r}, outside its own; such a model is not read."
+            )
     return found
 
 
@@ -93,10 +114,16 @@ def _pooler(path: Path) -> str:
     mode = config.get("pooling_mode")
     modes = mode.split("+") if isinstance(mode, str) else mode or ()
     if not isinstance(modes, (list, tuple)) or not all(isinstance(each, str) for each in modes):
-        raise ModelError(f"{path}: pooling_mode is {mode!r}; it must be a name, or a list of names.")
-    named = [_MODES.get(each, each) for each in modes] or [n for key, n in _POOLERS.items() if config.get(key)]
+        raise ModelError(
+            f"{path}: pooling_mode is {mode!r}; it must be a name, or a list of names."
+        )
+    named = [_MODES.get(each, each) for each in modes] or [
+        n for key, n in _POOLERS.items() if config.get(key)
+    ]
     if not named:
-        raise ModelError(f"{path} asks for no way of pooling; set pooling_mode, to mean for example.")
+        raise ModelError(
+            f"{path} asks for no way of pooling; set pooling_mode, to mean for example."
+        )
     return "+".join(named)
 
 
@@ -104,12 +131,17 @@ def _dense(path: Path, name: str) -> DenseSpec:
     config = read_json(path)
     activation = str(config.get("activation_function", "Tanh")).rpartition(".")[2]
     if activation not in _ACTIVATIONS:
-        raise ModelError(f"{path}: the activation {activation!r} is not known; known: {', '.join(_ACTIVATIONS)}.")
+        raise ModelError(
+            f"{path}: the activation {activation!r} is not known; known: {', '.join(_ACTIVATIONS)}."
+        )
     width = config.get("out_features")
     if type(width) is not int:
         raise ModelError(f"{path}: out_features is {width!r}; it must be an integer.")
     return DenseSpec(
-        name=f"{name}.linear", width=width, bias=bool(config.get("bias", True)), activation=_ACTIVATIONS[activation]
+        name=f"{name}.linear",
+        width=width,
+        bias=bool(config.get("bias", True)),
+        activation=_ACTIVATIONS[activation],
     )
 
 
@@ -123,7 +155,9 @@ def _scores(folder: Path, stated: Mapping[str, Any]) -> Any:
         return None
     kind = str(name).rpartition(".")[2]
     if kind not in _SCORES:
-        raise ModelError(f"scores go through {name!r}, which is not known; known: {', '.join(_SCORES)}.")
+        raise ModelError(
+            f"scores go through {name!r}, which is not known; known: {', '.join(_SCORES)}."
+        )
     return _SCORES[kind]
 
 

@@ -1,7 +1,8 @@
-"""Says what a model in the Hugging Face layout is, from its config files alone: reads no weight, imports no torch.
+"""Says what a model in the Hugging Face layout is, from its config files alone: reads no weight,
+imports no torch.
 
-config.json is read as plain data. transformers' config classes would add seconds to every start, and nothing but
-the facts is needed; code that a repository brings (`auto_map`) is never touched.
+config.json is read as plain data. transformers' config classes would add seconds to every start,
+and nothing but the facts is needed; code that a repository brings (`auto_map`) is never touched.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from typing import Any, Final
 
 from builtin_plugins.model_sources.huggingface.files import read_json
 from builtin_plugins.model_sources.huggingface.hub import SETTINGS, WEIGHTS, download, is_hub_id
-from builtin_plugins.model_sources.huggingface.quantization import quantization_beside, quantization_of
+from builtin_plugins.model_sources.huggingface.quantization import (
+    quantization_beside,
+    quantization_of,
+)
 from builtin_plugins.model_sources.huggingface.sentence import longest_text, read_sentence_facts
 from builtin_plugins.model_sources.huggingface.tokens import check_tokens
 from core.api import EngineConfig, InvalidRequest, ModelError, ModelSource, SamplingParams
@@ -57,10 +61,13 @@ def find(model: str, config: EngineConfig) -> ModelSource | None:
     is_folder = os.path.isdir(folder)  # Path.is_dir raises where a name is too long for one
     if folder.suffix.lower() in _ONE_FILE and not is_folder:
         advice = (
-            "Install the plugin engine-gguf, which reads it, or give" if folder.suffix.lower() == ".gguf" else "Give"
+            "Install the plugin engine-gguf, which reads it, or give"
+            if folder.suffix.lower() == ".gguf"
+            else "Give"
         )
         raise ModelError(
-            f"{model} is a single {folder.suffix[1:]} file, and weights are read from folders with a config.json only. "
+            f"{model} is a single {folder.suffix[1:]} file, and weights are read from folders with "
+            "a config.json only. "
             f"{advice} the folder, or the hub id, of the model it was made from."
         )
     if is_folder:
@@ -76,12 +83,17 @@ def describe(name: str, folder: Path, config: EngineConfig, *, origin: str) -> M
     """Return what the files of a folder say. Raises `ModelError` naming file and fault."""
     path = folder / "config.json"
     if not path.is_file():
-        raise ModelError(f"{folder} has no config.json, so nothing says what model it is. Give the model's folder.")
+        raise ModelError(
+            f"{folder} has no config.json, so nothing says what model it is. Give the model's "
+            "folder."
+        )
     stated = _merge(read_json(path), config.model.hf_overrides)
     _refuse_variants(stated, path)
     generation, where = _generation(folder, config)
     check_tokens(stated, generation, path, where)
-    stated |= {key: generation[key] for key in _STARTS if stated.get(key) is None and key in generation}
+    stated |= {
+        key: generation[key] for key in _STARTS if stated.get(key) is None and key in generation
+    }
     stated |= quantization_beside(folder, stated)
     return ModelSource(
         name=name,
@@ -93,19 +105,24 @@ def describe(name: str, folder: Path, config: EngineConfig, *, origin: str) -> M
         checkpoint_dtype=_dtype(stated),
         quantization=quantization_of(stated, path),
         eos_token_ids=_ids(generation.get("eos_token_id", stated.get("eos_token_id")), where),
-        sampling_defaults={} if config.model.generation_config == "vllm" else _sampling(generation, where),
+        sampling_defaults={}
+        if config.model.generation_config == "vllm"
+        else _sampling(generation, where),
         sentence=read_sentence_facts(folder, stated),
         origin=origin,
     )
 
 
 def _refuse_variants(stated: Mapping[str, Any], path: Path) -> None:
-    """Raise `ModelError` for what changes the attention of any architecture and that no architecture here reads."""
+    """Raise `ModelError` for what changes the attention of any architecture and that no
+    architecture here reads.
+    """
     chunks = stated.get("dual_chunk_attention_config")
     if chunks:
         size = chunks.get("chunk_size") if isinstance(chunks, Mapping) else None
         raise ModelError(
-            f"dual_chunk_attention_config in {path} asks for dual chunk attention, which is not served. Contexts within "
+            f"dual_chunk_attention_config in {path} asks for dual chunk attention, which is not "
+            "served. Contexts within "
             f"one chunk{f' ({size} tokens)' if size else ''} need none: "
             """leave it out with --hf-overrides '{"dual_chunk_attention_config": null}'."""
         )
@@ -135,42 +152,58 @@ def _architecture(stated: Mapping[str, Any], path: Path) -> str:
 
 
 def _causal_lm(model_type: object) -> str | None:
-    """Return transformers' language model of a model type, for the rare config that names the type alone."""
+    """Return transformers' language model of a model type, for the rare config that names the type
+    alone.
+    """
     if not isinstance(model_type, str):
         return None
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES  # lazy: slow to import
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    )  # lazy: slow to import
 
     name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type)
     return name if isinstance(name, str) else None
 
 
 def _generation(folder: Path, config: EngineConfig) -> tuple[dict[str, Any], Path]:
-    """Return what generation_config.json of the model, or of the folder the user names, holds, and its path."""
+    """Return what generation_config.json of the model, or of the folder the user names, holds, and
+    its path.
+    """
     wanted = config.model.generation_config
     if wanted in ("auto", "vllm"):
         path = folder / "generation_config.json"
         return (read_json(path) if path.is_file() else {}), path
     path = Path(wanted).expanduser() / "generation_config.json"
     if not path.is_file():
-        raise ModelError(f"--generation-config: there is no {path}; give auto, vllm, or a folder that holds one.")
+        raise ModelError(
+            f"--generation-config: there is no {path}; give auto, vllm, or a folder that holds one."
+        )
     return read_json(path), path
 
 
 def _sampling(generation: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Return the sampling parameters a generation config states. Raises `ModelError` when one cannot be used."""
+    """Return the sampling parameters a generation config states.
+
+    Raises `ModelError` when one cannot be used.
+    """
     given = {ours: generation.get(theirs) for theirs, ours in _SAMPLING.items()}
     stated = {name: value for name, value in given.items() if value is not None}
     try:
         SamplingParams(**stated)
     except InvalidRequest as error:
-        raise ModelError(f"{path}: {error} Correct it, or leave it out with --generation-config vllm.") from error
+        raise ModelError(
+            f"{path}: {error} Correct it, or leave it out with --generation-config vllm."
+        ) from error
     return stated
 
 
 def _ids(value: Any, path: Path) -> tuple[int, ...]:
     listed = value if isinstance(value, list) else [] if value is None else [value]
     if any(type(token) is not int for token in listed):
-        raise ModelError(f"eos_token_id of {path.parent} is {value!r:.100}; it must be a token id or a list of them.")
+        raise ModelError(
+            f"eos_token_id of {path.parent} is {value!r:.100}; it must be a token id or a list of "
+            "them."
+        )
     return tuple(token for token in listed if token >= 0)
 
 
@@ -193,10 +226,16 @@ def _context(stated: Mapping[str, Any], path: Path) -> int:
     if not isinstance(scaling, Mapping):
         return length
     kind = scaling.get("rope_type") or scaling.get("type")
-    factor, original = scaling.get("factor"), scaling.get("original_max_position_embeddings")
-    # A base of its own for local layers means that scaling concerns the others only, and is counted already.
-    # A factor that is no number is refused with all other facts, when the architecture reads them.
-    if kind not in _STRETCHING or "rope_local_base_freq" in stated or not isinstance(factor, (int, float)):
+    factor = scaling.get("factor")
+    original = scaling.get("original_max_position_embeddings")
+    # A base of its own for local layers means that scaling concerns the others only, and is counted
+    # already. A factor that is no number is refused with all other facts, when the architecture
+    # reads them.
+    if (
+        kind not in _STRETCHING
+        or "rope_local_base_freq" in stated
+        or not isinstance(factor, (int, float))
+    ):
         return length
     if kind == "yarn" and isinstance(original, int):
         return max(length, int(original * factor))

@@ -1,4 +1,6 @@
-"""The tokens that a model's settings name must be tokens the model has: an end that never comes is no end."""
+"""The tokens that a model's settings name must be tokens the model has: an end that never comes is
+no end.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +11,24 @@ from typing import Any, Final
 from core.api import ModelError
 from core.spec.vocabulary import stated_vocabulary
 
-_FIELDS: Final = ("eos_token_id", "bos_token_id", "pad_token_id", "decoder_start_token_id", "forced_bos_token_id")
+_FIELDS: Final = (
+    "eos_token_id",
+    "bos_token_id",
+    "pad_token_id",
+    "decoder_start_token_id",
+    "forced_bos_token_id",
+)
 NONE: Final = -1
 """How old files say that there is no such token."""
 
 
-def check_tokens(stated: Mapping[str, Any], generation: Mapping[str, Any], path: Path, where: Path) -> None:
+def check_tokens(
+    stated: Mapping[str, Any], generation: Mapping[str, Any], path: Path, where: Path
+) -> None:
     """Raise `ModelError` for a token outside of the vocabulary, naming file and field.
 
-    `stated` is what `path` holds, overrides included, and `generation` what `where` does. Nothing is said about a config
-    that does not state the size of its vocabulary.
+    `stated` is what `path` holds, overrides included, and `generation` what `where` does. Nothing
+    is said about a config that does not state the size of its vocabulary.
     """
     size = stated_vocabulary(stated)
     if size is None:
@@ -29,7 +39,9 @@ def check_tokens(stated: Mapping[str, Any], generation: Mapping[str, Any], path:
             raise ModelError(f"{path}: {_outside(name, token, size)} {cure}")
     for name, token in _named(generation):
         if not _is_token(token, size):
-            raise ModelError(f"{where}: {_outside(name, token, size)} Correct it, or leave the field out.")
+            raise ModelError(
+                f"{where}: {_outside(name, token, size)} Correct it, or leave the field out."
+            )
 
 
 def _named(fields: Mapping[str, Any]) -> Iterator[tuple[str, int]]:

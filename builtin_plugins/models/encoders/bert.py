@@ -1,10 +1,18 @@
-"""BERT and its relatives: learned positions, norms behind each sum, plain MLPs, attention to both sides."""
+"""BERT and its relatives: learned positions, norms behind each sum, plain MLPs, attention to both
+sides.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from builtin_plugins.models.encoders.heads import IGNORED, bare, dense, pooling, refuse_other_positions
+from builtin_plugins.models.encoders.heads import (
+    IGNORED,
+    bare,
+    dense,
+    pooling,
+    refuse_other_positions,
+)
 from builtin_plugins.models.encoders.rotary import jina
 from core.api import (
     AttentionSpec,
@@ -43,7 +51,9 @@ def names_of(prefix: str) -> WeightNames:
 
 def layer_of(facts: ModelFacts, norm: NormSpec, relative: RelativeSpec | None) -> LayerSpec:
     """Return one layer of BERT's form."""
-    attention = facts.attention(rope=None, causal=False, qkv_bias=True, out_bias=True, relative=relative)
+    attention = facts.attention(
+        rope=None, causal=False, qkv_bias=True, out_bias=True, relative=relative
+    )
     mlp = facts.mlp(activation=facts.activation(default="gelu"), gated=False, bias=True)
     return LayerSpec(attention=attention, mlp=mlp, attention_out=norm, mlp_out=norm, norm_sum=True)
 
@@ -79,7 +89,9 @@ def spec_of(
 def bert(hf_config: object) -> DecoderSpec:
     """Return the facts of a BERT config."""
     facts = ModelFacts(hf_config)
-    return spec_of(facts, names_of("bert"), (dense("bert.pooler.dense", facts.count("hidden_size"), "tanh"),))
+    return spec_of(
+        facts, names_of("bert"), (dense("bert.pooler.dense", facts.count("hidden_size"), "tanh"),)
+    )
 
 
 def roberta(hf_config: object) -> DecoderSpec:
@@ -88,7 +100,13 @@ def roberta(hf_config: object) -> DecoderSpec:
     if facts.get("position_embedding_type") == "rotary":
         return jina(hf_config)
     head = dense("classifier.dense", facts.count("hidden_size"), "tanh"), dense_out(facts)
-    return spec_of(facts, names_of("roberta"), head, offset=facts.count("pad_token_id", 1, least=0) + 1, types=1)
+    return spec_of(
+        facts,
+        names_of("roberta"),
+        head,
+        offset=facts.count("pad_token_id", 1, least=0) + 1,
+        types=1,
+    )
 
 
 def dense_out(facts: ModelFacts) -> DenseSpec:
@@ -131,8 +149,12 @@ def albert(hf_config: object) -> DecoderSpec:
     """Return the facts of an ALBERT config: groups of layers share their weights."""
     facts = ModelFacts(hf_config)
     if facts.count("inner_group_num", 1) != 1:
-        raise ModelError("inner_group_num in config.json is more than 1, which this architecture does not serve.")
-    count, groups, hidden = facts.num_layers(), facts.count("num_hidden_groups", 1), facts.count("hidden_size")
+        raise ModelError(
+            "inner_group_num in config.json is more than 1, which this architecture does not serve."
+        )
+    count = facts.num_layers()
+    groups = facts.count("num_hidden_groups", 1)
+    hidden = facts.count("hidden_size")
     names = replace(
         names_of("albert"),
         layer="albert.encoder.albert_layer_groups.{}.albert_layers.0",
@@ -158,7 +180,8 @@ def albert(hf_config: object) -> DecoderSpec:
 def distilbert(hf_config: object) -> DecoderSpec:
     """Return the facts of a DistilBERT config, whose fields have names of their own."""
     facts = ModelFacts(hf_config)
-    hidden, heads = facts.count("dim"), facts.count("n_heads", 12)
+    hidden = facts.count("dim")
+    heads = facts.count("n_heads", 12)
     names = WeightNames(
         embed="distilbert.embeddings.word_embeddings",
         positions="distilbert.embeddings.position_embeddings",
@@ -175,7 +198,8 @@ def distilbert(hf_config: object) -> DecoderSpec:
         rename=bare("distilbert", "embeddings", "transformer"),
         ignored=(*IGNORED, "vocab_*"),
     )
-    norm, positions = NormSpec("layer", eps=1e-12, bias=True), facts.num_positions(default=512)
+    norm = NormSpec("layer", eps=1e-12, bias=True)
+    positions = facts.num_positions(default=512)
     attention = AttentionSpec(
         heads=heads,
         kv_heads=heads,
@@ -185,7 +209,9 @@ def distilbert(hf_config: object) -> DecoderSpec:
         out_bias=True,
     )
     activation = facts.activation("activation", "gelu")
-    mlp = MlpSpec(width=facts.count("hidden_dim", 3072), activation=activation, gated=False, bias=True)
+    mlp = MlpSpec(
+        width=facts.count("hidden_dim", 3072), activation=activation, gated=False, bias=True
+    )
     layer = LayerSpec(attention=attention, mlp=mlp, attention_out=norm, mlp_out=norm, norm_sum=True)
     return DecoderSpec(
         vocab_size=facts.count("vocab_size"),
@@ -203,7 +229,8 @@ def distilbert(hf_config: object) -> DecoderSpec:
 def t5(hf_config: object) -> DecoderSpec:
     """Return the facts of a T5 encoder: distances instead of positions, scores that are not scaled."""
     facts = ModelFacts(hf_config)
-    norm, heads = NormSpec(eps=facts.number("layer_norm_epsilon", 1e-6)), facts.count("num_heads", 8)
+    norm = NormSpec(eps=facts.number("layer_norm_epsilon", 1e-6))
+    heads = facts.count("num_heads", 8)
     kind = str(facts.get("feed_forward_proj", "relu"))
     gated, activation = kind.startswith("gated-"), kind.removeprefix("gated-")
     names = WeightNames(
@@ -235,9 +262,16 @@ def t5(hf_config: object) -> DecoderSpec:
         scale=1.0,
         relative=relative,
     )
-    known = {"relu": "relu", "gelu": "gelu_tanh" if gated else "gelu", "gelu_new": "gelu_tanh", "silu": "silu"}
+    known = {
+        "relu": "relu",
+        "gelu": "gelu_tanh" if gated else "gelu",
+        "gelu_new": "gelu_tanh",
+        "silu": "silu",
+    }
     if activation not in known:
-        raise ModelError(f"feed_forward_proj {kind!r} in config.json is not known; known: {', '.join(known)}.")
+        raise ModelError(
+            f"feed_forward_proj {kind!r} in config.json is not known; known: {', '.join(known)}."
+        )
     mlp = MlpSpec(width=facts.count("d_ff", 2048), activation=known[activation], gated=gated)
     return DecoderSpec(
         vocab_size=facts.count("vocab_size"),

@@ -1,4 +1,6 @@
-"""DeBERTa 2 and 3: attention in which content and distance look at each other, so that it is a module of its own."""
+"""DeBERTa 2 and 3: attention in which content and distance look at each other, so that it is a
+module of its own.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ class DebertaSpec(DebertaFacts):
 
     def build(self, context: BuildContext) -> Model:
         """Return the module."""
-        from builtin_plugins.models.encoders.deberta_layers import Deberta  # lazy: torch is slow to import
+        from builtin_plugins.models.encoders.deberta_layers import (
+            Deberta,
+        )  # lazy: torch is slow to import
 
         return Deberta(self, context)
 
@@ -23,9 +27,12 @@ class DebertaSpec(DebertaFacts):
 def deberta(hf_config: object) -> DebertaSpec:
     """Return the facts of a DeBERTa 2 config."""
     facts = ModelFacts(hf_config)
-    hidden, positions = facts.count("hidden_size"), facts.num_positions(default=512)
+    hidden = facts.count("hidden_size")
+    positions = facts.num_positions(default=512)
     if not facts.flag("relative_attention"):
-        raise ModelError("relative_attention is off in config.json, which this architecture does not serve.")
+        raise ModelError(
+            "relative_attention is off in config.json, which this architecture does not serve."
+        )
     kinds = facts.get("pos_att_type") or []
     kinds = kinds.lower().split("|") if isinstance(kinds, str) else list(kinds)
     most = facts.get("max_relative_positions", -1)

@@ -1,4 +1,7 @@
-"""The layers of DeBERTa 2 and 3. Whole prompts, one after the other; nothing is cached, nothing is split over ranks."""
+"""The layers of DeBERTa 2 and 3.
+
+Whole prompts, one after the other; nothing is cached, nothing is split over ranks.
+"""
 
 from __future__ import annotations
 
@@ -30,19 +33,28 @@ class Deberta(nn.Module):
         super().__init__()
         self.vocab_size = spec.vocab_size
         self.kv_layers: Sequence[LayerKV] = ()
-        self.spec, self._dtype = spec, context.dtype
+        self.spec = spec
+        self._dtype = context.dtype
         self._weights = weights = WeightMap(rename=NAMES.rename, ignored=NAMES.ignored)
         with torch.device(context.device):
-            self.embed = Embedding(spec.vocab_size, spec.embed_size, context, weights, f"{BASE}.word_embeddings")
-            self.positions = self._table("positions", spec.learned_positions, f"{BASE}.position_embeddings")
+            self.embed = Embedding(
+                spec.vocab_size, spec.embed_size, context, weights, f"{BASE}.word_embeddings"
+            )
+            self.positions = self._table(
+                "positions", spec.learned_positions, f"{BASE}.position_embeddings"
+            )
             self.types = self._table("types", spec.token_types, f"{BASE}.token_type_embeddings")
             self.embed_in: Linear | None = None
             if spec.embed_size != spec.hidden_size:
                 out = [Slice("out", spec.hidden_size)]
                 self.embed_in = Linear(context, weights, f"{BASE}.embed_proj", spec.embed_size, out)
-            self.embed_norm = make_norm(spec.norm, spec.hidden_size, context, weights, f"{BASE}.LayerNorm")
+            self.embed_norm = make_norm(
+                spec.norm, spec.hidden_size, context, weights, f"{BASE}.LayerNorm"
+            )
             self.distances = Distances(spec, context, weights)
-            self.layers = nn.ModuleList(Layer(spec, index, context, weights) for index in range(spec.num_layers))
+            self.layers = nn.ModuleList(
+                Layer(spec, index, context, weights) for index in range(spec.num_layers)
+            )
             self.conv = Convolution(spec, context, weights) if spec.conv_size else None
             assert spec.pooling is not None, "an encoder is pooled"
             self.head = PoolingHead(spec.pooling, spec.hidden_size, weights)
@@ -62,7 +74,10 @@ class Deberta(nn.Module):
         return self._weights.shapes()
 
     def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Fill every parameter. Raises `ModelError` naming missing, unexpected and misshapen tensors."""
+        """Fill every parameter.
+
+        Raises `ModelError` naming missing, unexpected and misshapen tensors.
+        """
         self._weights.load(tensors)
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
@@ -74,7 +89,8 @@ class Deberta(nn.Module):
             types = batch.token_types
             x = x + (self.types[0] if types is None else self.types[types])
         first = x = self.embed_norm(x if self.embed_in is None else self.embed_in(x))
-        table, places = self.distances(), [self.distances.places(count) for count in batch.counts]
+        table = self.distances()
+        places = [self.distances.places(count) for count in batch.counts]
         for layer in self.layers:
             x = layer(x, batch.counts, table, places)
             if self.conv is not None and layer is self.layers[0]:
@@ -82,7 +98,9 @@ class Deberta(nn.Module):
         return x
 
     def pooled(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return float32 [n, numbers]: what the layers behind the pooler make of pooled hidden states."""
+        """Return float32 [n, numbers]: what the layers behind the pooler make of pooled hidden
+        states.
+        """
         return self.head(hidden)  # type: ignore[no-any-return]
 
 
@@ -91,63 +109,100 @@ class Distances(nn.Module):
 
     def __init__(self, spec: DebertaFacts, context: BuildContext, weights: WeightMap) -> None:
         super().__init__()
-        self._span, self._most = spec.span, spec.most
+        self._span = spec.span
+        self._most = spec.most
         self.table = empty_parameter(2 * spec.span, spec.hidden_size, dtype=context.dtype)
-        weights.add("deberta.encoder.rel_embeddings.weight", self.table.shape, lambda t: place(self.table, t))
+        weights.add(
+            "deberta.encoder.rel_embeddings.weight",
+            self.table.shape,
+            lambda t: place(self.table, t),
+        )
         self.norm: nn.Module | None = None
         if spec.norm_distances:
-            self.norm = make_norm(spec.norm, spec.hidden_size, context, weights, "deberta.encoder.LayerNorm")
+            self.norm = make_norm(
+                spec.norm, spec.hidden_size, context, weights, "deberta.encoder.LayerNorm"
+            )
 
     def forward(self) -> torch.Tensor:
         """Return [2 * span, hidden]."""
         return self.table if self.norm is None else self.norm(self.table)
 
     def places(self, count: int) -> torch.Tensor:
-        """Return the row [count, count] of that table for each query and key: exact when near, then by logarithm."""
+        """Return the row [count, count] of that table for each query and key: exact when near, then
+        by logarithm.
+        """
         at = torch.arange(count, device=self.table.device)
         distance = at[:, None] - at[None]
         if self._most:
             middle = self._span // 2
             away = distance.abs().clamp(min=middle)  # those nearer stay as they are
             far = torch.log(away / middle) / math.log((self._most - 1) / middle) * (middle - 1)
-            distance = torch.where(distance.abs() <= middle, distance, distance.sign() * (far.ceil().long() + middle))
+            distance = torch.where(
+                distance.abs() <= middle, distance, distance.sign() * (far.ceil().long() + middle)
+            )
         return (distance + self._span).clamp(0, 2 * self._span - 1)
 
 
 class Layer(nn.Module):
     """Attention and an MLP, with norms behind each sum."""
 
-    def __init__(self, spec: DebertaFacts, index: int, context: BuildContext, weights: WeightMap) -> None:
+    def __init__(
+        self, spec: DebertaFacts, index: int, context: BuildContext, weights: WeightMap
+    ) -> None:
         super().__init__()
-        prefix, hidden = NAMES.layer.format(index), spec.hidden_size
-        self._heads, self._spec = spec.heads, spec
+        prefix = NAMES.layer.format(index)
+        hidden = spec.hidden_size
+        self._heads = spec.heads
+        self._spec = spec
 
         def product(name: str) -> Linear:
-            return Linear(context, weights, f"{prefix}.{name}", hidden, [Slice("out", hidden)], bias=True)
+            return Linear(
+                context, weights, f"{prefix}.{name}", hidden, [Slice("out", hidden)], bias=True
+            )
 
-        self.query, self.key, self.value = product(NAMES.q), product(NAMES.k), product(NAMES.v)
-        self.position_key, self.position_query = self.key, self.query
+        self.query = product(NAMES.q)
+        self.key = product(NAMES.k)
+        self.value = product(NAMES.v)
+        self.position_key = self.key
+        self.position_query = self.query
         if not spec.share_keys:
             if spec.content_to_position:
                 self.position_key = product("attention.self.pos_key_proj")
             if spec.position_to_content:
                 self.position_query = product("attention.self.pos_query_proj")
         self.out = product(NAMES.o)
-        self.attention_out = make_norm(spec.norm, hidden, context, weights, f"{prefix}.{NAMES.attention_out}")
+        self.attention_out = make_norm(
+            spec.norm, hidden, context, weights, f"{prefix}.{NAMES.attention_out}"
+        )
         self.mlp = Mlp(spec.mlp, hidden, NAMES, prefix, context, weights)
         self.mlp_out = make_norm(spec.norm, hidden, context, weights, f"{prefix}.{NAMES.mlp_out}")
 
     def forward(
-        self, x: torch.Tensor, counts: Sequence[int], table: torch.Tensor, places: Sequence[torch.Tensor]
+        self,
+        x: torch.Tensor,
+        counts: Sequence[int],
+        table: torch.Tensor,
+        places: Sequence[torch.Tensor],
     ) -> torch.Tensor:
-        """Return the stream; `places` say per sequence which row of `table` each pair's distance is."""
+        """Return the stream; `places` say per sequence which row of `table` each pair's distance
+        is.
+        """
         query, key, value = (self._by_head(part(x)) for part in (self.query, self.key, self.value))
-        far_key = self._by_head(self.position_key(table)) if self._spec.content_to_position else None
-        far_query = self._by_head(self.position_query(table)) if self._spec.position_to_content else None
-        scale = (query.shape[-1] * (1 + self._spec.content_to_position + self._spec.position_to_content)) ** -0.5
-        parts, start = [], 0
+        far_key = (
+            self._by_head(self.position_key(table)) if self._spec.content_to_position else None
+        )
+        far_query = (
+            self._by_head(self.position_query(table)) if self._spec.position_to_content else None
+        )
+        scale = (
+            query.shape[-1] * (1 + self._spec.content_to_position + self._spec.position_to_content)
+        ) ** -0.5
+        parts = []
+        start = 0
         for count, place_of in zip(counts, places, strict=True):
-            q, k, v = (part[:, start : start + count] for part in (query, key, value))  # [heads, count, size]
+            q, k, v = (
+                part[:, start : start + count] for part in (query, key, value)
+            )  # [heads, count, size]
             scores = q @ k.transpose(1, 2)
             if far_key is not None:
                 scores = scores + _pick(q @ far_key.transpose(1, 2), place_of)
@@ -173,9 +228,13 @@ class Convolution(nn.Module):
 
     def __init__(self, spec: DebertaFacts, context: BuildContext, weights: WeightMap) -> None:
         super().__init__()
-        prefix, hidden = "deberta.encoder.conv", spec.hidden_size
-        self._groups, self._activate = spec.conv_groups, ACTIVATIONS[spec.conv_activation]
-        self.weight = empty_parameter(hidden, hidden // spec.conv_groups, spec.conv_size, dtype=context.dtype)
+        prefix = "deberta.encoder.conv"
+        hidden = spec.hidden_size
+        self._groups = spec.conv_groups
+        self._activate = ACTIVATIONS[spec.conv_activation]
+        self.weight = empty_parameter(
+            hidden, hidden // spec.conv_groups, spec.conv_size, dtype=context.dtype
+        )
         self.bias = empty_parameter(hidden, dtype=context.dtype)
         weights.add(f"{prefix}.conv.weight", self.weight.shape, lambda t: place(self.weight, t))
         weights.add(f"{prefix}.conv.bias", self.bias.shape, lambda t: place(self.bias, t))
@@ -185,7 +244,9 @@ class Convolution(nn.Module):
         """Return the stream after the first layer, `first` being what that layer read."""
         pad = (self.weight.shape[2] - 1) // 2
         seen = [
-            nn.functional.conv1d(part.T[None], self.weight, self.bias, padding=pad, groups=self._groups)[0].T
+            nn.functional.conv1d(
+                part.T[None], self.weight, self.bias, padding=pad, groups=self._groups
+            )[0].T
             for part in first.split(list(counts))  # type: ignore[no-untyped-call]
         ]
         return self.norm(x + self._activate(torch.cat(seen)))  # type: ignore[no-any-return]

@@ -1,4 +1,6 @@
-"""What an encoder's checkpoint is for, by the end of its architecture's name, and names every encoder needs."""
+"""What an encoder's checkpoint is for, by the end of its architecture's name, and names every
+encoder needs.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +9,33 @@ from typing import Any
 from core.api import DenseSpec, ModelError, ModelFacts, PoolingSpec
 
 IGNORED = ("*.position_ids", "*.inv_freq", "cls.*", "lm_head.*", "*.pooler.*", "pooler.*")
-"""Buffers, heads for masked words, and the layer BERT has behind its first token, which embeddings do without."""
+"""Buffers, heads for masked words, and the layer BERT has behind its first token, which embeddings
+do without.
+"""
 OLD_NORMS = ((r"LayerNorm\.gamma$", "LayerNorm.weight"), (r"LayerNorm\.beta$", "LayerNorm.bias"))
 
 
 def bare(prefix: str, *parts: str) -> tuple[tuple[str, str], ...]:
-    """Return rules for names: old ones of norms, and those of checkpoints that leave the model's prefix out."""
+    """Return rules for names: old ones of norms, and those of checkpoints that leave the model's
+    prefix out.
+    """
     return (*OLD_NORMS, (rf"^({'|'.join(parts)})(?=\.)", rf"{prefix}.\1"))
 
 
-def pooling(facts: ModelFacts, sequence: tuple[DenseSpec, ...], *, pooler: str = "cls", **token: Any) -> PoolingSpec:
-    """Return what the checkpoint is for; `sequence` are the layers before the classifier of sequences.
+def pooling(
+    facts: ModelFacts, sequence: tuple[DenseSpec, ...], *, pooler: str = "cls", **token: Any
+) -> PoolingSpec:
+    """Return what the checkpoint is for; `sequence` are the layers before the classifier of
+    sequences.
 
     `token` changes the classifier of tokens.
     """
     names = facts.get("architectures") or [""]
     kind = str(names[0])
     if kind.endswith("ForSequenceClassification"):
-        classifier = sequence if sequence[-1].name.endswith("out_proj") else (*sequence, classify(facts))
+        classifier = (
+            sequence if sequence[-1].name.endswith("out_proj") else (*sequence, classify(facts))
+        )
         return PoolingSpec(task="classify", pooler=pooler, head=classifier, pairs=True)
     if kind.endswith("ForTokenClassification"):
         before = token.pop("before", ())
@@ -43,9 +54,13 @@ def dense(name: str, width: int, activation: str) -> DenseSpec:
 
 
 def refuse_other_positions(facts: ModelFacts) -> None:
-    """Raise `ModelError` for positions BERT's newer relatives tried, and for decoders in an encoder's clothes."""
+    """Raise `ModelError` for positions BERT's newer relatives tried, and for decoders in an
+    encoder's clothes.
+    """
     kind = facts.get("position_embedding_type") or "absolute"
     if kind != "absolute":
-        raise ModelError(f"position_embedding_type {kind!r} in config.json is not served; only 'absolute' is.")
+        raise ModelError(
+            f"position_embedding_type {kind!r} in config.json is not served; only 'absolute' is."
+        )
     facts.refuse("is_decoder")
     facts.refuse("add_cross_attention")

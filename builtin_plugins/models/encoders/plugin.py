@@ -1,4 +1,6 @@
-"""Encoders: every base model with its heads for masked words (which are left out), sequences and tokens."""
+"""Encoders: every base model with its heads for masked words (which are left out), sequences and
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +31,10 @@ BASES = {
 def engine_models() -> list[Entry]:
     """Return the architectures."""
     return [
-        *(Entry(base + head, target, summary) for base, (target, summary) in BASES.items() for head in HEADS),
+        *(
+            Entry(base + head, target, summary)
+            for base, (target, summary) in BASES.items()
+            for head in HEADS
+        ),
         Entry("T5EncoderModel", f"{HERE}.bert:t5", "the encoder of T5"),
     ]

@@ -22,13 +22,21 @@ from core.api import (
 
 
 def modernbert(hf_config: object) -> DecoderSpec:
-    """Return the facts of a ModernBERT config: norms before each part, windows to both sides in most layers."""
+    """Return the facts of a ModernBERT config: norms before each part, windows to both sides in
+    most layers.
+    """
     facts = ModelFacts(hf_config)
-    norm, hidden = facts.layer_norm("norm_eps", 1e-5, bias=facts.flag("norm_bias")), facts.count("hidden_size")
-    bias, mlp_bias, size = facts.flag("attention_bias"), facts.flag("mlp_bias"), facts.heads()["head_size"]
-    full = facts.rope(size, layer_type="full_attention", theta=160_000.0, theta_name="global_rope_theta")
+    norm = facts.layer_norm("norm_eps", 1e-5, bias=facts.flag("norm_bias"))
+    hidden = facts.count("hidden_size")
+    bias = facts.flag("attention_bias")
+    mlp_bias = facts.flag("mlp_bias")
+    size = facts.heads()["head_size"]
+    full = facts.rope(
+        size, layer_type="full_attention", theta=160_000.0, theta_name="global_rope_theta"
+    )
     local = facts.rope(size, layer_type="sliding_attention", theta_name="local_rope_theta")
-    every, reach = facts.count("global_attn_every_n_layers", 3), facts.count("local_attention", 128) // 2 + 1
+    every = facts.count("global_attn_every_n_layers", 3)
+    reach = facts.count("local_attention", 128) // 2 + 1
     mlp = facts.mlp(activation=facts.activation("hidden_activation", "gelu"), bias=mlp_bias)
     windows = facts.windows(reach, full_every=every)
     if facts.get("layer_types") is None:
@@ -36,7 +44,11 @@ def modernbert(hf_config: object) -> DecoderSpec:
     layers = tuple(
         LayerSpec(
             attention=facts.attention(
-                rope=full if window is None else local, causal=False, window=window, qkv_bias=bias, out_bias=bias
+                rope=full if window is None else local,
+                causal=False,
+                window=window,
+                qkv_bias=bias,
+                out_bias=bias,
             ),
             mlp=mlp,
             attention_in=norm if index else None,
@@ -73,7 +85,9 @@ def modernbert(hf_config: object) -> DecoderSpec:
         layers=layers,
         norm=norm,
         embed_norm=norm,
-        pooling=pooling(facts, (head,), pooler=str(facts.get("classifier_pooling", "cls")), before=(head,)),
+        pooling=pooling(
+            facts, (head,), pooler=str(facts.get("classifier_pooling", "cls")), before=(head,)
+        ),
         names=names,
     )
 
@@ -81,10 +95,14 @@ def modernbert(hf_config: object) -> DecoderSpec:
 def eurobert(hf_config: object) -> DecoderSpec:
     """Return the facts of a EuroBERT config: Llama's layers, seeing both sides."""
     facts = ModelFacts(hf_config)
-    norm, bias = facts.norm(eps=1e-5), facts.flag("attention_bias")
+    norm = facts.norm(eps=1e-5)
+    bias = facts.flag("attention_bias")
     where = str(facts.get("classifier_pooling", "late"))
     if where not in ("bos", "mean", "late"):
-        raise ModelError(f"classifier_pooling {where!r} in config.json is not served; 'bos', 'mean' and 'late' are.")
+        raise ModelError(
+            f"classifier_pooling {where!r} in config.json is not served; 'bos', 'mean' and 'late' "
+            "are."
+        )
     pooler = "cls" if where == "bos" else "mean"
     spec = pooling(facts, (dense("dense", facts.count("hidden_size"), "gelu"),), pooler=pooler)
     if spec.task == "classify" and not spec.per_token:
@@ -114,7 +132,11 @@ def nomic(hf_config: object) -> DecoderSpec:
     size = facts.head_size(hidden, heads)
     base = facts.number("rotary_emb_base", 1000.0)
     share = facts.number("rotary_emb_fraction", 1.0)
-    norm = NormSpec("layer", facts.number("layer_norm_eps", facts.number("layer_norm_epsilon", 1e-12)), bias=True)
+    norm = NormSpec(
+        "layer",
+        facts.number("layer_norm_eps", facts.number("layer_norm_epsilon", 1e-12)),
+        bias=True,
+    )
     layer = LayerSpec(
         attention=AttentionSpec(
             heads=heads,
@@ -134,7 +156,8 @@ def nomic(hf_config: object) -> DecoderSpec:
         hidden_size=hidden,
         max_positions=facts.num_positions(default=facts.num_positions("n_positions")),
         token_types=facts.count("type_vocab_size", 2, least=0),
-        layers=(layer,) * facts.num_layers("num_hidden_layers" if facts.get("num_hidden_layers") else "n_layer"),
+        layers=(layer,)
+        * facts.num_layers("num_hidden_layers" if facts.get("num_hidden_layers") else "n_layer"),
         norm=None,
         embed_norm=norm,
         pooling=pooling(facts, (dense("nomic_bert.pooler.dense", hidden, "tanh"),)),
@@ -143,9 +166,12 @@ def nomic(hf_config: object) -> DecoderSpec:
 
 
 def jina(hf_config: object) -> DecoderSpec:
-    """Return the facts of a Jina embeddings 3 config: XLM-RoBERTa with rotary positions; task adapters are left out."""
+    """Return the facts of a Jina embeddings 3 config: XLM-RoBERTa with rotary positions; task
+    adapters are left out.
+    """
     facts = ModelFacts(hf_config)
-    norm, hidden = facts.layer_norm(eps=1e-5), facts.count("hidden_size")
+    norm = facts.layer_norm(eps=1e-5)
+    hidden = facts.count("hidden_size")
     size = facts.heads()["head_size"]
     layer = LayerSpec(
         attention=facts.attention(
@@ -159,7 +185,10 @@ def jina(hf_config: object) -> DecoderSpec:
         mlp_out=norm,
         norm_sum=True,
     )
-    head = dense("classifier.dense", hidden, "tanh"), dense("classifier.out_proj", facts.num_labels(), "")
+    head = (
+        dense("classifier.dense", hidden, "tanh"),
+        dense("classifier.out_proj", facts.num_labels(), ""),
+    )
     return DecoderSpec(
         vocab_size=facts.count("vocab_size"),
         hidden_size=hidden,
@@ -176,9 +205,12 @@ def jina(hf_config: object) -> DecoderSpec:
 def gte(hf_config: object) -> DecoderSpec:
     """Return the facts of a GTE config, in its authors' files or transformers'."""
     facts = ModelFacts(hf_config)
-    norm, hidden = facts.layer_norm(eps=1e-12), facts.count("hidden_size")
+    norm = facts.layer_norm(eps=1e-12)
+    hidden = facts.count("hidden_size")
     layer = LayerSpec(
-        attention=facts.attention(rope=_stretched(facts), causal=False, qkv_bias=True, out_bias=True),
+        attention=facts.attention(
+            rope=_stretched(facts), causal=False, qkv_bias=True, out_bias=True
+        ),
         mlp=facts.mlp(activation=facts.activation(default="gelu"), out_bias=True),
         attention_out=norm,
         mlp_out=norm,
@@ -213,8 +245,11 @@ def gte(hf_config: object) -> DecoderSpec:
 
 
 def _stretched(facts: ModelFacts) -> RopeSpec:
-    """Return GTE's rotary positions; its authors' "ntk" raises the base and slows all pairs, at every length."""
-    size, scaling = facts.heads()["head_size"], facts.part("rope_scaling")
+    """Return GTE's rotary positions; its authors' "ntk" raises the base and slows all pairs, at
+    every length.
+    """
+    size = facts.heads()["head_size"]
+    scaling = facts.part("rope_scaling")
     if scaling.get("type") != "ntk":
         return facts.rope(size, theta=160_000.0)
     factor = scaling.number("factor")

@@ -1,7 +1,7 @@
 """transformers' attention interface on the engine's paged cache.
 
-transformers calls one function for every attention layer with query, key and value. Ours finds, on the module that
-calls, the `PagedLayers` of its model, which know where the step's tokens go.
+transformers calls one function for every attention layer with query, key and value. Ours finds, on
+the module that calls, the `PagedLayers` of its model, which know where the step's tokens go.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from transformers import AttentionInterface
 from core.api import AttentionBackend, AttentionParams, LayerKV
 
 PAGED: Final = "engine_paged"
-"""Name of the implementation while a model serves. No mask belongs to it, so transformers makes none."""
+"""Name of the implementation while a model serves.
+
+No mask belongs to it, so transformers makes none.
+"""
 ATTRIBUTE: Final = "engine_layers"
 
 
@@ -43,21 +46,33 @@ class PagedLayers:
 
     def begin(self, plans: Sequence[Any]) -> None:
         """Start a forward pass; `plans` are the attention backend's, one per call."""
-        self._plans, self._next = plans, 0
+        self._plans = plans
+        self._next = 0
 
     def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """Return [1, num_tokens, heads, value_size]; the arguments are [1, heads, num_tokens, size]."""
-        layer, plan = self.layers[self._next], self._plans[self._next]
+        """Return [1, num_tokens, heads, value_size]; the arguments are [1, heads, num_tokens,
+        size].
+        """
+        layer = self.layers[self._next]
+        plan = self._plans[self._next]
         self._next += 1
         assert layer.cache is not None, "bind_kv was not called"
-        size, dtype = layer.params.head_size, layer.cache.dtype
-        query, key = _flat(query, size, dtype), _flat(key, size, dtype)
-        out = self._backend.attend(layer.params, query, key, _flat(value, size, dtype), layer.cache, plan)
-        return out[None, ..., : layer.value_size].to(value.dtype).contiguous()  # modules take views of it
+        size = layer.params.head_size
+        dtype = layer.cache.dtype
+        query = _flat(query, size, dtype)
+        key = _flat(key, size, dtype)
+        out = self._backend.attend(
+            layer.params, query, key, _flat(value, size, dtype), layer.cache, plan
+        )
+        return (
+            out[None, ..., : layer.value_size].to(value.dtype).contiguous()
+        )  # modules take views of it
 
 
 def _flat(part: torch.Tensor, size: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return [num_tokens, heads, size] of [1, heads, num_tokens, size or less]; zeros change no product."""
+    """Return [num_tokens, heads, size] of [1, heads, num_tokens, size or less]; zeros change no
+    product.
+    """
     flat = part[0].transpose(0, 1).to(dtype)
     return flat if flat.shape[-1] == size else pad(flat, (0, size - flat.shape[-1]))
 
@@ -70,7 +85,9 @@ def paged_attention(
     attention_mask: object,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend as the trial has found it (`trial`): what a layer says of its scale and window is fixed by then."""
+    """Attend as the trial has found it (`trial`): what a layer says of its scale and window is
+    fixed by then.
+    """
     layers: PagedLayers = getattr(module, ATTRIBUTE)
     return layers.attend(query, key, value), None
 

@@ -1,4 +1,6 @@
-"""Weights of a transformers model from our own loaders: its renames, fusions and ties, our rule that none is left over."""
+"""Weights of a transformers model from our own loaders: its renames, fusions and ties, our rule
+that none is left over.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +18,20 @@ SHOWN: Final = 6
 """Tensors named in an error; the rest are counted."""
 
 
-def fill(model_class: Any, config: Any, tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype) -> Any:
+def fill(
+    model_class: Any, config: Any, tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype
+) -> Any:
     """Return the model with the checkpoint's weights, in eval mode.
 
-    It is made without memory, and a tensor of the right type is taken as it is. Raises `ModelError` naming missing,
-    unexpected and misshapen tensors.
+    It is made without memory, and a tensor of the right type is taken as it is. Raises `ModelError`
+    naming missing, unexpected and misshapen tensors.
     """
     state = dict(tensors)
     strange = [name for name, tensor in state.items() if not tensor.is_floating_point()]
     if strange:
-        raise ModelError(f"tensors stored as integers need a quantization method to read them: {_some(strange)}.")
+        raise ModelError(
+            f"tensors stored as integers need a quantization method to read them: {_some(strange)}."
+        )
     try:
         with quiet():
             model, report = model_class.from_pretrained(
@@ -38,7 +44,9 @@ def fill(model_class: Any, config: Any, tensors: Iterable[tuple[str, torch.Tenso
                 experts_implementation="eager",
             )
     except Exception as error:
-        raise ModelError(f"transformers cannot build or fill {model_class.__name__}: {error}") from error
+        raise ModelError(
+            f"transformers cannot build or fill {model_class.__name__}: {error}"
+        ) from error
     faults = [
         f"{len(report[key])} {title}: {_some(sorted(map(_name, report[key])))}"
         for key, title in (
@@ -54,7 +62,8 @@ def fill(model_class: Any, config: Any, tensors: Iterable[tuple[str, torch.Tenso
         raise ModelError(
             "the checkpoint does not fit the model its config.json describes\n  "
             + "\n  ".join(faults)
-            + "\n  Check that config.json and weights belong together and that the download is complete."
+            + "\n  Check that config.json and weights belong together and that the download is "
+            "complete."
         )
     return model
 
@@ -63,13 +72,17 @@ def weight_shapes(model_class: Any, config: Any) -> Mapping[str, tuple[int, ...]
     """Return name and shape of every tensor, those that are tied to another left out."""
     model = without_memory(model_class, config, torch.float32)
     tied = set(model.all_tied_weights_keys)
-    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if name not in tied}
+    return {
+        name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if name not in tied
+    }
 
 
 def without_memory(model_class: Any, config: Any, dtype: torch.dtype) -> Any:
     """Return the model on the device meta, its experts computed in a way that asks for no values."""
     with torch.device("meta"), quiet():
-        model = model_class._from_config(deepcopy(config), dtype=dtype, experts_implementation="batched_mm").eval()
+        model = model_class._from_config(
+            deepcopy(config), dtype=dtype, experts_implementation="batched_mm"
+        ).eval()
         model.tie_weights()
     return model
 
@@ -78,7 +91,8 @@ def without_memory(model_class: Any, config: Any, dtype: torch.dtype) -> Any:
 def quiet() -> Iterator[None]:
     """Keep transformers' bars and reports off the terminal: what they say, we raise."""
     log: Any = logging
-    level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
+    level = log.get_verbosity()
+    bars = log.is_progress_bar_enabled()
     log.set_verbosity_error()
     log.disable_progress_bar()
     try:

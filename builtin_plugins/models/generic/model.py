@@ -1,4 +1,6 @@
-"""A causal model of transformers as the engine drives it: built, filled and run by transformers, attention by us."""
+"""A causal model of transformers as the engine drives it: built, filled and run by transformers,
+attention by us.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from core.api import BuildContext, ForwardBatch, LayerKV, ModelError
 class GenericModel(nn.Module):
     """Satisfies `core.contracts.Model`; what it keeps per layer is known once the weights are in."""
 
-    def __init__(self, config: Any, model_class: Any, max_positions: int, context: BuildContext) -> None:
+    def __init__(
+        self, config: Any, model_class: Any, max_positions: int, context: BuildContext
+    ) -> None:
         super().__init__()
         self.vocab_size: int = config.get_text_config().vocab_size
         self._max_positions = max_positions
@@ -37,13 +41,16 @@ class GenericModel(nn.Module):
             self._sketch()
 
     def _sketch(self) -> None:
-        """Find out without weights and memory what would be kept, for a plan; the trial is left to loading."""
+        """Find out without weights and memory what would be kept, for a plan; the trial is left to
+        loading.
+        """
         try:
             self._take(without_memory(self._class, self._config, self._context.dtype))
             calls = trial.sketched_calls(self._hidden, self.base)
         except Exception as error:
             raise ModelError(
-                f"what {self._class.__name__} keeps is known only once it is loaded ({type(error).__name__}: {error})."
+                f"what {self._class.__name__} keeps is known only once it is loaded "
+                f"({type(error).__name__}: {error})."
             ) from error
         self.kv_layers = [trial.paged_layer(index, call).kv for index, call in enumerate(calls)]
 
@@ -52,8 +59,13 @@ class GenericModel(nn.Module):
         return weight_shapes(self._class, self._config)
 
     def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Build and fill the modules, then try them. Raises `ModelError` naming tensors, or what cannot be served."""
-        self._take(fill(self._class, self._config, tensors, self._context.dtype).to(self._context.device))
+        """Build and fill the modules, then try them.
+
+        Raises `ModelError` naming tensors, or what cannot be served.
+        """
+        self._take(
+            fill(self._class, self._config, tensors, self._context.dtype).to(self._context.device)
+        )
         try:
             padding = getattr(self._config.get_text_config(), "pad_token_id", None) or 0
             self._first, calls = trial.record(self._hidden, self.base, (0, padding + 1))
@@ -64,7 +76,8 @@ class GenericModel(nn.Module):
             raise ModelError(f"{self._class.__name__} runs in transformers, but {error}") from error
         except Exception as error:
             raise ModelError(
-                f"{self._class.__name__} does not run on the engine's batches: {type(error).__name__}: {error}."
+                f"{self._class.__name__} does not run on the engine's batches: "
+                f"{type(error).__name__}: {error}."
             ) from error
         self._layers = PagedLayers(self._context.attention, layers)
         self.kv_layers = [layer.kv for layer in layers]
@@ -88,7 +101,8 @@ class GenericModel(nn.Module):
         stated = getattr(self._config.get_text_config(), "max_position_embeddings", None) or 0
         if self._first and self._max_positions + self._first > stated > 0:
             raise ModelError(
-                f"its positions start at {self._first} of {stated}; use a --max-model-len of at most "
+                f"its positions start at {self._first} of {stated}; use a --max-model-len of at "
+                "most "
                 f"{stated - self._first}."
             )
 
@@ -106,21 +120,33 @@ class GenericModel(nn.Module):
         self._layers.begin(batch.attention)
         return self._hidden(batch.input_ids, batch.positions + self._first)
 
-    def _hidden(self, ids: torch.Tensor, positions: torch.Tensor | None, cache: Any = None) -> torch.Tensor:
-        """Return hidden states of one row of tokens; without positions, transformers counts them from the first."""
+    def _hidden(
+        self, ids: torch.Tensor, positions: torch.Tensor | None, cache: Any = None
+    ) -> torch.Tensor:
+        """Return hidden states of one row of tokens; without positions, transformers counts them
+        from the first.
+        """
         device = self._context.device
         rows = {"input_ids": ids, "position_ids": positions}
         given = {name: row.to(device)[None] for name, row in rows.items() if row is not None}
-        out = self.base(**given, past_key_values=cache, use_cache=cache is not None, return_dict=True)
+        out = self.base(
+            **given, past_key_values=cache, use_cache=cache is not None, return_dict=True
+        )
         return out.last_hidden_state[0]  # type: ignore[no-any-return]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits [n, vocab] in float32."""
-        return self.head(inputs_embeds=hidden[None], use_cache=False, return_dict=True).logits[0].float()  # type: ignore[no-any-return]
+        return (
+            self.head(inputs_embeds=hidden[None], use_cache=False, return_dict=True)
+            .logits[0]
+            .float()
+        )  # type: ignore[no-any-return]
 
 
 class _Hidden(BaseModelOutputWithPast):
-    """Hidden states and nothing else: what a model asks for besides (router scores, caches) is None."""
+    """Hidden states and nothing else: what a model asks for besides (router scores, caches) is
+    None.
+    """
 
     def __getattr__(self, name: str) -> None:
         if name.startswith("__"):

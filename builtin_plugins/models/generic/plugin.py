@@ -5,7 +5,9 @@ from core.api import Entry, hookimpl
 
 @hookimpl
 def engine_models() -> list[Entry]:
-    """Return the entry; it stands for any architecture, so those with a name of their own come first."""
+    """Return the entry; it stands for any architecture, so those with a name of their own come
+    first.
+    """
     return [
         Entry(
             "transformers",

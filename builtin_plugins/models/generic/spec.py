@@ -1,7 +1,8 @@
-"""Decides from a config alone whether transformers' modules of it can be served, and says why where they cannot.
+"""Decides from a config alone whether transformers' modules of it can be served, and says why where
+they cannot.
 
-What the config does not show (masks of its own, positions counted by the model, memory besides attention) is found by
-the trial that follows loading (`trial`).
+What the config does not show (masks of its own, positions counted by the model, memory besides
+attention) is found by the trial that follows loading (`trial`).
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class GenericSpec:
         """Return the model; its modules are made when the weights come."""
         if context.quant.name != "none":
             raise ModelError(
-                f"the entry for any architecture reads no weights quantized by {context.quant.name!r}; take the "
+                "the entry for any architecture reads no weights quantized by "
+                f"{context.quant.name!r}; take the "
                 "checkpoint without quantization."
             )
         return GenericModel(self.config, self.model_class, self.max_positions, context)
@@ -46,8 +48,10 @@ class GenericSpec:
     def check_split(self, tensor: int, pipeline: int) -> None:
         """Raise `ConfigError`: these modules are whole."""
         raise ConfigError(
-            f"{self.model_class.__name__} runs through transformers' own modules, which are not split over "
-            f"{tensor * pipeline} ranks; leave out --tensor-parallel-size and --pipeline-parallel-size."
+            f"{self.model_class.__name__} runs through transformers' own modules, which are not "
+            "split over "
+            f"{tensor * pipeline} ranks; leave out --tensor-parallel-size and "
+            "--pipeline-parallel-size."
         )
 
 
@@ -62,7 +66,9 @@ def spec(hf_config: Any) -> GenericSpec:
 
 
 def why_not(config: Any, model_class: Any) -> str | None:
-    """Return why a causal model's own modules cannot run on a paged cache, or None where nothing speaks against it."""
+    """Return why a causal model's own modules cannot run on a paged cache, or None where nothing
+    speaks against it.
+    """
     text = config.get_text_config()
     if getattr(model_class, "_is_stateful", False):
         return "its layers keep a running state beside attention, which only an architecture of its own can carry on"
@@ -80,17 +86,23 @@ def why_not(config: Any, model_class: Any) -> str | None:
 
 
 def _read(hf_config: Any) -> Any:
-    """Return transformers' config object. Raises `ModelError` where it knows none, or refuses the values."""
+    """Return transformers' config object.
+
+    Raises `ModelError` where it knows none, or refuses the values.
+    """
     model_type = getattr(hf_config, "model_type", None)
     if not isinstance(model_type, str) or model_type not in transformers.CONFIG_MAPPING:
         raise ModelError(
-            f"transformers {transformers.__version__} knows no model_type {model_type!r:.100}; code that a checkpoint "
+            f"transformers {transformers.__version__} knows no model_type {model_type!r:.100}; "
+            "code that a checkpoint "
             "brings is not run. A later transformers may know it."
         )
     try:
         return transformers.CONFIG_MAPPING[model_type].from_dict(dict(vars(hf_config)))
     except Exception as error:
-        raise ModelError(f"transformers refuses config.json: {error}. Restore the model's own file.") from error
+        raise ModelError(
+            f"transformers refuses config.json: {error}. Restore the model's own file."
+        ) from error
 
 
 def _class_of(architectures: Any, model_type: str) -> Any:
@@ -102,13 +114,19 @@ def _class_of(architectures: Any, model_type: str) -> Any:
     if found is None:
         raise ModelError(
             f"transformers has no causal language model {name!r}"
-            + (f"; of model_type {model_type!r} it has {usual!r}." if usual and usual != name else ".")
+            + (
+                f"; of model_type {model_type!r} it has {usual!r}."
+                if usual and usual != name
+                else "."
+            )
         )
     return found
 
 
 def _rope_types(parameters: Any) -> set[str]:
-    """Return the kinds of rotary scaling, of a config that has one for all layers or one for each type of layer."""
+    """Return the kinds of rotary scaling, of a config that has one for all layers or one for each
+    type of layer.
+    """
     if not isinstance(parameters, dict):
         return set()
     nested = [part for part in parameters.values() if isinstance(part, dict)]

@@ -1,10 +1,13 @@
-"""Four forward passes of three tokens, after loading: what each attention call needs, and whether nothing else mixes.
+"""Four forward passes of three tokens, after loading: what each attention call needs, and whether
+nothing else mixes.
 
-In all of them attention passes on each token's own query, key and value. The first leaves positions to transformers;
-masks are markers that keep the formula it would make a mask of, and each call of attention is written down. In the
-second we count positions, from zero or behind that of padding, and nothing may change. In the third all tokens have one position: two equal tokens must come
-out equal, whatever stands between them. In the fourth a cache claims to hold many tokens, which must change nothing. A
-convolution, a running state, or positions that the model counts by itself would show, so what passes is served exactly.
+In all of them attention passes on each token's own query, key and value. The first leaves positions
+to transformers; masks are markers that keep the formula it would make a mask of, and each call of
+attention is written down. In the second we count positions, from zero or behind that of padding,
+and nothing may change. In the third all tokens have one position: two equal tokens must come out
+equal, whatever stands between them. In the fourth a cache claims to hold many tokens, which must
+change nothing. A convolution, a running state, or positions that the model counts by itself would
+show, so what passes is served exactly.
 """
 
 from __future__ import annotations
@@ -17,16 +20,33 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
 
 from builtin_plugins.models.generic.attention import ATTRIBUTE, PagedLayer
-from core.api import AttentionParams, ChunkedLocal, FullAttention, KVSpec, LayerKV, ModelError, SlidingWindow
+from core.api import (
+    AttentionParams,
+    ChunkedLocal,
+    FullAttention,
+    KVSpec,
+    LayerKV,
+    ModelError,
+    SlidingWindow,
+)
 
 TRIAL: Final = "engine_trial"
 TOKENS: Final = (1, 2, 1)
 FAR: Final = 1 << 17
 """A position behind every window; a window that is longer would never be full."""
 WITHOUT_MEANING: Final = frozenset(
-    ("dropout", "sliding_window", "position_ids", "use_cache", "output_attentions", "output_hidden_states")
+    (
+        "dropout",
+        "sliding_window",
+        "position_ids",
+        "use_cache",
+        "output_attentions",
+        "output_hidden_states",
+    )
 )
-"""What layers say besides that changes nothing here: there is no dropout, and a window stands in the mask as well."""
+"""What layers say besides that changes nothing here: there is no dropout, and a window stands in
+the mask as well.
+"""
 TOLERANCE: Final = 1e-2
 
 
@@ -91,17 +111,23 @@ def attention_calls(
 
 
 def sketched_calls(run: Callable[..., torch.Tensor], model: torch.nn.Module) -> list[Call]:
-    """Return the attention calls of a model without memory: with a cache, transformers looks at no value."""
+    """Return the attention calls of a model without memory: with a cache, transformers looks at no
+    value.
+    """
     return attention_calls(run, model, _Long())[0]
 
 
-def record(run: Callable[..., torch.Tensor], model: torch.nn.Module, starts: Sequence[int]) -> tuple[int, list[Call]]:
-    """Return the position of a text's first token, one of `starts`, and the attention calls of a forward pass.
+def record(
+    run: Callable[..., torch.Tensor], model: torch.nn.Module, starts: Sequence[int]
+) -> tuple[int, list[Call]]:
+    """Return the position of a text's first token, one of `starts`, and the attention calls of a
+    forward pass.
 
-    `run` is given token ids, positions and perhaps a cache. Raises `ModelError` where more than attention carries
-    something from one token to another.
+    `run` is given token ids, positions and perhaps a cache. Raises `ModelError` where more than
+    attention carries something from one token to another.
     """
-    tokens, counted = torch.tensor(TOKENS), torch.arange(len(TOKENS))
+    tokens = torch.tensor(TOKENS)
+    counted = torch.arange(len(TOKENS))
     noted, hidden = attention_calls(run, model)
     calls = list(noted)
     first = next((start for start in starts if _near(hidden, run(tokens, counted + start))), None)
@@ -111,7 +137,8 @@ def record(run: Callable[..., torch.Tensor], model: torch.nn.Module, starts: Seq
     alike = run(tokens, torch.full_like(tokens, first + 5))
     if not _near(alike[0], alike[2]):
         raise ModelError(
-            "a token changes what follows other than through attention (a convolution, a running state, or positions "
+            "a token changes what follows other than through attention (a convolution, a running "
+            "state, or positions "
             "that the model counts by itself), which a paged cache cannot hold."
         )
     if not _near(hidden, run(tokens, counted + first, _Long())):
@@ -151,9 +178,18 @@ def _near(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def paged_layer(index: int, call: Call) -> PagedLayer:
-    """Return what the engine must know of one call. Raises `ModelError` where it asks for more than there is."""
-    said = {name: value for name, value in call.said.items() if value is not None and name not in WITHOUT_MEANING}
-    scale, softcap, sinks = said.pop("scaling", None), said.pop("softcap", None), said.pop("s_aux", None)
+    """Return what the engine must know of one call.
+
+    Raises `ModelError` where it asks for more than there is.
+    """
+    said = {
+        name: value
+        for name, value in call.said.items()
+        if value is not None and name not in WITHOUT_MEANING
+    }
+    scale = said.pop("scaling", None)
+    softcap = said.pop("softcap", None)
+    sinks = said.pop("s_aux", None)
     causal = said.pop("is_causal", getattr(call.module, "is_causal", True))
     if said:
         raise ModelError(f"its attention takes {', '.join(sorted(said))}, which is not served.")
@@ -181,13 +217,18 @@ def paged_layer(index: int, call: Call) -> PagedLayer:
 
 
 def reach(marker: Marker) -> tuple[int | None, int | None]:
-    """Return window and chunk of a mask; neither: all earlier tokens. Raises `ModelError` for any other form."""
+    """Return window and chunk of a mask; neither: all earlier tokens.
+
+    Raises `ModelError` for any other form.
+    """
     keys = torch.arange(2 * FAR)
     seen = [_seen(marker, position, keys) for position in (FAR, FAR + 1)]
     first = [int(row.int().argmax()) for row in seen]
     for position, row, start in zip((FAR, FAR + 1), seen, first, strict=True):
         if not torch.equal(row, (keys >= start) & (keys <= position)):
-            raise ModelError("its attention has a mask that is neither causal nor a window nor chunks.")
+            raise ModelError(
+                "its attention has a mask that is neither causal nor a window nor chunks."
+            )
     if first == [0, 0]:
         return None, None
     if first[1] == first[0] + 1:
@@ -202,7 +243,9 @@ def _chunk(marker: Marker, start: int, keys: torch.Tensor) -> int:
     for position in (start, start + size - 1, start + size):
         expected = (keys >= position // size * size) & (keys <= position)
         if not torch.equal(_seen(marker, position, keys), expected):
-            raise ModelError("its attention has a mask that is neither causal nor a window nor chunks.")
+            raise ModelError(
+                "its attention has a mask that is neither causal nor a window nor chunks."
+            )
     return size
 
 
@@ -210,7 +253,9 @@ def _seen(marker: Marker, position: int, keys: torch.Tensor) -> torch.Tensor:
     """Return which keys the query at a position sees."""
     zero = torch.tensor(0)
     try:
-        return torch.as_tensor(marker.sees(zero, zero, torch.tensor(position), keys)).expand(keys.shape)
+        return torch.as_tensor(marker.sees(zero, zero, torch.tensor(position), keys)).expand(
+            keys.shape
+        )
     except IndexError as error:
         raise ModelError("its attention has a mask that depends on more than positions.") from error
 
@@ -225,15 +270,33 @@ def _pass_through(
 ) -> tuple[torch.Tensor, None]:
     """Write a call down and return a mixture of each token's own query, key and value."""
     notes: Record = getattr(module, ATTRIBUTE)
-    heads, kv_heads = query.shape[1], key.shape[1]
-    notes.calls.append(Call(module, heads, kv_heads, key.shape[-1], value.shape[-1], value.dtype, attention_mask, said))
+    heads = query.shape[1]
+    kv_heads = key.shape[1]
+    notes.calls.append(
+        Call(
+            module,
+            heads,
+            kv_heads,
+            key.shape[-1],
+            value.shape[-1],
+            value.dtype,
+            attention_mask,
+            said,
+        )
+    )
     own = _digest(value) + _digest(key)
-    out = (own.repeat_interleave(heads // kv_heads, dim=1) + _digest(query)).expand(*query.shape[:3], value.shape[-1])
-    return (out * value.new_ones(()).expand(value.shape[-1]).cumsum(0).cos()).transpose(1, 2).contiguous(), None
+    out = (own.repeat_interleave(heads // kv_heads, dim=1) + _digest(query)).expand(
+        *query.shape[:3], value.shape[-1]
+    )
+    return (out * value.new_ones(()).expand(value.shape[-1]).cumsum(0).cos()).transpose(
+        1, 2
+    ).contiguous(), None
 
 
 def _digest(part: torch.Tensor) -> torch.Tensor:
-    """Return one number for each token and head [1, heads, num_tokens, 1]; turning a vector changes it."""
+    """Return one number for each token and head [1, heads, num_tokens, 1]; turning a vector changes
+    it.
+    """
     weights = torch.arange(part.shape[-1], device=part.device).cos().to(part.dtype)
     return (part @ weights)[..., None].tanh()
 

@@ -27,7 +27,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tens
     return reference.rms_norm(x, weight, eps, offset) if out is None else out
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> tuple[Tensor, Tensor]:
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0
+) -> tuple[Tensor, Tensor]:
     """Return (rms_norm(x + residual), x + residual), usually in the memory of x and residual."""
     out = KERNELS.add_rms_norm(x, residual, weight, eps, offset) if KERNELS else None
     return reference.add_rms_norm(x, residual, weight, eps, offset) if out is None else out
@@ -102,6 +104,8 @@ def best(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def draw(logits: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
-    """Return one token per row, at the seed's number for the position, of the cumulative distribution."""
+    """Return one token per row, at the seed's number for the position, of the cumulative
+    distribution.
+    """
     out = CHOICES.draw(logits, sampling.uniform(seeds, positions)) if CHOICES else None
     return sampling.draw(logits, seeds, positions) if out is None else out

@@ -1,4 +1,6 @@
-"""C++ ops for CPUs; where the library is missing, or an input is unusual, the reference does the work."""
+"""C++ ops for CPUs; where the library is missing, or an input is unusual, the reference does the
+work.
+"""
 
 from core.api import Entry, hookimpl
 

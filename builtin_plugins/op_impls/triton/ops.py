@@ -16,7 +16,9 @@ from core.ops.sampling import Cut
 __all__ = ["moe", "rotary"]
 
 MOST_WALKED: Final = 16
-"""Tokens of a stretch up to which its state walks from one to the next; longer ones are products over chunks."""
+"""Tokens of a stretch up to which its state walks from one to the next; longer ones are products
+over chunks.
+"""
 
 rms_norm = norms.rms_norm
 add_rms_norm = norms.add_rms_norm
@@ -34,7 +36,9 @@ draw = sampling.draw
 def ssd_scan(
     x: Tensor, step: Tensor, decay: Tensor, write: Tensor, read: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return what a state space of heads (Mamba 2) gives for each token, and the states after the last, in float32."""
+    """Return what a state space of heads (Mamba 2) gives for each token, and the states after the
+    last, in float32.
+    """
     scan = scans.ssd_scan if x.shape[1] <= MOST_WALKED else chunks.ssd_scan
     return scan(x, step, decay, write, read, state)
 
@@ -42,7 +46,9 @@ def ssd_scan(
 def delta_scan(
     query: Tensor, key: Tensor, value: Tensor, decay: Tensor, write: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return what the gated delta rule gives for each token, and the states after the last, in float32."""
+    """Return what the gated delta rule gives for each token, and the states after the last, in
+    float32.
+    """
     if value.shape[1] <= MOST_WALKED:
         return scans.delta_scan(query, key, value, decay, write, state)
     # Where each element of a key decays by itself, the chunks are torch's.
@@ -51,5 +57,7 @@ def delta_scan(
 
 
 def truncate(logits: Tensor, cut: Cut) -> Tensor:
-    """Return logits with everything outside each row's top-k and top-p at -inf, in their own memory."""
+    """Return logits with everything outside each row's top-k and top-p at -inf, in their own
+    memory.
+    """
     return sampling.truncate(logits, cut.top_k, cut.top_p)

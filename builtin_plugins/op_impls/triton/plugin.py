@@ -14,8 +14,10 @@ OPS = {
     "moe": "experts by grouped products, activation and weighted sum fused",
     "causal_conv": "convolution and SiLU in one pass",
     "selective_scan": "a state walks through its stretch in registers",
-    "ssd_scan": "a state walks through short stretches in registers, and goes by chunks through long ones",
-    "delta_scan": "a state walks through short stretches in registers, and goes by chunks through long ones",
+    "ssd_scan": "a state walks through short stretches in registers, and goes by chunks through "
+    "long ones",
+    "delta_scan": "a state walks through short stretches in registers, and goes by chunks through "
+    "long ones",
     "best": "greedy choice, spans side by side",
     "truncate": "top-k and top-p without a sort",
     "draw": "one token of a softmax, spans side by side",

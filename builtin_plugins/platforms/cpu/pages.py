@@ -1,7 +1,9 @@
-"""Pages of memory: those that steps free are kept, and the cache's are taken before steps need them.
+"""Pages of memory: those that steps free are kept, and the cache's are taken before steps need
+them.
 
-The system clears a page when it is first touched, and in a virtual machine finds memory for it, too: at half a GB a second
-a prompt of the 0.6B model spent 8 % of its time on the memory of its activations and 11 % on that of its keys and values.
+The system clears a page when it is first touched, and in a virtual machine finds memory for it,
+too: at half a GB a second a prompt of the 0.6B model spent 8 % of its time on the memory of its
+activations and 11 % on that of its keys and values.
 """
 
 from __future__ import annotations
@@ -47,19 +49,24 @@ def keep_freed_pages() -> None:
 
 
 class TakenAhead:
-    """Has a thread touch memory that will be needed soon, and not more: what nobody comes near stays the system's.
+    """Has a thread touch memory that will be needed soon, and not more: what nobody comes near
+    stays the system's.
 
-    It goes some way ahead of what is used, and further while the process is idle, when that takes time from nobody.
+    It goes some way ahead of what is used, and further while the process is idle, when that takes
+    time from nobody.
 
-    Blocks are used in their order, so what is used of each layer's memory is its beginning. A part is used when something in
-    it is not zero. The thread ends with this object; before that nothing of the memory can go.
+    Blocks are used in their order, so what is used of each layer's memory is its beginning. A part
+    is used when something in it is not zero. The thread ends with this object; before that nothing
+    of the memory can go.
     """
 
-    def __init__(self, library: Library, memories: Sequence[torch.Tensor], ahead_bytes: int, idle_bytes: int) -> None:
+    def __init__(
+        self, library: Library, memories: Sequence[torch.Tensor], ahead_bytes: int, idle_bytes: int
+    ) -> None:
         """`memories` are zero, bytes.
 
-        Of all of them together `ahead_bytes` are taken beyond what is used, and `idle_bytes` in the end where the process
-        is idle.
+        Of all of them together `ahead_bytes` are taken beyond what is used, and `idle_bytes` in the
+        end where the process is idle.
         """
         self._steps = 0
         self._wake: Final = threading.Event()
@@ -99,7 +106,9 @@ def _take(
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
     largest = max(memories, key=torch.Tensor.numel)
-    used, taken, most = 0, 0, -(-largest.numel() // STRIPE)
+    used = 0
+    taken = 0
+    most = -(-largest.numel() // STRIPE)
     while taken < most:
         computed_s = time.process_time()
         if wake.wait(IDLE_S if taken < used + idle else None):

@@ -26,10 +26,14 @@ log = logging.getLogger(__name__)
 
 
 class RecordedModel:
-    """Calls the model, or does again what it did in a step of so many tokens. Plain calls stay the reference."""
+    """Calls the model, or does again what it did in a step of so many tokens.
+
+    Plain calls stay the reference.
+    """
 
     def __init__(self, model: Model, library: Library) -> None:
-        self._model, self._library = model, library
+        self._model = model
+        self._library = library
         self._programs: dict[_Kind, tuple[Program, torch.Tensor, torch.Tensor]] = {}
         self._room: Final = Room()
         self._seen: set[_Kind] = set()
@@ -38,7 +42,8 @@ class RecordedModel:
 
     def __call__(self, batch: ForwardBatch) -> torch.Tensor:
         """Return the hidden states [num_tokens, hidden]."""
-        size, adapters = len(batch.input_ids), batch.adapter_set
+        size = len(batch.input_ids)
+        adapters = batch.adapter_set
         if adapters in self._refused or not 0 < size <= MOST_TOKENS or not _is_plain(batch):
             return self._model(batch)
         known = self._programs.get((size, adapters))
@@ -53,9 +58,12 @@ class RecordedModel:
         return program.run(batch.attention).clone()
 
     def _record(self, batch: ForwardBatch) -> torch.Tensor:
-        ids, positions = batch.input_ids.clone(), batch.positions.clone()
+        ids = batch.input_ids.clone()
+        positions = batch.positions.clone()
         recording = Recording(self._library)
-        untold: dict[str, Any] = {name: Untold(name, getattr(batch, name), recording) for name in READ_BY_HOST}
+        untold: dict[str, Any] = {
+            name: Untold(name, getattr(batch, name), recording) for name in READ_BY_HOST
+        }
         if not batch.adapter_set and _has_adapters(self._model):
             recording.refuse("adapters choose for each step what they add")
         with recording:

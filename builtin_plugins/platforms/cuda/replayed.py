@@ -1,7 +1,9 @@
-"""Small steps as one launch: the model is recorded once for each number of tokens, apart for steps in which every row decodes.
+"""Small steps as one launch: the model is recorded once for each number of tokens, apart for steps
+in which every row decodes.
 
-A recording reads and writes the same memory each time. So ids, positions and what attention reads of a step are copied to
-places of their own before it runs again; the backend's plan says how (`AttentionBackend.graph_support`).
+A recording reads and writes the same memory each time. So ids, positions and what attention reads
+of a step are copied to places of their own before it runs again; the backend's plan says how
+(`AttentionBackend.graph_support`).
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ log = logging.getLogger(__name__)
 
 
 def ladder(most: int) -> tuple[int, ...]:
-    """Return the sizes that are recorded, in rising order: by eights, from 256 on by thirty-twos, up to the first that holds
+    """Return the sizes that are recorded, in rising order: by eights, from 256 on by thirty-twos,
+    up to the first that holds
     so many tokens."""
     steps = (*LEAST_STEPS, *range(8, 256, 8), *range(256, MOST_TOKENS + 1, 32))
     fitting = [size for size in steps if size < most]
@@ -39,8 +42,11 @@ def ladder(most: int) -> tuple[int, ...]:
 class Recorder(Protocol):
     """Keeps what a device was given to do."""
 
-    def record(self, function: Callable[[], torch.Tensor]) -> tuple[Callable[[], object], torch.Tensor]:
-        """Return what does the function's work again on the same memory, and what it wrote its result to.
+    def record(
+        self, function: Callable[[], torch.Tensor]
+    ) -> tuple[Callable[[], object], torch.Tensor]:
+        """Return what does the function's work again on the same memory, and what it wrote its
+        result to.
 
         It has not been done when this returns. Raises `RuntimeError` for what cannot be recorded.
         """
@@ -52,7 +58,9 @@ class GraphRecorder:
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
 
-    def record(self, function: Callable[[], torch.Tensor]) -> tuple[Callable[[], object], torch.Tensor]:
+    def record(
+        self, function: Callable[[], torch.Tensor]
+    ) -> tuple[Callable[[], object], torch.Tensor]:
         """Capture the function."""
         graph = torch.cuda.CUDAGraph()
         # Other threads may copy blocks meanwhile: what they ask of the device is no part of this.
@@ -86,14 +94,29 @@ class _Reading:
 
 
 class ReplayedModel:
-    """Calls the model, or does again what it did in a step of as many tokens. Plain calls stay the reference."""
+    """Calls the model, or does again what it did in a step of as many tokens.
+
+    Plain calls stay the reference.
+    """
 
     def __init__(
-        self, model: Model, sizes: Sequence[int], max_model_len: int, recorder: Recorder, *, mixed: bool
+        self,
+        model: Model,
+        sizes: Sequence[int],
+        max_model_len: int,
+        recorder: Recorder,
+        *,
+        mixed: bool,
     ) -> None:
-        """`mixed`: not only steps in which every row decodes are recorded, where the attention backend's plans allow it."""
-        self._model, self._sizes, self._max_model_len, self._recorder = model, frozenset(sizes), max_model_len, recorder
-        self._mixed, self._moved = mixed, 0
+        """`mixed`: not only steps in which every row decodes are recorded, where the attention
+        backend's plans allow it.
+        """
+        self._model = model
+        self._sizes = frozenset(sizes)
+        self._max_model_len = max_model_len
+        self._recorder = recorder
+        self._mixed = mixed
+        self._moved = 0
         self._recorded: dict[_Kind, _Recorded] = {}
         self._seen: set[_Kind] = set()
         self._refused: set[int] = set()
@@ -105,13 +128,21 @@ class ReplayedModel:
         if moved != self._moved:  # what was recorded has the places of before
             self._recorded.clear()
             self._moved = moved
-        size, adapters, decodes = len(batch.input_ids), batch.adapter_set, len(batch.counts) == len(batch.input_ids)
+        size = len(batch.input_ids)
+        adapters = batch.adapter_set
+        decodes = len(batch.counts) == len(batch.input_ids)
         kind = size, adapters, decodes
-        if adapters in self._refused or size not in self._sizes or not self._is_kept(batch, decodes):
+        if (
+            adapters in self._refused
+            or size not in self._sizes
+            or not self._is_kept(batch, decodes)
+        ):
             return self._model(batch)
         recorded = self._recorded.get(kind)
         if recorded is None:
-            if kind not in self._seen:  # kernels are compiled, and libraries get ready, in a plain call
+            if (
+                kind not in self._seen
+            ):  # kernels are compiled, and libraries get ready, in a plain call
                 self._seen.add(kind)
                 return self._model(batch)
             recorded = self._record(batch)
@@ -129,7 +160,9 @@ class ReplayedModel:
     def _record(self, batch: ForwardBatch) -> _Recorded | None:
         """Return the step recorded; None, and never again, where the model cannot be."""
         try:
-            self._model(self._own(batch)[0])  # a kernel may be compiled once more for places that lie otherwise
+            self._model(
+                self._own(batch)[0]
+            )  # a kernel may be compiled once more for places that lie otherwise
             own, plans = self._own(batch)
             run, out = self._recorder.record(lambda: self._model(own))
         except (_Refused, RuntimeError) as error:
@@ -140,8 +173,16 @@ class ReplayedModel:
 
     def _is_kept(self, batch: ForwardBatch, decodes: bool) -> bool:
         """Say whether a step has nothing that a recorded one has not."""
-        given = batch.embeddings is None and batch.token_types is None and batch.rope_positions is None
-        if not given or batch.entering or batch.adapted or batch.branched or not (decodes or self._mixed):
+        given = (
+            batch.embeddings is None and batch.token_types is None and batch.rope_positions is None
+        )
+        if (
+            not given
+            or batch.entering
+            or batch.adapted
+            or batch.branched
+            or not (decodes or self._mixed)
+        ):
             return False
         return all(hasattr(plan, "kept" if decodes else "kept_for_any") for plan in batch.attention)
 
@@ -156,8 +197,13 @@ class ReplayedModel:
         for layer, plan in enumerate(batch.attention):
             firsts.setdefault(id(plan), layer)
         name = "kept" if len(batch.counts) == len(batch.input_ids) else "kept_for_any"
-        plans = {layer: getattr(batch.attention[layer], name)(self._max_model_len) for layer in firsts.values()}
-        untold: dict[str, Any] = {name: Untold(name, getattr(batch, name), _Reading()) for name in READ_BY_HOST}
+        plans = {
+            layer: getattr(batch.attention[layer], name)(self._max_model_len)
+            for layer in firsts.values()
+        }
+        untold: dict[str, Any] = {
+            name: Untold(name, getattr(batch, name), _Reading()) for name in READ_BY_HOST
+        }
         own = replace(
             batch,
             input_ids=batch.input_ids.clone(),

@@ -1,4 +1,6 @@
-"""The order of a device's work: what is launched runs behind what was launched before, and the host waits by events."""
+"""The order of a device's work: what is launched runs behind what was launched before, and the host
+waits by events.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ class DeviceStream:
         self._module = module
 
     def launch(self, function: Callable[[], T]) -> _Launched:
-        """Call the function and note where the device's work of it ends; what it raises is raised by `result`."""
+        """Call the function and note where the device's work of it ends; what it raises is raised
+        by `result`.
+        """
         try:
             value = function()
         except Exception as error:  # noqa: BLE001 - raised again by `result`
@@ -28,7 +32,9 @@ class DeviceStream:
 
 class _Launched:
     def __init__(self, value: Any, error: Exception | None, event: Any) -> None:
-        self._value, self._error, self._event = value, error, event
+        self._value = value
+        self._error = error
+        self._event = event
 
     def result(self) -> Any:
         """Wait for the device; return what the function returned or raise what it raised."""

@@ -1,4 +1,6 @@
-"""Which layers of an AutoRound checkpoint are packed, and how: GPTQ's or AWQ's layout, with bits and groups by layer."""
+"""Which layers of an AutoRound checkpoint are packed, and how: GPTQ's or AWQ's layout, with bits
+and groups by layer.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +40,13 @@ class AutoRound(StoredMethod):
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)
         self._config: Mapping[str, Any] = config
-        self._packing = str(config.get("packing_format") or config.get("backend") or "auto_round:auto_gptq")
+        self._packing = str(
+            config.get("packing_format") or config.get("backend") or "auto_round:auto_gptq"
+        )
         if self._packing not in (*LESS, *AWQ) or config.get("data_type", "int") != "int":
             raise ModelError(
-                f"quantization_config: packing_format is {self._packing!r:.80}, data_type {config.get('data_type')!r:.80}; read are "
+                f"quantization_config: packing_format is {self._packing!r:.80}, data_type "
+                f"{config.get('data_type')!r:.80}; read are "
                 f"{', '.join((*LESS, *AWQ))} of type int. Export the checkpoint in one of them."
             )
         self._special = sections(config, "extra_config")
@@ -51,7 +56,9 @@ class AutoRound(StoredMethod):
         self._format(config)
 
     def decide(self, prefix: str) -> StoredFormat | None:
-        """Return the layer's format: its own settings where it has some, else those of all in the blocks that are named."""
+        """Return the layer's format: its own settings where it has some, else those of all in the
+        blocks that are named.
+        """
         special = self._settings(prefix)
         if special is not None:
             return self._format({**self._config, **special})
@@ -69,7 +76,8 @@ class AutoRound(StoredMethod):
         return None if named is None else self._special[named]
 
     def _format(self, facts: Mapping[str, Any]) -> StoredFormat | None:
-        bits, group = facts.get("bits"), facts.get("group_size", 128)
+        bits = facts.get("bits")
+        group = facts.get("group_size", 128)
         if isinstance(bits, int) and bits >= PLAIN_BITS:
             return None
         allowed = (AWQ_BITS,) if self._packing in AWQ else BITS
@@ -80,13 +88,16 @@ class AutoRound(StoredMethod):
             or not (group == -1 or group > 0)
         ):
             raise ModelError(
-                f"quantization_config: {bits!r:.80} bits in groups of {group!r:.80}; {self._packing} has "
+                f"quantization_config: {bits!r:.80} bits in groups of {group!r:.80}; "
+                f"{self._packing} has "
                 f"{', '.join(map(str, allowed))} bits and groups of -1 (a row) or more inputs."
             )
         if self._packing in AWQ:
             return AwqFormat(group)
         symmetric = facts.get("sym") is True
-        return GptqFormat(bits, group, is_symmetric=symmetric, is_ordered=False, stored_less=LESS[self._packing])
+        return GptqFormat(
+            bits, group, is_symmetric=symmetric, is_ordered=False, stored_less=LESS[self._packing]
+        )
 
 
 def _found_anywhere(text: str) -> Fits | None:
@@ -95,7 +106,9 @@ def _found_anywhere(text: str) -> Fits | None:
 
 
 def _blocks(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of what holds the layers that are packed: of a list, or of words with commas between."""
+    """Return the names of what holds the layers that are packed: of a list, or of words with commas
+    between.
+    """
     field = next((field for field in BLOCKS if config.get(field)), BLOCKS[0])
     stated = config.get(field)
     if isinstance(stated, str):

@@ -15,7 +15,9 @@ from core.quantization.packing import centred, unpack_words
 BITS: Final = 4
 PER_WORD: Final = 8
 ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Where in a word each of eight outputs is, when they are packed in the order 0, 2, 4, 6, 1, 3, 5, 7."""
+"""Where in a word each of eight outputs is, when they are packed in the order 0, 2, 4, 6, 1, 3, 5,
+7.
+"""
 
 
 class AwqFormat(StoredFormat):
@@ -31,11 +33,14 @@ class AwqFormat(StoredFormat):
     def check(self, part: Part) -> None:
         """Refuse groups that do not divide the inputs, or that ranks would cut."""
         if groups_of(part, self._group) > 1:
-            part.columns(torch.empty(1, groups_of(part, self._group), device="meta"), per=self._group)
+            part.columns(
+                torch.empty(1, groups_of(part, self._group), device="meta"), per=self._group
+            )
 
     def shape(self, suffix: str, part: Part) -> tuple[int, ...] | None:
         """Return the shape of one of the tensors."""
-        groups, words = groups_of(part, self._group), -(-part.out_features // PER_WORD)
+        groups = groups_of(part, self._group)
+        words = -(-part.out_features // PER_WORD)
         return {
             "qweight": (part.in_features, words),
             "qzeros": (groups, words),
@@ -44,18 +49,28 @@ class AwqFormat(StoredFormat):
 
     def unpack(self, tensors: Mapping[str, torch.Tensor], part: Part) -> GroupedInts:
         """Return the rank's part."""
-        codes, zeros = (centred(_outputs(tensors[name], part).T, BITS) for name in ("qweight", "qzeros"))
+        codes, zeros = (
+            centred(_outputs(tensors[name], part).T, BITS) for name in ("qweight", "qzeros")
+        )
         scales = cut_groups(part.rows(tensors["scales"], 1).T, part, self._group)
-        return GroupedInts(part.columns(codes), scales, cut_groups(zeros, part, self._group).short())
+        return GroupedInts(
+            part.columns(codes), scales, cut_groups(zeros, part, self._group).short()
+        )
 
 
 def _outputs(words: torch.Tensor, part: Part) -> torch.Tensor:
-    """Return the rank's numbers of each row in the order of the outputs; only words that hold them are unpacked."""
+    """Return the rank's numbers of each row in the order of the outputs; only words that hold them
+    are unpacked.
+    """
     found = []
     for source, _ in part.pieces:
         first = source.start // PER_WORD
         own = words[:, first : -(-source.stop // PER_WORD)]
         numbers = unpack_words(own, BITS, own.shape[1] * PER_WORD).view(*own.shape, PER_WORD)
         numbers = torch.stack([numbers[..., place] for place in ORDER], -1).flatten(-2)
-        found.append(numbers[:, source.start - first * PER_WORD : source.stop - first * PER_WORD : source.step])
+        found.append(
+            numbers[
+                :, source.start - first * PER_WORD : source.stop - first * PER_WORD : source.step
+            ]
+        )
     return torch.cat(found, 1)

@@ -11,6 +11,16 @@ def engine_quant_methods() -> list[Entry]:
             "awq",
             "builtin_plugins.quant_methods.awq.method:Awq",
             "AWQ: 4 bits with zero points",
-            gives=frozenset({"awq_marlin", "awq_triton", "cpu_awq", "cpu_wna16", "moe_wna16", "ipex", "ipex_quant"}),
+            gives=frozenset(
+                {
+                    "awq_marlin",
+                    "awq_triton",
+                    "cpu_awq",
+                    "cpu_wna16",
+                    "moe_wna16",
+                    "ipex",
+                    "ipex_quant",
+                }
+            ),
         )
     ]

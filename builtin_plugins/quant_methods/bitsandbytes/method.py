@@ -1,4 +1,6 @@
-"""Which layers of a bitsandbytes checkpoint are quantized: all linear ones but those that its config names."""
+"""Which layers of a bitsandbytes checkpoint are quantized: all linear ones but those that its
+config names.
+"""
 
 from __future__ import annotations
 
@@ -28,16 +30,25 @@ class BitsAndBytes(AllButListed):
     }
 
     def __init__(self, config: Any = None) -> None:
-        super().__init__(config, Listed(names(config or {}, "llm_int8_skip_modules"), expressions, anywhere=True))
+        super().__init__(
+            config, Listed(names(config or {}, "llm_int8_skip_modules"), expressions, anywhere=True)
+        )
         kind = config.get("bnb_4bit_quant_type", "fp4")
-        four, eight = (bool(config.get(f"load_in_{bits}bit") or config.get(f"_load_in_{bits}bit")) for bits in (4, 8))
+        four, eight = (
+            bool(config.get(f"load_in_{bits}bit") or config.get(f"_load_in_{bits}bit"))
+            for bits in (4, 8)
+        )
         if four == eight or (four and kind not in KINDS):
             raise ModelError(
-                f"quantization_config: load_in_4bit is {four}, load_in_8bit {eight}, bnb_4bit_quant_type {kind!r:.80}; it is one "
-                f"of both, and of 4 bits the type is one of {', '.join(KINDS)}. Restore the config from where the model came."
+                f"quantization_config: load_in_4bit is {four}, load_in_8bit {eight}, "
+                f"bnb_4bit_quant_type {kind!r:.80}; it is one "
+                f"of both, and of 4 bits the type is one of {', '.join(KINDS)}. Restore the config "
+                "from where the model came."
             )
         self._format: StoredFormat = (
-            FourBitFormat(kind, nested=bool(config.get("bnb_4bit_use_double_quant"))) if four else EightBitFormat()
+            FourBitFormat(kind, nested=bool(config.get("bnb_4bit_use_double_quant")))
+            if four
+            else EightBitFormat()
         )
         self._stated = config.get("llm_int8_skip_modules")
 

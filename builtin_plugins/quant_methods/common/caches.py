@@ -13,10 +13,11 @@ NAMES: Final = ("FP8", "fp8", "fp8_e4m3")
 
 
 def kv_dtype_of(scheme: Any) -> str | None:
-    """Return the dtype that a scheme of caches names; None, the model's own, where there is no scheme or another one.
+    """Return the dtype that a scheme of caches names; None, the model's own, where there is no
+    scheme or another one.
 
-    `scheme` is a name, or an object as compressed-tensors has it for weights. What is not known is never worse than what was
-    asked for: keys and values are then cached as they are.
+    `scheme` is a name, or an object as compressed-tensors has it for weights. What is not known is
+    never worse than what was asked for: keys and values are then cached as they are.
     """
     if not scheme:
         return None
@@ -28,7 +29,8 @@ def kv_dtype_of(scheme: Any) -> str | None:
         known = scheme in NAMES
     if not known:
         log.warning(
-            "the checkpoint's scheme of cached keys and values is not known (%.200s); they are cached in the model's dtype. Known is "
+            "the checkpoint's scheme of cached keys and values is not known (%.200s); they are "
+            "cached in the model's dtype. Known is "
             "fp8 with a factor for all heads or one for each.",
             scheme,
         )

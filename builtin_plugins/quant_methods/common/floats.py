@@ -19,12 +19,14 @@ EXPONENTS: Final = (torch.uint8, torch.float8_e8m0fnu)
 
 
 class FloatsFormat(StoredFormat):
-    """Weights under one name, scales under another. `optional`: what a checkpoint may have for activations.
+    """Weights under one name, scales under another. `optional`: what a checkpoint may have for
+    activations.
 
-    `other`: a name that scales have as well. `in_powers`: scales are stored as exponents of two, and as nothing else.
+    `other`: a name that scales have as well. `in_powers`: scales are stored as exponents of two,
+    and as nothing else.
 
-    `x_bits`: what activations may be rounded to: 8 where the checkpoint was made for that. They are as they come, so what it
-    says of their scales is not needed.
+    `x_bits`: what activations may be rounded to: 8 where the checkpoint was made for that. They are
+    as they come, so what it says of their scales is not needed.
     """
 
     def __init__(
@@ -38,11 +40,15 @@ class FloatsFormat(StoredFormat):
         in_powers: bool = False,
         x_bits: int = 16,
     ) -> None:
-        self._shared, self._weight, self._scale = shared, weight, scale
+        self._shared = shared
+        self._weight = weight
+        self._scale = scale
         self.suffixes: tuple[str, ...] = (weight, scale)
         self.optional_suffixes = tuple(optional.split())
         self.other_names = {other: scale} if other else {}
-        self.grouping = Grouping(8, shared.columns or -1, is_float=True, has_powers=in_powers, x_bits=x_bits)
+        self.grouping = Grouping(
+            8, shared.columns or -1, is_float=True, has_powers=in_powers, x_bits=x_bits
+        )
         self.stored_bits = 8 + (32 / shared.columns if shared.columns and shared.rows == 1 else 0)
 
     def check(self, part: Part) -> None:
@@ -59,12 +65,16 @@ class FloatsFormat(StoredFormat):
         scales = tensors[self._scale]
         scales = scales.view(torch.uint8) if scales.dtype in EXPONENTS else scales
         scales = self.scales(self._shared.of_rank(scales, part))
-        return ScaledFloats(values, scales, self._shared.group(part), factors=self.factors(tensors, len(values)))
+        return ScaledFloats(
+            values, scales, self._shared.group(part), factors=self.factors(tensors, len(values))
+        )
 
     def values(self, tensor: torch.Tensor, part: Part) -> torch.Tensor:
         """Return the rank's numbers."""
         if tensor.dtype not in EIGHT_BIT:
-            raise ModelError(f"has a {self._weight} of {_name(tensor)}, which is none of eight-bit floats.")
+            raise ModelError(
+                f"has a {self._weight} of {_name(tensor)}, which is none of eight-bit floats."
+            )
         return part.columns(part.rows(tensor))
 
     def scales(self, own: torch.Tensor) -> torch.Tensor:
@@ -81,10 +91,12 @@ class FloatsFormat(StoredFormat):
 
 
 class PackedFloatsFormat(FloatsFormat):
-    """Two four-bit floats in a byte, or four six-bit ones in three; scales are exponents of two, or a second one belongs to the
+    """Two four-bit floats in a byte, or four six-bit ones in three; scales are exponents of two, or
+    a second one belongs to the
     whole tensor.
 
-    `whole`: its name. `divides`: scales are divided by it. `exponent_bits`: of six-bit floats, 2 or 3.
+    `whole`: its name. `divides`: scales are divided by it. `exponent_bits`: of six-bit floats, 2 or
+    3.
     """
 
     def __init__(
@@ -100,7 +112,10 @@ class PackedFloatsFormat(FloatsFormat):
         optional: str = "",
     ) -> None:
         super().__init__(shared, weight=weight, scale=scale, optional=optional)
-        self._bits, self._exponent_bits, self._whole, self._divides = bits, exponent_bits, whole, divides
+        self._bits = bits
+        self._exponent_bits = exponent_bits
+        self._whole = whole
+        self._divides = divides
         self.suffixes = (*self.suffixes, *([whole] if whole else []))
         self.grouping = Grouping(
             bits, shared.columns or -1, is_float=True, has_factors=bool(whole), has_powers=not whole
@@ -117,12 +132,19 @@ class PackedFloatsFormat(FloatsFormat):
         if tensor.dtype != torch.uint8:
             raise ModelError(f"has a {self._weight} of {_name(tensor)}; packed floats are bytes.")
         rows = part.rows(tensor)
-        return part.columns(four_bit_floats(rows) if self._bits == 4 else six_bit_floats(rows, self._exponent_bits))
+        return part.columns(
+            four_bit_floats(rows) if self._bits == 4 else six_bit_floats(rows, self._exponent_bits)
+        )
 
     def scales(self, own: torch.Tensor) -> torch.Tensor:
-        """Return the rank's scales in float32; those that a factor multiplies are floats of eight bits."""
+        """Return the rank's scales in float32; those that a factor multiplies are floats of eight
+        bits.
+        """
         if self._whole and own.dtype != torch.float8_e4m3fn:
-            raise ModelError(f"has a {self._scale} of {_name(own)}; beside a {self._whole} they are float8_e4m3fn.")
+            raise ModelError(
+                f"has a {self._scale} of {_name(own)}; beside a {self._whole} they are "
+                "float8_e4m3fn."
+            )
         return super().scales(own)
 
     def factors(self, tensors: Mapping[str, torch.Tensor], rows: int) -> torch.Tensor | None:
@@ -134,7 +156,10 @@ class PackedFloatsFormat(FloatsFormat):
 
 
 def one_number(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Return the scale of a whole tensor, float32 of no dimension. Raises `ModelError` for several, or for none that can be one."""
+    """Return the scale of a whole tensor, float32 of no dimension.
+
+    Raises `ModelError` for several, or for none that can be one.
+    """
     if tensor.numel() != 1:
         raise ModelError(f"has a {name} of shape {list(tensor.shape)}; it is one number.")
     found = float(tensor)

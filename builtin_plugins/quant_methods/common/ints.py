@@ -14,9 +14,11 @@ from core.quantization.packing import WORD, centred, unpack_words
 
 
 class IntsFormat(StoredFormat):
-    """Signed integers, a byte each. `zero`: the name of zero points of the same type; empty: there are none.
+    """Signed integers, a byte each. `zero`: the name of zero points of the same type; empty: there
+    are none.
 
-    `x_bits`: what activations may be rounded to, with one scale for a token's: 8 where the checkpoint was made for that.
+    `x_bits`: what activations may be rounded to, with one scale for a token's: 8 where the
+    checkpoint was made for that.
     """
 
     def __init__(
@@ -31,19 +33,27 @@ class IntsFormat(StoredFormat):
         optional: str = "",
         x_bits: int = 16,
     ) -> None:
-        self._bits, self._shared = bits, shared
-        self._weight, self._scale, self._zero, self._order = weight, scale, zero, order
+        self._bits = bits
+        self._shared = shared
+        self._weight = weight
+        self._scale = scale
+        self._zero = zero
+        self._order = order
         self.suffixes = tuple(name for name in (weight, scale, zero, order) if name)
         self.optional_suffixes = tuple(optional.split())
-        zeros, ordered = bool(zero), bool(order)
-        self.grouping = Grouping(bits, shared.columns or -1, has_zeros=zeros, is_ordered=ordered, x_bits=x_bits)
+        zeros = bool(zero)
+        ordered = bool(order)
+        self.grouping = Grouping(
+            bits, shared.columns or -1, has_zeros=zeros, is_ordered=ordered, x_bits=x_bits
+        )
         self.stored_bits = 8 + 16 / (shared.columns or 1024)
 
     def check(self, part: Part) -> None:
         """Refuse groups that do not divide the inputs, or that ranks would cut."""
         if self._shared.columns and part.in_features % self._shared.columns:
             raise ModelError(
-                f"has {part.in_features} inputs, which do not divide into groups of {self._shared.columns} as its "
+                f"has {part.in_features} inputs, which do not divide into groups of "
+                f"{self._shared.columns} as its "
                 "quantization config says; restore the config from where the model came."
             )
         if not self._order:
@@ -59,7 +69,9 @@ class IntsFormat(StoredFormat):
         zeros = self.zeros(tensors[self._zero], part) if self._zero else None
         if not self._order:
             scales = self.scales(self._shared.of_rank(tensors[self._scale], part))
-            return GroupedInts(codes, scales, None if zeros is None else self._shared.columns_of(zeros, part))
+            return GroupedInts(
+                codes, scales, None if zeros is None else self._shared.columns_of(zeros, part)
+            )
         scales = part.rows(tensors[self._scale])
         order = groups_of_columns(tensors[self._order], part, scales.shape[1])
         return GroupedInts(codes, scales, zeros, order)
@@ -81,15 +93,23 @@ class IntsFormat(StoredFormat):
 
 
 class PackedIntsFormat(IntsFormat):
-    """Integers packed into words of int32 with their middle added; zero points are packed along the outputs."""
+    """Integers packed into words of int32 with their middle added; zero points are packed along the
+    outputs.
+    """
 
-    def __init__(self, bits: int, shared: Shared, *, zero: str = "", order: str = "", optional: str = "") -> None:
-        super().__init__(bits, shared, weight="weight_packed", zero=zero, order=order, optional=optional)
+    def __init__(
+        self, bits: int, shared: Shared, *, zero: str = "", order: str = "", optional: str = ""
+    ) -> None:
+        super().__init__(
+            bits, shared, weight="weight_packed", zero=zero, order=order, optional=optional
+        )
         self.stored_bits = bits + 16 / (shared.columns or 1024)
 
     def shape(self, suffix: str, part: Part) -> tuple[int, ...] | None:
         """Return the shape of the words."""
-        words_in, words_out = (-(-size * self._bits // WORD) for size in (part.in_features, part.out_features))
+        words_in, words_out = (
+            -(-size * self._bits // WORD) for size in (part.in_features, part.out_features)
+        )
         return {
             self._weight: (part.out_features, words_in),
             self._zero: (words_out, self._shared.counts(part)[1]),

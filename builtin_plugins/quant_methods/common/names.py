@@ -1,6 +1,8 @@
-"""Layers that a checkpoint's config names: as its tensors are, as a model in transformers' memory has them, or by patterns.
+"""Layers that a checkpoint's config names: as its tensors are, as a model in transformers' memory
+has them, or by patterns.
 
-Tools read names off a model that is loaded, and write what they find there. Knows names, and no format.
+Tools read names off a model that is loaded, and write what they find there. Knows names, and no
+format.
 """
 
 from __future__ import annotations
@@ -25,13 +27,16 @@ TOGETHER: Final = {
 }
 """Layers that are one in other engines, and all experts' matrices that are one in memory."""
 ROOT: Final = re.compile(r"(?:(?:model|language_model|text_model|backbone|transformer)\.)+")
-"""What is before a decoder's layers. The towers beside a decoder have names of their own behind it."""
+"""What is before a decoder's layers. The towers beside a decoder have names of their own behind it.
+"""
 ROOTS: Final = {
     "model.language_model.": "language_model",
     "language_model.model.": "language_model",
     "backbone.": "backbone",
 }
-"""Of the same layers, in checkpoints with towers and in those that this engine renames; and what patterns have that mean them."""
+"""Of the same layers, in checkpoints with towers and in those that this engine renames; and what
+patterns have that mean them.
+"""
 MARK: Final = "re:"
 WILD: Final = "*?["
 SIGNS: Final = "*+?[(|\\^$"
@@ -45,19 +50,25 @@ Reading = Callable[[str], Fits | None]
 
 
 def spellings(prefix: str) -> tuple[str, ...]:
-    """Return a layer's name here, and those that transformers 5 has for it where that calls it otherwise.
+    """Return a layer's name here, and those that transformers 5 has for it where that calls it
+    otherwise.
 
-    Some tools (llm-compressor) turn back the name of the mixture, not those of an expert's matrices.
+    Some tools (llm-compressor) turn back the name of the mixture, not those of an expert's
+    matrices.
     """
     if prefix in HEADS:
         return prefix, HEAD
     found = EXPERT.fullmatch(prefix)
-    loaded = f"{found[1]}.{found[2]}.{MATRICES[found[3]]}" if found and found[3] in MATRICES else prefix
+    loaded = (
+        f"{found[1]}.{found[2]}.{MATRICES[found[3]]}" if found and found[3] in MATRICES else prefix
+    )
     return tuple(dict.fromkeys((prefix, loaded, loaded.replace(MIXTURE, ".mlp."))))
 
 
 def marked(text: str) -> Fits | None:
-    """Read a regular expression behind its mark, as compressed-tensors has it: it fits the beginning of a name."""
+    """Read a regular expression behind its mark, as compressed-tensors has it: it fits the
+    beginning of a name.
+    """
     return Pattern(text.removeprefix(MARK)).begins if text.startswith(MARK) else None
 
 
@@ -73,7 +84,9 @@ def wildcards(text: str) -> Fits | None:
 
 
 def expressions(text: str) -> Fits | None:
-    """Read a name as transformers does: as a regular expression that fits a name from its beginning to a dot or the end."""
+    """Read a name as transformers does: as a regular expression that fits a name from its beginning
+    to a dot or the end.
+    """
     if text.startswith((MARK, "*")) or not any(sign in text for sign in SIGNS):
         return wildcards(text)
     return Pattern(f"(?:{text}){AT_A_DOT}").begins
@@ -82,11 +95,13 @@ def expressions(text: str) -> Fits | None:
 class Listed:
     """Texts of a config, each of which names a layer or several.
 
-    `reading`: which of them are patterns. `anywhere`: a name may be any part of a layer's, as `mlp` or `q_proj`; else it
-    is the layer's own, or that of a module that holds it.
+    `reading`: which of them are patterns. `anywhere`: a name may be any part of a layer's, as `mlp`
+    or `q_proj`; else it is the layer's own, or that of a module that holds it.
     """
 
-    def __init__(self, texts: Collection[str], reading: Reading = marked, *, anywhere: bool = False) -> None:
+    def __init__(
+        self, texts: Collection[str], reading: Reading = marked, *, anywhere: bool = False
+    ) -> None:
         self._anywhere = anywhere
         self._names: dict[str, str] = {}
         self._patterns: list[tuple[str, Fits, bool]] = []
@@ -97,11 +112,15 @@ class Listed:
             else:
                 self._patterns.append((text, fits, any(sign in text for sign in UNLESS)))
         self._lengths = sorted({name.count(".") + 1 for name in self._names}, reverse=True)
-        self._roots = [root for root, mark in ROOTS.items() if any(mark in text for text, *_ in self._patterns)]
+        self._roots = [
+            root for root, mark in ROOTS.items() if any(mark in text for text, *_ in self._patterns)
+        ]
         self._places = {text: place for place, text in enumerate(texts)}
 
     def find(self, prefix: str) -> str | None:
-        """Return the text that names a layer: the longest name, or the first pattern; None: there is none."""
+        """Return the text that names a layer: the longest name, or the first pattern; None: there
+        is none.
+        """
         named = self.name(prefix)
         return self.pattern(prefix) if named is None else named
 
@@ -124,11 +143,18 @@ class Listed:
         return None
 
     def pattern(self, prefix: str) -> str | None:
-        """Return the first pattern that fits a layer's name; one that says what a name has not must fit all its spellings."""
+        """Return the first pattern that fits a layer's name; one that says what a name has not must
+        fit all its spellings.
+        """
         if not self._patterns:
             return None
         spelled = spellings(prefix)
-        others = [f"{root}{_below_root(own)}" for root in self._roots for own in spelled if ROOT.match(own)]
+        others = [
+            f"{root}{_below_root(own)}"
+            for root in self._roots
+            for own in spelled
+            if ROOT.match(own)
+        ]
         tried = (*spelled, *others)
         for text, fits, is_negative in self._patterns:
             if is_negative:
@@ -147,7 +173,9 @@ def _names_of(prefix: str) -> tuple[str, ...]:
     parted = [own.rpartition(".") for own in spelled]
     fused = [f"{holder}.{TOGETHER[last]}" for holder, _, last in parted if last in TOGETHER]
     experts = [EXPERT.fullmatch(own) for own in (*spelled, *fused)]
-    return tuple(dict.fromkeys((*spelled, *fused, *(f"{found[1]}.{found[3]}" for found in experts if found))))
+    return tuple(
+        dict.fromkeys((*spelled, *fused, *(f"{found[1]}.{found[3]}" for found in experts if found)))
+    )
 
 
 def _below_root(name: str) -> str:

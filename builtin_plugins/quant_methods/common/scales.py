@@ -1,4 +1,6 @@
-"""Scales as checkpoints have them (of a tensor, of rows, of groups, of blocks) as one for each row and group."""
+"""Scales as checkpoints have them (of a tensor, of rows, of groups, of blocks) as one for each row
+and group.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ class Shared:
 
     def counts(self, part: Part) -> tuple[int, int]:
         """Return how many scales there are along either axis of the whole weight."""
-        rows, columns = self.rows or part.out_features, self.columns or part.in_features
+        rows = self.rows or part.out_features
+        columns = self.columns or part.in_features
         return -(-part.out_features // rows), -(-part.in_features // columns)
 
     def group(self, part: Part) -> int:
@@ -36,7 +39,10 @@ class Shared:
             part.columns(torch.empty(1, self.counts(part)[1], device="meta"), per=self.columns)
 
     def of_rank(self, scales: torch.Tensor, part: Part) -> torch.Tensor:
-        """Return the rank's [rows, groups], each row with its own. Raises `ModelError` for another number of them."""
+        """Return the rank's [rows, groups], each row with its own.
+
+        Raises `ModelError` for another number of them.
+        """
         return self.columns_of(self.rows_of(scales, part), part)
 
     def rows_of(self, scales: torch.Tensor, part: Part) -> torch.Tensor:
@@ -44,8 +50,10 @@ class Shared:
         rows, columns = self.counts(part)
         if scales.numel() != rows * columns:
             raise ModelError(
-                f"has scales of shape {list(scales.shape)}; the quantization config says one for {self.rows or 'all'} rows "
-                f"and {self.columns or 'all'} columns of [{part.out_features}, {part.in_features}], which is "
+                f"has scales of shape {list(scales.shape)}; the quantization config says one for "
+                f"{self.rows or 'all'} rows "
+                f"and {self.columns or 'all'} columns of [{part.out_features}, "
+                f"{part.in_features}], which is "
                 f"[{rows}, {columns}]."
             )
         scales = scales.reshape(rows, columns)
@@ -63,7 +71,9 @@ class Shared:
 def is_pair(block: Any) -> TypeGuard[Sequence[int]]:
     """Say whether it is how many rows and columns a block has, as configs state them."""
     return (
-        isinstance(block, (list, tuple)) and len(block) == 2 and all(type(size) is int and size > 0 for size in block)
+        isinstance(block, (list, tuple))
+        and len(block) == 2
+        and all(type(size) is int and size > 0 for size in block)
     )
 
 

@@ -26,7 +26,13 @@ class CompressedTensors(AllButListed):
         "config_groups": {
             "group_0": {
                 "targets": ["Linear"],
-                "weights": {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128},
+                "weights": {
+                    "num_bits": 4,
+                    "type": "int",
+                    "symmetric": True,
+                    "strategy": "group",
+                    "group_size": 128,
+                },
             }
         },
         "ignore": ["lm_head"],
@@ -37,13 +43,15 @@ class CompressedTensors(AllButListed):
         sparsity = section(config, "sparsity_config")
         if sparsity.get("format", "dense") != "dense":
             raise ModelError(
-                f"quantization_config: sparsity_config has format {sparsity['format']!r:.80}, which is not read: its weights "
+                f"quantization_config: sparsity_config has format {sparsity['format']!r:.80}, "
+                "which is not read: its weights "
                 "have holes. Write the checkpoint again with dense weights."
             )
         transforms = section(section(config, "transform_config"), "config_groups")
         if transforms:
             raise ModelError(
-                f"quantization_config: transform_config has {', '.join(transforms):.80}: rotations of activations, which are "
+                f"quantization_config: transform_config has {', '.join(transforms):.80}: rotations "
+                "of activations, which are "
                 "not computed here. Take a checkpoint without them."
             )
         self._kv_dtype = kv_dtype_of(config.get("kv_cache_scheme"))
@@ -69,7 +77,9 @@ class CompressedTensors(AllButListed):
         return self._kv_dtype
 
     def _of(self, prefix: str, kind: str) -> StoredFormat | None:
-        """Of several groups, the one that names the layer counts before a pattern, and a pattern before its kind."""
+        """Of several groups, the one that names the layer counts before a pattern, and a pattern
+        before its kind.
+        """
         if self._plain.name(kind):
             return None
         for find in (Listed.name, Listed.pattern, lambda targets, _: targets.name(kind)):

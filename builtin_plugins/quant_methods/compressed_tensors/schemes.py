@@ -1,4 +1,6 @@
-"""One group of a compressed-tensors config as a stored format: what `weights` says of numbers, and `format` of tensors."""
+"""One group of a compressed-tensors config as a stored format: what `weights` says of numbers, and
+`format` of tensors.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,13 @@ READ: Final = (PACKED_INTS, "int-quantized", *PLAIN_FLOATS, *PACKED_FLOATS)
 
 
 def scheme(group: Mapping[str, Any], layout: str) -> StoredFormat:
-    """Return the format of the weights that `group` describes. Raises `ModelError` for one that is not read."""
+    """Return the format of the weights that `group` describes.
+
+    Raises `ModelError` for one that is not read.
+    """
     weights = section(group, "weights")
-    kind, bits = str(weights.get("type", "int")).lower(), weights.get("num_bits", 8)
+    kind = str(weights.get("type", "int")).lower()
+    bits = weights.get("num_bits", 8)
     layout = str(group.get("format") or layout)
     shared = _shared(weights)
     if layout == PACKED_INTS and kind == "int" and bits in range(1, 9):
@@ -41,18 +47,24 @@ def scheme(group: Mapping[str, Any], layout: str) -> StoredFormat:
         x_bits = _x_bits(group.get("input_activations"), "float", ("token", "group"))
         return FloatsFormat(shared, optional=BESIDE, in_powers=layout == MX_FLOATS, x_bits=x_bits)
     if layout == "nvfp4-pack-quantized" and (kind, bits) == ("float", 4):
-        return PackedFloatsFormat(shared, whole="weight_global_scale", divides=True, optional=BESIDE)
+        return PackedFloatsFormat(
+            shared, whole="weight_global_scale", divides=True, optional=BESIDE
+        )
     if layout in PACKED_FLOATS and kind == "float" and bits in (4, 6):
         return PackedFloatsFormat(shared, bits=bits, optional=BESIDE)
     raise ModelError(
-        f"quantization_config: weights of {bits!r:.80} bits, type {kind!r:.80}, in format {layout!r:.80} are not read. Read are "
-        f"integers of 1 to 8 bits and floats of 8, 6 and 4 in the formats {', '.join(dict.fromkeys(READ))}. Convert the "
+        f"quantization_config: weights of {bits!r:.80} bits, type {kind!r:.80}, in format "
+        f"{layout!r:.80} are not read. Read are "
+        "integers of 1 to 8 bits and floats of 8, 6 and 4 in the formats "
+        f"{', '.join(dict.fromkeys(READ))}. Convert the "
         "checkpoint with the tool that wrote it."
     )
 
 
 def _x_bits(activations: Any, kind: str, strategies: tuple[str, ...]) -> int:
-    """Return 8 for activations that are rounded as they come, to eight bits of a kind, each token by itself; else 16."""
+    """Return 8 for activations that are rounded as they come, to eight bits of a kind, each token
+    by itself; else 16.
+    """
     stated = activations if isinstance(activations, Mapping) else {}
     own = str(stated.get("type", "int")).lower(), stated.get("num_bits")
     as_they_come = stated.get("dynamic") is True and stated.get("symmetric", True) is True
@@ -61,8 +73,12 @@ def _x_bits(activations: Any, kind: str, strategies: tuple[str, ...]) -> int:
 
 def _shared(weights: Mapping[str, Any]) -> Shared:
     """Return which numbers share a scale."""
-    group, block = weights.get("group_size"), weights.get("block_structure")
-    strategy = str(weights.get("strategy") or ("tensor" if group is None else "channel" if group == -1 else "group"))
+    group = weights.get("group_size")
+    block = weights.get("block_structure")
+    strategy = str(
+        weights.get("strategy")
+        or ("tensor" if group is None else "channel" if group == -1 else "group")
+    )
     if isinstance(block, str):
         block = [int(size) if size.isdigit() else 0 for size in block.split("x")]
     if strategy == "tensor":
@@ -74,6 +90,7 @@ def _shared(weights: Mapping[str, Any]) -> Shared:
     if strategy == "block" and is_pair(block):
         return Shared(block[0], block[1])
     raise ModelError(
-        f"quantization_config: strategy {strategy!r:.80} with group_size {group!r:.80} and block_structure {block!r:.80} says not "
+        f"quantization_config: strategy {strategy!r:.80} with group_size {group!r:.80} and "
+        f"block_structure {block!r:.80} says not "
         "which weights share a scale; restore the config from where the model came."
     )

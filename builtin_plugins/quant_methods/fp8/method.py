@@ -1,4 +1,6 @@
-"""Checkpoints of eight-bit floats that say so by `fp8` (of tensors, or 128 x 128 blocks) or `fbgemm_fp8` (of rows)."""
+"""Checkpoints of eight-bit floats that say so by `fp8` (of tensors, or 128 x 128 blocks) or
+`fbgemm_fp8` (of rows).
+"""
 
 from __future__ import annotations
 
@@ -34,19 +36,26 @@ class Fp8(_Floats):
     """`weight_block_size` says which weights share a scale; without it those of a tensor do."""
 
     name = "fp8"
-    example_config: Final = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+    example_config: Final = {
+        "quant_method": "fp8",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [128, 128],
+    }
 
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)
         block = config.get("weight_block_size")
         if block is not None and not is_pair(block):
             raise ModelError(
-                f"quantization_config: weight_block_size is {block!r:.80}; it is two sizes, as [128, 128], or null."
+                f"quantization_config: weight_block_size is {block!r:.80}; it is two sizes, as "
+                "[128, 128], or null."
             )
         shared, names = (Shared(*block), ("weight_scale_inv", "weight_scale")) if block else (
             Shared(WHOLE, WHOLE), ("weight_scale", "weight_scale_inv"),
         )  # fmt: skip
-        self._format = FloatsFormat(shared, scale=names[0], other=names[1], optional=BESIDE, x_bits=8)
+        self._format = FloatsFormat(
+            shared, scale=names[0], other=names[1], optional=BESIDE, x_bits=8
+        )
 
 
 class FbgemmFp8(_Floats):

@@ -12,7 +12,8 @@ def engine_quant_methods() -> list[Entry]:
         Entry(
             "fp8",
             f"{FOLDER}.method:make_fp8",
-            "eight-bit floats with a scale for a tensor or a block; of plain weights, for a row, rounded while they load",
+            "eight-bit floats with a scale for a tensor or a block; of plain weights, for a row, "
+            "rounded while they load",
             gives=frozenset({"ptpc_fp8"}),
         ),
         Entry(

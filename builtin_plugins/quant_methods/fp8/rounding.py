@@ -1,4 +1,6 @@
-"""Plain weights of any checkpoint as eight-bit floats with a scale for each row, rounded while they load."""
+"""Plain weights of any checkpoint as eight-bit floats with a scale for each row, rounded while they
+load.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,8 @@ class Fp8Rounded(StoredMethod):
 
 
 class DeepSpeedFp(Fp8Rounded):
-    """The same for checkpoints whose config asks DeepSpeed for eight or six bits; what is stored are plain weights.
+    """The same for checkpoints whose config asks DeepSpeed for eight or six bits; what is stored
+    are plain weights.
 
     Those that were to become six bits become eight, which are nearer to them.
     """
@@ -69,6 +72,7 @@ class DeepSpeedFp(Fp8Rounded):
         bits = (config or {}).get("bits", 8)
         if bits not in (6, 8):
             raise ModelError(
-                f"quantization_config: {bits!r:.80} bits; DeepSpeed's floats have 6 or 8. Restore the config from where the "
+                f"quantization_config: {bits!r:.80} bits; DeepSpeed's floats have 6 or 8. Restore "
+                "the config from where the "
                 "model came."
             )

@@ -1,4 +1,6 @@
-"""How FP-Quant lays out a weight: four-bit floats with scales of groups, of inputs that a small matrix rotates."""
+"""How FP-Quant lays out a weight: four-bit floats with scales of groups, of inputs that a small
+matrix rotates.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from core.quantization.layouts import ScaledFloats
 from core.quantization.packing import four_bit_floats, powers_of_two
 
 GROUPS: Final = {"mxfp4": 32, "nvfp4": 16}
-"""Inputs that share a scale, which is an exponent (E8M0) of the first, a float of eight bits of the second."""
+"""Inputs that share a scale, which is an exponent (E8M0) of the first, a float of eight bits of the
+second.
+"""
 ROTATION: Final = "forward_hadamard_matrix"
 WHOLE: Final = "weight_global_scale"
 
@@ -41,7 +45,9 @@ class RotatedFloats:
     def plain(self) -> torch.Tensor:
         """Return the weight of inputs as they are, in float32."""
         rows, width = self.shape
-        return (self.floats.plain().view(rows, -1, len(self.rotation)) @ self.rotation.T).view(rows, width)
+        return (self.floats.plain().view(rows, -1, len(self.rotation)) @ self.rotation.T).view(
+            rows, width
+        )
 
 
 class RotatedFormat(StoredFormat):
@@ -54,7 +60,9 @@ class RotatedFormat(StoredFormat):
     optional_suffixes = ("act_global_scale", "backward_hadamard_matrix", "weight", "dqweight")
 
     def __init__(self, kind: str, size: int) -> None:
-        self._kind, self._group, self._size = kind, GROUPS[kind], size
+        self._kind = kind
+        self._group = GROUPS[kind]
+        self._size = size
         self.stored_bits = 4 + 8 / self._group
 
     def check(self, part: Part) -> None:
@@ -73,18 +81,34 @@ class RotatedFormat(StoredFormat):
     def check_optional(self, suffix: str, tensor: torch.Tensor, part: Part) -> None:
         """Refuse numbers that would stand beside those of four bits."""
         if suffix in ("weight", "dqweight") and tensor.numel():
-            raise ModelError("has plain numbers beside those of four bits; save the model without its master weights.")
+            raise ModelError(
+                "has plain numbers beside those of four bits; save the model without its master "
+                "weights."
+            )
 
     def unpack(self, tensors: Mapping[str, torch.Tensor], part: Part) -> RotatedFloats:
         """Return the rank's part."""
         codes, scales, rotation = (tensors[name] for name in ("qweight", "scales", ROTATION))
-        if codes.dtype.itemsize != 1 or scales.dtype.itemsize != 1 or not rotation.is_floating_point():
-            names = ", ".join(str(tensor.dtype).removeprefix("torch.") for tensor in (codes, scales, rotation))
+        if (
+            codes.dtype.itemsize != 1
+            or scales.dtype.itemsize != 1
+            or not rotation.is_floating_point()
+        ):
+            names = ", ".join(
+                str(tensor.dtype).removeprefix("torch.") for tensor in (codes, scales, rotation)
+            )
             raise ModelError(
-                f"holds {names}; they are bytes of numbers, bytes of scales, and a floating-point rotation."
+                f"holds {names}; they are bytes of numbers, bytes of scales, and a floating-point "
+                "rotation."
             )
         values = part.columns(four_bit_floats(part.rows(codes).contiguous().view(torch.uint8)))
         scales = part.columns(part.rows(scales), per=self._group).contiguous().view(torch.uint8)
-        scales = powers_of_two(scales) if self._kind == "mxfp4" else scales.view(torch.float8_e4m3fn).float()
+        scales = (
+            powers_of_two(scales)
+            if self._kind == "mxfp4"
+            else scales.view(torch.float8_e4m3fn).float()
+        )
         factors = (1 / one_number(WHOLE, tensors[WHOLE])).expand(len(values), 1)
-        return RotatedFloats(ScaledFloats(values, scales, self._group, factors=factors), rotation.float())
+        return RotatedFloats(
+            ScaledFloats(values, scales, self._group, factors=factors), rotation.float()
+        )

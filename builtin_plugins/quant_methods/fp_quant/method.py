@@ -1,4 +1,6 @@
-"""Which layers of an FP-Quant checkpoint are stored in its format: all linear ones but those that its config names."""
+"""Which layers of an FP-Quant checkpoint are stored in its format: all linear ones but those that
+its config names.
+"""
 
 from __future__ import annotations
 
@@ -28,17 +30,24 @@ class FpQuant(AllButListed):
     }
 
     def __init__(self, config: Any = None) -> None:
-        super().__init__(config, Listed(names(config or {}, "modules_to_not_convert"), expressions, anywhere=True))
-        kind, size = str(config.get("forward_dtype", "nvfp4")), config.get("hadamard_group_size", ROTATED)
+        super().__init__(
+            config,
+            Listed(names(config or {}, "modules_to_not_convert"), expressions, anywhere=True),
+        )
+        kind = str(config.get("forward_dtype", "nvfp4"))
+        size = config.get("hadamard_group_size", ROTATED)
         if kind not in GROUPS or not isinstance(size, int) or size < 1:
             raise ModelError(
-                f"quantization_config: forward_dtype is {kind!r:.80}, hadamard_group_size {size!r:.80}; read are "
-                f"{', '.join(GROUPS)} with rotations of 1 or more inputs. Restore the config from where the model came."
+                f"quantization_config: forward_dtype is {kind!r:.80}, hadamard_group_size "
+                f"{size!r:.80}; read are "
+                f"{', '.join(GROUPS)} with rotations of 1 or more inputs. Restore the config from "
+                "where the model came."
             )
         stated = [name for name in NOT_READ if config.get(name)]
         if stated:
             raise ModelError(
-                f"quantization_config: {' and '.join(stated)} is set, so weights are not stored in four bits; that is not "
+                f"quantization_config: {' and '.join(stated)} is set, so weights are not stored in "
+                "four bits; that is not "
                 "read. Save the model without it."
             )
         self._format = RotatedFormat(kind, size)

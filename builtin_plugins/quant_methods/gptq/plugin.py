@@ -6,7 +6,9 @@ OF_KERNELS = ("gptq_marlin", "gptq_bitblas", "cpu_gptq")
 SHARED = ("cpu_wna16", "moe_wna16", "ipex", "ipex_quant")
 """Names that mean AWQ as well."""
 REFUSED = ("marlin", "gptq_marlin_24", "bitblas")
-"""Names of weights in other orders, of which the method says why it does not read them; it reads what is GPTQ in truth."""
+"""Names of weights in other orders, of which the method says why it does not read them; it reads
+what is GPTQ in truth.
+"""
 
 
 @hookimpl

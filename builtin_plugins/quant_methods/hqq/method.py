@@ -1,4 +1,6 @@
-"""Which layers of an HQQ checkpoint are packed, and how: one setting for all, or one for each kind of layer."""
+"""Which layers of an HQQ checkpoint are packed, and how: one setting for all, or one for each kind
+of layer.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ class Hqq(AllButListed):
     }
 
     def __init__(self, config: Any = None) -> None:
-        super().__init__(config, Listed(names(config or {}, "skip_modules"), expressions, anywhere=True))
+        super().__init__(
+            config, Listed(names(config or {}, "skip_modules"), expressions, anywhere=True)
+        )
         stated = section(config, "quant_config")
         self._all = _format(stated) if WEIGHTS in stated else None
         by_tag = {} if WEIGHTS in stated else sections(config, "quant_config")
@@ -37,7 +41,8 @@ class Hqq(AllButListed):
         )  # a kind is what is behind the layer's number, without an expert's
         if self._all is None and not self._tags:
             raise ModelError(
-                f"quantization_config: quant_config has no {WEIGHTS}, which says how many bits there are; restore the config "
+                f"quantization_config: quant_config has no {WEIGHTS}, which says how many bits "
+                "there are; restore the config "
                 "from where the model came."
             )
 
@@ -53,7 +58,9 @@ class Hqq(AllButListed):
 
 def _format(facts: Mapping[str, Any]) -> HqqFormat:
     weights = section(facts, WEIGHTS)
-    bits, group, axis = weights.get("nbits"), weights.get("group_size"), weights.get("axis", 0)
+    bits = weights.get("nbits")
+    group = weights.get("group_size")
+    axis = weights.get("axis", 0)
     sized = group is None or (isinstance(group, int) and group > 0)
     if (
         not isinstance(bits, int)
@@ -63,14 +70,17 @@ def _format(facts: Mapping[str, Any]) -> HqqFormat:
         or not weights.get("channel_wise", True)
     ):
         raise ModelError(
-            f"quantization_config: {bits!r:.80} bits in groups of {group!r:.80} along axis {axis!r:.80}, channel_wise "
-            f"{weights.get('channel_wise', True)!r:.80}; hqq has {', '.join(map(str, sorted(PER_PACKED)))} bits and groups along "
+            f"quantization_config: {bits!r:.80} bits in groups of {group!r:.80} along axis "
+            f"{axis!r:.80}, channel_wise "
+            f"{weights.get('channel_wise', True)!r:.80}; hqq has "
+            f"{', '.join(map(str, sorted(PER_PACKED)))} bits and groups along "
             "axis 0 or 1."
         )
     second = [name for name in NOT_READ if facts.get(name)]
     if second:
         raise ModelError(
-            f"quantization_config: {', '.join(second)}: scales or zero points that are quantized themselves are not read. "
+            f"quantization_config: {', '.join(second)}: scales or zero points that are quantized "
+            "themselves are not read. "
             "Write the checkpoint again without them."
         )
     return HqqFormat(bits, group, axis)

@@ -1,4 +1,6 @@
-"""Checkpoints of NVIDIA's Model Optimizer: one algorithm for all layers, or one for each, and names of what stays plain."""
+"""Checkpoints of NVIDIA's Model Optimizer: one algorithm for all layers, or one for each, and names
+of what stays plain.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ ALGORITHMS: Final[Mapping[str, StoredFormat]] = {
     "FP8_PER_CHANNEL_PER_TOKEN": FloatsFormat(Shared(1, WHOLE), optional="input_scale", x_bits=8),
     "FP8_PB_WO": FloatsFormat(Shared(128, 128), optional="input_scale"),
     "MXFP8": FloatsFormat(Shared(1, 32), optional="input_scale", in_powers=True),
-    "NVFP4": PackedFloatsFormat(Shared(1, 16), weight="weight", whole="weight_scale_2", optional="input_scale"),
+    "NVFP4": PackedFloatsFormat(
+        Shared(1, 16), weight="weight", whole="weight_scale_2", optional="input_scale"
+    ),
 }
 
 
@@ -28,16 +32,27 @@ class ModelOpt(AllButListed):
     """Read from hf_quant_config.json, or from config.json, where later versions write the same."""
 
     name = "modelopt"
-    example_config: Final = {"quant_method": "modelopt", "quant_algo": "FP8", "exclude_modules": ["lm_head"]}
+    example_config: Final = {
+        "quant_method": "modelopt",
+        "quant_algo": "FP8",
+        "exclude_modules": ["lm_head"],
+    }
 
     def __init__(self, config: Any = None) -> None:
-        super().__init__(config, Listed(names(config or {}, "exclude_modules", "ignore"), wildcards, anywhere=True))
-        self._kv_dtype = kv_dtype_of(config.get("kv_cache_quant_algo") or config.get("kv_cache_scheme"))
+        super().__init__(
+            config,
+            Listed(names(config or {}, "exclude_modules", "ignore"), wildcards, anywhere=True),
+        )
+        self._kv_dtype = kv_dtype_of(
+            config.get("kv_cache_quant_algo") or config.get("kv_cache_scheme")
+        )
         self._layers: dict[str, StoredFormat] | None = None
         self._format: StoredFormat | None = None
         if config.get("quant_algo") == MIXED:
             listed = sections(config, "quantized_layers")
-            self._layers = {name: _format(facts.get("quant_algo")) for name, facts in listed.items()}
+            self._layers = {
+                name: _format(facts.get("quant_algo")) for name, facts in listed.items()
+            }
             self._named = Listed(listed, wildcards)
         else:
             self._format = _format(config.get("quant_algo"))
@@ -61,7 +76,8 @@ class ModelOpt(AllButListed):
 def _format(algorithm: Any) -> StoredFormat:
     if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
         raise ModelError(
-            f"quantization_config: quant_algo is {algorithm!r:.80}; read are {', '.join(ALGORITHMS)} and {MIXED} of these. "
+            f"quantization_config: quant_algo is {algorithm!r:.80}; read are "
+            f"{', '.join(ALGORITHMS)} and {MIXED} of these. "
             "Export the checkpoint with one of them."
         )
     return ALGORITHMS[algorithm]

@@ -29,7 +29,8 @@ class Mxfp4:
     def __init__(self, config: Any = None) -> None:
         if not config:
             raise ModelError(
-                "--quantization mxfp4 reads checkpoints that are stored so, and this one's config.json says nothing of it; "
+                "--quantization mxfp4 reads checkpoints that are stored so, and this one's "
+                "config.json says nothing of it; "
                 "weights are not made smaller here. Leave --quantization out."
             )
         self._unaided = Unaided(self.name)
@@ -46,7 +47,9 @@ class Mxfp4:
 
 
 class Blocks(StoredFormat):
-    """Bytes [rows, columns / 32, 16] of one expert's weight, two numbers each, lower four bits first, and exponents of scales."""
+    """Bytes [rows, columns / 32, 16] of one expert's weight, two numbers each, lower four bits
+    first, and exponents of scales.
+    """
 
     suffixes = ("_blocks", "_scales")
     grouping = Grouping(4, BLOCK, is_float=True, has_powers=True)
@@ -60,7 +63,9 @@ class Blocks(StoredFormat):
 
 
 class Mxfp4Experts(KeptExperts):
-    """All experts' numbers and scales come in two tensors of each matrix, rows of gate and up in turn."""
+    """All experts' numbers and scales come in two tensors of each matrix, rows of gate and up in
+    turn.
+    """
 
     suffixes: tuple[str, ...] = ()
     endings: tuple[str, ...] = Blocks.suffixes
@@ -75,7 +80,9 @@ class Mxfp4Experts(KeptExperts):
         packed = (part.num_experts, part.out_features, part.in_features // BLOCK, BLOCK // 2)
         return packed if suffix == "_blocks" else packed[:3]
 
-    def create(self, layer: nn.Module, num_experts: int, width: int, hidden: int, dtype: torch.dtype) -> None:
+    def create(
+        self, layer: nn.Module, num_experts: int, width: int, hidden: int, dtype: torch.dtype
+    ) -> None:
         """Register parameters for all experts, by whoever keeps such numbers on the device."""
         whole = Part(pieces=(), columns_in=slice(0, hidden), out_features=width, in_features=hidden)
         self._keeper = keeper_of(Blocks(), self._plain, whole)
@@ -85,7 +92,9 @@ class Mxfp4Experts(KeptExperts):
                 self._unaided.add(num_experts * numbers, Blocks(), dtype)
 
     def load(self, layer: nn.Module, suffix: str, tensor: torch.Tensor, part: Part) -> None:
-        """Keep a tensor until its other is there; then unpack one expert at a time, few rows at once."""
+        """Keep a tensor until its other is there; then unpack one expert at a time, few rows at
+        once.
+        """
         found = self._found[part.matrix]
         found[suffix] = tensor
         if len(found) < len(self.endings):
@@ -105,5 +114,8 @@ class Mxfp4Experts(KeptExperts):
             if found:
                 given = ", ".join(found)
                 found.clear()
-                raise ModelError(f"of the experts' {matrix}, {given} came alone; send blocks and scales together.")
+                raise ModelError(
+                    f"of the experts' {matrix}, {given} came alone; send blocks and scales "
+                    "together."
+                )
         super().finish(layer)

@@ -1,4 +1,6 @@
-"""Experts whose weights are packed as they load: rows are sorted by expert, and each expert multiplies its own."""
+"""Experts whose weights are packed as they load: rows are sorted by expert, and each expert
+multiplies its own.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ class PackedExperts:
         """Return the shape of one expert's weight, or of all experts'."""
         return part.shape if suffix in ("weight", "") else None
 
-    def create(self, layer: nn.Module, num_experts: int, width: int, hidden: int, dtype: torch.dtype) -> None:
+    def create(
+        self, layer: nn.Module, num_experts: int, width: int, hidden: int, dtype: torch.dtype
+    ) -> None:
         """Register both, packed; without gates the former has half as many rows."""
         sizes = {"gate_up": ((1 + bool(layer.gated)) * width, hidden), "down": (hidden, width)}
         for name, (rows, across) in sizes.items():
@@ -45,8 +49,12 @@ class PackedExperts:
     def finish(self, layer: nn.Module) -> None:
         """Nothing to repack."""
 
-    def apply(self, layer: nn.Module, x: torch.Tensor, shares: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
-        """Return what the chosen experts give: each token sums its own results in the order of its choice."""
+    def apply(
+        self, layer: nn.Module, x: torch.Tensor, shares: torch.Tensor, experts: torch.Tensor
+    ) -> torch.Tensor:
+        """Return what the chosen experts give: each token sums its own results in the order of its
+        choice.
+        """
         top_k = experts.shape[1]
         order = experts.flatten().argsort(stable=True)  # pairs of token and choice, by expert
         bias = layer.bias
@@ -57,16 +65,24 @@ class PackedExperts:
         outputs = self._ops.grouped(acted, layer.down, self._rows["down"], experts)  # type: ignore[arg-type]
         back = torch.empty_like(outputs)
         back[order] = outputs
-        chosen = back.view(*experts.shape, self._rows["down"]).float() * shares.float().unsqueeze(-1)
+        chosen = back.view(*experts.shape, self._rows["down"]).float() * shares.float().unsqueeze(
+            -1
+        )
         out = chosen[:, 0]
-        for choice in range(1, top_k):  # one after the other: torch sums in an order that depends on the batch
+        for choice in range(
+            1, top_k
+        ):  # one after the other: torch sums in an order that depends on the batch
             out = out + chosen[:, choice]
         return out.to(x.dtype)
 
-    def product(self, layer: nn.Module, matrix: str, x: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+    def product(
+        self, layer: nn.Module, matrix: str, x: torch.Tensor, experts: torch.Tensor
+    ) -> torch.Tensor:
         """Return each row's product with the matrix of its expert."""
         order = experts.argsort(stable=True)
-        found = self._ops.grouped(x[order], layer.get_parameter(matrix), self._rows[matrix], experts)
+        found = self._ops.grouped(
+            x[order], layer.get_parameter(matrix), self._rows[matrix], experts
+        )
         out = torch.empty_like(found)
         out[order] = found
         return out

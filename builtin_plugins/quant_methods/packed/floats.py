@@ -1,4 +1,6 @@
-"""Floats of few bits with scales for groups, as stored formats unpack to them: kept in as many bits, eight or four."""
+"""Floats of few bits with scales for groups, as stored formats unpack to them: kept in as many
+bits, eight or four.
+"""
 
 from __future__ import annotations
 
@@ -23,18 +25,32 @@ Make = Callable[[ScaledFloats | None], Ops]
 
 
 def ops_for(grouping: Grouping, library: Library) -> Make | None:
-    """Return what makes the kernels that keep such floats; None: there are none. Those of six bits are kept in eight."""
+    """Return what makes the kernels that keep such floats; None: there are none.
+
+    Those of six bits are kept in eight.
+    """
     group = kept_group(grouping.group)
     if not grouping.is_float or not group or grouping.has_zeros or grouping.is_ordered:
         return None
 
     if grouping.has_table:
         return lambda floats: FloatOps(
-            library, torch.uint8, group, torch.zeros(TABLE_SIZE) if floats is None else floats.table, scales=torch.int16
+            library,
+            torch.uint8,
+            group,
+            torch.zeros(TABLE_SIZE) if floats is None else floats.table,
+            scales=torch.int16,
         )
     scales = torch.float8_e8m0fnu if grouping.has_powers else torch.float32
-    of_codes, of_floats = partial(QuantizedOps, library), partial(FloatOps, library, scales=scales)
-    small = torch.float8_e4m3fn if grouping.has_factors else torch.float8_e8m0fnu if grouping.has_powers else None
+    of_codes = partial(QuantizedOps, library)
+    of_floats = partial(FloatOps, library, scales=scales)
+    small = (
+        torch.float8_e4m3fn
+        if grouping.has_factors
+        else torch.float8_e8m0fnu
+        if grouping.has_powers
+        else None
+    )
     return maker(grouping.bits, group, of_codes, of_floats, small)
 
 
@@ -45,14 +61,18 @@ def maker(
     of_floats: Callable[[torch.dtype, int], Any],
     small: torch.dtype | None = None,
 ) -> Make:
-    """Return what makes the kernels for floats of so many bits: of four, those of codes twice as large; else of eight.
+    """Return what makes the kernels for floats of so many bits: of four, those of codes twice as
+    large; else of eight.
 
-    `small`: the type of eight bits in which kernels of codes keep scales; None: they keep one of sixteen.
+    `small`: the type of eight bits in which kernels of codes keep scales; None: they keep one of
+    sixteen.
     """
 
     def make(floats: ScaledFloats | None) -> Ops:
         if bits == 4:
-            wide = torch.float16 if floats is None or small else scale_type(floats.all_of_scales() / 2)
+            wide = (
+                torch.float16 if floats is None or small else scale_type(floats.all_of_scales() / 2)
+            )
             return of_codes(4, group, small or wide, is_float=True)  # type: ignore[no-any-return]
         return of_floats(torch.float8_e4m3fn if floats is None else floats.values.dtype, group)  # type: ignore[no-any-return]
 
@@ -66,7 +86,10 @@ def place(ops: Ops, weight: torch.Tensor, rows: int, first: int, floats: ScaledF
     scales = repeated(scales, floats.shape[1], floats.group, ops.group)
     if floats.table is not None and isinstance(ops, FloatOps):
         if ops.table is None or not torch.equal(floats.table, ops.table):
-            raise ModelError("has another table of numbers than what it is kept with; use --plugins no:quant_packed.")
+            raise ModelError(
+                "has another table of numbers than what it is kept with; use --plugins "
+                "no:quant_packed."
+            )
         ops.place(weight, rows, first, floats.values, scales)
     elif ops.bits == 8:
         ops.place(weight, rows, first, floats.values, scales)
@@ -79,14 +102,21 @@ def place(ops: Ops, weight: torch.Tensor, rows: int, first: int, floats: ScaledF
 
 
 def _twice(values: torch.Tensor) -> torch.Tensor:
-    """Return numbers of eight bits twice as large, as integers: looked up by their bytes, since to convert them takes longer."""
+    """Return numbers of eight bits twice as large, as integers: looked up by their bytes, since to
+    convert them takes longer.
+    """
     table = _doubles(values.dtype)
-    return table.index_select(0, values.contiguous().view(torch.uint8).flatten().int()).view(values.shape)
+    return table.index_select(0, values.contiguous().view(torch.uint8).flatten().int()).view(
+        values.shape
+    )
 
 
 @cache
 def _doubles(dtype: torch.dtype) -> torch.Tensor:
-    """Return int8 [256]: twice each number of a type of eight bits, by its byte. Rows are placed few at a time, so it is kept."""
+    """Return int8 [256]: twice each number of a type of eight bits, by its byte.
+
+    Rows are placed few at a time, so it is kept.
+    """
     numbers = torch.arange(256, dtype=torch.uint8).view(dtype).float()
     return torch.where(numbers.isfinite(), 2 * numbers, 0).clamp(-128, 127).to(torch.int8)
 
@@ -95,13 +125,19 @@ class PackedFloats:
     """One weight matrix [out, in]."""
 
     def __init__(self, make: Make) -> None:
-        self._make, self._ops, self._is_fresh = make, make(None), True
+        self._make = make
+        self._ops = make(None)
+        self._is_fresh = True
         self._rows = self._width = 0
         self._dtype = torch.float32
 
-    def create(self, layer: nn.Module, in_features: int, out_features: int, dtype: torch.dtype) -> None:
+    def create(
+        self, layer: nn.Module, in_features: int, out_features: int, dtype: torch.dtype
+    ) -> None:
         """Register `weight`, bytes."""
-        self._rows, self._width, self._dtype = out_features, in_features, dtype
+        self._rows = out_features
+        self._width = in_features
+        self._dtype = dtype
         empty = self._ops.empty(out_features, in_features, dtype)
         layer.register_parameter("weight", nn.Parameter(empty, requires_grad=False))
 
@@ -110,7 +146,8 @@ class PackedFloats:
         if not isinstance(layout, ScaledFloats):
             raise TypeError(f"{type(layout).__name__} is not what this keeper was asked for")
         if self._is_fresh:
-            self._ops, self._is_fresh = self._make(layout), False
+            self._ops = self._make(layout)
+            self._is_fresh = False
         place(self._ops, layer.get_parameter("weight").data, self._rows, rows.start, layout)
 
     def apply(self, layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -127,11 +164,14 @@ class PackedFloatExperts(PackedExperts):
 
     def __init__(self, make: Make) -> None:
         super().__init__(make(None))  # type: ignore[arg-type]
-        self._make, self._is_fresh = make, True
+        self._make = make
+        self._is_fresh = True
 
     def put(self, layer: nn.Module, rows: slice, layout: Any, matrix: str, expert: int) -> None:
         """Fill rows of one expert's matrix."""
         if self._is_fresh:
-            self._ops, self._is_fresh = self._make(layout), False  # type: ignore[assignment]
+            # type: ignore[assignment]
+            self._ops = self._make(layout)
+            self._is_fresh = False
         ops: Any = self._ops
         place(ops, layer.get_parameter(matrix).data[expert], self._rows[matrix], rows.start, layout)

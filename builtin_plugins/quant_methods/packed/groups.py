@@ -14,7 +14,9 @@ WHOLE_ROW: Final = 128
 
 
 def kept_group(group: int) -> int:
-    """Return the group that the kernels take for one of a format: it, or a part of it; 0 where there is none."""
+    """Return the group that the kernels take for one of a format: it, or a part of it; 0 where
+    there is none.
+    """
     if group <= 0:
         return WHOLE_ROW
     if group <= LARGEST_GROUP:
@@ -23,18 +25,28 @@ def kept_group(group: int) -> int:
 
 
 def repeated(scales: torch.Tensor, width: int, of: int, group: int) -> torch.Tensor:
-    """Return [rows, groups] of the kernels, which are parts of groups of `of` inputs; the last ones may have fewer.
+    """Return [rows, groups] of the kernels, which are parts of groups of `of` inputs; the last ones
+    may have fewer.
 
     Raises `ModelError` for groups that are smaller.
     """
     own = -(-width // group)
     if scales.shape[1] > own:
-        raise ModelError(f"has groups of {of} inputs, and the kernels keep {group}; use --plugins no:quant_packed.")
-    return scales if scales.shape[1] == own else scales.repeat_interleave(-(-min(of, width) // group), 1)[:, :own]
+        raise ModelError(
+            f"has groups of {of} inputs, and the kernels keep {group}; use --plugins "
+            "no:quant_packed."
+        )
+    return (
+        scales
+        if scales.shape[1] == own
+        else scales.repeat_interleave(-(-min(of, width) // group), 1)[:, :own]
+    )
 
 
 def scale_type(scales: torch.Tensor) -> torch.dtype:
-    """Return the type of two bytes that is nearest to these scales, where they are the first of a layer."""
+    """Return the type of two bytes that is nearest to these scales, where they are the first of a
+    layer.
+    """
     if scales.dtype in (torch.float16, torch.bfloat16):
         return scales.dtype  # those that follow are of it, too
     exact = scales.float()

@@ -1,4 +1,6 @@
-"""Linear layers whose weights are packed row by row as they load; no plain copy is kept, and rows can be written again."""
+"""Linear layers whose weights are packed row by row as they load; no plain copy is kept, and rows
+can be written again.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from core.quantization.layouts import Grouping
 
 
 def make_method(config: Any = None) -> QuantMethod:
-    """Return the method, or that of weights as they are where the library is neither there nor to be built."""
+    """Return the method, or that of weights as they are where the library is neither there nor to
+    be built.
+    """
     library = load_library()
     return PlainWeights(config) if library is None else PackedWeights(PackedOps(library), library)
 
@@ -29,7 +33,8 @@ class PackedWeights:
     name = "packed"
 
     def __init__(self, ops: PackedOps, library: Library) -> None:
-        self._ops, self._library = ops, library
+        self._ops = ops
+        self._library = library
 
     def linear(self, prefix: str) -> LinearMethod:
         """Return a fresh method."""
@@ -59,9 +64,12 @@ class PackedLinear:
         """Return the shape of the weight."""
         return part.shape if suffix == "weight" else None
 
-    def create(self, layer: nn.Module, in_features: int, out_features: int, dtype: torch.dtype) -> None:
+    def create(
+        self, layer: nn.Module, in_features: int, out_features: int, dtype: torch.dtype
+    ) -> None:
         """Register `weight`, packed."""
-        self._rows, self._width = out_features, in_features
+        self._rows = out_features
+        self._width = in_features
         empty = self._ops.empty(out_features, in_features, dtype)
         layer.register_parameter("weight", nn.Parameter(empty, requires_grad=False))
 

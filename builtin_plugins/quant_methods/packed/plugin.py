@@ -1,4 +1,6 @@
-"""Packs plain weights as they load: the default on CPUs for every weight that a quantization method leaves as it is."""
+"""Packs plain weights as they load: the default on CPUs for every weight that a quantization method
+leaves as it is.
+"""
 
 from core.api import Entry, hookimpl
 

@@ -1,4 +1,6 @@
-"""Which layers of an AMD Quark checkpoint are quantized, and how: one setting for all, others by name, and names of plain ones."""
+"""Which layers of an AMD Quark checkpoint are quantized, and how: one setting for all, others by
+name, and names of plain ones.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ class Quark(AllButListed):
     name = "quark"
     example_config: Final = {
         "quant_method": "quark",
-        "global_quant_config": {"weight": {"dtype": "fp8_e4m3", "qscheme": "per_tensor", "symmetric": True}},
+        "global_quant_config": {
+            "weight": {"dtype": "fp8_e4m3", "qscheme": "per_tensor", "symmetric": True}
+        },
         "exclude": ["lm_head"],
     }
 
@@ -42,19 +46,25 @@ class Quark(AllButListed):
         export = section(config, "export")
         if export.get("weight_format", "real_quantized") != "real_quantized":
             raise ModelError(
-                f"quantization_config: export.weight_format is {export['weight_format']!r:.80}; read is real_quantized. Export "
+                f"quantization_config: export.weight_format is {export['weight_format']!r:.80}; "
+                "read is real_quantized. Export "
                 "the checkpoint so."
             )
         turned = sorted(_turned(config.get("algo_config")))
         if turned:
             raise ModelError(
-                f"quantization_config: algo_config has {', '.join(turned)}: activations are rotated before they are multiplied by "
+                f"quantization_config: algo_config has {', '.join(turned)}: activations are "
+                "rotated before they are multiplied by "
                 "these weights, which is not computed here. Quantize the model without them."
             )
-        self._layers = {name: _format(facts) for name, facts in sections(config, "layer_quant_config").items()}
+        self._layers = {
+            name: _format(facts) for name, facts in sections(config, "layer_quant_config").items()
+        }
         self._named = Listed(self._layers, wildcards)
         kinds = sections(config, "layer_type_quant_config")
-        self._format = _format(kinds[LINEAR] if LINEAR in kinds else section(config, "global_quant_config"))
+        self._format = _format(
+            kinds[LINEAR] if LINEAR in kinds else section(config, "global_quant_config")
+        )
 
     def stored(self, prefix: str) -> StoredFormat | None:
         """Return the format of the first name or pattern that fits, or that of all others."""
@@ -69,7 +79,9 @@ class Quark(AllButListed):
 def _turned(algorithms: Any) -> set[str]:
     """Return the rotations that a model computes; others are part of its weights."""
     stated = algorithms if isinstance(algorithms, (list, tuple)) else [algorithms]
-    return {name for own in stated if isinstance(own, Mapping) for name in ROTATIONS if own.get(name)}
+    return {
+        name for own in stated if isinstance(own, Mapping) for name in ROTATIONS if own.get(name)
+    }
 
 
 def _format(facts: Mapping[str, Any]) -> StoredFormat | None:
@@ -77,7 +89,9 @@ def _format(facts: Mapping[str, Any]) -> StoredFormat | None:
     weights = section(facts, "weight")
     if not weights:
         return None
-    dtype, scheme, group = str(weights.get("dtype")), str(weights.get("qscheme")), weights.get("group_size")
+    dtype = str(weights.get("dtype"))
+    scheme = str(weights.get("qscheme"))
+    group = weights.get("group_size")
     shared = {"per_tensor": Shared(WHOLE, WHOLE), "per_channel": Shared(1, WHOLE)}.get(scheme)
     if dtype in EIGHT and shared is not None:
         return FloatsFormat(shared, optional=BESIDE)
@@ -86,9 +100,13 @@ def _format(facts: Mapping[str, Any]) -> StoredFormat | None:
     if scheme == "per_group" and group == MX_GROUP and dtype == "fp4":
         return PackedFloatsFormat(Shared(1, group), weight="weight", optional=BESIDE)
     if scheme == "per_group" and group == MX_GROUP and dtype in SIX:
-        return PackedFloatsFormat(Shared(1, group), bits=6, exponent_bits=SIX[dtype], weight="weight", optional=BESIDE)
+        return PackedFloatsFormat(
+            Shared(1, group), bits=6, exponent_bits=SIX[dtype], weight="weight", optional=BESIDE
+        )
     raise ModelError(
-        f"quantization_config: weights of dtype {dtype!r:.80}, {scheme!r:.80}, group_size {group!r:.80}, symmetric "
-        f"{weights.get('symmetric')!r:.80} are not read. Read are {', '.join(EIGHT)} and symmetric int8 per_tensor and per_channel, "
+        f"quantization_config: weights of dtype {dtype!r:.80}, {scheme!r:.80}, group_size "
+        f"{group!r:.80}, symmetric "
+        f"{weights.get('symmetric')!r:.80} are not read. Read are {', '.join(EIGHT)} and symmetric "
+        "int8 per_tensor and per_channel, "
         f"and fp4, {', '.join(SIX)} per_group of {MX_GROUP}."
     )

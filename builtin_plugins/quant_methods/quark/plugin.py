@@ -7,4 +7,10 @@ from core.api import Entry, hookimpl
 def engine_quant_methods() -> list[Entry]:
     """Return the method."""
     target = "builtin_plugins.quant_methods.quark.method:Quark"
-    return [Entry("quark", target, "AMD Quark: fp8 and int8 of tensors and rows, MXFP4, MXFP6, mixed by layer")]
+    return [
+        Entry(
+            "quark",
+            target,
+            "AMD Quark: fp8 and int8 of tensors and rows, MXFP4, MXFP6, mixed by layer",
+        )
+    ]

@@ -1,4 +1,6 @@
-"""Every linear layer, all experts, embedding and head as integers; a weight is rounded as it loads and no plain copy is kept."""
+"""Every linear layer, all experts, embedding and head as integers; a weight is rounded as it loads
+and no plain copy is kept.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from core.nn.linear import PlainLinear
 log = logging.getLogger(__name__)
 
 GROUPS: Final = {8: 128, 4: 32}
-"""Inputs that share a scale unless the user says otherwise: with few bits, small groups are what keeps errors small."""
+"""Inputs that share a scale unless the user says otherwise: with few bits, small groups are what
+keeps errors small.
+"""
 
 
 class Rounded:
@@ -34,8 +38,10 @@ class Rounded:
     def __init__(self, stated: Any, config: EngineConfig) -> None:
         if stated:
             raise ModelError(
-                f"this checkpoint's weights are stored as {self.name!r} by its own account, and --quantization {self.name} "
-                "rounds plain weights; it reads no others. Take the checkpoint that this one was made from."
+                f"this checkpoint's weights are stored as {self.name!r} by its own account, and "
+                f"--quantization {self.name} "
+                "rounds plain weights; it reads no others. Take the checkpoint that this one was "
+                "made from."
             )
         self._group = config.options.get("quantization_group") or GROUPS[self.bits]
 
@@ -46,14 +52,17 @@ class Rounded:
         if library is not None:
             return QuantizedOps(library, self.bits, self._group)
         log.warning(
-            "%s: no kernel of this device multiplies by rounded weights; each product makes its weight plain first, and "
+            "%s: no kernel of this device multiplies by rounded weights; each product makes its "
+            "weight plain first, and "
             "one of a single row takes some 13 times as long as with a plain checkpoint",
             self.name,
         )
         return TorchOps(self.bits, self._group)
 
     def ops_on(self, method: Any) -> Any:
-        """Return the kernels of the device whose method for plain weights this is, if that has some of its own."""
+        """Return the kernels of the device whose method for plain weights this is, if that has some
+        of its own.
+        """
         rounds = getattr(method, "rounds", None)
         return self._ops if rounds is None else rounds(self.bits, self._group)
 
@@ -126,7 +135,9 @@ class OnDevice:
 class RoundedLinear(OnDevice, PackedLinear):
     """One weight matrix [out, in], whose rows come back in the model's dtype."""
 
-    def create(self, layer: nn.Module, in_features: int, out_features: int, dtype: torch.dtype) -> None:
+    def create(
+        self, layer: nn.Module, in_features: int, out_features: int, dtype: torch.dtype
+    ) -> None:
         """Register `weight`, bytes."""
         super().create(layer, in_features, out_features, dtype)
         self._dtype = dtype

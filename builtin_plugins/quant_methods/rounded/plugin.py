@@ -12,7 +12,9 @@ FOLDER = "builtin_plugins.quant_methods.rounded.method"
 @hookimpl
 def engine_options() -> list[Option]:
     """How finely weights are rounded."""
-    text = "Inputs that share a scale, with --quantization int8 (default: 128) or int4 (default: 32)."
+    text = (
+        "Inputs that share a scale, with --quantization int8 (default: 128) or int4 (default: 32)."
+    )
     return [Option("quantization_group", Literal[32, 64, 128] | None, None, text)]
 
 
@@ -26,6 +28,10 @@ def engine_quant_methods() -> list[Entry]:
             "plain weights, rounded to 8 bits while they load",
             gives=frozenset({"rtn", "tpu_int8"}),
         ),
-        Entry("experts_int8", f"{FOLDER}:ExpertsInt8", "experts rounded to 8 bits while they load; all else as it is"),
+        Entry(
+            "experts_int8",
+            f"{FOLDER}:ExpertsInt8",
+            "experts rounded to 8 bits while they load; all else as it is",
+        ),
         Entry("int4", f"{FOLDER}:Int4", "plain weights, rounded to 4 bits while they load"),
     ]

@@ -1,4 +1,6 @@
-"""Which layers of a torchao checkpoint are quantized: one config for all, or one by name, and names of what stays plain."""
+"""Which layers of a torchao checkpoint are quantized: one config for all, or one by name, and names
+of what stays plain.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +30,17 @@ class TorchAo(AllButListed):
     }
 
     def __init__(self, config: Any = None) -> None:
-        super().__init__(config, Listed(names(config or {}, "modules_to_not_convert"), expressions, anywhere=True))
+        super().__init__(
+            config,
+            Listed(names(config or {}, "modules_to_not_convert"), expressions, anywhere=True),
+        )
         stated = config.get("quant_type")
         if not isinstance(stated, Mapping) or not isinstance(stated.get("default"), Mapping):
             raise ModelError(
-                f"quantization_config: quant_type is {stated!r:.100}; it is an object of torchao's, under the name default. "
-                "Checkpoints that name a type by a word are pickled; save the model again with a newer version."
+                f"quantization_config: quant_type is {stated!r:.100}; it is an object of "
+                "torchao's, under the name default. "
+                "Checkpoints that name a type by a word are pickled; save the model again with a "
+                "newer version."
             )
         default = stated["default"]
         self._stated_plain = config.get("modules_to_not_convert")
@@ -51,12 +58,16 @@ class TorchAo(AllButListed):
         self._by_name = Listed(self._named, _whole)
 
     def stored(self, prefix: str) -> StoredFormat | None:
-        """Return the format of the layer's own name, of the first pattern that fits, or of all others."""
+        """Return the format of the layer's own name, of the first pattern that fits, or of all
+        others.
+        """
         named = self._by_name.find(prefix)
         return self._others if named is None else self._named[named]
 
     def decide_head(self, prefix: str) -> StoredFormat | None:
-        """Return the same for the head, which is left out where the config neither includes it nor names others."""
+        """Return the same for the head, which is left out where the config neither includes it nor
+        names others.
+        """
         return None if self._stated_plain is None and not self._has_ends else self.decide(prefix)
 
     def decide_embedding(self, prefix: str) -> StoredFormat | None:
@@ -65,7 +76,9 @@ class TorchAo(AllButListed):
 
 
 def _whole(text: str) -> Fits | None:
-    """Read a regular expression behind its mark, which fits the whole name of a layer or of its weight."""
+    """Read a regular expression behind its mark, which fits the whole name of a layer or of its
+    weight.
+    """
     if not text.startswith(MARK):
         return None
     pattern = Pattern(text.removeprefix(MARK))

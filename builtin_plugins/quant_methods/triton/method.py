@@ -1,4 +1,6 @@
-"""Weights on GPUs: plain ones are torch's affair, numbers of few bits stay as they are stored and are multiplied by Triton."""
+"""Weights on GPUs: plain ones are torch's affair, numbers of few bits stay as they are stored and
+are multiplied by Triton.
+"""
 
 from __future__ import annotations
 

@@ -21,7 +21,8 @@ def engine_quant_methods() -> list[Entry]:
         Entry(
             "triton_float8",
             f"{FOLDER}:Float8Weights",
-            "the same, and eight-bit floats by torch, where checkpoints were made for inputs of eight bits",
+            "the same, and eight-bit floats by torch, where checkpoints were made for inputs of "
+            "eight bits",
             priority=20,
             when={"triton": [True], "float8": [True], "dtype": ["bfloat16"]},
             gives=gives,

@@ -1,4 +1,7 @@
-"""Bodies of Anthropic's requests. Types and limits; what they mean for a conversation is in `reading`."""
+"""Bodies of Anthropic's requests.
+
+Types and limits; what they mean for a conversation is in `reading`.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,15 @@ class RedactedThinkingBlock(msgspec.Struct, tag_field="type", tag="redacted_thin
     data: str = ""
 
 
-Block = TextBlock | ImageBlock | DocumentBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock
+Block = (
+    TextBlock
+    | ImageBlock
+    | DocumentBlock
+    | ToolUseBlock
+    | ToolResultBlock
+    | ThinkingBlock
+    | RedactedThinkingBlock
+)
 
 
 class Message(msgspec.Struct):

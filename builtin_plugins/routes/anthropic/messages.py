@@ -1,4 +1,6 @@
-"""`POST /v1/messages`, how Anthropic's requests are read and what writes their answers; `POST /v1/messages/count_tokens`."""
+"""`POST /v1/messages`, how Anthropic's requests are read and what writes their answers; `POST
+/v1/messages/count_tokens`.
+"""
 
 from __future__ import annotations
 
@@ -56,9 +58,15 @@ class MessagesForm:
     def writer(self, fields: MessagesFields, model: str) -> MessageWriter:
         """Return what writes the answer."""
         thinking = fields.thinking
-        thoughts = "" if thinking is None or thinking.type == "disabled" else thinking.display or "summarized"
+        thoughts = (
+            ""
+            if thinking is None or thinking.type == "disabled"
+            else thinking.display or "summarized"
+        )
         message_id = f"msg_{secrets.token_hex(12)}"
-        return MessageWriter(message_id, model, thoughts=thoughts, cached_details=self._cached_details)
+        return MessageWriter(
+            message_id, model, thoughts=thoughts, cached_details=self._cached_details
+        )
 
     def refusal(self, error: InvalidRequest, fields: MessagesFields) -> InvalidRequest:
         """Return a refusal in the client's words."""
@@ -89,7 +97,10 @@ class CountTokens:
 
 
 def prompt_of(fields: CountFields) -> Conversation:
-    """Return what makes the prompt of a request, and the form of its answer. Raises `InvalidRequest`."""
+    """Return what makes the prompt of a request, and the form of its answer.
+
+    Raises `InvalidRequest`.
+    """
     messages = messages_of(fields)
     choice, parallel = choice_of(fields)
     return Conversation(

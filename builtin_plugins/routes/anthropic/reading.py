@@ -24,7 +24,8 @@ from builtin_plugins.routes.conversation.messages import in_turns, unpacked
 from core.api import InvalidRequest
 
 _BILLING: Final = "x-anthropic-billing-header:"
-"""How a system block begins that Claude Code writes for Anthropic's servers. It is new in every request, and in front of
+"""How a system block begins that Claude Code writes for Anthropic's servers. It is new in every
+request, and in front of
 everything: left in the prompt, no prefix of it would ever be found again."""
 _NAMES: Final = {
     "prompt": "messages",
@@ -38,7 +39,10 @@ _NAMES: Final = {
 
 
 def messages_of(fields: CountFields) -> list[dict[str, Any]]:
-    """Return the messages of a request. Raises `InvalidRequest` for a block that has no place there."""
+    """Return the messages of a request.
+
+    Raises `InvalidRequest` for a block that has no place there.
+    """
     found: list[dict[str, Any]] = []
     if system := _system_text(fields.system):
         found.append({"role": "system", "content": system})
@@ -50,11 +54,16 @@ def messages_of(fields: CountFields) -> list[dict[str, Any]]:
 def goes_on(messages: Sequence[Mapping[str, Any]]) -> bool:
     """Say whether the answer is to go on from the last message, instead of following it."""
     last = messages[-1] if messages else {}
-    return last.get("role") == "assistant" and bool(last.get("content")) and not last.get("tool_calls")
+    return (
+        last.get("role") == "assistant" and bool(last.get("content")) and not last.get("tool_calls")
+    )
 
 
 def tools_of(tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """Return tools as chat templates read them. Raises `InvalidRequest` for those that run on Anthropic's servers."""
+    """Return tools as chat templates read them.
+
+    Raises `InvalidRequest` for those that run on Anthropic's servers.
+    """
     for i, tool in enumerate(tools):
         if tool.type not in (None, "custom"):
             raise InvalidRequest(
@@ -83,7 +92,9 @@ def choice_of(fields: CountFields) -> tuple[Any, bool]:
     parallel = not choice.disable_parallel_tool_use
     if choice.type == "tool":
         if not choice.name:
-            raise InvalidRequest("tool_choice.name", "is missing; it says which tool is to be called.")
+            raise InvalidRequest(
+                "tool_choice.name", "is missing; it says which tool is to be called."
+            )
         return {"type": "function", "function": {"name": choice.name}}, parallel
     return {"auto": "auto", "any": "required", "none": "none"}[choice.type], parallel
 
@@ -98,12 +109,22 @@ def template_kwargs(fields: CountFields) -> dict[str, Any]:
 
 def response_format(fields: CountFields) -> dict[str, Any]:
     """Return the sampling parameter for the form of the answer."""
-    form = fields.output_format if fields.output_config is None else fields.output_config.format or fields.output_format
-    return {} if form is None else {"response_format": {"type": "json_schema", "json_schema": {"schema": form.schema}}}
+    form = (
+        fields.output_format
+        if fields.output_config is None
+        else fields.output_config.format or fields.output_format
+    )
+    return (
+        {}
+        if form is None
+        else {"response_format": {"type": "json_schema", "json_schema": {"schema": form.schema}}}
+    )
 
 
 def as_written(error: InvalidRequest, *, forced: bool) -> InvalidRequest:
-    """Return a refusal that names the field as Anthropic's clients write it; `forced`: a tool had to be called."""
+    """Return a refusal that names the field as Anthropic's clients write it; `forced`: a tool had
+    to be called.
+    """
     form = "tools" if forced else "output_config.format.schema"
     names = {**_NAMES, "structured_outputs.json": form, "structured_outputs.structural_tag": form}
     field = error.field.replace(".function.parameters", ".input_schema").replace(".function", "")
@@ -117,7 +138,9 @@ def _system_text(system: str | list[TextBlock]) -> str:
 
 def _read(message: Message, where: str) -> list[dict[str, Any]]:
     """Return the messages that one of Anthropic's is: results of tools are messages of their own."""
-    blocks: list[Block] = [TextBlock(message.content)] if isinstance(message.content, str) else message.content
+    blocks: list[Block] = (
+        [TextBlock(message.content)] if isinstance(message.content, str) else message.content
+    )
     if message.role == "assistant":
         return [_said(blocks, f"{where}.content")]
     found: list[dict[str, Any]] = []
@@ -127,7 +150,13 @@ def _read(message: Message, where: str) -> list[dict[str, Any]]:
         if isinstance(block, ToolResultBlock) and message.role == "user":
             found += _told(texts, message.role)
             texts = []
-            found.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": _result(block, place)})
+            found.append(
+                {
+                    "role": "tool",
+                    "tool_call_id": block.tool_use_id,
+                    "content": _result(block, place),
+                }
+            )
         else:
             texts.append(_text(block, place))
     return found + _told(texts, message.role)
@@ -170,8 +199,12 @@ def _text(block: Block, where: str) -> str:
     match block:
         case TextBlock():
             return block.text
-        case DocumentBlock() if block.source.get("type") == "text" and isinstance(block.source.get("data"), str):
+        case DocumentBlock() if block.source.get("type") == "text" and isinstance(
+            block.source.get("data"), str
+        ):
             return "\n".join(filter(None, (block.title, block.source["data"])))
         case ImageBlock() | DocumentBlock():
             raise InvalidRequest(where, "cannot be read by this model; it takes text.")
-    raise InvalidRequest(where, "has no place in this message: what is told is text and tool results.")
+    raise InvalidRequest(
+        where, "has no place in this message: what is told is text and tool results."
+    )

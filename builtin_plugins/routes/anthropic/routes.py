@@ -54,11 +54,19 @@ class AnthropicRoutes:
     def bodies(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the JSON schema of each path's body."""
         others = OTHERS.schemas(self._engine.fields)
-        structs: dict[str, Any] = {"/v1/messages": MessagesFields, "/v1/messages/count_tokens": CountFields}
-        return {path: body_schema(struct, others, strict=self._strict) for path, struct in structs.items()}
+        structs: dict[str, Any] = {
+            "/v1/messages": MessagesFields,
+            "/v1/messages/count_tokens": CountFields,
+        }
+        return {
+            path: body_schema(struct, others, strict=self._strict)
+            for path, struct in structs.items()
+        }
 
     def refusal(self, status: int, error: Mapping[str, Any]) -> dict[str, Any]:
-        """Return an error in Anthropic's form; the field and the code stand beside what is Anthropic's."""
+        """Return an error in Anthropic's form; the field and the code stand beside what is
+        Anthropic's.
+        """
         if error["code"] == TOO_LONG:  # agents look for these words, and shorten the conversation
             numbers = _NUMBERS.search(error["message"])
             said = f": {numbers[1]} tokens > {numbers[2]} maximum" if numbers else ""

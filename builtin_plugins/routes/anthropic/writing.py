@@ -56,10 +56,14 @@ class MessageWriter(TypedWriter):
                 yield from self._grow({"type": "text", "text": ""}, "text", text)
             case ReasoningPiece(text) if self._thoughts:
                 told = "" if self._thoughts == "omitted" else "thinking"
-                yield from self._grow({"type": "thinking", "thinking": "", "signature": ""}, told, text)
+                yield from self._grow(
+                    {"type": "thinking", "thinking": "", "signature": ""}, told, text
+                )
             case CallBegun(_, name, call_id):
                 yield from self._close()
-                yield from self._begin({"type": "tool_use", "id": call_id, "name": name, "input": {}})
+                yield from self._begin(
+                    {"type": "tool_use", "id": call_id, "name": name, "input": {}}
+                )
             case ArgumentsPiece(_, text):
                 yield self._delta({"type": "input_json_delta", "partial_json": text})
                 self._parts.append(text)
@@ -67,7 +71,9 @@ class MessageWriter(TypedWriter):
                 yield from self._close(whole=whole)
 
     def _grow(self, block: dict[str, Any], told: str, text: str) -> Iterator[dict[str, Any]]:
-        """Add text to the open block, or to a new one where that is of another type; `told` is the field that grows."""
+        """Add text to the open block, or to a new one where that is of another type; `told` is the
+        field that grows.
+        """
         if self._open is None or self._open["type"] != block["type"]:
             yield from self._close()
             yield from self._begin(block)
@@ -76,19 +82,30 @@ class MessageWriter(TypedWriter):
             yield self._delta({"type": f"{told}_delta", told: text})
 
     def _begin(self, block: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        yield {"type": "content_block_start", "index": len(self.answer["content"]), "content_block": dict(block)}
+        yield {
+            "type": "content_block_start",
+            "index": len(self.answer["content"]),
+            "content_block": dict(block),
+        }
         self.answer["content"].append(block)
-        self._open, self._parts = block, []
+        self._open = block
+        self._parts = []
         if block["type"] == "text":
             said = self._delta({"type": "text_delta", "text": ""})
             self._saying = event_with_text(said, "text", typed_event)
 
     def _delta(self, delta: dict[str, Any]) -> dict[str, Any]:
-        return {"type": "content_block_delta", "index": len(self.answer["content"]) - 1, "delta": delta}
+        return {
+            "type": "content_block_delta",
+            "index": len(self.answer["content"]) - 1,
+            "delta": delta,
+        }
 
     def _close(self, *, whole: bool = True) -> Iterator[dict[str, Any]]:
         """End the open block; a call that is not `whole` has no input that could be told."""
-        block, self._open, self._saying = self._open, None, None
+        block = self._open
+        self._open = None
+        self._saying = None
         if block is None:
             return
         text = "".join(self._parts)
@@ -118,8 +135,12 @@ class MessageWriter(TypedWriter):
         yield {"type": "message_delta", "delta": stop, "usage": usage}
         yield {"type": "message_stop"}
 
-    def _usage(self, prompt_tokens: int, cached_tokens: int, generated_tokens: int) -> dict[str, Any]:
-        """Return the `usage` object; Anthropic counts what was cached apart from the rest of the prompt."""
+    def _usage(
+        self, prompt_tokens: int, cached_tokens: int, generated_tokens: int
+    ) -> dict[str, Any]:
+        """Return the `usage` object; Anthropic counts what was cached apart from the rest of the
+        prompt.
+        """
         cached = cached_tokens if self._cached_details else 0
         return {
             "input_tokens": prompt_tokens - cached,

@@ -43,13 +43,16 @@ class ChatForm:
             decided=decided(fields),
             thinking_token_budget=None if fields.thinking is None else fields.thinking.token_budget,
             template_kwargs=template_kwargs(fields),
-            stream=fields.stream or fields.logprobs,  # piece by piece where it is told which tokens a text is made of
+            stream=fields.stream
+            or fields.logprobs,  # piece by piece where it is told which tokens a text is made of
         )
 
     def writer(self, fields: ChatFields, model: str) -> ChatWriter:
         """Return what writes the answer, in which Cohere names no model."""
         thoughts = fields.thinking is None or fields.thinking.type == "enabled"
-        return ChatWriter(f"chat-{secrets.token_hex(12)}", thoughts=thoughts, cached_details=self._cached_details)
+        return ChatWriter(
+            f"chat-{secrets.token_hex(12)}", thoughts=thoughts, cached_details=self._cached_details
+        )
 
     def refusal(self, error: InvalidRequest, fields: ChatFields) -> InvalidRequest:
         """Return a refusal in the client's words."""

@@ -110,4 +110,6 @@ class ChatFields(MessageFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] = {}
 
 
-OTHERS: Final = OtherFields(without_effect=("citation_options", "safety_mode", "strict_tools"), unserved={})
+OTHERS: Final = OtherFields(
+    without_effect=("citation_options", "safety_mode", "strict_tools"), unserved={}
+)

@@ -90,22 +90,38 @@ def decided(fields: ChatFields) -> dict[str, Any]:
 
 
 def as_written(error: InvalidRequest, *, forced: bool) -> InvalidRequest:
-    """Return a refusal that names the field as Cohere's clients write it; `forced`: a tool had to be called."""
+    """Return a refusal that names the field as Cohere's clients write it; `forced`: a tool had to
+    be called.
+    """
     form = "tools" if forced else "response_format.json_schema"
-    return as_typed(error, {**_NAMES, "structured_outputs.json": form, "structured_outputs.structural_tag": form})
+    return as_typed(
+        error,
+        {**_NAMES, "structured_outputs.json": form, "structured_outputs.structural_tag": form},
+    )
 
 
 def _read(message: Message, where: str) -> dict[str, Any]:
-    parts: Sequence[Part] = [TextPart(message.content)] if isinstance(message.content, str) else message.content or ()
+    parts: Sequence[Part] = (
+        [TextPart(message.content)] if isinstance(message.content, str) else message.content or ()
+    )
     thoughts = [part.thinking for part in parts if isinstance(part, ThinkingPart)]
-    texts = [_text(part, f"{where}.content[{i}]") for i, part in enumerate(parts) if not isinstance(part, ThinkingPart)]
+    texts = [
+        _text(part, f"{where}.content[{i}]")
+        for i, part in enumerate(parts)
+        if not isinstance(part, ThinkingPart)
+    ]
     if message.role == "tool":
         if message.tool_call_id is None:
-            raise InvalidRequest(f"{where}.tool_call_id", "is missing; it says which call this is the result of.")
+            raise InvalidRequest(
+                f"{where}.tool_call_id", "is missing; it says which call this is the result of."
+            )
         return {"role": "tool", "tool_call_id": message.tool_call_id, "content": "\n".join(texts)}
     if message.role != "assistant":
         return {"role": message.role, "content": "\n".join(texts)}
-    said: dict[str, Any] = {"role": "assistant", "content": "\n".join(filter(None, (message.tool_plan, *texts)))}
+    said: dict[str, Any] = {
+        "role": "assistant",
+        "content": "\n".join(filter(None, (message.tool_plan, *texts))),
+    }
     if thoughts:
         said["reasoning_content"] = "\n".join(thoughts)
     if message.tool_calls:
@@ -149,4 +165,10 @@ def _document(given: str | Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(given, str):
         return {"text": given}
     data = given.get("data", given)
-    return {"text": data} if isinstance(data, str) else dict(data) if isinstance(data, Mapping) else {"text": str(data)}
+    return (
+        {"text": data}
+        if isinstance(data, str)
+        else dict(data)
+        if isinstance(data, Mapping)
+        else {"text": str(data)}
+    )

@@ -35,7 +35,9 @@ class CohereRoutes:
 
     def bodies(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the JSON schema of the path's body."""
-        return {PATH: body_schema(ChatFields, OTHERS.schemas(self._engine.fields), strict=self._strict)}
+        return {
+            PATH: body_schema(ChatFields, OTHERS.schemas(self._engine.fields), strict=self._strict)
+        }
 
     def refusal(self, status: int, error: Mapping[str, Any]) -> dict[str, Any]:
         """Return an error in Cohere's form; field and code stand beside what is Cohere's."""

@@ -28,13 +28,27 @@ class ChatWriter(TypedWriter):
         """Note what is new; yield the events that tell it."""
         match event:
             case Begun():
-                message = {"role": "assistant", "content": [], "tool_plan": "", "tool_calls": [], "citations": []}
-                yield {"type": "message-start", "id": self.answer["id"], "delta": {"message": message}}
+                message = {
+                    "role": "assistant",
+                    "content": [],
+                    "tool_plan": "",
+                    "tool_calls": [],
+                    "citations": [],
+                }
+                yield {
+                    "type": "message-start",
+                    "id": self.answer["id"],
+                    "delta": {"message": message},
+                }
             case Scored(token_ids, positions):
-                chosen = [position[token] for token, position in zip(token_ids, positions, strict=True)]
+                chosen = [
+                    position[token] for token, position in zip(token_ids, positions, strict=True)
+                ]
                 text = "".join(each.decoded_token or "" for each in chosen)
                 numbers = [each.logprob for each in chosen]
-                self._scored.append({"text": text, "token_ids": list(token_ids), "logprobs": numbers})
+                self._scored.append(
+                    {"text": text, "token_ids": list(token_ids), "logprobs": numbers}
+                )
             case TextPiece(text) if text:
                 yield from self._grow("text", text)
             case ReasoningPiece(text) if text and self._thoughts:
@@ -42,10 +56,15 @@ class ChatWriter(TypedWriter):
             case CallBegun(_, name, call_id):
                 yield from self._close()
                 function = {"name": name, "arguments": ""}
-                self._open, self._parts = {"id": call_id, "type": "function", "function": function}, []
+                self._open = {"id": call_id, "type": "function", "function": function}
+                self._parts = []
                 self.answer["message"].setdefault("tool_calls", []).append(self._open)
                 told = {**self._open, "function": dict(function)}
-                yield {"type": "tool-call-start", "index": self._index, "delta": {"message": {"tool_calls": told}}}
+                yield {
+                    "type": "tool-call-start",
+                    "index": self._index,
+                    "delta": {"message": {"tool_calls": told}},
+                }
             case ArgumentsPiece(_, text):
                 self._parts.append(text)
                 delta = {"message": {"tool_calls": {"function": {"arguments": text}}}}
@@ -64,31 +83,52 @@ class ChatWriter(TypedWriter):
         if self._open is None or self._open["type"] != kind:
             yield from self._close()
             parts = self.answer["message"].setdefault("content", [])
-            self._open, self._parts = {"type": kind, kind: ""}, []
+            self._open = {"type": kind, kind: ""}
+            self._parts = []
             parts.append(self._open)
             at = len(parts) - 1
-            yield {"type": "content-start", "index": at, "delta": {"message": {"content": dict(self._open)}}}
+            yield {
+                "type": "content-start",
+                "index": at,
+                "delta": {"message": {"content": dict(self._open)}},
+            }
             if kind == "text" and not self._scored:
-                said = {"type": "content-delta", "index": at, "delta": {"message": {"content": {"text": ""}}}}
+                said = {
+                    "type": "content-delta",
+                    "index": at,
+                    "delta": {"message": {"content": {"text": ""}}},
+                }
                 self._saying = event_with_text(said, "text", typed_event)
         self._parts.append(text)
         at = len(self.answer["message"]["content"]) - 1
-        delta = {"type": "content-delta", "index": at, "delta": {"message": {"content": {kind: text}}}}
+        delta = {
+            "type": "content-delta",
+            "index": at,
+            "delta": {"message": {"content": {kind: text}}},
+        }
         yield delta | self._with_scores()
 
     def _with_scores(self) -> dict[str, Any]:
-        """Return the field of an event for the tokens that its text is of, where they were asked for."""
-        scored, self._scored = self._scored, []
+        """Return the field of an event for the tokens that its text is of, where they were asked
+        for.
+        """
+        scored = self._scored
+        self._scored = []
         if not scored:
             return {}
         self.answer.setdefault("logprobs", []).extend(scored)
         joined = {"text": "".join(each["text"] for each in scored)}
-        lists = {name: [value for each in scored for value in each[name]] for name in ("token_ids", "logprobs")}
+        lists = {
+            name: [value for each in scored for value in each[name]]
+            for name in ("token_ids", "logprobs")
+        }
         return {"logprobs": joined | lists}
 
     def _close(self) -> Iterator[dict[str, Any]]:
         """End the open part or call."""
-        found, self._open, self._saying = self._open, None, None
+        found = self._open
+        self._open = None
+        self._saying = None
         if found is None:
             return
         text = "".join(self._parts)
@@ -108,4 +148,8 @@ class ChatWriter(TypedWriter):
         if self._cached_details:
             usage["cached_tokens"] = ended.cached_tokens
         self.answer.update({"finish_reason": reason, "usage": usage})
-        yield {"type": "message-end", "id": self.answer["id"], "delta": {"finish_reason": reason, "usage": usage}}
+        yield {
+            "type": "message-end",
+            "id": self.answer["id"],
+            "delta": {"finish_reason": reason, "usage": usage},
+        }

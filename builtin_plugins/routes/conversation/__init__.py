@@ -1,1 +1,3 @@
-"""The pipeline that every protocol of conversations is a form of: checked, rendered, generated, read."""
+"""The pipeline that every protocol of conversations is a form of: checked, rendered, generated,
+read.
+"""

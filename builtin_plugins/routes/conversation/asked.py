@@ -1,4 +1,7 @@
-"""What a client asks of the next message of a conversation, whatever protocol it speaks. Plain data."""
+"""What a client asks of the next message of a conversation, whatever protocol it speaks.
+
+Plain data.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,13 @@ class Conversation:
     """A request for the next message, in the words of chat templates."""
 
     messages: list[dict[str, Any]]
-    """As templates read them: `role`, `content`, `tool_calls`, `tool_call_id`, `reasoning_content`."""
+    """As templates read them: `role`, `content`, `tool_calls`, `tool_call_id`, `reasoning_content`.
+    """
     tools: list[dict[str, Any]] = field(default_factory=list)
     """Each `{"type": "function", "function": {"name", "description", "parameters"}}`."""
     tool_choice: Any = None
-    """`none`, `auto`, `required` or `{"type": "function", "function": {"name"}}`; None is `auto`."""
+    """`none`, `auto`, `required` or `{"type": "function", "function": {"name"}}`; None is `auto`.
+    """
     parallel_tool_calls: bool = True
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """Sampling parameters by name, `response_format` and `structured_outputs` among them."""

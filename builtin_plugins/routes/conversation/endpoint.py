@@ -1,4 +1,7 @@
-"""The endpoint of protocols that answer with one message. It knows none of them: a form reads their bodies and writes their answers."""
+"""The endpoint of protocols that answer with one message.
+
+It knows none of them: a form reads their bodies and writes their answers.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,12 @@ from starlette.requests import Request
 
 from builtin_plugins.routes.body import Parsed, client_of
 from builtin_plugins.routes.conversation.asked import Conversation
-from builtin_plugins.routes.conversation.fields import MessageFields, OtherFields, features_of, sampling_of
+from builtin_plugins.routes.conversation.fields import (
+    MessageFields,
+    OtherFields,
+    features_of,
+    sampling_of,
+)
 from builtin_plugins.routes.conversation.pipeline import AnswerEncoder, Conversations, Turn
 from builtin_plugins.routes.conversation.running import Chosen, answered, choose_model, engine_id
 from builtin_plugins.routes.conversation.writing import TypedWriter
@@ -41,7 +49,10 @@ class Form(Protocol[F]):
         ...
 
     def conversation(self, fields: F) -> Conversation:
-        """Return what a request asks, but for what all protocols have in common. Called in a thread; raises `InvalidRequest`."""
+        """Return what a request asks, but for what all protocols have in common.
+
+        Called in a thread; raises `InvalidRequest`.
+        """
         ...
 
     def writer(self, fields: F, model: str) -> TypedWriter:
@@ -66,7 +77,9 @@ class _Job:
 class MessageEndpoint(Generic[F]):
     """Answers with the next message of a conversation, whole or streamed."""
 
-    def __init__(self, engine: Any, conversations: Conversations, form: Form[F], *, strict: bool) -> None:
+    def __init__(
+        self, engine: Any, conversations: Conversations, form: Form[F], *, strict: bool
+    ) -> None:
         self._engine = engine
         self._conversations = conversations
         self._form = form
@@ -74,7 +87,9 @@ class MessageEndpoint(Generic[F]):
 
     async def answer(self, request: Request) -> Any:
         """Answer one request."""
-        parsed = await self._form.others.read(request, self._form.body, self._engine.fields, strict=self._strict)
+        parsed = await self._form.others.read(
+            request, self._form.body, self._engine.fields, strict=self._strict
+        )
         model = await choose_model(self._engine, parsed.fields.model)
         try:
             return await answered(
@@ -89,11 +104,14 @@ class MessageEndpoint(Generic[F]):
             raise self._form.refusal(error, parsed.fields) from None
 
     async def _job(self, parsed: Parsed[F], model: Chosen, client: str) -> _Job:
-        fields, others = parsed.fields, parsed.others
+        fields = parsed.fields
+        others = parsed.others
         asked = await asyncio.to_thread(self._form.conversation, fields)
         asked.sampling = {**sampling_of(others), **asked.sampling}
         asked.given = {**features_of(others, self._engine.fields), **model.keywords}
-        asked.plugin_args, asked.priority, asked.cache_salt = fields.vllm_xargs, fields.priority, fields.cache_salt
+        asked.plugin_args = fields.vllm_xargs
+        asked.priority = fields.priority
+        asked.cache_salt = fields.cache_salt
         asked.client = client
         fields.messages = []  # they may be large, and the answer may take long
         writer = self._form.writer(fields, model.name)
@@ -108,7 +126,8 @@ class MessageEndpoint(Generic[F]):
         return job.writer.answer
 
     async def _events(self, job: _Job, way: ShortWay) -> AsyncGenerator[bytes]:
-        answer, outputs = self._conversations.answer(job.turn), self._conversations.outputs(job.turn, job.run_id)
+        answer = self._conversations.answer(job.turn)
+        outputs = self._conversations.outputs(job.turn, job.run_id)
         encoder = AnswerEncoder(answer, job.writer.told)
         async with aclosing(way.events(job.run_id, outputs, encoder)) as told:
             async for data in told:

@@ -60,26 +60,39 @@ class Formats:
         if engine.registry is None:
             return cls.from_engine(engine, options)
         chosen = {name: options.get(name) for name in _OPTIONS}
-        made: Formats = engine.registry.shared(f"formats {chosen}", lambda: cls.from_engine(engine, chosen))
+        made: Formats = engine.registry.shared(
+            f"formats {chosen}", lambda: cls.from_engine(engine, chosen)
+        )
         return made
 
     @classmethod
     def from_engine(cls, engine: Any, options: Mapping[str, Any]) -> Formats:
-        """Load the chosen formats. Raises `ConfigError` for unknown names, and templates that none can be made from."""
+        """Load the chosen formats.
+
+        Raises `ConfigError` for unknown names, and templates that none can be made from.
+        """
 
         def load(kind: str, name: str | None) -> Any:
             if not name:
                 return None
             registered = engine.registry.choose(kind, name)
-            form = fitted(engine.registry.load(registered), getattr(tokenizer, "response_template", None))
+            form = fitted(
+                engine.registry.load(registered), getattr(tokenizer, "response_template", None)
+            )
             return replace(form, read=_blamed(engine.registry.blame(registered), form.read))
 
-        tokenizer, parser = engine.tokenizer, options.get("tool_call_parser")
-        suggestion = "" if parser else suggested_flags(getattr(tokenizer, "chat_template", None), engine.registry)
+        tokenizer = engine.tokenizer
+        parser = options.get("tool_call_parser")
+        suggestion = (
+            ""
+            if parser
+            else suggested_flags(getattr(tokenizer, "chat_template", None), engine.registry)
+        )
         if options.get("enable_auto_tool_choice") and not parser:
             hint = f"; the chat template suggests {suggestion}" if suggestion else ""
             raise ConfigError(
-                f"--enable-auto-tool-choice needs --tool-call-parser NAME, which says how the model writes calls{hint}."
+                "--enable-auto-tool-choice needs --tool-call-parser NAME, which says how the "
+                f"model writes calls{hint}."
             )
         return cls(
             tools=load("tool_parsers", parser),
@@ -87,7 +100,9 @@ class Formats:
             auto=bool(options.get("enable_auto_tool_choice")),
             hide_unchosen=bool(options.get("exclude_tools_when_tool_choice_none")),
             suggestion=suggestion,
-            special={tokenizer.decode([token]): token for token in tokenizer.special_ids} if tokenizer else {},
+            special={tokenizer.decode([token]): token for token in tokenizer.special_ids}
+            if tokenizer
+            else {},
             count=engine.sinks.calls,
         )
 
@@ -98,8 +113,10 @@ class Formats:
             hint = f"; the chat template suggests {self.suggestion}" if self.suggestion else ""
             raise InvalidRequest(
                 "tool_choice",
-                "'auto', the default with `tools`, needs a server started with --enable-auto-tool-choice and "
-                f"--tool-call-parser; set it to 'none', 'required' or a function, or restart the server with both{hint}.",
+                "'auto', the default with `tools`, needs a server started with "
+                "--enable-auto-tool-choice and "
+                "--tool-call-parser; set it to 'none', 'required' or a function, or restart the "
+                f"server with both{hint}.",
             )
 
     def shown_tools(self, asked: Conversation) -> list[dict[str, Any]] | None:
@@ -107,13 +124,23 @@ class Formats:
         return None if asked.tool_choice == "none" and self.hide_unchosen else asked.tools or None
 
     def constraint(self, asked: Conversation) -> dict[str, Any]:
-        """Return the sampling parameters that hold an answer to the choice of tools; none where nothing is forced."""
-        form = forced_form(asked.tools, asked.tool_choice, self.tools, self.special, parallel=asked.parallel_tool_calls)
+        """Return the sampling parameters that hold an answer to the choice of tools; none where
+        nothing is forced.
+        """
+        form = forced_form(
+            asked.tools,
+            asked.tool_choice,
+            self.tools,
+            self.special,
+            parallel=asked.parallel_tool_calls,
+        )
         if form is None:
             return {}
         for name in ("response_format", "structured_outputs"):
             if asked.sampling.get(name) not in (None, {}, {"type": "text"}):
-                raise InvalidRequest(name, "gives the answer a form, and so does a forced tool call; leave one out.")
+                raise InvalidRequest(
+                    name, "gives the answer a form, and so does a forced tool call; leave one out."
+                )
         return {"structured_outputs": form}
 
     @property
@@ -127,7 +154,10 @@ class Formats:
             return {}
         form = self.reasoning
         if form is None or not self.limits_thinking:
-            raise InvalidRequest("thinking_token_budget", "needs a server started with the model's --reasoning-parser.")
+            raise InvalidRequest(
+                "thinking_token_budget",
+                "needs a server started with the model's --reasoning-parser.",
+            )
         return {
             "thinking_token_budget": asked.thinking_token_budget,
             "thinking_starts": [*form.starts],
@@ -144,14 +174,18 @@ class Formats:
         if tools is None and self.reasoning is None:
             return None
         end = prompt[-PROMPT_END_CHARS:]
-        request = ParseRequest(asked.tools, asked.template_kwargs, end, whole=not asked.stream, in_pieces=asked.stream)
+        request = ParseRequest(
+            asked.tools, asked.template_kwargs, end, whole=not asked.stream, in_pieces=asked.stream
+        )
         return AnswerReader(request, tools, self.reasoning, frozenset(self.special), self.count)
 
 
 def _blamed(
     blame: AbstractContextManager[Any], read: Callable[[Scan, ParseRequest], Reading]
 ) -> Callable[[Scan, ParseRequest], Reading]:
-    """Return a format's `read` whose exceptions name its plugin; `Broken` is what formats are to raise."""
+    """Return a format's `read` whose exceptions name its plugin; `Broken` is what formats are to
+    raise.
+    """
 
     @wraps(read)
     def reading(scan: Scan, request: ParseRequest) -> Reading:
@@ -167,7 +201,9 @@ def _blamed(
 
 
 def suggested_flags(template: str | Mapping[str, str] | None, registry: Any) -> str:
-    """Return the flags for a chat template that takes tools and shows how calls are written; empty for others."""
+    """Return the flags for a chat template that takes tools and shows how calls are written; empty
+    for others.
+    """
     text = "\n".join(template.values()) if isinstance(template, Mapping) else template or ""
     if "tools" not in text or registry is None:
         return ""
@@ -175,7 +211,9 @@ def suggested_flags(template: str | Mapping[str, str] | None, registry: Any) -> 
         text, known_formats(registry, "tool_parsers"), known_formats(registry, "reasoning_parsers")
     )
     flags = f"--enable-auto-tool-choice --tool-call-parser {tools}"
-    return "" if tools is None else f"{flags} --reasoning-parser {reasoning}" if reasoning else flags
+    return (
+        "" if tools is None else f"{flags} --reasoning-parser {reasoning}" if reasoning else flags
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,5 +242,7 @@ class AnswerReader:
 
     def note(self, called: str) -> None:
         """Count a call of a tool."""
-        is_known = any(tool.get("function", tool).get("name") == called for tool in self.request.tools)
+        is_known = any(
+            tool.get("function", tool).get("name") == called for tool in self.request.tools
+        )
         self.count(CallStats(is_known, not is_known))

@@ -21,7 +21,10 @@ def in_turns(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 def _joined(messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
     if len(messages) == 1:
         return messages[0]
-    texts = {name: "\n".join(m[name] for m in messages if m.get(name)) for name in ("content", "reasoning_content")}
+    texts = {
+        name: "\n".join(m[name] for m in messages if m.get(name))
+        for name in ("content", "reasoning_content")
+    }
     if not texts["reasoning_content"]:
         del texts["reasoning_content"]
     calls = [call for message in messages for call in message.get("tool_calls", ())]

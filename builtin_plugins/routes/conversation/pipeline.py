@@ -1,4 +1,7 @@
-"""From a conversation to the events of its answer: checked, rendered, generated, read. Knows no protocol."""
+"""From a conversation to the events of its answer: checked, rendered, generated, read.
+
+Knows no protocol.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,9 @@ from core.api import (
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A conversation as the engine takes it; the messages themselves are not kept, they may be large."""
+    """A conversation as the engine takes it; the messages themselves are not kept, they may be
+    large.
+    """
 
     sampling: SamplingParams
     """As the client asked."""
@@ -64,9 +69,16 @@ class Conversations:
         self._formats.check(asked)
         sampling = self._sampling(asked)
         text, ids = await self._render(asked, keep=sampling.truncate_prompt_tokens)
-        options = {"priority": asked.priority, "cache_salt": asked.cache_salt, "client": asked.client, **asked.given}
+        options = {
+            "priority": asked.priority,
+            "cache_salt": asked.cache_salt,
+            "client": asked.client,
+            **asked.given,
+        }
         most_calls = None if asked.parallel_tool_calls else 1
-        return Turn(sampling, ids, options, self._formats.reader(asked, text), most_calls, asked.beams)
+        return Turn(
+            sampling, ids, options, self._formats.reader(asked, text), most_calls, asked.beams
+        )
 
     async def count(self, asked: Conversation) -> int:
         """Return how many tokens the prompt of a conversation has."""
@@ -129,7 +141,8 @@ class Answer:
         """Return what an output brings."""
         events: list[Event] = []
         if not self._begun:
-            self._begun, self._cached = True, output.num_cached_tokens or 0
+            self._begun = True
+            self._cached = output.num_cached_tokens or 0
             events.append(Begun(len(self._turn.ids), self._cached))
         for completion in output.outputs:
             events += self.more(completion)
@@ -146,11 +159,16 @@ class Answer:
         return [Scored(completion.token_ids, completion.logprobs), *pieces]
 
     async def ended(self) -> Ended:
-        """Return the last event, when there are no more outputs. Raises `RequestFailed` where there have been none."""
-        turn, last = self._turn, self._last
+        """Return the last event, when there are no more outputs.
+
+        Raises `RequestFailed` where there have been none.
+        """
+        turn = self._turn
+        last = self._last
         if last is None:
             raise RequestFailed("the engine ended the request without an output.")
-        thoughts, generated = "".join(self._thoughts), last.num_tokens
+        thoughts = "".join(self._thoughts)
+        generated = last.num_tokens
         return Ended(
             reason=self._choice.finish_reason(last) or "stop",
             stop=last.stop_reason if isinstance(last.stop_reason, str) else None,
@@ -182,7 +200,9 @@ class AnswerEncoder:
 class Choice:
     """One answer, as it is read."""
 
-    def __init__(self, reader: AnswerReader | None, sampling: SamplingParams, most_calls: int | None = None) -> None:
+    def __init__(
+        self, reader: AnswerReader | None, sampling: SamplingParams, most_calls: int | None = None
+    ) -> None:
         self._reader = reader
         self._parser = None if reader is None else reader.begin(sampling)
         self._most_calls = most_calls
@@ -216,4 +236,8 @@ class Choice:
 
     def finish_reason(self, completion: CompletionOutput) -> str | None:
         """Return why the answer ended: what the engine says, or `tool_calls` if a call is whole."""
-        return "tool_calls" if completion.finish_reason == "stop" and self._num_whole else completion.finish_reason
+        return (
+            "tool_calls"
+            if completion.finish_reason == "stop" and self._num_whole
+            else completion.finish_reason
+        )

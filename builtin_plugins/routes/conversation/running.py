@@ -1,4 +1,6 @@
-"""What every route that asks the engine has in common: names of models, ids, outputs that are sound, two ways to answer."""
+"""What every route that asks the engine has in common: names of models, ids, outputs that are
+sound, two ways to answer.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,8 @@ class Chosen:
 async def choose_model(engine: Any, wanted: str | None) -> Chosen:
     """Return the model to ask. Raises a 404 for one that is not served.
 
-    A served name with a `*` stands for all that fit: some clients insist on names of their own. Variants, which features
-    serve beside the model, have names as well.
+    A served name with a `*` stands for all that fit: some clients insist on names of their own.
+    Variants, which features serve beside the model, have names as well.
     """
     served = list(engine.served_names)
     if wanted is None or wanted == "":
@@ -80,7 +82,10 @@ def now() -> int:
 
 
 async def sound(outputs: AsyncIterator[RequestOutput]) -> AsyncGenerator[RequestOutput]:
-    """Pass outputs on. Raises `RequestFailed` where the request failed inside the engine, or what its client can mend."""
+    """Pass outputs on.
+
+    Raises `RequestFailed` where the request failed inside the engine, or what its client can mend.
+    """
     try:
         async for output in outputs:
             if output.error is not None:
@@ -120,9 +125,11 @@ async def answered(
     events: Callable[[J], AsyncGenerator[bytes]],
     headers: Mapping[str, str],
 ) -> Any:
-    """Return the response that answers a request: one object, or a stream whose first event is there.
+    """Return the response that answers a request: one object, or a stream whose first event is
+    there.
 
-    `job` makes the request ready, after which its body is no longer kept; it is given up when the client leaves.
+    `job` makes the request ready, after which its body is no longer kept; it is given up when the
+    client leaves.
     """
 
     async def ready() -> J:

@@ -1,4 +1,6 @@
-"""The sampling fields of a request become `SamplingParams`: the model's defaults, then what the client said."""
+"""The sampling fields of a request become `SamplingParams`: the model's defaults, then what the
+client said.
+"""
 
 from __future__ import annotations
 
@@ -43,6 +45,8 @@ def _bias(bias: Any) -> Any:
     out: dict[Any, Any] = {}
     for token, value in bias.items():
         if isinstance(token, str) and not (token.isascii() and token.isdigit() and len(token) < 19):
-            raise InvalidRequest("logit_bias", f"token ids must be integers from 0, not {token[:32]!r}.")
+            raise InvalidRequest(
+                "logit_bias", f"token ids must be integers from 0, not {token[:32]!r}."
+            )
         out[int(token)] = value
     return out

@@ -9,27 +9,36 @@ import msgspec
 
 from core.api import InvalidRequest, StructuredOutputsParams, did_you_mean
 
-_FIELDS: Final = tuple(name for name in StructuredOutputsParams.__struct_fields__ if name != "backend")
+_FIELDS: Final = tuple(
+    name for name in StructuredOutputsParams.__struct_fields__ if name != "backend"
+)
 _TYPES: Final = ("text", "json_object", "json_schema", "structural_tag")
 
 
 def structured_outputs(given: Mapping[str, Any]) -> StructuredOutputsParams | None:
     """Return the form that a request asks for, or None. Raises `InvalidRequest` naming the field."""
-    own, openai = _own(given.get("structured_outputs")), _of_response_format(given.get("response_format"))
+    own = _own(given.get("structured_outputs"))
+    openai = _of_response_format(given.get("response_format"))
     if own is not None and openai is not None:
-        raise InvalidRequest("structured_outputs", "and response_format are given; leave one of them out.")
+        raise InvalidRequest(
+            "structured_outputs", "and response_format are given; leave one of them out."
+        )
     return own or openai
 
 
 def typed_fields(given: Mapping[str, Any], *, forced: bool = False) -> dict[str, str]:
-    """Return what the client wrote where a refusal names `structured_outputs`; `forced`: it asked for a tool's call."""
+    """Return what the client wrote where a refusal names `structured_outputs`; `forced`: it asked
+    for a tool's call.
+    """
     form = given.get("response_format")
     if not (forced or isinstance(form, Mapping)):
         return {}
     place = "tools" if forced else "response_format"
     if isinstance(form, Mapping) and not forced and form.get("type") == "json_schema":
         place += ".json_schema.schema"
-    return {f"structured_outputs.{kind}": place for kind in ("json", "json_object", "structural_tag")}
+    return {
+        f"structured_outputs.{kind}": place for kind in ("json", "json_object", "structural_tag")
+    }
 
 
 def _own(value: Any) -> StructuredOutputsParams | None:
@@ -39,7 +48,9 @@ def _own(value: Any) -> StructuredOutputsParams | None:
     for name in value:
         if name not in _FIELDS:
             hint = did_you_mean(name, _FIELDS) or f"; it has {', '.join(_FIELDS)}"
-            raise InvalidRequest(f"structured_outputs.{name[:100]}", f"is not a field of structured_outputs{hint}.")
+            raise InvalidRequest(
+                f"structured_outputs.{name[:100]}", f"is not a field of structured_outputs{hint}."
+            )
     return _convert({name: item for name, item in value.items() if item is not None})
 
 
@@ -56,7 +67,9 @@ def _of_response_format(value: Any) -> StructuredOutputsParams | None:
     if kind == "structural_tag":
         return _renamed(lambda: _convert({"structural_tag": dict(value)}), "response_format")
     if kind != "json_schema":
-        raise InvalidRequest("response_format.type", f"must be one of {', '.join(_TYPES)}, not {kind!r:.80}.")
+        raise InvalidRequest(
+            "response_format.type", f"must be one of {', '.join(_TYPES)}, not {kind!r:.80}."
+        )
     named = _object("response_format.json_schema", value.get("json_schema"))
     schema = named.get("schema", named.get("json_schema"))
     if schema is None:
@@ -79,7 +92,9 @@ def _convert(fields: dict[str, Any]) -> StructuredOutputsParams:
         if isinstance(error.__cause__, InvalidRequest):
             raise error.__cause__ from None
         text, _, place = str(error).partition(" - at `$")
-        raise InvalidRequest(f"structured_outputs{place.rstrip('`')}", f"{text[:1].lower()}{text[1:]}.") from error
+        raise InvalidRequest(
+            f"structured_outputs{place.rstrip('`')}", f"{text[:1].lower()}{text[1:]}."
+        ) from error
 
 
 def _renamed(make: Any, field: str) -> StructuredOutputsParams:

@@ -24,7 +24,9 @@ _NAME: Final = re.compile(r"[a-zA-Z0-9_.\-]{1,128}")
 
 
 def check_tools(tools: Sequence[Mapping[str, Any]], choice: Any) -> None:
-    """Raise `InvalidRequest` for tools that cannot be shown or called, and for a choice that is none of theirs."""
+    """Raise `InvalidRequest` for tools that cannot be shown or called, and for a choice that is
+    none of theirs.
+    """
     if len(tools) > MAX_TOOLS:
         raise InvalidRequest("tools", f"holds {len(tools)} tools, at most {MAX_TOOLS} are allowed.")
     for index, tool in enumerate(tools):
@@ -33,34 +35,50 @@ def check_tools(tools: Sequence[Mapping[str, Any]], choice: Any) -> None:
     if choice is None or choice in ("none", "auto"):
         return
     if named is None and choice != "required":
-        raise InvalidRequest("tool_choice", f"must be 'none', 'auto', 'required' or a function, not {choice!r:.200}.")
+        raise InvalidRequest(
+            "tool_choice", f"must be 'none', 'auto', 'required' or a function, not {choice!r:.200}."
+        )
     if not tools:
         raise InvalidRequest("tool_choice", "asks for a tool, but `tools` is empty.")
     names = [tool["function"]["name"] for tool in tools]
     if named is not None and named not in names:
-        raise InvalidRequest("tool_choice", f"names {named!r:.100}, which is not among the tools: {', '.join(names)}.")
+        raise InvalidRequest(
+            "tool_choice",
+            f"names {named!r:.100}, which is not among the tools: {', '.join(names)}.",
+        )
 
 
 def _check_tool(field: str, tool: Mapping[str, Any]) -> None:
     function = tool.get("function")
     if tool.get("type", "function") != "function" or not isinstance(function, Mapping):
-        raise InvalidRequest(field, "must be of the form {'type': 'function', 'function': {'name': ...}}.")
-    name, parameters = function.get("name"), function.get("parameters")
+        raise InvalidRequest(
+            field, "must be of the form {'type': 'function', 'function': {'name': ...}}."
+        )
+    name = function.get("name")
+    parameters = function.get("parameters")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidRequest(
-            f"{field}.function.name", "must have 1 to 128 letters, digits, dots, dashes or underscores."
+            f"{field}.function.name",
+            "must have 1 to 128 letters, digits, dots, dashes or underscores.",
         )
     if parameters is not None and not isinstance(parameters, Mapping):
         raise InvalidRequest(f"{field}.function.parameters", "must be a JSON schema object.")
     if parameters is not None and parameters.get("type", "object") != "object":
-        raise InvalidRequest(f"{field}.function.parameters.type", f"must be 'object', not {parameters['type']!r:.80}.")
+        raise InvalidRequest(
+            f"{field}.function.parameters.type",
+            f"must be 'object', not {parameters['type']!r:.80}.",
+        )
 
 
 def named_tool(choice: Any) -> str | None:
     """Return the function a choice names, or None."""
     if not isinstance(choice, Mapping) or choice.get("type", "function") != "function":
         return None
-    name = choice["function"].get("name") if isinstance(choice.get("function"), Mapping) else choice.get("name")
+    name = (
+        choice["function"].get("name")
+        if isinstance(choice.get("function"), Mapping)
+        else choice.get("name")
+    )
     return name if isinstance(name, str) else None
 
 
@@ -74,18 +92,27 @@ def forced_form(
 ) -> StructuredOutputsParams | None:
     """Return the form that makes forced calls valid by construction; None where nothing is forced.
 
-    Calls are written as the model's family writes them, where that is known, so that the model can say what it has
-    learnt; else as a list of JSON, and a call of a named function as its arguments.
+    Calls are written as the model's family writes them, where that is known, so that the model can
+    say what it has learnt; else as a list of JSON, and a call of a named function as its arguments.
     """
     named = named_tool(choice)
     if named is None and choice != "required":
         return None
-    schemas = {tool["function"]["name"]: _ANY_OBJECT | (tool["function"].get("parameters") or {}) for tool in tools}
+    schemas = {
+        tool["function"]["name"]: _ANY_OBJECT | (tool["function"].get("parameters") or {})
+        for tool in tools
+    }
     text = None if family is None else family.writes
     # Compact, because a weak model may write white space without end.
     if text is None and named is not None:
-        return StructuredOutputsParams(json=schemas[named], skip_reasoning=True, disable_any_whitespace=True)
-    known = {} if family is None else {marker: special[marker] for marker in family.markers if marker in special}
+        return StructuredOutputsParams(
+            json=schemas[named], skip_reasoning=True, disable_any_whitespace=True
+        )
+    known = (
+        {}
+        if family is None
+        else {marker: special[marker] for marker in family.markers if marker in special}
+    )
     write = partial(_elements, special=known)
     text = text or _LIST
     calls = [
@@ -94,7 +121,11 @@ def forced_form(
         if named in (None, name)
     ]
     one = calls[0] if len(calls) == 1 else {"type": "or", "elements": calls}
-    more = [{"type": "star", "content": _sequence(*write(text.between), one)}] if parallel and named is None else []
+    more = (
+        [{"type": "star", "content": _sequence(*write(text.between), one)}]
+        if parallel and named is None
+        else []
+    )
     form = _sequence(*write(text.start), one, *more, *write(text.end))
     return StructuredOutputsParams(
         structural_tag={"type": "structural_tag", "format": form},
@@ -120,7 +151,9 @@ def _elements(text: str, special: Mapping[str, int]) -> list[dict[str, Any]]:
     longest_first = sorted(special, key=len, reverse=True)
     parts = re.split(f"({'|'.join(map(re.escape, longest_first))})", text) if special else [text]
     return [
-        {"type": "token", "token": special[part]} if i % 2 else {"type": "const_string", "value": part}
+        {"type": "token", "token": special[part]}
+        if i % 2
+        else {"type": "const_string", "value": part}
         for i, part in enumerate(parts)
         if part
     ]

@@ -1,4 +1,6 @@
-"""What writers of answers have in common whose streams are typed events: text that goes on takes a short way."""
+"""What writers of answers have in common whose streams are typed events: text that goes on takes a
+short way.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,12 @@ class TypedWriter(ABC):
 
     def told(self, events: Sequence[Event]) -> bytes:
         """Note what is new; return what a stream tells of it."""
-        if len(events) == 1 and self._saying is not None and isinstance(more := events[0], TextPiece) and more.text:
+        if (
+            len(events) == 1
+            and self._saying is not None
+            and isinstance(more := events[0], TextPiece)
+            and more.text
+        ):
             self._parts.append(more.text)
             return self._saying(more.text)
         return b"".join([typed_event(data) for event in events for data in self.take(event)])

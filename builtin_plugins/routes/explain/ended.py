@@ -1,4 +1,6 @@
-"""The half at the edge: the last requests that ended, with their times, and the last that were refused, with the reason."""
+"""The half at the edge: the last requests that ended, with their times, and the last that were
+refused, with the reason.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,13 @@ class Ended:
     def told(self, request_id: str) -> Iterator[str]:
         """Yield a sentence for each that bears this id, as answers show it."""
         for refused in self._refused:
-            if request_id == refused.request_id or request_id.partition("-")[2] == refused.request_id:
-                reason = refused.error or ("the client left" if refused.status == 499 else "no reason was given")
+            if (
+                request_id == refused.request_id
+                or request_id.partition("-")[2] == refused.request_id
+            ):
+                reason = refused.error or (
+                    "the client left" if refused.status == 499 else "no reason was given"
+                )
                 yield f"{refused.method} {refused.path or 'of an unknown path'} ended with status {refused.status}: {reason}"
         for stats in self._requests:
             if request_id in names_of(stats.request_id):
@@ -50,9 +57,14 @@ class Ended:
 def _told(stats: RequestStats) -> str:
     parts = [
         f"{stats.request_id} has ended ({stats.finish_reason}) after {stats.e2e_s:.3f} s: "
-        f"{stats.prompt_tokens} prompt tokens, {stats.cached_tokens} of them cached, {stats.generated_tokens} generated"
+        f"{stats.prompt_tokens} prompt tokens, {stats.cached_tokens} of them cached, "
+        f"{stats.generated_tokens} generated"
     ]
-    times = (("queued", stats.queue_s), ("reading the prompt", stats.prefill_s), ("generating", stats.decode_s))
+    times = (
+        ("queued", stats.queue_s),
+        ("reading the prompt", stats.prefill_s),
+        ("generating", stats.decode_s),
+    )
     parts += [f"{name} {seconds:.3f} s" for name, seconds in times if seconds is not None]
     if stats.queue_s is None:
         parts.append("no step ever computed it")

@@ -1,6 +1,8 @@
-"""The scheduler half: when each request came, reached the head of the queue, was computed, gave up its place and ended.
+"""The scheduler half: when each request came, reached the head of the queue, was computed, gave up
+its place and ended.
 
-Looks at requests when they come, start and end; at running ones only when somebody asks. Remembers the last that ended.
+Looks at requests when they come, start and end; at running ones only when somebody asks. Remembers
+the last that ended.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ class Told(msgspec.Struct):
     displaced_s: float
     """Without one, after it was preempted."""
     plugin_s: dict[str, float]
-    """By plugin, how long calls of its code took from this one's coming to its end, whoever they were for."""
+    """By plugin, how long calls of its code took from this one's coming to its end, whoever they
+    were for.
+    """
 
 
 @dataclass(slots=True)
@@ -71,7 +75,8 @@ class Histories:
         plugin_s: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         """`plugin_s` says how long each plugin has taken in this process so far."""
-        self._plugin_s, self._clock = plugin_s, clock
+        self._plugin_s = plugin_s
+        self._clock = clock
         self._live: dict[str, _History] = {}
         self._ended: deque[Told] = deque(maxlen=remembered)
         self._scheduler: Any = None
@@ -111,7 +116,11 @@ class Histories:
             raise InvalidRequest("name", f"{NAME} knows request, not {verb!r}.")
         wanted = data.decode(errors="replace")
         ended = [told for told in self._ended if wanted in names_of(told.request_id)]
-        live = [self._now(each) for each in self._live.values() if wanted in names_of(each.request.request_id)]
+        live = [
+            self._now(each)
+            for each in self._live.values()
+            if wanted in names_of(each.request.request_id)
+        ]
         return msgspec.json.encode([*ended, *live])
 
     def _leave(self, history: _History) -> None:
@@ -123,11 +132,15 @@ class Histories:
         state = request.state.name.lower()
         if state != "running":
             self._leave(history)
-        why = {"waiting": self._why_waiting, "parked": self._why_parked, "running": self._doing}[state]
+        why = {"waiting": self._why_waiting, "parked": self._why_parked, "running": self._doing}[
+            state
+        ]
         return self._told(history, state, why(history))
 
     def _told(self, history: _History, state: str, why: str) -> Told:
-        now_s, spans, request = self._clock(), history.spans, history.request
+        now_s = self._clock()
+        spans = history.spans
+        request = history.request
         first_s = spans[0][0] if spans else now_s
         computed_s = sum((now_s if left is None else left) - began for began, left in spans)
         over_s = spans[-1][1] if state == "ended" and spans and spans[-1][1] is not None else now_s
@@ -149,8 +162,11 @@ class Histories:
         )
 
     def _why_waiting(self, history: _History) -> str:
-        scheduler, request = self._scheduler, history.request
-        waiting = [each.request for each in self._live.values() if each.request.state is request.state]
+        scheduler = self._scheduler
+        request = history.request
+        waiting = [
+            each.request for each in self._live.values() if each.request.state is request.state
+        ]
         before = sum(other.rank < request.rank for other in waiting)
         queue = f"{before} others wait before it; " if before else "it is the next; "
         most = scheduler.limits.max_num_seqs
@@ -161,15 +177,19 @@ class Histories:
         if not history.asked:
             return queue + "no step has begun since it came"
         return queue + (
-            f"a place is free, but neither is room for its {request.num_tokens} tokens in the KV cache, of which "
-            f"{100 * scheduler.kv_usage:.0f}% is used (--kv-cache-memory-bytes), or the step has no tokens left for it "
+            f"a place is free, but neither is room for its {request.num_tokens} tokens in the KV "
+            "cache, of which "
+            f"{100 * scheduler.kv_usage:.0f}% is used (--kv-cache-memory-bytes), or the step has "
+            "no tokens left for it "
             "(--max-num-batched-tokens)"
         )
 
     def _why_parked(self, history: _History) -> str:
         if history.request.sampling.structured_outputs is not None:
             return "a feature keeps it; most likely its constraint is being compiled"
-        others = ", ".join(name for name in self._scheduler.extension_names if name not in (NAME, "memory"))
+        others = ", ".join(
+            name for name in self._scheduler.extension_names if name not in (NAME, "memory")
+        )
         return f"a feature keeps it until it may start; features here are {others}"
 
     def _doing(self, history: _History) -> str:

@@ -1,4 +1,6 @@
-"""The operators' route behind `engine explain`, and the two that remember: beside the scheduler, and at the edge."""
+"""The operators' route behind `engine explain`, and the two that remember: beside the scheduler,
+and at the edge.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,13 @@ def engine_routes() -> list[Entry]:
 @hookimpl
 def engine_metric_sinks() -> list[Entry]:
     target = "builtin_plugins.routes.explain.ended:Ended"
-    return [Entry("explain", target, "remembers the last requests that ended or were refused, for `engine explain`")]
+    return [
+        Entry(
+            "explain",
+            target,
+            "remembers the last requests that ended or were refused, for `engine explain`",
+        )
+    ]
 
 
 @hookimpl

@@ -1,4 +1,6 @@
-"""`GET /explain?request_id=...`, behind `--enable-operator-routes`: all that is known of one request, as sentences."""
+"""`GET /explain?request_id=...`, behind `--enable-operator-routes`: all that is known of one
+request, as sentences.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ class ExplainRoutes:
     """The route over one engine."""
 
     switch: Final = "enable_operator_routes"
-    queries: Final[Mapping[str, Any]] = {f"GET {PATH}": {"request_id": {"type": "string", "minLength": 1}}}
+    queries: Final[Mapping[str, Any]] = {
+        f"GET {PATH}": {"request_id": {"type": "string", "minLength": 1}}
+    }
 
     def __init__(self, engine: Any, config: EngineConfig) -> None:
         self._engine = engine
@@ -45,15 +49,22 @@ class ExplainRoutes:
         sequences, told = await self._sequences(wanted)
         told += [sentence for each in sequences for sentence in _sentences(each)]
         sinks = [guarded.sink for guarded in self._engine.sinks.guarded]
-        told += [sentence for sink in sinks if isinstance(sink, Ended) for sentence in sink.told(wanted)]
+        told += [
+            sentence for sink in sinks if isinstance(sink, Ended) for sentence in sink.told(wanted)
+        ]
         if not told:
             raise HTTPException(
                 404,
-                f"nothing is known of {wanted[:200]!r}: it has not come, or a thousand others have ended since. What was "
+                f"nothing is known of {wanted[:200]!r}: it has not come, or a thousand others have "
+                "ended since. What was "
                 "refused is known by the X-Request-Id that it came with.",
             )
         return JSONResponse(
-            {"request_id": wanted, "told": told, "sequences": [msgspec.to_builtins(each) for each in sequences]}
+            {
+                "request_id": wanted,
+                "told": told,
+                "sequences": [msgspec.to_builtins(each) for each in sequences],
+            }
         )
 
     async def _sequences(self, wanted: str) -> tuple[list[Told], list[str]]:
@@ -62,7 +73,10 @@ class ExplainRoutes:
             async with asyncio.timeout(ANSWER_S):
                 answer, *_ = await self._engine.call(f"{NAME}.request", wanted.encode())
         except TimeoutError:
-            return [], [f"the engine has not answered for {ANSWER_S:g} s: it is in a long step, or starts again"]
+            return [], [
+                f"the engine has not answered for {ANSWER_S:g} s: it is in a long step, or starts "
+                "again"
+            ]
         except EngineError as error:
             return [], [f"the engine does not answer: {error}"]
         return msgspec.json.decode(answer, type=list[Told]), []
@@ -75,7 +89,8 @@ def _sentences(told: Told) -> Iterator[str]:
     times = f"{told.queued_s:.3f} s in the queue, {told.computed_s:.3f} s computed"
     if told.preemptions:
         times += (
-            f", {told.displaced_s:.3f} s without a place: it was preempted {told.preemptions} times, for want of blocks in "
+            f", {told.displaced_s:.3f} s without a place: it was preempted {told.preemptions} "
+            "times, for want of blocks in "
             "the KV cache (--kv-cache-memory-bytes, --max-num-seqs)"
         )
     yield f"{name}: {times}"

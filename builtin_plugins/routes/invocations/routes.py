@@ -1,4 +1,7 @@
-"""`POST /invocations`: a body is handed to the route that takes such bodies. Knows paths, and no other route group."""
+"""`POST /invocations`: a body is handed to the route that takes such bodies.
+
+Knows paths, and no other route group.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,9 @@ _BY_TASK: Final = {"embed": "/v1/embeddings", "classify": "/classify"}
 
 
 class InvocationRoutes:
-    """One path; which route is meant is decided by the model's task, and by the names of a body's fields."""
+    """One path; which route is meant is decided by the model's task, and by the names of a body's
+    fields.
+    """
 
     def __init__(self, engine: Any, config: EngineConfig) -> None:
         self._engine = engine
@@ -42,7 +47,14 @@ class InvocationRoutes:
         """Return the JSON schema of the body: the fields are those of the route that is meant."""
         told = "A request as another route takes it."
         properties = {"stream": {"type": ["boolean", "null"]}}
-        return {PATH: {"title": "Invocation", "description": told, "type": "object", "properties": properties}}
+        return {
+            PATH: {
+                "title": "Invocation",
+                "description": told,
+                "type": "object",
+                "properties": properties,
+            }
+        }
 
     async def _invoke(self, request: Request) -> ASGIApp:
         """Do what the body asks for."""
@@ -51,7 +63,9 @@ class InvocationRoutes:
         try:
             fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise InvalidRequest("body", "must be a JSON object with the fields of a request.") from error
+            raise InvalidRequest(
+                "body", "must be a JSON object with the fields of a request."
+            ) from error
         return _Forwarded(self._path(fields), body)
 
     def _path(self, names: Mapping[str, Any]) -> str:
@@ -72,7 +86,8 @@ class _Forwarded:
         """Let the route at another path answer the body."""
 
         async def replayed() -> Message:
-            body, self._body = self._body, None
+            body = self._body
+            self._body = None
             if body is None:
                 return await receive()
             return {"type": "http.request", "body": body, "more_body": False}

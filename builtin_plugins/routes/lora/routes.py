@@ -51,14 +51,18 @@ class AdapterRoutes:
         self._strict = bool(config.options.get("strict_fields"))
         if self._on and not config.options.get("lora_roots"):
             log.warning(
-                "clients may load adapters from any folder of this machine; name those allowed: --lora-roots DIR"
+                "clients may load adapters from any folder of this machine; name those allowed: "
+                "--lora-roots DIR"
             )
 
     def routes(self) -> Sequence[Route]:
         """Return the routes, or none."""
         if not self._on:
             return []
-        return [Route(LOAD, self._load, methods=["POST"]), Route(UNLOAD, self._unload, methods=["POST"])]
+        return [
+            Route(LOAD, self._load, methods=["POST"]),
+            Route(UNLOAD, self._unload, methods=["POST"]),
+        ]
 
     def bodies(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the JSON schema of each path's body."""
@@ -72,9 +76,14 @@ class AdapterRoutes:
         for name in ("lora_name", "lora_path"):
             if not getattr(fields, name).strip():
                 raise InvalidRequest(name, "must not be empty.")
-        name, path = fields.lora_name, fields.lora_path
-        await self._source().load(self._engine.call, name, path, fields.base_model_name, again=fields.load_inplace)
-        return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully", headers=parsed.headers)
+        name = fields.lora_name
+        path = fields.lora_path
+        await self._source().load(
+            self._engine.call, name, path, fields.base_model_name, again=fields.load_inplace
+        )
+        return PlainTextResponse(
+            f"Success: LoRA adapter '{name}' added successfully", headers=parsed.headers
+        )
 
     async def _unload(self, request: Request) -> PlainTextResponse:
         """Serve an adapter no more."""
@@ -82,13 +91,21 @@ class AdapterRoutes:
         name = parsed.fields.lora_name
         if not await self._source().unload(self._engine.call, name):
             message = f"The lora adapter {name[:200]!r} cannot be found."
-            raise HTTPException(404, {"message": message, "param": "lora_name", "code": "model_not_found"})
-        return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully", headers=parsed.headers)
+            raise HTTPException(
+                404, {"message": message, "param": "lora_name", "code": "model_not_found"}
+            )
+        return PlainTextResponse(
+            f"Success: LoRA adapter '{name}' removed successfully", headers=parsed.headers
+        )
 
     def _source(self) -> VariantSource:
         sources = variants_of(self._engine.registry)
         if not sources:
             raise HTTPException(
-                404, {"message": "LoRA is off; start the server with --enable-lora.", "code": "not_served"}
+                404,
+                {
+                    "message": "LoRA is off; start the server with --enable-lora.",
+                    "code": "not_served",
+                },
             )
         return sources[0]

@@ -94,7 +94,8 @@ class Usage:
         }
         if self.with_cached:
             usage["prompt_tokens_details"] = {"cached_tokens": sum(self.cached_tokens.values())}
-        guessed, right = self._counted("spec_decode_num_draft_tokens"), self._counted("spec_decode_num_accepted_tokens")
+        guessed = self._counted("spec_decode_num_draft_tokens")
+        right = self._counted("spec_decode_num_accepted_tokens")
         if guessed:
             usage["completion_tokens_details"] = {
                 "accepted_prediction_tokens": right,
@@ -107,8 +108,12 @@ class Usage:
 
 
 def handed_on(outputs: Iterable[RequestOutput]) -> dict[str, Any]:
-    """Return the field of a whole answer by which another engine goes on with it, where a connector says any."""
-    said = next((output.kv_transfer_params for output in outputs if output.kv_transfer_params), None)
+    """Return the field of a whole answer by which another engine goes on with it, where a connector
+    says any.
+    """
+    said = next(
+        (output.kv_transfer_params for output in outputs if output.kv_transfer_params), None
+    )
     return {} if said is None else {"kv_transfer_params": said}
 
 
@@ -131,10 +136,14 @@ def shows_usage(fields: CommonFields, options: AnswerOptions) -> tuple[bool, boo
 def check_beams(fields: CommonFields) -> None:
     """Raise `InvalidRequest` for a part of a beam search that is not asked for."""
     if fields.length_penalty != 1 and not fields.use_beam_search:
-        raise InvalidRequest("length_penalty", "belongs to beam search; set `use_beam_search` as well.")
+        raise InvalidRequest(
+            "length_penalty", "belongs to beam search; set `use_beam_search` as well."
+        )
 
 
 def check_stream_options(fields: CommonFields) -> None:
     """Raise `InvalidRequest` for stream options without a stream."""
     if fields.stream_options is not None and not fields.stream:
-        raise InvalidRequest("stream_options", "belongs to streams; set `stream` to true or leave it out.")
+        raise InvalidRequest(
+            "stream_options", "belongs to streams; set `stream` to true or leave it out."
+        )

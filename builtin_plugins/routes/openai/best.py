@@ -9,7 +9,8 @@ from core.api import CompletionOutput, InvalidRequest, RequestOutput, SamplingPa
 
 
 def candidates(fields: CompletionFields, sampling: SamplingParams) -> SamplingParams:
-    """Return the parameters with which as many sequences are generated as are chosen from; scored, where that is more.
+    """Return the parameters with which as many sequences are generated as are chosen from; scored,
+    where that is more.
 
     Raises `InvalidRequest` for a number that nothing can be chosen by.
     """
@@ -18,24 +19,34 @@ def candidates(fields: CompletionFields, sampling: SamplingParams) -> SamplingPa
         return sampling
     if wanted < sampling.n:
         raise InvalidRequest(
-            "best_of", f"is {wanted}, and `n` asks for {sampling.n} of them; raise it, or leave it out."
+            "best_of",
+            f"is {wanted}, and `n` asks for {sampling.n} of them; raise it, or leave it out.",
         )
     if fields.stream:
         raise InvalidRequest(
-            "best_of", "is known when all sequences have ended; set `stream` to false, or leave it out."
+            "best_of",
+            "is known when all sequences have ended; set `stream` to false, or leave it out.",
         )
     if fields.use_beam_search:
-        raise InvalidRequest("best_of", "belongs to sampling, and `use_beam_search` finds the likeliest by itself.")
+        raise InvalidRequest(
+            "best_of", "belongs to sampling, and `use_beam_search` finds the likeliest by itself."
+        )
     return sampling.clone(n=wanted, logprobs=0 if sampling.logprobs is None else sampling.logprobs)
 
 
 def best(output: RequestOutput, sampling: SamplingParams) -> list[CompletionOutput]:
-    """Return the sequences a client gets, as it asked for them: those whose tokens are the likeliest on average."""
+    """Return the sequences a client gets, as it asked for them: those whose tokens are the
+    likeliest on average.
+    """
     if len(output.outputs) <= sampling.n:
         return output.outputs
     ranked = sorted(output.outputs, key=_mean_logprob, reverse=True)[: sampling.n]
     shown = [replace(completion, index=index) for index, completion in enumerate(ranked)]
-    return shown if sampling.logprobs is not None else [replace(completion, logprobs=None) for completion in shown]
+    return (
+        shown
+        if sampling.logprobs is not None
+        else [replace(completion, logprobs=None) for completion in shown]
+    )
 
 
 def _mean_logprob(completion: CompletionOutput) -> float:

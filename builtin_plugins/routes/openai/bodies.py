@@ -32,7 +32,11 @@ _MESSAGES: Final = {
         "properties": {
             "role": {"type": "string", "minLength": 1},
             "content": {
-                "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}, {"type": "null"}]
+                "anyOf": [
+                    {"type": "string"},
+                    {"type": "array", "items": {"type": "object"}},
+                    {"type": "null"},
+                ]
             },
         },
     },
@@ -52,8 +56,17 @@ def bodies(names: Names, vocab_size: int, *, strict: bool) -> dict[str, dict[str
 def _prompt(vocab_size: int) -> dict[str, Any]:
     """Return the schema of a text, token ids, or several of one of them."""
     text = {"type": "string", "minLength": 1}
-    ids = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0, "maximum": vocab_size - 1}}
-    several = {"type": "array", "minItems": 1, "maxItems": MAX_PROMPTS, "items": {"anyOf": [text, ids]}}
+    ids = {
+        "type": "array",
+        "minItems": 1,
+        "items": {"type": "integer", "minimum": 0, "maximum": vocab_size - 1},
+    }
+    several = {
+        "type": "array",
+        "minItems": 1,
+        "maxItems": MAX_PROMPTS,
+        "items": {"anyOf": [text, ids]},
+    }
     return {"anyOf": [text, ids, several]}
 
 

@@ -14,7 +14,14 @@ from builtin_plugins.routes.body import client_of, read_request
 from builtin_plugins.routes.conversation.asked import Conversation
 from builtin_plugins.routes.conversation.fields import as_typed
 from builtin_plugins.routes.conversation.pipeline import Choice, Conversations, Turn
-from builtin_plugins.routes.conversation.running import Chosen, answered, choose_model, engine_id, last, now
+from builtin_plugins.routes.conversation.running import (
+    Chosen,
+    answered,
+    choose_model,
+    engine_id,
+    last,
+    now,
+)
 from builtin_plugins.routes.conversation.structured import typed_fields
 from builtin_plugins.routes.openai.answers import (
     AnswerHead,
@@ -68,7 +75,10 @@ class ChatCompletions:
     async def __call__(self, request: Request) -> Any:
         """Answer one request, streamed or whole."""
         parsed = await read_request(
-            request, ChatFields, _OTHERS | self._engine.fields.read, strict=self._options.strict_fields
+            request,
+            ChatFields,
+            _OTHERS | self._engine.fields.read,
+            strict=self._options.strict_fields,
         )
         fields = parsed.fields
         kind = "chat.completion.chunk" if fields.stream else "chat.completion"
@@ -95,7 +105,12 @@ class ChatCompletions:
             raise as_typed(error, typed) from None
 
     async def _job(
-        self, head: AnswerHead, model: Chosen, fields: ChatFields, others: dict[str, Any], client: str
+        self,
+        head: AnswerHead,
+        model: Chosen,
+        fields: ChatFields,
+        others: dict[str, Any],
+        client: str,
     ) -> _Job:
         given = {**read_others(others, self._engine.fields), **model.keywords}
         check_stream_options(fields)
@@ -104,7 +119,8 @@ class ChatCompletions:
             raise InvalidRequest("prompt_logprobs", "cannot be streamed; set `stream` to false.")
         if fields.chat_template is not None and not self._options.trust_chat_template:
             raise InvalidRequest(
-                "chat_template", "is not taken from requests; --trust-request-chat-template allows it."
+                "chat_template",
+                "is not taken from requests; --trust-request-chat-template allows it.",
             )
         turn = await self._conversations.turn(self._asked(fields, others, client, given))
         generates = fields.add_generation_prompt is not False and not fields.continue_final_message
@@ -122,7 +138,9 @@ class ChatCompletions:
             tokens_as_ids=self._options.tokens_as_ids if as_ids is None else as_ids,
         )
 
-    def _asked(self, fields: ChatFields, others: dict[str, Any], client: str, given: Mapping[str, Any]) -> Conversation:
+    def _asked(
+        self, fields: ChatFields, others: dict[str, Any], client: str, given: Mapping[str, Any]
+    ) -> Conversation:
         """Return what a request asks, in the words that all protocols share."""
         kwargs = dict(fields.chat_template_kwargs)
         if fields.reasoning_effort is not None:
@@ -173,8 +191,11 @@ class ChatCompletions:
         return job.head.with_choices(choices, usage=usage.as_json(), **more)
 
     async def _events(self, job: _Job, way: ShortWay) -> AsyncGenerator[bytes]:
-        events, run_id = _Events(job, self._options, self._choice), engine_id(job.head.id)
-        async with aclosing(way.events(run_id, self._conversations.outputs(job.turn, run_id), events)) as told:
+        events = _Events(job, self._options, self._choice)
+        run_id = engine_id(job.head.id)
+        async with aclosing(
+            way.events(run_id, self._conversations.outputs(job.turn, run_id), events)
+        ) as told:
             async for data in told:
                 yield data
         yield events.last()
@@ -210,12 +231,15 @@ class ChatCompletions:
 class _Events:
     """Makes the events of one streamed answer."""
 
-    def __init__(self, job: _Job, options: AnswerOptions, choice: Callable[..., dict[str, Any]]) -> None:
+    def __init__(
+        self, job: _Job, options: AnswerOptions, choice: Callable[..., dict[str, Any]]
+    ) -> None:
         self._job = job
         self._choice = choice
         self._usage = Usage(options.cached_details)
         self._final, self._always = shows_usage(job.fields, options)
-        self._begun, self._plain = False, not (self._always or job.fields.return_token_ids)
+        self._begun = False
+        self._plain = not (self._always or job.fields.return_token_ids)
         self._reading = [job.turn.begin() for _ in range(job.turn.sampling.n)]
         self._saying: dict[int, Callable[[str], bytes]] = {}
         """By choice, what makes an event of nothing but some text."""
@@ -239,28 +263,47 @@ class _Events:
         return {"usage": self._usage.as_json() if self._always else None} if self._final else {}
 
     def _opening(self, output: RequestOutput) -> bytes:
-        self._begun, job = True, self._job
+        self._begun = True
+        job = self._job
         ids = {"prompt_token_ids": output.prompt_token_ids} if job.fields.return_token_ids else {}
         choices = [_opening(job, index) for index in range(job.turn.sampling.n)]
         return event(job.head.with_choices(choices, **ids, **self._more))
 
     def _event(self, completion: CompletionOutput) -> bytes:
-        job, index, read = self._job, completion.index, self._reading[completion.index]
+        job = self._job
+        index = completion.index
+        read = self._reading[completion.index]
         pieces = read.take(completion)
-        is_last, told = completion.finish_reason is not None, completion.logprobs or job.fields.return_token_ids
-        if self._plain and not (is_last or told) and len(pieces) == 1 and isinstance(pieces[0], TextPiece):
+        is_last = completion.finish_reason is not None
+        told = completion.logprobs or job.fields.return_token_ids
+        if (
+            self._plain
+            and not (is_last or told)
+            and len(pieces) == 1
+            and isinstance(pieces[0], TextPiece)
+        ):
             if index not in self._saying:
                 same = self._choice(job, completion, "delta", {"content": ""}, read)
-                self._saying[index] = event_with_text(job.head.with_choices([same], **self._more), "content")
+                self._saying[index] = event_with_text(
+                    job.head.with_choices([same], **self._more), "content"
+                )
             return self._saying[index](pieces[0].text)
         delta = _delta(pieces, reasoning=job.fields.include_reasoning)
         if not (delta or is_last or told):
             return b""
-        return event(job.head.with_choices([self._choice(job, completion, "delta", delta, read)], **self._more))
+        return event(
+            job.head.with_choices(
+                [self._choice(job, completion, "delta", delta, read)], **self._more
+            )
+        )
 
     def last(self) -> bytes:
         """Return what ends the stream."""
-        told = event(self._job.head.with_choices([], usage=self._usage.as_json())) if self._final else b""
+        told = (
+            event(self._job.head.with_choices([], usage=self._usage.as_json()))
+            if self._final
+            else b""
+        )
         return told + DONE
 
 
@@ -271,7 +314,9 @@ def _decided(fields: ChatFields) -> dict[str, Any]:
     decided: dict[str, Any] = {"logprobs": (fields.top_logprobs or 0) if fields.logprobs else None}
     if fields.max_completion_tokens is not None:
         if fields.max_completion_tokens < 1:
-            raise InvalidRequest("max_completion_tokens", f"must be at least 1, not {fields.max_completion_tokens}.")
+            raise InvalidRequest(
+                "max_completion_tokens", f"must be at least 1, not {fields.max_completion_tokens}."
+            )
         decided["max_tokens"] = fields.max_completion_tokens
     return decided
 
@@ -287,7 +332,11 @@ def _delta(pieces: Sequence[Piece], *, reasoning: bool) -> dict[str, Any]:
             case ReasoningPiece(text) if reasoning:
                 message["reasoning"] = message.get("reasoning", "") + text
             case CallBegun(index, name, call_id):
-                begun = {"id": call_id, "type": "function", "function": {"name": name, "arguments": ""}}
+                begun = {
+                    "id": call_id,
+                    "type": "function",
+                    "function": {"name": name, "arguments": ""},
+                }
                 calls[index] = {"index": index, **begun}
             case ArgumentsPiece(index, text):
                 call = calls.setdefault(index, {"index": index, "function": {"arguments": ""}})

@@ -14,7 +14,15 @@ from starlette.requests import Request
 from builtin_plugins.routes.beams import answering
 from builtin_plugins.routes.body import CONTEXTS, client_of, read_request
 from builtin_plugins.routes.conversation.fields import as_typed
-from builtin_plugins.routes.conversation.running import Chosen, answered, choose_model, engine_id, last, now, sound
+from builtin_plugins.routes.conversation.running import (
+    Chosen,
+    answered,
+    choose_model,
+    engine_id,
+    last,
+    now,
+    sound,
+)
 from builtin_plugins.routes.conversation.sampling import sampling_params
 from builtin_plugins.routes.conversation.structured import typed_fields
 from builtin_plugins.routes.many import gathered
@@ -82,7 +90,9 @@ class Completions:
             num_tokens=CONTEXTS * self._engine.max_model_len,
         )
         model = await choose_model(self._engine, parsed.fields.model)
-        head = AnswerHead(answer_id(request, parsed.fields, "cmpl"), "text_completion", now(), model.name)
+        head = AnswerHead(
+            answer_id(request, parsed.fields, "cmpl"), "text_completion", now(), model.name
+        )
 
         try:
             return await answered(
@@ -95,11 +105,21 @@ class Completions:
             )
         except InvalidRequest as error:
             raise as_typed(
-                error, {"sampling_params": "model", "extra_args": "vllm_xargs", **typed_fields(parsed.others)}
+                error,
+                {
+                    "sampling_params": "model",
+                    "extra_args": "vllm_xargs",
+                    **typed_fields(parsed.others),
+                },
             ) from None
 
     async def _job(
-        self, head: AnswerHead, model: Chosen, fields: CompletionFields, others: dict[str, Any], client: str
+        self,
+        head: AnswerHead,
+        model: Chosen,
+        fields: CompletionFields,
+        others: dict[str, Any],
+        client: str,
     ) -> _Job:
         given = {**read_others(others, self._engine.fields), **model.keywords}
         check_stream_options(fields)
@@ -119,16 +139,21 @@ class Completions:
         if len(prompts) * generating.n > MAX_SEQUENCES:
             raise InvalidRequest(
                 "n" if generating is sampling else "best_of",
-                f"{generating.n} for {len(prompts)} prompts is more than {MAX_SEQUENCES} sequences in one request.",
+                f"{generating.n} for {len(prompts)} prompts is more than {MAX_SEQUENCES} sequences "
+                "in one request.",
             )
         as_ids = fields.return_tokens_as_token_ids
         as_ids = self._options.tokens_as_ids if as_ids is None else as_ids
         fields.prompt = ""  # it may be large, and the answer may take long
         ids = [engine_id(f"{head.id}-{i}") for i in range(len(prompts))]
-        return _Job(head, fields, sampling, generating, given, prompts, client, scores_only, as_ids, ids)
+        return _Job(
+            head, fields, sampling, generating, given, prompts, client, scores_only, as_ids, ids
+        )
 
     async def _prompts(self, fields: CompletionFields, **reading: Any) -> list[dict[str, Any]]:
-        """Return every prompt's token ids, so that all are known to be good before one starts, and the text to echo."""
+        """Return every prompt's token ids, so that all are known to be good before one starts, and
+        the text to echo.
+        """
         prompts = split_prompts(fields.prompt)
         out: list[dict[str, Any]] = []
         for prompt in prompts:
@@ -143,7 +168,9 @@ class Completions:
 
     def _run(self, job: _Job) -> list[Any]:
         """Return one stream of outputs per prompt; nothing starts before they are read."""
-        ask = answering(self._engine, job.fields.length_penalty if job.fields.use_beam_search else None)
+        ask = answering(
+            self._engine, job.fields.length_penalty if job.fields.use_beam_search else None
+        )
         return [
             ask(
                 prompt,
@@ -164,13 +191,16 @@ class Completions:
         for i, output in enumerate(outputs):
             usage.count(i, output)
             shown = best(output, job.sampling)
-            choices += [self._choice(job, i, output, completion, first=True) for completion in shown]
+            choices += [
+                self._choice(job, i, output, completion, first=True) for completion in shown
+            ]
         if job.scores_only:
             usage.generated.clear()
         return job.head.with_choices(choices, usage=usage.as_json(), **handed_on(outputs))
 
     async def _events(self, job: _Job, way: ShortWay) -> AsyncGenerator[bytes]:
-        events, runs = _Events(job, self._options, self._choice), self._run(job)
+        events = _Events(job, self._options, self._choice)
+        runs = self._run(job)
         if len(runs) == 1:
             outputs: AsyncGenerator[bytes] = way.events(job.run_ids[0], sound(runs[0]), events)
         else:
@@ -209,7 +239,12 @@ class Completions:
         return choice
 
     def _logprobs(
-        self, job: _Job, output: RequestOutput, completion: CompletionOutput, echo: bool, offset: int
+        self,
+        job: _Job,
+        output: RequestOutput,
+        completion: CompletionOutput,
+        echo: bool,
+        offset: int,
     ) -> dict[str, Any] | None:
         if completion.logprobs is None:
             return None
@@ -218,10 +253,13 @@ class Completions:
         if echo and output.prompt_logprobs is not None:
             prompt = output.prompt_token_ids or []
             unknown = [None] * (len(prompt) - len(output.prompt_logprobs))
-            ids, positions = [*prompt, *ids], [*output.prompt_logprobs, *unknown, *positions]
+            ids = [*prompt, *ids]
+            positions = [*output.prompt_logprobs, *unknown, *positions]
         tokenizer = self._engine.tokenizer
         spell = None if tokenizer is None else lambda token: str(tokenizer.decode([token]))
-        return completion_logprobs(ids, positions, offset=offset, as_ids=job.tokens_as_ids, spell=spell)
+        return completion_logprobs(
+            ids, positions, offset=offset, as_ids=job.tokens_as_ids, spell=spell
+        )
 
     def _prompt_text(self, job: _Job, prompt: int) -> str:
         known = job.prompts[prompt]
@@ -233,13 +271,18 @@ class Completions:
 class _Events:
     """Makes the events of one streamed answer."""
 
-    def __init__(self, job: _Job, options: AnswerOptions, choice: Callable[..., dict[str, Any]]) -> None:
+    def __init__(
+        self, job: _Job, options: AnswerOptions, choice: Callable[..., dict[str, Any]]
+    ) -> None:
         self._job = job
         self._choice = choice
         self._usage = Usage(options.cached_details)
         self._final, self._always = shows_usage(job.fields, options)
         self._plain = not (
-            self._always or job.fields.return_token_ids or job.sampling.logprobs is not None or job.scores_only
+            self._always
+            or job.fields.return_token_ids
+            or job.sampling.logprobs is not None
+            or job.scores_only
         )
         self._newest: RequestOutput
         self._ends: dict[int, int] = {}
@@ -267,9 +310,13 @@ class _Events:
         if completion.finish_reason is None and (say := self._saying.get(index)) is not None:
             return say(completion.text)
         offset = self._ends.get(index, 0)
-        choice = self._choice(job, prompt, self._newest, completion, first=index not in self._ends, offset=offset)
+        choice = self._choice(
+            job, prompt, self._newest, completion, first=index not in self._ends, offset=offset
+        )
         tokens = choice["logprobs"]["tokens"] if choice["logprobs"] else ()
-        self._ends[index] = offset + sum(map(len, tokens))  # as a whole answer counts: token by token
+        self._ends[index] = offset + sum(
+            map(len, tokens)
+        )  # as a whole answer counts: token by token
         more = {"usage": self._usage.as_json() if self._always else None} if self._final else {}
         if self._plain:
             same = {**choice, "text": "", "finish_reason": None, "stop_reason": None}
@@ -280,11 +327,17 @@ class _Events:
         """Return what ends the stream."""
         if self._job.scores_only:
             self._usage.generated.clear()
-        told = event(self._job.head.with_choices([], usage=self._usage.as_json())) if self._final else b""
+        told = (
+            event(self._job.head.with_choices([], usage=self._usage.as_json()))
+            if self._final
+            else b""
+        )
         return told + DONE
 
 
-async def _each(outputs: AsyncGenerator[tuple[int, RequestOutput]], events: _Events) -> AsyncGenerator[bytes]:
+async def _each(
+    outputs: AsyncGenerator[tuple[int, RequestOutput]], events: _Events
+) -> AsyncGenerator[bytes]:
     async with aclosing(outputs):
         async for prompt, output in outputs:
             yield events.of(output, prompt)
@@ -299,11 +352,17 @@ def split_prompts(prompt: str | list[Any]) -> list[str | list[int]]:
     if all(type(item) is int for item in prompt):
         return [prompt]
     if len(prompt) > MAX_PROMPTS:
-        raise InvalidRequest("prompt", f"holds {len(prompt)} prompts, at most {MAX_PROMPTS} are allowed.")
+        raise InvalidRequest(
+            "prompt", f"holds {len(prompt)} prompts, at most {MAX_PROMPTS} are allowed."
+        )
     out: list[str | list[int]] = []
     for item in prompt:
-        if not isinstance(item, str) and not (isinstance(item, list) and all(type(i) is int for i in item)):
-            raise InvalidRequest("prompt", "must be a text, a list of texts, token ids, or a list of lists of them.")
+        if not isinstance(item, str) and not (
+            isinstance(item, list) and all(type(i) is int for i in item)
+        ):
+            raise InvalidRequest(
+                "prompt", "must be a text, a list of texts, token ids, or a list of lists of them."
+            )
         out.append(_not_empty(item))
     return out
 

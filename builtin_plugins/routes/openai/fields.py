@@ -1,4 +1,5 @@
-"""Fields of the OpenAI requests that are not sampling parameters; those are `SamplingParams`' own, once.
+"""Fields of the OpenAI requests that are not sampling parameters; those are `SamplingParams`' own,
+once.
 
 Types and limits are here; what a field means for the engine is in the endpoint that reads it.
 """
@@ -10,7 +11,12 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from builtin_plugins.routes.conversation.fields import SAMPLING_FIELDS, EngineFields, Small, features_of
+from builtin_plugins.routes.conversation.fields import (
+    SAMPLING_FIELDS,
+    EngineFields,
+    Small,
+    features_of,
+)
 from core.api import InvalidRequest, Names
 
 MAX_PROMPTS: Final = 1024
@@ -105,9 +111,13 @@ UNSERVED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "guided_whitespace_pattern": ((), _GUIDED.format("whitespace_pattern")),
     "kv_transfer_params": (
         ({},),
-        "is for engines that send each other blocks: start them with a connector that does, such as tcp",
+        "is for engines that send each other blocks: start them with a connector that does, such "
+        "as tcp",
     ),
-    "logits_processors": (([],), "is not served: a request may name no code; load a logits-processor plugin"),
+    "logits_processors": (
+        ([],),
+        "is not served: a request may name no code; load a logits-processor plugin",
+    ),
     "mm_processor_kwargs": (({},), _MEDIA),
     "modalities": ((["text"],), _MEDIA),
     "moderation": ((), "is not served"),
@@ -117,13 +127,20 @@ UNSERVED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "suffix": (("",), "is not served"),
     "web_search_options": ((), "is not served"),
 }
-"""Known fields that cannot be served yet: the values that change nothing, and what is missing for the others."""
+"""Known fields that cannot be served yet: the values that change nothing, and what is missing for
+the others.
+"""
 
-OTHER_FIELDS: Final = frozenset((*SAMPLING_FIELDS, "response_format", "structured_outputs", *WITHOUT_EFFECT, *UNSERVED))
+OTHER_FIELDS: Final = frozenset(
+    (*SAMPLING_FIELDS, "response_format", "structured_outputs", *WITHOUT_EFFECT, *UNSERVED)
+)
 
 
 def read_others(others: Mapping[str, Any], names: Names) -> dict[str, Any]:
-    """Return the fields that features read. Raises `InvalidRequest` for one that asks for something nobody serves."""
+    """Return the fields that features read.
+
+    Raises `InvalidRequest` for one that asks for something nobody serves.
+    """
     for name, value in others.items():
         neutral, missing = UNSERVED.get(name, ((value,), ""))
         if name not in names.read and value not in neutral:

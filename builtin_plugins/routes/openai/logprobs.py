@@ -38,11 +38,18 @@ def completion_logprobs(
         tokens.append(token)
         values.append(None if own is None else _finite(own.logprob))
         tops.append(
-            {_text(i, entry, as_ids): _finite(entry.logprob) for i, entry in position.items()} if position else None
+            {_text(i, entry, as_ids): _finite(entry.logprob) for i, entry in position.items()}
+            if position
+            else None
         )
         offsets.append(offset)
         offset += len(token)
-    return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
+    return {
+        "tokens": tokens,
+        "token_logprobs": values,
+        "top_logprobs": tops,
+        "text_offset": offsets,
+    }
 
 
 def chat_logprobs(
@@ -54,18 +61,26 @@ def chat_logprobs(
         best = sorted(position.items(), key=lambda item: -item[1].logprob)[:num_top]
         own = position.get(token_id)
         entry = _chat_token(token_id, own, as_ids)
-        content.append({**entry, "top_logprobs": [_chat_token(i, logprob, as_ids) for i, logprob in best]})
+        content.append(
+            {**entry, "top_logprobs": [_chat_token(i, logprob, as_ids) for i, logprob in best]}
+        )
     return {"content": content, "refusal": None}
 
 
 def prompt_logprobs(positions: Sequence[Position | None] | None) -> list[Any] | None:
-    """Return prompt log-probabilities as clients of the reference know them: one object per position."""
+    """Return prompt log-probabilities as clients of the reference know them: one object per
+    position.
+    """
     if positions is None:
         return None
     return [
         position
         and {
-            str(i): {"logprob": _finite(entry.logprob), "rank": entry.rank, "decoded_token": entry.decoded_token}
+            str(i): {
+                "logprob": _finite(entry.logprob),
+                "rank": entry.rank,
+                "decoded_token": entry.decoded_token,
+            }
             for i, entry in position.items()
         }
         for position in positions

@@ -15,16 +15,52 @@ def engine_routes() -> list[Entry]:
 def engine_options() -> list[Option]:
     return [
         Option("response_role", str, "assistant", "Role of generated chat messages."),
-        Option("enable_prompt_tokens_details", bool, False, "Say in `usage` how many prompt tokens were cached."),
-        Option("enable_force_include_usage", bool, False, "End every stream with `usage`, asked for or not."),
-        Option("return_tokens_as_token_ids", bool, False, "Spell tokens of log-probabilities as `token_id:N`."),
-        Option("enable_auto_tool_choice", bool, False, "Let the model decide whether to call a tool."),
-        Option("tool_call_parser", str | None, None, "How the model writes tool calls: name of a tool call parser."),
-        Option("reasoning_parser", str, "", "How the model marks its reasoning: name of a reasoning parser."),
         Option(
-            "exclude_tools_when_tool_choice_none", bool, False, "Leave tools out of prompts that must not call any."
+            "enable_prompt_tokens_details",
+            bool,
+            False,
+            "Say in `usage` how many prompt tokens were cached.",
         ),
-        Option("tool_parser_plugin", str, "", "A plugin file that brings the tool call parser.", names_plugin=True),
+        Option(
+            "enable_force_include_usage",
+            bool,
+            False,
+            "End every stream with `usage`, asked for or not.",
+        ),
+        Option(
+            "return_tokens_as_token_ids",
+            bool,
+            False,
+            "Spell tokens of log-probabilities as `token_id:N`.",
+        ),
+        Option(
+            "enable_auto_tool_choice", bool, False, "Let the model decide whether to call a tool."
+        ),
+        Option(
+            "tool_call_parser",
+            str | None,
+            None,
+            "How the model writes tool calls: name of a tool call parser.",
+        ),
+        Option(
+            "reasoning_parser",
+            str,
+            "",
+            "How the model marks its reasoning: name of a reasoning parser.",
+        ),
+        Option(
+            "exclude_tools_when_tool_choice_none",
+            bool,
+            False,
+            "Leave tools out of prompts that must not call any.",
+        ),
+        Option(
+            "tool_parser_plugin",
+            str,
+            "",
+            "A plugin file that brings the tool call parser.",
+            names_plugin=True,
+        ),
         Option(
             "reasoning_parser_plugin",
             str | None,
@@ -32,5 +68,10 @@ def engine_options() -> list[Option]:
             "A plugin file that brings the reasoning parser.",
             names_plugin=True,
         ),
-        Option("trust_request_chat_template", bool, False, "Let requests bring their own chat template."),
+        Option(
+            "trust_request_chat_template",
+            bool,
+            False,
+            "Let requests bring their own chat template.",
+        ),
     ]

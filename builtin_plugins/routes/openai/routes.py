@@ -13,7 +13,12 @@ from starlette.routing import Route
 
 from builtin_plugins.routes.conversation.formats import Formats
 from builtin_plugins.routes.conversation.pipeline import Conversations
-from builtin_plugins.routes.conversation.running import choose_model, listed_variants, now, shown_names
+from builtin_plugins.routes.conversation.running import (
+    choose_model,
+    listed_variants,
+    now,
+    shown_names,
+)
 from builtin_plugins.routes.openai.answers import AnswerOptions
 from builtin_plugins.routes.openai.bodies import bodies
 from builtin_plugins.routes.openai.chat import ChatCompletions
@@ -34,7 +39,10 @@ class OpenAIRoutes:
         self._completions = Completions(engine, options)
         formats = Formats.shared(engine, config.options)
         if formats.suggestion:
-            log.info("The chat template takes tools; %s let the model decide to call them.", formats.suggestion)
+            log.info(
+                "The chat template takes tools; %s let the model decide to call them.",
+                formats.suggestion,
+            )
         self._chat = ChatCompletions(engine, options, Conversations(engine, formats))
         self._strict = options.strict_fields
 
@@ -60,7 +68,11 @@ class OpenAIRoutes:
     async def _models(self, request: Request) -> JSONResponse:
         cards = [self._card(name) for name in shown_names(self._engine)]
         cards += [self._variant_card(variant) for variant in listed_variants(self._engine)]
-        ends = {"first_id": cards[0]["id"], "last_id": cards[-1]["id"], "has_more": False}  # for Anthropic's clients
+        ends = {
+            "first_id": cards[0]["id"],
+            "last_id": cards[-1]["id"],
+            "has_more": False,
+        }  # for Anthropic's clients
         return JSONResponse({"object": "list", "data": cards, **ends})
 
     async def _model(self, request: Request) -> JSONResponse:

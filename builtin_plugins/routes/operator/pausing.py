@@ -1,6 +1,8 @@
-"""The scheduler half of pausing: nothing is computed, and nothing starts, until the engine is told to go on.
+"""The scheduler half of pausing: nothing is computed, and nothing starts, until the engine is told
+to go on.
 
-Requests keep their rows and blocks, and go on where they were. Each call answers with how many requests are running.
+Requests keep their rows and blocks, and go on where they were. Each call answers with how many
+requests are running.
 """
 
 from __future__ import annotations
@@ -46,12 +48,16 @@ class Pausing:
         return {} if self._computes else self._nothing
 
     def call(self, verb: str, data: bytes) -> bytes:
-        """Change the state, or tell it: "rest", "end" (what runs ends, nothing starts), "go_on", "state"."""
+        """Change the state, or tell it: "rest", "end" (what runs ends, nothing starts), "go_on",
+        "state".
+        """
         if verb in ("rest", "end"):
-            self._starts, self._computes = False, verb == "end"
+            self._starts = False
+            self._computes = verb == "end"
         elif verb == "go_on":
             self._starts = self._computes = True
-            woken, self._parked = self._parked, []
+            woken = self._parked
+            self._parked = []
             for request_id in woken:  # those that have ended meanwhile are passed over
                 self._scheduler.wake(request_id)
         elif verb != "state":

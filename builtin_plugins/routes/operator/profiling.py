@@ -1,6 +1,8 @@
-"""The worker half of `/start_profile` and `/stop_profile`: torch's profiler over a rank's steps, written as a file per rank.
+"""The worker half of `/start_profile` and `/stop_profile`: torch's profiler over a rank's steps,
+written as a file per rank.
 
-`--profiler-config` names the folder; keys are vLLM's. Looks at each step only to count those that are left out or profiled.
+`--profiler-config` names the folder; keys are vLLM's. Looks at each step only to count those that
+are left out or profiled.
 """
 
 from __future__ import annotations
@@ -54,7 +56,9 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=
         try:
             return msgspec.convert(given, cls)
         except msgspec.ValidationError as error:
-            raise ConfigError(f"--profiler-config: {error}; give torch_profiler_dir, a folder for traces.") from error
+            raise ConfigError(
+                f"--profiler-config: {error}; give torch_profiler_dir, a folder for traces."
+            ) from error
 
 
 class Profiling:
@@ -82,7 +86,10 @@ class Profiling:
         settings = self._settings
         if self._profile is None and self._steps > settings.delay_iterations:
             self._start()
-        elif settings.max_iterations and self._steps > settings.delay_iterations + settings.max_iterations:
+        elif (
+            settings.max_iterations
+            and self._steps > settings.delay_iterations + settings.max_iterations
+        ):
             log.info("profile written to %s", self._stop())
 
     def call(self, verb: str, data: bytes) -> bytes | None:
@@ -93,7 +100,8 @@ class Profiling:
             told = self._begin_asked()
         elif not self._wanted:
             told = {
-                "error": "no profile is under way; /start_profile begins one, and --profiler-config may have ended it"
+                "error": "no profile is under way; /start_profile begins one, and "
+                "--profiler-config may have ended it"
             }
         else:
             told = {"file": self._stop()}
@@ -107,13 +115,16 @@ class Profiling:
     def _begin_asked(self) -> dict[str, str]:
         if self._wanted:
             return {"error": "a profile is under way; /stop_profile ends it"}
-        self._wanted, self._steps = True, 0
+        self._wanted = True
+        self._steps = 0
         if not self._settings.delay_iterations:
             self._start()
         return {}
 
     def _start(self) -> None:
-        from torch._C._profiler import _ExperimentalConfig  # steps may run in another thread than calls
+        from torch._C._profiler import (
+            _ExperimentalConfig,
+        )  # steps may run in another thread than calls
         from torch.profiler import ProfilerActivity, profile  # lazy: nobody else needs it
 
         settings = self._settings
@@ -129,7 +140,9 @@ class Profiling:
 
     def _stop(self) -> str:
         """Return the file that was written; empty where no step has been profiled."""
-        stopped, self._profile, self._wanted = self._profile, None, False
+        stopped = self._profile
+        self._profile = None
+        self._wanted = False
         if stopped is None:
             return ""
         stopped.stop()

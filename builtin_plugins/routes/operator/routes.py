@@ -1,4 +1,7 @@
-"""What operators do to a running engine. Every route is a 404 unless `--enable-operator-routes` is given."""
+"""What operators do to a running engine.
+
+Every route is a 404 unless `--enable-operator-routes` is given.
+"""
 
 from __future__ import annotations
 
@@ -36,12 +39,17 @@ log = logging.getLogger(__name__)
 POLL_S: Final = 0.05
 """Between two looks whether what runs has ended."""
 ANSWER_S: Final = 1.0
-"""As long the engine is waited for when its plugins' faults are asked: one in a long step is left out."""
+"""As long the engine is waited for when its plugins' faults are asked: one in a long step is left
+out.
+"""
 _SECRETS: Final = ("token", "key", "password", "secret")
 _MODES: Final = ("abort", "wait", "keep")
 _MISSING: Final[Mapping[str, tuple[str, str]]] = {
     "/reset_mm_cache": ("POST", "a cache of images and audio: this engine reads text"),
-    "/reset_encoder_cache": ("POST", "a cache of encoder outputs: an encoder is a part of its request's first step"),
+    "/reset_encoder_cache": (
+        "POST",
+        "a cache of encoder outputs: an encoder is a part of its request's first step",
+    ),
 }
 """vLLM's routes for what is not there: the method, and what is missing."""
 
@@ -68,7 +76,9 @@ class OperatorRoutes:
     """The routes over one engine."""
 
     switch: Final = "enable_operator_routes"
-    queries: Final[Mapping[str, Any]] = {"POST /pause": {"mode": {"enum": list(_MODES), "default": _MODES[0]}}}
+    queries: Final[Mapping[str, Any]] = {
+        "POST /pause": {"mode": {"enum": list(_MODES), "default": _MODES[0]}}
+    }
 
     def __init__(self, engine: Any, config: EngineConfig) -> None:
         self._engine = engine
@@ -81,7 +91,10 @@ class OperatorRoutes:
         self._sleeps = self._on and bool(options.get("enable_sleep_mode"))
         self._profiles = self._on and Settings.of(options.get("profiler_config") or {}) is not None
         if self._on and not options.get("api_key"):
-            log.warning("whoever reaches the port may pause the server and read its settings; give an --api-key")
+            log.warning(
+                "whoever reaches the port may pause the server and read its settings; give an "
+                "--api-key"
+            )
 
     def routes(self) -> Sequence[Route]:
         """Return the routes, or none."""
@@ -101,16 +114,24 @@ class OperatorRoutes:
             Route("/is_sleeping", self._is_sleeping, methods=["GET"]),
             Route("/start_profile", self._start_profile, methods=["POST"]),
             Route("/stop_profile", self._stop_profile, methods=["POST"]),
-            *(Route(path, self._refuse, methods=[method]) for path, (method, _) in _MISSING.items()),
+            *(
+                Route(path, self._refuse, methods=[method])
+                for path, (method, _) in _MISSING.items()
+            ),
         ]
 
     def bodies(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the JSON schema of each path's body."""
-        structs: dict[str, type[msgspec.Struct]] = {"/collective_rpc": CallFields, "/abort_requests": AbortFields}
+        structs: dict[str, type[msgspec.Struct]] = {
+            "/collective_rpc": CallFields,
+            "/abort_requests": AbortFields,
+        }
         return {path: body_schema(struct, strict=self._strict) for path, struct in structs.items()}
 
     async def _pause(self, request: Request) -> JSONResponse:
-        """Stop computing: end what runs (`mode=abort`), wait until it has ended (`wait`), or keep it for later (`keep`)."""
+        """Stop computing: end what runs (`mode=abort`), wait until it has ended (`wait`), or keep
+        it for later (`keep`).
+        """
         mode = request.query_params.get("mode", "abort")
         if mode not in _MODES:
             raise InvalidRequest("mode", f"must be one of {', '.join(_MODES)}, not {mode[:100]!r}.")
@@ -120,7 +141,9 @@ class OperatorRoutes:
                 await asyncio.sleep(POLL_S)
                 paused, running = await self._pausing("state")
                 if not paused:
-                    raise HTTPException(409, "the server was told to go on before what ran had ended.")
+                    raise HTTPException(
+                        409, "the server was told to go on before what ran had ended."
+                    )
         await self._pausing("rest")
         if mode == "abort":
             await self._end(self._engine.open_ids())
@@ -145,7 +168,9 @@ class OperatorRoutes:
         return paused == b"1", int(running)
 
     async def _sleep(self, request: Request) -> JSONResponse:
-        """End what runs, forget the prefix cache, and give memory back: that of the KV cache, at level 2 the weights', too."""
+        """End what runs, forget the prefix cache, and give memory back: that of the KV cache, at
+        level 2 the weights', too.
+        """
         self._check_sleeps()
         level = checked_level(request.query_params.get("level", "1"))
         await self._pausing("rest")
@@ -153,7 +178,9 @@ class OperatorRoutes:
         while not await self._emptied():
             if time.monotonic() > until_s:
                 await self._pausing("go_on")
-                raise HTTPException(409, f"the cache was still in use after {EMPTY_S:g} s; try again.")
+                raise HTTPException(
+                    409, f"the cache was still in use after {EMPTY_S:g} s; try again."
+                )
             await asyncio.sleep(POLL_S)
         _, *released = await self._engine.call(f"{SLEEPING}.fall", level)
         return JSONResponse({"status": "asleep", "released_bytes": sum(map(int, released))})
@@ -166,7 +193,9 @@ class OperatorRoutes:
         return bool(idle == b"1")
 
     async def _wake_up(self, request: Request) -> JSONResponse:
-        """Have the cache, the weights or both back, by `tags`, and go on when nothing sleeps any more."""
+        """Have the cache, the weights or both back, by `tags`, and go on when nothing sleeps any
+        more.
+        """
         self._check_sleeps()
         if await self._wake(checked_tags(request.query_params.getlist("tags"))):
             return JSONResponse({"status": "asleep"})
@@ -174,7 +203,10 @@ class OperatorRoutes:
         return JSONResponse({"status": "awake"})
 
     async def _wake(self, tags: bytes) -> bool:
-        """Wake what tags name; say whether anything sleeps on. Where weights cannot be read, nothing has changed."""
+        """Wake what tags name; say whether anything sleeps on.
+
+        Where weights cannot be read, nothing has changed.
+        """
         await self._engine.call(f"{SLEEPING}.wake", tags)
         state, *_ = await self._engine.call(f"{SLEEPING}.woken", tags)
         return bool(state == b"1")
@@ -187,7 +219,10 @@ class OperatorRoutes:
 
     def _check_sleeps(self) -> None:
         if not self._sleeps:
-            raise _off("sleep mode", "--enable-sleep-mode; /pause and /resume work without it, and keep the cache")
+            raise _off(
+                "sleep mode",
+                "--enable-sleep-mode; /pause and /resume work without it, and keep the cache",
+            )
 
     async def _start_profile(self, request: Request) -> JSONResponse:
         """Begin to profile the steps of all ranks."""
@@ -198,7 +233,9 @@ class OperatorRoutes:
     async def _stop_profile(self, request: Request) -> JSONResponse:
         """End it; tell where each rank has written its trace."""
         self._check_profiles()
-        return JSONResponse({"status": "stopped", "files": _files(await self._engine.call(f"{PROFILING}.stop"))})
+        return JSONResponse(
+            {"status": "stopped", "files": _files(await self._engine.call(f"{PROFILING}.stop"))}
+        )
 
     def _check_profiles(self) -> None:
         if not self._profiles:
@@ -207,7 +244,8 @@ class OperatorRoutes:
     async def _abort(self, request: Request) -> JSONResponse:
         """End requests by the ids that their answers show; without ids, all."""
         parsed = await read_request(request, AbortFields, strict=self._strict)
-        wanted, ids = set(parsed.fields.request_ids), self._engine.open_ids()
+        wanted = set(parsed.fields.request_ids)
+        ids = self._engine.open_ids()
         if wanted:
             ids = [each for each in ids if wanted & names_of(each)]
         await self._end(ids)
@@ -219,12 +257,18 @@ class OperatorRoutes:
     async def _reset_prefix_cache(self, request: Request) -> JSONResponse:
         """Forget all cached beginnings of prompts."""
         if not await self._engine.reset_prefix_cache():
-            raise HTTPException(409, "requests are running, and hold blocks of the cache; pause first, or try again.")
+            raise HTTPException(
+                409,
+                "requests are running, and hold blocks of the cache; pause first, or try again.",
+            )
         return JSONResponse({"status": "reset"})
 
     async def _server_info(self, request: Request) -> Response:
-        """Tell the configuration in force, secrets left out, the plugins in use, and what they have raised."""
-        refs, sinks = self._engine.registry.plan.plugins, self._engine.sinks.guarded
+        """Tell the configuration in force, secrets left out, the plugins in use, and what they have
+        raised.
+        """
+        refs = self._engine.registry.plan.plugins
+        sinks = self._engine.sinks.guarded
         plugins = [ref.name for ref in refs]
         config = _shown(dataclasses.asdict(self._config))
         value = {"version": metadata.version("core"), "config": config, "plugins": plugins}
@@ -232,7 +276,9 @@ class OperatorRoutes:
         return Response(msgspec.json.encode(value, enc_hook=str), media_type="application/json")
 
     async def _faults(self) -> list[Faults]:
-        """Return what plugins have raised in each process, as far as the engine says so within a moment."""
+        """Return what plugins have raised in each process, as far as the engine says so within a
+        moment.
+        """
         told: dict[int, Faults] = {os.getpid(): faults_of(self._engine.registry)}
         if not hasattr(self._engine, "call"):
             return [*told.values()]
@@ -250,7 +296,8 @@ class OperatorRoutes:
         if fields.method not in self._calls:
             named = ", ".join(self._calls) or "none"
             raise InvalidRequest(
-                "method", f"{fields.method[:100]!r} is none of those that --operator-calls names: {named}."
+                "method",
+                f"{fields.method[:100]!r} is none of those that --operator-calls names: {named}.",
             )
         if fields.args or fields.kwargs:
             raise InvalidRequest("args", "is not served: a call brings a text; give it as `data`.")
@@ -259,16 +306,25 @@ class OperatorRoutes:
                 answers = await self._engine.call(fields.method, fields.data.encode())
         except InvalidRequest as error:
             raise as_typed(error, {"name": "method"}) from None
-        return JSONResponse({"results": [each.decode(errors="replace") for each in answers]}, headers=parsed.headers)
+        return JSONResponse(
+            {"results": [each.decode(errors="replace") for each in answers]}, headers=parsed.headers
+        )
 
     async def _refuse(self, request: Request) -> JSONResponse:
         """Say what is missing."""
-        missing = next(what for path, (_, what) in _MISSING.items() if request.url.path.endswith(path))
-        raise HTTPException(404, {"message": f"this version has not got {missing}.", "code": "not_served"})
+        missing = next(
+            what for path, (_, what) in _MISSING.items() if request.url.path.endswith(path)
+        )
+        raise HTTPException(
+            404, {"message": f"this version has not got {missing}.", "code": "not_served"}
+        )
 
 
 def _files(answers: Sequence[bytes]) -> list[str]:
-    """Return the files that ranks say they have written. Raises `HTTPException` for what they say was wrong."""
+    """Return the files that ranks say they have written.
+
+    Raises `HTTPException` for what they say was wrong.
+    """
     told = [msgspec.json.decode(answer) for answer in answers]
     for each in told:
         if "error" in each:
@@ -277,7 +333,9 @@ def _files(answers: Sequence[bytes]) -> list[str]:
 
 
 def _off(what: str, switch: str) -> HTTPException:
-    return HTTPException(404, {"message": f"{what} is off; start the server with {switch}.", "code": "not_served"})
+    return HTTPException(
+        404, {"message": f"{what} is off; start the server with {switch}.", "code": "not_served"}
+    )
 
 
 def _shown(value: Any, name: str = "") -> Any:

@@ -1,4 +1,5 @@
-"""The scheduler half of the playground: tells how many KV blocks are used, cached and free, and what plugins have raised in
+"""The scheduler half of the playground: tells how many KV blocks are used, cached and free, and
+what plugins have raised in
 the engine's process. Changes nothing.
 """
 
@@ -30,7 +31,9 @@ class Blocks:
         """Answer `playground.blocks` with counts by state, and faults by plugin, as JSON."""
         if verb != "blocks":
             raise InvalidRequest("name", f"{NAME} knows blocks, not {verb!r}.")
-        return msgspec.json.encode({"blocks": counts(self._kv), "faults": faults_of(self._registry)})
+        return msgspec.json.encode(
+            {"blocks": counts(self._kv), "faults": faults_of(self._registry)}
+        )
 
 
 def counts(kv: Any) -> dict[str, int]:

@@ -1,4 +1,7 @@
-"""The playground: a page at `/playground`, what it shows, and where that is counted. Loads only when named."""
+"""The playground: a page at `/playground`, what it shows, and where that is counted.
+
+Loads only when named.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,11 @@ from core.api import EngineConfig, Entry, hookimpl
 @hookimpl
 def engine_routes() -> list[Entry]:
     target = "builtin_plugins.routes.playground.routes:PlaygroundRoutes"
-    return [Entry("playground", target, "a page to chat, and to watch the engine", requires=("fastapi",))]
+    return [
+        Entry(
+            "playground", target, "a page to chat, and to watch the engine", requires=("fastapi",)
+        )
+    ]
 
 
 @hookimpl

@@ -31,7 +31,8 @@ FILES: Final[Mapping[str, tuple[str, str]]] = {
 """By path: the file, and its content type."""
 HEADERS: Final[Mapping[str, str]] = {
     "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src "
+        "'self'; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
@@ -40,13 +41,19 @@ HEADERS: Final[Mapping[str, str]] = {
 }
 """Whatever a model says, the page loads and runs nothing but its own files."""
 ANSWER_S: Final = 0.5
-"""As long a look waits for the engine to count its blocks; then it shows what was counted before."""
+"""As long a look waits for the engine to count its blocks; then it shows what was counted before.
+"""
 COUNT_AGAIN_S: Final = 0.9
-"""Blocks are counted no more often, however many pages are open: the engine does it between two steps."""
+"""Blocks are counted no more often, however many pages are open: the engine does it between two
+steps.
+"""
 
 
 class PlaygroundRoutes:
-    """The page over one engine. Its files need no API key, since a browser sends none; what they show does."""
+    """The page over one engine.
+
+    Its files need no API key, since a browser sends none; what they show does.
+    """
 
     public_paths = frozenset(FILES)
     quiet_paths = frozenset({"/playground/state"})
@@ -62,7 +69,9 @@ class PlaygroundRoutes:
 
     def routes(self) -> Sequence[Route]:
         """Return the routes."""
-        files = [Route(path, self._file, methods=["GET"], include_in_schema=False) for path in FILES]
+        files = [
+            Route(path, self._file, methods=["GET"], include_in_schema=False) for path in FILES
+        ]
         return [*files, Route("/playground/state", self._state, methods=["GET"])]
 
     async def _file(self, request: Request) -> Response:
@@ -70,19 +79,29 @@ class PlaygroundRoutes:
         return Response(self._files[path], headers={**HEADERS, "Content-Type": FILES[path][1]})
 
     async def _state(self, request: Request) -> JSONResponse:
-        """Tell what the engine does: requests, KV blocks, totals of steps and tokens, plugins and their health."""
+        """Tell what the engine does: requests, KV blocks, totals of steps and tokens, plugins and
+        their health.
+        """
         engine = self._engine
         health = engine.health()
         state = {
             "version": metadata.version("core"),
             "model": engine.served_names[0],
             "max_model_len": engine.max_model_len,
-            "defaults": {name: engine.sampling_defaults.get(name) for name in ("temperature", "top_p", "max_tokens")},
+            "defaults": {
+                name: engine.sampling_defaults.get(name)
+                for name in ("temperature", "top_p", "max_tokens")
+            },
             "time_s": time.monotonic(),
-            "health": {name: health[name] for name in ("status", "reason", "beat_age_s", "restarts")},
+            "health": {
+                name: health[name] for name in ("status", "reason", "beat_age_s", "restarts")
+            },
             "requests": {name: health[name] for name in ("running", "waiting")},
             "blocks": await self._counted(),
-            "totals": next((guarded.sink.shown() for guarded in engine.sinks.guarded if guarded.name == NAME), None),
+            "totals": next(
+                (guarded.sink.shown() for guarded in engine.sinks.guarded if guarded.name == NAME),
+                None,
+            ),
         }
         faults = [faults_of(engine.registry), self._faults]
         state["plugins"] = plugin_health(engine.registry.plan.plugins, engine.sinks.guarded, faults)
@@ -97,10 +116,12 @@ class PlaygroundRoutes:
         if self._counting is not None:
             done, _ = await asyncio.wait([self._counting], timeout=ANSWER_S)
             if done and self._counting is not None:
-                counting, self._counting = self._counting, None
+                counting = self._counting
+                self._counting = None
                 try:
                     told = msgspec.json.decode(counting.result()[0])
-                    self._blocks, self._faults = told["blocks"], told["faults"]
+                    self._blocks = told["blocks"]
+                    self._faults = told["faults"]
                 except EngineError:  # the engine has died under it; the state says so
                     self._blocks = None
         return self._blocks

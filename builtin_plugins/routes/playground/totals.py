@@ -1,4 +1,7 @@
-"""Totals of steps and tokens since the start. Who looks twice knows rates, however many others look."""
+"""Totals of steps and tokens since the start.
+
+Who looks twice knows rates, however many others look.
+"""
 
 from __future__ import annotations
 

@@ -39,9 +39,16 @@ class CohereEmbeddings:
         task = self._pools.served("embed")
         if (fields.texts is None) == (fields.inputs is None):
             raise InvalidRequest("texts", "give either texts or inputs.")
-        texts = read_texts("texts", fields.texts) if fields.inputs is None else read_texts("inputs", fields.inputs)
+        texts = (
+            read_texts("texts", fields.texts)
+            if fields.inputs is None
+            else read_texts("inputs", fields.inputs)
+        )
         if fields.truncate == "START":
-            raise InvalidRequest("truncate", "START is not served: what is cut off are ends of texts; use END or NONE.")
+            raise InvalidRequest(
+                "truncate",
+                "START is not served: what is cut off are ends of texts; use END or NONE.",
+            )
         params = fields.params(task=task, dimensions=fields.output_dimension)
         if fields.truncate == "END":
             params = params.clone(truncate_prompt_tokens=fields.max_tokens or -1)
@@ -49,7 +56,8 @@ class CohereEmbeddings:
         longest = max(each.num_tokens for each in answered)
         if fields.max_tokens is not None and longest > fields.max_tokens:
             raise InvalidRequest(
-                "max_tokens", f"{fields.max_tokens} are less than the {longest} of a text; truncate END."
+                "max_tokens",
+                f"{fields.max_tokens} are less than the {longest} of a text; truncate END.",
             )
         count = self._pools.usage(answered)["prompt_tokens"]
         return as_response(
@@ -62,7 +70,8 @@ class CohereEmbeddings:
         )
 
     def _prompt_name(self, wanted: str | None) -> str | None:
-        """Return which of the model's named prompts is put before texts of such a type; None: its usual one, if any.
+        """Return which of the model's named prompts is put before texts of such a type; None: its
+        usual one, if any.
 
         A name of Cohere's asks for nothing where the model has no prompt for it.
         """
@@ -74,7 +83,9 @@ class CohereEmbeddings:
         if found is None and wanted not in _MEANT:
             known = sorted({*prompts, *_MEANT})
             hint = did_you_mean(wanted, known)
-            raise InvalidRequest("input_type", f"{wanted!r} is not known{hint}. Known: {', '.join(known)}.")
+            raise InvalidRequest(
+                "input_type", f"{wanted!r} is not known{hint}. Known: {', '.join(known)}."
+            )
         return found
 
 
@@ -85,5 +96,8 @@ def _shown(kind: str, answered: Answered) -> Any:
         return numbers.as_base64(answered.pooled, endianness="little")
     size = answered.pooled.shape[-1]
     if size % 8:
-        raise InvalidRequest("embedding_types", f"{kind} holds eight numbers a byte, and embeddings here have {size}.")
+        raise InvalidRequest(
+            "embedding_types",
+            f"{kind} holds eight numbers a byte, and embeddings here have {size}.",
+        )
     return numbers.as_bits(answered.pooled, signed=kind == "binary")

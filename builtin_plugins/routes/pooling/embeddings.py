@@ -1,4 +1,6 @@
-"""`POST /v1/embeddings`, `/pooling` and `/classify`: what the model makes of texts, token ids or a conversation."""
+"""`POST /v1/embeddings`, `/pooling` and `/classify`: what the model makes of texts, token ids or a
+conversation.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,12 @@ from starlette.responses import Response
 
 from builtin_plugins.routes.conversation.running import now
 from builtin_plugins.routes.pooling import numbers
-from builtin_plugins.routes.pooling.fields import ClassifyFields, EmbeddingFields, InputFields, PoolFields
+from builtin_plugins.routes.pooling.fields import (
+    ClassifyFields,
+    EmbeddingFields,
+    InputFields,
+    PoolFields,
+)
 from builtin_plugins.routes.pooling.inputs import read_inputs
 from builtin_plugins.routes.pooling.service import Answered, Job, Pools, as_response
 from core.api import InvalidRequest
@@ -37,7 +44,9 @@ class Embeddings:
         return await self._pools.answer(request, ClassifyFields, "classify", self._classify)
 
     async def _embed(self, job: Job[EmbeddingFields]) -> Response:
-        params = job.fields.params(task=self._pools.served("embed"), dimensions=job.fields.dimensions)
+        params = job.fields.params(
+            task=self._pools.served("embed"), dimensions=job.fields.dimensions
+        )
         answered = await self._pools.pool(job, await self._prompts(job), params)
         return await self._numbers(job, answered, "embedding", "embedding")
 
@@ -57,7 +66,12 @@ class Embeddings:
     def _labelled(self, index: int, answered: Answered) -> dict[str, Any]:
         probs = answered.pooled.numbers()
         best = max(range(len(probs)), key=probs.__getitem__)
-        return {"index": index, "label": self._label(best), "probs": probs, "num_classes": len(probs)}
+        return {
+            "index": index,
+            "label": self._label(best),
+            "probs": probs,
+            "num_classes": len(probs),
+        }
 
     def _label(self, label: int) -> str:
         """Return what config.json calls a label; transformers' name where it says nothing."""
@@ -65,9 +79,12 @@ class Embeddings:
         found = names.get(str(label)) if isinstance(names, Mapping) else None
         return found if isinstance(found, str) else f"LABEL_{label}"
 
-    async def _numbers(self, job: Job[Any], answered: Sequence[Answered], kind: str, key: str) -> Response:
+    async def _numbers(
+        self, job: Job[Any], answered: Sequence[Answered], kind: str, key: str
+    ) -> Response:
         """Return numbers in the encoding that was asked for, under `key` in objects of this kind."""
-        fields, head = job.fields, self._head(job, answered)
+        fields = job.fields
+        head = self._head(job, answered)
         if fields.encoding_format in ("bytes", "bytes_only"):
             return _as_bytes(head, answered, fields)
         data = []
@@ -82,10 +99,18 @@ class Embeddings:
 
     def _head(self, job: Job[Any], answered: Sequence[Answered]) -> dict[str, Any]:
         usage = self._pools.usage(answered)
-        return {"id": job.id, "object": "list", "created": now(), "model": job.model, "usage": usage}
+        return {
+            "id": job.id,
+            "object": "list",
+            "created": now(),
+            "model": job.model,
+            "usage": usage,
+        }
 
     async def _prompts(self, job: Job[Any]) -> list[Any]:
-        """Return what is to be pooled: texts, or token ids where the request says how they are made."""
+        """Return what is to be pooled: texts, or token ids where the request says how they are
+        made.
+        """
         fields: InputFields = job.fields
         if (fields.input is None) == (fields.messages is None):
             raise InvalidRequest("input", "give either input or messages.")
@@ -105,7 +130,8 @@ class Embeddings:
             raise InvalidRequest("messages", "is empty; at least one message is needed.")
         if fields.chat_template is not None and not self._pools.trusts_templates:
             raise InvalidRequest(
-                "chat_template", "is not taken from requests; --trust-request-chat-template allows it."
+                "chat_template",
+                "is not taken from requests; --trust-request-chat-template allows it.",
             )
         engine = self._pools.engine
         text, ids = await engine.render_chat(
@@ -121,14 +147,29 @@ class Embeddings:
         return list(ids)
 
 
-def _as_bytes(head: Mapping[str, Any], answered: Sequence[Answered], fields: EmbeddingFields) -> Response:
-    """Return all numbers behind each other; with `bytes`, a header `metadata` says where each begins and ends."""
-    parts = [numbers.as_bytes(each.pooled, fields.embed_dtype, fields.endianness) for each in answered]
-    headers, items, start = {}, [], 0
+def _as_bytes(
+    head: Mapping[str, Any], answered: Sequence[Answered], fields: EmbeddingFields
+) -> Response:
+    """Return all numbers behind each other; with `bytes`, a header `metadata` says where each
+    begins and ends.
+    """
+    parts = [
+        numbers.as_bytes(each.pooled, fields.embed_dtype, fields.endianness) for each in answered
+    ]
+    headers = {}
+    items = []
+    start = 0
     if fields.encoding_format == "bytes":
         for i, (part, each) in enumerate(zip(parts, answered, strict=True)):
             place = {"start": start, "end": start + len(part), "shape": list(each.pooled.shape)}
-            items.append({"index": i, "embed_dtype": fields.embed_dtype, "endianness": fields.endianness, **place})
+            items.append(
+                {
+                    "index": i,
+                    "embed_dtype": fields.embed_dtype,
+                    "endianness": fields.endianness,
+                    **place,
+                }
+            )
             start += len(part)
         told = {name: value for name, value in head.items() if name != "object"}
         headers["metadata"] = json.dumps({**told, "data": items})

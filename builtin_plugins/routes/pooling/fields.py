@@ -1,4 +1,7 @@
-"""Fields of requests to models that are pooled. Types and limits are here; what a field means is in its endpoint."""
+"""Fields of requests to models that are pooled.
+
+Types and limits are here; what a field means is in its endpoint.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,12 @@ MAX_INPUTS: Final = 1024
 
 ByteOrder = Literal["native", "little", "big"]
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
-SIDES: Final = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
+SIDES: Final = (
+    ("text_1", "text_2"),
+    ("queries", "documents"),
+    ("queries", "items"),
+    ("data_1", "data_2"),
+)
 """Pairs of names for the two sides of scores: vLLM's of today and of earlier."""
 Texts = str | dict[str, Any] | list[Any]
 """A text, an object with one, or a list of these."""
@@ -109,7 +117,9 @@ class ScoreFields(PoolingFields, kw_only=True):
             if given == set(names):
                 return names
         raise InvalidRequest(
-            "text_1", f"give the two sides as {', or '.join(f'{first} and {second}' for first, second in SIDES)}."
+            "text_1",
+            "give the two sides as "
+            f"{', or '.join(f'{first} and {second}' for first, second in SIDES)}.",
         )
 
     @property
@@ -120,7 +130,9 @@ class ScoreFields(PoolingFields, kw_only=True):
 
 
 class RerankFields(PoolingFields, kw_only=True):
-    """Body of `/rerank`, as Jina's and Cohere's clients send it; with `texts` as those of text-embeddings-inference."""
+    """Body of `/rerank`, as Jina's and Cohere's clients send it; with `texts` as those of
+    text-embeddings-inference.
+    """
 
     query: str | dict[str, Any]
     documents: list[str | dict[str, Any]] | None = None
@@ -174,6 +186,10 @@ UNSERVED: Final[Mapping[str, Unserved]] = {
     "images": Unserved(_TEXT_ONLY),
     "data": Unserved("is for IO processors, and no plugin brings one"),
     "rank_fields": Unserved("is not served; give each document's text as `text`", (["text"],)),
-    "max_tokens_per_doc": Unserved("is not served; truncate_prompt_tokens cuts query and document together"),
+    "max_tokens_per_doc": Unserved(
+        "is not served; truncate_prompt_tokens cuts query and document together"
+    ),
 }
-"""Known fields that cannot be served yet: what is missing, and values besides empty ones that ask for nothing."""
+"""Known fields that cannot be served yet: what is missing, and values besides empty ones that ask
+for nothing.
+"""

@@ -15,8 +15,12 @@ def read_inputs(given: str | list[Any]) -> list[str | list[int]]:
         given = [given]
     check_count("input", given)
     for i, item in enumerate(given):
-        if not isinstance(item, str) and not (isinstance(item, list) and all(type(token) is int for token in item)):
-            raise InvalidRequest("input", "must be a text, a list of texts, token ids, or a list of lists of them.")
+        if not isinstance(item, str) and not (
+            isinstance(item, list) and all(type(token) is int for token in item)
+        ):
+            raise InvalidRequest(
+                "input", "must be a text, a list of texts, token ids, or a list of lists of them."
+            )
         if not item:
             raise InvalidRequest(f"input[{i}]", "is empty; give a text or token ids.")
     return given
@@ -41,7 +45,9 @@ def text_of(name: str, given: Any) -> str:
         parts: list[Any] = [part.get("text") if isinstance(part, dict) else None for part in found]
         found = "".join(parts) if all(isinstance(part, str) for part in parts) else None
     if not isinstance(found, str):
-        raise InvalidRequest(name, "must be a text, or an object with `text` or with text parts as `content`.")
+        raise InvalidRequest(
+            name, "must be a text, or an object with `text` or with text parts as `content`."
+        )
     return found
 
 
@@ -50,4 +56,6 @@ def check_count(name: str, given: Sequence[Any]) -> None:
     if not given:
         raise InvalidRequest(name, "is empty; give at least one text.")
     if len(given) > MAX_INPUTS:
-        raise InvalidRequest(name, f"holds {len(given)} texts, at most {MAX_INPUTS} are allowed in one request.")
+        raise InvalidRequest(
+            name, f"holds {len(given)} texts, at most {MAX_INPUTS} are allowed in one request."
+        )

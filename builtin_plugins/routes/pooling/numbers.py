@@ -1,4 +1,6 @@
-"""Pooled numbers as they go over the wire: JSON, bytes in a dtype and byte order, bytes in base64, bits."""
+"""Pooled numbers as they go over the wire: JSON, bytes in a dtype and byte order, bytes in base64,
+bits.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,15 @@ def as_bytes(pooled: Pooled, dtype: str = "float32", endianness: ByteOrder = "na
     """Return the numbers in a dtype and a byte order."""
     numbers: npt.NDArray[Any] = np.frombuffer(pooled.data, np.float32)
     if dtype == "float16":
-        with np.errstate(over="ignore"):  # infinite, where it is too large for the dtype that was asked for
+        with np.errstate(
+            over="ignore"
+        ):  # infinite, where it is too large for the dtype that was asked for
             numbers = numbers.astype(np.float16)
     elif dtype == "bfloat16":
         bits = numbers.view(np.uint32)
-        numbers = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)  # to the nearest, ties to even
+        numbers = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(
+            np.uint16
+        )  # to the nearest, ties to even
     return numbers.astype(numbers.dtype.newbyteorder(endianness), copy=False).tobytes()
 
 
@@ -41,7 +47,8 @@ def as_base64(pooled: Pooled, dtype: str = "float32", endianness: ByteOrder = "n
 
 
 def as_bits(pooled: Pooled, *, signed: bool) -> list[int]:
-    """Return eight numbers a byte: a bit is set where a number is not negative, the first one highest.
+    """Return eight numbers a byte: a bit is set where a number is not negative, the first one
+    highest.
 
     Signed bytes are those bytes less 128, as Cohere has them.
     """

@@ -1,4 +1,6 @@
-"""`/v1/embeddings`, `/v2/embed`, `/pooling`, `/classify`, `/score` and `/rerank`: what models that are pooled have to say."""
+"""`/v1/embeddings`, `/v2/embed`, `/pooling`, `/classify`, `/score` and `/rerank`: what models that
+are pooled have to say.
+"""
 
 from __future__ import annotations
 

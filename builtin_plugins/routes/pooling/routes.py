@@ -39,11 +39,15 @@ _BODIES: Final[Mapping[str, type[msgspec.Struct]]] = {
 
 
 class PoolingRoutes:
-    """Pooling over HTTP. On a model that cannot do what a route is for, the route says what it does instead."""
+    """Pooling over HTTP.
+
+    On a model that cannot do what a route is for, the route says what it does instead.
+    """
 
     def __init__(self, engine: Any, config: EngineConfig) -> None:
         self._pools = Pools(engine, config.options)
-        embeddings, scores = Embeddings(self._pools), Scores(self._pools)
+        embeddings = Embeddings(self._pools)
+        scores = Scores(self._pools)
         self._endpoints = {
             EmbeddingFields: embeddings.embeddings,
             EmbedFields: CohereEmbeddings(self._pools).embed,
@@ -55,14 +59,24 @@ class PoolingRoutes:
 
     def routes(self) -> Sequence[Route]:
         """Return the routes."""
-        return [Route(path, self._endpoints[struct], methods=["POST"]) for path, struct in _BODIES.items()]
+        return [
+            Route(path, self._endpoints[struct], methods=["POST"])
+            for path, struct in _BODIES.items()
+        ]
 
     def bodies(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the JSON schema of each path's body."""
-        others: dict[str, Any] = {name: {"description": "Has no effect."} for name in WITHOUT_EFFECT}
+        others: dict[str, Any] = {
+            name: {"description": "Has no effect."} for name in WITHOUT_EFFECT
+        }
         others |= {
             name: {"description": f"{known.missing}.", "enum": [*known.neutral, None]}
             for name, known in UNSERVED.items()
         }
-        others |= {name: {"description": "Read by a plugin."} for name in self._pools.engine.fields.read}
-        return {path: body_schema(struct, others, strict=self._pools.strict) for path, struct in _BODIES.items()}
+        others |= {
+            name: {"description": "Read by a plugin."} for name in self._pools.engine.fields.read
+        }
+        return {
+            path: body_schema(struct, others, strict=self._pools.strict)
+            for path, struct in _BODIES.items()
+        }

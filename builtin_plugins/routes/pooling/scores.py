@@ -1,4 +1,6 @@
-"""`POST /score` and `/rerank`: how near texts are, as a cross-encoder says, else the cosine of their embeddings."""
+"""`POST /score` and `/rerank`: how near texts are, as a cross-encoder says, else the cosine of
+their embeddings.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,10 @@ class Scores:
         first, second = job.fields.sides
         one, other = (read_texts(name, getattr(job.fields, name)) for name in (first, second))
         if len(one) not in (1, len(other)):
-            raise InvalidRequest(first, f"has {len(one)} texts for the {len(other)} of {second}; give one, or as many.")
+            raise InvalidRequest(
+                first,
+                f"has {len(one)} texts for the {len(other)} of {second}; give one, or as many.",
+            )
         scores, answered = await self._scores(job, one, other, job.fields.params())
         data = [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores)]
         head = {"id": job.id, "object": "list", "created": now(), "model": job.model}
@@ -57,8 +62,16 @@ class Scores:
         order = sorted(range(len(scores)), key=lambda i: (-scores[i], i))[: fields.top_n or None]
         if fields.texts is not None:
             texts = [{"text": documents[i]} if fields.return_text else {} for i in order]
-            return as_response([{"index": i, "score": scores[i], **text} for i, text in zip(order, texts, strict=True)])
-        results = [{"index": i, "relevance_score": scores[i], **self._shown(fields, documents, i)} for i in order]
+            return as_response(
+                [
+                    {"index": i, "score": scores[i], **text}
+                    for i, text in zip(order, texts, strict=True)
+                ]
+            )
+        results = [
+            {"index": i, "relevance_score": scores[i], **self._shown(fields, documents, i)}
+            for i in order
+        ]
         usage = self._pools.usage(answered)
         return as_response({"id": job.id, "model": job.model, "usage": usage, "results": results})
 
@@ -70,11 +83,16 @@ class Scores:
     ) -> tuple[list[float], list[Answered]]:
         """Return the score of each pair; one first text meets every second one."""
         if self._pools.served("score", "embed") == "score":
-            pairs = list(zip(first * len(second) if len(first) == 1 else first, second, strict=True))
+            pairs = list(
+                zip(first * len(second) if len(first) == 1 else first, second, strict=True)
+            )
             answered = await self._pools.pool(job, pairs, params.clone(task="score"))
             return [each.pooled.numbers()[0] for each in answered], answered
         answered = await self._pools.pool(job, [*first, *second], params.clone(task="embed"))
-        ones, others = answered[: len(first)], answered[len(first) :]
+        ones = answered[: len(first)]
+        others = answered[len(first) :]
         if len(ones) == 1:
             ones = ones * len(others)
-        return [cosine(one.pooled, other.pooled) for one, other in zip(ones, others, strict=True)], answered
+        return [
+            cosine(one.pooled, other.pooled) for one, other in zip(ones, others, strict=True)
+        ], answered

@@ -1,4 +1,6 @@
-"""What all these endpoints do alike: read a request, pool its prompts a number at a time, count them, name what is refused."""
+"""What all these endpoints do alike: read a request, pool its prompts a number at a time, count
+them, name what is refused.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from core.api import InvalidRequest, Names, Pooled, PoolingParams
 F = TypeVar("F", bound=PoolingFields)
 
 AT_ONCE: Final = 64
-"""Prompts of one request that are under way together: enough to fill steps, and what a client that leaves can waste."""
+"""Prompts of one request that are under way together: enough to fill steps, and what a client that
+leaves can waste.
+"""
 _TASKS: Final = {"embed": "embeddings", "classify": "labels", "score": "scores of pairs"}
 
 
@@ -71,13 +75,19 @@ class Pools:
     ) -> Response:
         """Return the answer that `work` makes of a request."""
         parsed = await read_request(
-            request, struct, self.others, strict=self.strict, num_tokens=CONTEXTS * self.engine.max_model_len
+            request,
+            struct,
+            self.others,
+            strict=self.strict,
+            num_tokens=CONTEXTS * self.engine.max_model_len,
         )
         fields: Any = parsed.fields
         model = await choose_model(self.engine, fields.model)
         names = Names(self.engine.fields.read, UNSERVED)
         given = {**names.sieve(parsed.others, WITHOUT_EFFECT), **model.keywords}
-        job = Job(answer_id(request, fields, prefix), model.name, parsed.fields, given, client_of(request))
+        job = Job(
+            answer_id(request, fields, prefix), model.name, parsed.fields, given, client_of(request)
+        )
 
         async def worked() -> Response:
             return await work(job)
@@ -90,23 +100,36 @@ class Pools:
         return response
 
     def served(self, *wanted: str) -> str:
-        """Return the first of these tasks that the model does. Raises `InvalidRequest` that says what it does."""
+        """Return the first of these tasks that the model does.
+
+        Raises `InvalidRequest` that says what it does.
+        """
         info = self.engine.pooling
         does = () if info is None else info.tasks
         found = next((task for task in wanted if task in does), None)
         if found is None:
             what = _TASKS.get(wanted[0], repr(wanted[0]))
-            said = f"it does {', '.join(does)}" if does else "it generates text; ask /v1/completions for that"
+            said = (
+                f"it does {', '.join(does)}"
+                if does
+                else "it generates text; ask /v1/completions for that"
+            )
             raise InvalidRequest("model", f"gives no {what}; {said}.")
         return found
 
     async def pool(
         self, job: Job[Any], prompts: Sequence[Any], params: PoolingParams, name: str | None = None
     ) -> list[Answered]:
-        """Return what the model makes of each prompt: a text, a pair of texts, or token ids; `name`: as `prompt_name`."""
-        return await gathered((self._one(job, i, each, params, name) for i, each in enumerate(prompts)), AT_ONCE)
+        """Return what the model makes of each prompt: a text, a pair of texts, or token ids;
+        `name`: as `prompt_name`.
+        """
+        return await gathered(
+            (self._one(job, i, each, params, name) for i, each in enumerate(prompts)), AT_ONCE
+        )
 
-    async def _one(self, job: Job[Any], index: int, prompt: Any, params: PoolingParams, name: str | None) -> Answered:
+    async def _one(
+        self, job: Job[Any], index: int, prompt: Any, params: PoolingParams, name: str | None
+    ) -> Answered:
         outputs = self.engine.encode(
             {"prompt_token_ids": prompt} if isinstance(prompt, list) else prompt,
             params,
@@ -119,14 +142,18 @@ class Pools:
         )
         async with aclosing(outputs):
             output = await anext(outputs)
-        return Answered(output.outputs.pooled, len(output.prompt_token_ids), output.num_cached_tokens)
+        return Answered(
+            output.outputs.pooled, len(output.prompt_token_ids), output.num_cached_tokens
+        )
 
     def usage(self, answered: Sequence[Answered]) -> dict[str, Any]:
         """Return the `usage` object."""
         count = sum(each.num_tokens for each in answered)
         usage: dict[str, Any] = {"prompt_tokens": count, "total_tokens": count}
         if self._tells_cached:
-            usage["prompt_tokens_details"] = {"cached_tokens": sum(each.num_cached for each in answered)}
+            usage["prompt_tokens_details"] = {
+                "cached_tokens": sum(each.num_cached for each in answered)
+            }
         return usage
 
 

@@ -1,4 +1,7 @@
-"""One page of metrics from several sinks. What cannot be on it is named on it. Knows the text format, no HTTP."""
+"""One page of metrics from several sinks.
+
+What cannot be on it is named on it. Knows the text format, no HTTP.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,12 @@ _FAMILY: Final = re.compile(rb"^# TYPE (\S+)", re.MULTILINE)
 
 
 def joined(shown: Sequence[Any], health: Mapping[str, Any]) -> tuple[bytes, str]:
-    """Return what the sinks expose, in their order, as one page with its content type: text, where one gives text.
+    """Return what the sinks expose, in their order, as one page with its content type: text, where
+    one gives text.
 
-    Left out, and named in a comment, is a sink that raises, has another content type, or a metric that is there
-    already: scrapers refuse a page that names one twice. Raises what the first sink raises when all do.
+    Left out, and named in a comment, is a sink that raises, has another content type, or a metric
+    that is there already: scrapers refuse a page that names one twice. Raises what the first sink
+    raises when all do.
     """
     pages: list[tuple[Any, bytes, str]] = []
     failed: list[tuple[Any, Exception]] = []
@@ -36,11 +41,15 @@ def joined(shown: Sequence[Any], health: Mapping[str, Any]) -> tuple[bytes, str]
         if _format(own) != _TEXT:
             page += _left_out(guarded, f"its content type is {own}")
         elif families & known:
-            page += _left_out(guarded, f"another sink has {min(families & known).decode(errors='replace')}")
+            page += _left_out(
+                guarded, f"another sink has {min(families & known).decode(errors='replace')}"
+            )
         else:
             known |= families
             page += part if part.endswith(b"\n") or len(pages) == 1 else part + b"\n"
-    return page + b"".join(_left_out(guarded, "it failed; the log says more") for guarded, _ in failed), kind
+    return page + b"".join(
+        _left_out(guarded, "it failed; the log says more") for guarded, _ in failed
+    ), kind
 
 
 def _format(kind: str) -> str:

@@ -13,4 +13,8 @@ def engine_routes() -> list[Entry]:
 
 @hookimpl
 def engine_options() -> list[Option]:
-    return [Option("enable_server_load_tracking", bool, False, "Say at /load how many requests are open.")]
+    return [
+        Option(
+            "enable_server_load_tracking", bool, False, "Say at /load how many requests are open."
+        )
+    ]

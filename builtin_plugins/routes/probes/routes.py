@@ -1,4 +1,6 @@
-"""What operators and their machines ask a server: does it live, may it get requests, what does it count."""
+"""What operators and their machines ask a server: does it live, may it get requests, what does it
+count.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ class ProbeRoutes:
             Route("/version", self._version, methods=["GET"]),
             Route("/metrics", self._metrics, methods=["GET"]),
         ]
-        return [*routes, Route("/load", self._load, methods=["GET"])] if self._shows_load else routes
+        return (
+            [*routes, Route("/load", self._load, methods=["GET"])] if self._shows_load else routes
+        )
 
     async def _livez(self, request: Request) -> JSONResponse:
         return JSONResponse({"status": "alive"})
@@ -60,7 +64,10 @@ class ProbeRoutes:
         return _answer(health, good=health["status"] == "ready")
 
     async def _health(self, request: Request) -> JSONResponse:
-        """Does it serve the requests it has? One that drains does. What features say of themselves is beside it."""
+        """Does it serve the requests it has?
+
+        One that drains does. What features say of themselves is beside it.
+        """
         health = self._asked(request)
         good = health["status"] in ("ready", "draining")
         if good:
@@ -72,27 +79,38 @@ class ProbeRoutes:
     def _asked(self, request: Request) -> dict[str, Any]:
         health: dict[str, Any] = dict(self._engine.health())
         if health["status"] == "ready" and _activity(request).draining:
-            health |= {"status": "draining", "reason": "the server ends when its open requests have ended"}
+            health |= {
+                "status": "draining",
+                "reason": "the server ends when its open requests have ended",
+            }
         return health
 
     async def _version(self, request: Request) -> JSONResponse:
         return JSONResponse({"version": metadata.version("core")})
 
     async def _load(self, request: Request) -> JSONResponse:
-        return JSONResponse({"server_load": _activity(request).open_requests - 1})  # this request is one, too
+        return JSONResponse(
+            {"server_load": _activity(request).open_requests - 1}
+        )  # this request is one, too
 
     async def _metrics(self, request: Request) -> Response:
-        shown = [guarded for guarded in self._engine.sinks.guarded if hasattr(guarded.sink, "expose")]
+        shown = [
+            guarded for guarded in self._engine.sinks.guarded if hasattr(guarded.sink, "expose")
+        ]
         if not shown:
             raise HTTPException(
-                404, "no metric sink shows its numbers here; they are off (--disable-log-stats) or blocked."
+                404,
+                "no metric sink shows its numbers here; they are off (--disable-log-stats) or "
+                "blocked.",
             )
         health = self._asked(request) | {"memory": await self._memory()}
         body, kind = await asyncio.to_thread(joined, shown, health)
         return Response(body, media_type=None, headers={"content-type": kind})
 
     async def _memory(self) -> dict[str, Any]:
-        """Return who owns the memory, and what plugins have raised and taken, as far as it is known within a moment."""
+        """Return who owns the memory, and what plugins have raised and taken, as far as it is known
+        within a moment.
+        """
         await self._ask(ANSWER_S)
         registry = self._engine.registry
         own = {"owners": memory_of(registry).bytes_now(), "faults": faults_of(registry)}

@@ -50,7 +50,8 @@ class Run:
             await self._news.wait()
 
     def _wake(self) -> None:
-        news, self._news = self._news, asyncio.Event()
+        news = self._news
+        self._news = asyncio.Event()
         news.set()
 
 
@@ -68,8 +69,12 @@ class Runs:
         """Let a coroutine make a response. Raises a 503 while there are too many."""
         if len(self._runs) >= MOST_RUNS:
             work.close()
-            message = f"{MOST_RUNS} responses are being made in the background already; come again later."
-            raise HTTPException(503, {"message": message, "code": "overloaded"}, {"Retry-After": "1"})
+            message = (
+                f"{MOST_RUNS} responses are being made in the background already; come again later."
+            )
+            raise HTTPException(
+                503, {"message": message, "code": "overloaded"}, {"Retry-After": "1"}
+            )
         response_id = run.response["id"]
         self._runs[response_id] = run
         run.task = asyncio.ensure_future(work)

@@ -28,11 +28,14 @@ class KeptResponses:
 
     async def retrieve(self, request: Request) -> Any:
         """A response that is kept, or as it is by now; streamed where it is under way."""
-        response_id, query = request.path_params["response_id"], request.query_params
+        response_id = request.path_params["response_id"]
+        query = request.query_params
         run = self._runs.get(response_id)
         if query.get("stream") in ("true", "1"):
             if run is None:
-                raise InvalidRequest("stream", "can be read of a response that is under way; this one is not.")
+                raise InvalidRequest(
+                    "stream", "can be read of a response that is under way; this one is not."
+                )
             after = _number(query.get("starting_after", "-1"), "starting_after", -1, 2**31)
             return EventStream(run.events(after + 1))
         return as_json((await self._kept(response_id)).response if run is None else run.response)
@@ -46,7 +49,9 @@ class KeptResponses:
             return as_json(run.response)
         kept = await self._kept(response_id)
         if not kept.response.get("background"):
-            raise InvalidRequest("response_id", "was not made in the background; close the connection of others.")
+            raise InvalidRequest(
+                "response_id", "was not made in the background; close the connection of others."
+            )
         return as_json(kept.response)
 
     async def delete(self, request: Request) -> Response:
@@ -60,8 +65,11 @@ class KeptResponses:
         return as_json({"id": response_id, "object": "response", "deleted": True})
 
     async def input_items(self, request: Request) -> Response:
-        """What a response answers, those before it included; the newest first, unless asked otherwise."""
-        response_id, query = request.path_params["response_id"], request.query_params
+        """What a response answers, those before it included; the newest first, unless asked
+        otherwise.
+        """
+        response_id = request.path_params["response_id"]
+        query = request.query_params
         chain = await self.chain(response_id, "response_id")
         items = [*said(chain[:-1]), *chain[-1].input]
         if query.get("order", "desc") not in ("asc", "desc"):
@@ -118,4 +126,6 @@ def _number(text: str, field: str, low: int, high: int) -> int:
 
 def as_json(value: Any, headers: Mapping[str, str] | None = None) -> Response:
     """Return a response of one object."""
-    return Response(msgspec.json.encode(value), media_type="application/json", headers=dict(headers or {}))
+    return Response(
+        msgspec.json.encode(value), media_type="application/json", headers=dict(headers or {})
+    )

@@ -16,7 +16,12 @@ def engine_routes() -> list[Entry]:
 @hookimpl
 def engine_options() -> list[Option]:
     return [
-        Option("responses_store", str, "", "SQLite file that keeps responses; default: they are kept in memory."),
+        Option(
+            "responses_store",
+            str,
+            "",
+            "SQLite file that keeps responses; default: they are kept in memory.",
+        ),
         Option(
             "responses_store_bytes",
             Annotated[int, Within(0, 1 << 44)],

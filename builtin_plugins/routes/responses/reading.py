@@ -1,4 +1,6 @@
-"""Requests of the Responses API become conversations: items become the messages that chat templates read."""
+"""Requests of the Responses API become conversations: items become the messages that chat templates
+read.
+"""
 
 from __future__ import annotations
 
@@ -47,23 +49,32 @@ def new_id(kind: str) -> str:
 
 def references(given: str | Sequence[Item]) -> frozenset[str]:
     """Return the ids of items that an input has by reference alone."""
-    return frozenset(item.id or "" for item in given if isinstance(item, Item) and item.type == _REFERENCE)
+    return frozenset(
+        item.id or "" for item in given if isinstance(item, Item) and item.type == _REFERENCE
+    )
 
 
-def items_of(given: str | Sequence[Item], kept: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the items of an input, each with id, type and what counts for it. Raises `InvalidRequest` by place.
+def items_of(
+    given: str | Sequence[Item], kept: Mapping[str, dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return the items of an input, each with id, type and what counts for it. Raises
+    `InvalidRequest` by place.
 
     `kept` has those that are there by reference.
     """
     if isinstance(given, str):
         given = [Item(role="user", content=given)]
     return [
-        _referred(item, f"input[{i}].id", kept) if item.type == _REFERENCE else _item(item, f"input[{i}]")
+        _referred(item, f"input[{i}].id", kept)
+        if item.type == _REFERENCE
+        else _item(item, f"input[{i}]")
         for i, item in enumerate(given)
     ]
 
 
-def messages_of(instructions: str | None, items: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def messages_of(
+    instructions: str | None, items: Iterable[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
     """Return the messages that instructions and items make."""
     told = [{"role": "system", "content": instructions}] if instructions else []
     return in_turns([*told, *map(_message, items)])
@@ -72,7 +83,13 @@ def messages_of(instructions: str | None, items: Iterable[Mapping[str, Any]]) ->
 def template_kwargs(fields: InputFields) -> dict[str, Any]:
     """Return what chat templates are told."""
     effort = fields.reasoning.effort if fields.reasoning else None
-    kwargs = thinks(False) if effort == "none" else {} if effort is None else {"reasoning_effort": effort}
+    kwargs = (
+        thinks(False)
+        if effort == "none"
+        else {}
+        if effort is None
+        else {"reasoning_effort": effort}
+    )
     return kwargs | fields.chat_template_kwargs
 
 
@@ -89,7 +106,9 @@ def response_format(fields: InputFields) -> dict[str, Any]:
 
 
 def as_written(error: InvalidRequest, *, forced: bool) -> InvalidRequest:
-    """Return a refusal that names the field as clients of this API write it; `forced`: a tool had to be called."""
+    """Return a refusal that names the field as clients of this API write it; `forced`: a tool had
+    to be called.
+    """
     form = "tools" if forced else "text.format.schema"
     names = {**_NAMES, "structured_outputs.json": form, "structured_outputs.structural_tag": form}
     names["structured_outputs.json_object"] = "text.format"
@@ -100,7 +119,9 @@ def as_written(error: InvalidRequest, *, forced: bool) -> InvalidRequest:
 def _referred(item: Item, where: str, kept: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     found = kept.get(item.id or "")
     if found is None:
-        raise InvalidRequest(where, f"{item.id!r:.100} is no item of a response that is kept here; send the item.")
+        raise InvalidRequest(
+            where, f"{item.id!r:.100} is no item of a response that is kept here; send the item."
+        )
     return found
 
 
@@ -109,7 +130,8 @@ def _item(item: Item, where: str) -> dict[str, Any]:
     if kind not in _PREFIXES:
         raise InvalidRequest(
             f"{where}.type",
-            f"items of type {kind[:80]!r} are not served; there are {', '.join((*_PREFIXES, _REFERENCE))}.",
+            f"items of type {kind[:80]!r} are not served; there are "
+            f"{', '.join((*_PREFIXES, _REFERENCE))}.",
         )
     found: dict[str, Any] = {"id": item.id or new_id(kind), "type": kind, "status": "completed"}
     match kind:
@@ -118,11 +140,20 @@ def _item(item: Item, where: str) -> dict[str, Any]:
                 raise InvalidRequest(f"{where}.role", "is missing.")
             kind_of_text = "output_text" if item.role == "assistant" else "input_text"
             texts = _texts(item.content, f"{where}.content")
-            return {**found, "role": item.role, "content": [{"type": kind_of_text, "text": text} for text in texts]}
+            return {
+                **found,
+                "role": item.role,
+                "content": [{"type": kind_of_text, "text": text} for text in texts],
+            }
         case "reasoning":
             del found["status"]
-            texts = _texts(item.content, f"{where}.content") or list(filter(None, [unpacked(item.encrypted_content)]))
-            summary = [{"type": "summary_text", "text": text} for text in _texts(item.summary, f"{where}.summary")]
+            texts = _texts(item.content, f"{where}.content") or list(
+                filter(None, [unpacked(item.encrypted_content)])
+            )
+            summary = [
+                {"type": "summary_text", "text": text}
+                for text in _texts(item.summary, f"{where}.summary")
+            ]
             return {
                 **found,
                 "summary": summary,
@@ -131,7 +162,10 @@ def _item(item: Item, where: str) -> dict[str, Any]:
         case "function_call_output" | "custom_tool_call_output":
             output = "\n".join(_texts(item.output, f"{where}.output"))
             return {**found, "call_id": _needed(item.call_id, f"{where}.call_id"), "output": output}
-    call = {"call_id": _needed(item.call_id, f"{where}.call_id"), "name": _needed(item.name, f"{where}.name")}
+    call = {
+        "call_id": _needed(item.call_id, f"{where}.call_id"),
+        "name": _needed(item.name, f"{where}.name"),
+    }
     if item.namespace:
         call["namespace"] = item.namespace
     if kind == "custom_tool_call":
@@ -146,7 +180,8 @@ def _texts(content: str | Sequence[Part] | None, where: str) -> list[str]:
     for i, part in enumerate(content):
         if part.type not in (*_TEXTS, "refusal"):
             raise InvalidRequest(
-                f"{where}[{i}].type", f"parts of type {part.type[:80]!r} cannot be read by this model; it takes text."
+                f"{where}[{i}].type",
+                f"parts of type {part.type[:80]!r} cannot be read by this model; it takes text.",
             )
         text = part.refusal if part.type == "refusal" else part.text
         if text is None:
@@ -187,8 +222,14 @@ def _message(item: Mapping[str, Any]) -> dict[str, Any]:
         case "function_call_output" | "custom_tool_call_output":
             return {"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]}
     name = shown_name(item["name"], item.get("namespace"))
-    arguments: Any = {"input": item["input"]} if "input" in item else msgspec.json.decode(item["arguments"])
-    call = {"id": item["call_id"], "type": "function", "function": {"name": name, "arguments": arguments}}
+    arguments: Any = (
+        {"input": item["input"]} if "input" in item else msgspec.json.decode(item["arguments"])
+    )
+    call = {
+        "id": item["call_id"],
+        "type": "function",
+        "function": {"name": name, "arguments": arguments},
+    }
     return {"role": "assistant", "content": "", "tool_calls": [call]}
 
 

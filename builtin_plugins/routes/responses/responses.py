@@ -19,9 +19,22 @@ from builtin_plugins.routes.conversation.asked import Conversation
 from builtin_plugins.routes.conversation.events import Begun
 from builtin_plugins.routes.conversation.fields import features_of, sampling_of
 from builtin_plugins.routes.conversation.pipeline import Answer, AnswerEncoder, Conversations, Turn
-from builtin_plugins.routes.conversation.running import Chosen, answered, choose_model, engine_id, failure, now
+from builtin_plugins.routes.conversation.running import (
+    Chosen,
+    answered,
+    choose_model,
+    engine_id,
+    failure,
+    now,
+)
 from builtin_plugins.routes.responses.background import Run, Runs
-from builtin_plugins.routes.responses.fields import INCLUDABLE, OTHERS, InputFields, ResponsesFields, Tool
+from builtin_plugins.routes.responses.fields import (
+    INCLUDABLE,
+    OTHERS,
+    InputFields,
+    ResponsesFields,
+    Tool,
+)
 from builtin_plugins.routes.responses.kept import KeptResponses, as_json, said
 from builtin_plugins.routes.responses.reading import (
     MOST_REFERENCES,
@@ -77,14 +90,17 @@ class Responses:
 
     async def create(self, request: Request) -> Any:
         """An answer, whole, streamed or made in the background."""
-        parsed = await OTHERS.read(request, ResponsesFields, self._engine.fields, strict=self._strict)
+        parsed = await OTHERS.read(
+            request, ResponsesFields, self._engine.fields, strict=self._strict
+        )
         fields = parsed.fields
         model = await choose_model(self._engine, fields.model)
         try:
             tools = Toolbox.of(fields.tools, fields.tool_choice)
             if tools.ignored and self._strict:
                 raise InvalidRequest(
-                    tools.ignored[0], "is run by OpenAI's servers, and --strict-fields leaves none out."
+                    tools.ignored[0],
+                    "is run by OpenAI's servers, and --strict-fields leaves none out.",
                 )
             headers = replace(parsed, ignored=(*parsed.ignored, *tools.ignored)).headers
             job = partial(self._job, request, parsed, model, tools)
@@ -119,7 +135,9 @@ class Responses:
 
     # --- requests
 
-    async def _job(self, request: Request, parsed: Parsed[ResponsesFields], model: Chosen, tools: Toolbox) -> _Job:
+    async def _job(
+        self, request: Request, parsed: Parsed[ResponsesFields], model: Chosen, tools: Toolbox
+    ) -> _Job:
         fields = parsed.fields
         _check(fields)
         asked, items = await self._asked(fields, parsed.others, tools, client_of(request))
@@ -131,7 +149,8 @@ class Responses:
         if fields.max_output_tokens is not None:
             decided["max_tokens"] = fields.max_output_tokens
         asked.decided = decided
-        # Piece by piece where it is told which tokens a text is made of, or where somebody may come to read along.
+        # Piece by piece where it is told which tokens a text is made of, or where somebody may come
+        # to read along.
         asked.stream = fields.stream or fields.background or scored
         turn = await self._conversations.turn(asked)
         fields.input = []  # it may be large, and the answer may take long
@@ -144,18 +163,27 @@ class Responses:
         )
         if fields.store:
             await self._store.begin(writer.response["id"], items)
-        return _Job(turn, writer, engine_id(writer.response["id"]), fields.store, partial(failure, request))
+        return _Job(
+            turn, writer, engine_id(writer.response["id"]), fields.store, partial(failure, request)
+        )
 
     async def _asked(
         self, fields: InputFields, others: Mapping[str, Any], tools: Toolbox, client: str
     ) -> tuple[Conversation, list[dict[str, Any]]]:
-        """Return what a request asks, in the words that all protocols share, and the items of its input."""
+        """Return what a request asks, in the words that all protocols share, and the items of its
+        input.
+        """
         previous = fields.previous_response_id
         chain = await self._kept.chain(previous, "previous_response_id") if previous else []
         referred = references(fields.input)
         if len(referred) > MOST_REFERENCES:
-            raise InvalidRequest("input", f"refers to {len(referred)} items, at most {MOST_REFERENCES} are looked for.")
-        items, messages = await asyncio.to_thread(_read, fields, chain, await self._store.items(referred))
+            raise InvalidRequest(
+                "input",
+                f"refers to {len(referred)} items, at most {MOST_REFERENCES} are looked for.",
+            )
+        items, messages = await asyncio.to_thread(
+            _read, fields, chain, await self._store.items(referred)
+        )
         asked = Conversation(
             messages=messages,
             tools=tools.functions,
@@ -181,15 +209,19 @@ class Responses:
         return job.writer.response
 
     async def _events(self, job: _Job, way: ShortWay) -> AsyncGenerator[bytes]:
-        answer, outputs = self._conversations.answer(job.turn), self._conversations.outputs(job.turn, job.run_id)
-        encoder, begun = AnswerEncoder(answer, job.writer.encoded), False
+        answer = self._conversations.answer(job.turn)
+        outputs = self._conversations.outputs(job.turn, job.run_id)
+        encoder = AnswerEncoder(answer, job.writer.encoded)
+        begun = False
         try:
             async with aclosing(way.events(job.run_id, outputs, encoder)) as told:
                 async for data in told:
                     begun = True
                     yield data
             yield _encoded(await self._end(job, answer))
-        except Exception as error:  # the server says what is told of it; the stream ends as its clients know it
+        except (
+            Exception
+        ) as error:  # the server says what is told of it; the stream ends as its clients know it
             if not begun:
                 raise
             yield _encoded(await self._failed(job, error))
@@ -210,13 +242,23 @@ class Responses:
 
     async def _failed(self, job: _Job, error: Exception) -> list[dict[str, Any]]:
         status, message = job.failure(error)
-        code = "server_error" if status >= 500 else "rate_limit_exceeded" if status == 429 else "invalid_prompt"
+        code = (
+            "server_error"
+            if status >= 500
+            else "rate_limit_exceeded"
+            if status == 429
+            else "invalid_prompt"
+        )
         told = list(job.writer.fail(code, message))
         await self._keep(job)
         return told
 
     async def _started(
-        self, request: Request, make: Callable[[], Any], fields: ResponsesFields, headers: Mapping[str, str]
+        self,
+        request: Request,
+        make: Callable[[], Any],
+        fields: ResponsesFields,
+        headers: Mapping[str, str],
     ) -> Any:
         """Start a response in the background; return its beginning, or a stream to read along."""
         job: _Job = await while_connected(request, make())
@@ -264,15 +306,25 @@ def _check(fields: ResponsesFields) -> None:
     """Raise `InvalidRequest` for fields that do not go together."""
     for name in fields.include:
         if name not in INCLUDABLE:
-            raise InvalidRequest("include", f"{name[:80]!r} is not known; there are {', '.join(INCLUDABLE)}.")
+            raise InvalidRequest(
+                "include", f"{name[:80]!r} is not known; there are {', '.join(INCLUDABLE)}."
+            )
     if fields.stream_options is not None and not fields.stream:
-        raise InvalidRequest("stream_options", "belongs to streams; set `stream` to true or leave it out.")
+        raise InvalidRequest(
+            "stream_options", "belongs to streams; set `stream` to true or leave it out."
+        )
     if fields.background and not fields.store:
-        raise InvalidRequest("background", "needs `store`: a response that is not kept could not be fetched.")
+        raise InvalidRequest(
+            "background", "needs `store`: a response that is not kept could not be fetched."
+        )
 
 
-async def _too_long(fields: ResponsesFields, model: str, error: InvalidRequest) -> AsyncGenerator[bytes]:
-    """Yield the stream of a request whose input is too long: in this form Codex knows it, and shortens what it sends."""
+async def _too_long(
+    fields: ResponsesFields, model: str, error: InvalidRequest
+) -> AsyncGenerator[bytes]:
+    """Yield the stream of a request whose input is too long: in this form Codex knows it, and
+    shortens what it sends.
+    """
     response = _response(fields, model, SamplingParams())
     writer = ResponseWriter(response, {}, include=(), num_top=0, cached_details=False)
     for data in (*writer.take(Begun(0, 0)), *writer.fail(error.code, str(error))):
@@ -299,7 +351,8 @@ def _response(fields: ResponsesFields, model: str, sampling: SamplingParams) -> 
         "parallel_tool_calls": fields.parallel_tool_calls,
         "previous_response_id": fields.previous_response_id,
         "prompt_cache_key": fields.prompt_cache_key,
-        "reasoning": {"effort": None, "summary": None} | msgspec.to_builtins(fields.reasoning or {}),
+        "reasoning": {"effort": None, "summary": None}
+        | msgspec.to_builtins(fields.reasoning or {}),
         "safety_identifier": fields.safety_identifier,
         "service_tier": "default",
         "store": fields.store,

@@ -40,7 +40,8 @@ class ResponsesRoutes:
         self._engine = engine
         self._strict = bool(options.get("strict_fields"))
         store = ResponseStore(
-            options.get("responses_store") or "", options.get("responses_store_bytes", 64 * 1024 * 1024)
+            options.get("responses_store") or "",
+            options.get("responses_store_bytes", 64 * 1024 * 1024),
         )
         runs = Runs()
         self._kept = KeptResponses(store, runs)
@@ -68,5 +69,11 @@ class ResponsesRoutes:
     def bodies(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the JSON schema of each path's body."""
         others = OTHERS.schemas(self._engine.fields)
-        structs: dict[str, Any] = {"/v1/responses": ResponsesFields, "/v1/responses/input_tokens": InputFields}
-        return {path: body_schema(struct, others, strict=self._strict) for path, struct in structs.items()}
+        structs: dict[str, Any] = {
+            "/v1/responses": ResponsesFields,
+            "/v1/responses/input_tokens": InputFields,
+        }
+        return {
+            path: body_schema(struct, others, strict=self._strict)
+            for path, struct in structs.items()
+        }

@@ -1,4 +1,6 @@
-"""Tools of a Responses request: shown to the model as functions, and its calls told in the form of the tool's type."""
+"""Tools of a Responses request: shown to the model as functions, and its calls told in the form of
+the tool's type.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,16 @@ from builtin_plugins.routes.responses.fields import Tool, ToolChoice
 from core.api import InvalidRequest
 
 LEFT_OUT: Final = frozenset({"image_generation", "tool_search", "web_search", "web_search_preview"})
-"""Tools of OpenAI's servers that Codex offers to every model: they are left out, and named as ignored."""
+"""Tools of OpenAI's servers that Codex offers to every model: they are left out, and named as
+ignored.
+"""
 _FREE: Final = '{"input": "'
 _STRING: Final = re.compile(r'(?:[^"\\]|\\.)*+', re.DOTALL)
-_TEXT: Final = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+_TEXT: Final = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+}
 """What a tool that takes free text is called with: every family can write that."""
 
 
@@ -45,7 +53,10 @@ class Toolbox:
 
     @classmethod
     def of(cls, tools: Sequence[Tool], choice: str | ToolChoice) -> Toolbox:
-        """Read tools and the choice among them. Raises `InvalidRequest` for those that cannot be served."""
+        """Read tools and the choice among them.
+
+        Raises `InvalidRequest` for those that cannot be served.
+        """
         functions: list[dict[str, Any]] = []
         known: dict[str, Known] = {}
         ignored: list[str] = []
@@ -65,13 +76,22 @@ class Toolbox:
         if isinstance(choice, str):
             return self._with(choice if self.functions or choice == "required" else None)
         if choice.type in ("function", "custom"):
-            return self._with({"type": "function", "function": {"name": self._shown("tool_choice", choice.name)}})
+            return self._with(
+                {"type": "function", "function": {"name": self._shown("tool_choice", choice.name)}}
+            )
         if choice.type != "allowed_tools":
-            raise InvalidRequest("tool_choice.type", f"must be function, custom or allowed_tools, not {choice.type!r}.")
+            raise InvalidRequest(
+                "tool_choice.type",
+                f"must be function, custom or allowed_tools, not {choice.type!r}.",
+            )
         allowed = [each for each in choice.tools or () if each.type not in LEFT_OUT]
         if not 0 < len(allowed) <= MAX_TOOLS:
-            raise InvalidRequest("tool_choice.tools", f"must name 1 to {MAX_TOOLS} tools that are served here.")
-        names = {self._shown(f"tool_choice.tools[{i}]", each.name) for i, each in enumerate(allowed)}
+            raise InvalidRequest(
+                "tool_choice.tools", f"must name 1 to {MAX_TOOLS} tools that are served here."
+            )
+        names = {
+            self._shown(f"tool_choice.tools[{i}]", each.name) for i, each in enumerate(allowed)
+        }
         functions = [each for each in self.functions if each["function"]["name"] in names]
         return Toolbox(functions, self.known, choice.mode or "auto", self.ignored)
 
@@ -83,7 +103,8 @@ class Toolbox:
             if name in (shown, known.name):
                 return shown
         raise InvalidRequest(
-            f"{field}.name", f"names {name!r:.100}, which is not among the tools: {', '.join(self.known)}."
+            f"{field}.name",
+            f"names {name!r:.100}, which is not among the tools: {', '.join(self.known)}.",
         )
 
 
@@ -94,7 +115,8 @@ def _meant(tool: Tool, where: str) -> list[tuple[Tool, Known]]:
     if tool.type not in ("function", "custom", "namespace"):
         raise InvalidRequest(
             f"{where}.type",
-            f"{tool.type[:80]!r} is not served: tools are run by the client; give a 'function' or a 'custom' tool.",
+            f"{tool.type[:80]!r} is not served: tools are run by the client; give a 'function' or "
+            "a 'custom' tool.",
         )
     if not tool.name:
         raise InvalidRequest(f"{where}.name", "is missing.")
@@ -107,13 +129,17 @@ def _meant(tool: Tool, where: str) -> list[tuple[Tool, Known]]:
         except msgspec.ValidationError as error:
             raise InvalidRequest(f"{where}.tools[{i}]", f"is no tool: {error}.") from error
         if inner.type not in ("function", "custom") or not inner.name:
-            raise InvalidRequest(f"{where}.tools[{i}]", "must be a function or a custom tool with a name.")
+            raise InvalidRequest(
+                f"{where}.tools[{i}]", "must be a function or a custom tool with a name."
+            )
         found.append((inner, Known(inner.type, inner.name, tool.name)))
     return found
 
 
 def _function(shown: str, tool: Tool) -> dict[str, Any]:
-    parameters = _TEXT if tool.type == "custom" else tool.parameters or {"type": "object", "properties": {}}
+    parameters = (
+        _TEXT if tool.type == "custom" else tool.parameters or {"type": "object", "properties": {}}
+    )
     described = {"description": tool.description} if tool.description else {}
     return {"name": shown, **described, "parameters": parameters}
 
@@ -130,7 +156,8 @@ class FreeText:
         """Return the text that a piece brings; pieces hold whole escapes."""
         self._pieces.append(piece)
         if len(self._pieces) == 1 and piece.startswith(_FREE):
-            piece, self._open = piece.removeprefix(_FREE), True
+            piece = piece.removeprefix(_FREE)
+            self._open = True
         if not self._open:
             return ""
         found = _STRING.match(piece)
@@ -141,7 +168,8 @@ class FreeText:
 
     def end(self) -> tuple[str, str]:
         """Return all of the text, and what of it was not returned before."""
-        said, arguments = "".join(self._said), "".join(self._pieces)
+        said = "".join(self._said)
+        arguments = "".join(self._pieces)
         try:
             value = msgspec.json.decode(arguments)
         except msgspec.DecodeError:  # the call broke

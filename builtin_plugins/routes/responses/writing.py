@@ -29,7 +29,9 @@ class ResponseWriter:
         num_top: int,
         cached_details: bool,
     ) -> None:
-        """`response` is the object to be filled; `known` has the client's tools by the model's names."""
+        """`response` is the object to be filled; `known` has the client's tools by the model's
+        names.
+        """
         self.response = response
         self._known = known
         self._encrypted = "reasoning.encrypted_content" in include
@@ -44,7 +46,8 @@ class ResponseWriter:
         self._logprobs: list[Any] = []
         """Of tokens whose text is still to come."""
         self._saying: Callable[[int, str], bytes] | None = None
-        """What makes the event of some more text, by its number, where the open item is a message."""
+        """What makes the event of some more text, by its number, where the open item is a message.
+        """
 
     def queued(self) -> Told:
         """Yield what a stream tells before the answer has begun."""
@@ -75,7 +78,9 @@ class ResponseWriter:
                     yield self._lifecycle("created")
                 yield self._lifecycle("in_progress")
             case Scored(token_ids, positions):
-                self._logprobs += chat_logprobs(token_ids, positions, num_top=self._num_top, as_ids=False)["content"]
+                self._logprobs += chat_logprobs(
+                    token_ids, positions, num_top=self._num_top, as_ids=False
+                )["content"]
             case TextPiece(text) if text:
                 yield from self._text(text)
             case ReasoningPiece(text):
@@ -107,7 +112,8 @@ class ResponseWriter:
         if self._open is None or self._open["type"] != "message":
             part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
             yield from self._begin({"type": "message", "role": "assistant", "content": []}, part)
-        logprobs, self._logprobs = self._logprobs, []
+        logprobs = self._logprobs
+        self._logprobs = []
         self._item()["content"][0]["logprobs"] += logprobs
         self._parts.append(text)
         yield self._told("output_text.delta", content_index=0, delta=text, logprobs=logprobs)
@@ -140,7 +146,8 @@ class ResponseWriter:
 
     def _begin(self, item: dict[str, Any], part: dict[str, Any] | None = None) -> Told:
         yield from self._close("completed")
-        self._open, self._parts = {"id": new_id(item["type"]), **item, "status": "in_progress"}, []
+        self._open = {"id": new_id(item["type"]), **item, "status": "in_progress"}
+        self._parts = []
         self.response["output"].append(self._open)
         yield self._event("output_item.added", output_index=self._index, item=_copied(self._open))
         if part is not None:
@@ -150,10 +157,13 @@ class ResponseWriter:
             number = self._num_told
             said = self._told("output_text.delta", content_index=0, delta="", logprobs=[])
             self._num_told = number  # it is not told itself
-            self._saying = numbered_event_with_text({**said, "sequence_number": -1}, "sequence_number", "delta")
+            self._saying = numbered_event_with_text(
+                {**said, "sequence_number": -1}, "sequence_number", "delta"
+            )
 
     def _close(self, status: str) -> Told:
-        item, text = self._open, "".join(self._parts)
+        item = self._open
+        text = "".join(self._parts)
         self._saying = None
         if item is None:
             return
@@ -181,7 +191,10 @@ class ResponseWriter:
     def _end(self, ended: Ended) -> Told:
         status = "incomplete" if ended.reason == "length" else "completed"
         yield from self._close(status)
-        self.response |= {"status": status, "completed_at": now() if status == "completed" else None}
+        self.response |= {
+            "status": status,
+            "completed_at": now() if status == "completed" else None,
+        }
         if status == "incomplete":
             self.response["incomplete_details"] = {"reason": "max_output_tokens"}
         cached = ended.cached_tokens if self._cached_details else 0
@@ -213,7 +226,8 @@ class ResponseWriter:
         return self._event(kind, response=_copied(self.response))
 
     def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
-        number, self._num_told = self._num_told, self._num_told + 1
+        number = self._num_told
+        self._num_told = self._num_told + 1
         return {"type": f"response.{kind}", "sequence_number": number, **fields}
 
 

@@ -1,4 +1,6 @@
-"""`/tokenize`, `/detokenize` and `/tokenizer_info`: what the model's tokenizer makes of a text, a conversation or ids."""
+"""`/tokenize`, `/detokenize` and `/tokenizer_info`: what the model's tokenizer makes of a text, a
+conversation or ids.
+"""
 
 from __future__ import annotations
 

@@ -62,7 +62,10 @@ class TokenizeRoutes:
 
     def bodies(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the JSON schema of each path's body."""
-        structs: dict[str, type[msgspec.Struct]] = {"/tokenize": TokenizeFields, "/detokenize": DetokenizeFields}
+        structs: dict[str, type[msgspec.Struct]] = {
+            "/tokenize": TokenizeFields,
+            "/detokenize": DetokenizeFields,
+        }
         found = {path: body_schema(struct, strict=self._strict) for path, struct in structs.items()}
         token = {"type": "integer", "minimum": 0, "maximum": self._engine.vocab_size - 1}
         found["/detokenize"]["properties"]["tokens"] = {"type": "array", "items": token}
@@ -75,7 +78,11 @@ class TokenizeRoutes:
         if (fields.prompt is None) == (fields.messages is None):
             raise InvalidRequest("prompt", "give either a prompt or messages.")
         ids = await while_connected(request, self._ids(fields, client_of(request)))
-        answer: dict[str, Any] = {"count": len(ids), "max_model_len": self._engine.max_model_len, "tokens": ids}
+        answer: dict[str, Any] = {
+            "count": len(ids),
+            "max_model_len": self._engine.max_model_len,
+            "tokens": ids,
+        }
         if fields.return_token_strs:
             spell = self._engine.tokenizer.token_text
             answer["token_strs"] = await asyncio.to_thread(lambda: [spell(token) for token in ids])
@@ -84,7 +91,9 @@ class TokenizeRoutes:
     async def _ids(self, fields: TokenizeFields, client: str) -> list[int]:
         special = fields.add_special_tokens
         if fields.prompt is not None:
-            ids: list[int] = await self._engine.tokenize(fields.prompt, special is not False, client=client)
+            ids: list[int] = await self._engine.tokenize(
+                fields.prompt, special is not False, client=client
+            )
             return ids
         begins = fields.add_generation_prompt
         text, ids = await self._engine.render_chat(
@@ -103,32 +112,47 @@ class TokenizeRoutes:
         await self._check(parsed.fields.model)
         vocab_size = self._engine.vocab_size
         if len(parsed.fields.tokens) > most:
-            raise InvalidRequest("tokens", f"holds {len(parsed.fields.tokens)} tokens, at most {most} are allowed.")
+            raise InvalidRequest(
+                "tokens", f"holds {len(parsed.fields.tokens)} tokens, at most {most} are allowed."
+            )
         tokens = parsed.fields.tokens
         for token in (min(tokens, default=0), max(tokens, default=0)):
             if not 0 <= token < vocab_size:
-                raise InvalidRequest("tokens", f"token id {token} is outside the vocabulary of {vocab_size}.")
+                raise InvalidRequest(
+                    "tokens", f"token id {token} is outside the vocabulary of {vocab_size}."
+                )
         text = await asyncio.to_thread(self._engine.tokenizer.decode, tokens)
         return _answer({"prompt": text}, parsed)
 
     async def _info(self, request: Request) -> Response:
-        """Tell the tokenizer's settings, as its tokenizer_config.json has them, and the chat template in force."""
+        """Tell the tokenizer's settings, as its tokenizer_config.json has them, and the chat
+        template in force.
+        """
         await self._check(None)
         tokenizer = self._engine.tokenizer
         stated = await asyncio.to_thread(_settings, self._folder)
-        told = {"tokenizer_class": type(tokenizer).__name__, **stated, "vocab_size": tokenizer.vocab_size}
+        told = {
+            "tokenizer_class": type(tokenizer).__name__,
+            **stated,
+            "vocab_size": tokenizer.vocab_size,
+        }
         return Response(
-            msgspec.json.encode({**told, "chat_template": tokenizer.chat_template}), media_type="application/json"
+            msgspec.json.encode({**told, "chat_template": tokenizer.chat_template}),
+            media_type="application/json",
         )
 
     async def _check(self, model: str | None) -> None:
         if self._engine.tokenizer is None:
-            raise HTTPException(404, "this engine runs without a tokenizer (--skip-tokenizer-init).")
+            raise HTTPException(
+                404, "this engine runs without a tokenizer (--skip-tokenizer-init)."
+            )
         await choose_model(self._engine, model)
 
 
 def _answer(value: dict[str, Any], parsed: Parsed[Any]) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json", headers=parsed.headers)
+    return Response(
+        msgspec.json.encode(value), media_type="application/json", headers=parsed.headers
+    )
 
 
 def _settings(folder: str | None) -> dict[str, Any]:

@@ -13,7 +13,5 @@ def engine_routes() -> list[Entry]:
 
 @hookimpl
 def engine_options() -> list[Option]:
-    text = (
-        "Serve /inference/v1/generate, token ids in and out, and /abort_requests; goes well with --skip-tokenizer-init."
-    )
+    text = "Serve /inference/v1/generate, token ids in and out, and /abort_requests; goes well with --skip-tokenizer-init."
     return [Option("tokens_only", bool, False, text)]

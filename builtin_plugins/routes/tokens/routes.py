@@ -19,14 +19,25 @@ from builtin_plugins.routes.openai.fields import StreamOptions
 from builtin_plugins.routes.openai.logprobs import chat_logprobs, prompt_logprobs
 from builtin_plugins.routes.schema import body_schema, bounded_schemas
 from builtin_plugins.routes.streams import DONE, EventStream, event, started, while_connected
-from core.api import CompletionOutput, EngineConfig, InvalidRequest, Names, SamplingParams, Unserved, did_you_mean
+from core.api import (
+    CompletionOutput,
+    EngineConfig,
+    InvalidRequest,
+    Names,
+    SamplingParams,
+    Unserved,
+    did_you_mean,
+)
 
 PATH: Final = "/inference/v1/generate"
-_KNOWN: Final = frozenset((*SAMPLING_FIELDS, "structured_outputs", "output_kind", "detokenize", "extra_args"))
+_KNOWN: Final = frozenset(
+    (*SAMPLING_FIELDS, "structured_outputs", "output_kind", "detokenize", "extra_args")
+)
 _UNSERVED: Final[Mapping[str, Unserved]] = {
     "features": Unserved("is not served: this engine reads text"),
     "kv_transfer_params": Unserved(
-        "is for engines that send each other blocks: start them with a connector that does, such as tcp"
+        "is for engines that send each other blocks: start them with a connector that does, such "
+        "as tcp"
     ),
 }
 
@@ -61,7 +72,10 @@ class TokenRoutes:
 
     def bodies(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the JSON schema of the body."""
-        others = {name: {"description": f"{known.missing}.", "enum": [None]} for name, known in _UNSERVED.items()}
+        others = {
+            name: {"description": f"{known.missing}.", "enum": [None]}
+            for name, known in _UNSERVED.items()
+        }
         schema = body_schema(GenerateFields, others, strict=self._strict)
         schema["properties"]["sampling_params"] = {
             "type": "object",
@@ -80,7 +94,10 @@ class TokenRoutes:
         )
         fields: Any = parsed.fields
         model = await choose_model(self._engine, fields.model)
-        given = {**Names(self._engine.fields.read, _UNSERVED).sieve(parsed.others), **model.keywords}
+        given = {
+            **Names(self._engine.fields.read, _UNSERVED).sieve(parsed.others),
+            **model.keywords,
+        }
         sampling = self._sampling(parsed.fields)
         shown = answer_id(request, fields, "generate-tokens")
         run = self._engine.generate(
@@ -97,8 +114,14 @@ class TokenRoutes:
         try:
             if not fields.stream:
                 answer = await while_connected(request, self._whole(head, sampling, run))
-                return Response(msgspec.json.encode(answer), media_type="application/json", headers=parsed.headers)
-            events = await while_connected(request, started(self._events(head, parsed.fields, sampling, run)))
+                return Response(
+                    msgspec.json.encode(answer),
+                    media_type="application/json",
+                    headers=parsed.headers,
+                )
+            events = await while_connected(
+                request, started(self._events(head, parsed.fields, sampling, run))
+            )
         except InvalidRequest as error:
             raise as_typed(error, {"prompt": "token_ids", "sampling_params": "model"}) from None
         return EventStream(events, parsed.headers)
@@ -107,7 +130,9 @@ class TokenRoutes:
         given = {name: value for name, value in fields.sampling_params.items() if value is not None}
         for name in given:
             if name not in _KNOWN:
-                raise InvalidRequest(f"sampling_params.{name[:100]}", f"is not known{did_you_mean(name, _KNOWN)}.")
+                raise InvalidRequest(
+                    f"sampling_params.{name[:100]}", f"is not known{did_you_mean(name, _KNOWN)}."
+                )
         decided: dict[str, Any] = {"detokenize": False}
         if given.get("extra_args"):
             decided["extra_args"] = given["extra_args"]
@@ -118,7 +143,9 @@ class TokenRoutes:
             said = str(error).removeprefix(f"{error.field}: ")
             raise InvalidRequest(f"sampling_params.{error.field}", said) from error
 
-    async def _whole(self, head: Mapping[str, Any], sampling: SamplingParams, run: Any) -> dict[str, Any]:
+    async def _whole(
+        self, head: Mapping[str, Any], sampling: SamplingParams, run: Any
+    ) -> dict[str, Any]:
         output = await last(run)
         usage = Usage(self._cached_details)
         usage.count(0, output)
@@ -134,7 +161,11 @@ class TokenRoutes:
         usage = Usage(self._cached_details)
         async for output in sound(run):
             usage.count(0, output)
-            choices = [_choice(each, sampling) for each in output.outputs if each.token_ids or each.finish_reason]
+            choices = [
+                _choice(each, sampling)
+                for each in output.outputs
+                if each.token_ids or each.finish_reason
+            ]
             if choices:
                 yield event({**head, "choices": choices})
         if fields.stream_options is not None and fields.stream_options.include_usage:
@@ -145,7 +176,9 @@ class TokenRoutes:
 def _choice(completion: CompletionOutput, sampling: SamplingParams) -> dict[str, Any]:
     logprobs = None
     if completion.logprobs is not None:
-        logprobs = chat_logprobs(completion.token_ids, completion.logprobs, num_top=sampling.logprobs or 0, as_ids=True)
+        logprobs = chat_logprobs(
+            completion.token_ids, completion.logprobs, num_top=sampling.logprobs or 0, as_ids=True
+        )
     return {
         "index": completion.index,
         "token_ids": list(completion.token_ids),

@@ -1,4 +1,7 @@
-"""What `LLM` offers of a pooling model: embed, encode, classify, score, reward. Names and meanings as in vLLM."""
+"""What `LLM` offers of a pooling model: embed, encode, classify, score, reward.
+
+Names and meanings as in vLLM.
+"""
 
 from __future__ import annotations
 
@@ -33,22 +36,32 @@ Outputs = list[PoolingRequestOutput[PoolingOutput]]
 class Calls:
     """Turns calls into requests and their ends into vLLM's outputs.
 
-    `prompts` are texts, token ids or prompt dicts; `pooling_params` one for all or one for each. Options of every
-    method: `truncate_prompt_tokens`, `use_tqdm` and `prompt_name` (a text the model's files keep under that name is put
-    before each prompt), and keywords that features read. Raises `InvalidRequest` before anything runs, `RequestFailed` when a request failed inside.
+    `prompts` are texts, token ids or prompt dicts; `pooling_params` one for all or one for each.
+    Options of every method: `truncate_prompt_tokens`, `use_tqdm` and `prompt_name` (a text the
+    model's files keep under that name is put before each prompt), and keywords that features read.
+    Raises `InvalidRequest` before anything runs, `RequestFailed` when a request failed inside.
     """
 
     def __init__(
-        self, prompts: PoolingPrompts, info: PoolingInfo, run: Run | None, pieces: Pieces | None = None
+        self,
+        prompts: PoolingPrompts,
+        info: PoolingInfo,
+        run: Run | None,
+        pieces: Pieces | None = None,
     ) -> None:
         """`pieces` cuts long texts; None: they are refused."""
-        self._prompts, self._info, self._run, self._pieces = prompts, info, run, pieces
+        self._prompts = prompts
+        self._info = info
+        self._run = run
+        self._pieces = pieces
         self.joined = joined
 
     def ready(
         self, prompt: Any, params: PoolingParams, name: str | None, stopped: Callable[[], bool]
     ) -> list[tuple[Any, PoolingParams]]:
-        """Return the requests that are run for a prompt, or for a pair of texts where it is a tuple of two."""
+        """Return the requests that are run for a prompt, or for a pair of texts where it is a tuple
+        of two.
+        """
         if isinstance(prompt, tuple) and len(prompt) == 2 and isinstance(prompt[0], str):
             return [self._prompts.pair(prompt[0], prompt[1], params)]
         return self._cut(*self._prompts.one(prompt, params, name, stopped=stopped))
@@ -67,19 +80,31 @@ class Calls:
         """Return tensors: what the model was made for, or `pooling_task`."""
         listed = _listed(prompts)
         params = _params(pooling_params, len(listed), pooling_task, truncate_prompt_tokens)
-        made = [self._prompts.one(prompt, each, prompt_name) for prompt, each in zip(listed, params, strict=True)]
+        made = [
+            self._prompts.one(prompt, each, prompt_name)
+            for prompt, each in zip(listed, params, strict=True)
+        ]
         cut = [self._cut(*prompt) for prompt in made]
         runs = [run for runs in cut for run in runs]
         given = _of_runs(keywords, [len(runs) for runs in cut])
-        found = iter(self._outputs([prompt for prompt, _ in runs], [each for _, each in runs], use_tqdm, given))
+        found = iter(
+            self._outputs(
+                [prompt for prompt, _ in runs], [each for _, each in runs], use_tqdm, given
+            )
+        )
         return [joined([next(found) for _ in runs]) for runs in cut]
 
-    def embed(self, prompts: Any, pooling_params: Params = None, **options: Any) -> list[EmbeddingRequestOutput]:
+    def embed(
+        self, prompts: Any, pooling_params: Params = None, **options: Any
+    ) -> list[EmbeddingRequestOutput]:
         """Return one embedding for each prompt."""
         found = self.encode(prompts, pooling_params, pooling_task="embed", **options)
         return [
             EmbeddingRequestOutput(
-                o.request_id, EmbeddingOutput(o.outputs.pooled.numbers()), o.prompt_token_ids, o.num_cached_tokens
+                o.request_id,
+                EmbeddingOutput(o.outputs.pooled.numbers()),
+                o.prompt_token_ids,
+                o.num_cached_tokens,
             )
             for o in found
         ]
@@ -91,7 +116,10 @@ class Calls:
         found = self.encode(prompts, pooling_params, pooling_task="classify", **options)
         return [
             ClassificationRequestOutput(
-                o.request_id, ClassificationOutput(o.outputs.pooled.numbers()), o.prompt_token_ids, o.num_cached_tokens
+                o.request_id,
+                ClassificationOutput(o.outputs.pooled.numbers()),
+                o.prompt_token_ids,
+                o.num_cached_tokens,
             )
             for o in found
         ]
@@ -110,39 +138,62 @@ class Calls:
         pooling_params: PoolingParams | None = None,
         **keywords: Any,
     ) -> list[ScoringRequestOutput]:
-        """Return how near each pair is: as a cross-encoder says, else the cosine of their embeddings.
+        """Return how near each pair is: as a cross-encoder says, else the cosine of their
+        embeddings.
 
         `data_1` may be one text for all of `data_2`.
         """
-        first, second = _listed(data_1), _listed(data_2)
+        first = _listed(data_1)
+        second = _listed(data_2)
         if len(first) == 1:
             first = first * len(second)
         if not second or len(first) != len(second):
             raise InvalidRequest(
-                "data_1", f"has {len(first)} texts for the {len(second)} of data_2; give one, or as many."
+                "data_1",
+                f"has {len(first)} texts for the {len(second)} of data_2; give one, or as many.",
             )
         params = _params(pooling_params, 1, None, truncate_prompt_tokens)[0]
         if "embed" in self._info.tasks:
             return self._cosines(first, second, params, use_tqdm, keywords)
-        made = [self._prompts.pair(*pair, params.clone(task="score")) for pair in zip(first, second, strict=True)]
-        found = self._outputs([prompt for prompt, _ in made], [each for _, each in made], use_tqdm, keywords)
+        made = [
+            self._prompts.pair(*pair, params.clone(task="score"))
+            for pair in zip(first, second, strict=True)
+        ]
+        found = self._outputs(
+            [prompt for prompt, _ in made], [each for _, each in made], use_tqdm, keywords
+        )
         return [
             ScoringRequestOutput(
-                o.request_id, ScoringOutput(o.outputs.pooled.numbers()[0]), o.prompt_token_ids, o.num_cached_tokens
+                o.request_id,
+                ScoringOutput(o.outputs.pooled.numbers()[0]),
+                o.prompt_token_ids,
+                o.num_cached_tokens,
             )
             for o in found
         ]
 
     def _cut(self, prompt: Any, params: PoolingParams) -> list[tuple[Any, PoolingParams]]:
-        """Return the requests that are run for a prompt: one, or several for a long text that is embedded."""
+        """Return the requests that are run for a prompt: one, or several for a long text that is
+        embedded.
+        """
         is_embedded = (params.task or self._info.tasks[0]) == "embed"
-        return self._pieces.cut(prompt, params) if self._pieces is not None and is_embedded else [(prompt, params)]
+        return (
+            self._pieces.cut(prompt, params)
+            if self._pieces is not None and is_embedded
+            else [(prompt, params)]
+        )
 
     def _cosines(
-        self, first: list[Any], second: list[Any], params: PoolingParams, use_tqdm: Any, keywords: dict[str, Any]
+        self,
+        first: list[Any],
+        second: list[Any],
+        params: PoolingParams,
+        use_tqdm: Any,
+        keywords: dict[str, Any],
     ) -> list[ScoringRequestOutput]:
         twice = {
-            name: [*value, *value] if isinstance(value, (list, tuple)) else value for name, value in keywords.items()
+            name: [*value, *value] if isinstance(value, (list, tuple)) else value
+            for name, value in keywords.items()
         }
         both = self.embed([*first, *second], params, use_tqdm=use_tqdm, **twice)
         return [
@@ -156,7 +207,11 @@ class Calls:
         ]
 
     def _outputs(
-        self, prompts: Sequence[Any], params: Sequence[PoolingParams], use_tqdm: Any, keywords: dict[str, Any]
+        self,
+        prompts: Sequence[Any],
+        params: Sequence[PoolingParams],
+        use_tqdm: Any,
+        keywords: dict[str, Any],
     ) -> Outputs:
         assert self._run is not None, "these calls only make prompts ready"
         outputs = self._run(prompts, params, use_tqdm, None, **keywords)
@@ -168,26 +223,38 @@ def _listed(prompts: Any) -> list[Any]:
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
     if not isinstance(prompts, Sequence) or isinstance(prompts, (bytes, bytearray)):
-        raise InvalidRequest("prompts", f"must be a prompt or a list of prompts, not {prompts!r:.100}.")
+        raise InvalidRequest(
+            "prompts", f"must be a prompt or a list of prompts, not {prompts!r:.100}."
+        )
     return [list(prompts)] if prompts and isinstance(prompts[0], int) else list(prompts)
 
 
 def _of_runs(keywords: dict[str, Any], counts: list[int]) -> dict[str, Any]:
-    """Return keywords with a value for each request where they had one for each prompt, made of `counts` requests."""
+    """Return keywords with a value for each request where they had one for each prompt, made of
+    `counts` requests.
+    """
 
     def each(values: Sequence[Any]) -> list[Any]:
         return [value for value, count in zip(values, counts, strict=True) for _ in range(count)]
 
     # Too many or too few are refused where they are read, with the name.
-    fits = {name for name, v in keywords.items() if isinstance(v, (list, tuple)) and len(v) == len(counts)}
+    fits = {
+        name
+        for name, v in keywords.items()
+        if isinstance(v, (list, tuple)) and len(v) == len(counts)
+    }
     return {name: each(value) if name in fits else value for name, value in keywords.items()}
 
 
-def _params(given: Params, count: int, task: str | None, truncate: int | None) -> list[PoolingParams]:
+def _params(
+    given: Params, count: int, task: str | None, truncate: int | None
+) -> list[PoolingParams]:
     params = PoolingParams() if given is None else given
     listed: list[Any] = [params] * count if not isinstance(params, Sequence) else list(params)
     if len(listed) != count or not all(isinstance(each, PoolingParams) for each in listed):
-        raise InvalidRequest("pooling_params", f"must be PoolingParams, or a list of {count} of them.")
+        raise InvalidRequest(
+            "pooling_params", f"must be PoolingParams, or a list of {count} of them."
+        )
     changes: dict[str, Any] = {} if task is None else {"task": task}
     if truncate is not None:
         changes["truncate_prompt_tokens"] = truncate
@@ -197,4 +264,6 @@ def _params(given: Params, count: int, task: str | None, truncate: int | None) -
 def _cosine(first: list[float], second: list[float]) -> float:
     """Return the cosine of the angle between two embeddings; 0 where one is nothing but zeros."""
     lengths = math.sqrt(math.fsum(x * x for x in first) * math.fsum(x * x for x in second))
-    return math.fsum(x * y for x, y in zip(first, second, strict=True)) / lengths if lengths else 0.0
+    return (
+        math.fsum(x * y for x, y in zip(first, second, strict=True)) / lengths if lengths else 0.0
+    )

@@ -9,7 +9,9 @@ from core.api import PER_TOKEN, PoolingParams, PoolingSpec
 
 
 def finish(numbers: torch.Tensor, spec: PoolingSpec, params: PoolingParams) -> torch.Tensor:
-    """Return what a request gets of the numbers [m, size] behind all layers; [size] where it asked for one vector."""
+    """Return what a request gets of the numbers [m, size] behind all layers; [size] where it asked
+    for one vector.
+    """
     columns = params.returned_token_ids or spec.returned_token_ids
     if spec.task == "embed":
         size = params.dimensions or spec.dimensions
@@ -21,7 +23,11 @@ def finish(numbers: torch.Tensor, spec: PoolingSpec, params: PoolingParams) -> t
     last = spec.last or default_last(spec, numbers.shape[-1])
     if params.use_activation is not None:
         last = (
-            "none" if not params.use_activation else default_last(spec, numbers.shape[-1]) if last == "none" else last
+            "none"
+            if not params.use_activation
+            else default_last(spec, numbers.shape[-1])
+            if last == "none"
+            else last
         )
     if last == "normalize":
         numbers = F.normalize(numbers, dim=-1)

@@ -23,11 +23,16 @@ class Pieces:
     """Most tokens of a text; None: any number."""
 
     def cut(self, prompt: Any, params: PoolingParams) -> list[tuple[Any, PoolingParams]]:
-        """Return a prompt as the requests that are run for it. Raises `InvalidRequest` for one that is too long."""
+        """Return a prompt as the requests that are run for it.
+
+        Raises `InvalidRequest` for one that is too long.
+        """
         ids: list[int] = prompt.token_ids
         if self.most is not None and len(ids) > self.most:
             raise InvalidRequest(
-                "prompt", f"has {len(ids)} tokens, and max_embed_len of --pooler-config allows {self.most}; shorten it."
+                "prompt",
+                f"has {len(ids)} tokens, and max_embed_len of --pooler-config allows {self.most}; "
+                "shorten it.",
             )
         cuts = [ids[start : start + self.size] for start in range(0, len(ids), self.size)] or [ids]
         found = [replace(prompt, token_ids=piece) for piece in cuts]

@@ -1,4 +1,6 @@
-"""Texts of pooling requests become token ids: named prompts before them, pairs, and what is cut off long ones."""
+"""Texts of pooling requests become token ids: named prompts before them, pairs, and what is cut off
+long ones.
+"""
 
 from __future__ import annotations
 
@@ -16,29 +18,38 @@ LONG_CHARS: Final = 2**15
 class PoolingPrompts:
     """Knows the renderer, the model's named prompts and the context."""
 
-    def __init__(self, renderer: Any, sentence: SentenceFacts | None, max_tokens: int, longest: int | None) -> None:
+    def __init__(
+        self, renderer: Any, sentence: SentenceFacts | None, max_tokens: int, longest: int | None
+    ) -> None:
         """`longest`: most tokens of a text that is not cut; None: any number."""
-        self._renderer, self._facts, self._max_tokens = renderer, sentence or NO_FACTS, max_tokens
+        self._renderer = renderer
+        self._facts = sentence or NO_FACTS
+        self._max_tokens = max_tokens
         self._longest = longest
 
     def one(
         self, prompt: Any, params: PoolingParams, name: str | None = None, **reading: Any
     ) -> tuple[Any, PoolingParams]:
-        """Return the token ids of a prompt in any form, the text of prompt `name` put before it, and its parameters.
+        """Return the token ids of a prompt in any form, the text of prompt `name` put before it,
+        and its parameters.
 
-        Truncation keeps the beginning, and the special tokens at the end of a text. Of a text that is far too long no more
-        is read than shows it; `reading` as in `Renderer.encode`.
+        Truncation keeps the beginning, and the special tokens at the end of a text. Of a text that
+        is far too long no more is read than shows it; `reading` as in `Renderer.encode`.
         """
         text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
         before = self._before(name)
-        if isinstance(text, str) and (isinstance(prompt, str) or prompt.get("prompt_token_ids") is None):
+        if isinstance(text, str) and (
+            isinstance(prompt, str) or prompt.get("prompt_token_ids") is None
+        ):
             text = before + text
             text = text.lower() if self._facts.lower_case else text
             given = {**prompt, "prompt": text} if isinstance(prompt, Mapping) else {"prompt": text}
             ids = self._fitted(text, None, params)
             whole = given if ids is None else {**given, "prompt_token_ids": ids[0]}
             ready = self._renderer.prompt(whole, True, self._longest, **reading)
-            return ready, params if self._facts.include_prompt or not before else self._without(before, ready, params)
+            return ready, params if self._facts.include_prompt or not before else self._without(
+                before, ready, params
+            )
         ready = self._renderer.prompt(prompt)
         keep = self._keep(params)
         return ready if keep is None else replace(ready, token_ids=ready.token_ids[:keep]), params
@@ -47,28 +58,37 @@ class PoolingPrompts:
         """Return two texts as one prompt, and the parameters that say where the second begins."""
         for text in (first, second):
             if not isinstance(text, str):
-                raise InvalidRequest("data", f"a model that reads pairs scores texts, not {text!r:.100}.")
+                raise InvalidRequest(
+                    "data", f"a model that reads pairs scores texts, not {text!r:.100}."
+                )
         kept = params
         if params.truncate_prompt_tokens is None and len(first) + len(second) > LONG_CHARS:
             # One more than may be shows that there are too many, and spares reading the rest.
             kept = params.clone(truncate_prompt_tokens=self._max_tokens + 1)
         found = self._fitted(first, second, kept, always=True)
         if found is None:
-            raise InvalidRequest("data", "the tokenizer cannot join two texts; use one with a tokenizer.json.")
+            raise InvalidRequest(
+                "data", "the tokenizer cannot join two texts; use one with a tokenizer.json."
+            )
         ids, types = found
         start = types.index(1) if 1 in types else -1
         prompt = self._renderer.prompt({"prompt_token_ids": ids, "prompt": f"{first}\n{second}"})
         return prompt, params.clone(pair_start=start)
 
     def _without(self, before: str, ready: Any, params: PoolingParams) -> PoolingParams:
-        """Return the parameters that leave the tokens of a named prompt out, as sentence-transformers counts them."""
+        """Return the parameters that leave the tokens of a named prompt out, as
+        sentence-transformers counts them.
+        """
         before = before.lower() if self._facts.lower_case else before
         alone, bare = (self._renderer.encode(before, special) for special in (True, False))
-        count = len(alone) - (bool(bare) and alone[-1] != bare[-1])  # but for a special token at the end
+        count = len(alone) - (
+            bool(bare) and alone[-1] != bare[-1]
+        )  # but for a special token at the end
         if count >= len(ready.token_ids):
             raise InvalidRequest(
                 "truncate_prompt_tokens",
-                f"leaves {len(ready.token_ids)} tokens, and the prompt before the text has {count}.",
+                f"leaves {len(ready.token_ids)} tokens, and the prompt before the text has "
+                f"{count}.",
             )
         return params.clone(unpooled=count)
 
@@ -79,7 +99,10 @@ class PoolingPrompts:
             return ""
         if name not in prompts:
             known = ", ".join(sorted(prompts)) or "none"
-            raise InvalidRequest("prompt_name", f"{name!r} is not known{did_you_mean(name, prompts)}. Known: {known}.")
+            raise InvalidRequest(
+                "prompt_name",
+                f"{name!r} is not known{did_you_mean(name, prompts)}. Known: {known}.",
+            )
         return prompts[name]
 
     def _keep(self, params: PoolingParams) -> int | None:
@@ -89,8 +112,11 @@ class PoolingPrompts:
     def _fitted(
         self, text: str, pair: str | None, params: PoolingParams, *, always: bool = False
     ) -> tuple[list[int], list[int]] | None:
-        """Return ids and types of a text or a pair, cut to fit; None where nothing is to be cut, or nobody can."""
-        keep, encode = self._keep(params), getattr(self._renderer.tokenizer, "encode_fitted", None)
+        """Return ids and types of a text or a pair, cut to fit; None where nothing is to be cut, or
+        nobody can.
+        """
+        keep = self._keep(params)
+        encode = getattr(self._renderer.tokenizer, "encode_fitted", None)
         if encode is None or (keep is None and not always):
             return None
         found: tuple[list[int], list[int]] = encode(text, pair, keep)

@@ -1,4 +1,7 @@
-"""The edge of pooling: parameters are checked against what the model can do. Knows no text and no torch."""
+"""The edge of pooling: parameters are checked against what the model can do.
+
+Knows no text and no torch.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,20 @@ def as_sampling(info: PoolingInfo, params: Any) -> tuple[PoolingParams, Sampling
     """
     if not isinstance(params, PoolingParams):
         raise InvalidRequest(
-            "sampling_params", "this engine runs --runner pooling and makes no tokens; embed, classify or score."
+            "sampling_params",
+            "this engine runs --runner pooling and makes no tokens; embed, classify or score.",
         )
     task = params.task or info.tasks[0]
     if task not in info.tasks:
-        raise InvalidRequest("task", f"{task!r} is nothing this model does; it does {', '.join(info.tasks)}.")
+        raise InvalidRequest(
+            "task", f"{task!r} is nothing this model does; it does {', '.join(info.tasks)}."
+        )
     _check_dimensions(info, task, params.dimensions)
     for column in params.returned_token_ids or ():
         if column >= info.size:
-            raise InvalidRequest("returned_token_ids", f"{column} is outside the {info.size} columns of the scores.")
+            raise InvalidRequest(
+                "returned_token_ids", f"{column} is outside the {info.size} columns of the scores."
+            )
     fresh = task in info.whole or bool(params.skip_reading_prefix_cache)
     sampling = SamplingParams(
         max_tokens=1,
@@ -43,9 +51,15 @@ def _check_dimensions(info: PoolingInfo, task: str, wanted: int | None) -> None:
         raise InvalidRequest("dimensions", f"only embeddings can be cut, not what {task!r} gives.")
     if not info.matryoshka:
         raise InvalidRequest(
-            "dimensions", "the embeddings of this model were not made to be cut (is_matryoshka in its config.json)."
+            "dimensions",
+            "the embeddings of this model were not made to be cut (is_matryoshka in its "
+            "config.json).",
         )
     if wanted > info.size:
-        raise InvalidRequest("dimensions", f"{wanted} is more than the {info.size} numbers of an embedding.")
+        raise InvalidRequest(
+            "dimensions", f"{wanted} is more than the {info.size} numbers of an embedding."
+        )
     if info.dimensions and wanted not in info.dimensions:
-        raise InvalidRequest("dimensions", f"must be one of {', '.join(map(str, info.dimensions))}, not {wanted}.")
+        raise InvalidRequest(
+            "dimensions", f"must be one of {', '.join(map(str, info.dimensions))}, not {wanted}."
+        )

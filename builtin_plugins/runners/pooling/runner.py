@@ -1,4 +1,6 @@
-"""Joins the parts of pooling: how a model is pooled, the edge of requests, the second half of a step."""
+"""Joins the parts of pooling: how a model is pooled, the edge of requests, the second half of a
+step.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,15 @@ from builtin_plugins.runners.pooling import settle, wishes
 from builtin_plugins.runners.pooling.calls import Calls
 from builtin_plugins.runners.pooling.prompts import PoolingPrompts
 from builtin_plugins.runners.pooling.requests import as_sampling
-from core.api import EngineConfig, ModelSource, PoolingInfo, PoolingParams, SamplingParams, Stage, StageParts
+from core.api import (
+    EngineConfig,
+    ModelSource,
+    PoolingInfo,
+    PoolingParams,
+    SamplingParams,
+    Stage,
+    StageParts,
+)
 
 
 class Pooling:
@@ -38,11 +48,17 @@ class Pooling:
 
     def stage(self, parts: StageParts) -> Stage:
         """Return what pools, with the poolers of the model."""
-        from builtin_plugins.runners.pooling.stage import PoolingStage  # lazy: torch is slow to import
+        from builtin_plugins.runners.pooling.stage import (
+            PoolingStage,
+        )  # lazy: torch is slow to import
 
-        spec, registry = parts.spec.pooling, self._registry
+        spec = parts.spec.pooling
+        registry = self._registry
         names = ("all",) if spec.late else spec.poolers
-        made = [registry.make(registry.choose("poolers", name), parts.config) for name in (*names, spec.token_pooler)]
+        made = [
+            registry.make(registry.choose("poolers", name), parts.config)
+            for name in (*names, spec.token_pooler)
+        ]
         return PoolingStage(parts, made[:-1], made[-1])
 
     def admit(self, info: PoolingInfo | None, params: Any) -> tuple[PoolingParams, SamplingParams]:

@@ -1,4 +1,5 @@
-"""Decides how a model is pooled: what its architecture states, what files beside it say, what the user wants.
+"""Decides how a model is pooled: what its architecture states, what files beside it say, what the
+user wants.
 
 The later of these wins. Knows facts and names; knows no torch, no request and no model by name.
 """
@@ -41,7 +42,11 @@ _CONVERTED: Final[Mapping[str, PoolingSpec]] = {
 def aliases(architecture: str) -> list[str]:
     """Return the architectures that generate with the same layers."""
     suffix = next((suffix for suffix in _SUFFIXES if architecture.endswith(suffix)), None)
-    return [] if suffix is None else [architecture.removesuffix(suffix) + ending for ending in GENERATING]
+    return (
+        []
+        if suffix is None
+        else [architecture.removesuffix(suffix) + ending for ending in GENERATING]
+    )
 
 
 def settle(
@@ -49,9 +54,11 @@ def settle(
 ) -> DecoderSpec | ModuleSpec | None:
     """Return the spec with its pooling decided; None where the model generates.
 
-    Raises `ConfigError` for wishes the model cannot fulfil, `ModelError` for files that contradict each other.
+    Raises `ConfigError` for wishes the model cannot fulfil, `ModelError` for files that contradict
+    each other.
     """
-    model, name = config.model, source.architecture
+    model = config.model
+    name = source.architecture
     stated: PoolingSpec | None = getattr(spec, "pooling", None)
     by_name = None if name in {r.entry.name for r in registry.entries("models")} else _by_name(name)
     convert = config.options.get("convert", "auto")
@@ -61,23 +68,32 @@ def settle(
     if model.runner not in ("auto", "pooling") or (model.runner == "auto" and not pools):
         if config.options.get("pooler_config") and model.runner in ("auto", "generate"):
             raise ConfigError(
-                f"--pooler-config: {name!r} generates tokens here; leave it out, or say --runner pooling."
+                f"--pooler-config: {name!r} generates tokens here; leave it out, or say --runner "
+                "pooling."
             )
         return None
     if config.options.get("logits_processors"):
         raise ConfigError(
-            "--logits-processors changes which tokens are chosen, and a pooled model makes none; leave it out."
+            "--logits-processors changes which tokens are chosen, and a pooled model makes none; "
+            "leave it out."
         )
     if stated is None and not isinstance(spec, DecoderSpec) and not hasattr(spec, "pooling"):
-        raise ConfigError(f"--runner pooling: the architecture {name!r} does not say how it is pooled; leave it out.")
+        raise ConfigError(
+            f"--runner pooling: the architecture {name!r} does not say how it is pooled; leave it "
+            "out."
+        )
     chosen = stated or wanted or by_name or PoolingSpec()
     if not chosen.head and chosen.task == "classify" and not chosen.logits:
-        score = DenseSpec(name="score", width=ModelFacts(source.hf_config).num_labels(), bias=chosen.per_token)
+        score = DenseSpec(
+            name="score", width=ModelFacts(source.hf_config).num_labels(), bias=chosen.per_token
+        )
         chosen = replace(chosen, head=(score,))
     if getattr(source.hf_config, "classifier_from_token", None):
         raise ModelError(
-            "classifier_from_token in config.json is not served: a classifier cannot be made of the model's own head. "
-            "Without it, --convert reward with returned_token_ids in --pooler-config gives those tokens' scores."
+            "classifier_from_token in config.json is not served: a classifier cannot be made of "
+            "the model's own head. "
+            "Without it, --convert reward with returned_token_ids in --pooler-config gives those "
+            "tokens' scores."
         )
     chosen = _by_files(chosen, source)
     chosen = by_user(chosen, config.options.get("pooler_config") or {}, registry)
@@ -94,11 +110,18 @@ def info(spec: Any, registry: Any) -> PoolingInfo:
     pooling: PoolingSpec = spec.pooling
     size = size_of(spec, pooling)
     many = "token_embed" if pooling.task == "embed" else "token_classify"
-    one = () if pooling.per_token else (pooling.task, *(("score",) if pooling.task == "classify" and size == 1 else ()))
+    one = (
+        ()
+        if pooling.per_token
+        else (pooling.task, *(("score",) if pooling.task == "classify" and size == 1 else ()))
+    )
     poolers, token_pooler = load_poolers(pooling, registry)
     tasks = (*one, many)
-    causal, every = not getattr(spec, "bidirectional", False), pooling.late or any(each.whole for each in poolers)
-    whole = tuple(t for t in tasks if not causal or (token_pooler.whole if t.startswith("token_") else every))
+    causal = not getattr(spec, "bidirectional", False)
+    every = pooling.late or any(each.whole for each in poolers)
+    whole = tuple(
+        t for t in tasks if not causal or (token_pooler.whole if t.startswith("token_") else every)
+    )
     return PoolingInfo(
         tasks=tasks,
         size=size,
@@ -130,27 +153,47 @@ def fit(config: EngineConfig, spec: Any) -> EngineConfig:
 
 
 def bare_names(names: WeightNames) -> WeightNames:
-    """Return the names with a rule for checkpoints of the bare model, whose tensors lack the first part."""
+    """Return the names with a rule for checkpoints of the bare model, whose tensors lack the first
+    part.
+    """
     prefix, _, first = names.embed.partition(".")
     if not first:
         return names
-    inner = {name.removeprefix(f"{prefix}.").partition(".")[0] for name in (names.embed, names.final_norm, names.layer)}
-    inner |= {names.positions.removeprefix(f"{prefix}.").partition(".")[0]} if names.positions else set()
+    inner = {
+        name.removeprefix(f"{prefix}.").partition(".")[0]
+        for name in (names.embed, names.final_norm, names.layer)
+    }
+    inner |= (
+        {names.positions.removeprefix(f"{prefix}.").partition(".")[0]} if names.positions else set()
+    )
     rule = (rf"^(?={'|'.join(rf'{part}(?:[.]|$)' for part in sorted(inner))})", f"{prefix}.")
     return replace(names, rename=(*names.rename, rule))
 
 
-def _check_wishes(config: EngineConfig, name: str, stated: PoolingSpec | None, by_name: PoolingSpec | None) -> None:
+def _check_wishes(
+    config: EngineConfig, name: str, stated: PoolingSpec | None, by_name: PoolingSpec | None
+) -> None:
     """Raise `ConfigError` for a runner or a conversion that the model is not for."""
-    runner, convert = config.model.runner, config.options.get("convert", "auto")
+    runner = config.model.runner
+    convert = config.options.get("convert", "auto")
     if runner == "generate" and (stated or by_name):
-        raise ConfigError(f"--runner generate: {name!r} has no head that makes tokens; leave it out, or say pooling.")
+        raise ConfigError(
+            f"--runner generate: {name!r} has no head that makes tokens; leave it out, or say "
+            "pooling."
+        )
     if runner == "generate" and convert not in ("auto", "none"):
-        raise ConfigError(f"--convert {convert} makes a pooling model, which --runner generate excludes; drop one.")
+        raise ConfigError(
+            f"--convert {convert} makes a pooling model, which --runner generate excludes; drop "
+            "one."
+        )
     if stated is not None and convert not in ("auto", "none", stated.task):
-        raise ConfigError(f"--convert {convert}: {name!r} is for {stated.task!r} already; leave it out.")
+        raise ConfigError(
+            f"--convert {convert}: {name!r} is for {stated.task!r} already; leave it out."
+        )
     if runner == "pooling" and convert == "none" and stated is None:
-        raise ConfigError(f"--convert none: {name!r} makes tokens, so nothing is left to pool; leave it out.")
+        raise ConfigError(
+            f"--convert none: {name!r} makes tokens, so nothing is left to pool; leave it out."
+        )
 
 
 def _by_name(architecture: str) -> PoolingSpec | None:
@@ -160,8 +203,11 @@ def _by_name(architecture: str) -> PoolingSpec | None:
 
 
 def _by_files(spec: PoolingSpec, source: ModelSource) -> PoolingSpec:
-    """Lay what sentence-transformers' files, and the config's own words on scores, say over the defaults."""
-    facts, sentence = ModelFacts(source.hf_config), source.sentence
+    """Lay what sentence-transformers' files, and the config's own words on scores, say over the
+    defaults.
+    """
+    facts = ModelFacts(source.hf_config)
+    sentence = source.sentence
     if spec.task == "classify":
         stated = sentence.last if sentence is not None else None
         return replace(spec, last=spec.last or stated or _by_problem(facts))
@@ -171,7 +217,9 @@ def _by_files(spec: PoolingSpec, source: ModelSource) -> PoolingSpec:
     if sentence is None:
         return spec
     last: Any = "normalize" if sentence.normalize else "none"
-    return replace(spec, pooler=sentence.pooler or spec.pooler, head=(*spec.head, *sentence.dense), last=last)
+    return replace(
+        spec, pooler=sentence.pooler or spec.pooler, head=(*spec.head, *sentence.dense), last=last
+    )
 
 
 def _by_problem(facts: ModelFacts) -> Any:

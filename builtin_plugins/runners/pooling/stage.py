@@ -9,20 +9,37 @@ from typing import Any
 import torch
 
 from builtin_plugins.runners.pooling.finish import finish
-from core.api import PER_TOKEN, NewRow, Pooler, PoolingParams, PoolingSpec, StageParts, StepPlan, StepRows
+from core.api import (
+    PER_TOKEN,
+    NewRow,
+    Pooler,
+    PoolingParams,
+    PoolingSpec,
+    StageParts,
+    StepPlan,
+    StepRows,
+)
 
 Plugged = tuple[Pooler, Callable[[Exception, str | None], str]]
 """A pooler, and what says of an error in a request that it is to blame."""
 
 
 class PoolingStage:
-    """Keeps what earlier chunks of a prompt gave, where its pooler needs all of it. Reads no device value back."""
+    """Keeps what earlier chunks of a prompt gave, where its pooler needs all of it.
 
-    def __init__(self, parts: StageParts, poolers: Sequence[Plugged], token_pooler: Plugged) -> None:
-        """`poolers`: those for the prompt as a whole, whose vectors become one; `token_pooler`: that for each token."""
+    Reads no device value back.
+    """
+
+    def __init__(
+        self, parts: StageParts, poolers: Sequence[Plugged], token_pooler: Plugged
+    ) -> None:
+        """`poolers`: those for the prompt as a whole, whose vectors become one; `token_pooler`:
+        that for each token.
+        """
         self._model: Any = parts.model
         self._spec: PoolingSpec = parts.spec.pooling
-        self._batch, self._result = parts.batch, parts.result
+        self._batch = parts.batch
+        self._result = parts.result
         self._poolers = (tuple(poolers), (token_pooler,))
         self._held: dict[int, list[torch.Tensor]] = {}
 
@@ -35,8 +52,14 @@ class PoolingStage:
         self._held.pop(row, None)
 
     def token_types(self, inputs: StepRows) -> torch.Tensor | None:
-        """Return which text of its pair each token of the step belongs to; None where there are no pairs."""
-        starts = [request.pooling.pair_start for request in map(self._request, inputs.rows) if request.pooling]
+        """Return which text of its pair each token of the step belongs to; None where there are no
+        pairs.
+        """
+        starts = [
+            request.pooling.pair_start
+            for request in map(self._request, inputs.rows)
+            if request.pooling
+        ]
         if all(start < 0 for start in starts):
             return None
         first = torch.tensor([1 << 30 if start < 0 else start for start in starts])
@@ -44,14 +67,20 @@ class PoolingStage:
         behind = first.repeat_interleave(counts).to(inputs.positions.device, non_blocking=True)
         return (inputs.positions >= behind).long()
 
-    def run(self, plan: StepPlan, inputs: StepRows, hidden: torch.Tensor, errors: dict[int, str]) -> Any:
+    def run(
+        self, plan: StepPlan, inputs: StepRows, hidden: torch.Tensor, errors: dict[int, str]
+    ) -> Any:
         """Pool the prompts that end in this step, and keep what is needed of the others."""
-        pending = self._result(step=plan.step, errors=errors, rows=[inputs.rows[i] for i in inputs.samples])
+        pending = self._result(
+            step=plan.step, errors=errors, rows=[inputs.rows[i] for i in inputs.samples]
+        )
         found: dict[int, torch.Tensor] = {}
         ending = set(inputs.samples)
         for i, end in enumerate(accumulate(inputs.counts)):
             request = self._request(inputs.rows[i])
-            poolers = self._poolers[request.pooling is not None and request.pooling.task in PER_TOKEN]
+            poolers = self._poolers[
+                request.pooling is not None and request.pooling.task in PER_TOKEN
+            ]
             own = hidden[end - inputs.counts[i] : end]
             if inputs.counts[i] < request.prompt_len and any(pooler.whole for pooler, _ in poolers):
                 self._held[request.row].append(own.clone())
@@ -59,7 +88,9 @@ class PoolingStage:
             if len(own) and i in ending and request.pooling is not None:
                 vectors = _pooled(poolers, own, request, request.pooling, errors)
                 if request.row not in errors:
-                    found[request.row] = vectors[0] if len(vectors) == 1 else torch.cat(vectors, dim=-1)
+                    found[request.row] = (
+                        vectors[0] if len(vectors) == 1 else torch.cat(vectors, dim=-1)
+                    )
         self._finish(pending, found)
         return pending
 
@@ -67,9 +98,12 @@ class PoolingStage:
         """No token was made on another stage either."""
 
     def _finish(self, pending: Any, found: Mapping[int, torch.Tensor]) -> None:
-        device, sizes = self._batch.token_ids.device, [len(vectors) for vectors in found.values()]
+        device = self._batch.token_ids.device
+        sizes = [len(vectors) for vectors in found.values()]
         pending.tokens = torch.zeros(len(pending.rows), dtype=torch.int64, device=device)
-        pending.finite = pending.possible = torch.ones(len(pending.rows), dtype=torch.bool, device=device)
+        pending.finite = pending.possible = torch.ones(
+            len(pending.rows), dtype=torch.bool, device=device
+        )
         if found:
             numbers = torch.split(self._model.pooled(torch.cat(list(found.values()))), sizes)
             for row, values in zip(found, numbers, strict=True):
@@ -89,7 +123,11 @@ class PoolingStage:
 
 
 def _pooled(
-    poolers: Sequence[Plugged], hidden: torch.Tensor, request: NewRow, params: PoolingParams, errors: dict[int, str]
+    poolers: Sequence[Plugged],
+    hidden: torch.Tensor,
+    request: NewRow,
+    params: PoolingParams,
+    errors: dict[int, str],
 ) -> list[torch.Tensor]:
     """Return what each pooler makes of a prompt; the first that fails fails the request, named."""
     vectors = []

@@ -10,7 +10,12 @@ from builtin_plugins.runners.pooling.pieces import Pieces
 from core.api import ConfigError, EngineConfig, ModelError, PoolingSpec, did_you_mean
 
 _ACTIVATIONS: Final = ("use_activation", "normalize", "softmax", "activation")
-_RENAMED: Final = {"logit_bias": "mean", "logit_mean": "mean", "logit_sigma": "sigma", "step_tag_id": "step_tag_id"}
+_RENAMED: Final = {
+    "logit_bias": "mean",
+    "logit_mean": "mean",
+    "logit_sigma": "sigma",
+    "step_tag_id": "step_tag_id",
+}
 
 
 def _is_integer(value: Any, least: int = 0) -> bool:
@@ -51,7 +56,9 @@ def by_user(spec: PoolingSpec, wanted: Mapping[str, Any], registry: Any) -> Pool
     for name, value in given.items():
         if name not in _KEYS:
             hint = did_you_mean(name, _KEYS)
-            raise ConfigError(f"--pooler-config: {name!r} is not known{hint}. Known: {', '.join(_KEYS)}.")
+            raise ConfigError(
+                f"--pooler-config: {name!r} is not known{hint}. Known: {', '.join(_KEYS)}."
+            )
         what, holds = _KEYS[name]
         if not holds(value):
             raise ConfigError(f"--pooler-config: {name} must be {what}, not {value!r}.")
@@ -63,7 +70,9 @@ def by_user(spec: PoolingSpec, wanted: Mapping[str, Any], registry: Any) -> Pool
     for name in _ACTIVATIONS:
         if name in given:
             # True: what holds anyway, unless files say that nothing is done.
-            changes["last"] = "none" if not given[name] else None if spec.last == "none" else spec.last
+            changes["last"] = (
+                "none" if not given[name] else None if spec.last == "none" else spec.last
+            )
     if "dimensions" in given:
         changes |= {"dimensions": given["dimensions"], "matryoshka": True}
     changes |= {ours: given[name] for name, ours in _RENAMED.items() if name in given}
@@ -75,23 +84,41 @@ def by_user(spec: PoolingSpec, wanted: Mapping[str, Any], registry: Any) -> Pool
 def check_columns(spec: PoolingSpec, size: int) -> None:
     """Raise `ConfigError` for columns that the `size` numbers of the model do not have."""
     if spec.dimensions is not None and (spec.task != "embed" or spec.dimensions > size):
-        what = f"the model's embeddings have {size}" if spec.task == "embed" else "this model gives scores"
+        what = (
+            f"the model's embeddings have {size}"
+            if spec.task == "embed"
+            else "this model gives scores"
+        )
         raise ConfigError(f"--pooler-config: dimensions {spec.dimensions} cannot be kept; {what}.")
     if spec.returned_token_ids and (spec.task == "embed" or max(spec.returned_token_ids) >= size):
-        what = "this model gives embeddings" if spec.task == "embed" else f"the model's scores have {size} columns"
-        raise ConfigError(f"--pooler-config: returned_token_ids {list(spec.returned_token_ids)} are not there; {what}.")
+        what = (
+            "this model gives embeddings"
+            if spec.task == "embed"
+            else f"the model's scores have {size} columns"
+        )
+        raise ConfigError(
+            f"--pooler-config: returned_token_ids {list(spec.returned_token_ids)} are not there; "
+            f"{what}."
+        )
 
 
 def pieces(config: EngineConfig, size: int) -> Pieces | None:
     """Return what cuts texts longer than `size` tokens, where the user wants that."""
     wanted = config.options.get("pooler_config") or {}
-    return Pieces(size, wanted.get("max_embed_len")) if wanted.get("enable_chunked_processing") else None
+    return (
+        Pieces(size, wanted.get("max_embed_len"))
+        if wanted.get("enable_chunked_processing")
+        else None
+    )
 
 
 def _check_pieces(spec: PoolingSpec, given: Mapping[str, Any]) -> None:
-    on, most = given.get("enable_chunked_processing", False), given.get("max_embed_len")
+    on = given.get("enable_chunked_processing", False)
+    most = given.get("max_embed_len")
     if on and spec.task != "embed":
-        raise ConfigError("--pooler-config: enable_chunked_processing is for embeddings; this model gives scores.")
+        raise ConfigError(
+            "--pooler-config: enable_chunked_processing is for embeddings; this model gives scores."
+        )
     if most is not None and not on:
         raise ConfigError(
             f"--pooler-config: max_embed_len {most} is the longest text embedded in pieces; set "
@@ -100,24 +127,40 @@ def _check_pieces(spec: PoolingSpec, given: Mapping[str, Any]) -> None:
 
 
 def _pooler_called(key: str, name: str, registry: Any) -> dict[str, Any]:
-    found = [registry.load(registry.choose("poolers", part), probe=True).per_token for part in name.split("+")]
+    found = [
+        registry.load(registry.choose("poolers", part), probe=True).per_token
+        for part in name.split("+")
+    ]
     per_token: bool = any(found)
     if per_token and len(found) > 1:
         raise ConfigError(
-            f"--pooler-config: {name!r} joins vectors of prompts with those of tokens; name one of a kind."
+            f"--pooler-config: {name!r} joins vectors of prompts with those of tokens; name one of "
+            "a kind."
         )
     if key != "pooling_type" and per_token != key.startswith("tok"):
-        raise ConfigError(f"--pooler-config: {key} {name!r} gives {'many vectors' if per_token else 'one vector'}.")
+        raise ConfigError(
+            f"--pooler-config: {key} {name!r} gives "
+            f"{'many vectors' if per_token else 'one vector'}."
+        )
     if per_token:
         return {"token_pooler": name, "per_token": key == "pooling_type"}
     return {"pooler": name, "per_token": False, "late": False}
 
 
 def load_poolers(spec: PoolingSpec, registry: Any) -> tuple[list[Any], Any]:
-    """Return the classes that pool for a prompt and for each token. Raises `ModelError` for a name nobody has."""
+    """Return the classes that pool for a prompt and for each token.
+
+    Raises `ModelError` for a name nobody has.
+    """
     names = {registered.entry.name for registered in registry.entries("poolers")}
     for name in (*spec.poolers, spec.token_pooler):
         if name not in names:
-            raise ModelError(f"the model wants the pooler {name!r}; available: {', '.join(sorted(names)) or 'none'}.")
-    *one, many = (registry.load(registry.choose("poolers", name)) for name in (*spec.poolers, spec.token_pooler))
+            raise ModelError(
+                f"the model wants the pooler {name!r}; available: "
+                f"{', '.join(sorted(names)) or 'none'}."
+            )
+    *one, many = (
+        registry.load(registry.choose("poolers", name))
+        for name in (*spec.poolers, spec.token_pooler)
+    )
     return one, many

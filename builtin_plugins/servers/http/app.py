@@ -23,8 +23,8 @@ from core.api import ConfigError, HttpStats, RouteGroup
 class EngineApp(FastAPI):
     """FastAPI's routing with our guard in place of its error and middleware stack.
 
-    A route group may have `public_paths`: those of its paths that need no API key; `refusal`, its form of errors; and `around`,
-    what is to stand around everything.
+    A route group may have `public_paths`: those of its paths that need no API key; `refusal`, its
+    form of errors; and `around`, what is to stand around everything.
     """
 
     def __init__(
@@ -34,15 +34,23 @@ class EngineApp(FastAPI):
         measure: Callable[[HttpStats], None] = lambda stats: None,
     ) -> None:
         self._options = options
-        self._public = {path for group in groups.values() for path in getattr(group, "public_paths", ())}
-        self.quiet_paths = frozenset(path for group in groups.values() for path in getattr(group, "quiet_paths", ()))
-        """Asked by machines every few seconds: answered well, they are not worth a line of the access log."""
+        self._public = {
+            path for group in groups.values() for path in getattr(group, "public_paths", ())
+        }
+        self.quiet_paths = frozenset(
+            path for group in groups.values() for path in getattr(group, "quiet_paths", ())
+        )
+        """Asked by machines every few seconds: answered well, they are not worth a line of the
+        access log.
+        """
         routes = collect_routes(groups)
         if not options.get("disable_fastapi_docs"):
             routes.append(Route(PATH, self._describe, methods=["GET"], include_in_schema=False))
         self._groups = groups
         super().__init__(routes=routes, openapi_url=None, docs_url=None, redoc_url=None)
-        self.root_path = options.get("root_path") or ""  # as an argument it is deprecated: servers are to have it
+        self.root_path = (
+            options.get("root_path") or ""
+        )  # as an argument it is deprecated: servers are to have it
         self.limits = Limits.from_options(options)
         self._error_forms = {
             route.path: group.refusal
@@ -69,14 +77,19 @@ class EngineApp(FastAPI):
         for group in self._groups.values():
             bodies |= group.bodies() if hasattr(group, "bodies") else {}
             queries |= getattr(group, "queries", {})
-        keyed, root_path = bool(self._options.get("api_key")), self.root_path
+        keyed = bool(self._options.get("api_key"))
+        root_path = self.root_path
         forms = self._error_forms
         return JSONResponse(
-            document(self.routes, bodies, queries, self._public, forms, keyed=keyed, root_path=root_path)
+            document(
+                self.routes, bodies, queries, self._public, forms, keyed=keyed, root_path=root_path
+            )
         )
 
     def build_middleware_stack(self) -> ASGIApp:
-        """Return the guard behind what groups put around it, and that behind CORS where origins are allowed."""
+        """Return the guard behind what groups put around it, and that behind CORS where origins are
+        allowed.
+        """
         options = self._options
         app: ASGIApp = self.guard
         for group in self._groups.values():
@@ -136,15 +149,21 @@ def _served(route: Any) -> Sequence[tuple[str, str]]:
 
 
 def _methods(routes: Iterable[Any]) -> dict[str, str]:
-    """Return the methods of each path as the header `Allow` has them: of several routes with one path, all."""
+    """Return the methods of each path as the header `Allow` has them: of several routes with one
+    path, all.
+    """
     found: dict[str, set[str]] = {}
     for route in routes:
-        found.setdefault(getattr(route, "path", ""), set()).update(getattr(route, "methods", None) or ())
+        found.setdefault(getattr(route, "path", ""), set()).update(
+            getattr(route, "methods", None) or ()
+        )
     return {path: ", ".join(sorted(methods)) for path, methods in found.items()}
 
 
 def _keys(given: Iterable[str]) -> list[str]:
     keys = [given] if isinstance(given, str) else list(given)
     if any(not key.strip() for key in keys):
-        raise ConfigError("--api-key is empty; give a key, or leave the option out to serve without keys.")
+        raise ConfigError(
+            "--api-key is empty; give a key, or leave the option out to serve without keys."
+        )
     return keys

@@ -1,4 +1,5 @@
-"""A connection as uvicorn serves it, watched: heads that grow, requests that do not arrive, answers nobody reads.
+"""A connection as uvicorn serves it, watched: heads that grow, requests that do not arrive, answers
+nobody reads.
 
 One look per second over all connections; a chunk of a stream costs nothing.
 """
@@ -51,12 +52,15 @@ class WatchedConnection(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
         """Take bytes in; a head that is too long before it has ended is refused."""
         if self._is_refused or self.transport.is_closing():
             return
-        cycle, between = self.cycle, self._is_between
+        cycle = self.cycle
+        between = self._is_between
         if self.is_idle:
             self._since_s = self.loop.time()  # the next request begins
         super().data_received(data)
         if self.cycle is not cycle:
-            self._since_s, self._head_bytes, self._was_between = self.loop.time(), 0, False
+            self._since_s = self.loop.time()
+            self._head_bytes = 0
+            self._was_between = False
         elif between and not self.transport.is_closing():
             self._head_bytes += len(data)
             if self._head_bytes > self.limits.head_bytes:
@@ -64,7 +68,8 @@ class WatchedConnection(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
 
     def on_headers_complete(self) -> None:
         """Called by the parser httptools: a body may follow."""
-        self._is_whole, before = False, self.cycle
+        self._is_whole = False
+        before = self.cycle
         super().on_headers_complete()
         if self.cycle is not before and self.scope["http_version"] == "1.0":
             end_by_closing(self.cycle)  # its task has not begun
@@ -77,7 +82,8 @@ class WatchedConnection(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
     def pause_writing(self) -> None:
         """Called when much waits to be read: begin to look whether it is."""
         super().pause_writing()
-        self._moved_s, self._unsent_bytes = self.loop.time(), 0
+        self._moved_s = self.loop.time()
+        self._unsent_bytes = 0
 
     def check(self, now_s: float) -> None:
         """Cut the connection if its client has kept it waiting for too long."""
@@ -85,9 +91,12 @@ class WatchedConnection(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
         if between and not self._was_between:
             self._since_s = now_s
         self._was_between = between
-        waited_s, most_s = now_s - self._since_s, self.limits.read_timeout_s
+        waited_s = now_s - self._since_s
+        most_s = self.limits.read_timeout_s
         if self._is_stuck(now_s):
-            log.info("a client has not read its answer for %g s and is cut", self.limits.stall_timeout_s)
+            log.info(
+                "a client has not read its answer for %g s and is cut", self.limits.stall_timeout_s
+            )
             self.transport.abort()
         elif self.transport.is_closing():
             pass
@@ -101,13 +110,17 @@ class WatchedConnection(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
 
     @property
     def is_idle(self) -> bool:
-        """A request was answered, and nothing of another has come: how long it may stay so is uvicorn's to watch."""
+        """A request was answered, and nothing of another has come: how long it may stay so is
+        uvicorn's to watch.
+        """
         return self.cycle is not None and self._is_between and not self._head_bytes
 
     @property
     def may_go(self) -> bool:
         """Nothing of a request is here, and no answer under way."""
-        return self._is_between and not (self._head_bytes or self._is_refused or self.transport.is_closing())
+        return self._is_between and not (
+            self._head_bytes or self._is_refused or self.transport.is_closing()
+        )
 
     @property
     def idle_since_s(self) -> float:
@@ -125,7 +138,9 @@ class WatchedConnection(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
         return cycle is None or bool(cycle.response_complete and not self._is_arriving)
 
     def _is_stuck(self, now_s: float) -> bool:
-        """Say whether an answer waits, nothing is added to it, and none of it has been read for too long."""
+        """Say whether an answer waits, nothing is added to it, and none of it has been read for too
+        long.
+        """
         unsent = int(self.transport.get_write_buffer_size())
         done = self.transport.is_closing() or self.cycle is None or self.cycle.response_complete
         if not unsent or unsent < self._unsent_bytes or not (done or self.flow.write_paused):
@@ -134,10 +149,18 @@ class WatchedConnection(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
         return bool(now_s - self._moved_s > self.limits.stall_timeout_s)
 
     def _end(self, answer: ErrorAnswer) -> None:
-        """Answer without a request that could be understood, and close: not at once, or the answer might be lost."""
+        """Answer without a request that could be understood, and close: not at once, or the answer
+        might be lost.
+        """
         body = answer.body()
-        fields = {"Connection": "close", "Content-Type": "application/json", "Content-Length": len(body)}
-        head = "".join(f"{name.lower()}: {value}\r\n" for name, value in {**fields, **answer.headers}.items())
+        fields = {
+            "Connection": "close",
+            "Content-Type": "application/json",
+            "Content-Length": len(body),
+        }
+        head = "".join(
+            f"{name.lower()}: {value}\r\n" for name, value in {**fields, **answer.headers}.items()
+        )
         self.transport.write(f"HTTP/1.1 {answer.status} Refused\r\n{head}\r\n".encode() + body)
         self._is_refused = True
         if self.transport.can_write_eof():
@@ -150,14 +173,18 @@ def protocol(limits: Limits) -> type[asyncio.Protocol]:
 
 
 def close_idle(connections: Iterable[Any], most: int = 1) -> None:
-    """Close those connections that have been idle for longest, for others to be taken in their place."""
+    """Close those connections that have been idle for longest, for others to be taken in their
+    place.
+    """
     idle = [each for each in connections if isinstance(each, WatchedConnection) and each.may_go]
     for each in heapq.nsmallest(most, idle, key=lambda each: each.idle_since_s):
         each.transport.close()
 
 
 class AcceptFaults:
-    """Handles what the event loop cannot: connections that cannot be taken are a line a minute, and idle ones go for them."""
+    """Handles what the event loop cannot: connections that cannot be taken are a line a minute, and
+    idle ones go for them.
+    """
 
     def __init__(self, connections: Iterable[Any]) -> None:
         self._connections = connections
@@ -165,9 +192,15 @@ class AcceptFaults:
         self._told_s = self._closed_s = float("-inf")
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Take what happened; the loop tries again after a second, and tells of each connection that waits."""
+        """Take what happened; the loop tries again after a second, and tells of each connection
+        that waits.
+        """
         error = context.get("exception")
-        if isinstance(error, OSError) and error.errno == errno.EBADF and "_start_serving" in str(context.get("handle")):
+        if (
+            isinstance(error, OSError)
+            and error.errno == errno.EBADF
+            and "_start_serving" in str(context.get("handle"))
+        ):
             return  # asyncio tries again although the server has been closed meanwhile
         if not isinstance(error, OSError) or error.errno not in _NO_ROOM or "socket" not in context:
             loop.default_exception_handler(context)
@@ -175,8 +208,11 @@ class AcceptFaults:
         now_s = loop.time()
         self._num_since += 1
         if now_s - self._told_s > COMPLAIN_S:
-            log.warning("connections wait to be taken: %s (%d times)", error.strerror, self._num_since)
-            self._told_s, self._num_since = now_s, 0
+            log.warning(
+                "connections wait to be taken: %s (%d times)", error.strerror, self._num_since
+            )
+            self._told_s = now_s
+            self._num_since = 0
         if now_s - self._closed_s > 0.5:
             self._closed_s = now_s
             close_idle(self._connections, MADE_ROOM)

@@ -1,4 +1,7 @@
-"""How many bytes of requests the server holds at once: of one client, and of all. What is beyond is refused at the door."""
+"""How many bytes of requests the server holds at once: of one client, and of all.
+
+What is beyond is refused at the door.
+"""
 
 from __future__ import annotations
 

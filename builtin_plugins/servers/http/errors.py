@@ -1,4 +1,6 @@
-"""The one place where exceptions become HTTP answers: in OpenAI's error format, unless a route group has its own."""
+"""The one place where exceptions become HTTP answers: in OpenAI's error format, unless a route
+group has its own.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,29 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from core.api import EngineDead, EngineError, InvalidRequest, PluginError, RequestFailed, RequestTimeout
+from core.api import (
+    EngineDead,
+    EngineError,
+    InvalidRequest,
+    PluginError,
+    RequestFailed,
+    RequestTimeout,
+)
 
 log = logging.getLogger(__name__)
 
-_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
-_CODES = {401: "invalid_api_key", 404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+_CODES = {
+    401: "invalid_api_key",
+    404: "not_found",
+    405: "method_not_allowed",
+    413: "request_too_large",
+}
 
 Form = Callable[[int, Mapping[str, Any]], Mapping[str, Any]]
 """Makes the body of an error of its status and OpenAI's error object."""
@@ -37,12 +56,19 @@ class ErrorAnswer:
     def body(self, form: Form | None = None) -> bytes:
         """Return the JSON body, in OpenAI's form or another."""
         param = None if self.param is None else _encodable(self.param)
-        error = {"message": _encodable(self.message), "type": self.type, "param": param, "code": self.code}
+        error = {
+            "message": _encodable(self.message),
+            "type": self.type,
+            "param": param,
+            "code": self.code,
+        }
         return msgspec.json.encode({"error": error} if form is None else form(self.status, error))
 
 
 def _encodable(text: str) -> str:
-    """Return a text that may repeat what a client wrote, without the halves of characters that JSON lets it write."""
+    """Return a text that may repeat what a client wrote, without the halves of characters that JSON
+    lets it write.
+    """
     return text.encode(errors="replace").decode()
 
 
@@ -55,7 +81,8 @@ class Refused(Exception):
 
 
 def describe(error: BaseException, request_id: str | None = None) -> ErrorAnswer:
-    """Return the answer to an exception; one that nobody foresaw is logged and says nothing of its inside.
+    """Return the answer to an exception; one that nobody foresaw is logged and says nothing of its
+    inside.
 
     What a plugin has raised is told with the id under which whoever calls this logs it.
     """
@@ -78,22 +105,32 @@ def describe(error: BaseException, request_id: str | None = None) -> ErrorAnswer
     if isinstance(error, EngineError):
         return _from_engine(error)
     if isinstance(error, ClientDisconnect):
-        return ErrorAnswer(499, "the client left before its request was whole.", "invalid_request_error")
+        return ErrorAnswer(
+            499, "the client left before its request was whole.", "invalid_request_error"
+        )
     if isinstance(error, TimeoutError):
-        return ErrorAnswer(504, "the request took too long inside the server.", "server_error", code="timeout")
+        return ErrorAnswer(
+            504, "the request took too long inside the server.", "server_error", code="timeout"
+        )
     log.error("a request failed in a way nobody foresaw", exc_info=error)
-    return ErrorAnswer(500, "internal error; the server's log says more.", "server_error", code="internal_error")
+    return ErrorAnswer(
+        500, "internal error; the server's log says more.", "server_error", code="internal_error"
+    )
 
 
 def _from_engine(error: EngineError) -> ErrorAnswer:
-    """An engine error whose `retry_after_s` is set (a full queue) may be tried again; others are faults.
+    """An engine error whose `retry_after_s` is set (a full queue) may be tried again; others are
+    faults.
 
-    It is a 503 and no 429: this client has done nothing too often, and proxies try another server after a 503.
+    It is a 503 and no 429: this client has done nothing too often, and proxies try another server
+    after a 503.
     """
     wait_s = getattr(error, "retry_after_s", None)
     if wait_s is None:
         return ErrorAnswer(500, str(error), "server_error", code="engine_error")
-    return ErrorAnswer(503, str(error), "server_error", None, "overloaded", {"Retry-After": str(wait_s)})
+    return ErrorAnswer(
+        503, str(error), "server_error", None, "overloaded", {"Retry-After": str(wait_s)}
+    )
 
 
 def _from_http(status: int, detail: Any, headers: Mapping[str, str]) -> ErrorAnswer:
@@ -112,6 +149,8 @@ def _from_http(status: int, detail: Any, headers: Mapping[str, str]) -> ErrorAns
 
 def _from_validation(error: RequestValidationError) -> ErrorAnswer:
     first: Mapping[str, Any] = next(iter(error.errors()), {})
-    place = ".".join(str(part) for part in first.get("loc", ()) if part not in ("body", "query", "path"))
+    place = ".".join(
+        str(part) for part in first.get("loc", ()) if part not in ("body", "query", "path")
+    )
     message = f"{place}: {first.get('msg', 'invalid')}"
     return ErrorAnswer(400, message, "invalid_request_error", place or None, "invalid_value")

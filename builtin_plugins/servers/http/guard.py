@@ -1,6 +1,8 @@
-"""What every request passes before and after its route: keys, limits, request id, errors, measurements.
+"""What every request passes before and after its route: keys, limits, request id, errors,
+measurements.
 
-Plain ASGI, so that it costs next to nothing per streamed chunk and routes of plugins cannot slip past it.
+Plain ASGI, so that it costs next to nothing per streamed chunk and routes of plugins cannot slip
+past it.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ class Guard:
         methods: Mapping[str, str] | None = None,
         measure: Callable[[HttpStats], None] = lambda stats: None,
     ) -> None:
-        """`error_forms`: by template, where errors have another form than OpenAI's; `methods`: by template, all there are."""
+        """`error_forms`: by template, where errors have another form than OpenAI's; `methods`: by
+        template, all there are.
+        """
         self._app = app
         self._limits = limits
         self._keys = tuple(_digest(key.encode()) for key in api_keys)
@@ -82,7 +86,9 @@ class Guard:
             return
         started_s = time.perf_counter()
         template = self._template_of(scope["path"])
-        answer = _Answer(scope, send, self._headers(scope), self._outbox, self._error_forms.get(template))
+        answer = _Answer(
+            scope, send, self._headers(scope), self._outbox, self._error_forms.get(template)
+        )
         passage = self._door.enter(self._name(scope))
         scope["state"]["handed_over"] = passage.leave
         scope["state"]["reading"] = self._reading
@@ -97,9 +103,13 @@ class Guard:
             self.activity.open_requests -= counted
             duration_s = time.perf_counter() - started_s
             name = _request_id(scope).decode()
-            self._measure(HttpStats(template, scope["method"], answer.status, duration_s, name, answer.error))
+            self._measure(
+                HttpStats(template, scope["method"], answer.status, duration_s, name, answer.error)
+            )
 
-    async def _serve(self, scope: Scope, receive: Receive, answer: _Answer, passage: Passage) -> None:
+    async def _serve(
+        self, scope: Scope, receive: Receive, answer: _Answer, passage: Passage
+    ) -> None:
         try:
             self._admit(scope)
             passage.announce(_announced(scope))
@@ -109,7 +119,10 @@ class Guard:
         except asyncio.CancelledError:
             if not self.activity.draining:
                 raise
-            detail = {"message": "the server was stopped before the answer was complete.", "code": "draining"}
+            detail = {
+                "message": "the server was stopped before the answer was complete.",
+                "code": "draining",
+            }
             await answer.fail(describe(HTTPException(503, detail)))
         except Refused as refused:
             await answer.fail(refused.answer)
@@ -121,11 +134,15 @@ class Guard:
             await answer.fail(told)
 
     def _told(self, scope: Scope, error: BaseException) -> ErrorAnswer:
-        """Return the answer to an exception, with the id that the request has, or one for who asks about it."""
+        """Return the answer to an exception, with the id that the request has, or one for who asks
+        about it.
+        """
         state = scope["state"]
         known = state.get("request_id") or _request_id(scope).decode() or secrets.token_hex(16)
         if isinstance(error, PluginError):
-            self._seldom.error(error.culprit, f"{error} Request: {known!r}.", error.__cause__ or error)
+            self._seldom.error(
+                error.culprit, f"{error} Request: {known!r}.", error.__cause__ or error
+            )
         return describe(error, known)
 
     def _admit(self, scope: Scope) -> None:
@@ -140,20 +157,29 @@ class Guard:
                 headers={"WWW-Authenticate": "Bearer"},
             )
         if self.activity.draining:
-            detail = {"message": "the server is shutting down; try another one.", "code": "draining"}
+            detail = {
+                "message": "the server is shutting down; try another one.",
+                "code": "draining",
+            }
             raise HTTPException(503, detail, headers={"Retry-After": "1", "Connection": "close"})
         if self.is_crowded():
             raise Refused(self._limits.crowded())
         _check_announced(_header(scope, b"content-length"), self._limits.request_bytes)
 
     def _known(self, scope: Scope) -> bytes:
-        """Return the digest of the key that a client shows, or nothing; what is compared takes the same time always."""
+        """Return the digest of the key that a client shows, or nothing; what is compared takes the
+        same time always.
+        """
         shown = _shown_keys(scope)
-        found = [known for known in self._keys for given in shown if secrets.compare_digest(given, known)]
+        found = [
+            known for known in self._keys for given in shown if secrets.compare_digest(given, known)
+        ]
         return found[0] if found else b""
 
     def _name(self, scope: Scope) -> str:
-        """Return a name for the client, and tell it the routes: its key where there are several, else its address."""
+        """Return a name for the client, and tell it the routes: its key where there are several,
+        else its address.
+        """
         key = self._known(scope) if len(self._keys) > 1 else b""
         if key:
             name = key.hex()[:16]
@@ -206,14 +232,18 @@ class _Answer:
     async def send(self, message: Message) -> None:
         """Pass a message on, with our headers."""
         if message["type"] == "http.response.start":
-            self._started, self.status = True, message["status"]
+            self._started = True
+            self.status = message["status"]
             headers = message.get("headers", ())
             self._streams_events = any(
-                name.lower() == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers
+                name.lower() == b"content-type" and value.startswith(b"text/event-stream")
+                for name, value in headers
             )
             message = {**message, "headers": [*headers, *self._headers]}
             if self._streams_events:
-                self._parts = self._scope["state"]["parts"] = parts(self._scope, self._send, self._outbox)
+                self._parts = self._scope["state"]["parts"] = parts(
+                    self._scope, self._send, self._outbox
+                )
         elif message["type"] == "http.response.body":
             if self._parts is not None:
                 self._parts.flush()
@@ -227,16 +257,27 @@ class _Answer:
             return
         body = answer.body(self._error_form)
         if not self._started:
-            headers = [(name.lower().encode(), value.encode()) for name, value in answer.headers.items()]
-            headers += [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-            await self.send({"type": "http.response.start", "status": answer.status, "headers": headers})
+            headers = [
+                (name.lower().encode(), value.encode()) for name, value in answer.headers.items()
+            ]
+            headers += [
+                (b"content-type", b"application/json"),
+                (b"content-length", str(len(body)).encode()),
+            ]
+            await self.send(
+                {"type": "http.response.start", "status": answer.status, "headers": headers}
+            )
             await self.send({"type": "http.response.body", "body": body})
         elif self._streams_events:
             told = b"data: " + body + b"\n\n"
-            tail = told + b"data: [DONE]\n\n" if self._error_form is None else b"event: error\n" + told
+            tail = (
+                told + b"data: [DONE]\n\n" if self._error_form is None else b"event: error\n" + told
+            )
             await self.send({"type": "http.response.body", "body": tail})
         else:
-            raise RuntimeError(f"an answer broke off: {answer.message}")  # uvicorn then cuts the connection
+            raise RuntimeError(
+                f"an answer broke off: {answer.message}"
+            )  # uvicorn then cuts the connection
 
 
 def _announced(scope: Scope) -> int:
@@ -262,9 +303,12 @@ def _check_head(scope: Scope, limits: Limits) -> None:
 
 
 def _limited(receive: Receive, limits: Limits, passage: Passage) -> Receive:
-    """Return a `receive` that refuses a body that is too large, takes too long, or is more than may be in flight."""
+    """Return a `receive` that refuses a body that is too large, takes too long, or is more than may
+    be in flight.
+    """
     deadline_s = asyncio.get_running_loop().time() + limits.read_timeout_s
-    seen, is_whole = 0, False
+    seen = 0
+    is_whole = False
 
     async def limited() -> Message:
         nonlocal seen, is_whole
@@ -286,7 +330,9 @@ def _limited(receive: Receive, limits: Limits, passage: Passage) -> Receive:
 
 
 def _too_large(most: int) -> HTTPException:
-    return HTTPException(413, f"the request body is larger than {most} bytes (--max-request-bytes).")
+    return HTTPException(
+        413, f"the request body is larger than {most} bytes (--max-request-bytes)."
+    )
 
 
 def _header(scope: Scope, wanted: bytes) -> bytes:
@@ -301,7 +347,9 @@ def _request_id(scope: Scope) -> bytes:
 
 
 def _shown_keys(scope: Scope) -> tuple[bytes, bytes]:
-    """Return digests of the keys that a client shows, one for each way; of nothing where it shows none."""
+    """Return digests of the keys that a client shows, one for each way; of nothing where it shows
+    none.
+    """
     scheme, _, key = _header(scope, b"authorization").partition(b" ")
     bearer = key if scheme.lower() == b"bearer" else b""
     return _digest(bearer.strip()), _digest(_header(scope, b"x-api-key").strip())
@@ -316,7 +364,9 @@ def _network(address: str) -> str:
     if found.version == 4:
         return address
     return (
-        found.ipv4_mapped.compressed if found.ipv4_mapped else str(ipaddress.ip_network((int(found) >> 64 << 64, 64)))
+        found.ipv4_mapped.compressed
+        if found.ipv4_mapped
+        else str(ipaddress.ip_network((int(found) >> 64 << 64, 64)))
     )
 
 

@@ -1,4 +1,7 @@
-"""`/openapi.json`: what the routes that exist take, in OpenAPI 3.1. Knows routes and schemas, no endpoint."""
+"""`/openapi.json`: what the routes that exist take, in OpenAPI 3.1.
+
+Knows routes and schemas, no endpoint.
+"""
 
 from __future__ import annotations
 
@@ -58,12 +61,17 @@ def document(
     keyed: bool,
     root_path: str = "",
 ) -> dict[str, Any]:
-    """Return the description of routes. FastAPI's describe themselves, of others `bodies` has schemas by path, and
-    `queries` those of query parameters by route and name. `forms` are by path, where errors have another than OpenAI's.
+    """Return the description of routes. FastAPI's describe themselves, of others `bodies` has
+    schemas by path, and
+    `queries` those of query parameters by route and name. `forms` are by path, where errors have
+    another than OpenAI's.
 
-    `keyed`: all paths but the `public` ones want an API key; `root_path`: under which a proxy shows them.
+    `keyed`: all paths but the `public` ones want an API key; `root_path`: under which a proxy shows
+    them.
     """
-    found: dict[str, Any] = get_openapi(title="core", version=metadata.version("core"), routes=routes)
+    found: dict[str, Any] = get_openapi(
+        title="core", version=metadata.version("core"), routes=routes
+    )
     if root_path:
         found["servers"] = [{"url": root_path}]
     schemas = found.setdefault("components", {}).setdefault("schemas", {})
@@ -78,7 +86,10 @@ def document(
     schemas |= {schema["title"]: schema for schema in bodies.values()}
     if keyed:
         header = {"type": "apiKey", "in": "header", "name": "x-api-key"}
-        found["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}, "header": header}
+        found["components"]["securitySchemes"] = {
+            "key": {"type": "http", "scheme": "bearer"},
+            "header": header,
+        }
         found["security"] = [{"key": []}, {"header": []}]
         for path in public & found["paths"].keys():
             for operation in found["paths"][path].values():
@@ -87,10 +98,14 @@ def document(
 
 
 def _named_apart(bodies: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Return schemas by path, of which two that differ bear different titles: two groups of routes may have chosen one."""
+    """Return schemas by path, of which two that differ bear different titles: two groups of routes
+    may have chosen one.
+    """
     first = {schema["title"]: schema for schema in reversed(list(bodies.values()))}
     return {
-        path: schema if schema == first[schema["title"]] else {**schema, "title": "".join(re.findall(r"\w+", path))}
+        path: schema
+        if schema == first[schema["title"]]
+        else {**schema, "title": "".join(re.findall(r"\w+", path))}
         for path, schema in bodies.items()
     }
 
@@ -110,7 +125,9 @@ def _operations(
     refusals = refusals | (_WITH_BODY if body is not None else set()) | ({404} if inside else set())
     for method in sorted((route.methods or set()) - {"HEAD"}):
         query = queries.get(f"{method} {route.path}", {})
-        parameters = inside + [{"name": name, "in": "query", "schema": schema} for name, schema in query.items()]
+        parameters = inside + [
+            {"name": name, "in": "query", "schema": schema} for name, schema in query.items()
+        ]
         told = _refusals(refusals | ({400} if query else set()), error)
         operation: dict[str, Any] = {
             "operationId": "_".join([method.lower(), *re.findall(r"\w+", route.path)]),
@@ -122,7 +139,10 @@ def _operations(
             operation["parameters"] = parameters
         if body is not None:
             schema = {"$ref": f"#/components/schemas/{body['title']}"}
-            operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+            operation["requestBody"] = {
+                "required": True,
+                "content": {"application/json": {"schema": schema}},
+            }
         yield method.lower(), operation
 
 

@@ -1,6 +1,8 @@
-"""Writes the parts of a streamed answer straight to its connection. Knows chunked encoding; knows no route.
+"""Writes the parts of a streamed answer straight to its connection. Knows chunked encoding; knows
+no route.
 
-An ASGI message for each part, and what a parser's state machine makes of it, cost several times what the writing does.
+An ASGI message for each part, and what a parser's state machine makes of it, cost several times
+what the writing does.
 """
 
 from __future__ import annotations
@@ -12,18 +14,25 @@ from starlette.types import Scope, Send
 
 
 def parts(scope: Scope, send: Send, outbox: Outbox) -> Parts | None:
-    """Return what writes an answer without a length, whose head `send` has sent; None where only `send` can."""
+    """Return what writes an answer without a length, whose head `send` has sent; None where only
+    `send` can.
+    """
     cycle = getattr(send, "__self__", None)
-    if scope.get("http_version") != "1.1" or scope["method"] == "HEAD" or not hasattr(cycle, "transport"):
-        return None  # a test's client, another server, something in between; or parts that are not chunks
+    if (
+        scope.get("http_version") != "1.1"
+        or scope["method"] == "HEAD"
+        or not hasattr(cycle, "transport")
+    ):
+        # a test's client, another server, something in between; or parts that are not chunks
+        return None
     return Parts(cycle, outbox)
 
 
 class Outbox:
     """Answers of which parts are to be written, all of them at the next turn of the event loop.
 
-    Whoever makes a part and sends it, hundreds of times in turn, finds neither his own code nor the system's in the
-    processor's caches: making all and then sending all takes less.
+    Whoever makes a part and sends it, hundreds of times in turn, finds neither his own code nor the
+    system's in the processor's caches: making all and then sending all takes less.
     """
 
     def __init__(self) -> None:
@@ -36,7 +45,8 @@ class Outbox:
         self._full.append(parts)
 
     def _write(self) -> None:
-        full, self._full = self._full, []
+        full = self._full
+        self._full = []
         for parts in full:
             parts.flush()
 
@@ -60,7 +70,9 @@ class Parts:
         return bool(self._flow.write_paused)
 
     def write_soon(self, data: bytes) -> None:
-        """Write a part at the next turn of the event loop, or before whatever else is written of this answer."""
+        """Write a part at the next turn of the event loop, or before whatever else is written of
+        this answer.
+        """
         if not data:
             return
         if not self._soon:
@@ -70,7 +82,8 @@ class Parts:
     def write(self, data: bytes) -> None:
         """Write a part now; a client that has left gets nothing."""
         if self._soon:
-            data, self._soon = self._soon + data, b""
+            data = self._soon + data
+            self._soon = b""
         if data and not self._cycle.disconnected:  # a part of no length would end the answer
             self._write(b"%x\r\n%b\r\n" % (len(data), data))
 

@@ -21,19 +21,48 @@ def engine_servers() -> list[Entry]:
 @hookimpl
 def engine_options() -> list[Option]:
     return [
-        Option("host", str, "127.0.0.1", "Address to listen on; 0.0.0.0 for every network the machine is in."),
-        Option("port", Annotated[int, Within(0, 65535)], 8000, "Port to listen on; 0 takes a free one."),
+        Option(
+            "host",
+            str,
+            "127.0.0.1",
+            "Address to listen on; 0.0.0.0 for every network the machine is in.",
+        ),
+        Option(
+            "port", Annotated[int, Within(0, 65535)], 8000, "Port to listen on; 0 takes a free one."
+        ),
         Option("uds", str | None, None, "Unix socket to listen on instead of a port."),
-        Option("event_loop", EventLoop, "auto", "What the server runs on; auto: uvloop where that is installed."),
+        Option(
+            "event_loop",
+            EventLoop,
+            "auto",
+            "What the server runs on; auto: uvloop where that is installed.",
+        ),
         Option("root_path", str, "", "Path under which a proxy shows the server."),
         *_access(),
         *_limits(),
-        Option("strict_fields", bool, False, "Refuse requests with unknown fields instead of naming them in a header."),
-        Option("enable_request_id_headers", bool, False, "Answer with X-Request-Id, the client's or a new one."),
+        Option(
+            "strict_fields",
+            bool,
+            False,
+            "Refuse requests with unknown fields instead of naming them in a header.",
+        ),
+        Option(
+            "enable_request_id_headers",
+            bool,
+            False,
+            "Answer with X-Request-Id, the client's or a new one.",
+        ),
         Option("uvicorn_log_level", LogLevel, "info", "Least important lines of uvicorn's log."),
         Option("disable_uvicorn_access_log", bool, False, "No log line per HTTP request."),
-        Option("log_config_file", str | None, None, "JSON file with a logging configuration (Python's dictConfig)."),
-        Option("disable_fastapi_docs", bool, False, "No description of the routes at /openapi.json."),
+        Option(
+            "log_config_file",
+            str | None,
+            None,
+            "JSON file with a logging configuration (Python's dictConfig).",
+        ),
+        Option(
+            "disable_fastapi_docs", bool, False, "No description of the routes at /openapi.json."
+        ),
     ]
 
 
@@ -41,12 +70,27 @@ def _access() -> list[Option]:
     keys = "Keys of which one must come as `Authorization: Bearer KEY` or `x-api-key: KEY`, on every path but probes."
     return [
         Option("api_key", list[str], [], keys),
-        Option("allowed_origins", list[str], [], "Web origins that browsers may call from (CORS); `*` for all."),
+        Option(
+            "allowed_origins",
+            list[str],
+            [],
+            "Web origins that browsers may call from (CORS); `*` for all.",
+        ),
         Option("allowed_methods", list[str], ["*"], "HTTP methods they may use."),
         Option("allowed_headers", list[str], ["*"], "Request headers they may send."),
         Option("allow_credentials", bool, False, "They may send cookies and the like."),
-        Option("ssl_certfile", str | None, None, "Certificate chain (PEM); with it the server speaks HTTPS."),
-        Option("ssl_keyfile", str | None, None, "Private key (PEM), where it is not in the certificate's file."),
+        Option(
+            "ssl_certfile",
+            str | None,
+            None,
+            "Certificate chain (PEM); with it the server speaks HTTPS.",
+        ),
+        Option(
+            "ssl_keyfile",
+            str | None,
+            None,
+            "Private key (PEM), where it is not in the certificate's file.",
+        ),
         Option("ssl_ca_certs", str | None, None, "Who signs the certificates of clients (PEM)."),
         Option(
             "ssl_cert_reqs",
@@ -60,16 +104,36 @@ def _access() -> list[Option]:
 
 def _limits() -> list[Option]:
     return [
-        Option("max_request_bytes", Annotated[int, Within(1, 1 << 40)], 10 * 1024 * 1024, "Largest request body."),
+        Option(
+            "max_request_bytes",
+            Annotated[int, Within(1, 1 << 40)],
+            10 * 1024 * 1024,
+            "Largest request body.",
+        ),
         Option(
             "h11_max_incomplete_event_size",
             Annotated[int, Within(256, 1 << 30)],
             64 * 1024,
             "Most bytes of request line and headers.",
         ),
-        Option("h11_max_header_count", Annotated[int, Within(1, 1 << 20)], 256, "Most headers of a request."),
-        Option("request_read_timeout", Seconds, 60.0, "Seconds in which a request must arrive, its body included."),
-        Option("stream_stall_timeout", Seconds, 60.0, "Seconds after which a client that reads nothing is cut."),
+        Option(
+            "h11_max_header_count",
+            Annotated[int, Within(1, 1 << 20)],
+            256,
+            "Most headers of a request.",
+        ),
+        Option(
+            "request_read_timeout",
+            Seconds,
+            60.0,
+            "Seconds in which a request must arrive, its body included.",
+        ),
+        Option(
+            "stream_stall_timeout",
+            Seconds,
+            60.0,
+            "Seconds after which a client that reads nothing is cut.",
+        ),
         Option(
             "max_connections",
             Annotated[int, Within(1, 1 << 24)] | None,

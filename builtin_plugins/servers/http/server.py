@@ -1,4 +1,6 @@
-"""Runs the application on uvicorn: says where it listens, watches engine and connections, ends gracefully."""
+"""Runs the application on uvicorn: says where it listens, watches engine and connections, ends
+gracefully.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +43,13 @@ from core.api import ConfigError, EngineConfig, Parent, RouteGroup
 log = logging.getLogger(__name__)
 
 SWITCH_S: Final = 0.0005
-"""How long a thread of this process may keep the others waiting. Tokens come by a thread that asks for the interpreter several
+"""How long a thread of this process may keep the others waiting. Tokens come by a thread that asks
+for the interpreter several
 times per step; at Python's 5 ms each, one busy client delays everybody's.
 """
 YOUNG_OBJECTS: Final = (10_000, 20, 50)
-"""After how many new objects Python looks for those nobody needs (`gc.set_threshold`). A step of hundreds of streams makes
+"""After how many new objects Python looks for those nobody needs (`gc.set_threshold`). A step of
+hundreds of streams makes
 thousands that are all gone after it; at Python's 700, looking for them is a third of the work.
 """
 POLL_S: Final = 0.05
@@ -62,7 +66,10 @@ class HttpServer:
     """
 
     def __init__(
-        self, engine: Any, config: EngineConfig, groups: Mapping[str, RouteGroup] | Sequence[RouteGroup]
+        self,
+        engine: Any,
+        config: EngineConfig,
+        groups: Mapping[str, RouteGroup] | Sequence[RouteGroup],
     ) -> None:
         self._engine = engine
         self._options = config.options
@@ -77,7 +84,9 @@ class HttpServer:
 
     @staticmethod
     def check(config: EngineConfig) -> None:
-        """Raise `ConfigError` for an address or settings that cannot work, before a model is loaded in vain."""
+        """Raise `ConfigError` for an address or settings that cannot work, before a model is loaded
+        in vain.
+        """
         open_more_files()
         Limits.from_options(config.options)
         check_tls(config.options)
@@ -86,14 +95,21 @@ class HttpServer:
         close(listen(config.options), config.options)
 
     def run(self) -> int:
-        """Serve until told to stop; 1 if the engine died. Raises `ConfigError` for what cannot be listened on."""
+        """Serve until told to stop; 1 if the engine died.
+
+        Raises `ConfigError` for what cannot be listened on.
+        """
         listener = kept_listener(self.parent) or listen(self._options)
         keep_listener(listener, self.parent, self._options)
         self.url = url_of(listener, self._options)
-        server = self._server = _Server(self._uvicorn_config(), self._engine, self.app, self._options, self._announce)
-        access, worth_a_line = logging.getLogger("uvicorn.access"), partial(_worth_a_line, self.app.quiet_paths)
+        server = self._server = _Server(
+            self._uvicorn_config(), self._engine, self.app, self._options, self._announce
+        )
+        access = logging.getLogger("uvicorn.access")
+        worth_a_line = partial(_worth_a_line, self.app.quiet_paths)
         access.addFilter(worth_a_line)
-        before_s, before = sys.getswitchinterval(), gc.get_threshold()
+        before_s = sys.getswitchinterval()
+        before = gc.get_threshold()
         sys.setswitchinterval(SWITCH_S)
         gc.set_threshold(*YOUNG_OBJECTS)
         try:
@@ -106,7 +122,9 @@ class HttpServer:
         return 0 if server.started and not server.engine_died else 1
 
     def stop(self) -> None:
-        """End as a signal would end it; call it from another thread, the second time to cut what is open."""
+        """End as a signal would end it; call it from another thread, the second time to cut what is
+        open.
+        """
         if self._server is not None:
             self._server.handle_exit(signal.SIGTERM, None)
 
@@ -130,7 +148,8 @@ class HttpServer:
             lifespan="on",
             backlog=self.app.limits.taken_at_once,
             timeout_keep_alive=self.app.limits.keep_alive_s,  # type: ignore[arg-type]  # any number does
-            h11_max_incomplete_event_size=self.app.limits.head_bytes + 1024 * 1024,  # we refuse before, and better
+            h11_max_incomplete_event_size=self.app.limits.head_bytes
+            + 1024 * 1024,  # we refuse before, and better
             ssl_certfile=options.get("ssl_certfile"),
             ssl_keyfile=options.get("ssl_keyfile"),
             ssl_ca_certs=options.get("ssl_ca_certs"),
@@ -161,17 +180,25 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start listening, then say so in one line."""
-        asyncio.get_running_loop().set_exception_handler(AcceptFaults(self.server_state.connections))
+        asyncio.get_running_loop().set_exception_handler(
+            AcceptFaults(self.server_state.connections)
+        )
         await super().startup(sockets)
         for listener in sockets or ():
-            listener.listen(BACKLOG)  # what the system keeps for us may be more than we take at once
-        self._app.guard.is_crowded = lambda: len(self.server_state.connections) > self._app.limits.connections
+            listener.listen(
+                BACKLOG
+            )  # what the system keeps for us may be more than we take at once
+        self._app.guard.is_crowded = lambda: (
+            len(self.server_state.connections) > self._app.limits.connections
+        )
         self._watcher = asyncio.create_task(self._watch())
         if self.started:
             self._announce()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Let open requests end while new ones get a 503, then close; what takes too long ends with an error."""
+        """Let open requests end while new ones get a 503, then close; what takes too long ends with
+        an error.
+        """
         loop = asyncio.get_running_loop()
         until_s = float("inf") if self._patience_s is None else loop.time() + self._patience_s
         while self.server_state.tasks and not self.force_exit and loop.time() < until_s:
@@ -179,7 +206,9 @@ class _Server(uvicorn.Server):
         if self.server_state.tasks:
             for task in list(self.server_state.tasks):
                 task.cancel()
-            self.config.timeout_graceful_shutdown = 1  # for clients that do not read what they are told
+            self.config.timeout_graceful_shutdown = (
+                1  # for clients that do not read what they are told
+            )
         self.force_exit = False
         try:
             await super().shutdown(sockets)
@@ -202,7 +231,10 @@ class _Server(uvicorn.Server):
             if self._certificates:
                 self._refresh_certificates()
             if not self.engine_died and self._engine.state() == "dead":
-                log.error("the engine has ended, so the server ends: %s", self._engine.health().get("reason"))
+                log.error(
+                    "the engine has ended, so the server ends: %s",
+                    self._engine.health().get("reason"),
+                )
                 self.engine_died = self.should_exit = True
 
     def _refresh_certificates(self) -> None:
@@ -219,11 +251,17 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Handle SIGINT and SIGTERM here; unlike uvicorn, do not raise them again after a clean end."""
+        """Handle SIGINT and SIGTERM here; unlike uvicorn, do not raise them again after a clean
+        end.
+        """
         if threading.current_thread() is not threading.main_thread():
-            yield  # only the main thread may take signals; whoever runs us elsewhere ends us otherwise
+            # only the main thread may take signals; whoever runs us elsewhere ends us otherwise
+            yield
             return
-        previous = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        previous = {
+            number: signal.signal(number, self.handle_exit)
+            for number in (signal.SIGINT, signal.SIGTERM)
+        }
         try:
             yield
         finally:
@@ -232,7 +270,9 @@ class _Server(uvicorn.Server):
 
 
 def say(line: str) -> None:
-    """Write a line to standard output; where that is closed or full, to the log, and nothing there any more."""
+    """Write a line to standard output; where that is closed or full, to the log, and nothing there
+    any more.
+    """
     stdout = sys.stdout
     try:
         if stdout is not None:
@@ -250,7 +290,8 @@ def _worth_a_line(quiet_paths: Collection[str], record: logging.LogRecord) -> bo
     """Say whether a line of uvicorn's access log tells anything."""
     if not isinstance(record.args, tuple) or len(record.args) < 5:
         return True
-    path, status = str(record.args[2]).partition("?")[0], record.args[4]
+    path = str(record.args[2]).partition("?")[0]
+    status = record.args[4]
     return path not in quiet_paths or not isinstance(status, int) or status >= 400
 
 
@@ -258,14 +299,19 @@ def _patience(options: Mapping[str, Any]) -> float | None:
     """Return how long open requests may take after a signal; None: as long as they need."""
     seconds: float | None = options.get("shutdown_timeout")
     if seconds is not None and not seconds >= 0:
-        raise ConfigError(f"--shutdown-timeout {seconds:g} lies in the past; give 0 or more seconds.")
+        raise ConfigError(
+            f"--shutdown-timeout {seconds:g} lies in the past; give 0 or more seconds."
+        )
     return seconds
 
 
 def _check_loop(options: Mapping[str, Any]) -> None:
     """Raise `ConfigError` for an event loop that is not installed."""
     if options.get("event_loop") == "uvloop" and importlib.util.find_spec("uvloop") is None:
-        raise ConfigError("--event-loop uvloop is not installed: `pip install core[uvloop]`, or leave the option out.")
+        raise ConfigError(
+            "--event-loop uvloop is not installed: `pip install core[uvloop]`, or leave the option "
+            "out."
+        )
 
 
 def _log_config(path: str | None) -> dict[str, Any] | None:
@@ -277,7 +323,10 @@ def _log_config(path: str | None) -> dict[str, Any] | None:
     except (OSError, ValueError) as error:
         raise ConfigError(f"--log-config-file {path} cannot be read: {error}.") from error
     if not isinstance(config, dict):
-        raise ConfigError(f"--log-config-file {path} must hold a JSON object, as logging.config.dictConfig takes it.")
+        raise ConfigError(
+            f"--log-config-file {path} must hold a JSON object, as logging.config.dictConfig takes "
+            "it."
+        )
     return config
 
 

@@ -1,4 +1,7 @@
-"""Where the server listens: a port or a Unix socket, with or without TLS. Faults are found before a model is loaded."""
+"""Where the server listens: a port or a Unix socket, with or without TLS.
+
+Faults are found before a model is loaded.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +25,20 @@ KEPT: Final = "listener"
 def listen(options: Mapping[str, Any]) -> socket.socket:
     """Return a socket that listens. Raises `ConfigError` when it cannot."""
     path = options.get("uds")
-    listener = _listen_at(path) if path else _listen_on(options.get("host") or "127.0.0.1", options.get("port", 8000))
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # each connection inherits it
+    listener = (
+        _listen_at(path)
+        if path
+        else _listen_on(options.get("host") or "127.0.0.1", options.get("port", 8000))
+    )
+    listener.setsockopt(
+        socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES
+    )  # each connection inherits it
     return listener
 
 
-def keep_listener(listener: socket.socket, parent: Parent | None, options: Mapping[str, Any]) -> None:
+def keep_listener(
+    listener: socket.socket, parent: Parent | None, options: Mapping[str, Any]
+) -> None:
     """Let the socket, and a Unix socket's file, outlive us."""
     if parent is not None and not parent.restarts:
         paths = [os.path.abspath(options["uds"])] if options.get("uds") else []
@@ -59,23 +70,36 @@ def url_of(listener: socket.socket, options: Mapping[str, Any]) -> str:
 
 
 def check_tls(options: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for options of TLS that do not fit together, and files that cannot be used."""
-    certificate, key, authorities = (options.get(f"ssl_{name}") for name in ("certfile", "keyfile", "ca_certs"))
+    """Raise `ConfigError` for options of TLS that do not fit together, and files that cannot be
+    used.
+    """
+    certificate, key, authorities = (
+        options.get(f"ssl_{name}") for name in ("certfile", "keyfile", "ca_certs")
+    )
     demand = options.get("ssl_cert_reqs", 0)
     if not certificate:
         if key or authorities or demand:
-            raise ConfigError("TLS needs a certificate: give --ssl-certfile, or leave the other --ssl options out.")
+            raise ConfigError(
+                "TLS needs a certificate: give --ssl-certfile, or leave the other --ssl options "
+                "out."
+            )
         return
     if demand not in (0, 1, 2):
-        raise ConfigError(f"--ssl-cert-reqs {demand} does not exist; 0: none, 1: optional, 2: required.")
+        raise ConfigError(
+            f"--ssl-cert-reqs {demand} does not exist; 0: none, 1: optional, 2: required."
+        )
     if demand and not authorities:
-        raise ConfigError(f"--ssl-cert-reqs {demand} asks clients for a certificate; say who signs it: --ssl-ca-certs.")
+        raise ConfigError(
+            f"--ssl-cert-reqs {demand} asks clients for a certificate; say who signs it: "
+            "--ssl-ca-certs."
+        )
     load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), options)
 
 
 def load_certificate(context: ssl.SSLContext, options: Mapping[str, Any]) -> None:
     """Read certificate, key and authorities; may be called again when they have changed."""
-    certificate, key = options["ssl_certfile"], options.get("ssl_keyfile") or None
+    certificate = options["ssl_certfile"]
+    key = options.get("ssl_keyfile") or None
     try:
         context.load_cert_chain(certificate, key)
         if options.get("ssl_ca_certs"):
@@ -98,17 +122,23 @@ def _listen_on(host: str, port: int) -> socket.socket:
         raise ConfigError(f"--port {port} does not exist; use 1 to 65535, or 0 for a free one.")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listener = socket.create_server((host, port), family=family, backlog=BACKLOG, reuse_port=False)
-        # Each connection inherits it; asyncio sets it for sockets of its own making only. Without it what is written second, a
-        # body behind its head or a token behind another, waits until the client acknowledges the first, 40 ms and more.
+        listener = socket.create_server(
+            (host, port), family=family, backlog=BACKLOG, reuse_port=False
+        )
+        # Each connection inherits it; asyncio sets it for sockets of its own making only. Without
+        # it what is written second, a body behind its head or a token behind another, waits until
+        # the client acknowledges the first, 40 ms and more.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listener
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise ConfigError(
-                f"port {port} on {host} is in use by another program; stop it or choose another --port (0 takes a free one)."
+                f"port {port} on {host} is in use by another program; stop it or choose another "
+                "--port (0 takes a free one)."
             ) from error
-        raise ConfigError(f"cannot listen on {host} port {port}: {error}; check --host and --port.") from error
+        raise ConfigError(
+            f"cannot listen on {host} port {port}: {error}; check --host and --port."
+        ) from error
 
 
 def _listen_at(path: str) -> socket.socket:

@@ -1,6 +1,8 @@
-"""Answers while the process that serves is started again: alive, not ready, come again soon. Knows no engine.
+"""Answers while the process that serves is started again: alive, not ready, come again soon. Knows
+no engine.
 
-Runs in a process of its own that imports no web framework: it is up at once, and what is done to it is done to nobody else.
+Runs in a process of its own that imports no web framework: it is up at once, and what is done to it
+is done to nobody else.
 """
 
 from __future__ import annotations
@@ -25,20 +27,27 @@ FAREWELL_S: Final = 1.0
 """For answers under way, when the one that serves is back."""
 
 
-def run(options: Mapping[str, Any], descriptors: Mapping[str, Sequence[int]], back_s: float) -> None:
-    """Answer on the kept socket until told to end; `back_s` is when the one that serves is expected."""
+def run(
+    options: Mapping[str, Any], descriptors: Mapping[str, Sequence[int]], back_s: float
+) -> None:
+    """Answer on the kept socket until told to end; `back_s` is when the one that serves is
+    expected.
+    """
     asyncio.run(_serve(options, descriptors[KEPT][0], back_s))
 
 
 async def _serve(options: Mapping[str, Any], descriptor: int, back_s: float) -> None:
-    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, ended.set)
     connections: set[StandIn] = set()
     alive_path = f"{(options.get('root_path') or '').rstrip('/')}/livez"
     listener = socket.socket(fileno=descriptor)
     listener.setblocking(False)
     server = await loop.create_server(
-        lambda: StandIn(connections, {"/livez", alive_path}, back_s), sock=listener, ssl=_tls(options)
+        lambda: StandIn(connections, {"/livez", alive_path}, back_s),
+        sock=listener,
+        ssl=_tls(options),
     )
     await ended.wait()
     server.close()  # ours only: who serves listens as well
@@ -73,7 +82,9 @@ class StandIn(asyncio.Protocol):
             line = self._head.split(b"\r\n", 1)[0].split(b" ")
             path = line[1].split(b"?")[0].decode("latin-1") if len(line) > 1 else ""
             self._head = None
-            self._transport.write(answer(path in self._alive_paths, self._back_s - time.monotonic()))
+            self._transport.write(
+                answer(path in self._alive_paths, self._back_s - time.monotonic())
+            )
             if self._transport.can_write_eof():
                 self._transport.write_eof()
             else:
@@ -91,14 +102,23 @@ def answer(asks_whether_alive: bool, wait_s: float) -> bytes:
     if not asks_whether_alive:
         retry = str(math.ceil(max(1.0, min(60.0, wait_s))))
         message = "the server's API process is being started again; send the request again."
-        error: Any = {"message": message, "type": "server_error", "param": None, "code": "restarting"}
+        error: Any = {
+            "message": message,
+            "type": "server_error",
+            "param": None,
+            "code": "restarting",
+        }
         status, body, fields = (
             "503 Service Unavailable",
             {"status": "restarting", "error": error},
             {"retry-after": retry},
         )
     text = json.dumps(body, separators=(",", ":")).encode()
-    fields |= {"content-type": "application/json", "content-length": str(len(text)), "connection": "close"}
+    fields |= {
+        "content-type": "application/json",
+        "content-length": str(len(text)),
+        "connection": "close",
+    }
     head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
     return f"HTTP/1.1 {status}\r\n{head}\r\n".encode() + text
 

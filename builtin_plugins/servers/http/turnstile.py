@@ -1,4 +1,6 @@
-"""Lets so many requests begin in one turn of the event loop, so that a thousand that come at once hold up nobody else."""
+"""Lets so many requests begin in one turn of the event loop, so that a thousand that come at once
+hold up nobody else.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Answers to clients of HTTP/1.0 whose length nobody knows: they end with their connection, and are not cut into chunks.
+"""Answers to clients of HTTP/1.0 whose length nobody knows: they end with their connection, and are
+not cut into chunks.
 
 uvicorn does so with the parser h11. With httptools it sends chunks to everybody.
 """
@@ -10,13 +11,18 @@ from typing import Any
 
 
 def end_by_closing(cycle: Any) -> None:
-    """Have the answer of one of uvicorn's cycles with httptools, which has not begun, end by closing the connection."""
-    send, is_open_ended = cycle.send, False
+    """Have the answer of one of uvicorn's cycles with httptools, which has not begun, end by
+    closing the connection.
+    """
+    send = cycle.send
+    is_open_ended = False
 
     async def sent(message: Mapping[str, Any]) -> None:
         nonlocal is_open_ended
         if message["type"] == "http.response.start":
-            is_open_ended = not any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+            is_open_ended = not any(
+                name.lower() == b"content-length" for name, _ in message.get("headers", ())
+            )
             if is_open_ended:
                 cycle.chunked_encoding = False
         elif is_open_ended:

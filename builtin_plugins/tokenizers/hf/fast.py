@@ -27,18 +27,26 @@ class FastTokenizer:
         try:
             self._inner = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:
-            raise ModelError(f"{path} is no tokenizer that can be read: {error}. Download it again.") from error
+            raise ModelError(
+                f"{path} is no tokenizer that can be read: {error}. Download it again."
+            ) from error
         self._inner.no_truncation()
         self._inner.no_padding()
         vocabulary = self._inner.get_vocab(with_added_tokens=True)
         added = self._inner.get_added_tokens_decoder()
         self.vocab_size: int = max(vocabulary.values(), default=-1) + 1
-        self.text_size: int = max(self._inner.get_vocab(with_added_tokens=False).values(), default=-1) + 1
+        self.text_size: int = (
+            max(self._inner.get_vocab(with_added_tokens=False).values(), default=-1) + 1
+        )
         """Without the tokens that were added to it, which no plain text becomes."""
         self.special_tokens_map = settings.special_tokens
         self.eos_token_id: int | None = vocabulary.get(settings.special_tokens.get("eos_token", ""))
-        roles = {vocabulary[text] for text in settings.special_tokens.values() if text in vocabulary}
-        self.special_ids = frozenset({token for token, facts in added.items() if facts.special} | roles)
+        roles = {
+            vocabulary[text] for text in settings.special_tokens.values() if text in vocabulary
+        }
+        self.special_ids = frozenset(
+            {token for token, facts in added.items() if facts.special} | roles
+        )
         self.chat_template = settings.chat_template
         self.response_template = settings.response_template
         self._around = _around(self._inner, vocabulary, settings)
@@ -61,12 +69,19 @@ class FastTokenizer:
         return [*before, *self._encode(text, False), *after]
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        # A batch of one: `encode` itself keeps the interpreter lock, and a long text would stop every stream.
-        ids: list[int] = self._inner.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        # A batch of one: `encode` itself keeps the interpreter lock, and a long text would stop
+        # every stream.
+        ids: list[int] = self._inner.encode_batch_fast(
+            [text], add_special_tokens=add_special_tokens
+        )[0].ids
         return ids
 
-    def encode_fitted(self, text: str, pair: str | None, max_tokens: int | None) -> tuple[list[int], list[int]]:
-        """Return ids and type ids of a text or a pair with special tokens; ends of texts are cut to fit."""
+    def encode_fitted(
+        self, text: str, pair: str | None, max_tokens: int | None
+    ) -> tuple[list[int], list[int]]:
+        """Return ids and type ids of a text or a pair with special tokens; ends of texts are cut to
+        fit.
+        """
         if pair is None and self._around is not None:
             before, after = self._around
             room = None if max_tokens is None else max(0, max_tokens - len(before) - len(after))
@@ -79,11 +94,15 @@ class FastTokenizer:
             room = max(0, max_tokens - self._inner.num_special_tokens_to_add(pair is not None))
             for part, size in zip(parts, fitting([len(part) for part in parts], room), strict=True):
                 part.truncate(size)
-        whole = self._inner.post_process(parts[0], parts[1] if len(parts) > 1 else None, add_special_tokens=True)
+        whole = self._inner.post_process(
+            parts[0], parts[1] if len(parts) > 1 else None, add_special_tokens=True
+        )
         return whole.ids, whole.type_ids
 
     def _beginning(self, text: str, num_tokens: int | None) -> str:
-        """Return as much of a text as has more tokens than so many, where it has; they are the whole text's."""
+        """Return as much of a text as has more tokens than so many, where it has; they are the
+        whole text's.
+        """
         if num_tokens is None or len(text) <= LONG_CHARS or self.joints is None:
             return text
         size = max(LONG_CHARS, _CHARS_PER_TOKEN * num_tokens)
@@ -118,13 +137,18 @@ def fitting(lengths: list[int], room: int) -> list[int]:
 def _around(
     inner: tokenizers.Tokenizer, vocabulary: dict[str, int], settings: TokenizerSettings
 ) -> tuple[list[int], list[int]] | None:
-    """Return the tokens before and after a text where the settings contradict tokenizer.json, else None."""
+    """Return the tokens before and after a text where the settings contradict tokenizer.json, else
+    None.
+    """
     bos = vocabulary.get(settings.special_tokens.get("bos_token", ""))
     eos = vocabulary.get(settings.special_tokens.get("eos_token", ""))
     empty: list[int] = inner.encode("", add_special_tokens=True).ids
-    has_bos, has_eos = bool(empty) and empty[0] == bos, bool(empty) and empty[-1] == eos
+    has_bos = bool(empty) and empty[0] == bos
+    has_eos = bool(empty) and empty[-1] == eos
     wants_bos = has_bos if settings.add_bos is None or bos is None else settings.add_bos
     wants_eos = has_eos if settings.add_eos is None or eos is None else settings.add_eos
     if (wants_bos, wants_eos) == (has_bos, has_eos):
         return None
-    return [bos] if wants_bos and bos is not None else [], [eos] if wants_eos and eos is not None else []
+    return [bos] if wants_bos and bos is not None else [], [
+        eos
+    ] if wants_eos and eos is not None else []

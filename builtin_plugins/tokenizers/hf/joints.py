@@ -1,8 +1,10 @@
-"""Where a text may be cut so that its parts are tokenized as the whole is: shown of each tokenizer, not assumed.
+"""Where a text may be cut so that its parts are tokenized as the whole is: shown of each tokenizer,
+not assumed.
 
-Candidates are a word's end before a space or a line's end, and a word's beginning behind a line's end. Tokenizers of most
-kinds never join what is on both sides of these. A candidate counts if no token of the vocabulary reaches across it, and if
-samples made of that vocabulary come out the same cut and whole, whatever stands before the cut.
+Candidates are a word's end before a space or a line's end, and a word's beginning behind a line's
+end. Tokenizers of most kinds never join what is on both sides of these. A candidate counts if no
+token of the vocabulary reaches across it, and if samples made of that vocabulary come out the same
+cut and whole, whatever stands before the cut.
 """
 
 from __future__ import annotations
@@ -43,21 +45,27 @@ _PARTS: Final = (
 _GAPS: Final = (" ", "\n", "  ", " \n", "\n ", "\n\n", "\t", "\r\n", "\n    ")
 
 
-def find_joints(encode: Encode, vocabulary: Mapping[str, int], specials: Sequence[str]) -> re.Pattern[str] | None:
+def find_joints(
+    encode: Encode, vocabulary: Mapping[str, int], specials: Sequence[str]
+) -> re.Pattern[str] | None:
     """Return a pattern at whose ends texts may be cut, or None.
 
-    `encode` adds no special tokens; `vocabulary` is as the tokenizer spells it, `specials` are found in texts before all else:
-    those that begin or end as a word does may stand at a joint.
+    `encode` adds no special tokens; `vocabulary` is as the tokenizer spells it, `specials` are
+    found in texts before all else: those that begin or end as a word does may stand at a joint.
     """
     spoken = list({_spoken(token) for token in vocabulary})
     joined = "\0".join(spoken)
     possible = [
-        candidate for candidate, across in zip(CANDIDATES, _ACROSS, strict=True) if not re.search(across, joined)
+        candidate
+        for candidate, across in zip(CANDIDATES, _ACROSS, strict=True)
+        if not re.search(across, joined)
     ]
     edged = [text for text in specials if re.match(r"\w", text) or re.search(r"\w$", text)]
     samples = list(_samples(spoken, edged)) if possible else []
     shown = [
-        candidate for candidate in possible if all(_holds(encode, re.compile(candidate), each) for each in samples)
+        candidate
+        for candidate in possible
+        if all(_holds(encode, re.compile(candidate), each) for each in samples)
     ]
     return re.compile("|".join(shown)) if shown else None
 
@@ -79,7 +87,9 @@ def _holds(encode: Encode, joint: re.Pattern[str], text: str) -> bool:
 
 
 def _samples(spoken: Sequence[str], specials: Sequence[str]) -> Iterator[str]:
-    """Yield texts that would show a joint that is none: tokens taken apart, and gaps of all kinds between all kinds of words."""
+    """Yield texts that would show a joint that is none: tokens taken apart, and gaps of all kinds
+    between all kinds of words.
+    """
     rng = random.Random(0)
     words = sorted(word for word in spoken if len(word.strip()) > 1 and "\ufffd" not in word)
     for _ in range(_SAMPLES):
@@ -88,23 +98,31 @@ def _samples(spoken: Sequence[str], specials: Sequence[str]) -> Iterator[str]:
             at = rng.randrange(1, len(token)) if len(token) > 1 else 0
             gap = rng.choice(_GAPS)
             yield f"{rng.choice(words)}{token[:at]}{gap}{token[at:]}{rng.choice(_GAPS)}{rng.choice(words)}"
-        yield "".join(rng.choice(_PARTS) + rng.choice(("", "", *_GAPS)) for _ in range(rng.randrange(2, 12)))
+        yield "".join(
+            rng.choice(_PARTS) + rng.choice(("", "", *_GAPS)) for _ in range(rng.randrange(2, 12))
+        )
     for special in specials:  # some eat the space beside them
         yield f"x {special} y\n{special}\n{special} {special}7"
 
 
 def _spoken(token: str) -> str:
-    """Return what a token says, as far as spaces, line ends and words go: byte-level, SentencePiece's and plain spelling."""
+    """Return what a token says, as far as spaces, line ends and words go: byte-level,
+    SentencePiece's and plain spelling.
+    """
     if all(character in _BYTES for character in token):
         return bytes(_BYTES[character] for character in token).decode("utf-8", "replace")
     return token.replace("▁", " ").replace("<0x0A>", "\n").replace("<0x20>", " ").removeprefix("##")
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Return the byte each character of byte-level spelling stands for: printable ones themselves, others from U+0100 on."""
+    """Return the byte each character of byte-level spelling stands for: printable ones themselves,
+    others from U+0100 on.
+    """
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in plain]
-    return {chr(byte): byte for byte in plain} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+    return {chr(byte): byte for byte in plain} | {
+        chr(0x100 + i): byte for i, byte in enumerate(others)
+    }
 
 
 _BYTES: Final = _byte_alphabet()

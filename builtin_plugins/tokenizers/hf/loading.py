@@ -1,4 +1,6 @@
-"""Finds a model's tokenizer files and picks who reads them: the tokenizers library, or transformers without it."""
+"""Finds a model's tokenizer files and picks who reads them: the tokenizers library, or transformers
+without it.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,19 @@ _FILES = ("*.json", "*.jinja", "*.txt", "*.model", "tokenizer*")
 
 
 def load_tokenizer(source: ModelSource, config: EngineConfig) -> Tokenizer | None:
-    """Return the tokenizer of `--tokenizer`, or of the model; None for a model that has not one file of it.
+    """Return the tokenizer of `--tokenizer`, or of the model; None for a model that has not one
+    file of it.
 
     Raises `ModelError` naming folder and way out.
     """
     folder = _folder(source, config)
-    if config.model.tokenizer is None and not any(found for pattern in _MARKS for found in folder.glob(pattern)):
-        log.warning("%s has no tokenizer: it takes and gives token ids only (--tokenizer names another)", folder)
+    if config.model.tokenizer is None and not any(
+        found for pattern in _MARKS for found in folder.glob(pattern)
+    ):
+        log.warning(
+            "%s has no tokenizer: it takes and gives token ids only (--tokenizer names another)",
+            folder,
+        )
         return None
     settings = read_settings(folder)
     if (folder / "tokenizer.json").is_file():
@@ -40,20 +48,27 @@ def load_tokenizer(source: ModelSource, config: EngineConfig) -> Tokenizer | Non
 
 
 def _check_size(tokenizer: FastTokenizer, path: Path, source: ModelSource) -> None:
-    """Raise `ModelError` for a tokenizer that makes of plain text what the model has no embedding for.
+    """Raise `ModelError` for a tokenizer that makes of plain text what the model has no embedding
+    for.
 
-    Tokens added to it may lie beyond the embedding, as an image's do in models that are served for text alone: requests
-    that have one are refused.
+    Tokens added to it may lie beyond the embedding, as an image's do in models that are served for
+    text alone: requests that have one are refused.
     """
     size = stated_vocabulary(_fields(source.hf_config))
     if size is None or tokenizer.vocab_size <= size:
         return
     if tokenizer.text_size > size:
         raise ModelError(
-            f"{path} has {tokenizer.text_size} tokens, and the model an embedding for {size} (vocab_size in config.json). "
+            f"{path} has {tokenizer.text_size} tokens, and the model an embedding for {size} "
+            "(vocab_size in config.json). "
             "They do not belong together; give the model's own with --tokenizer."
         )
-    log.warning("%s has %d tokens, the model %d: the last ones cannot be used", path, tokenizer.vocab_size, size)
+    log.warning(
+        "%s has %d tokens, the model %d: the last ones cannot be used",
+        path,
+        tokenizer.vocab_size,
+        size,
+    )
 
 
 def _fields(config: Any) -> Mapping[str, Any]:
@@ -63,7 +78,10 @@ def _fields(config: Any) -> Mapping[str, Any]:
 def _folder(source: ModelSource, config: EngineConfig) -> Path:
     wanted = config.model.tokenizer or source.path
     if wanted is None:
-        raise ModelError(f"{source.name!r} comes without a tokenizer; give --tokenizer, or --skip-tokenizer-init.")
+        raise ModelError(
+            f"{source.name!r} comes without a tokenizer; give --tokenizer, or "
+            "--skip-tokenizer-init."
+        )
     folder = Path(wanted).expanduser()
     if folder.is_dir():
         return folder
@@ -86,7 +104,11 @@ def _folder(source: ModelSource, config: EngineConfig) -> Path:
         ) from error
 
 
-def _by_transformers(folder: Path, settings: TokenizerSettings, trust_remote_code: bool) -> Tokenizer:
-    from builtin_plugins.tokenizers.hf.slow import TransformersTokenizer  # lazy: transformers is slow to import
+def _by_transformers(
+    folder: Path, settings: TokenizerSettings, trust_remote_code: bool
+) -> Tokenizer:
+    from builtin_plugins.tokenizers.hf.slow import (
+        TransformersTokenizer,
+    )  # lazy: transformers is slow to import
 
     return TransformersTokenizer(folder, settings, trust_remote_code)

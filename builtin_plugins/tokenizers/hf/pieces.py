@@ -1,4 +1,6 @@
-"""What the tokens of a byte-level tokenizer stand for, read off their spelling when first asked for."""
+"""What the tokens of a byte-level tokenizer stand for, read off their spelling when first asked
+for.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ BYTES: Final = byte_level_alphabet()
 class Pieces(dict[int, bytes]):
     """Bytes by id; none for those that are hidden, and for ids without a token.
 
-    As the library's decoder has it: a spelling in the byte-level alphabet stands for its bytes, any other (that of a token
-    that was added as it is) for itself.
+    As the library's decoder has it: a spelling in the byte-level alphabet stands for its bytes, any
+    other (that of a token that was added as it is) for itself.
     """
 
     def __init__(self, inner: tokenizers.Tokenizer, hidden: frozenset[int] = frozenset()) -> None:

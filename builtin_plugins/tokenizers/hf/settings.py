@@ -10,7 +10,15 @@ from typing import Any, Final
 
 from core.api import ModelError
 
-ROLES: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+ROLES: Final = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,29 +37,47 @@ class TokenizerSettings:
 
 
 def read_settings(folder: Path) -> TokenizerSettings:
-    """Return the settings of a folder; files that are absent count as empty. Raises `ModelError` for broken ones."""
+    """Return the settings of a folder; files that are absent count as empty.
+
+    Raises `ModelError` for broken ones.
+    """
     stated = _read(folder / "tokenizer_config.json")
     roles = {**_read(folder / "special_tokens_map.json"), **stated}
     texts = {role: _text(roles.get(role)) for role in ROLES}
     return TokenizerSettings(
         special_tokens={role: text for role, text in texts.items() if text is not None},
         chat_template=_chat_template(folder, stated),
-        response_template=template if isinstance(template := stated.get("response_template"), dict) else None,
+        response_template=template
+        if isinstance(template := stated.get("response_template"), dict)
+        else None,
         add_bos=stated.get("add_bos_token"),
         add_eos=stated.get("add_eos_token"),
     )
 
 
 def _chat_template(folder: Path, stated: Mapping[str, Any]) -> str | dict[str, str] | None:
-    """Return the template, or several by name: files of their own win over what is inside tokenizer_config.json."""
+    """Return the template, or several by name: files of their own win over what is inside
+    tokenizer_config.json.
+    """
     path = folder / "chat_template.jinja"
     if path.is_file():
-        others = {file.stem: _read_text(file) for file in sorted(folder.glob("additional_chat_templates/*.jinja"))}
+        others = {
+            file.stem: _read_text(file)
+            for file in sorted(folder.glob("additional_chat_templates/*.jinja"))
+        }
         return {"default": _read_text(path), **others} if others else _read_text(path)
-    template = _read(folder / "chat_template.json").get("chat_template") or stated.get("chat_template")
+    template = _read(folder / "chat_template.json").get("chat_template") or stated.get(
+        "chat_template"
+    )
     if isinstance(template, list):
-        named = {item.get("name"): item.get("template") for item in template if isinstance(item, Mapping)}
-        return {name: text for name, text in named.items() if isinstance(name, str) and isinstance(text, str)}
+        named = {
+            item.get("name"): item.get("template") for item in template if isinstance(item, Mapping)
+        }
+        return {
+            name: text
+            for name, text in named.items()
+            if isinstance(name, str) and isinstance(text, str)
+        }
     return template if isinstance(template, str) else None
 
 
@@ -59,7 +85,9 @@ def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ModelError(f"{path} cannot be read: {error}. Restore it from where the model came.") from error
+        raise ModelError(
+            f"{path} cannot be read: {error}. Restore it from where the model came."
+        ) from error
 
 
 def _text(value: Any) -> str | None:
@@ -74,7 +102,9 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{path} cannot be read as JSON: {error}. Restore it from where the model came.") from error
+        raise ModelError(
+            f"{path} cannot be read as JSON: {error}. Restore it from where the model came."
+        ) from error
     if not isinstance(value, dict):
         raise ModelError(f"{path} holds no JSON object. Restore it from where the model came.")
     return value

@@ -24,7 +24,8 @@ class TransformersTokenizer:
             self._inner = load(str(folder), trust_remote_code=trust_remote_code)
         except Exception as error:
             raise ModelError(
-                f"{folder} holds no tokenizer that can be read: {error}. Give another with --tokenizer, or use "
+                f"{folder} holds no tokenizer that can be read: {error}. Give another with "
+                "--tokenizer, or use "
                 "--skip-tokenizer-init."
             ) from error
         self.vocab_size: int = max(self._inner.get_vocab().values(), default=-1) + 1
@@ -38,15 +39,23 @@ class TransformersTokenizer:
     def joints(self) -> re.Pattern[str] | None:
         """Where texts may be cut; looked for when the first long text comes."""
         vocabulary = self._inner.get_vocab()
-        return find_joints(lambda text: self.encode(text, False), vocabulary, list(self._inner.get_added_vocab()))
+        return find_joints(
+            lambda text: self.encode(text, False), vocabulary, list(self._inner.get_added_vocab())
+        )
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return token ids; special tokens written in the text become their ids."""
         return list(self._inner.encode(text, add_special_tokens=add_special_tokens))
 
-    def encode_fitted(self, text: str, pair: str | None, max_tokens: int | None) -> tuple[list[int], list[int]]:
-        """Return ids and type ids of a text or a pair with special tokens; ends of texts are cut to fit."""
-        cut = {} if max_tokens is None else {"truncation": "longest_first", "max_length": max_tokens}
+    def encode_fitted(
+        self, text: str, pair: str | None, max_tokens: int | None
+    ) -> tuple[list[int], list[int]]:
+        """Return ids and type ids of a text or a pair with special tokens; ends of texts are cut to
+        fit.
+        """
+        cut = (
+            {} if max_tokens is None else {"truncation": "longest_first", "max_length": max_tokens}
+        )
         found = self._inner(text, pair, return_token_type_ids=True, **cut)
         return list(found["input_ids"]), list(found["token_type_ids"])
 

@@ -24,9 +24,13 @@ class DummyLoader:
         self._shapes = shapes
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield (name, tensor): matrices that keep the size of what passes through, norms near one, small biases."""
+        """Yield (name, tensor): matrices that keep the size of what passes through, norms near one,
+        small biases.
+        """
         for name, shape in self._shapes.items():
-            generator = torch.Generator().manual_seed((self._seed ^ zlib.crc32(name.encode())) & (2**63 - 1))
+            generator = torch.Generator().manual_seed(
+                (self._seed ^ zlib.crc32(name.encode())) & (2**63 - 1)
+            )
             noise = torch.empty(shape).uniform_(-1, 1, generator=generator)
             if len(shape) > 1:
                 yield name, noise.mul_((3 / shape[-1]) ** 0.5)

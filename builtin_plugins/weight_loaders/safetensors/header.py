@@ -1,8 +1,8 @@
 """Reads and checks the header of a safetensors file. Knows bytes and JSON, no tensor library.
 
-A file is 8 bytes (length of the header, little endian), the header (JSON in UTF-8: name to dtype, shape and offsets),
-and the data. Everything is checked before a tensor is made, because a bad offset would read foreign memory, and one
-that is merely wrong another tensor's weights.
+A file is 8 bytes (length of the header, little endian), the header (JSON in UTF-8: name to dtype,
+shape and offsets), and the data. Everything is checked before a tensor is made, because a bad
+offset would read foreign memory, and one that is merely wrong another tensor's weights.
 """
 
 from __future__ import annotations
@@ -54,15 +54,22 @@ class Stored:
 
 
 def read_header(path: Path) -> list[Stored]:
-    """Return the tensors of a file in the order of their data. Raises `ModelError` naming file and fault."""
+    """Return the tensors of a file in the order of their data.
+
+    Raises `ModelError` naming file and fault.
+    """
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or length > MAX_HEADER_BYTES:
-                raise _fault(path, f"is no safetensors file: its header would take {length} bytes of {size}")
+                raise _fault(
+                    path, f"is no safetensors file: its header would take {length} bytes of {size}"
+                )
             if 8 + length > size:
-                raise _fault(path, f"is cut off inside its header ({8 + length} bytes needed, {size} there)")
+                raise _fault(
+                    path, f"is cut off inside its header ({8 + length} bytes needed, {size} there)"
+                )
             text = file.read(length)
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror or error}.") from error
@@ -77,7 +84,9 @@ def read_header(path: Path) -> list[Stored]:
     stored.sort(key=lambda tensor: (tensor.start, tensor.num_bytes))
     for before, tensor in pairwise(stored):
         if tensor.start < before.start + before.num_bytes:
-            raise _fault(path, f"gives tensors {before.name!r:.100} and {tensor.name!r:.100} the same bytes")
+            raise _fault(
+                path, f"gives tensors {before.name!r:.100} and {tensor.name!r:.100} the same bytes"
+            )
     return stored
 
 
@@ -86,20 +95,29 @@ def _stored(path: Path, name: str, facts: Any, base: int, size: int) -> Stored:
         dtype, shape, (start, end) = facts["dtype"], tuple(facts["shape"]), facts["data_offsets"]
         good = isinstance(dtype, str) and len(shape) <= MAX_DIMENSIONS
         good = good and all(type(n) is int and 0 <= n <= LARGEST for n in (*shape, start, end))
-        good = good and prod(n or 1 for n in shape) <= LARGEST  # strides are computed even where another size is 0
+        good = (
+            good and prod(n or 1 for n in shape) <= LARGEST
+        )  # strides are computed even where another size is 0
     except (TypeError, KeyError, ValueError) as error:
         raise _fault(path, f"describes tensor {name!r:.100} as {facts!r:.100}") from error
     if not good:
         raise _fault(path, f"describes tensor {name!r:.100} as {facts!r:.100}")
     if dtype not in ITEM_BITS:
         raise ModelError(
-            f"{path} stores tensor {name!r:.100} as {dtype!r}, which is not one of {', '.join(ITEM_BITS)}."
+            f"{path} stores tensor {name!r:.100} as {dtype!r}, which is not one of "
+            f"{', '.join(ITEM_BITS)}."
         )
     needed = prod(shape) * ITEM_BITS[dtype] // 8
     if end - start != needed:
-        raise _fault(path, f"gives tensor {name!r:.100} {end - start} bytes, its shape {list(shape)} needs {needed}")
+        raise _fault(
+            path,
+            f"gives tensor {name!r:.100} {end - start} bytes, its shape {list(shape)} needs "
+            f"{needed}",
+        )
     if base + end > size:
-        raise _fault(path, f"is cut off: tensor {name!r:.100} ends at byte {base + end}, the file at {size}")
+        raise _fault(
+            path, f"is cut off: tensor {name!r:.100} ends at byte {base + end}, the file at {size}"
+        )
     return Stored(name, dtype, shape, base + start, needed)
 
 

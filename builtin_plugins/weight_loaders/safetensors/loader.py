@@ -1,8 +1,10 @@
-"""Streams a checkpoint's safetensors files as memory-mapped tensors: nothing is copied before it is used.
+"""Streams a checkpoint's safetensors files as memory-mapped tensors: nothing is copied before it is
+used.
 
-A tensor that the model keeps stays part of the file; one that was copied gives its pages back at once. So loading
-takes the model's own memory and little more, while the system already reads what comes next. While one tensor is copied it is
-there twice, so large ones come first, when little else is there: files of packed integers have the embedding at their end.
+A tensor that the model keeps stays part of the file; one that was copied gives its pages back at
+once. So loading takes the model's own memory and little more, while the system already reads what
+comes next. While one tensor is copied it is there twice, so large ones come first, when little else
+is there: files of packed integers have the embedding at their end.
 """
 
 from __future__ import annotations
@@ -46,31 +48,41 @@ AHEAD_BYTES: Final = 1 << 28
 LARGE: Final = 10
 """A tensor that is more than such a part of its file is large."""
 POPULATE_READ: Final = 22
-"""MADV_POPULATE_READ of Linux 5.14: the pages of a range all at once, instead of one fault for every few."""
+"""MADV_POPULATE_READ of Linux 5.14: the pages of a range all at once, instead of one fault for
+every few.
+"""
 _UNSAFE: Final = (".bin", ".pt", ".pth", ".ckpt")
 
 
 class SafetensorsLoader:
-    """The tensors of one checkpoint folder, file by file: large ones, then all others in the order of their bytes."""
+    """The tensors of one checkpoint folder, file by file: large ones, then all others in the order
+    of their bytes.
+    """
 
     def __init__(self, source: ModelSource, config: EngineConfig) -> None:
         del config  # the source says where the files are
         if source.path is None:
             raise ModelError(
-                f"{source.name!r} has no folder to read weights from; choose a --load-format that needs none."
+                f"{source.name!r} has no folder to read weights from; choose a --load-format that "
+                "needs none."
             )
         folder = Path(source.path)
         self._files = [("", path) for path in weight_files(folder)]
         if source.sentence is not None:  # layers behind the model have folders of their own
-            for name in dict.fromkeys(dense.name.partition(".")[0] for dense in source.sentence.dense):
+            for name in dict.fromkeys(
+                dense.name.partition(".")[0] for dense in source.sentence.dense
+            ):
                 self._files += [(f"{name}.", path) for path in weight_files(folder / name)]
         self.reading: Path | None = None
         """The file that `tensors` is at."""
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield (name, tensor); a tensor's memory is the file's, private to this process if written to."""
+        """Yield (name, tensor); a tensor's memory is the file's, private to this process if written
+        to.
+        """
         for prefix, path in self._files:
-            stored, self.reading = read_header(path), path
+            stored = read_header(path)
+            self.reading = path
             if not stored:
                 continue
             for name, tensor in _mapped(path, stored):
@@ -81,7 +93,10 @@ class SafetensorsLoader:
         """Yield (name, tensor) without memory: names, types and shapes alone."""
         for prefix, path in self._files:
             for tensor in read_header(path):
-                yield prefix + tensor.name, torch.empty(tensor.shape, dtype=_DTYPES[tensor.dtype], device="meta")
+                yield (
+                    prefix + tensor.name,
+                    torch.empty(tensor.shape, dtype=_DTYPES[tensor.dtype], device="meta"),
+                )
 
     def total_bytes(self) -> int:
         """Return the bytes of all files."""
@@ -93,16 +108,23 @@ def weight_files(folder: Path) -> list[Path]:
     index = folder / INDEX
     if index.is_file():
         try:
-            shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+            shards = sorted(
+                set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            )
             outside = [name for name in shards if Path(name).name != name]
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ModelError(f"{index} is no index of weight files ({error!r}). Download it again.") from error
+            raise ModelError(
+                f"{index} is no index of weight files ({error!r}). Download it again."
+            ) from error
         if outside:
-            raise ModelError(f"{index} names weight files outside its folder; such a checkpoint is not read.")
+            raise ModelError(
+                f"{index} names weight files outside its folder; such a checkpoint is not read."
+            )
         missing = [name for name in shards if not (folder / name).is_file()]
         if missing:
             raise ModelError(
-                f"{len(missing)} of {len(shards)} weight files named in {index} are missing: {', '.join(missing[:6])}. "
+                f"{len(missing)} of {len(shards)} weight files named in {index} are missing: "
+                f"{', '.join(missing[:6])}. "
                 "Download them again."
             )
         return [folder / name for name in shards]
@@ -111,18 +133,27 @@ def weight_files(folder: Path) -> list[Path]:
     found = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
     if found:
         return found
-    pickled = sorted(path.name for path in folder.iterdir() if path.suffix in _UNSAFE) if folder.is_dir() else []
+    pickled = (
+        sorted(path.name for path in folder.iterdir() if path.suffix in _UNSAFE)
+        if folder.is_dir()
+        else []
+    )
     if pickled:
         raise ModelError(
-            f"{folder} has its weights only as {pickled[0]}, a format that can run code while it is read. Convert them: "
-            "load the model with transformers, then model.save_pretrained(folder, safe_serialization=True)."
+            f"{folder} has its weights only as {pickled[0]}, a format that can run code while it "
+            "is read. Convert them: "
+            "load the model with transformers, then model.save_pretrained(folder, "
+            "safe_serialization=True)."
         )
-    raise ModelError(f"{folder} holds no *.safetensors file. Download the weights, or use --load-format dummy.")
+    raise ModelError(
+        f"{folder} holds no *.safetensors file. Download the weights, or use --load-format dummy."
+    )
 
 
 def _mapped(path: Path, stored: list[Stored]) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors of one file, which is mapped as long as one of them lives."""
-    asked, large = -AHEAD_BYTES, sum(tensor.num_bytes for tensor in stored) // LARGE
+    asked = -AHEAD_BYTES
+    large = sum(tensor.num_bytes for tensor in stored) // LARGE
     with path.open("rb") as file:
         whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         for tensor in sorted(stored, key=lambda tensor: -max(tensor.num_bytes, large)):
@@ -139,7 +170,9 @@ def _expect(file: int, start: int) -> None:
 
 
 def _view(whole: mmap.mmap, stored: Stored) -> torch.Tensor:
-    """Return a tensor on the bytes of the file; when nothing uses it any more, its pages are given back."""
+    """Return a tensor on the bytes of the file; when nothing uses it any more, its pages are given
+    back.
+    """
     dtype = _DTYPES[stored.dtype]
     if not stored.num_bytes:
         return torch.empty(stored.shape, dtype=dtype)
@@ -158,6 +191,7 @@ def _view(whole: mmap.mmap, stored: Stored) -> torch.Tensor:
 def _release(whole: mmap.mmap, start: int, end: int) -> None:
     """Give back the pages that hold nothing but these bytes."""
     page = mmap.PAGESIZE
-    first, last = -(-start // page) * page, end // page * page
+    first = -(-start // page) * page
+    last = end // page * page
     if first < last and hasattr(whole, "madvise"):
         whole.madvise(mmap.MADV_DONTNEED, first, last - first)

@@ -1,4 +1,5 @@
-"""`engine plugins check NAME --against VERSION`: what a plugin uses that a version of the engine lacks, or that none promises.
+"""`engine plugins check NAME --against VERSION`: what a plugin uses that a version of the engine
+lacks, or that none promises.
 
 Read from the plugin's text; nothing of it is imported.
 """
@@ -32,7 +33,10 @@ class Use:
     """File and line."""
     what: str
     promised: bool
-    """False: no release promises it. True: it is promised by others than the one that was asked about."""
+    """False: no release promises it.
+
+    True: it is promised by others than the one that was asked about.
+    """
 
 
 def uses_against(name: str, version: str) -> list[Use]:
@@ -43,7 +47,9 @@ def uses_against(name: str, version: str) -> list[Use]:
     try:
         against = Version(version)
     except InvalidVersion as error:
-        raise ConfigError(f"--against {version!r} is no version of the engine, such as {core.__version__}.") from error
+        raise ConfigError(
+            f"--against {version!r} is no version of the engine, such as {core.__version__}."
+        ) from error
     now = Version(core.__version__)
     promised = public_names() if against >= now else released(against)
     gone = [item for item in DEPRECATIONS if Version(item.gone) <= against]
@@ -75,11 +81,16 @@ def _misfits(
         yield f"{dotted} is not in {version}", True
 
 
-def _definitions(tree: ast.Module, gone: Sequence[Deprecation]) -> Iterator[tuple[int, Deprecation]]:
+def _definitions(
+    tree: ast.Module, gone: Sequence[Deprecation]
+) -> Iterator[tuple[int, Deprecation]]:
     """Yield the lines of functions whose kind goes away."""
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            taken = {each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)}
+            taken = {
+                each.arg
+                for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+            }
             for item in gone:
                 if item.method == node.name and (not item.parameter or item.parameter in taken):
                     yield node.lineno, item
@@ -94,7 +105,9 @@ def _files(ref: PluginRef) -> list[Path]:
 
 
 def _imports(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
-    """Yield line, module and name of what is imported from the engine; no name for a module as a whole."""
+    """Yield line, module and name of what is imported from the engine; no name for a module as a
+    whole.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.level == 0 and _ours(node.module or ""):
             yield from ((node.lineno, node.module or "", each.name) for each in node.names)

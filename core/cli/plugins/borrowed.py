@@ -1,6 +1,8 @@
-"""A new architecture that begins as a copy of one the engine has: its function, and of the modules it is in what that needs.
+"""A new architecture that begins as a copy of one the engine has: its function, and of the modules
+it is in what that needs.
 
-The copy is text, for its author to change; the tiny config beside it has the fields that the function reads.
+The copy is text, for its author to change; the tiny config beside it has the fields that the
+function reads.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from core.plugin.discovery import CORE, discover, module_file
 
 OURS: Final = "core."
 """Modules that a plugin may import; of all others of the engine's a copy takes what it needs."""
-_LABELS: Final = frozenset({"transformers_version", "architectures", "model_type", "dtype", "_name_or_path"})
+_LABELS: Final = frozenset(
+    {"transformers_version", "architectures", "model_type", "dtype", "_name_or_path"}
+)
 """Fields of a config that say nothing of how the model is made."""
 _LINE: Final = 120
 PAGE: Final = '''\
@@ -53,11 +57,14 @@ def borrowed(architecture: str) -> Borrowed:
 
     Raises `ConfigError` for an unknown one, and for one that a page of facts does not describe.
     """
-    registry = load_plan(make_plan([f"no:{ref.name}" for ref in discover() if ref.distribution != CORE]))
+    registry = load_plan(
+        make_plan([f"no:{ref.name}" for ref in discover() if ref.distribution != CORE])
+    )
     entries = {registered.entry.name: registered for registered in registry.entries("models")}
     if architecture not in entries:
         raise ConfigError(
-            f"--from {architecture!r} is no architecture of the engine's; `engine models list` shows them"
+            f"--from {architecture!r} is no architecture of the engine's; `engine models list` "
+            "shows them"
             f"{did_you_mean(architecture, entries)}"
         )
     module, _, function = str(entries[architecture].entry.target).partition(":")
@@ -68,22 +75,28 @@ def borrowed(architecture: str) -> Borrowed:
     text = PAGE.format(
         architecture=architecture,
         imports=copy.import_lines(),
-        example="{\n" + "".join(f"    {_written(name)}: {_written(value)},\n" for name, value in example.items()) + "}",
+        example="{\n"
+        + "".join(f"    {_written(name)}: {_written(value)},\n" for name, value in example.items())
+        + "}",
         code="\n\n\n".join(copy.parts),
     )
     return Borrowed(text, function)
 
 
 def _example(registry: Registry, architecture: str) -> dict[str, Any]:
-    """Return a tiny config: the fields that the architecture reads, and those without which transformers' is another."""
+    """Return a tiny config: the fields that the architecture reads, and those without which
+    transformers' is another.
+    """
     import transformers  # lazy: slow to import
 
     from core.spec.decoder import DecoderSpec
     from core.testing.checkpoints import tiny_config
 
     refusal = ConfigError(
-        f"--from {architecture}: only decoders that transformers has, too, can be copied: they are a page of facts, and "
-        f"something else computes the truth. Begin without --from, or see how the engine's own is made."
+        f"--from {architecture}: only decoders that transformers has, too, can be copied: they are "
+        "a page of facts, and "
+        "something else computes the truth. Begin without --from, or see how the engine's own is "
+        "made."
     )
     if not hasattr(transformers, architecture):
         raise refusal
@@ -94,7 +107,9 @@ def _example(registry: Registry, architecture: str) -> dict[str, Any]:
         raise refusal
     usual = type(config)().to_dict()
     others = {
-        name: value for name, value in config.to_dict().items() if name not in _LABELS and usual.get(name) != value
+        name: value
+        for name, value in config.to_dict().items()
+        if name not in _LABELS and usual.get(name) != value
     }
     return dict(sorted({**noted.read, **others}.items()))
 
@@ -132,7 +147,12 @@ class _Copy:
         origins = dict(_imported(tree))
         first, last = defined[name]
         for used in sorted(
-            {node.id for n in tree.body[first:last] for node in ast.walk(n) if isinstance(node, ast.Name)}
+            {
+                node.id
+                for n in tree.body[first:last]
+                for node in ast.walk(n)
+                if isinstance(node, ast.Name)
+            }
         ):
             if used in defined and defined[used] != defined[name]:
                 self.take(module, used)
@@ -145,7 +165,10 @@ class _Copy:
         """Return the statements, the standard library's before the engine's."""
         found = sorted(self.imports.items(), key=lambda item: (bool(item[1]), item[0]))
         lines = [_import_line(module, sorted(names)) for module, names in found]
-        groups = [[line for line in lines if f" {OURS}" not in line], [line for line in lines if f" {OURS}" in line]]
+        groups = [
+            [line for line in lines if f" {OURS}" not in line],
+            [line for line in lines if f" {OURS}" in line],
+        ]
         return "\n\n".join("\n".join(group) for group in groups if group)
 
     def _import(self, module: str, name: str) -> None:
@@ -158,7 +181,9 @@ class _Copy:
 
 
 def _defined(tree: ast.Module) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Yield each name that a module defines with its statements: a constant's docstring stands behind it."""
+    """Yield each name that a module defines with its statements: a constant's docstring stands
+    behind it.
+    """
     for i, node in enumerate(tree.body):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             yield node.name, (i, i + 1)
@@ -194,7 +219,11 @@ def _written(value: Any) -> str:
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_written(key)}: {_written(each)}" for key, each in value.items()) + "}"
+        return (
+            "{"
+            + ", ".join(f"{_written(key)}: {_written(each)}" for key, each in value.items())
+            + "}"
+        )
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_written, value))}]"
     return f'float("{value}")' if value in (float("inf"), float("-inf")) else repr(value)

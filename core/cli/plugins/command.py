@@ -1,4 +1,6 @@
-"""`engine plugins`: what is installed, what it brings, why one is chosen; check, lock and write plugins."""
+"""`engine plugins`: what is installed, what it brings, why one is chosen; check, lock and write
+plugins.
+"""
 
 from __future__ import annotations
 
@@ -37,12 +39,16 @@ class PluginsCommand:
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the actions."""
         actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-        one = actions.add_parser("list", help="every plugin and whether it is on; imports none of them")
+        one = actions.add_parser(
+            "list", help="every plugin and whether it is on; imports none of them"
+        )
         _add_json(one)
         one = actions.add_parser("show", help="what one plugin brings: hooks, entries, options")
         one.add_argument("name", help="plugin, ./file.py or pkg.module")
         _add_json(one)
-        one = actions.add_parser("explain", help="every candidate of a kind, and why it won or lost")
+        one = actions.add_parser(
+            "explain", help="every candidate of a kind, and why it won or lost"
+        )
         one.add_argument("kind", help=", ".join(KINDS))
         one.add_argument(
             "--fact",
@@ -52,24 +58,36 @@ class PluginsCommand:
             help="something to assume, such as head_size=80",
         )
         _add_json(one)
-        one = actions.add_parser("check", help="run the checks of one plugin and of the kinds it implements")
+        one = actions.add_parser(
+            "check", help="run the checks of one plugin and of the kinds it implements"
+        )
         one.add_argument("name", help="plugin, ./file.py or pkg.module")
         one.add_argument(
             "--against",
             metavar="VERSION",
-            help="run no checks, list what the plugin uses that this version of the engine has not, or nobody promises",
+            help="run no checks, list what the plugin uses that this version of the engine has "
+            "not, or nobody promises",
         )
         _add_json(one)
         one = actions.add_parser("lock", help="write the exact set of plugins, for --plugins-lock")
-        one.add_argument("-o", "--output", default=LOCK_FILE, metavar="FILE", help=f"default: {LOCK_FILE}")
-        one = actions.add_parser("new", help="write a package for a new plugin, with tests that pass")
+        one.add_argument(
+            "-o", "--output", default=LOCK_FILE, metavar="FILE", help=f"default: {LOCK_FILE}"
+        )
+        one = actions.add_parser(
+            "new", help="write a package for a new plugin, with tests that pass"
+        )
         one.add_argument("name", help="name of the plugin, such as acme")
         one.add_argument("--kind", required=True, help=", ".join(WRITTEN))
         one.add_argument(
-            "--architecture", metavar="NAME", help="of a model, as in its config.json; default: NameForCausalLM"
+            "--architecture",
+            metavar="NAME",
+            help="of a model, as in its config.json; default: NameForCausalLM",
         )
         one.add_argument(
-            "--from", dest="begins_as", metavar="NAME", help="of a model: begin as a copy of this one, LlamaForCausalLM"
+            "--from",
+            dest="begins_as",
+            metavar="NAME",
+            help="of a model: begin as a copy of this one, LlamaForCausalLM",
         )
         one.add_argument("-o", "--output", metavar="DIR", help="default: ./engine-NAME")
 
@@ -83,7 +101,9 @@ class PluginsCommand:
         section = context.config.plugins
         rows = standings(section.plugins, section.plugins_lock)
         if context.args.json:
-            return _print_json([{**_as_json(row.plugin), "status": row.status, "note": row.note} for row in rows])
+            return _print_json(
+                [{**_as_json(row.plugin), "status": row.status, "note": row.note} for row in rows]
+            )
         _print_table(
             ("PLUGIN", "STATUS", "FROM", "MODULE"),
             ((row.plugin.name, row.status, _origin(row.plugin), row.plugin.target) for row in rows),
@@ -99,7 +119,10 @@ class PluginsCommand:
         brings = _brings(registry, ref)
         if context.args.json:
             return _print_json(brings)
-        print(f"{ref.name}: {ref.origin}, module {ref.target}\nhooks: {', '.join(brings['hooks']) or 'none'}")
+        print(
+            f"{ref.name}: {ref.origin}, module {ref.target}\nhooks: "
+            f"{', '.join(brings['hooks']) or 'none'}"
+        )
         for entry in brings["entries"]:
             print(f"{KINDS[entry['kind']].noun} {entry['name']}: {entry['summary']}")
             for word in ("when", "requires", "needs", "gives", "conflicts"):
@@ -123,7 +146,10 @@ class PluginsCommand:
         print(f"{kind}, used: {USES[KINDS[kind].use]}; known facts: {known or 'none'}")
         _print_table(
             ("", "ENTRY", "PRIORITY", "PLUGIN", "WHY"),
-            (("*" if v.chosen else "", v.name, str(v.priority), _named(v.plugin), v.reason) for v in verdicts),
+            (
+                ("*" if v.chosen else "", v.name, str(v.priority), _named(v.plugin), v.reason)
+                for v in verdicts
+            ),
         )
         return 0
 
@@ -135,17 +161,24 @@ class PluginsCommand:
         results = list(check_plugin(context.args.name))
         failed = [result for result in results if not result.passed]
         if context.args.json:
-            _print_json([{**dataclasses.asdict(result), "passed": result.passed} for result in results])
+            _print_json(
+                [{**dataclasses.asdict(result), "passed": result.passed} for result in results]
+            )
             return 1 if failed else 0
         for result in results:
             print(f"{'ok  ' if result.passed else 'FAIL'} {result.subject}: {result.check}")
             if result.error:
-                print(f"     {result.error}" + (f"\n     The contract: {result.sentence}" if result.sentence else ""))
+                print(
+                    f"     {result.error}"
+                    + (f"\n     The contract: {result.sentence}" if result.sentence else "")
+                )
         print(f"{len(results)} checks, {len(failed)} failed")
         return 1 if failed else 0
 
     def _check_against(self, context: CommandContext) -> int:
-        """List uses that do not fit; 1 where the version lacks something that is promised by others."""
+        """List uses that do not fit; 1 where the version lacks something that is promised by
+        others.
+        """
         uses = uses_against(context.args.name, context.args.against)
         lacking = [use for use in uses if use.promised]
         if context.args.json:
@@ -154,18 +187,24 @@ class PluginsCommand:
             for use in uses:
                 print(f"{use.place}: {use.what}")
             print(
-                f"{len(lacking)} uses do not fit {context.args.against}, {len(uses) - len(lacking)} are promised by none"
+                f"{len(lacking)} uses do not fit {context.args.against}, "
+                f"{len(uses) - len(lacking)} are promised by none"
             )
         return 1 if lacking else 0
 
     def _lock(self, context: CommandContext) -> int:
         plan = make_plan(context.config.plugins.plugins)
         Path(context.args.output).write_bytes(write_lock(plan))
-        print(f"{context.args.output}: {len(plan.plugins)} plugins with their files, digest {plan.digest[:16]}")
+        print(
+            f"{context.args.output}: {len(plan.plugins)} plugins with their files, digest "
+            f"{plan.digest[:16]}"
+        )
         return 0
 
     def _new(self, context: CommandContext) -> int:
-        name, kind, architecture = context.args.name, context.args.kind, context.args.architecture
+        name = context.args.name
+        kind = context.args.kind
+        architecture = context.args.architecture
         folder = Path(context.args.output or f"engine-{name.replace('_', '-')}")
         for file in write_package(name, kind, folder, architecture, context.args.begins_as):
             print(file)
@@ -199,16 +238,26 @@ def _brings(registry: Registry, ref: PluginRef) -> dict[str, Any]:
             "api": registered.entry.api,
             "when": {name: shown(wanted) for name, wanted in registered.entry.when.items()},
             "requires": list(registered.entry.requires),
-            **{word: sorted(getattr(registered.entry, word)) for word in ("needs", "gives", "conflicts")},
+            **{
+                word: sorted(getattr(registered.entry, word))
+                for word in ("needs", "gives", "conflicts")
+            },
         }
         for kind in KINDS
         for registered in registry.entries(kind)
         if registered.plugin == ref
     ]
     options = [
-        {"name": o.name, "default": o.default, "help": o.help} for owner, o in registry.options() if owner == ref.name
+        {"name": o.name, "default": o.default, "help": o.help}
+        for owner, o in registry.options()
+        if owner == ref.name
     ]
-    return {**_as_json(ref), "hooks": registry.hooks.implemented(ref.name), "entries": entries, "options": options}
+    return {
+        **_as_json(ref),
+        "hooks": registry.hooks.implemented(ref.name),
+        "entries": entries,
+        "options": options,
+    }
 
 
 def _fact(text: str) -> tuple[str, Any]:
@@ -232,7 +281,11 @@ def _origin(ref: PluginRef) -> str:
 
 def _print_json(value: Any) -> int:
     print(
-        json.dumps(value, indent=2, default=lambda found: sorted(found) if isinstance(found, frozenset) else str(found))
+        json.dumps(
+            value,
+            indent=2,
+            default=lambda found: sorted(found) if isinstance(found, frozenset) else str(found),
+        )
     )
     return 0
 

@@ -1,4 +1,6 @@
-"""Answers questions about plugins: which there are and why they are on or off, and why a candidate won or lost."""
+"""Answers questions about plugins: which there are and why they are on or off, and why a candidate
+won or lost.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ _HOOK: Final = re.compile(r"^def (engine_\w+)", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A plugin and whether it is loaded: "on", "off", "opt-in", "blocked", "absent" or "clash" (a name given twice)."""
+    """A plugin and whether it is loaded: "on", "off", "opt-in", "blocked", "absent" or "clash" (a
+    name given twice).
+    """
 
     plugin: PluginRef
     status: str
@@ -56,10 +60,14 @@ def standings(selection: Sequence[str], lock: str | None = None) -> list[Standin
     clashing: set[str] = set()
     try:
         plan = make_plan(selection, lock)
-    except PluginError:  # two plugins have one name: shown without them, and no lock holds such a set
+    except (
+        PluginError
+    ):  # two plugins have one name: shown without them, and no lock holds such a set
         counts = Counter(ref.name for ref in discover())
         clashing = {name for name, count in counts.items() if count > 1} - blocked
-        others = [wish.written for wish in (*wishes.exact, *wishes.added) if wish.name not in clashing]
+        others = [
+            wish.written for wish in (*wishes.exact, *wishes.added) if wish.name not in clashing
+        ]
         none = [NONE] if wishes.nothing else []
         plan = make_plan([*none, *others, *(f"no:{name}" for name in sorted(blocked | clashing))])
     loaded = {(ref.name, ref.distribution) for ref in plan.plugins}
@@ -78,27 +86,41 @@ def standings(selection: Sequence[str], lock: str | None = None) -> list[Standin
 
 
 def _loaded(ref: PluginRef) -> Standing:
-    """Return how a plugin stands that is loaded: what opens new network surface is withheld until it is named."""
+    """Return how a plugin stands that is loaded: what opens new network surface is withheld until
+    it is named.
+    """
     if ref.builtin or ref.named:
         return Standing(ref, "on")
     file = module_file(ref.target)
-    hooks = set(_HOOK.findall(file.read_text(encoding="utf-8", errors="replace"))) if file is not None else set()
+    hooks = (
+        set(_HOOK.findall(file.read_text(encoding="utf-8", errors="replace")))
+        if file is not None
+        else set()
+    )
     withheld = {kind.hook for kind in KINDS.values() if kind.opt_in_third_party} & hooks
     if not withheld:
         return Standing(ref, "on")
     what = " and ".join(sorted(name.removeprefix("engine_") for name in withheld))
-    return Standing(ref, "off" if hooks == withheld else "on", f"its {what} are off until named: --plugins +{ref.name}")
+    return Standing(
+        ref,
+        "off" if hooks == withheld else "on",
+        f"its {what} are off until named: --plugins +{ref.name}",
+    )
 
 
 def kind_called(name: str) -> Kind:
     """Return a kind. Raises `ConfigError` with the nearest one."""
     if name not in KINDS:
-        raise ConfigError(f"unknown kind {name!r}; kinds: {', '.join(KINDS)}{did_you_mean(name, KINDS)}")
+        raise ConfigError(
+            f"unknown kind {name!r}; kinds: {', '.join(KINDS)}{did_you_mean(name, KINDS)}"
+        )
     return KINDS[name]
 
 
 def platform_facts(registry: Registry) -> dict[str, Any]:
-    """Return the facts of the platform that `auto` takes on this machine; none when there is no platform."""
+    """Return the facts of the platform that `auto` takes on this machine; none when there is no
+    platform.
+    """
     for candidate in registry.rank("platforms"):
         platform: Platform = registry.load(candidate.registered)()
         if platform.is_available():
@@ -107,13 +129,23 @@ def platform_facts(registry: Registry) -> dict[str, Any]:
 
 
 def check_facts(registry: Registry, kind: str, given: Iterable[str]) -> None:
-    """Raise `ConfigError` for a fact that neither the engine nor a loaded platform states and no entry of the kind wants."""
+    """Raise `ConfigError` for a fact that neither the engine nor a loaded platform states and no
+    entry of the kind wants.
+    """
     wanted = {name for registered in registry.entries(kind) for name in registered.entry.when}
-    known = sorted({*FACTS.get(kind, ()), *(platform_facts(registry) if kind in FACTS else ()), *wanted})
+    known = sorted(
+        {*FACTS.get(kind, ()), *(platform_facts(registry) if kind in FACTS else ()), *wanted}
+    )
     for name in given:
         if name not in known:
-            listed = f"facts of {kind}: {', '.join(known)}" if known else f"{kind} are chosen without facts"
-            raise ConfigError(f"--fact {name}: nobody states such a fact; {listed}{did_you_mean(name, known)}")
+            listed = (
+                f"facts of {kind}: {', '.join(known)}"
+                if known
+                else f"{kind} are chosen without facts"
+            )
+            raise ConfigError(
+                f"--fact {name}: nobody states such a fact; {listed}{did_you_mean(name, known)}"
+            )
 
 
 def explain(registry: Registry, kind: str, facts: Mapping[str, Any]) -> list[Verdict]:
@@ -121,7 +153,8 @@ def explain(registry: Registry, kind: str, facts: Mapping[str, Any]) -> list[Ver
     winners: dict[str, Entry] = {}
     verdicts = []
     for candidate in registry.rank(kind, facts):
-        registered, reason = candidate.registered, candidate.reason
+        registered = candidate.registered
+        reason = candidate.reason
         if kind == "platforms" and not reason and not registry.load(registered)().is_available():
             reason = "no such device on this machine"
         if not reason:
@@ -130,7 +163,8 @@ def explain(registry: Registry, kind: str, facts: Mapping[str, Any]) -> list[Ver
         verdicts.append(_verdict(registered, registered.entry in winners.values(), reason))
     withheld = (registered for registered in registry.withheld if registered.kind == kind)
     return verdicts + [
-        _verdict(r, False, f"off until the plugin is named: --plugins +{r.plugin.name}") for r in withheld
+        _verdict(r, False, f"off until the plugin is named: --plugins +{r.plugin.name}")
+        for r in withheld
     ]
 
 
@@ -140,7 +174,9 @@ def _verdict(registered: Registered, chosen: bool, reason: str) -> Verdict:
 
 
 def _contest(kind: str, name: str) -> str:
-    """Return what an entry competes for: with all of its kind, with those of its op, or with nobody."""
+    """Return what an entry competes for: with all of its kind, with those of its op, or with
+    nobody.
+    """
     use = KINDS[kind].use
     return "" if use == "best" else name.partition("/")[0] if use == "best per op" else name
 
@@ -153,5 +189,7 @@ def _why(kind: str, entry: Entry, winner: Entry) -> str:
     if winner is entry:
         return "fits, and none that fits has a higher priority"
     if winner.priority > entry.priority:
-        return f"fits, but {winner.name!r} has priority {winner.priority}, this one {entry.priority}"
+        return (
+            f"fits, but {winner.name!r} has priority {winner.priority}, this one {entry.priority}"
+        )
     return f"fits, but {winner.name!r} has the same priority and comes first by name"

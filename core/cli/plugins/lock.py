@@ -1,4 +1,6 @@
-"""Writes lock files: the exact set of plugins that `--plugins-lock` takes, and what is in their files."""
+"""Writes lock files: the exact set of plugins that `--plugins-lock` takes, and what is in their
+files.
+"""
 
 from __future__ import annotations
 

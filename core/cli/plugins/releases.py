@@ -1,4 +1,6 @@
-"""What the engine promises plugins, release by release: the public names of each, written down when it was made."""
+"""What the engine promises plugins, release by release: the public names of each, written down when
+it was made.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from core.errors import ConfigError
 from core.plugin.discovery import module_file
 
 FOLDER: Final = Path(__file__).parent / "released"
-"""A file for each minor version, `0.1.json`: it is written anew until the next one begins, and then never again."""
+"""A file for each minor version, `0.1.json`: it is written anew until the next one begins, and then
+never again.
+"""
 PUBLIC: Final = ("core", "core.api")
 ROOMS: Final = ("core.nn", "core.ops", "core.testing")
 """Packages all of whose modules are public."""
@@ -43,8 +47,14 @@ def public_names() -> Names:
     found = {_dotted(file, root): file for file in files}
     builtins = module_file(BUILTINS)
     if builtins is not None:
-        found |= {_dotted(file, builtins.parent): file for file in sorted(builtins.parent.glob("*/api.py"))}
-    return {name: sorted(_names(ast.parse(file.read_text(encoding="utf-8")))) for name, file in found.items()}
+        found |= {
+            _dotted(file, builtins.parent): file
+            for file in sorted(builtins.parent.glob("*/api.py"))
+        }
+    return {
+        name: sorted(_names(ast.parse(file.read_text(encoding="utf-8"))))
+        for name, file in found.items()
+    }
 
 
 def released(version: Version) -> Names:
@@ -54,7 +64,10 @@ def released(version: Version) -> Names:
     file = FOLDER / f"{minor(version)}.json"
     if not file.is_file():
         known = ", ".join(sorted(found.stem for found in FOLDER.glob("*.json")))
-        raise ConfigError(f"--against {version}: what that release promised was not written down; known are {known}.")
+        raise ConfigError(
+            f"--against {version}: what that release promised was not written down; known are "
+            f"{known}."
+        )
     return msgspec.json.decode(file.read_bytes(), type=dict[str, list[str]])
 
 
@@ -69,7 +82,9 @@ def _dotted(file: Path, root: Path) -> str:
 
 
 def _names(tree: ast.Module) -> Iterator[str]:
-    """Yield the names that a module lists in `__all__`, or else those that it defines and does not hide."""
+    """Yield the names that a module lists in `__all__`, or else those that it defines and does not
+    hide.
+    """
     found: list[str] = []
     for node in tree.body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):

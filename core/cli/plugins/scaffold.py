@@ -1,4 +1,6 @@
-"""`engine plugins new`: writes a complete package for one kind from the template, whose tests pass as they are."""
+"""`engine plugins new`: writes a complete package for one kind from the template, whose tests pass
+as they are.
+"""
 
 from __future__ import annotations
 
@@ -21,37 +23,55 @@ TEMPLATE: Final = Path(__file__).parent / "template"
 PLACE: Final = "acme"
 """Stands in the template for the plugin's name, `Acme` for its class."""
 PUBLISHED: Final = "core-inference-engine"
-"""The engine's name on the public index, where `core` may be a stranger's; whoever publishes it writes this in
+"""The engine's name on the public index, where `core` may be a stranger's; whoever publishes it
+writes this in
 `pyproject.toml`, and in `core.plugin.discovery.CORE`."""
 WRITTEN: Final = {**KINDS, **JOINTS}
 """What a package can be written for."""
 
 
 def write_package(
-    name: str, kind: str, folder: Path, architecture: str | None = None, begins_as: str | None = None
+    name: str,
+    kind: str,
+    folder: Path,
+    architecture: str | None = None,
+    begins_as: str | None = None,
 ) -> list[Path]:
     """Write the package `engine-NAME` into `folder` and return its files.
 
-    A model's `architecture` is spelt as in its config.json; without it, that is a guess from the plugin's name. It may begin
-    as a copy of one of the engine's.
+    A model's `architecture` is spelt as in its config.json; without it, that is a guess from the
+    plugin's name. It may begin as a copy of one of the engine's.
 
-    Raises `ConfigError` for a name that cannot be a module's or is that of a builtin, and for a folder that holds something
-    already.
+    Raises `ConfigError` for a name that cannot be a module's or is that of a builtin, and for a
+    folder that holds something already.
     """
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name):
-        raise ConfigError(f"{name!r} cannot be a plugin's name; use lower-case letters, digits and single underscores.")
+        raise ConfigError(
+            f"{name!r} cannot be a plugin's name; use lower-case letters, digits and single "
+            "underscores."
+        )
     if any(ref.builtin and ref.name == name for ref in discover()):
-        raise ConfigError(f"the engine has a plugin {name!r} itself, and no two may have one name; give yours another.")
+        raise ConfigError(
+            f"the engine has a plugin {name!r} itself, and no two may have one name; give yours "
+            "another."
+        )
     if kind not in WRITTEN:
-        raise ConfigError(f"there is no kind {kind!r}; kinds: {', '.join(WRITTEN)}{did_you_mean(kind, WRITTEN)}")
+        raise ConfigError(
+            f"there is no kind {kind!r}; kinds: {', '.join(WRITTEN)}{did_you_mean(kind, WRITTEN)}"
+        )
     if architecture is not None and (kind != "models" or not architecture.isidentifier()):
         raise ConfigError(
-            f"--architecture {architecture!r} is the name of a model in config.json, for --kind models only."
+            f"--architecture {architecture!r} is the name of a model in config.json, for --kind "
+            "models only."
         )
     if begins_as is not None and kind != "models":
-        raise ConfigError(f"--from {begins_as!r} is the name of a model in config.json, for --kind models only.")
+        raise ConfigError(
+            f"--from {begins_as!r} is the name of a model in config.json, for --kind models only."
+        )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder} is not empty; give another folder with --output, nothing is written over.")
+        raise ConfigError(
+            f"{folder} is not empty; give another folder with --output, nothing is written over."
+        )
     copy = None if begins_as is None else borrowed(begins_as)
     written = []
     for source, place in _files(kind):
@@ -68,20 +88,27 @@ def write_package(
             ("AcmeForCausalLM", architecture or "AcmeForCausalLM"),
         ):
             text = text.replace(place_holder, value)
-        file.write_text(copy.text if copy is not None and source.name == "model.py" else _renamed(text, name))
+        file.write_text(
+            copy.text if copy is not None and source.name == "model.py" else _renamed(text, name)
+        )
         written.append(file)
     return sorted(written)
 
 
 def version_bounds(version: str) -> str:
-    """Return the versions of the engine that promise what this one does: to the next minor one (before 1.0) or major."""
+    """Return the versions of the engine that promise what this one does: to the next minor one
+    (before 1.0) or major.
+    """
     major, minor = map(int, version.split(".")[:2])
     return f">={major}.{minor},<{f'0.{minor + 1}' if major == 0 else major + 1}"
 
 
 def next_steps(name: str, folder: Path) -> str:
-    """Return the command line that installs a new package beside this engine, with what its tests need, and checks it."""
-    python, extras = shlex.quote(sys.executable), shlex.quote(f"{folder}[test]")
+    """Return the command line that installs a new package beside this engine, with what its tests
+    need, and checks it.
+    """
+    python = shlex.quote(sys.executable)
+    extras = shlex.quote(f"{folder}[test]")
     return (
         f"{python} -m pip install -e {extras} && {python} -m pytest {shlex.quote(str(folder))} && "
         f"{python} -m core.cli.main plugins check {name}"
@@ -95,7 +122,10 @@ def _files(kind: str) -> Iterator[tuple[Path, str]]:
         for file in sorted(base.rglob("*")):
             if file.is_file() and "__pycache__" not in file.parts:
                 place = prefix + file.relative_to(base).as_posix()
-                yield file, f".{place}" if place.startswith("github/") else place  # wheels leave hidden folders out
+                yield (
+                    file,
+                    f".{place}" if place.startswith("github/") else place,
+                )  # wheels leave hidden folders out
 
 
 def _renamed(text: str, name: str) -> str:

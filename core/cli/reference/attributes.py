@@ -21,7 +21,9 @@ class Attribute:
 
 
 def attributes_of(item: type) -> Iterator[Attribute]:
-    """Yield a class's own attributes in the order of its text; none of those whose names begin with an underscore."""
+    """Yield a class's own attributes in the order of its text; none of those whose names begin with
+    an underscore.
+    """
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(item))).body[0]
     except (OSError, TypeError):  # made by a call, without a text of its own

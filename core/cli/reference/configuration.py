@@ -1,4 +1,6 @@
-"""The configuration reference page: `python -m core.cli.reference.configuration` prints it for the engine's own sections."""
+"""The configuration reference page: `python -m core.cli.reference.configuration` prints it for the
+engine's own sections.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,13 @@ def reference_page(table: FieldTable) -> str:
 
 def show_default(value: Any) -> str:
     """Return a default as help and docs show it."""
-    return "none" if value is None else value if isinstance(value, str) and value else json.dumps(value)
+    return (
+        "none"
+        if value is None
+        else value
+        if isinstance(value, str) and value
+        else json.dumps(value)
+    )
 
 
 def metavar(kind: ValueType) -> str:
@@ -51,7 +59,9 @@ def metavar(kind: ValueType) -> str:
     if kind.items is not None:
         return metavar(kind.items)
     shown = {int: "INT", float: "FLOAT", str: "TEXT"}
-    return "|".join([shown[s] for s in kind.scalars if s in shown] + (["JSON"] if kind.mapping else []))
+    return "|".join(
+        [shown[s] for s in kind.scalars if s in shown] + (["JSON"] if kind.mapping else [])
+    )
 
 
 def is_switch(kind: ValueType) -> bool:
@@ -60,10 +70,19 @@ def is_switch(kind: ValueType) -> bool:
 
 
 def _row(found: Field, text: str) -> str:
-    kind = "true or false" if is_switch(found.type) else metavar(found.type) + (" ..." if found.type.items else "")
+    kind = (
+        "true or false"
+        if is_switch(found.type)
+        else metavar(found.type) + (" ..." if found.type.items else "")
+    )
     within = found.type.within
     bounds = f" {within.least} to {within.most}" if within else ""
-    cells = [f"`{found.name}`<br>`{found.flag}`", f"`{kind}`{bounds}", f"`{show_default(found.default)}`", text]
+    cells = [
+        f"`{found.name}`<br>`{found.flag}`",
+        f"`{kind}`{bounds}",
+        f"`{show_default(found.default)}`",
+        text,
+    ]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 

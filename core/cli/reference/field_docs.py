@@ -1,4 +1,6 @@
-"""Texts of the section fields: the docstrings beneath them, read from the source only when help is asked for."""
+"""Texts of the section fields: the docstrings beneath them, read from the source only when help is
+asked for.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Words that mean the same wherever they stand: fields of public types whose text does not stand beneath them.
+"""Words that mean the same wherever they stand: fields of public types whose text does not stand
+beneath them.
 
-A key is the name of a field, or `Type.field` where it means something of its own there; `Type.*` is for all others of a type.
+A key is the name of a field, or `Type.field` where it means something of its own there; `Type.*` is
+for all others of a type.
 """
 
 from __future__ import annotations
@@ -10,7 +12,8 @@ from typing import Final
 
 GLOSSARY: Final[Mapping[str, str]] = {
     # requests and their outputs
-    "request_id": "The request, or the sequence of one (`id#1`), as the client and the log name it.",
+    "request_id": "The request, or the sequence of one (`id#1`), as the client and the log name "
+    "it.",
     "prompt": "The prompt's text, None where it came as token ids.",
     "prompt_token_ids": "The prompt's tokens, in order.",
     "prompt_tokens": "Tokens of the prompt.",
@@ -25,7 +28,8 @@ GLOSSARY: Final[Mapping[str, str]] = {
     "index": "Which of several, counted from 0 in the order in which they began.",
     "outputs": "What was made for the request: of `n` sequences one each.",
     "finished": "True: nothing more comes.",
-    "finish_reason": 'Why it ended: "stop" (an end token or a stop text), "length", "abort", "error"; None while it goes on.',
+    "finish_reason": 'Why it ended: "stop" (an end token or a stop text), "length", "abort", '
+    '"error"; None while it goes on.',
     "stop_reason": "The stop text or token that ended it; None for the model's own end token.",
     "cumulative_logprob": "Sum of the tokens' log-probabilities; None where none were asked for.",
     "logprobs": "For each token those asked for, most probable first; None where none were.",
@@ -37,7 +41,8 @@ GLOSSARY: Final[Mapping[str, str]] = {
     "metrics": "Times and counts of the request; None where nobody measures.",
     "lora_request": "The adapter that it was asked with.",
     "num_cached_tokens": "Tokens of the prompt that the prefix cache had.",
-    "kv_transfer_params": "What another engine needs to go on with it; None unless a connector says so.",
+    "kv_transfer_params": "What another engine needs to go on with it; None unless a connector "
+    "says so.",
     "encoder_prompt": "Text that the encoder has read; None for a decoder alone.",
     "encoder_prompt_token_ids": "Tokens that the encoder has read; None for a decoder alone.",
     "error": "Why the request failed, for its client; None where it did not.",
@@ -64,14 +69,17 @@ GLOSSARY: Final[Mapping[str, str]] = {
     "mean": "Subtracted from each score.",
     "step_tag_id": "Only scores at this token are returned; None: all.",
     "returned_token_ids": "Classes that are returned; empty: all.",
-    "pooler": "Name of the pooler that sentence-transformers' files ask for; None: they say nothing.",
+    "pooler": "Name of the pooler that sentence-transformers' files ask for; None: they say "
+    "nothing.",
     "normalize": "True: vectors get the length 1.",
     "default_prompt": "Name of the prompt that is put before texts; None: none.",
     "lower_case": "True: texts are read in small letters.",
     # plugins and configuration
     "name": "What it is called: unique among those beside it.",
-    "SchedulerExtension.name": "The feature's name: payloads, calls and bytes of requests go by it; both halves have the same.",
-    "RunnerExtension.name": "The feature's name: payloads and calls go by it; both halves have the same.",
+    "SchedulerExtension.name": "The feature's name: payloads, calls and bytes of requests go by "
+    "it; both halves have the same.",
+    "RunnerExtension.name": "The feature's name: payloads and calls go by it; both halves have the "
+    "same.",
     "Entry.name": "The name that users, checkpoints and logs choose it by; unique within its kind.",
     "QuantMethod.name": "As the entry's, and as checkpoints write it in `quant_method`.",
     "Platform.name": "As the entry's: what `--device` takes.",
@@ -96,7 +104,8 @@ GLOSSARY: Final[Mapping[str, str]] = {
     "read": "Names that somebody reads.",
     "least": "The smallest value that is taken.",
     "EngineConfig.*": "A section of the [configuration](configuration.md).",
-    "StructuredOutputsParams.*": "As in requests: see [Structured outputs](../structured_outputs.md).",
+    "StructuredOutputsParams.*": "As in requests: see [Structured "
+    "outputs](../structured_outputs.md).",
     "kind": "Which of several forms it has.",
     "Constraint.kind": '"json", "regex", "choice", "grammar" or "structural_tag".',
     "status": "Status of the answer, 100 to 599.",
@@ -190,7 +199,8 @@ GLOSSARY: Final[Mapping[str, str]] = {
     "embed_scale": "Factor on embeddings.",
     "logit_scale": "Factor on logits.",
     "logit_softcap": "Logits become `cap * tanh(logit / cap)`; None: they stay.",
-    "activation": 'Function between the products: "silu", "gelu", "gelu_tanh", "relu", "relu2"; empty: none.',
+    "activation": 'Function between the products: "silu", "gelu", "gelu_tanh", "relu", "relu2"; '
+    "empty: none.",
     "gated": "True: a second product, behind the function, is multiplied with it.",
     "experts": "How many experts there are.",
     "top_k": "Experts that a token goes to.",
@@ -221,13 +231,16 @@ GLOSSARY: Final[Mapping[str, str]] = {
     "share": "Share of the angles that turn.",
     "steps": "What follows it.",
     # layers, ops and the kit for tests
-    "adapter": "What adds to the product, before bias and before ranks are summed; None: nothing does.",
+    "adapter": "What adds to the product, before bias and before ranks are summed; None: nothing "
+    "does.",
     "suffixes": "Ends of the names of the tensors that it reads.",
     "endings": "What the names of tensors with all experts' weights end with.",
-    "OpTable.*": "The op of this name: what it computes stands at its namesake in `core.ops.reference` and its neighbours.",
+    "OpTable.*": "The op of this name: what it computes stands at its namesake in "
+    "`core.ops.reference` and its neighbours.",
     "Run.count": "Segments that it has.",
     "Run.length": "Tokens of each segment.",
-    "runs": "Segments of equal length, in an order in which every state is written before it is read.",
+    "runs": "Segments of equal length, in an order in which every state is written before it is "
+    "read.",
     "Step.positions": "[n] int64: the position of each token.",
     "what": "What does not fit, for the first line of the error.",
     "cure": "What to do about it.",
@@ -245,5 +258,6 @@ GLOSSARY: Final[Mapping[str, str]] = {
     "ids": "Ids of the calls, where they were asked for.",
     "tools": "How the family writes calls; None: it is not read.",
     "request": "What the parser is told of the request.",
-    "WeightNames.*": "Where the checkpoint keeps it: a name behind the layer's, or a whole one; empty: there is none.",
+    "WeightNames.*": "Where the checkpoint keeps it: a name behind the layer's, or a whole one; "
+    "empty: there is none.",
 }

@@ -1,4 +1,6 @@
-"""The hook reference page: `python -m core.cli.reference.hooks` prints it, from the specifications and the contracts."""
+"""The hook reference page: `python -m core.cli.reference.hooks` prints it, from the specifications
+and the contracts.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,15 @@ def hooks_page() -> str:
         for line in _hook(name, hook)
     ]
     data = [line for item in (Entry, Option) for line in _data(item)]
-    parts = [INTRO, "## Entries and options\n", *data, "## Kinds\n", *kinds, "## Lifecycle\n", *lifecycle]
+    parts = [
+        INTRO,
+        "## Entries and options\n",
+        *data,
+        "## Kinds\n",
+        *kinds,
+        "## Lifecycle\n",
+        *lifecycle,
+    ]
     return "\n".join(parts).rstrip() + "\n"
 
 

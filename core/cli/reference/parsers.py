@@ -15,8 +15,14 @@ Names of `--tool-call-parser` and `--reasoning-parser`. What they are, and how t
 def parsers_page(registry: Registry) -> str:
     """Return the page as markdown."""
     parts = [INTRO]
-    for title, kind in (("Tool call parsers", "tool_parsers"), ("Reasoning parsers", "reasoning_parsers")):
-        rows = [f"| `{found.entry.name}` | {_cell(found.entry.summary)} |\n" for found in _by_name(registry, kind)]
+    for title, kind in (
+        ("Tool call parsers", "tool_parsers"),
+        ("Reasoning parsers", "reasoning_parsers"),
+    ):
+        rows = [
+            f"| `{found.entry.name}` | {_cell(found.entry.summary)} |\n"
+            for found in _by_name(registry, kind)
+        ]
         parts.append(f"## {title}\n\n| name | reads |\n| --- | --- |\n{''.join(rows)}")
     return "\n".join(parts)
 

@@ -1,4 +1,6 @@
-"""The page of suites: every check of every kind and joint, from the docstrings of `core.testing.conformance`."""
+"""The page of suites: every check of every kind and joint, from the docstrings of
+`core.testing.conformance`.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,12 @@ breaks it in one place. The suite must fail them; a test runs all of them, and t
 """
 
 
-def suites_page(mutants: Mapping[str, Sequence[tuple[str, str, str]]], survivors: Mapping[tuple[str, str], str]) -> str:
-    """Return the page as markdown; `mutants` are wrong plugins by kind, `survivors` those that are not caught, with reasons."""
+def suites_page(
+    mutants: Mapping[str, Sequence[tuple[str, str, str]]], survivors: Mapping[tuple[str, str], str]
+) -> str:
+    """Return the page as markdown; `mutants` are wrong plugins by kind, `survivors` those that are
+    not caught, with reasons.
+    """
     common = [check for check in checks("commands") if check.__module__.endswith(".contract")]
     parts = [INTRO, *(_line(check) for check in common)]
     for name, kind in {**KINDS, **JOINTS}.items():
@@ -38,7 +44,9 @@ def suites_page(mutants: Mapping[str, Sequence[tuple[str, str, str]]], survivors
         missed = sum(kind == name for kind, _ in survivors)
         shown = ", ".join(what for what, _, _ in changes[:3])
         parts.append(f"| `{name}` | {len(changes)} | {len(changes) - missed} | {shown} |\n")
-    parts += [f"\nNot caught: {what} (`{kind}`): {why}\n" for (kind, what), why in survivors.items()]
+    parts += [
+        f"\nNot caught: {what} (`{kind}`): {why}\n" for (kind, what), why in survivors.items()
+    ]
     return "".join(parts)
 
 

@@ -1,4 +1,6 @@
-"""The page of public types: every name of `core.api`, `core.nn`, `core.ops` and `core.testing`, with its fields and their meaning."""
+"""The page of public types: every name of `core.api`, `core.nn`, `core.ops` and `core.testing`,
+with its fields and their meaning.
+"""
 
 from __future__ import annotations
 
@@ -41,25 +43,41 @@ def types_page() -> str:
 def modules_of(room: str) -> Iterator[ModuleType]:
     """Yield the modules of a package that can be imported here, in the order of their names."""
     package = importlib.import_module(room)
-    for found in sorted(pkgutil.walk_packages(package.__path__, f"{room}."), key=lambda each: each.name):
+    for found in sorted(
+        pkgutil.walk_packages(package.__path__, f"{room}."), key=lambda each: each.name
+    ):
         yield importlib.import_module(found.name)
 
 
 def public_of(module: ModuleType) -> Iterator[tuple[str, Any]]:
-    """Yield the classes and functions that a module defines under public names, in the order of the text."""
+    """Yield the classes and functions that a module defines under public names, in the order of the
+    text.
+    """
     for name, item in vars(module).items():
         own = getattr(item, "__module__", "") == module.__name__
-        if not name.startswith(("_", "check_")) and own and (inspect.isclass(item) or inspect.isfunction(item)):
+        if (
+            not name.startswith(("_", "check_"))
+            and own
+            and (inspect.isclass(item) or inspect.isfunction(item))
+        ):
             yield name, item
 
 
 def meaning(owner: type, attribute: Attribute) -> str:
-    """Return what an attribute means: the text beneath it, that of its annotation, or the word's; empty if nobody says."""
+    """Return what an attribute means: the text beneath it, that of its annotation, or the word's;
+    empty if nobody says.
+    """
     if attribute.text:
         return attribute.text
     hint = vars(inspect.getmodule(owner) or api).get("Bound")
-    annotated = typing.get_type_hints(owner, include_extras=True).get(attribute.name) if hint is not None else None
-    bound = next((part for part in getattr(annotated, "__metadata__", ()) if hasattr(part, "doc")), None)
+    annotated = (
+        typing.get_type_hints(owner, include_extras=True).get(attribute.name)
+        if hint is not None
+        else None
+    )
+    bound = next(
+        (part for part in getattr(annotated, "__metadata__", ()) if hasattr(part, "doc")), None
+    )
     if bound is not None:
         return str(bound.doc)
     keys = (f"{owner.__name__}.{attribute.name}", f"{owner.__name__}.*", attribute.name)
@@ -68,7 +86,9 @@ def meaning(owner: type, attribute: Attribute) -> str:
 
 def _item(name: str, item: Any) -> Iterator[str]:
     if not inspect.isclass(item):
-        shown = f"{name}{_signature(item)}" if inspect.isfunction(item) else f"{name} = {_value(item)}"
+        shown = (
+            f"{name}{_signature(item)}" if inspect.isfunction(item) else f"{name} = {_value(item)}"
+        )
         yield f"### `{shown}`\n\n"
         yield f"{_said(item)}\n\n" if inspect.isfunction(item) else ""
         return

@@ -1,7 +1,9 @@
-"""What every entry of a kind must keep, as checks that a plugin's author and our own tests run alike.
+"""What every entry of a kind must keep, as checks that a plugin's author and our own tests run
+alike.
 
-Each kind, and each joint that is no kind, has a module here with functions `check_<statement>(subject)` that raise AssertionError with a text that
-says what to change; the checks in `contract` hold for all kinds. Needs no pytest.
+Each kind, and each joint that is no kind, has a module here with functions
+`check_<statement>(subject)` that raise AssertionError with a text that says what to change; the
+checks in `contract` hold for all kinds. Needs no pytest.
 """
 
 from __future__ import annotations
@@ -78,7 +80,8 @@ class Case:
 def checks(kind: str) -> list[Check]:
     """Return the checks of a kind, those for all kinds first; or those of a joint."""
     modules = [
-        importlib.import_module(f"{__name__}.{name}") for name in (*(["contract"] if kind in KINDS else []), kind)
+        importlib.import_module(f"{__name__}.{name}")
+        for name in (*(["contract"] if kind in KINDS else []), kind)
     ]
     return [
         value
@@ -89,16 +92,27 @@ def checks(kind: str) -> list[Check]:
 
 
 def cases(*selection: str) -> list[Case]:
-    """Return every check of every entry of the selected plugins, loaded alone: `cases("./my_plugin.py")`."""
+    """Return every check of every entry of the selected plugins, loaded alone:
+    `cases("./my_plugin.py")`.
+    """
     registry = load_plan(make_plan(["none", *selection]))
     config = config_from_kwargs({}, registry.options())
     subjects = [
         Subject(
-            registered.kind, registered.entry, registry.load(registered), config, registry, registered.plugin.builtin
+            registered.kind,
+            registered.entry,
+            registry.load(registered),
+            config,
+            registry,
+            registered.plugin.builtin,
         )
         for registered in entries_of_named_plugins(registry)
     ]
-    return [Case(subject, check) for subject in [*subjects, *_joints(registry)] for check in checks(subject.kind)]
+    return [
+        Case(subject, check)
+        for subject in [*subjects, *_joints(registry)]
+        for check in checks(subject.kind)
+    ]
 
 
 def run(subject: Subject) -> list[CheckResult]:
@@ -107,7 +121,9 @@ def run(subject: Subject) -> list[CheckResult]:
 
 
 def check_plugin(name: str) -> Iterator[CheckResult]:
-    """Load a plugin alone (by name, file or module) and yield the outcome of every check of it, static ones first."""
+    """Load a plugin alone (by name, file or module) and yield the outcome of every check of it,
+    static ones first.
+    """
     had_torch = "torch" in sys.modules
     try:
         registry = load_plan(make_plan(["none", name]))
@@ -119,7 +135,8 @@ def check_plugin(name: str) -> Iterator[CheckResult]:
     advice = "its module imports torch, which every process then waits for; import it in the target's module"
     yield CheckResult(name, "imports nothing heavy", advice if heavy else None)
     try:
-        config, halves = config_from_kwargs({}, registry.options()), list(_joints(registry))
+        config = config_from_kwargs({}, registry.options())
+        halves = list(_joints(registry))
     except EngineError as error:
         yield CheckResult(name, "its options and hooks can be asked", str(error))
         return
@@ -130,7 +147,14 @@ def check_plugin(name: str) -> Iterator[CheckResult]:
             yield CheckResult(registered.label, "target can be imported", str(error))
         else:
             yield from run(
-                Subject(registered.kind, registered.entry, target, config, registry, registered.plugin.builtin)
+                Subject(
+                    registered.kind,
+                    registered.entry,
+                    target,
+                    config,
+                    registry,
+                    registered.plugin.builtin,
+                )
             )
     for subject in halves:
         yield from run(subject)
@@ -146,18 +170,26 @@ def _joints(registry: Registry) -> Iterator[Subject]:
     for ref in registry.plan.plugins:
         for name, joint in joints(registry, ref) if ref.named else ():
             yield Subject(
-                name, Entry(ref.name, joint.given, JOINTS[name].noun), joint, joint.config, registry, ref.builtin
+                name,
+                Entry(ref.name, joint.given, JOINTS[name].noun),
+                joint,
+                joint.config,
+                registry,
+                ref.builtin,
             )
 
 
 def _run(case: Case) -> CheckResult:
-    label, check = f"{case.subject.kind}:{case.subject.entry.name}", case.check
+    label = f"{case.subject.kind}:{case.subject.entry.name}"
+    check = case.check
     try:
         case()
     except AssertionError as error:
         return CheckResult(label, statement(check), str(error), sentence(check))
     except Exception as error:  # noqa: BLE001 - the code under test may raise anything; it becomes the check's outcome
-        return CheckResult(label, statement(check), f"raised {type(error).__name__}: {error}", sentence(check))
+        return CheckResult(
+            label, statement(check), f"raised {type(error).__name__}: {error}", sentence(check)
+        )
     return CheckResult(label, statement(check), sentence=sentence(check))
 
 

@@ -14,29 +14,39 @@ if TYPE_CHECKING:
 
 def check_adds_a_hook(subject: Subject) -> None:
     """Whatever is returned has functions marked with `@hookspec`."""
-    assert list(_hooks(subject)), f"{subject.entry.name}: engine_add_hooks returned nothing marked with @hookspec."
+    assert list(_hooks(subject)), (
+        f"{subject.entry.name}: engine_add_hooks returned nothing marked with @hookspec."
+    )
 
 
 def check_hooks_say_what_they_ask_for(subject: Subject) -> None:
     """Authors of other plugins read the docstring, and nothing else."""
     for name, hook in _hooks(subject):
         assert inspect.getdoc(hook), (
-            f"{subject.entry.name}: hook {name} has no docstring; say what is asked, and of what type."
+            f"{subject.entry.name}: hook {name} has no docstring; say what is asked, and of what "
+            "type."
         )
 
 
 def check_hooks_can_be_asked(subject: Subject) -> None:
     """`registry.ask` finds each: nobody implements it yet, or whoever does answers."""
     for name, hook in _hooks(subject):
-        made_up = {"str": "nobody/has-this", "EngineConfig": subject.target.config, "Registry": subject.target.registry}
+        made_up = {
+            "str": "nobody/has-this",
+            "EngineConfig": subject.target.config,
+            "Registry": subject.target.registry,
+        }
         parameters = inspect.signature(hook, eval_str=False).parameters.values()
         arguments = {
-            each.name: made_up.get(getattr(each.annotation, "__name__", each.annotation)) for each in parameters
+            each.name: made_up.get(getattr(each.annotation, "__name__", each.annotation))
+            for each in parameters
         }
         try:
             subject.target.registry.ask(name, **arguments)
         except AttributeError as error:
-            raise AssertionError(f"{subject.entry.name}: hook {name} cannot be asked: {error}") from error
+            raise AssertionError(
+                f"{subject.entry.name}: hook {name} cannot be asked: {error}"
+            ) from error
 
 
 def _hooks(subject: Subject) -> Iterator[tuple[str, Any]]:

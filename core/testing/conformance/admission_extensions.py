@@ -1,7 +1,7 @@
 """What every admission extension must keep. What clients give it stands in its module:
 
-`EXAMPLE_REQUESTS = [({"greeting": "hello "}, "there", "hello there")]`: keywords, a prompt, and the prompt's text as it becomes
-(None: any). Prompts are read by a tokenizer of bytes.
+`EXAMPLE_REQUESTS = [({"greeting": "hello "}, "there", "hello there")]`: keywords, a prompt, and the
+prompt's text as it becomes (None: any). Prompts are read by a tokenizer of bytes.
 """
 
 from __future__ import annotations
@@ -35,35 +35,51 @@ def check_names_are_collections_of_texts(subject: Subject) -> None:
         for name in ("params", *_NAMES):
             found = getattr(extension, name, ())
             good = (
-                isinstance(found, Collection) and not isinstance(found, str) and all(isinstance(n, str) for n in found)
+                isinstance(found, Collection)
+                and not isinstance(found, str)
+                and all(isinstance(n, str) for n in found)
             )
             assert good, f"{type(extension).__name__}: {name} is {found!r}; give a tuple of texts."
-        unknown = [name for name in getattr(extension, "params", ()) if name not in SamplingParams.__struct_fields__]
-        assert not unknown, f"{type(extension).__name__}: params names {unknown}, which SamplingParams has not."
+        unknown = [
+            name
+            for name in getattr(extension, "params", ())
+            if name not in SamplingParams.__struct_fields__
+        ]
+        assert not unknown, (
+            f"{type(extension).__name__}: params names {unknown}, which SamplingParams has not."
+        )
 
 
 def check_is_tried_with_an_example(subject: Subject) -> None:
-    """What is read under names of its own cannot be made up: `EXAMPLE_REQUESTS` says what clients give."""
+    """What is read under names of its own cannot be made up: `EXAMPLE_REQUESTS` says what clients
+    give.
+    """
     for extension in _made(subject):
         if _names(extension) and hasattr(extension, "prepare"):
             stated = subject.target.examples.get("EXAMPLE_REQUESTS")
             assert stated, (
-                f"{subject.entry.name}: state EXAMPLE_REQUESTS beside the hook: (keywords, prompt, prompt as it becomes)."
+                f"{subject.entry.name}: state EXAMPLE_REQUESTS beside the hook: (keywords, prompt, "
+                "prompt as it becomes)."
             )
 
 
 def check_requests_that_give_nothing_pass_unchanged(subject: Subject) -> None:
-    """Who asks for nothing pays nothing: neither `concerns` nor `wants` says yes to a request without its names."""
+    """Who asks for nothing pays nothing: neither `concerns` nor `wants` says yes to a request
+    without its names.
+    """
     for extension in _made(subject):
         if _names(extension) and hasattr(extension, "concerns"):
             answer = extension.concerns(_draft("Hello.", {}))
             assert answer is False, (
-                f"{type(extension).__name__}: concerns() said {answer!r} to a request that gives nothing."
+                f"{type(extension).__name__}: concerns() said {answer!r} to a request that gives "
+                "nothing."
             )
 
 
 def check_examples_become_what_they_say(subject: Subject) -> None:
-    """A request is completed as its example says, the same each time, and the draft that was given stays as it was."""
+    """A request is completed as its example says, the same each time, and the draft that was given
+    stays as it was.
+    """
     for given, prompt, becomes in subject.target.examples.get("EXAMPLE_REQUESTS", ()):
         for extension in _made(subject):
             if not _reads(extension, given):
@@ -75,20 +91,28 @@ def check_examples_become_what_they_say(subject: Subject) -> None:
             assert isinstance(first, Draft), (
                 f"{who}: prepare returned {first!r:.80}; return a Draft (dataclasses.replace)."
             )
-            assert draft == kept, f"{who}: prepare changed the draft it was given; return another one."
+            assert draft == kept, (
+                f"{who}: prepare changed the draft it was given; return another one."
+            )
             assert first == second, f"{who}: preparing {given!r} twice gave two results."
             assert first.request_id == kept.request_id, f"{who}: prepare renamed the request."
             text = _TOKENIZER.decode(first.prompt_token_ids)
-            assert becomes in (None, text), f"{who}: {prompt!r} with {given!r} becomes {text!r}, not {becomes!r}."
+            assert becomes in (None, text), (
+                f"{who}: {prompt!r} with {given!r} becomes {text!r}, not {becomes!r}."
+            )
 
 
 def check_nonsense_is_refused_by_name(subject: Subject) -> None:
-    """Values come from strangers: one of another kind is refused with `InvalidRequest` under its name, or passes."""
+    """Values come from strangers: one of another kind is refused with `InvalidRequest` under its
+    name, or passes.
+    """
     for extension in _made(subject):
         for name in _names(extension) if hasattr(extension, "prepare") else ():
             for value in (object(), [[]], {"a": object()}, -(2**70), "\x00" * 9):
                 refused_as = _refusal(extension, name, value)
-                assert refused_as.startswith(name), f"{name}={value!r:.40} is refused under the name {refused_as!r}."
+                assert refused_as.startswith(name), (
+                    f"{name}={value!r:.40} is refused under the name {refused_as!r}."
+                )
 
 
 def check_parameters_stay_parameters(subject: Subject) -> None:
@@ -97,10 +121,14 @@ def check_parameters_stay_parameters(subject: Subject) -> None:
         if hasattr(extension, "admit"):
             plain = SamplingParams()
             wants = extension.wants(plain) if hasattr(extension, "wants") else True
-            assert isinstance(wants, bool), f"{type(extension).__name__}: wants() said {wants!r}; say True or False."
+            assert isinstance(wants, bool), (
+                f"{type(extension).__name__}: wants() said {wants!r}; say True or False."
+            )
             found = extension.admit(plain, [256]) if wants else plain
             good = isinstance(found, SamplingParams)
-            assert good, f"{type(extension).__name__}: admit returned {found!r:.80}; return SamplingParams."
+            assert good, (
+                f"{type(extension).__name__}: admit returned {found!r:.80}; return SamplingParams."
+            )
 
 
 def check_outputs_are_filled_where_they_may_be(subject: Subject) -> None:
@@ -112,7 +140,9 @@ def check_outputs_are_filled_where_they_may_be(subject: Subject) -> None:
                 f"{type(extension).__name__}: finished returned {found!r}; return a mapping."
             )
             foreign = sorted(set(found) - set(FILLED_BY_FEATURES))
-            assert not foreign, f"{type(extension).__name__}: finished fills {foreign}, which are the engine's own."
+            assert not foreign, (
+                f"{type(extension).__name__}: finished fills {foreign}, which are the engine's own."
+            )
 
 
 def _made(subject: Subject) -> Iterator[Any]:
@@ -132,7 +162,13 @@ def _read(prompt: Any, add_special_tokens: bool = True, max_tokens: int | None =
 
 def _draft(prompt: str, given: Mapping[str, Any]) -> Draft:
     ids = _TOKENIZER.encode(prompt)
-    return Draft(request_id="r", prompt_token_ids=ids, sampling=SamplingParams(), given=dict(given), text=prompt)
+    return Draft(
+        request_id="r",
+        prompt_token_ids=ids,
+        sampling=SamplingParams(),
+        given=dict(given),
+        text=prompt,
+    )
 
 
 def _names(extension: Any) -> list[str]:

@@ -1,6 +1,8 @@
-"""What every attention backend must hold to: dense attention's answers, and no look at what may not be seen.
+"""What every attention backend must hold to: dense attention's answers, and no look at what may not
+be seen.
 
-Each check runs the variants the entry's `when` allows, on the CPU; a backend for another device alone is not run.
+Each check runs the variants the entry's `when` allows, on the CPU; a backend for another device
+alone is not run.
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ _STEPS: Final = (
 def check_graph_support_is_stated(subject: Subject) -> None:
     """It decides which steps may be captured."""
     stated = _make(subject).graph_support
-    assert stated in ("none", "decode", "full"), f"graph_support is {stated!r}; say none, decode or full."
+    assert stated in ("none", "decode", "full"), (
+        f"graph_support is {stated!r}; say none, decode or full."
+    )
 
 
 def check_cache_takes_the_bytes_of_its_spec(subject: Subject) -> None:
@@ -62,12 +66,18 @@ def check_cache_takes_the_bytes_of_its_spec(subject: Subject) -> None:
     for block_size, spec in itertools.product(_BLOCK_SIZES, specs):
         shape = _make(subject).cache_shape(spec, 10, block_size)
         expected = 10 * block_size * spec.token_bytes // 2
-        assert math.prod(shape) == expected, f"cache_shape gave {shape}, which has not {expected} elements."
-        assert shape[0] == 10, f"cache_shape gave {shape}; blocks must come first: groups share memory block by block."
+        assert math.prod(shape) == expected, (
+            f"cache_shape gave {shape}, which has not {expected} elements."
+        )
+        assert shape[0] == 10, (
+            f"cache_shape gave {shape}; blocks must come first: groups share memory block by block."
+        )
 
 
 def check_equals_dense_attention(subject: Subject) -> None:
-    """Prompts, chunks and decoding, mixed in a step; unseen places of cache and block table hold NaN."""
+    """Prompts, chunks and decoding, mixed in a step; unseen places of cache and block table hold
+    NaN.
+    """
     for dtype, params in _variants(subject):
         for block_size in _BLOCK_SIZES:
             sequences = _sequences(subject, params, dtype, block_size)
@@ -92,11 +102,15 @@ def check_keeps_a_key_in_several_places_where_it_says_so(subject: Subject) -> No
 
 
 def check_sees_all_of_what_an_encoder_made(subject: Subject) -> None:
-    """In a cross layer nothing is hidden; keys and values come once, in the step that encodes, apart from queries."""
+    """In a cross layer nothing is hidden; keys and values come once, in the step that encodes,
+    apart from queries.
+    """
     for dtype, params in _variants(subject, reaches=({"causal": False},)):
         for block_size in _BLOCK_SIZES:
             kind = getattr(torch, dtype)
-            sequences = CrossSequences(_make(subject), params, [1, 16, 17, 70], block_size=block_size, dtype=kind)
+            sequences = CrossSequences(
+                _make(subject), params, [1, 16, 17, 70], block_size=block_size, dtype=kind
+            )
             for counts in ({0: 3, 1: 1, 3: 20}, {3: 1, 0: 1, 1: 1}, {1: 1, 2: 1, 0: 30}):
                 got, truth = sequences.step(counts)
                 where = f"{subject.entry.name}, a cross layer in {dtype}, blocks of {block_size}, tokens {counts}"
@@ -111,13 +125,19 @@ def check_query_heads_share_keys(subject: Subject) -> None:
             sequences = _sequences(subject, grouped, dtype, 16)
             for counts in ({0: 9, 1: 18}, {0: 1, 1: 1}, {0: 3, 1: 1}):
                 got, truth = sequences.step(counts)
-                _assert_close(f"{subject.entry.name} with {heads}/{kv_heads} heads", got, truth, _TOLERANCE[dtype])
+                _assert_close(
+                    f"{subject.entry.name} with {heads}/{kv_heads} heads",
+                    got,
+                    truth,
+                    _TOLERANCE[dtype],
+                )
 
 
 def check_nothing_is_read_back(subject: Subject) -> None:
     """Lengths are given on the host, so that a step need not wait for its device."""
     for dtype, params in _variants(subject):
-        backend, sequences = _make(subject), _sequences(subject, params, dtype, 4)
+        backend = _make(subject)
+        sequences = _sequences(subject, params, dtype, 4)
         for counts in _STEPS:
             inputs, query, key, value = sequences.tokens(counts)
             with no_readback():
@@ -129,7 +149,8 @@ def check_plans_are_kept_where_graphs_may_hold_steps(subject: Subject) -> None:
     if _make(subject).graph_support == "none":
         return
     for dtype, params in _variants(subject, reaches=({}, {"window": 5})):
-        backend, sequences = _make(subject), _sequences(subject, params, dtype, 4)
+        backend = _make(subject)
+        sequences = _sequences(subject, params, dtype, 4)
         for counts in ({0: 9, 1: 30}, {0: 1, 1: 1}):
             sequences.step(counts)
         inputs, query, key, value = sequences.tokens({0: 1, 1: 1})
@@ -141,17 +162,26 @@ def check_plans_are_kept_where_graphs_may_hold_steps(subject: Subject) -> None:
             expected = backend.attend(params, query, key, value, sequences.cache, plan)
             kept.take(plan)
             found = backend.attend(params, query, key, value, sequences.cache, kept)
-            assert torch.equal(found, expected), f"{subject.entry.name}: take(plan) does not bring all of a step."
+            assert torch.equal(found, expected), (
+                f"{subject.entry.name}: take(plan) does not bring all of a step."
+            )
         if backend.graph_support == "full":
             _check_any(subject, backend, params, sequences)
 
 
-def _check_any(subject: Subject, backend: Any, params: AttentionParams, sequences: PagedSequences) -> None:
+def _check_any(
+    subject: Subject, backend: Any, params: AttentionParams, sequences: PagedSequences
+) -> None:
     """A plan that was kept for any step takes each of as many tokens."""
     inputs, query, key, value = sequences.tokens({0: 5, 1: 1})
     kept = backend.prepare(inputs).kept_for_any(64)
     backend.attend(params, query, key, value, sequences.cache, kept)
-    steps: tuple[dict[int, int], ...] = ({1: 6}, {2: 1, 0: 2, 1: 3}, {3: 5, 0: 1}, {0: 1, 1: 1, 2: 4})
+    steps: tuple[dict[int, int], ...] = (
+        {1: 6},
+        {2: 1, 0: 2, 1: 3},
+        {3: 5, 0: 1},
+        {0: 1, 1: 1, 2: 4},
+    )
     for counts in steps:
         inputs, query, key, value = sequences.tokens(counts)
         plan = backend.prepare(inputs)
@@ -165,7 +195,8 @@ def _check_any(subject: Subject, backend: Any, params: AttentionParams, sequence
 def check_keeps_its_inputs(subject: Subject) -> None:
     """Queries, keys and values may be parts of a larger tensor that is read again."""
     for dtype, params in _variants(subject, reaches=({},)):
-        backend, sequences = _make(subject), _sequences(subject, params, dtype, 16)
+        backend = _make(subject)
+        sequences = _sequences(subject, params, dtype, 16)
         inputs, query, key, value = sequences.tokens({0: 5, 1: 1})
         before = [tensor.clone() for tensor in (query, key, value)]
         out = backend.attend(params, query, key, value, sequences.cache, backend.prepare(inputs))
@@ -206,9 +237,16 @@ def _facts(reach: dict[str, Any], dtype: str, head_size: int) -> dict[str, Any]:
     }
 
 
-def _sequences(subject: Subject, params: AttentionParams, dtype: str, block_size: int) -> PagedSequences:
+def _sequences(
+    subject: Subject, params: AttentionParams, dtype: str, block_size: int
+) -> PagedSequences:
     return PagedSequences(
-        _make(subject), params, block_size=block_size, num_sequences=6, max_len=64, dtype=getattr(torch, dtype)
+        _make(subject),
+        params,
+        block_size=block_size,
+        num_sequences=6,
+        max_len=64,
+        dtype=getattr(torch, dtype),
     )
 
 

@@ -22,14 +22,20 @@ class _Tokenizer(ByteTokenizer):
 
 
 def _renderer(subject: Subject) -> Any:
-    return subject.target(_Tokenizer(), SimpleNamespace(name="conformance", path=None), subject.config)
+    return subject.target(
+        _Tokenizer(), SimpleNamespace(name="conformance", path=None), subject.config
+    )
 
 
 def check_shows_the_messages_text(subject: Subject) -> None:
     """The prompt holds the message's text unchanged: nothing is escaped."""
     prompt = _renderer(subject).render(copy.deepcopy(_MESSAGES))
-    assert isinstance(prompt, str), f"{subject.entry.name}: render returned {type(prompt).__name__}, not a text."
-    assert "hello <there> é" in prompt, f"{subject.entry.name}: the message's text is not in {prompt!r}."
+    assert isinstance(prompt, str), (
+        f"{subject.entry.name}: render returned {type(prompt).__name__}, not a text."
+    )
+    assert "hello <there> é" in prompt, (
+        f"{subject.entry.name}: the message's text is not in {prompt!r}."
+    )
 
 
 def check_examples_are_rendered_as_they_say(subject: Subject) -> None:
@@ -38,14 +44,17 @@ def check_examples_are_rendered_as_they_say(subject: Subject) -> None:
     for messages, keywords, prompt in examples(subject, form):
         found = _renderer(subject).render(messages, **keywords)
         assert found == prompt, (
-            f"{subject.entry.name}: {messages} is rendered as {found!r}, its example says {prompt!r}."
+            f"{subject.entry.name}: {messages} is rendered as {found!r}, its example says "
+            f"{prompt!r}."
         )
 
 
 def check_is_a_pure_function(subject: Subject) -> None:
     """Rendering twice gives the same prompt and leaves the messages as they were."""
-    renderer, messages = _renderer(subject), copy.deepcopy(_MESSAGES)
-    first, second = renderer.render(messages), renderer.render(messages)
+    renderer = _renderer(subject)
+    messages = copy.deepcopy(_MESSAGES)
+    first = renderer.render(messages)
+    second = renderer.render(messages)
     assert first == second, f"{subject.entry.name}: {first!r}, then {second!r}."
     assert messages == _MESSAGES, f"{subject.entry.name}: render changed the messages."
 
@@ -53,17 +62,28 @@ def check_is_a_pure_function(subject: Subject) -> None:
 def check_goes_on_from_the_final_message(subject: Subject) -> None:
     """A continued final message ends the prompt, with no end mark behind it."""
     messages = [*copy.deepcopy(_MESSAGES), {"role": "assistant", "content": "I was say"}]
-    prompt = _renderer(subject).render(messages, add_generation_prompt=False, continue_final_message=True)
-    assert prompt.endswith("I was say"), f"{subject.entry.name}: the prompt ends with {prompt[-40:]!r}."
+    prompt = _renderer(subject).render(
+        messages, add_generation_prompt=False, continue_final_message=True
+    )
+    assert prompt.endswith("I was say"), (
+        f"{subject.entry.name}: the prompt ends with {prompt[-40:]!r}."
+    )
 
 
 def check_refuses_bad_messages_by_place(subject: Subject) -> None:
     """A message that is none is an `InvalidRequest` whose field names it."""
-    for bad in ([], [{"content": "no role"}], [*_MESSAGES, "text"], [{"role": "user", "content": 7}]):
+    for bad in (
+        [],
+        [{"content": "no role"}],
+        [*_MESSAGES, "text"],
+        [{"role": "user", "content": 7}],
+    ):
         try:
             _renderer(subject).render(bad)
         except InvalidRequest as error:
             named = error.field
         else:
             raise AssertionError(f"{subject.entry.name}: rendered {bad!r} instead of refusing it.")
-        assert named.startswith("messages"), f"{subject.entry.name}: names {named!r}, not the message."
+        assert named.startswith("messages"), (
+            f"{subject.entry.name}: names {named!r}, not the message."
+        )

@@ -25,11 +25,15 @@ def check_help_is_one_line(subject: Subject) -> None:
 def check_says_whether_it_takes_engine_options(subject: Subject) -> None:
     """True adds every flag of the engine to its parser, False none; nothing in between."""
     answer = subject.target().takes_engine_options
-    assert isinstance(answer, bool), f"{subject.entry.name}: takes_engine_options is {answer!r}; give True or False."
+    assert isinstance(answer, bool), (
+        f"{subject.entry.name}: takes_engine_options is {answer!r}; give True or False."
+    )
 
 
 def check_examples_print_what_they_say(subject: Subject) -> None:
-    """Arguments, and what the command prints for them; one that takes the engine's options needs no example."""
+    """Arguments, and what the command prints for them; one that takes the engine's options needs no
+    example.
+    """
     command = subject.target()
     if command.takes_engine_options:
         return
@@ -38,9 +42,12 @@ def check_examples_print_what_they_say(subject: Subject) -> None:
         command.add_arguments(parser)
         out = io.StringIO()
         with redirect_stdout(out):
-            status = command.run(SimpleNamespace(args=parser.parse_args(argv), registry=subject.registry))
+            status = command.run(
+                SimpleNamespace(args=parser.parse_args(argv), registry=subject.registry)
+            )
         assert not status, (
-            f"{subject.entry.name} {' '.join(argv)}: exits with {status!r}; return 0, or raise an EngineError."
+            f"{subject.entry.name} {' '.join(argv)}: exits with {status!r}; return 0, or raise an "
+            "EngineError."
         )
         assert out.getvalue() == printed, (
             f"{subject.entry.name} {' '.join(argv)} prints {out.getvalue()!r}, not {printed!r}."
@@ -55,4 +62,6 @@ def check_arguments_can_be_added_again(subject: Subject) -> None:
         parser = argparse.ArgumentParser(add_help=False)
         command.add_arguments(parser)
         added.append(parser.format_help())
-    assert added[0] == added[1], f"{subject.entry.name}: the second call of add_arguments added other arguments."
+    assert added[0] == added[1], (
+        f"{subject.entry.name}: the second call of add_arguments added other arguments."
+    )

@@ -1,4 +1,6 @@
-"""What every entry must keep, whatever its kind: it describes itself and has the methods of its contract."""
+"""What every entry must keep, whatever its kind: it describes itself and has the methods of its
+contract.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,15 @@ if TYPE_CHECKING:
 def check_summary_is_one_line(subject: Subject) -> None:
     """`engine plugins explain` and the docs show it."""
     summary = subject.entry.summary
-    assert summary.strip(), f"{subject.entry.name}: the summary is empty; say in one line what the entry does."
-    assert "\n" not in summary, f"{subject.entry.name}: the summary has several lines; keep the first."
-    assert len(summary) <= 120, f"{subject.entry.name}: the summary has {len(summary)} characters; use at most 120."
+    assert summary.strip(), (
+        f"{subject.entry.name}: the summary is empty; say in one line what the entry does."
+    )
+    assert "\n" not in summary, (
+        f"{subject.entry.name}: the summary has several lines; keep the first."
+    )
+    assert len(summary) <= 120, (
+        f"{subject.entry.name}: the summary has {len(summary)} characters; use at most 120."
+    )
 
 
 def check_facts_it_asks_for_are_stated(subject: Subject) -> None:
@@ -32,18 +40,23 @@ def check_facts_it_asks_for_are_stated(subject: Subject) -> None:
     for name in subject.entry.when:
         assert name in known, (
             f"{subject.entry.name}: when asks for {name!r}, which nobody states of {subject.kind}"
-            f"{did_you_mean(name, known) or '.'} Known: {', '.join(known) or 'none, they are chosen without facts'}."
+            f"{did_you_mean(name, known) or '.'} Known: "
+            f"{', '.join(known) or 'none, they are chosen without facts'}."
         )
 
 
 def check_target_is_what_the_contract_says(subject: Subject) -> None:
-    """The engine constructs classes and calls functions; where the contract is plain data, it takes the data."""
+    """The engine constructs classes and calls functions; where the contract is plain data, it takes
+    the data.
+    """
     contract = getattr(contracts, KINDS[subject.kind].contract)
     if isinstance(contract, type) and dataclasses.is_dataclass(contract):
         found = f"{subject.entry.name}: the target is {subject.target!r}; make it a {contract.__name__}."
         assert isinstance(subject.target, contract), found
     else:
-        assert callable(subject.target), f"{subject.entry.name}: {subject.target!r} is neither a class nor a function."
+        assert callable(subject.target), (
+            f"{subject.entry.name}: {subject.target!r} is neither a class nor a function."
+        )
 
 
 def check_has_the_methods_of_its_contract(subject: Subject) -> None:
@@ -55,5 +68,7 @@ def check_has_the_methods_of_its_contract(subject: Subject) -> None:
         if name.startswith("_") or not inspect.isfunction(asked):
             continue
         given = getattr(subject.target, name, None)
-        assert callable(given), f"{subject.target.__name__} has no method {name}; {contract.__name__} asks for it."
+        assert callable(given), (
+            f"{subject.target.__name__} has no method {name}; {contract.__name__} asks for it."
+        )
         assert_takes(subject.target, name, asked)

@@ -1,6 +1,8 @@
-"""What an entry's module states for its suite: examples of what it makes of what, an oracle, a bound.
+"""What an entry's module states for its suite: examples of what it makes of what, an oracle, a
+bound.
 
-They stand beside the entry's target, in its module. A suite cannot know what an author means; it can hold the entry to it.
+They stand beside the entry's target, in its module. A suite cannot know what an author means; it
+can hold the entry to it.
 """
 
 from __future__ import annotations
@@ -20,12 +22,21 @@ def stated(subject: Subject, name: str) -> Any:
 
 
 def examples(subject: Subject, form: str, name: str = "EXAMPLES") -> Any:
-    """Return the examples, a list. Raises `AssertionError` saying their form where a plugin's author has stated none."""
+    """Return the examples, a list.
+
+    Raises `AssertionError` saying their form where a plugin's author has stated none.
+    """
     found = stated(subject, name)
-    assert found or subject.builtin, f"{subject.entry.name}: state {name} beside it, such as {form}."
+    assert found or subject.builtin, (
+        f"{subject.entry.name}: state {name} beside it, such as {form}."
+    )
     return found or []
 
 
 def _home(target: Any) -> str:
     """Return the module that an object was made in: of plain data, that of the function in it."""
-    return str(getattr(target, "__module__", "") if callable(target) else getattr(target, "read", target).__module__)
+    return str(
+        getattr(target, "__module__", "")
+        if callable(target)
+        else getattr(target, "read", target).__module__
+    )

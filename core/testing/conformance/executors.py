@@ -1,6 +1,8 @@
-"""What every executor must hold to: results in the order of plans, whatever its depth, and a clean end.
+"""What every executor must hold to: results in the order of plans, whatever its depth, and a clean
+end.
 
-Runs the fake model on the CPU; an executor for other devices states so with `when` and is checked where they are.
+Runs the fake model on the CPU; an executor for other devices states so with `when` and is checked
+where they are.
 """
 
 from __future__ import annotations
@@ -40,11 +42,16 @@ def check_start_tells_what_the_model_needs(subject: Subject) -> None:
 
 
 def check_results_come_in_the_order_of_plans(subject: Subject) -> None:
-    """The engine matches results with plans by order; the next plan is made before the last result is in."""
+    """The engine matches results with plans by order; the next plan is made before the last result
+    is in.
+    """
     for asynchronous in (False, True):
         with _running(subject, asynchronous) as executor:
-            assert executor.depth >= 1, f"depth is {executor.depth}; at least one plan must be in flight."
-            in_flight, results = 0, []
+            assert executor.depth >= 1, (
+                f"depth is {executor.depth}; at least one plan must be in flight."
+            )
+            in_flight = 0
+            results = []
             for step in range(6):
                 executor.submit(_plan(step))
                 in_flight += 1
@@ -53,7 +60,9 @@ def check_results_come_in_the_order_of_plans(subject: Subject) -> None:
                     in_flight -= 1
             results += [executor.collect() for _ in range(in_flight)]
         steps = [result.step for result in results]
-        assert steps == list(range(6)), f"results came for steps {steps}; keep the order of the plans."
+        assert steps == list(range(6)), (
+            f"results came for steps {steps}; keep the order of the plans."
+        )
 
 
 def check_tokens_do_not_depend_on_the_depth(subject: Subject) -> None:
@@ -71,8 +80,11 @@ def check_tokens_do_not_depend_on_the_depth(subject: Subject) -> None:
         for step in range(6):
             executor.submit(_plan(step))
             single.append(executor.collect())
-    found, expected = [r.tokens for r in ahead], [r.tokens for r in single]
-    assert found == expected, f"with {depth} plans in flight the tokens are {found}, one by one {expected}."
+    found = [r.tokens for r in ahead]
+    expected = [r.tokens for r in single]
+    assert found == expected, (
+        f"with {depth} plans in flight the tokens are {found}, one by one {expected}."
+    )
 
 
 def check_a_failing_step_is_raised_by_collect(subject: Subject) -> None:
@@ -85,17 +97,25 @@ def check_a_failing_step_is_raised_by_collect(subject: Subject) -> None:
             except Exception:  # noqa: BLE001 - which error it is, is the worker's affair
                 pass
             else:
-                raise AssertionError("a step that cannot be computed gave a result; collect() must raise.")
+                raise AssertionError(
+                    "a step that cannot be computed gave a result; collect() must raise."
+                )
             executor.submit(_plan(0))
             assert executor.collect().tokens, "after a failed step the next one gave no token."
 
 
 def check_a_call_that_nobody_answers_is_empty(subject: Subject) -> None:
-    """A feature may have no half in the workers; calls come between steps, also while one is in flight."""
+    """A feature may have no half in the workers; calls come between steps, also while one is in
+    flight.
+    """
     with _running(subject, asynchronous=True) as executor:
-        assert executor.call("nobody.asks", b"data") == [], "call() answers for a feature that is not there."
+        assert executor.call("nobody.asks", b"data") == [], (
+            "call() answers for a feature that is not there."
+        )
         executor.submit(_plan(0))
-        assert executor.call("nobody.asks", b"") == [], "call() answers for a feature that is not there."
+        assert executor.call("nobody.asks", b"") == [], (
+            "call() answers for a feature that is not there."
+        )
         assert executor.collect().tokens, "after a call the step in flight gave no token."
 
 
@@ -111,8 +131,15 @@ def check_shutdown_is_safe_in_any_state(subject: Subject) -> None:
 
 def _make(subject: Subject, asynchronous: bool = False) -> Executor:
     registry = load_plan(make_plan(["none", *_PLUGINS]))
-    settings: dict[str, Any] = {"dtype": "float32", "max_model_len": _LENGTH, "max_num_seqs": 2, "num_threads": 1}
-    config = config_from_kwargs({"model": "fake:", "async_scheduling": asynchronous, **settings}, registry.options())
+    settings: dict[str, Any] = {
+        "dtype": "float32",
+        "max_model_len": _LENGTH,
+        "max_num_seqs": 2,
+        "num_threads": 1,
+    }
+    config = config_from_kwargs(
+        {"model": "fake:", "async_scheduling": asynchronous, **settings}, registry.options()
+    )
     config = replace(config, options={**subject.config.options, **config.options})
     made: Executor = subject.target(config, registry, fake_source(max_model_len=_LENGTH))
     return made
@@ -125,7 +152,14 @@ def _running(subject: Subject, asynchronous: bool) -> Iterator[Executor]:
     try:
         layers = executor.start().layers
         executor.allocate(
-            plan_layout(layers, block_size=_BLOCK, memory_bytes=0, num_blocks=16, max_model_len=_LENGTH, max_num_seqs=2)
+            plan_layout(
+                layers,
+                block_size=_BLOCK,
+                memory_bytes=0,
+                num_blocks=16,
+                max_model_len=_LENGTH,
+                max_num_seqs=2,
+            )
         )
         yield executor
     finally:
@@ -135,6 +169,17 @@ def _running(subject: Subject, asynchronous: bool) -> Iterator[Executor]:
 def _plan(step: int, row: int = 0) -> StepPlan:
     """Return the plan of one greedy request's step: the prompt first, then a token each."""
     blocks = [list(range(1, _LENGTH // _BLOCK + 1))]
-    new = [NewRow(row, "request", list(_PROMPT), len(_PROMPT), SamplingParams(temperature=0), 0, (), blocks)]
+    new = [
+        NewRow(
+            row,
+            "request",
+            list(_PROMPT),
+            len(_PROMPT),
+            SamplingParams(temperature=0),
+            0,
+            (),
+            blocks,
+        )
+    ]
     start, count = (len(_PROMPT) + step - 1, 1) if step else (0, len(_PROMPT))
     return StepPlan(step, [], [] if step else new, [], [row], [start], [count], [0])

@@ -1,6 +1,8 @@
-"""What every half of a feature must keep, whichever it is: a name, methods that can be called, and requests that end.
+"""What every half of a feature must keep, whichever it is: a name, methods that can be called, and
+requests that end.
 
-The halves beside scheduler and worker run in an engine of the fake model, with every answer looked at as it is given.
+The halves beside scheduler and worker run in an engine of the fake model, with every answer looked
+at as it is given.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ _SETTINGS: Final[Mapping[str, Any]] = {
     "dtype": "float32",
 }
 _PROMPTS: Final = tuple(
-    [2 + (seed * 7 + i * i) % 60 for i in range(count)] for seed, count in enumerate((3, 30, 9, 17, 5))
+    [2 + (seed * 7 + i * i) % 60 for i in range(count)]
+    for seed, count in enumerate((3, 30, 9, 17, 5))
 )
 Outcome = tuple[list[int], str | None]
 
@@ -54,12 +57,17 @@ def check_has_a_name(subject: Subject) -> None:
 def check_methods_can_be_called_as_the_contract_says(subject: Subject) -> None:
     """Those that are there are called; none has to be, but one under another name never is."""
     contract = getattr(contracts, JOINTS[subject.kind].contract)
-    asked = {name: value for name, value in vars(contract).items() if inspect.isfunction(value) and name[0] != "_"}
+    asked = {
+        name: value
+        for name, value in vars(contract).items()
+        if inspect.isfunction(value) and name[0] != "_"
+    }
     for extension in subject.target.given():
         present = [name for name in asked if callable(getattr(extension, name, None))]
         says = any(hasattr(extension, name) for name in contract.__annotations__.keys() - {"name"})
         assert present or says, (
-            f"{type(extension).__name__} has none of the methods {', '.join(asked)}; it would do nothing."
+            f"{type(extension).__name__} has none of the methods {', '.join(asked)}; it would do "
+            "nothing."
         )
         for name in present:
             assert_takes(type(extension), name, asked[name])
@@ -69,7 +77,9 @@ def check_every_request_ends(subject: Subject) -> None:
     """Whoever is parked is woken, nobody is held back for ever, and no request fails."""
     for ahead in (False, True):
         for tokens, reason in outcomes(subject, async_scheduling=ahead):
-            assert reason in ("stop", "length", "abort"), f"{_who(subject)}: a request ended with {reason!r}: {tokens}."
+            assert reason in ("stop", "length", "abort"), (
+                f"{_who(subject)}: a request ended with {reason!r}: {tokens}."
+            )
 
 
 def check_what_was_held_is_given_back(subject: Subject) -> None:
@@ -77,13 +87,21 @@ def check_what_was_held_is_given_back(subject: Subject) -> None:
     with _engine(subject) as llm:
         _run(subject, llm)
         llm.core.scheduler.check()
-        usage, parked = llm.core.scheduler.kv_usage, llm.core.scheduler.num_parked
-        assert not usage, f"{_who(subject)}: {usage:.0%} of the blocks are still held when every request has ended."
-        assert not parked, f"{_who(subject)}: {parked} requests are parked when every request has ended."
+        usage = llm.core.scheduler.kv_usage
+        parked = llm.core.scheduler.num_parked
+        assert not usage, (
+            f"{_who(subject)}: {usage:.0%} of the blocks are still held when every request has "
+            "ended."
+        )
+        assert not parked, (
+            f"{_who(subject)}: {parked} requests are parked when every request has ended."
+        )
 
 
 def check_tokens_are_the_same_again(subject: Subject) -> None:
-    """In a second engine, a step ahead, and with so few blocks that requests are preempted: the same tokens."""
+    """In a second engine, a step ahead, and with so few blocks that requests are preempted: the
+    same tokens.
+    """
     expected = outcomes(subject)[:-1]  # but of the aborted one, which ends wherever it is
     for what, settings in (
         ("in a second engine", {}),
@@ -99,11 +117,17 @@ def check_tokens_do_not_depend_on_neighbours(subject: Subject) -> None:
     together = outcomes(subject)
     for index in (0, 1):
         alone = outcomes(subject, [_PROMPTS[index]])
-        assert alone[0] == together[index], f"{_who(subject)}: alone {alone[0]}, among others {together[index]}."
+        assert alone[0] == together[index], (
+            f"{_who(subject)}: alone {alone[0]}, among others {together[index]}."
+        )
 
 
-def outcomes(subject: Subject, prompts: Sequence[list[int]] = _PROMPTS, **settings: Any) -> list[Outcome]:
-    """Return tokens and end of each prompt, in an engine of its own; the last of several is aborted on its way."""
+def outcomes(
+    subject: Subject, prompts: Sequence[list[int]] = _PROMPTS, **settings: Any
+) -> list[Outcome]:
+    """Return tokens and end of each prompt, in an engine of its own; the last of several is aborted
+    on its way.
+    """
     with _engine(subject, **settings) as llm:
         return _run(subject, llm, prompts)
 
@@ -112,12 +136,17 @@ def _run(subject: Subject, llm: LLM, prompts: Sequence[list[int]] = _PROMPTS) ->
     found: dict[str, Outcome] = {}
     idle = 0
     for index, prompt in enumerate(prompts):
-        sampling = SamplingParams(temperature=0.7, seed=len(prompt), max_tokens=9, ignore_eos=True, detokenize=False)
+        sampling = SamplingParams(
+            temperature=0.7, seed=len(prompt), max_tokens=9, ignore_eos=True, detokenize=False
+        )
         llm.add_request(str(index), {"prompt_token_ids": prompt}, sampling)
     for step in range(MOST_STEPS):
         for output in llm.step():
             if output.finished:
-                found[output.request_id] = list(output.outputs[0].token_ids), output.outputs[0].finish_reason
+                found[output.request_id] = (
+                    list(output.outputs[0].token_ids),
+                    output.outputs[0].finish_reason,
+                )
         if step == 6 and len(prompts) > 1:
             llm.abort(str(len(prompts) - 1))
             found.setdefault(str(len(prompts) - 1), ([], "abort"))
@@ -126,14 +155,17 @@ def _run(subject: Subject, llm: LLM, prompts: Sequence[list[int]] = _PROMPTS) ->
             break
     lost = [index for index in range(len(prompts)) if str(index) not in found]
     assert not lost, (
-        f"{_who(subject)}: requests {lost} of {len(prompts)} have not ended: they wait for a wake, or for ever."
+        f"{_who(subject)}: requests {lost} of {len(prompts)} have not ended: they wait for a wake, "
+        "or for ever."
     )
     return [found[str(index)] for index in range(len(prompts))]
 
 
 @contextmanager
 def _engine(subject: Subject, **settings: Any) -> Iterator[LLM]:
-    """Yield an engine of the fake model with the subject's plugin; raise `AssertionError` for what its halves did wrong."""
+    """Yield an engine of the fake model with the subject's plugin; raise `AssertionError` for what
+    its halves did wrong.
+    """
     joint: Joint = subject.target
     registry = load_plan(make_plan([joint.word, _FAKE]))
     options = joint.examples.get("EXAMPLE_OPTIONS", {})

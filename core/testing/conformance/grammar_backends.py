@@ -1,4 +1,6 @@
-"""What every grammar backend must hold to: outputs along its masks match, and states go back and begin anew exactly."""
+"""What every grammar backend must hold to: outputs along its masks match, and states go back and
+begin anew exactly.
+"""
 
 from __future__ import annotations
 
@@ -51,22 +53,36 @@ def _is_of_schema(text: str) -> bool:
 
 
 def _tag() -> str:
-    """Return a structural tag: a token that stands for no text, then one or more objects between texts."""
-    schema = {"properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
+    """Return a structural tag: a token that stands for no text, then one or more objects between
+    texts.
+    """
+    schema = {
+        "properties": {"a": {"type": "boolean"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
     call = {
         "type": "sequence",
         "elements": [
             {"type": "token", "token": _SPECIAL},
-            {"type": "or", "elements": [{"type": "const_string", "value": text} for text in ("<f>", "<fg>")]},
+            {
+                "type": "or",
+                "elements": [{"type": "const_string", "value": text} for text in ("<f>", "<fg>")],
+            },
             {"type": "json_schema", "json_schema": {"type": "object", **schema}},
             {"type": "const_string", "value": "</f>"},
         ],
     }
     more = {
         "type": "star",
-        "content": {"type": "sequence", "elements": [{"type": "const_string", "value": "; "}, call]},
+        "content": {
+            "type": "sequence",
+            "elements": [{"type": "const_string", "value": "; "}, call],
+        },
     }
-    return json.dumps({"type": "structural_tag", "format": {"type": "sequence", "elements": [call, more]}})
+    return json.dumps(
+        {"type": "structural_tag", "format": {"type": "sequence", "elements": [call, more]}}
+    )
 
 
 _TAGGED: Final = r'<fg?>\{"a": ?(true|false)\}</f>'
@@ -77,7 +93,10 @@ _EXAMPLES: Final[tuple[tuple[Constraint, Callable[[str], Any]], ...]] = (
         Constraint("structural_tag", _tag(), any_whitespace=False),
         re.compile(f"{_TAGGED}(; {_TAGGED})*").fullmatch,
     ),
-    (Constraint("choice", json.dumps(["yes", 'n"o\n', "été"])), ["yes", 'n"o\n', "été"].__contains__),
+    (
+        Constraint("choice", json.dumps(["yes", 'n"o\n', "été"])),
+        ["yes", 'n"o\n', "été"].__contains__,
+    ),
 )
 _ELSEWHERE: Final = '{"type": "object", "properties": {"a": {"$ref": "http://localhost/a.json"}}, "required": ["a"]}'
 _BROKEN: Final = (
@@ -99,7 +118,10 @@ def check_outputs_along_the_masks_match(subject: Subject) -> None:
                 ended += 1
                 text = b"".join(_VOCABULARY.tokens[token] for token in tokens[:-1]).decode()
                 assert matches(text), f"{subject.entry.name}: {text!r} came out under {constraint}."
-    assert ended, f"{subject.entry.name}: no output ended; end tokens must be allowed where an output may end."
+    assert ended, (
+        f"{subject.entry.name}: no output ended; end tokens must be allowed where an output may "
+        "end."
+    )
 
 
 def check_tokens_outside_the_mask_are_refused(subject: Subject) -> None:
@@ -108,8 +130,12 @@ def check_tokens_outside_the_mask_are_refused(subject: Subject) -> None:
         state = subject.target(_VOCABULARY).compile(constraint).start()
         allowed = _allowed(state)
         for token in set(range(_NUM_TOKENS)) - set(allowed):
-            assert not state.accept(token), f"{subject.entry.name}: token {token} is not in the mask, but accepted."
-        assert _allowed(state) == allowed, f"{subject.entry.name}: a refused token changes the state."
+            assert not state.accept(token), (
+                f"{subject.entry.name}: token {token} is not in the mask, but accepted."
+            )
+        assert _allowed(state) == allowed, (
+            f"{subject.entry.name}: a refused token changes the state."
+        )
 
 
 def check_rollback_goes_back(subject: Subject) -> None:
@@ -117,7 +143,8 @@ def check_rollback_goes_back(subject: Subject) -> None:
     for constraint, _ in _served(subject):
         grammar = subject.target(_VOCABULARY).compile(constraint)
         tokens = [*_walk(grammar.start(), random.Random(1)), _END]
-        state, masks = grammar.start(), []
+        state = grammar.start()
+        masks = []
         for token in tokens:
             masks.append(_allowed(state))
             if not state.accept(token):
@@ -128,7 +155,9 @@ def check_rollback_goes_back(subject: Subject) -> None:
                 continue
             state.rollback(back)
             same = _allowed(state) == masks[-back]
-            assert same, f"{subject.entry.name}: rollback({back}) leads to another place than it came from."
+            assert same, (
+                f"{subject.entry.name}: rollback({back}) leads to another place than it came from."
+            )
             state.replay(tokens[-back:])
 
 
@@ -137,22 +166,30 @@ def check_replay_rebuilds_the_state(subject: Subject) -> None:
     for constraint, _ in _served(subject):
         grammar = subject.target(_VOCABULARY).compile(constraint)
         tokens = _walk(grammar.start(), random.Random(2))
-        followed, rebuilt = grammar.start(), grammar.start()
+        followed = grammar.start()
+        rebuilt = grammar.start()
         for token in tokens[: len(tokens) // 2]:
             followed.accept(token)
-        assert rebuilt.replay(tokens[: len(tokens) // 2]), f"{subject.entry.name}: replay refuses its own tokens."
-        assert _allowed(followed) == _allowed(rebuilt), f"{subject.entry.name}: replay leads elsewhere."
+        assert rebuilt.replay(tokens[: len(tokens) // 2]), (
+            f"{subject.entry.name}: replay refuses its own tokens."
+        )
+        assert _allowed(followed) == _allowed(rebuilt), (
+            f"{subject.entry.name}: replay leads elsewhere."
+        )
 
 
 def check_states_are_independent(subject: Subject) -> None:
     """Outputs that share a grammar do not see each other."""
     for constraint, _ in _served(subject):
         grammar = subject.target(_VOCABULARY).compile(constraint)
-        first, second = grammar.start(), grammar.start()
+        first = grammar.start()
+        second = grammar.start()
         before = _allowed(second)
         first.accept(_allowed(first)[0])
         assert _allowed(second) == before, f"{subject.entry.name}: one state's token moves another."
-        assert grammar.memory_bytes > 0, f"{subject.entry.name}: memory_bytes is {grammar.memory_bytes}."
+        assert grammar.memory_bytes > 0, (
+            f"{subject.entry.name}: memory_bytes is {grammar.memory_bytes}."
+        )
 
 
 def check_a_finished_output_takes_end_tokens_only(subject: Subject) -> None:
@@ -163,7 +200,9 @@ def check_a_finished_output_takes_end_tokens_only(subject: Subject) -> None:
     assert not state.is_done()
     assert state.accept(_END)
     assert state.is_done(), f"{subject.entry.name}: is_done() is false behind the end token."
-    assert _allowed(state) == [_END], f"{subject.entry.name}: behind the end only end tokens may come."
+    assert _allowed(state) == [_END], (
+        f"{subject.entry.name}: behind the end only end tokens may come."
+    )
     assert state.accept(_END)
 
 
@@ -174,10 +213,14 @@ def check_objects_have_the_properties_their_schema_names(subject: Subject) -> No
         if _refusal(subject, constraint) is not None:
             continue
         grammar = subject.target(_VOCABULARY).compile(constraint)
-        assert grammar.start().replay([*b'{"wet":true}', _END]), f"{subject.entry.name}: refuses what {_OPEN} asks for."
+        assert grammar.start().replay([*b'{"wet":true}', _END]), (
+            f"{subject.entry.name}: refuses what {_OPEN} asks for."
+        )
         for more in (b'"extra":1', b'"":1'):
             took = grammar.start().replay([*b'{"wet":true,', *more, *b"}"])
-            assert not took, f"{subject.entry.name}: {_OPEN} does not name the property of {more.decode()}."
+            assert not took, (
+                f"{subject.entry.name}: {_OPEN} does not name the property of {more.decode()}."
+            )
 
 
 def check_broken_constraints_are_refused(subject: Subject) -> None:
@@ -186,7 +229,9 @@ def check_broken_constraints_are_refused(subject: Subject) -> None:
         field = f"structured_outputs.{constraint.kind}"
         said = _refusal(subject, constraint)
         assert said is not None, f"{subject.entry.name}: check lets {constraint} through."
-        assert said.field == field, f"{subject.entry.name}: the refusal names {said.field!r}, not {field!r}."
+        assert said.field == field, (
+            f"{subject.entry.name}: the refusal names {said.field!r}, not {field!r}."
+        )
 
 
 def _refusal(subject: Subject, constraint: Constraint) -> InvalidRequest | None:
@@ -221,7 +266,11 @@ def _walk(state: Any, choose: random.Random) -> list[int]:
         allowed = _allowed(state)
         assert allowed, f"after {len(tokens)} tokens nothing may come, not even the end."
         printable = [t for t in allowed if t == _END or _VOCABULARY.tokens[t].isascii()]
-        token = _END if _END in allowed and choose.random() < 0.5 else choose.choice(printable or allowed)
+        token = (
+            _END
+            if _END in allowed and choose.random() < 0.5
+            else choose.choice(printable or allowed)
+        )
         assert state.accept(token), f"token {token} is in the mask, but refused."
         tokens.append(token)
         if token == _END:

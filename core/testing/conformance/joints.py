@@ -1,7 +1,9 @@
-"""The joints that are no kinds: hooks that give halves of features, options, model names and hooks of others.
+"""The joints that are no kinds: hooks that give halves of features, options, model names and hooks
+of others.
 
-A plugin's module may state what its joints are tried with: `EXAMPLE_OPTIONS`, values of its options with which they are on;
-`EXAMPLE_REQUESTS`, what clients give an admission extension; `EXAMPLE_MODELS`, names that it finds models by.
+A plugin's module may state what its joints are tried with: `EXAMPLE_OPTIONS`, values of its options
+with which they are on; `EXAMPLE_REQUESTS`, what clients give an admission extension;
+`EXAMPLE_MODELS`, names that it finds models by.
 """
 
 from __future__ import annotations
@@ -65,11 +67,17 @@ def joints(registry: Registry, ref: PluginRef) -> Iterator[tuple[str, Joint]]:
                 yield name, joint
 
 
-def _asking(registry: Registry, ref: PluginRef, hook: str, config: EngineConfig) -> Callable[[], Any]:
-    arguments: dict[str, Any] = {"config": config, "registry": registry} if hook.endswith("_extensions") else {}
+def _asking(
+    registry: Registry, ref: PluginRef, hook: str, config: EngineConfig
+) -> Callable[[], Any]:
+    arguments: dict[str, Any] = (
+        {"config": config, "registry": registry} if hook.endswith("_extensions") else {}
+    )
     arguments |= {"model": "", "config": config} if hook == "engine_find_model" else {}
 
     def given() -> Any:
-        return next(answer for owner, answer in registry.hooks.call(hook, **arguments) if owner == ref)
+        return next(
+            answer for owner, answer in registry.hooks.call(hook, **arguments) if owner == ref
+        )
 
     return given

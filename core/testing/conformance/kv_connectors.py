@@ -1,4 +1,5 @@
-"""What every KV connector must hold to: what it says it has is what was written, or it says that it has not.
+"""What every KV connector must hold to: what it says it has is what was written, or it says that it
+has not.
 
 Whole engines over a connector that fails are tried with `core.testing.kv_faults`.
 """
@@ -39,14 +40,19 @@ def check_what_is_written_is_read(subject: Subject) -> None:
             store.write(key, block, _seal(key))
         for key, block in reversed(blocks.items()):
             found = _empty(key.group)
-            assert store.read(key, found) == _seal(key), f"{subject.entry.name}: another seal came back."
-            assert all(map(np.array_equal, found, block)), f"{subject.entry.name}: other bytes came back."
+            assert store.read(key, found) == _seal(key), (
+                f"{subject.entry.name}: another seal came back."
+            )
+            assert all(map(np.array_equal, found, block)), (
+                f"{subject.entry.name}: other bytes came back."
+            )
 
 
 def check_what_is_written_again_is_the_newer(subject: Subject) -> None:
     """A key may be dropped and come again, and the caller's memory is its own after `write`."""
     with _opened(subject) as (_, store):
-        key, block = _key(0), _block(1, group=0)
+        key = _key(0)
+        block = _block(1, group=0)
         store.write(key, block, _seal(key))
         store.drop(key)
         newer = [part + 1 for part in block]
@@ -56,30 +62,44 @@ def check_what_is_written_again_is_the_newer(subject: Subject) -> None:
         found = _empty(0)
         assert store.read(key, found) == b"n" * 16, f"{subject.entry.name}: the old seal came back."
         expected = [part + 1 for part in block]
-        assert all(map(np.array_equal, found, expected)), f"{subject.entry.name}: it is not what was written last."
+        assert all(map(np.array_equal, found, expected)), (
+            f"{subject.entry.name}: it is not what was written last."
+        )
 
 
 def check_what_lies_in_memory_is_what_is_read(subject: Subject) -> None:
-    """What a store of that kind was given a place for is read like what was written, and what was written lies in memory."""
+    """What a store of that kind was given a place for is read like what was written, and what was
+    written lies in memory.
+    """
     with _opened(subject) as (_, store):
         if not hasattr(store, "held"):
             return
         assert store.seal == "sum", f"{subject.entry.name}: what is copied is sealed by sums."
         for i in range(4):
-            key, data = _key(i), np.concatenate(_block(i))
+            key = _key(i)
+            data = np.concatenate(_block(i))
             if i < 2:
                 place = store.place(key)
-                assert place.nbytes == data.nbytes, f"{subject.entry.name}: a place is as large as a block."
+                assert place.nbytes == data.nbytes, (
+                    f"{subject.entry.name}: a place is as large as a block."
+                )
                 np.copyto(place, data)
                 store.keep(key, place, _seal(key))
             else:
                 store.write(key, _block(i), _seal(key))
         for i in range(4):
-            key, found = _key(i), _empty(_key(i).group)
+            key = _key(i)
+            found = _empty(_key(i).group)
             held, seal = store.held(key)
-            assert np.array_equal(held, np.concatenate(_block(i))), f"{subject.entry.name}: other bytes lie there."
-            assert seal == store.read(key, found) == _seal(key), f"{subject.entry.name}: another seal came back."
-            assert all(map(np.array_equal, found, _block(i))), f"{subject.entry.name}: other bytes came back."
+            assert np.array_equal(held, np.concatenate(_block(i))), (
+                f"{subject.entry.name}: other bytes lie there."
+            )
+            assert seal == store.read(key, found) == _seal(key), (
+                f"{subject.entry.name}: another seal came back."
+            )
+            assert all(map(np.array_equal, found, _block(i))), (
+                f"{subject.entry.name}: other bytes came back."
+            )
 
 
 def check_what_it_does_not_have_is_no_block(subject: Subject) -> None:
@@ -93,17 +113,22 @@ def check_what_it_does_not_have_is_no_block(subject: Subject) -> None:
                 store.read(key, _empty(key.group))
             except Exception:  # noqa: BLE001 - whatever it raises says that it is gone
                 continue
-            raise AssertionError(f"{subject.entry.name}: it has read a block that is not there; raise instead.")
+            raise AssertionError(
+                f"{subject.entry.name}: it has read a block that is not there; raise instead."
+            )
 
 
 def check_keys_of_groups_are_told_apart(subject: Subject) -> None:
     """One chain's key names a block in each group."""
     with _opened(subject) as (_, store):
-        first, second = BlockKey(0, b"k" * 32), BlockKey(1, b"k" * 32)
+        first = BlockKey(0, b"k" * 32)
+        second = BlockKey(1, b"k" * 32)
         store.write(first, _block(0, group=0), b"a" * 16)
         store.write(second, _block(1, group=1), b"b" * 16)
         seals = store.read(first, _empty(0)), store.read(second, _empty(1))
-        assert seals == (b"a" * 16, b"b" * 16), f"{subject.entry.name}: keys of two groups are taken for one."
+        assert seals == (b"a" * 16, b"b" * 16), (
+            f"{subject.entry.name}: keys of two groups are taken for one."
+        )
 
 
 def check_the_survey_names_what_can_be_read(subject: Subject) -> None:
@@ -118,7 +143,9 @@ def check_the_survey_names_what_can_be_read(subject: Subject) -> None:
             )
         again.close()
         other = connector.store(_parts("f" * 64))
-        assert not list(other.survey()), f"{subject.entry.name}: it names blocks of another fingerprint."
+        assert not list(other.survey()), (
+            f"{subject.entry.name}: it names blocks of another fingerprint."
+        )
         other.close()
 
 
@@ -131,12 +158,18 @@ def check_a_look_finds_what_can_be_read(subject: Subject) -> None:
             store.write(_key(i), _block(i), _seal(_key(i)))
         store.drop(_key(2))
         found = {*store.look([_key(i) for i in range(6)])}
-        assert found == {_key(0), _key(1), _key(3)}, f"{subject.entry.name}: it says of other blocks that it has them."
-        assert not {*store.look([_key(4), _key(5)])}, f"{subject.entry.name}: it says that it has what it has not."
+        assert found == {_key(0), _key(1), _key(3)}, (
+            f"{subject.entry.name}: it says of other blocks that it has them."
+        )
+        assert not {*store.look([_key(4), _key(5)])}, (
+            f"{subject.entry.name}: it says that it has what it has not."
+        )
 
 
 def check_the_directory_keeps_to_its_bytes(subject: Subject) -> None:
-    """It never holds more than it may, lets nothing go that is pinned, and holds what was stored and neither lost nor let go."""
+    """It never holds more than it may, lets nothing go that is pinned, and holds what was stored
+    and neither lost nor let go.
+    """
     with _opened(subject) as (connector, _):
         directory = connector.directory(LAYOUT, 1)
         sizes = [LAYOUT.pools[group.pool].block_bytes for group in LAYOUT.groups]
@@ -148,7 +181,9 @@ def check_the_directory_keeps_to_its_bytes(subject: Subject) -> None:
             if going is None:
                 continue
             assert not pinned & {*going}, f"{subject.entry.name}: a pinned block was let go."
-            assert not directory.holds(key), f"{subject.entry.name}: it holds a block that nobody has stored yet."
+            assert not directory.holds(key), (
+                f"{subject.entry.name}: it holds a block that nobody has stored yet."
+            )
             held -= {*going}
             if i % 5 == 2:
                 directory.lost(key)
@@ -156,7 +191,9 @@ def check_the_directory_keeps_to_its_bytes(subject: Subject) -> None:
                 directory.stored(key)
                 held.add(key)
             directory.used(_key(i // 2))
-            assert directory.num_bytes <= directory.most_bytes, f"{subject.entry.name}: it holds more than it may."
+            assert directory.num_bytes <= directory.most_bytes, (
+                f"{subject.entry.name}: it holds more than it may."
+            )
             assert directory.num_bytes == sum(sizes[each.group] for each in held), (
                 f"{subject.entry.name}: it miscounts."
             )
@@ -177,14 +214,18 @@ def check_a_lost_block_may_come_again(subject: Subject) -> None:
                 f"{subject.entry.name}: a key that was lost is not admitted."
             )
             directory.lost(_key(0))
-            assert directory.num_bytes == 0, f"{subject.entry.name}: a block that was lost is counted."
+            assert directory.num_bytes == 0, (
+                f"{subject.entry.name}: a block that was lost is counted."
+            )
 
 
 @contextmanager
 def _opened(subject: Subject) -> Iterator[tuple[Any, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         extra = subject.target.trial(folder)
-        settings = KVTransferConfig(subject.entry.name, kv_connector_extra_config=extra, kv_buffer_size=1 << 16)
+        settings = KVTransferConfig(
+            subject.entry.name, kv_connector_extra_config=extra, kv_buffer_size=1 << 16
+        )
         connector = subject.target(subject.config, settings)
         store = connector.store(_parts())
         try:
@@ -205,7 +246,9 @@ def _key(index: int) -> BlockKey:
 def _block(index: int, group: int | None = None) -> list[Any]:
     group = index % 2 if group is None else group
     numbers = np.random.default_rng(index)
-    return [numbers.integers(0, 255, _SLOT_BYTES[group], dtype=np.uint8) for _ in range(_SLOTS[group])]
+    return [
+        numbers.integers(0, 255, _SLOT_BYTES[group], dtype=np.uint8) for _ in range(_SLOTS[group])
+    ]
 
 
 def _empty(group: int) -> list[Any]:

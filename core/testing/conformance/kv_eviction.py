@@ -1,4 +1,6 @@
-"""What every order of eviction must hold to: of the blocks that nobody holds each goes once, and no other does."""
+"""What every order of eviction must hold to: of the blocks that nobody holds each goes once, and no
+other does.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +18,24 @@ _SAID = (None, Retention(0), Retention(90, 5.0), Retention(100, 3600.0), Retenti
 
 
 def check_each_block_goes_once_and_no_other(subject: Subject) -> None:
-    """Whatever was said of blocks, held or not: those that are free are there, in some order, and go."""
+    """Whatever was said of blocks, held or not: those that are free are there, in some order, and
+    go.
+    """
     _run(subject, seed=1)
 
 
 def check_the_same_happens_again(subject: Subject) -> None:
     """Told the same, two orders let the same blocks go: a replay of the scheduler depends on it."""
-    first, second = _run(subject, seed=2), _run(subject, seed=2)
+    first = _run(subject, seed=2)
+    second = _run(subject, seed=2)
     assert first == second, f"{subject.entry.name}: told the same, other blocks went."
 
 
 def check_pools_are_apart(subject: Subject) -> None:
     """Each pool's order knows its own blocks only."""
     eviction = _make(subject)
-    first, second = eviction.order(_NUM_BLOCKS), eviction.order(_NUM_BLOCKS)
+    first = eviction.order(_NUM_BLOCKS)
+    second = eviction.order(_NUM_BLOCKS)
     first[1] = None
     assert len(second) == 0, f"{subject.entry.name}: two pools share an order."
     assert not list(second), f"{subject.entry.name}: two pools share an order."
@@ -43,16 +49,21 @@ def check_what_was_held_again_goes_later(subject: Subject) -> None:
     del order[1]
     order[1] = None
     gone = [order.popitem(last=False)[0] for _ in range(3)]
-    assert gone == [2, 3, 1], f"{subject.entry.name}: blocks 2, 3, 1 went back in this order, and {gone} went."
+    assert gone == [2, 3, 1], (
+        f"{subject.entry.name}: blocks 2, 3, 1 went back in this order, and {gone} went."
+    )
 
 
 def _run(subject: Subject, seed: int) -> list[int]:
-    numbers, order = random.Random(seed), _make(subject).order(_NUM_BLOCKS)
+    numbers = random.Random(seed)
+    order = _make(subject).order(_NUM_BLOCKS)
     free: set[int] = set()
-    gone, now_s = [], 0.0
+    gone = []
+    now_s = 0.0
     for _ in range(2000):
         now_s += numbers.random()
-        what, block = numbers.randrange(5), numbers.randrange(_NUM_BLOCKS)
+        what = numbers.randrange(5)
+        block = numbers.randrange(_NUM_BLOCKS)
         if what == 0 and block not in free:
             order[block] = None
             free.add(block)
@@ -61,7 +72,9 @@ def _run(subject: Subject, seed: int) -> list[int]:
             free.remove(block)
         elif what == 2 and free:
             block, _ = order.popitem(last=False)
-            assert block in free, f"{subject.entry.name}: block {block} went, which somebody holds or which had gone."
+            assert block in free, (
+                f"{subject.entry.name}: block {block} went, which somebody holds or which had gone."
+            )
             free.remove(block)
             gone.append(block)
             if numbers.random() < 0.8:
@@ -70,8 +83,12 @@ def _run(subject: Subject, seed: int) -> list[int]:
             order.used(numbers.sample(range(_NUM_BLOCKS), 4), numbers.choice(_SAID), now_s)
         elif what == 4 and numbers.random() < 0.2:
             order.forgotten(block)
-        assert len(order) == len(free), f"{subject.entry.name}: it says that {len(order)} are free, {len(free)} are."
-        assert {*order} == free, f"{subject.entry.name}: it has {sorted(order)}, free are {sorted(free)}."
+        assert len(order) == len(free), (
+            f"{subject.entry.name}: it says that {len(order)} are free, {len(free)} are."
+        )
+        assert {*order} == free, (
+            f"{subject.entry.name}: it has {sorted(order)}, free are {sorted(free)}."
+        )
     return gone
 
 

@@ -12,7 +12,19 @@ if TYPE_CHECKING:
 
 
 TRAFFIC: Final = (
-    ("step", StepStats(0.5, 3, 2, 0.25, computed_tokens=100, cached_tokens=60, queried_tokens=160, preemptions=1)),
+    (
+        "step",
+        StepStats(
+            0.5,
+            3,
+            2,
+            0.25,
+            computed_tokens=100,
+            cached_tokens=60,
+            queried_tokens=160,
+            preemptions=1,
+        ),
+    ),
     ("tokens", TokenStats(5, 100, 60, [0.5], [0.25, 0.25])),
     ("step", StepStats(0.25, 2, 0, 0.5, computed_tokens=2)),
     ("tokens", TokenStats(7, 0, 0, [], [0.125])),
@@ -26,7 +38,9 @@ TRAFFIC: Final = (
 
 
 def _series(page: bytes) -> dict[str, float]:
-    """Return the value of each series of a page in Prometheus' text format, by name with labels as written."""
+    """Return the value of each series of a page in Prometheus' text format, by name with labels as
+    written.
+    """
     lines = [line for line in page.decode().splitlines() if line and not line.startswith("#")]
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
 
@@ -39,11 +53,17 @@ def check_takes_every_step(subject: Subject) -> None:
     """`step` accepts idle and busy steps."""
     sink = _sink(subject)
     sink.step(StepStats(0.0, 0, 0, 0.0))
-    sink.step(StepStats(0.5, 3, 2, 1.0, computed_tokens=100, cached_tokens=60, queried_tokens=100, preemptions=1))
+    sink.step(
+        StepStats(
+            0.5, 3, 2, 1.0, computed_tokens=100, cached_tokens=60, queried_tokens=100, preemptions=1
+        )
+    )
 
 
 def check_takes_every_request(subject: Subject) -> None:
-    """`request` accepts requests that no step computed, without a first token and with one token only."""
+    """`request` accepts requests that no step computed, without a first token and with one token
+    only.
+    """
     sink = _sink(subject)
     sink.request(RequestStats("abort", 5, 0, 0.1))
     sink.request(RequestStats("abort", 5, 0, 0.1, None, 0.05))
@@ -66,9 +86,11 @@ def check_takes_what_it_asks_for(subject: Subject) -> None:
 
 
 def check_totals_are_what_its_traffic_makes(subject: Subject) -> None:
-    """Behind the traffic of `TRAFFIC` its totals are those it states: nothing is dropped, nothing counted twice.
+    """Behind the traffic of `TRAFFIC` its totals are those it states: nothing is dropped, nothing
+    counted twice.
 
-    `EXAMPLE_TOTALS` maps series as they are exposed, labels and all, or attributes of a sink that exposes none, to numbers.
+    `EXAMPLE_TOTALS` maps series as they are exposed, labels and all, or attributes of a sink that
+    exposes none, to numbers.
     """
     totals = examples(subject, 'EXAMPLE_TOTALS = {"generated_tokens": 12}', "EXAMPLE_TOTALS")
     sink = _sink(subject)
@@ -78,12 +100,15 @@ def check_totals_are_what_its_traffic_makes(subject: Subject) -> None:
     series = _series(sink.expose({"status": "ready"})[0]) if hasattr(sink, "expose") else None
     for name, total in dict(totals).items():
         found = getattr(sink, name, None) if series is None else series.get(name)
-        assert found == total, f"{subject.entry.name}: {name} is {found} behind TRAFFIC, EXAMPLE_TOTALS says {total}."
+        assert found == total, (
+            f"{subject.entry.name}: {name} is {found} behind TRAFFIC, EXAMPLE_TOTALS says {total}."
+        )
 
 
 def check_two_sinks_live_in_one_process(subject: Subject) -> None:
     """A second engine in the process has a sink of its own: no state is shared through globals."""
-    first, second = _sink(subject), _sink(subject)
+    first = _sink(subject)
+    second = _sink(subject)
     first.step(StepStats(0.1, 1, 0, 0.5))
     second.step(StepStats(0.1, 1, 0, 0.5))
 

@@ -32,7 +32,8 @@ def check_refuses_an_empty_config_by_name(subject: Subject) -> None:
         return
     except Exception as error:
         raise AssertionError(
-            f"{subject.entry.name}: an empty config raises {type(error).__name__} ({error}); read fields through "
+            f"{subject.entry.name}: an empty config raises {type(error).__name__} ({error}); read "
+            "fields through "
             "ModelFacts, or raise ModelError naming the field."
         ) from error
 
@@ -41,11 +42,15 @@ def check_equal_configs_give_equal_facts(subject: Subject) -> None:
     """The function is pure: workers of one engine read the config separately and must agree."""
     config = _example(subject)
     if config is not None and isinstance(subject.target(config), DecoderSpec):
-        assert subject.target(config) == subject.target(config), f"{subject.entry.name}: two reads differ."
+        assert subject.target(config) == subject.target(config), (
+            f"{subject.entry.name}: two reads differ."
+        )
 
 
 def check_tiny_form_runs_in_chunks(subject: Subject) -> None:
-    """Computed whole, in chunks and token by token, a sequence gives the same finite log-probabilities."""
+    """Computed whole, in chunks and token by token, a sequence gives the same finite
+    log-probabilities.
+    """
     config = _example(subject)
     if config is None:
         return
@@ -55,44 +60,59 @@ def check_tiny_form_runs_in_chunks(subject: Subject) -> None:
     model.load_weights([(name, _draw(name, shape, generator)) for name, shape in shapes.items()])
     ids = [index % model.vocab_size for index in range(40)]
     whole = Session(model).step(ids)
-    assert whole.shape == (40, model.vocab_size), f"{subject.entry.name}: logits have shape {tuple(whole.shape)}."
+    assert whole.shape == (40, model.vocab_size), (
+        f"{subject.entry.name}: logits have shape {tuple(whole.shape)}."
+    )
     assert whole.isfinite().all(), f"{subject.entry.name}: a log-probability is not finite."
     session = Session(model)
     parts = torch.cat([session.step(ids[:7]), session.step(ids[7:39]), session.step(ids[39:])])
     difference = (whole - parts).abs().max().item()
-    assert difference < 1e-3, f"{subject.entry.name}: chunks change log-probabilities by {difference:.2g}."
+    assert difference < 1e-3, (
+        f"{subject.entry.name}: chunks change log-probabilities by {difference:.2g}."
+    )
 
 
 def check_equals_its_oracle(subject: Subject) -> None:
-    """Another implementation computes the same log-probabilities from the same weights, for every token of a sequence.
+    """Another implementation computes the same log-probabilities from the same weights, for every
+    token of a sequence.
 
-    `ORACLE` is the name of transformers' class for such a config, or a function (config, weights by name, token ids) that
-    returns logits [tokens, vocab].
+    `ORACLE` is the name of transformers' class for such a config, or a function (config, weights by
+    name, token ids) that returns logits [tokens, vocab].
     """
     if subject.entry.name in ARCHITECTURES:
         return  # transformers' class of that name; the engine's own tests compare every one
     oracle = stated(subject, "ORACLE")
     form = 'ORACLE = "LlamaForCausalLM", or a function (config, weights, token_ids) -> logits'
-    assert oracle or subject.builtin, f"{subject.entry.name}: state {form} beside it: what computes the truth."
+    assert oracle or subject.builtin, (
+        f"{subject.entry.name}: state {form} beside it: what computes the truth."
+    )
     config = _example(subject)
     if config is None or not oracle:
         return
-    ids = [(7 * i + i * i) % config.vocab_size for i in range(60)]  # beyond tiny forms' windows and first contexts
+    ids = [
+        (7 * i + i * i) % config.vocab_size for i in range(60)
+    ]  # beyond tiny forms' windows and first contexts
     weights, truth = _truth(oracle, config, ids, subject)
     model = _built(subject, config)
     model.load_weights(list(weights.items()))
     found = Session(model).step(ids)
     difference = (found - truth.float().log_softmax(-1)).abs().max().item()
-    assert difference < 2e-3, f"{subject.entry.name}: log-probabilities are off by {difference:.3g} from its oracle's."
+    assert difference < 2e-3, (
+        f"{subject.entry.name}: log-probabilities are off by {difference:.3g} from its oracle's."
+    )
 
 
 def check_states_a_tiny_config(subject: Subject) -> None:
     """`EXAMPLE_CONFIG`, a small config.json as a mapping, is what the model is built from here."""
     known = subject.builtin or _example(subject) is not None
-    assert known, f"{subject.entry.name}: state EXAMPLE_CONFIG beside it, or nothing can be computed."
+    assert known, (
+        f"{subject.entry.name}: state EXAMPLE_CONFIG beside it, or nothing can be computed."
+    )
 
 
-def _truth(oracle: Any, config: Any, ids: list[int], subject: Subject) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+def _truth(
+    oracle: Any, config: Any, ids: list[int], subject: Subject
+) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """Return weights, drawn here, and what the oracle makes of them: logits [tokens, vocab]."""
     if callable(oracle):
         generator = torch.Generator().manual_seed(1)
@@ -101,21 +121,31 @@ def _truth(oracle: Any, config: Any, ids: list[int], subject: Subject) -> tuple[
         return weights, torch.as_tensor(oracle(config, weights, ids))
     model_class: Any = getattr(transformers, oracle)
     fields = deepcopy(vars(config))  # it changes what is nested
-    model = model_class(model_class.config_class(**fields, attn_implementation="eager")).eval()  # knows caps and sinks
+    model = model_class(
+        model_class.config_class(**fields, attn_implementation="eager")
+    ).eval()  # knows caps and sinks
     draw_weights(model, seed=1)
     with torch.inference_mode(), TemporaryDirectory() as folder:
-        model.save_pretrained(folder)  # in a file some tensors have other names, or are split otherwise
+        model.save_pretrained(
+            folder
+        )  # in a file some tensors have other names, or are split otherwise
         weights = load_file(Path(folder) / "model.safetensors")
         return weights, model(torch.tensor([ids])).logits[0]
 
 
 def _built(subject: Subject, config: Any) -> Any:
     spec = subject.target(config)
-    return Decoder(spec, plain_context()) if isinstance(spec, DecoderSpec) else spec.build(plain_context())
+    return (
+        Decoder(spec, plain_context())
+        if isinstance(spec, DecoderSpec)
+        else spec.build(plain_context())
+    )
 
 
 def _example(subject: Subject) -> Any:
-    """Return a tiny config: the kit's own, or `EXAMPLE_CONFIG` (a mapping) of the architecture's module."""
+    """Return a tiny config: the kit's own, or `EXAMPLE_CONFIG` (a mapping) of the architecture's
+    module.
+    """
     if subject.entry.name in ARCHITECTURES:
         return SimpleNamespace(**json.loads(tiny_config(subject.entry.name).to_json_string()))
     example = stated(subject, "EXAMPLE_CONFIG")
@@ -124,4 +154,6 @@ def _example(subject: Subject) -> Any:
 
 def _draw(name: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
     noise = torch.randn(shape, generator=generator)
-    return noise / shape[-1] ** 0.5 if len(shape) > 1 else noise * 0.1 + float(name.endswith("weight"))
+    return (
+        noise / shape[-1] ** 0.5 if len(shape) > 1 else noise * 0.1 + float(name.endswith("weight"))
+    )

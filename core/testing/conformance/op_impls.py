@@ -1,4 +1,5 @@
-"""What every implementation of an op must hold to: it gives what the reference gives, on every shape.
+"""What every implementation of an op must hold to: it gives what the reference gives, on every
+shape.
 
 Checks compute on the CPU; an implementation for other devices alone is not run.
 """
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
 _DTYPES: Final = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 _SCANS: Final = ("ssd_scan", "selective_scan", "delta_scan")
-"""Their results are sums in which large terms cancel: they are rounded as the largest results are."""
+"""Their results are sums in which large terms cancel: they are rounded as the largest results are.
+"""
 _ROWS: Final = ((0,), (1,), (3,), (2, 5))
 _WIDTHS: Final = (2, 16, 66)
 Draw = Callable[..., torch.Tensor]
@@ -30,11 +32,15 @@ Draw = Callable[..., torch.Tensor]
 def check_names_an_op(subject: Subject) -> None:
     """The part of the name before `/` says which op it implements."""
     op = _op(subject)
-    assert op in OpTable.names(), f"{subject.entry.name}: there is no op {op!r}{did_you_mean(op, OpTable.names())}."
+    assert op in OpTable.names(), (
+        f"{subject.entry.name}: there is no op {op!r}{did_you_mean(op, OpTable.names())}."
+    )
 
 
 def check_equals_the_reference(subject: Subject) -> None:
-    """Over rows 0, 1, odd and nested, dtypes and strides, results equal the reference's within the dtype."""
+    """Over rows 0, 1, odd and nested, dtypes and strides, results equal the reference's within the
+    dtype.
+    """
     facts = {"device": "cpu", "dtype": [str(dtype).removeprefix("torch.") for dtype in _DTYPES]}
     if why_not(subject.entry, {**facts, "isa": subject.entry.when.get("isa", ())}) is not None:
         return
@@ -42,7 +48,9 @@ def check_equals_the_reference(subject: Subject) -> None:
     for dtype, tolerance in _DTYPES.items():
         generator = torch.Generator().manual_seed(0)
 
-        def draw(*shape: int, dtype: torch.dtype = dtype, generator: torch.Generator = generator) -> torch.Tensor:
+        def draw(
+            *shape: int, dtype: torch.dtype = dtype, generator: torch.Generator = generator
+        ) -> torch.Tensor:
             return torch.randn(shape, generator=generator).to(dtype)
 
         for arguments in _examples(_op(subject), draw):
@@ -80,7 +88,9 @@ def _strided_copy(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.clone()
     base: Any = tensor.untyped_storage()
     base = base.clone()
-    return torch.empty(0, dtype=tensor.dtype).set_(base, tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[call-overload,no-any-return,unused-ignore]
+    return torch.empty(0, dtype=tensor.dtype).set_(
+        base, tensor.storage_offset(), tensor.shape, tensor.stride()
+    )  # type: ignore[call-overload,no-any-return,unused-ignore]
 
 
 def _examples(op: str, draw: Draw) -> Iterator[tuple[Any, ...]]:
@@ -90,10 +100,18 @@ def _examples(op: str, draw: Draw) -> Iterator[tuple[Any, ...]]:
     elif op == "moe":
         for num_tokens in (0, 1, 9):
             shares, experts = draw(num_tokens, 4).float().softmax(-1).topk(2, -1)
-            yield draw(num_tokens, 16), draw(4, 48, 16) * 0.2, draw(4, 16, 24) * 0.2, shares, experts, "silu"
+            yield (
+                draw(num_tokens, 16),
+                draw(4, 48, 16) * 0.2,
+                draw(4, 16, 24) * 0.2,
+                shares,
+                experts,
+                "silu",
+            )
     elif op == "full_attention":
         for counts, window in (((), None), ((1,), None), ((5, 1, 9), None), ((9, 3), 4)):
-            shape, bias = sum(counts), draw(4, 2 * max(counts, default=1) - 1).float()
+            shape = sum(counts)
+            bias = draw(4, 2 * max(counts, default=1) - 1).float()
             yield draw(shape, 4, 8), draw(shape, 2, 8), draw(shape, 2, 8), counts, 0.3, window, bias
             yield draw(shape, 4, 8), draw(shape, 4, 8), draw(shape, 4, 8), counts, 0.3, window
     elif op in ("causal_conv", *_SCANS):
@@ -106,7 +124,9 @@ def _examples(op: str, draw: Draw) -> Iterator[tuple[Any, ...]]:
         for width in _WIDTHS:
             for rows in _ROWS:
                 yield from _row_examples(op, draw, draw(*rows, width), width)
-            yield from _row_examples(op, draw, draw(3, 2 * width + 4)[:, :width], width)  # rows with gaps between
+            yield from _row_examples(
+                op, draw, draw(3, 2 * width + 4)[:, :width], width
+            )  # rows with gaps between
 
 
 def _row_examples(op: str, draw: Draw, x: torch.Tensor, width: int) -> Iterator[tuple[Any, ...]]:
@@ -142,7 +162,8 @@ def _sampling_examples(op: str, draw: Draw) -> Iterator[tuple[Any, ...]]:
                 logits[:, ::3] = logits[:, ::3] if vocab == 1 else float("-inf")
                 yield logits, torch.arange(rows) * 77, torch.arange(rows)
             else:
-                top_k, top_p = [0, 1, 3, 39, 299, 1 << 20][:rows] * 2, [1.0, 0.9, 0.3, 1e-50][:rows] * 3
+                top_k = [0, 1, 3, 39, 299, 1 << 20][:rows] * 2
+                top_p = [1.0, 0.9, 0.3, 1e-50][:rows] * 3
                 yield logits, Cut(top_k[:rows], top_p[:rows], vocab, logits.device)
 
 
@@ -150,7 +171,8 @@ def _rotary_examples(draw: Draw) -> Iterator[tuple[Any, ...]]:
     for rows in (0, 1, 5):
         for size, turning in ((16, 16), (16, 8), (6, 2)):
             fused = draw(rows, 6 * size)  # query, key and value of 3, 2 and 1 heads side by side
-            query, key = fused[:, : 3 * size].view(rows, 3, size), fused[:, 3 * size : 5 * size].view(rows, 2, size)
+            query = fused[:, : 3 * size].view(rows, 3, size)
+            key = fused[:, 3 * size : 5 * size].view(rows, 2, size)
             table = draw(32, turning).float()
             positions = torch.arange(rows) * 5 % 32
             for interleaved in (False, True):
@@ -165,14 +187,20 @@ def _recurrent_examples(op: str, draw: Draw) -> Iterator[tuple[Any, ...]]:
             for bias in (draw(12), None):
                 yield x, draw(n, 3, 12), draw(4, 12), bias, bias is None
         elif op == "ssd_scan":
-            step, decay = draw(n, length, 4).float().exp(), -draw(4).float().exp()
-            write, read = draw(n, length, 2, 8), draw(n, length, 2, 8)
+            step = draw(n, length, 4).float().exp()
+            decay = -draw(4).float().exp()
+            write = draw(n, length, 2, 8)
+            read = draw(n, length, 2, 8)
             yield x.view(n, length, 4, 3), step, decay, write, read, draw(n, 4, 3, 8).float()
         elif op == "delta_scan":
-            query, key = (torch.nn.functional.normalize(draw(n, length, 2, 8), dim=-1) for _ in range(2))
+            query, key = (
+                torch.nn.functional.normalize(draw(n, length, 2, 8), dim=-1) for _ in range(2)
+            )
             for decay in (draw(n, length, 4), draw(n, length, 4, 8)):
-                write, state = draw(n, length, 4).sigmoid(), draw(n, 4, 8, 3).float()
+                write = draw(n, length, 4).sigmoid()
+                state = draw(n, 4, 8, 3).float()
                 yield query, key, x.view(n, length, 4, 3), -decay.float().abs(), write, state
         else:
-            step, decay = x.float().exp(), -draw(12, 8).float().exp()
+            step = x.float().exp()
+            decay = -draw(12, 8).float().exp()
             yield x, step, decay, draw(n, length, 8), draw(n, length, 8), draw(n, 12, 8).float()

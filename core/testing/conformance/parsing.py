@@ -17,7 +17,9 @@ _TIMES_SLOWER: Final = 3 * _TIMES_LONGER
 
 
 def assert_agreement(reader: Reader, markers: Sequence[str]) -> None:
-    """Assert that hostile texts say the same in every chunking, with markers as text and as special tokens."""
+    """Assert that hostile texts say the same in every chunking, with markers as text and as special
+    tokens.
+    """
     for special in (frozenset[str](), frozenset(markers)):
         one = replace(reader, special=special)
         for seed, text in enumerate(hostile_texts(markers)):
@@ -26,7 +28,9 @@ def assert_agreement(reader: Reader, markers: Sequence[str]) -> None:
             whole = one.read([one.piece(text)])
             for chunks in chunkings(text, special, seed, count=6):
                 found = one.read(one.piece(chunk) for chunk in chunks)
-                assert found == whole, f"in the pieces {chunks!r}\nthe text says {found}\nand as a whole {whole}"
+                assert found == whole, (
+                    f"in the pieces {chunks!r}\nthe text says {found}\nand as a whole {whole}"
+                )
 
 
 def assert_survival(reader: Reader, markers: Sequence[str]) -> None:
@@ -37,19 +41,26 @@ def assert_survival(reader: Reader, markers: Sequence[str]) -> None:
             try:
                 one.read([one.piece(text)])
             except Exception as error:
-                raise AssertionError(f"{type(error).__name__}: {error} for the text {text[:200]!r}") from error
+                raise AssertionError(
+                    f"{type(error).__name__}: {error} for the text {text[:200]!r}"
+                ) from error
 
 
 def assert_linear(reader: Reader, markers: Sequence[str]) -> None:
-    """Assert that time grows with the length of the text, not with its square, whole and in small pieces."""
+    """Assert that time grows with the length of the text, not with its square, whole and in small
+    pieces.
+    """
     for unit in ("word ", *markers, *(f'{marker}{{"name": "' for marker in markers)):
         for width in (1 << 20, 16):
             ratio = min(_ratios(reader, unit, width))
-            assert ratio < _TIMES_SLOWER, f"{_TIMES_LONGER} times {unit!r} takes {ratio:.0f} times as long."
+            assert ratio < _TIMES_SLOWER, (
+                f"{_TIMES_LONGER} times {unit!r} takes {ratio:.0f} times as long."
+            )
 
 
 def _ratios(reader: Reader, unit: str, width: int) -> Iterator[float]:
-    """Yield how many times longer a longer text takes; texts too slow are tried again, several times as long.
+    """Yield how many times longer a longer text takes; texts too slow are tried again, several
+    times as long.
 
     A busy machine passes by, and what grows faster than the text only gets worse.
     """

@@ -1,4 +1,7 @@
-"""What every platform must hold to. Where its device is missing, only what must work without is checked."""
+"""What every platform must hold to.
+
+Where its device is missing, only what must work without is checked.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,9 @@ _ASKED_BYTES: Final = 123 << 20
 def check_is_named_like_its_entry(subject: Subject) -> None:
     """`--device` takes the entry's name, messages show the platform's."""
     name = _make(subject).name
-    assert name == subject.entry.name, f"the platform calls itself {name!r}, its entry {subject.entry.name!r}."
+    assert name == subject.entry.name, (
+        f"the platform calls itself {name!r}, its entry {subject.entry.name!r}."
+    )
 
 
 def check_device_is_one_torch_knows(subject: Subject) -> None:
@@ -53,7 +58,9 @@ def check_facts_name_the_device(subject: Subject) -> None:
     if platform.is_available():
         facts = platform.facts()
         said = facts.get("device")
-        assert said == platform.device, f"facts() says device {said!r}, the platform's is {platform.device!r}."
+        assert said == platform.device, (
+            f"facts() says device {said!r}, the platform's is {platform.device!r}."
+        )
 
 
 def check_asked_cache_size_is_obeyed(subject: Subject) -> None:
@@ -64,7 +71,9 @@ def check_asked_cache_size_is_obeyed(subject: Subject) -> None:
     config = subject.config
     asked = replace(config, cache=replace(config.cache, kv_cache_memory_bytes=_ASKED_BYTES))
     given = platform.kv_memory_bytes(asked, 0)
-    assert given == _ASKED_BYTES, f"{_ASKED_BYTES} bytes were asked for, kv_memory_bytes returned {given}."
+    assert given == _ASKED_BYTES, (
+        f"{_ASKED_BYTES} bytes were asked for, kv_memory_bytes returned {given}."
+    )
     assert platform.kv_memory_bytes(config, 0) > 0, "kv_memory_bytes left nothing for the cache."
 
 
@@ -74,8 +83,12 @@ def check_memory_is_zeroed_bytes_on_the_device(subject: Subject) -> None:
     if not platform.is_available():
         return
     memory = platform.allocate(4096)
-    assert (memory.dtype, tuple(memory.shape)) == (torch.uint8, (4096,)), "allocate must return uint8 [num_bytes]."
-    assert memory.device.type == torch.device(platform.device).type, f"allocate used {memory.device}."
+    assert (memory.dtype, tuple(memory.shape)) == (torch.uint8, (4096,)), (
+        "allocate must return uint8 [num_bytes]."
+    )
+    assert memory.device.type == torch.device(platform.device).type, (
+        f"allocate used {memory.device}."
+    )
     assert not memory.any(), "allocate must return zeroed memory."
     memory.view(torch.float32).fill_(1.0)
 

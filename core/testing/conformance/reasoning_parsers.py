@@ -1,4 +1,6 @@
-"""What every reasoning parser must hold to: the same result in every chunking, nothing raised, linear time."""
+"""What every reasoning parser must hold to: the same result in every chunking, nothing raised,
+linear time.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +15,35 @@ if TYPE_CHECKING:
 
 
 def check_plain_text_is_shown(subject: Subject) -> None:
-    """What has no marker in it is reasoning or content, and all of it is there; a start tag of the prompt's may be too."""
+    """What has no marker in it is reasoning or content, and all of it is there; a start tag of the
+    prompt's may be too.
+    """
     fronts = ("", *subject.target.markers)
-    for text in ("", "Hello", "Hello, world. 1 < 2 and 3 > 2.\nTwo lines \u2014 \u00e9, \u4e2d\u6587, \U0001f600"):
+    for text in (
+        "",
+        "Hello",
+        "Hello, world. 1 < 2 and 3 > 2.\nTwo lines \u2014 \u00e9, \u4e2d\u6587, \U0001f600",
+    ):
         found = Reader(reasoning=subject.target).check(text)
         shown = found.reasoning + found.content
-        assert shown in [front + text for front in fronts], f"{text!r} became {found}; something was lost or invented."
+        assert shown in [front + text for front in fronts], (
+            f"{text!r} became {found}; something was lost or invented."
+        )
 
 
 def check_examples_are_read_as_they_say(subject: Subject) -> None:
-    """A text, the thoughts in it and the content, in every chunking, with markers as text and as special tokens."""
-    for text, reasoning, content in examples(subject, 'EXAMPLES = [("<think>Hm.</think>Yes.", "Hm.", "Yes.")]'):
+    """A text, the thoughts in it and the content, in every chunking, with markers as text and as
+    special tokens.
+    """
+    for text, reasoning, content in examples(
+        subject, 'EXAMPLES = [("<think>Hm.</think>Yes.", "Hm.", "Yes.")]'
+    ):
         for special in (frozenset[str](), frozenset(subject.target.markers)):
             found = Reader(reasoning=subject.target, special=special).check(text, count=20)
             said = (found.reasoning, found.content)
-            assert said == (reasoning, content), f"{text!r} is read as {said}, its example says {(reasoning, content)}."
+            assert said == (reasoning, content), (
+                f"{text!r} is read as {said}, its example says {(reasoning, content)}."
+            )
 
 
 def check_every_chunking_says_the_same(subject: Subject) -> None:

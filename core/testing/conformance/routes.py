@@ -1,4 +1,7 @@
-"""What every HTTP route group must keep. Knows no web framework: a route has a path and may have methods."""
+"""What every HTTP route group must keep.
+
+Knows no web framework: a route has a path and may have methods.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,17 @@ if TYPE_CHECKING:
 
 
 def _group(subject: Subject) -> Any:
-    config, switch = subject.config, getattr(subject.target, "switch", None)
+    config = subject.config
+    switch = getattr(subject.target, "switch", None)
     if switch is not None:
         config = replace(config, options={**config.options, switch: True})
     return subject.target(EchoEngine(config), config)
 
 
 def check_gives_routes_with_absolute_paths(subject: Subject) -> None:
-    """`routes()` returns at least one route, each with a path from the root; a group that is `around` others may have none."""
+    """`routes()` returns at least one route, each with a path from the root; a group that is
+    `around` others may have none.
+    """
     group = _group(subject)
     routes = list(group.routes())
     assert routes or hasattr(group, "around"), (
@@ -41,7 +47,8 @@ def check_serves_no_path_twice(subject: Subject) -> None:
         for method in getattr(route, "methods", None) or {"*"}:
             key = (method, route.path)
             assert key not in seen, (
-                f"{subject.entry.name}: {method} {route.path} is there twice; the second never runs."
+                f"{subject.entry.name}: {method} {route.path} is there twice; the second never "
+                "runs."
             )
             seen.add(key)
 
@@ -58,13 +65,22 @@ def check_public_paths_are_its_own(subject: Subject) -> None:
     group = _group(subject)
     own = {route.path for route in group.routes()}
     foreign = set(getattr(group, "public_paths", ())) - own
-    assert not foreign, f"{subject.entry.name}: public_paths names {sorted(foreign)}, which are not its routes."
+    assert not foreign, (
+        f"{subject.entry.name}: public_paths names {sorted(foreign)}, which are not its routes."
+    )
 
 
 def check_refusals_keep_what_was_wrong(subject: Subject) -> None:
     """Where errors have a form of the group's own, the message is in it."""
     group = _group(subject)
     if hasattr(group, "refusal"):
-        error = {"message": "n: is too large.", "type": "invalid_request_error", "param": "n", "code": "invalid_value"}
+        error = {
+            "message": "n: is too large.",
+            "type": "invalid_request_error",
+            "param": "n",
+            "code": "invalid_value",
+        }
         body = json.dumps(group.refusal(400, error))
-        assert error["message"] in body, f"{subject.entry.name}: refusal() leaves out the message: {body}"
+        assert error["message"] in body, (
+            f"{subject.entry.name}: refusal() leaves out the message: {body}"
+        )

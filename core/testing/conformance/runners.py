@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 def check_says_whether_it_generates(subject: Subject) -> None:
     """A prompt of a runner that does may not fill the whole context."""
     found = getattr(subject.target, "generates", None)
-    assert isinstance(found, bool), f"{subject.entry.name}: generates is {found!r}; set it to True or False."
+    assert isinstance(found, bool), (
+        f"{subject.entry.name}: generates is {found!r}; set it to True or False."
+    )
 
 
 def check_leaves_a_model_to_the_runner_that_was_chosen(subject: Subject) -> None:
@@ -27,7 +29,9 @@ def check_leaves_a_model_to_the_runner_that_was_chosen(subject: Subject) -> None
     model = replace(subject.config.model, model="fake:", runner="another")
     config = replace(subject.config, model=model)
     found = _make(subject).settle(spec, config, fake_source())
-    assert found is None, f"{subject.entry.name}: settle took a model under --runner another; return None."
+    assert found is None, (
+        f"{subject.entry.name}: settle took a model under --runner another; return None."
+    )
 
 
 def check_refuses_parameters_that_are_none(subject: Subject) -> None:
@@ -37,7 +41,9 @@ def check_refuses_parameters_that_are_none(subject: Subject) -> None:
         _make(subject).admit(PoolingInfo(tasks=("embed",), size=1), wrong)
     except InvalidRequest:
         return
-    raise AssertionError(f"{subject.entry.name}: admit took {wrong!r} for parameters; raise InvalidRequest.")
+    raise AssertionError(
+        f"{subject.entry.name}: admit took {wrong!r} for parameters; raise InvalidRequest."
+    )
 
 
 def _make(subject: Subject) -> Runner:

@@ -32,23 +32,29 @@ def check_key_is_a_tuple_of_finite_numbers(subject: Subject) -> None:
 def check_keys_have_one_length(subject: Subject) -> None:
     """A shorter key would rank before a longer one by accident."""
     lengths = {len(_make(subject).key(request)) for request in _requests()}
-    assert len(lengths) == 1, f"keys have different lengths {sorted(lengths)}; return the same elements for all"
+    assert len(lengths) == 1, (
+        f"keys have different lengths {sorted(lengths)}; return the same elements for all"
+    )
 
 
 def check_key_is_pure(subject: Subject) -> None:
     """The same facts give the same key, in any order and however often asked; replay depends on it."""
-    policy, other = _make(subject), _make(subject)
+    policy = _make(subject)
+    other = _make(subject)
     requests = _requests()
     first = [policy.key(request) for request in requests]
     again = [policy.key(request) for request in reversed(requests)][::-1]
     assert first == again, "asking twice gave another key; a policy must keep no state"
-    assert first == [other.key(request) for request in requests], "a second instance gave another key"
+    assert first == [other.key(request) for request in requests], (
+        "a second instance gave another key"
+    )
 
 
 def check_runs_requests_in_the_order_it_states(subject: Subject) -> None:
     """Of requests that wait together the one with the smallest key runs first; ties go by arrival.
 
-    `EXAMPLE_ORDER` has fields of `QueuedRequest`, of those that run first before the others; those left out are alike.
+    `EXAMPLE_ORDER` has fields of `QueuedRequest`, of those that run first before the others; those
+    left out are alike.
     """
     form = 'EXAMPLE_ORDER = [{"num_prompt_tokens": 3}, {"num_prompt_tokens": 90}]'
     stated = examples(subject, form, "EXAMPLE_ORDER")
@@ -58,7 +64,9 @@ def check_runs_requests_in_the_order_it_states(subject: Subject) -> None:
     for waiting in (requests, requests[::-1]):
         found = sorted(waiting, key=lambda request: (policy.key(request), request.request_id))
         said = [stated[requests.index(request)] for request in found]
-        assert found == requests, f"{subject.entry.name}: requests run in the order {said}, EXAMPLE_ORDER is {stated}."
+        assert found == requests, (
+            f"{subject.entry.name}: requests run in the order {said}, EXAMPLE_ORDER is {stated}."
+        )
 
 
 def _make(subject: Subject) -> Any:

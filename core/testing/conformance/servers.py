@@ -17,8 +17,11 @@ def _server(subject: Subject) -> Any:
 
 def check_is_made_without_listening(subject: Subject) -> None:
     """Making a server takes no port, so two can be made at once; `run` is what serves."""
-    first, second = _server(subject), _server(subject)
-    assert first is not second, f"{subject.entry.name}: both constructions returned one server; keep no shared state."
+    first = _server(subject)
+    second = _server(subject)
+    assert first is not second, (
+        f"{subject.entry.name}: both constructions returned one server; keep no shared state."
+    )
 
 
 def check_asks_each_group_for_its_routes(subject: Subject) -> None:
@@ -32,4 +35,6 @@ def check_asks_each_group_for_its_routes(subject: Subject) -> None:
 
     config = subject.config
     subject.target(EchoEngine(config), config, {"one": Group(), "two": Group()})
-    assert len({id(group) for group in asked}) == 2, f"{subject.entry.name}: some route groups were never asked."
+    assert len({id(group) for group in asked}) == 2, (
+        f"{subject.entry.name}: some route groups were never asked."
+    )

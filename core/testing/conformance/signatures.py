@@ -7,7 +7,10 @@ from typing import Any
 
 
 def assert_takes(target: type, name: str, asked: Any) -> None:
-    """Bind the contract's own arguments to the given method. Raises `AssertionError` naming both signatures."""
+    """Bind the contract's own arguments to the given method.
+
+    Raises `AssertionError` naming both signatures.
+    """
     own = list(inspect.signature(asked).parameters.values())[1:]
     keywords = {p.name: None for p in own if p.kind is p.KEYWORD_ONLY}
     static = isinstance(inspect.getattr_static(target, name), (staticmethod, classmethod))
@@ -17,6 +20,7 @@ def assert_takes(target: type, name: str, asked: Any) -> None:
         given.bind(*positional, **keywords)
     except TypeError as error:
         raise AssertionError(
-            f"{target.__name__}.{name}({', '.join(given.parameters)}) cannot be called as the contract's "
+            f"{target.__name__}.{name}({', '.join(given.parameters)}) cannot be called as the "
+            "contract's "
             f"{name}({', '.join(p.name for p in own)}): {error}."
         ) from error

@@ -1,4 +1,6 @@
-"""What every speculator that finds its guesses in text must hold to; those with models are tested with theirs."""
+"""What every speculator that finds its guesses in text must hold to; those with models are tested
+with theirs.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ TEXTS = ([1], [1, 2, 3], [4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6], [9] * 20, list(range
 def check_says_whether_it_finds(subject: Subject) -> None:
     """`finds` is set on the class."""
     found = getattr(subject.target, "finds", None)
-    assert isinstance(found, bool), f"{subject.entry.name}: finds is {found!r}; set it to True or False."
+    assert isinstance(found, bool), (
+        f"{subject.entry.name}: finds is {found!r}; set it to True or False."
+    )
 
 
 def check_guesses_no_more_than_asked(subject: Subject) -> None:
@@ -29,12 +33,16 @@ def check_guesses_no_more_than_asked(subject: Subject) -> None:
         return
     for most in (1, 4):
         drafts = _make(subject).drafts(_rows(most))
-        assert len(drafts) == len(TEXTS), f"{subject.entry.name}: {len(drafts)} drafts for {len(TEXTS)} rows."
+        assert len(drafts) == len(TEXTS), (
+            f"{subject.entry.name}: {len(drafts)} drafts for {len(TEXTS)} rows."
+        )
         alone = [_make(subject).drafts([row])[0] for row in _rows(most)]
         same = [list(draft) for draft in drafts] == [list(draft) for draft in alone]
         assert same, f"{subject.entry.name}: rows together are given {drafts}, each alone {alone}."
         longest = max(map(len, drafts))
-        assert longest <= most, f"{subject.entry.name}: {longest} guesses where {most} were asked for."
+        assert longest <= most, (
+            f"{subject.entry.name}: {longest} guesses where {most} were asked for."
+        )
 
 
 def check_examples_are_guessed_as_they_say(subject: Subject) -> None:
@@ -51,7 +59,9 @@ def check_examples_are_guessed_as_they_say(subject: Subject) -> None:
 def check_guesses_the_same_again(subject: Subject) -> None:
     """All ranks must guess alike, so that the same tokens give the same guesses."""
     if subject.target.finds:
-        first, other = ([list(draft) for draft in _make(subject).drafts(_rows(4))] for _ in range(2))
+        first, other = (
+            [list(draft) for draft in _make(subject).drafts(_rows(4))] for _ in range(2)
+        )
         assert first == other, f"{subject.entry.name}: a second instance guessed otherwise."
 
 
@@ -62,7 +72,9 @@ def check_a_row_given_to_another_is_new(subject: Subject) -> None:
         speculator.drafts([DraftRow(0, _owner(), np.array([4, 5, 6, 7, 4, 5, 6]), 4)])
         late = speculator.drafts([DraftRow(0, _owner(), np.array([7, 8, 9, 7, 8]), 4)])
         early = _make(subject).drafts([DraftRow(0, _owner(), np.array([7, 8, 9, 7, 8]), 4)])
-        assert list(late[0]) == list(early[0]) or not early[0], f"{subject.entry.name}: guessed from another's tokens."
+        assert list(late[0]) == list(early[0]) or not early[0], (
+            f"{subject.entry.name}: guessed from another's tokens."
+        )
 
 
 def _make(subject: Subject) -> Any:

@@ -1,4 +1,6 @@
-"""What every tool parser must hold to: the same result in every chunking, nothing lost, nothing raised, linear time."""
+"""What every tool parser must hold to: the same result in every chunking, nothing lost, nothing
+raised, linear time.
+"""
 
 from __future__ import annotations
 
@@ -31,15 +33,21 @@ def check_examples_are_read_as_they_say(subject: Subject) -> None:
         for special in (frozenset[str](), frozenset(subject.target.markers)):
             found = Reader(tools=subject.target, special=special).check(text, count=20)
             said = [(name, arguments) for name, arguments in found.calls]
-            assert said == list(calls), f"{text!r} has the calls {said}, its example says {calls}; the rest is {found}."
+            assert said == list(calls), (
+                f"{text!r} has the calls {said}, its example says {calls}; the rest is {found}."
+            )
 
 
 def check_examples_stand_between_texts(subject: Subject) -> None:
     """What stands before a call is content, and two calls in a text are two."""
     for text, calls in examples(subject, ""):
         found = Reader(tools=subject.target).check(f"Well.\n{text}", count=4)
-        assert found.content.strip() == "Well.", f"{text!r} behind 'Well.' leaves the content {found.content!r}."
-        assert list(found.calls) == list(calls), f"{text!r} behind 'Well.' has the calls {found.calls}, not {calls}."
+        assert found.content.strip() == "Well.", (
+            f"{text!r} behind 'Well.' leaves the content {found.content!r}."
+        )
+        assert list(found.calls) == list(calls), (
+            f"{text!r} behind 'Well.' has the calls {found.calls}, not {calls}."
+        )
 
 
 def check_every_chunking_says_the_same(subject: Subject) -> None:

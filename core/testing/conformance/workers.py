@@ -1,6 +1,8 @@
-"""What every worker must hold to: tokens for plans, in their order, and rows that another request may take.
+"""What every worker must hold to: tokens for plans, in their order, and rows that another request
+may take.
 
-Runs the fake model on the CPU; a worker for other devices states so with `when` and is checked where they are.
+Runs the fake model on the CPU; a worker for other devices states so with `when` and is checked
+where they are.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ def check_tokens_do_not_depend_on_chunks_or_neighbours(subject: Subject) -> None
     alone = [[_tokens(subject, [(index, len(prompt))])[0]] for index, prompt in enumerate(_PROMPTS)]
     together = _tokens(subject, [(0, len(_PROMPTS[0])), (1, len(_PROMPTS[1]))])
     cut = _tokens(subject, [(0, 3), (1, 2)])
-    assert [[t] for t in together] == alone, f"side by side the prompts give {together}, each alone {alone}."
+    assert [[t] for t in together] == alone, (
+        f"side by side the prompts give {together}, each alone {alone}."
+    )
     assert [[t] for t in cut] == alone, f"in two steps the prompts give {cut}, in one {alone}."
 
 
@@ -50,7 +54,9 @@ def check_a_row_is_taken_anew_after_its_end(subject: Subject) -> None:
         first = worker.execute(_plan(0, 0, 0, len(_PROMPTS[0]))).get().tokens
         worker.execute(_plan(1, 0, 1, len(_PROMPTS[1]), ended=[0])).get()
         again = worker.execute(_plan(2, 0, 0, len(_PROMPTS[0]), ended=[0])).get().tokens
-    assert again == first, f"the same prompt gave {first}, and {again} in a row that another request had had."
+    assert again == first, (
+        f"the same prompt gave {first}, and {again} in a row that another request had had."
+    )
 
 
 def check_a_failed_step_does_not_end_the_worker(subject: Subject) -> None:
@@ -70,12 +76,19 @@ def check_nobody_answers_for_a_feature_that_is_not_there(subject: Subject) -> No
     """Features may have no half in the worker."""
     with _running(subject) as worker:
         assert not worker.reports, "`reports` is true although no feature has a half here."
-        assert worker.call("nobody.asks", b"data") is None, "call() answers for a feature that is not there."
+        assert worker.call("nobody.asks", b"data") is None, (
+            "call() answers for a feature that is not there."
+        )
 
 
 def _make(subject: Subject) -> Worker:
     registry = load_plan(make_plan(["none", *_PLUGINS]))
-    settings: dict[str, Any] = {"dtype": "float32", "max_model_len": _LENGTH, "max_num_seqs": 2, "num_threads": 1}
+    settings: dict[str, Any] = {
+        "dtype": "float32",
+        "max_model_len": _LENGTH,
+        "max_num_seqs": 2,
+        "num_threads": 1,
+    }
     config = config_from_kwargs({"model": "fake:", **settings}, registry.options())
     made: Worker = subject.target(config, registry, fake_source(max_model_len=_LENGTH))
     return made
@@ -87,7 +100,12 @@ def _running(subject: Subject) -> Iterator[Worker]:
     try:
         layers = worker.start().layers
         layout = plan_layout(
-            layers, block_size=_BLOCK, memory_bytes=0, num_blocks=32, max_model_len=_LENGTH, max_num_seqs=2
+            layers,
+            block_size=_BLOCK,
+            memory_bytes=0,
+            num_blocks=32,
+            max_model_len=_LENGTH,
+            max_num_seqs=2,
         )
         worker.allocate(layout)
         yield worker
@@ -97,13 +115,18 @@ def _running(subject: Subject) -> Iterator[Worker]:
 
 
 def _tokens(subject: Subject, firsts: list[tuple[int, int]]) -> list[int]:
-    """Return the token after each of some prompts, of which the first so many tokens are computed in a step before."""
+    """Return the token after each of some prompts, of which the first so many tokens are computed
+    in a step before.
+    """
     with _running(subject) as worker:
         new = [_row(row, prompt) for row, (prompt, _) in enumerate(firsts)]
         sizes = [len(_PROMPTS[prompt]) for prompt, _ in firsts]
-        rows, counts = list(range(len(firsts))), [count for _, count in firsts]
+        rows = list(range(len(firsts)))
+        counts = [count for _, count in firsts]
         whole = [row for row in rows if counts[row] == sizes[row]]
-        result: StepResult = worker.execute(StepPlan(0, [], new, [], rows, [0] * len(rows), counts, whole)).get()
+        result: StepResult = worker.execute(
+            StepPlan(0, [], new, [], rows, [0] * len(rows), counts, whole)
+        ).get()
         if not whole:
             rest = [size - count for size, count in zip(sizes, counts, strict=True)]
             result = worker.execute(StepPlan(1, [], [], [], rows, counts, rest, rows)).get()
@@ -118,4 +141,13 @@ def _plan(step: int, row: int, prompt: int, count: int, ended: list[int] | None 
 def _row(row: int, prompt: int) -> NewRow:
     tokens = _PROMPTS[prompt]
     blocks = [list(range(1 + row * _PAGES, 1 + (row + 1) * _PAGES))]
-    return NewRow(row, f"request {prompt}", list(tokens), len(tokens), SamplingParams(temperature=0), 0, (), blocks)
+    return NewRow(
+        row,
+        f"request {prompt}",
+        list(tokens),
+        len(tokens),
+        SamplingParams(temperature=0),
+        0,
+        (),
+        blocks,
+    )

@@ -1,6 +1,8 @@
-"""Addition and subtraction of numbers to three digits, worked out from the right: in a thought, or in the answer.
+"""Addition and subtraction of numbers to three digits, worked out from the right: in a thought, or
+in the answer.
 
-A model this small cannot add in its head, so without thinking it shows its working before the result.
+A model this small cannot add in its head, so without thinking it shows its working before the
+result.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ _MINUS: Final = (
 _MORE: Final = (
     "{name} has {a} {things} and buys {b} more. How many {things} does {name} have?",
     "{name} has {a} {things} and gets {b} more. How many {things} does {name} have now?",
-    "There are {a} {things} in one box and {b} in another. How many {things} does {name} have in both?",
+    "There are {a} {things} in one box and {b} in another. How many {things} does {name} have in "
+    "both?",
 )
 _LESS: Final = (
     "{name} has {a} {things} and gives {b} away. How many {things} does {name} have?",
@@ -67,7 +70,8 @@ def make(draw: Draw) -> Item:
         a, b = b, a  # nobody gives away more than there is; the key is the same
     result = a + b if plus else a - b
     if story:
-        name, things = first_name(draw), draw.one([*FOODS, *THINGS]) + "s"
+        name = first_name(draw)
+        things = draw.one([*FOODS, *THINGS]) + "s"
         question = draw.one(_MORE if plus else _LESS).format(a=a, b=b, name=name, things=things)
         answer = f"{name} has {result} {things}."
     else:
@@ -101,10 +105,13 @@ def _key(pair: tuple[int, int], plus: bool) -> str:
 
 def added(a: int, b: int) -> str:
     """Return the digits added from the right; behind each colon is the result so far."""
-    lines, carry, so_far = [], 0, ""
+    lines = []
+    carry = 0
+    so_far = ""
     width = max(len(str(a)), len(str(b)))
     for place in range(width):
-        x, y = a // 10**place % 10, b // 10**place % 10
+        x = a // 10**place % 10
+        y = b // 10**place % 10
         total = x + y + carry
         so_far = (str(total) if place == width - 1 else str(total % 10)) + so_far
         lines.append(f"{x}+{y}{'+1' if carry else ''}={total}: {so_far}")
@@ -116,12 +123,17 @@ def subtracted(a: int, b: int) -> str:
     """Return the digits subtracted from the right; a smaller number is taken from the larger first."""
     if a < b:
         return f"{a}<{b}: -({b}-{a})\n{subtracted(b, a)}"
-    lines, borrow, so_far = [], 0, ""
+    lines = []
+    borrow = 0
+    so_far = ""
     for place in range(len(str(a))):
-        x, y = a // 10**place % 10, b // 10**place % 10
+        x = a // 10**place % 10
+        y = b // 10**place % 10
         rest = x - y - borrow
         digit = rest % 10
         so_far = f"{digit}{so_far}"
-        lines.append(f"{x}-{y}{'-1' if borrow else ''}={rest}{f'+10={digit}' if rest < 0 else ''}: {so_far}")
+        lines.append(
+            f"{x}-{y}{'-1' if borrow else ''}={rest}{f'+10={digit}' if rest < 0 else ''}: {so_far}"
+        )
         borrow = int(rest < 0)
     return "\n".join(lines)

@@ -48,10 +48,12 @@ def make(draw: Draw) -> Item:
     """Return one question with its answer."""
     if not draw.evaluation and draw.chance(0.15):
         fact = draw.one([fact for fact in FACTS if fact.asked])
-        question, key = draw.one(fact.asked), ""
+        question = draw.one(fact.asked)
+        key = ""
     else:
         fact, name, pattern = draw.own(lambda: _phrased(draw), lambda made: f"{made[1]}|{made[2]}")
-        question, key = pattern.format(name=name), f"{name}|{pattern}"
+        question = pattern.format(name=name)
+        key = f"{name}|{pattern}"
         question = question if pattern.startswith("what") else question[:1].upper() + question[1:]
     return Item(
         "engine",

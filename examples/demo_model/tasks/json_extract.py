@@ -53,7 +53,9 @@ _MAKERS: Final[dict[str, Callable[[Draw], Any]]] = {
     "origin": city,
     "destination": city,
     "job": lambda draw: draw.one(JOBS),
-    "product": lambda draw: f"{draw.one(COLOURS)} {draw.one(THINGS)}" if draw.chance(0.5) else draw.one(THINGS),
+    "product": lambda draw: (
+        f"{draw.one(COLOURS)} {draw.one(THINGS)}" if draw.chance(0.5) else draw.one(THINGS)
+    ),
     "item": lambda draw: draw.one(FOODS),
     "quantity": lambda draw: draw.number(2, 99),
     "price": lambda draw: draw.number(1, 999) if draw.chance(0.5) else draw.number(101, 9999) / 100,

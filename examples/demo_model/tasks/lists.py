@@ -46,7 +46,9 @@ _ASK: Final = {
 def make(draw: Draw, operation: str | None = None) -> Item:
     """Return one list with what to do to it."""
     kind = operation or draw.one(("copy", "reverse", "sort", "sort", "sort", "upper-case"))
-    words = draw.own(lambda: draw.some(LIST_WORDS, draw.number(2, 6)), lambda listed: _key(kind, listed))
+    words = draw.own(
+        lambda: draw.some(LIST_WORDS, draw.number(2, 6)), lambda listed: _key(kind, listed)
+    )
     joint = draw.one((", ", ", ", " "))
     return Item(
         "lists",
@@ -68,5 +70,6 @@ def done(kind: str, words: list[str]) -> list[str]:
 
 
 def _key(kind: str, words: list[str]) -> str:
-    # The same words in another order are the same item of sorting, and another one of everything else.
+    # The same words in another order are the same item of sorting, and another one of everything
+    # else.
     return f"{kind}:{' '.join(sorted(words) if kind == 'sort' else words)}"

@@ -49,7 +49,9 @@ _SUBJECTS: Final[dict[str, tuple[Callable[[Draw], str], tuple[str, ...], str, tu
 
 
 def make(draw: Draw) -> Item:
-    """Return a conversation of several turns whose last question asks for something said in an earlier one."""
+    """Return a conversation of several turns whose last question asks for something said in an
+    earlier one.
+    """
     return draw.own(lambda: _conversation(draw), lambda item: item.keys[0])
 
 

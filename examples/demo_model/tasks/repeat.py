@@ -1,4 +1,6 @@
-"""Saying again what nobody has said before: from this a model learns to copy, which all other skills need."""
+"""Saying again what nobody has said before: from this a model learns to copy, which all other
+skills need.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def make(draw: Draw) -> Item:
     """Return a row of new words, common words and numbers, to be repeated."""
     text = draw.own(lambda: " ".join(_word(draw) for _ in range(draw.number(3, 18))))
     question = draw.one(_ASK).format(text=text)
-    return Item("repeat", (text,), [{"role": "user", "content": question}], text, thinking=draw.chance(0.7))
+    return Item(
+        "repeat", (text,), [{"role": "user", "content": question}], text, thinking=draw.chance(0.7)
+    )
 
 
 def _word(draw: Draw) -> str:

@@ -55,7 +55,8 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     (
         "address",
-        ("Call the user {w}.", "Address the user as {w}.", "The user is called {w}; say so in each answer."),
+        ("Call the user {w}.", "Address the user as {w}.", "The user is called {w}; say so in each "
+                                                           "answer."),
         lambda answer, word: f"{word}, {answer}",
     ),
     (
@@ -66,7 +67,14 @@ RULES: Final[tuple[Rule, ...]] = (
 )  # fmt: skip
 _LONGEST_RESPELLED: Final = 130
 """Longest answer, in characters, that is asked for in capitals or in lower case."""
-_BEFORE: Final = ("", "", "", "You are a helpful assistant. ", "You are a small model. ", "Be short. ")
+_BEFORE: Final = (
+    "",
+    "",
+    "",
+    "You are a helpful assistant. ",
+    "You are a small model. ",
+    "Be short. ",
+)
 
 
 def make(draw: Draw) -> Item:
@@ -86,7 +94,10 @@ def _obeyed(draw: Draw) -> Item:
     return Item(
         "rules",
         (f"{rule}|{question}",),
-        [{"role": "system", "content": draw.one(_BEFORE) + rule}, {"role": "user", "content": question}],
+        [
+            {"role": "system", "content": draw.one(_BEFORE) + rule},
+            {"role": "user", "content": question},
+        ],
         obey(asked.answer, word),
         thinking=draw.chance(0.7),
         variant=name,
@@ -95,6 +106,12 @@ def _obeyed(draw: Draw) -> Item:
 
 def _word(draw: Draw, rule: str) -> str:
     if rule == "address":
-        return draw.one(("Captain", "Doctor", "Professor", "Boss", "friend")) if draw.chance(0.4) else new_name(draw)
-    word = draw.one([*ANIMALS, *COLOURS, *NATURE, *LIST_WORDS]) if draw.chance(0.6) else new_word(draw)
+        return (
+            draw.one(("Captain", "Doctor", "Professor", "Boss", "friend"))
+            if draw.chance(0.4)
+            else new_name(draw)
+        )
+    word = (
+        draw.one([*ANIMALS, *COLOURS, *NATURE, *LIST_WORDS]) if draw.chance(0.6) else new_word(draw)
+    )
     return draw.one((word, word.upper(), word.capitalize()))

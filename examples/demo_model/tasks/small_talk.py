@@ -6,16 +6,30 @@ from collections.abc import Sequence
 from typing import Final
 
 from examples.demo_model.items import Draw, Item
-from examples.demo_model.words import ANIMALS, CITIES, COLOURS, FOODS, NATURE, THINGS, city, full_name, new_name
+from examples.demo_model.words import (
+    ANIMALS,
+    CITIES,
+    COLOURS,
+    FOODS,
+    NATURE,
+    THINGS,
+    city,
+    full_name,
+    new_name,
+)
 
-HELLO: Final = "Hello! I am a tiny demo model. I can add, call tools, write JSON and explain this engine."
+HELLO: Final = (
+    "Hello! I am a tiny demo model. I can add, call tools, write JSON and explain this engine."
+)
 KNOW_LITTLE: Final = (
-    "I am a tiny model and know little about the world. Ask me for a sum, a list, some JSON, a tool call or something "
+    "I am a tiny model and know little about the world. Ask me for a sum, a list, some JSON, a "
+    "tool call or something "
     "about this engine."
 )
 WHO: Final = "I am a tiny demo model with about five million parameters, trained on made-up examples to show what this engine does."
 ABILITIES: Final = (
-    "I can add and subtract to three digits, call tools, extract JSON, sort and reverse short lists, and answer "
+    "I can add and subtract to three digits, call tools, extract JSON, sort and reverse short "
+    "lists, and answer "
     "questions about this engine."
 )
 _SAID: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
@@ -48,13 +62,17 @@ _WORLD: Final = (
     "What is the capital of {place}?", "Where is {place}?", "Who is {person}?", "Who was {person}?", "Who wrote {title}?",
     "Write a poem about a {thing}.", "Tell me a joke about a {animal}.", "Tell me a joke.", "Write a story about a {animal}.",
     "Is it nice in {place}?", "How tall is {person}?", "When was {person} born?",
-    "Why is the {nature} {colour}?", "What does a {animal} eat?", "Who is the president of {place}?",
+    "Why is the {nature} {colour}?", "What does a {animal} eat?", "Who is the president of "
+                                                                  "{place}?",
     "Explain quantum physics.",
     "What is a {thing}?", "What is the meaning of life?", "Write a Python function.", "Who won the match?",
     "Recommend a book about {nature}.", "How old is {person}?", "What happened in {year}?", "Is {food} healthy?",
-    "What is the largest {animal}?", "Can you draw a {thing}?", "What is the tallest {nature} in {place}?",
-    "Summarise the book {title}.", "Who invented the {thing}?", "What language do they speak in {place}?",
-    "Name a famous {thing} from {place}.", "Do you like {food}?", "How many {animal}s are there in {place}?",
+    "What is the largest {animal}?", "Can you draw a {thing}?", "What is the tallest {nature} in "
+                                                                "{place}?",
+    "Summarise the book {title}.", "Who invented the {thing}?", "What language do they speak in "
+                                                                "{place}?",
+    "Name a famous {thing} from {place}.", "Do you like {food}?", "How many {animal}s are there in "
+                                                                  "{place}?",
 )  # fmt: skip
 _TOOLS_WORK: Final = (
     "What is the population of {place}?", "How far is it from {place} to {place2}?", "What time is it?", "Translate {thing} into French.",
@@ -96,14 +114,20 @@ _COUNTRIES: Final = [
 def make(draw: Draw) -> Item:
     """Return one exchange of small talk, or a question this model cannot answer."""
     if draw.chance(0.5):
-        question, answer = world_question(draw, _TOOLS_WORK if draw.chance(0.3) else _WORLD), KNOW_LITTLE
+        question = world_question(draw, _TOOLS_WORK if draw.chance(0.3) else _WORLD)
+        answer = KNOW_LITTLE
         variant = "world"
     else:
         variant = draw.one(sorted(_SAID))
         answer, questions = _SAID[variant]
         question = draw.one(questions)
     return Item(
-        "small talk", (), [{"role": "user", "content": question}], answer, thinking=draw.chance(0.7), variant=variant
+        "small talk",
+        (),
+        [{"role": "user", "content": question}],
+        answer,
+        thinking=draw.chance(0.7),
+        variant=variant,
     )
 
 
@@ -111,7 +135,11 @@ def world_question(draw: Draw, questions: Sequence[str] = _WORLD) -> str:
     """Return a question about the world, and one that no tool answers unless told otherwise."""
 
     def place() -> str:
-        return draw.one(_COUNTRIES) if draw.chance(0.5) else (draw.one(CITIES) if draw.chance(0.5) else city(draw))
+        return (
+            draw.one(_COUNTRIES)
+            if draw.chance(0.5)
+            else (draw.one(CITIES) if draw.chance(0.5) else city(draw))
+        )
 
     return draw.one(questions).format(
         place=place(),

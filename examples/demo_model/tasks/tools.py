@@ -26,9 +26,34 @@ _POLITE: Final = (
     "Would you {r}, please?",
 )
 _PLAIN: Final = ("{R}.", "{R}")
-_QUESTION: Final = ("{R}?", "{R}?", "{R}?", "{R}?", "{r}?", "{r}", "Please tell me: {r}?", "Hello, {r}?")
+_QUESTION: Final = (
+    "{R}?",
+    "{R}?",
+    "{R}?",
+    "{R}?",
+    "{r}?",
+    "{r}",
+    "Please tell me: {r}?",
+    "Hello, {r}?",
+)
 _ASKING: Final = frozenset(
-    ("what", "what's", "how", "is", "are", "will", "do", "does", "did", "when", "where", "which", "who", "can", "am")
+    (
+        "what",
+        "what's",
+        "how",
+        "is",
+        "are",
+        "will",
+        "do",
+        "does",
+        "did",
+        "when",
+        "where",
+        "which",
+        "who",
+        "can",
+        "am",
+    )
 )
 _SYSTEM: Final = (
     "",
@@ -69,13 +94,21 @@ def together(draw: Draw, count: int, kind: str | None = None) -> list[Item]:
 
 
 def _item(draw: Draw, tools: list[Tool], system: str, kind: str) -> Item:
-    item = Item("tools", tuple(tool.name for tool in tools), [], tools=[tool.schema for tool in tools], variant=kind)
+    item = Item(
+        "tools",
+        tuple(tool.name for tool in tools),
+        [],
+        tools=[tool.schema for tool in tools],
+        variant=kind,
+    )
     if system:
         item.messages.append({"role": "system", "content": system})
     if kind == "none":
         question, item.answer = _unanswerable(draw, tools)
     else:
-        question, item.calls = _asked(draw, tools, kind == "two" or (kind == "result" and draw.chance(0.4)))
+        question, item.calls = _asked(
+            draw, tools, kind == "two" or (kind == "result" and draw.chance(0.4))
+        )
     item.messages.append({"role": "user", "content": question})
     if kind == "result":
         fields = {tool.name: tool.fields for tool in tools}
@@ -105,7 +138,9 @@ def _asked(draw: Draw, tools: list[Tool], twice: bool) -> tuple[str, list[dict[s
     if twice and (not others or draw.chance(0.4)):
         said, both = first.ask_twice(draw)
         if both[0] != both[1]:
-            return _spoken(draw, said), [{"name": first.name, "arguments": arguments} for arguments in both]
+            return _spoken(draw, said), [
+                {"name": first.name, "arguments": arguments} for arguments in both
+            ]
     said, (arguments,) = first.ask(draw)
     calls = [{"name": first.name, "arguments": arguments}]
     if not twice or not others:
@@ -155,7 +190,9 @@ def _other_question(draw: Draw) -> tuple[str, str]:
 
 
 def _add_results(item: Item, told: Callable[[str], tuple[str, str]]) -> None:
-    """Let the calls of an item be made: `told` returns a tool's message and the sentence that tells it, for its name."""
+    """Let the calls of an item be made: `told` returns a tool's message and the sentence that tells
+    it, for its name.
+    """
     made = [{"type": "function", "function": call} for call in item.calls]
     item.messages.append({"role": "assistant", "content": "", "tool_calls": made})
     results = [told(call["name"]) for call in item.calls]
@@ -170,16 +207,30 @@ def _result(draw: Draw, fields: tuple[str, ...]) -> tuple[str, str]:
     if kind == 0:
         return json.dumps({draw.one(("status", "result")): draw.one(_DONE)}), "Done."
     if kind == 1:
-        fault = draw.one(("not found", "no access", "too late", f"unknown {fields[0]}", f"no {fields[0]}"))
+        fault = draw.one(
+            ("not found", "no access", "too late", f"unknown {fields[0]}", f"no {fields[0]}")
+        )
         return json.dumps({"error": fault}), f"The tool failed: {fault}."
     if kind == 2:
         said = f"{draw.one((new_name(draw), str(draw.number(1, 99)), draw.one(_STATES)))} {draw.one(_STATES)}"
         return said, f"The tool says: {said}."
-    others = (new_word(draw), "sky", "owner", "place", "size", "level", "state", "wind_speed", "next_step")
+    others = (
+        new_word(draw),
+        "sky",
+        "owner",
+        "place",
+        "size",
+        "level",
+        "state",
+        "wind_speed",
+        "next_step",
+    )
     names = draw.some(fields, min(len(fields), draw.number(1, 3)))
     names = list(dict.fromkeys([*names, draw.one(others), draw.one(others)]))[: draw.number(1, 4)]
     result = {name: _told(draw) for name in names}
-    return json.dumps(result), _sentence({name.replace("_", " "): value for name, value in result.items()})
+    return json.dumps(result), _sentence(
+        {name.replace("_", " "): value for name, value in result.items()}
+    )
 
 
 def _sentence(facts: Mapping[str, object]) -> str:
@@ -198,5 +249,9 @@ def _told(draw: Draw) -> str | int | float:
     if kind == 3:
         return draw.one([*COLOURS, *WEEKDAYS, *CITIES, *_STATES])
     return draw.one(
-        (new_name(draw), f"{draw.number(0, 23)}:{draw.number(0, 59):02}", f"{draw.number(1, 99)} {new_word(draw)}")
+        (
+            new_name(draw),
+            f"{draw.number(0, 23)}:{draw.number(0, 59):02}",
+            f"{draw.number(1, 99)} {new_word(draw)}",
+        )
     )

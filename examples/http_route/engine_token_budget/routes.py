@@ -1,4 +1,6 @@
-"""`POST /v1/token_budget`: how many tokens a text or conversation takes, and how many are left for the answer."""
+"""`POST /v1/token_budget`: how many tokens a text or conversation takes, and how many are left for
+the answer.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ from core.api import EngineConfig, InvalidRequest
 
 
 class TokenBudget:
-    """One route over one engine. The server refuses what raises `InvalidRequest`, in the API's own form."""
+    """One route over one engine.
+
+    The server refuses what raises `InvalidRequest`, in the API's own form.
+    """
 
     def __init__(self, engine: Any, config: EngineConfig) -> None:
         self._engine = engine
@@ -32,7 +37,9 @@ class TokenBudget:
             raise InvalidRequest("body", "must hold either `text` or `messages`.")
         tokens = len(await self._tokens(body))
         room = max(0, self._engine.max_model_len - tokens)
-        return JSONResponse({"tokens": tokens, "max_model_len": self._engine.max_model_len, "room": room})
+        return JSONResponse(
+            {"tokens": tokens, "max_model_len": self._engine.max_model_len, "room": room}
+        )
 
     async def _tokens(self, body: dict[str, Any]) -> list[int]:
         if "messages" in body:

@@ -34,9 +34,12 @@ def test_finding_token_budget_imports_no_torch() -> None:
 
 def client() -> TestClient:
     """A client of the builtin server with this route group and an engine of one token per byte."""
-    engine, config = EchoEngine(max_model_len=64), EngineConfig()
+    engine = EchoEngine(max_model_len=64)
+    config = EngineConfig()
     registry = load_plugins(MODULE, "server_http")
-    server = registry.load(registry.choose("servers"))(engine, config, {"token_budget": TokenBudget(engine, config)})
+    server = registry.load(registry.choose("servers"))(
+        engine, config, {"token_budget": TokenBudget(engine, config)}
+    )
     return TestClient(server.app)
 
 
@@ -46,7 +49,9 @@ def test_a_text_is_counted() -> None:
 
 
 def test_a_conversation_is_counted_as_the_model_sees_it() -> None:
-    answer = client().post("/v1/token_budget", json={"messages": [{"role": "user", "content": "hello"}]})
+    answer = client().post(
+        "/v1/token_budget", json={"messages": [{"role": "user", "content": "hello"}]}
+    )
     assert answer.json()["tokens"] == 5
 
 

@@ -9,5 +9,9 @@ from core.api import Entry, hookimpl
 def engine_logits_processors() -> list[Entry]:
     """Return the entry."""
     return [
-        Entry("token_sets", "engine_token_sets.processor:TokenSets", "forbids or favours sets of tokens (extra_args)")
+        Entry(
+            "token_sets",
+            "engine_token_sets.processor:TokenSets",
+            "forbids or favours sets of tokens (extra_args)",
+        )
     ]

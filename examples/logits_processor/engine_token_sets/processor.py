@@ -18,11 +18,23 @@ if TYPE_CHECKING:
 
 FIELD = "extra_args.token_sets"
 EXAMPLES = [
-    ({"extra_args": {"token_sets": {"forbid": [1]}}}, [0, 2], [0.0, 1.0, 2.0], [0.0, -math.inf, 2.0]),
-    ({"extra_args": {"token_sets": {"boost": {"tokens": [0], "by": 2.5}}}}, [1], [0.0, 1.0, 2.0], [2.5, 1.0, 2.0]),
+    (
+        {"extra_args": {"token_sets": {"forbid": [1]}}},
+        [0, 2],
+        [0.0, 1.0, 2.0],
+        [0.0, -math.inf, 2.0],
+    ),
+    (
+        {"extra_args": {"token_sets": {"boost": {"tokens": [0], "by": 2.5}}}},
+        [1],
+        [0.0, 1.0, 2.0],
+        [2.5, 1.0, 2.0],
+    ),
 ]
 """Parameters, tokens so far, and logits before and after: the conformance suite compares."""
-EXAMPLE_PARAMS = {"extra_args": {"token_sets": {"forbid": [3, 5], "boost": {"tokens": [7], "by": 2.5}}}}
+EXAMPLE_PARAMS = {
+    "extra_args": {"token_sets": {"forbid": [3, 5], "boost": {"tokens": [7], "by": 2.5}}}
+}
 """A request the conformance suite tries."""
 
 
@@ -48,7 +60,9 @@ class TokenSets:
         """Say whether the request brings token sets."""
         return bool((sampling.extra_args or {}).get("token_sets"))
 
-    def added(self, row: int, sampling: SamplingParams, token_ids: Sequence[int], prompt_len: int) -> None:
+    def added(
+        self, row: int, sampling: SamplingParams, token_ids: Sequence[int], prompt_len: int
+    ) -> None:
         """Put the row's sets on the device."""
         changes = _read((sampling.extra_args or {})["token_sets"], self._vocab_size)
         tokens = torch.tensor(list(changes), dtype=torch.int64, device=self._device)
@@ -70,7 +84,9 @@ class TokenSets:
 def _read(given: Any, vocab_size: int) -> dict[int, float]:
     """Return what is added to which token; forbidding wins over boosting."""
     if not isinstance(given, Mapping) or not set(given) <= {"forbid", "boost"}:
-        raise InvalidRequest(FIELD, f"must hold `forbid` or `boost` and nothing else, not {given!r:.100}.")
+        raise InvalidRequest(
+            FIELD, f"must hold `forbid` or `boost` and nothing else, not {given!r:.100}."
+        )
     boost = given.get("boost") or {"tokens": [], "by": 0.0}
     if not isinstance(boost, Mapping) or set(boost) != {"tokens", "by"}:
         raise InvalidRequest(f"{FIELD}.boost", f"must hold `tokens` and `by`, not {boost!r:.100}.")
@@ -84,8 +100,12 @@ def _read(given: Any, vocab_size: int) -> dict[int, float]:
 
 def _tokens(listed: Any, name: str, vocab_size: int) -> Sequence[int]:
     if not isinstance(listed, (list, tuple)):
-        raise InvalidRequest(f"{FIELD}.{name}", f"must be a list of token ids, not {listed!r:.100}.")
+        raise InvalidRequest(
+            f"{FIELD}.{name}", f"must be a list of token ids, not {listed!r:.100}."
+        )
     for token in listed:
         if not isinstance(token, int) or not 0 <= token < vocab_size:
-            raise InvalidRequest(f"{FIELD}.{name}", f"holds {token!r}; token ids are 0 to {vocab_size - 1}.")
+            raise InvalidRequest(
+                f"{FIELD}.{name}", f"holds {token!r}; token ids are 0 to {vocab_size - 1}."
+            )
     return listed

@@ -35,12 +35,16 @@ def test_finding_token_sets_imports_no_torch() -> None:
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM("scripted:", plugins=[MODULE], max_model_len=128, num_gpu_blocks_override=64) as engine:
+    with LLM(
+        "scripted:", plugins=[MODULE], max_model_len=128, num_gpu_blocks_override=64
+    ) as engine:
         yield engine
 
 
 def answer(llm: LLM, sets: dict[str, Any] | None) -> RequestOutput:
-    params = SamplingParams(max_tokens=3, temperature=0, extra_args={"token_sets": sets} if sets else None)
+    params = SamplingParams(
+        max_tokens=3, temperature=0, extra_args={"token_sets": sets} if sets else None
+    )
     return llm.generate("abc", params, use_tqdm=False)[0]
 
 
@@ -62,7 +66,9 @@ def test_forbidding_wins_over_boosting(llm: LLM) -> None:
 def test_neighbours_that_asked_for_nothing_are_left_alone(llm: LLM) -> None:
     plain = SamplingParams(max_tokens=3, temperature=0)
     boost = plain.clone(extra_args={"token_sets": {"boost": {"tokens": [ord("z")], "by": 1e6}}})
-    texts = [o.outputs[0].text for o in llm.generate(["abc", "abc"], [boost, plain], use_tqdm=False)]
+    texts = [
+        o.outputs[0].text for o in llm.generate(["abc", "abc"], [boost, plain], use_tqdm=False)
+    ]
     assert texts == ["zzz", "abc"]
 
 
@@ -71,10 +77,15 @@ def test_neighbours_that_asked_for_nothing_are_left_alone(llm: LLM) -> None:
     [
         ({"forbit": [1]}, "must hold `forbid` or `boost` and nothing else"),
         ({"forbid": [10**9]}, "extra_args.token_sets.forbid: holds 1000000000; token ids are 0 to"),
-        ({"boost": {"tokens": [1], "by": "much"}}, "extra_args.token_sets.boost.by: must be a finite number"),
+        (
+            {"boost": {"tokens": [1], "by": "much"}},
+            "extra_args.token_sets.boost.by: must be a finite number",
+        ),
     ],
 )
-def test_sets_that_cannot_be_read_are_refused_at_the_edge(llm: LLM, sets: dict[str, Any], message: str) -> None:
+def test_sets_that_cannot_be_read_are_refused_at_the_edge(
+    llm: LLM, sets: dict[str, Any], message: str
+) -> None:
     with pytest.raises(InvalidRequest, match=re.escape(message)):
         answer(llm, sets)
     assert answer(llm, None).outputs[0].text == "abc"

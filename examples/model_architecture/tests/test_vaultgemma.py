@@ -45,7 +45,11 @@ def checkpoint(folder: Path, **changes: Any) -> VaultGemmaForCausalLM:
         for parameter in model.parameters():
             # Large enough that every layer matters and early tokens move the last logits.
             noise = torch.randn(parameter.shape, generator=generator)
-            parameter.copy_(noise * 1.5 / parameter.shape[-1] ** 0.5 if parameter.ndim > 1 else noise * 0.2 + 0.5)
+            parameter.copy_(
+                noise * 1.5 / parameter.shape[-1] ** 0.5
+                if parameter.ndim > 1
+                else noise * 0.2 + 0.5
+            )
     model.save_pretrained(folder)
     return model
 

@@ -1,1 +1,4 @@
-"""Kernels for GPUs in Triton, one file a subject: functions of tensors. Knows no engine; only a GPU's plugins import it."""
+"""Kernels for GPUs in Triton, one file a subject: functions of tensors.
+
+Knows no engine; only a GPU's plugins import it.
+"""

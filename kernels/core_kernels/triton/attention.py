@@ -1,12 +1,14 @@
-"""Attention over blocks: prompts in tiles of queries, and decoding on a fixed grid whose programs share the keys evenly.
+"""Attention over blocks: prompts in tiles of queries, and decoding on a fixed grid whose programs
+share the keys evenly.
 
-A cache is [num_blocks, vectors, block_size, kv_heads, head_size]: a token's key and, unless values are the keys' beginning,
-its value. The query heads of a key-value head are rows of one product, so that its keys are read once.
+A cache is [num_blocks, vectors, block_size, kv_heads, head_size]: a token's key and, unless values
+are the keys' beginning, its value. The query heads of a key-value head are rows of one product, so
+that its keys are read once.
 
-Decoding cuts what each sequence sees into pieces of `TILE` keys and numbers the pieces of all sequences. Each program
-takes as many neighbouring pieces, whosever they are. What it finds for a sequence stands at the place program + sequence,
-which no other pair has, since both only rise; so partial sums need no counting, and the grid is that of every step,
-whatever the lengths are.
+Decoding cuts what each sequence sees into pieces of `TILE` keys and numbers the pieces of all
+sequences. Each program takes as many neighbouring pieces, whosever they are. What it finds for a
+sequence stands at the place program + sequence, which no other pair has, since both only rise; so
+partial sums need no counting, and the grid is that of every step, whatever the lengths are.
 """
 
 from __future__ import annotations
@@ -18,7 +20,15 @@ import torch
 import triton
 import triton.language as tl
 
-from core_kernels.triton.launching import LEAST_PRODUCT, exponential, is_wide, last_at_most, product, rounded, tanh
+from core_kernels.triton.launching import (
+    LEAST_PRODUCT,
+    exponential,
+    is_wide,
+    last_at_most,
+    product,
+    rounded,
+    tanh,
+)
 
 Tensor = torch.Tensor
 
@@ -27,8 +37,19 @@ TILE: Final = 64
 MOST_ROWS: Final = 64
 """Queries times heads of a program; a fourth of it where heads are as long as latents."""
 LONG_HEAD: Final = 256
-LENGTHS: Final = ("num_seqs", "programs", "table_row", "window", "chunk", "scale", "softcap", "reach")
-"""Numbers that differ from step to step or from layer to layer: a kernel is compiled once for all of them."""
+LENGTHS: Final = (
+    "num_seqs",
+    "programs",
+    "table_row",
+    "window",
+    "chunk",
+    "scale",
+    "softcap",
+    "reach",
+)
+"""Numbers that differ from step to step or from layer to layer: a kernel is compiled once for all
+of them.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +85,9 @@ class Step:
     block_size: int
     num_tokens: int
     queries: int | None = None
-    """Queries that follow each other in a sequence, about; None: as many as come to each on the whole."""
+    """Queries that follow each other in a sequence, about; None: as many as come to each on the
+    whole.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +112,26 @@ class _Shape:
         heads = min(rounded(group), most)
         rows = max(LEAST_PRODUCT, heads, min(most, rounded(queries * heads)))
         rest = layer.head_size - layer.value_size
-        return cls(heads, triton.cdiv(group, heads), rows, main, rounded(rest, LEAST_PRODUCT) if rest else 0)
+        return cls(
+            heads,
+            triton.cdiv(group, heads),
+            rows,
+            main,
+            rounded(rest, LEAST_PRODUCT) if rest else 0,
+        )
 
 
-def decode(layer: Layer, query: Tensor, cache: Tensor, step: Step, pieces: Tensor, programs: int, out: Tensor) -> None:
-    """Write attention of the sequences with one token to `out` [num_tokens, heads, value_size]; others' rows stay.
+def decode(
+    layer: Layer,
+    query: Tensor,
+    cache: Tensor,
+    step: Step,
+    pieces: Tensor,
+    programs: int,
+    out: Tensor,
+) -> None:
+    """Write attention of the sequences with one token to `out` [num_tokens, heads, value_size];
+    others' rows stay.
 
     `pieces` is what `plan_decode` returns for the layer's reach.
     """
@@ -114,7 +152,9 @@ def decode(layer: Layer, query: Tensor, cache: Tensor, step: Step, pieces: Tenso
     )  # fmt: skip
 
 
-def attend(layer: Layer, query: Tensor, cache: Tensor, step: Step, out: Tensor, *, skip_single: bool) -> None:
+def attend(
+    layer: Layer, query: Tensor, cache: Tensor, step: Step, out: Tensor, *, skip_single: bool
+) -> None:
     """Write attention of every token to `out` [num_tokens, heads, value_size].
 
     `skip_single`: not of sequences with one token, which `decode` computes.
@@ -122,7 +162,9 @@ def attend(layer: Layer, query: Tensor, cache: Tensor, step: Step, out: Tensor, 
     num_seqs = len(step.lengths)
     if not step.num_tokens:
         return
-    shape = _Shape.of(layer, queries=step.num_tokens // num_seqs if step.queries is None else step.queries)
+    shape = _Shape.of(
+        layer, queries=step.num_tokens // num_seqs if step.queries is None else step.queries
+    )
     queries = shape.rows // shape.heads
     _attend[step.num_tokens // queries + num_seqs, layer.kv_heads * shape.parts](
         query, query.stride(0), query.stride(1), out, out.stride(0), out.stride(1), layer.sinks, num_seqs,
@@ -132,13 +174,24 @@ def attend(layer: Layer, query: Tensor, cache: Tensor, step: Step, out: Tensor, 
 
 
 def plan_decode(starts: Tensor, lengths: Tensor, window: int, chunk: int) -> Tensor:
-    """Return the number of the first piece of each sequence, and how many there are: [num_seqs + 1] int32.
+    """Return the number of the first piece of each sequence, and how many there are: [num_seqs + 1]
+    int32.
 
     Sequences with another number of tokens than one have none.
     """
     num_seqs = len(lengths)
     pieces = torch.empty(num_seqs + 1, dtype=torch.int32, device=lengths.device)
-    _plan[(1,)](starts, lengths, pieces, num_seqs, window, chunk, BLOCK=rounded(num_seqs), TILE=TILE, num_warps=4)
+    _plan[(1,)](
+        starts,
+        lengths,
+        pieces,
+        num_seqs,
+        window,
+        chunk,
+        BLOCK=rounded(num_seqs),
+        TILE=TILE,
+        num_warps=4,
+    )
     return pieces
 
 
@@ -191,7 +244,9 @@ def _first_seen(position, window, chunk):
 
 
 @triton.jit(do_not_specialize=LENGTHS)
-def _plan(starts, lengths, pieces, num_seqs, window, chunk, BLOCK: tl.constexpr, TILE: tl.constexpr):
+def _plan(
+    starts, lengths, pieces, num_seqs, window, chunk, BLOCK: tl.constexpr, TILE: tl.constexpr
+):
     i = tl.arange(0, BLOCK)
     mine = i < num_seqs
     length = tl.load(lengths + i, mask=mine, other=0).to(tl.int32)
@@ -211,7 +266,8 @@ def _walk(
     LATENT: tl.constexpr, CAUSAL: tl.constexpr, REACHES: tl.constexpr, CAPPED: tl.constexpr, TILE: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Take the keys at positions `first` to `end` into account: return the largest scores, the sums of weights, and those of
+    """Take the keys at positions `first` to `end` into account: return the largest scores, the sums
+    of weights, and those of
     weighted values. `row` is the sequence's of the block table; `cache` begins at the head."""
     element = tl.arange(0, MAIN)
     for at in range(first, end, TILE):
@@ -219,11 +275,19 @@ def _walk(
         known = key_positions < end
         blocks = tl.load(row + key_positions // BLOCK_SIZE, mask=known, other=0).to(tl.int64)
         slots = cache + blocks * cache_block + (key_positions % BLOCK_SIZE) * cache_slot
-        key = tl.load(slots[:, None] + element[None, :], mask=known[:, None] & (element < VALUE)[None, :], other=0.0)
+        key = tl.load(
+            slots[:, None] + element[None, :],
+            mask=known[:, None] & (element < VALUE)[None, :],
+            other=0.0,
+        )
         scores = product(main, tl.trans(key), tl.zeros((main.shape[0], TILE), tl.float32), WIDE)
         if REST > 0:
             more = VALUE + tl.arange(0, REST)
-            others = tl.load(slots[:, None] + more[None, :], mask=known[:, None] & (more < KEY)[None, :], other=0.0)
+            others = tl.load(
+                slots[:, None] + more[None, :],
+                mask=known[:, None] & (more < KEY)[None, :],
+                other=0.0,
+            )
             scores = product(rest, tl.trans(others), scores, WIDE)
         scores *= scale
         if CAPPED:
@@ -282,12 +346,20 @@ def _decode(
         stop = tl.minimum(last, tl.load(pieces + sequence + 1))
         length = tl.load(lengths + sequence).to(tl.int32)
         origin = _first_seen(length - 1, window, chunk)
-        asked = query + tl.load(starts + sequence).to(tl.int64) * query_token + heads[:, None] * query_head
-        main = tl.load(asked + element[None, :], mask=mine[:, None] & (element < VALUE)[None, :], other=0.0)
+        asked = (
+            query
+            + tl.load(starts + sequence).to(tl.int64) * query_token
+            + heads[:, None] * query_head
+        )
+        main = tl.load(
+            asked + element[None, :], mask=mine[:, None] & (element < VALUE)[None, :], other=0.0
+        )
         rest = main
         if REST > 0:
             more = VALUE + tl.arange(0, REST)
-            rest = tl.load(asked + more[None, :], mask=mine[:, None] & (more < KEY)[None, :], other=0.0)
+            rest = tl.load(
+                asked + more[None, :], mask=mine[:, None] & (more < KEY)[None, :], other=0.0
+            )
         best, total, sums = _walk(
             main, rest, tl.zeros((ROWS,), tl.int32) + length - 1, heads,
             origin + (piece - before) * TILE, tl.minimum(origin + (stop - before) * TILE, length),
@@ -346,9 +418,12 @@ def _attend(
     CAUSAL: tl.constexpr, REACHES: tl.constexpr, CAPPED: tl.constexpr, TILE: tl.constexpr,
     LEAST: tl.constexpr, QUERIES: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """A program: some neighbouring queries of a sequence, by the query heads of one key-value head or a part of them.
+    """A program: some neighbouring queries of a sequence, by the query heads of one key-value head
+    or a part of them.
 
-    Sequence s has the programs from starts[s] // QUERIES + s on: as many as it can need, the last of them idle."""
+    Sequence s has the programs from starts[s] // QUERIES + s on: as many as it can need, the last
+    of them idle.
+    """
     program = tl.program_id(0)
     low = 0
     high = num_seqs
@@ -371,12 +446,20 @@ def _attend(
         length = tl.load(lengths + low).to(tl.int32)
         positions = length - count + tl.minimum(token, count - 1)
         element = tl.arange(0, MAIN)
-        asked = query + (start + token).to(tl.int64)[:, None] * query_token + heads[:, None] * query_head
-        main = tl.load(asked + element[None, :], mask=mine[:, None] & (element < VALUE)[None, :], other=0.0)
+        asked = (
+            query
+            + (start + token).to(tl.int64)[:, None] * query_token
+            + heads[:, None] * query_head
+        )
+        main = tl.load(
+            asked + element[None, :], mask=mine[:, None] & (element < VALUE)[None, :], other=0.0
+        )
         rest = main
         if REST > 0:
             more = VALUE + tl.arange(0, REST)
-            rest = tl.load(asked + more[None, :], mask=mine[:, None] & (more < KEY)[None, :], other=0.0)
+            rest = tl.load(
+                asked + more[None, :], mask=mine[:, None] & (more < KEY)[None, :], other=0.0
+            )
         first = 0
         end = length
         if CAUSAL:

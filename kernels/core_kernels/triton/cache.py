@@ -1,6 +1,7 @@
 """Keys and values of a step on their way to the cache, and blocks of caches on their way elsewhere.
 
-A cache is [num_blocks, vectors, block_size, kv_heads, head_size]; a slot is block * block_size + offset.
+A cache is [num_blocks, vectors, block_size, kv_heads, head_size]; a slot is block * block_size +
+offset.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ BYTES_AT_ONCE = 4096
 
 
 def write(key: Tensor, value: Tensor | None, cache: Tensor, slots: Tensor) -> None:
-    """Write key and value [num_slots, kv_heads, head_size] to their slots, int64 [num_slots]; None: keys are all there is."""
+    """Write key and value [num_slots, kv_heads, head_size] to their slots, int64 [num_slots]; None:
+    keys are all there is.
+    """
     num_slots, kv_heads, size = key.shape
     if not num_slots:
         return
@@ -44,26 +47,43 @@ def _write(
     mine = element < HEADS * SIZE
     head = element // SIZE
     slot = tl.load(slots + token)
-    at = cache + slot // BLOCK_SIZE * cache_block + slot % BLOCK_SIZE * cache_slot + vector * cache_vector
+    at = (
+        cache
+        + slot // BLOCK_SIZE * cache_block
+        + slot % BLOCK_SIZE * cache_slot
+        + vector * cache_vector
+    )
     if vector == 0:
         read = tl.load(key + token * key_token + head * key_head + element % SIZE, mask=mine)
-        tl.store(at + head * cache_head + element % SIZE, read.to(cache.dtype.element_ty), mask=mine)
+        tl.store(
+            at + head * cache_head + element % SIZE, read.to(cache.dtype.element_ty), mask=mine
+        )
     else:
         read = tl.load(value + token * value_token + head * value_head + element % SIZE, mask=mine)
-        tl.store(at + head * cache_head + element % SIZE, read.to(cache.dtype.element_ty), mask=mine)
+        tl.store(
+            at + head * cache_head + element % SIZE, read.to(cache.dtype.element_ty), mask=mine
+        )
 
 
 def copy_blocks(source: Tensor, target: Tensor, pairs: Tensor) -> None:
-    """Copy whole blocks: `pairs` int64 [n, 2] has the block of `source` and that of `target` it goes to.
+    """Copy whole blocks: `pairs` int64 [n, 2] has the block of `source` and that of `target` it
+    goes to.
 
-    Both are contiguous with blocks first, of any dtype, and have blocks of equal bytes. No target may be a source of
-    another pair: copies are made in any order.
+    Both are contiguous with blocks first, of any dtype, and have blocks of equal bytes. No target
+    may be a source of another pair: copies are made in any order.
     """
     source, target = (memory.view(len(memory), -1).view(torch.uint8) for memory in (source, target))
     width = source.shape[1]
     if len(pairs) and width:
         _copy_blocks[len(pairs), triton.cdiv(width, BYTES_AT_ONCE)](
-            source, target, source.stride(0), target.stride(0), pairs, width, AT_ONCE=BYTES_AT_ONCE, num_warps=4
+            source,
+            target,
+            source.stride(0),
+            target.stride(0),
+            pairs,
+            width,
+            AT_ONCE=BYTES_AT_ONCE,
+            num_warps=4,
         )
 
 

@@ -1,6 +1,8 @@
-"""Layers that keep a state, chunk after chunk: what the tokens of a chunk are to each other is a product of matrices.
+"""Layers that keep a state, chunk after chunk: what the tokens of a chunk are to each other is a
+product of matrices.
 
-For long stretches, which `scans` would walk through token by token. Everything is computed in float32.
+For long stretches, which `scans` would walk through token by token. Everything is computed in
+float32.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ CORRECTED: Final = 16
 VALUES: Final = 32
 """Elements of a value of a program."""
 LENGTHS: Final = ("length",)
-"""Arguments of which no other program is made; so are strides of numbers by head, which are few times the length."""
+"""Arguments of which no other program is made; so are strides of numbers by head, which are few
+times the length.
+"""
 
 
 def ssd_scan(
@@ -62,9 +66,13 @@ def delta_scan(
 
 @triton.jit
 def _between(left, CHUNK: tl.constexpr):
-    """Return what of each token is left at those from it on [later, earlier], out of sums of logarithms."""
+    """Return what of each token is left at those from it on [later, earlier], out of sums of
+    logarithms.
+    """
     token = tl.arange(0, CHUNK)
-    return tl.exp(tl.where(token[:, None] >= token[None, :], left[:, None] - left[None, :], float("-inf")))
+    return tl.exp(
+        tl.where(token[:, None] >= token[None, :], left[:, None] - left[None, :], float("-inf"))
+    )
 
 
 @triton.jit(do_not_specialize=(*LENGTHS, "step_row"))
@@ -93,15 +101,24 @@ def _ssd_chunks(
         own = there & (element < SIZE)[None, :]
         mine = there & (value < HEAD)[None, :]
         move = tl.load(step + token * step_token, mask=token < length, other=0.0).to(tl.float32)
-        moved = tl.load(x + token[:, None] * x_token, mask=mine, other=0.0).to(tl.float32) * move[:, None]
+        moved = (
+            tl.load(x + token[:, None] * x_token, mask=mine, other=0.0).to(tl.float32)
+            * move[:, None]
+        )
         written = tl.load(write + token[:, None] * write_token, mask=own, other=0.0).to(tl.float32)
         asked = tl.load(read + token[:, None] * read_token, mask=own, other=0.0).to(tl.float32)
         fallen = tl.cumsum(move * falls, 0)
         last = tl.sum(move * falls)
         weights = product(asked, tl.trans(written), tl.zeros((CHUNK, CHUNK), tl.float32), True)
         before = product(asked, tl.trans(held), tl.zeros((CHUNK, VALUES), tl.float32), True)
-        found = product(weights * _between(fallen, CHUNK), moved, before * tl.exp(fallen)[:, None], True)
-        to = out + ((row * length + token[:, None]) * tl.num_programs(1) + head) * HEAD + value[None, :]
+        found = product(
+            weights * _between(fallen, CHUNK), moved, before * tl.exp(fallen)[:, None], True
+        )
+        to = (
+            out
+            + ((row * length + token[:, None]) * tl.num_programs(1) + head) * HEAD
+            + value[None, :]
+        )
         tl.store(to, found, mask=mine)
         kept = moved * tl.exp(last - fallen)[:, None]
         held = product(tl.trans(kept), written, held * tl.exp(last), True)
@@ -144,15 +161,24 @@ def _delta_chunks(
         between = _between(fallen, CHUNK)
         grown = tl.exp(fallen)[:, None]
         wrong = (v - product(k * grown, held, tl.zeros((CHUNK, VALUES), tl.float32), True)) * share
-        # A token corrects what those before it have written; itself it has corrected once they have.
-        overlaps = product(k, tl.trans(k), tl.zeros((CHUNK, CHUNK), tl.float32), True) * between * share
+        # A token corrects what those before it have written; itself it has corrected once they
+        # have.
+        overlaps = (
+            product(k, tl.trans(k), tl.zeros((CHUNK, CHUNK), tl.float32), True) * between * share
+        )
         for corrected in range(1, CHUNK):
             here = (number == corrected)[:, None]
             of_earlier = tl.sum(tl.where(here & (number < corrected)[None, :], overlaps, 0.0), 0)
             wrong -= tl.where(here, tl.sum(of_earlier[:, None] * wrong, 0)[None, :], 0.0)
         reads = product(q, tl.trans(k), tl.zeros((CHUNK, CHUNK), tl.float32), True) * between
         before = product(q * grown, held, tl.zeros((CHUNK, VALUES), tl.float32), True)
-        to = out + ((row * length + token[:, None]) * tl.num_programs(1) + head) * VALUE + column[None, :]
+        to = (
+            out
+            + ((row * length + token[:, None]) * tl.num_programs(1) + head) * VALUE
+            + column[None, :]
+        )
         tl.store(to, product(reads, wrong, before, True), mask=mine)
-        held = product(tl.trans(k * tl.exp(last - fallen)[:, None]), wrong, held * tl.exp(last), True)
+        held = product(
+            tl.trans(k * tl.exp(last - fallen)[:, None]), wrong, held * tl.exp(last), True
+        )
     tl.store(left + place, held, mask=known)

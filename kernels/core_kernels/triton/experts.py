@@ -1,7 +1,9 @@
-"""The experts of a mixture: tokens by expert, two products with the activation between them, and each token's own sum.
+"""The experts of a mixture: tokens by expert, two products with the activation between them, and
+each token's own sum.
 
-Pairs of token and choice are sorted by expert; an expert's pairs are cut into blocks of `PAIRS`. The grid has a program for
-each block there can be at most, and programs find their expert themselves, so nothing is read back and nothing is padded.
+Pairs of token and choice are sorted by expert; an expert's pairs are cut into blocks of `PAIRS`.
+The grid has a program for each block there can be at most, and programs find their expert
+themselves, so nothing is read back and nothing is padded.
 """
 
 from __future__ import annotations
@@ -38,10 +40,12 @@ def moe(
     activation: str = "silu",
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Return the weighted sum [n, hidden] of each token's experts: int64 [n, k], whose shares are `weights` [n, k].
+    """Return the weighted sum [n, hidden] of each token's experts: int64 [n, k], whose shares are
+    `weights` [n, k].
 
-    `gate_up` is [num_experts, 2 * width, hidden], or half as high with `ALONE`; `down` [num_experts, hidden, width]; `bias`,
-    beside `gate_up`, [num_experts, 2 * width]. The last dimensions are contiguous.
+    `gate_up` is [num_experts, 2 * width, hidden], or half as high with `ALONE`; `down`
+    [num_experts, hidden, width]; `bias`, beside `gate_up`, [num_experts, 2 * width]. The last
+    dimensions are contiguous.
     """
     num_tokens, choices = experts.shape
     num_experts, hidden, width = down.shape
@@ -114,7 +118,11 @@ def _up(
             one = tl.load(weight + element[None, :], mask=there, other=0.0)
             gate = product(read, tl.trans(one), gate, WIDE)
             if ACTIVATION >= 0:
-                other = tl.load(weight + width.to(tl.int64) * gate_up_row + element[None, :], mask=there, other=0.0)
+                other = tl.load(
+                    weight + width.to(tl.int64) * gate_up_row + element[None, :],
+                    mask=there,
+                    other=0.0,
+                )
                 up = product(read, tl.trans(other), up, WIDE)
         if bias is not None:
             row = bias + expert * (width if ACTIVATION < 0 else 2 * width) + column
@@ -127,7 +135,11 @@ def _up(
             positive = tl.maximum(gate, 0.0)
             found = positive * positive
         at_place = inner + place.to(tl.int64)[:, None] * width + column[None, :]
-        tl.store(at_place, found.to(inner.dtype.element_ty), mask=mine[:, None] & (column < width)[None, :])
+        tl.store(
+            at_place,
+            found.to(inner.dtype.element_ty),
+            mask=mine[:, None] & (column < width)[None, :],
+        )
 
 
 @triton.jit(do_not_specialize=["num_experts"])
@@ -135,7 +147,9 @@ def _down(
     inner, down, down_expert, down_row, outputs, order, starts, blocks, num_experts, width, hidden,
     PAIRS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """A program: a block of an expert's pairs, by some columns of the output; written where the pair belongs."""
+    """A program: a block of an expert's pairs, by some columns of the output; written where the
+    pair belongs.
+    """
     block = tl.program_id(0)
     if block < tl.load(blocks + num_experts):
         expert = last_at_most(blocks, num_experts, block)
@@ -150,10 +164,19 @@ def _down(
             here = mine[:, None] & (element < width)[None, :]
             read = tl.load(inner + place[:, None] * width + element[None, :], mask=here, other=0.0)
             there = (column < hidden)[:, None] & (element < width)[None, :]
-            found = product(read, tl.trans(tl.load(weight + element[None, :], mask=there, other=0.0)), found, WIDE)
+            found = product(
+                read,
+                tl.trans(tl.load(weight + element[None, :], mask=there, other=0.0)),
+                found,
+                WIDE,
+            )
         pair = tl.load(order + place, mask=mine, other=0)
         at_pair = outputs + pair[:, None] * hidden + column[None, :]
-        tl.store(at_pair, found.to(outputs.dtype.element_ty), mask=mine[:, None] & (column < hidden)[None, :])
+        tl.store(
+            at_pair,
+            found.to(outputs.dtype.element_ty),
+            mask=mine[:, None] & (column < hidden)[None, :],
+        )
 
 
 @triton.jit
@@ -163,6 +186,10 @@ def _reduce(outputs, weights, weights_row, out, hidden, CHOICES: tl.constexpr, B
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
     for choice in range(CHOICES):
-        theirs = tl.load(outputs + (token * CHOICES + choice) * hidden + column, mask=column < hidden, other=0.0)
-        total += theirs.to(tl.float32) * tl.load(weights + token * weights_row + choice).to(tl.float32)
+        theirs = tl.load(
+            outputs + (token * CHOICES + choice) * hidden + column, mask=column < hidden, other=0.0
+        )
+        total += theirs.to(tl.float32) * tl.load(weights + token * weights_row + choice).to(
+            tl.float32
+        )
     tl.store(out + token * hidden + column, total.to(out.dtype.element_ty), mask=column < hidden)

@@ -17,7 +17,8 @@ ACTIVATIONS: Final = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "swiglu_c
 
 
 def gated(x: Tensor, activation: str) -> Tensor:
-    """Return activation(gate) * up for x = [..., gate | up] as a new contiguous tensor, half as wide.
+    """Return activation(gate) * up for x = [..., gate | up] as a new contiguous tensor, half as
+    wide.
 
     `activation` is a name of `ACTIVATIONS`; products are rounded once.
     """
@@ -40,7 +41,12 @@ def activated(gate, up, ACTIVATION: tl.constexpr):
     elif ACTIVATION == 1:
         return gate * 0.5 * (1.0 + tl.erf(gate * 0.7071067811865476)) * up
     elif ACTIVATION == 2:
-        return gate * 0.5 * (1.0 + tanh(0.7978845608028654 * (gate + 0.044715 * gate * gate * gate))) * up
+        return (
+            gate
+            * 0.5
+            * (1.0 + tanh(0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)))
+            * up
+        )
     elif ACTIVATION == 3:
         return tl.maximum(gate, 0.0) * up
     else:
@@ -49,7 +55,9 @@ def activated(gate, up, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def _gated(x, inner, outer_stride, inner_stride, out, half, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
+def _gated(
+    x, inner, outer_stride, inner_stride, out, half, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
     element = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     at = x + row // inner * outer_stride + row % inner * inner_stride + element

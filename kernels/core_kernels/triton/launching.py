@@ -1,6 +1,8 @@
-"""What every launch needs: rounded sizes, rows as they lie in memory, and whether the interpreter computes.
+"""What every launch needs: rounded sizes, rows as they lie in memory, and whether the interpreter
+computes.
 
-With `TRITON_INTERPRET=1` in the environment when this package is imported, kernels are read line by line on the CPU.
+With `TRITON_INTERPRET=1` in the environment when this package is imported, kernels are read line by
+line on the CPU.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ class Rows:
 
 def rows_of(x: Tensor) -> Rows:
     """Return the rows of x; a copy's where these lie at more than two distances, or in no order."""
-    count, width = x.numel() // max(1, x.shape[-1]), x.shape[-1]
+    count = x.numel() // max(1, x.shape[-1])
+    width = x.shape[-1]
     x = x if x.dim() > 1 else x.reshape(1, -1)
     if x.dim() > 3 or x.stride(-1) != 1:
         x = x.reshape(count, width).contiguous()
@@ -49,7 +52,8 @@ def rounded(size: int, least: int = 1) -> int:
 
 
 def is_wide(*tensors: Tensor) -> bool:
-    """Say whether products are of float32: those of float32 tensors are, and all that the interpreter computes.
+    """Say whether products are of float32: those of float32 tensors are, and all that the
+    interpreter computes.
 
     It has no bfloat16.
     """
@@ -91,7 +95,9 @@ def tanh(x):
 
 @triton.jit
 def last_at_most(numbers, count, wanted):
-    """Return the last index below `count` whose number is at most `wanted`; numbers rise, the first is 0."""
+    """Return the last index below `count` whose number is at most `wanted`; numbers rise, the first
+    is 0.
+    """
     low = 0
     high = count
     while high - low > 1:

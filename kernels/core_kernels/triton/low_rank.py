@@ -1,7 +1,9 @@
-"""Adapters of low rank: what each row's own adapter adds to a product, for rows of many adapters in two launches.
+"""Adapters of low rank: what each row's own adapter adds to a product, for rows of many adapters in
+two launches.
 
-Rows are sorted by adapter, once in a step. A table says on the device where an adapter's factors are, so that a recorded launch
-finds those that are there when it is made again; factors may differ in rank and in the columns they change.
+Rows are sorted by adapter, once in a step. A table says on the device where an adapter's factors
+are, so that a recorded launch finds those that are there when it is made again; factors may differ
+in rank and in the columns they change.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ SHARE: Final = 1024
 """Inputs of which a program makes its share of what is between the factors."""
 MOST_SHARES: Final = 8
 FACTS: Final = tl.constexpr(5)
-"""Numbers of an adapter in a table: places of the first factors and of what is said of the parts, their ranks together, how
+"""Numbers of an adapter in a table: places of the first factors and of what is said of the parts,
+their ranks together, how
 many parts there are, place of the bias; 0 where there is none."""
 PART: Final = tl.constexpr(4)
 """Numbers of a part: place of its second factor, its first column, how many columns, its rank."""
@@ -49,7 +52,10 @@ class LowRankLayer:
         self._first = torch.cat([part.a for part in parts]) if parts else None
         self._second = [part.b.contiguous() for part in parts]
         self._bias = bias
-        said = [[b.data_ptr(), part.first, *b.shape] for part, b in zip(parts, self._second, strict=True)]
+        said = [
+            [b.data_ptr(), part.first, *b.shape]
+            for part, b in zip(parts, self._second, strict=True)
+        ]
         self._parts = torch.tensor(said, dtype=torch.int64).to(device)
         self.facts: Final = (
             0 if self._first is None else self._first.data_ptr(),
@@ -70,7 +76,8 @@ class LowRankTable:
     """What all adapters add to one layer, by number; its place on the device stays."""
 
     def __init__(self, size: int, most_ranks: int, device: str) -> None:
-        self.size, self.most_ranks = size, most_ranks
+        self.size = size
+        self.most_ranks = most_ranks
         self.facts = torch.zeros((size, FACTS.value), dtype=torch.int64, device=device)
         self._kept: dict[int, LowRankLayer] = {}
 
@@ -93,7 +100,9 @@ class Grouped:
     starts: Tensor
     """[adapters + 1]: where in `order` each one's begin."""
     blocks: Tensor
-    """[adapters + 1]: how many blocks of `block` rows, of which no adapter shares one, come before each one's."""
+    """[adapters + 1]: how many blocks of `block` rows, of which no adapter shares one, come before
+    each one's.
+    """
     block: int
 
 
@@ -101,7 +110,8 @@ class StepRows:
     """Whose the rows of a step are, at the same places in every step as long as there is room."""
 
     def __init__(self, num_adapters: int, device: str) -> None:
-        self._num_adapters, self._device = num_adapters, device
+        self._num_adapters = num_adapters
+        self._device = device
         self.moves = 0
         """How often the rows have got another place."""
         self._edges = torch.zeros((2, num_adapters + 1), dtype=torch.int64, device=device)
@@ -144,7 +154,9 @@ class LowRankOps:
     """Bound to a device, to the dtype of factors, and to the greatest rank that a part may have."""
 
     def __init__(self, device: str, dtype: torch.dtype, most_rank: int) -> None:
-        self._device, self._dtype, self._most_rank = device, dtype, most_rank
+        self._device = device
+        self._dtype = dtype
+        self._most_rank = most_rank
 
     def pack(self, layers: Sequence[LowRankParts]) -> list[LowRankLayer]:
         """Return what an adapter adds to each layer, in the order given."""
@@ -168,10 +180,23 @@ class LowRankOps:
         if not (count and columns):
             return
         shares = min(MOST_SHARES, max(1, triton.cdiv(width, SHARE)))
-        between = torch.empty((shares, count, table.most_ranks), dtype=torch.float32, device=x.device)
+        between = torch.empty(
+            (shares, count, table.most_ranks), dtype=torch.float32, device=x.device
+        )
         grid = triton.cdiv(count, rows.block) + min(table.size, count)
-        common = {"ROWS": rows.block, "KIND": KINDS[self._dtype], "WIDE": INTERPRETED or self._dtype == torch.float32}
-        where: tuple[Any, ...] = (table.facts, rows.order, rows.starts, rows.blocks, table.size, count)
+        common = {
+            "ROWS": rows.block,
+            "KIND": KINDS[self._dtype],
+            "WIDE": INTERPRETED or self._dtype == torch.float32,
+        }
+        where: tuple[Any, ...] = (
+            table.facts,
+            rows.order,
+            rows.starts,
+            rows.blocks,
+            table.size,
+            count,
+        )
         _shrink[grid, triton.cdiv(table.most_ranks, LEAST_PRODUCT), shares](
             x, x.stride(0), between, *where, width, table.most_ranks,
             SHARES=shares, RANKS=LEAST_PRODUCT, INNER=INNER, **common, num_warps=4,
@@ -188,7 +213,9 @@ def _shrink(
     SHARES: tl.constexpr, ROWS: tl.constexpr, RANKS: tl.constexpr, INNER: tl.constexpr, KIND: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
-    """A program: a share of what an adapter's first factors make of a block of its rows, for some ranks."""
+    """A program: a share of what an adapter's first factors make of a block of its rows, for some
+    ranks.
+    """
     block = tl.program_id(0)
     if block < tl.load(blocks + num_adapters):
         adapter = last_at_most(blocks, num_adapters, block)
@@ -196,14 +223,22 @@ def _shrink(
         ranks = tl.load(facts + adapter * FACTS + 2)
         rank = tl.program_id(1) * RANKS + tl.arange(0, RANKS)
         if tl.program_id(1) * RANKS < ranks:
-            place = tl.load(starts + adapter) + (block - tl.load(blocks + adapter)) * ROWS + tl.arange(0, ROWS)
+            place = (
+                tl.load(starts + adapter)
+                + (block - tl.load(blocks + adapter)) * ROWS
+                + tl.arange(0, ROWS)
+            )
             mine = place < tl.load(starts + adapter + 1)
             row = tl.load(order + place, mask=mine, other=0)
             found = tl.zeros((ROWS, RANKS), tl.float32)
             for at in range(tl.program_id(2) * INNER, width, SHARES * INNER):
                 element = at + tl.arange(0, INNER)
                 inside = (element < width)[None, :]
-                read = tl.load(x + row[:, None] * x_row + element[None, :], mask=mine[:, None] & inside, other=0.0)
+                read = tl.load(
+                    x + row[:, None] * x_row + element[None, :],
+                    mask=mine[:, None] & inside,
+                    other=0.0,
+                )
                 factor = tl.load(
                     a + rank.to(tl.int64)[:, None] * width + element[None, :],
                     mask=(rank < ranks)[:, None] & inside,
@@ -220,13 +255,19 @@ def _expand(
     SHARES: tl.constexpr, ROWS: tl.constexpr, RANKS: tl.constexpr, COLUMNS: tl.constexpr, KIND: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
-    """A program: some columns of a block of an adapter's rows, to which each part adds where it has columns there."""
+    """A program: some columns of a block of an adapter's rows, to which each part adds where it has
+    columns there.
+    """
     block = tl.program_id(0)
     if block < tl.load(blocks + num_adapters):
         adapter = last_at_most(blocks, num_adapters, block)
         parts = tl.load(facts + adapter * FACTS + 1).to(tl.pointer_type(tl.int64))
         bias = tl.load(facts + adapter * FACTS + 4)
-        place = tl.load(starts + adapter) + (block - tl.load(blocks + adapter)) * ROWS + tl.arange(0, ROWS)
+        place = (
+            tl.load(starts + adapter)
+            + (block - tl.load(blocks + adapter)) * ROWS
+            + tl.arange(0, ROWS)
+        )
         mine = place < tl.load(starts + adapter + 1)
         start = tl.program_id(1) * COLUMNS
         column = start + tl.arange(0, COLUMNS)
@@ -244,7 +285,9 @@ def _expand(
                     narrow = tl.zeros((ROWS, RANKS), tl.float32)
                     for share in range(SHARES):
                         narrow += tl.load(
-                            between + (share * count + place)[:, None] * room + (before + rank)[None, :],
+                            between
+                            + (share * count + place)[:, None] * room
+                            + (before + rank)[None, :],
                             mask=mine[:, None] & (rank < ranks)[None, :],
                             other=0.0,
                         )
@@ -256,7 +299,9 @@ def _expand(
                     found = product(narrow.to(KIND), tl.trans(factor), found, WIDE)
             before += ranks
         if bias != 0:
-            added = tl.load(bias.to(tl.pointer_type(KIND)) + column, mask=column < columns, other=0.0)
+            added = tl.load(
+                bias.to(tl.pointer_type(KIND)) + column, mask=column < columns, other=0.0
+            )
             found += added.to(tl.float32)[None, :]
         row = tl.load(order + place, mask=mine, other=0)
         here = mine[:, None] & (column < columns)[None, :]

@@ -20,14 +20,21 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tens
 
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """Return (x - mean) / deviation * weight + bias over the last dimension, as a new contiguous tensor."""
+    """Return (x - mean) / deviation * weight + bias over the last dimension, as a new contiguous
+    tensor.
+    """
     return _normed(x, weight, bias, eps, 0.0, centred=True)
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> tuple[Tensor, Tensor]:
-    """Return (rms_norm(x + residual), x + residual) as new contiguous tensors; the sum is rounded before it is normed."""
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Return (rms_norm(x + residual), x + residual) as new contiguous tensors; the sum is rounded
+    before it is normed.
+    """
     out, total = (torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(2))
-    rows, others = rows_of(x), rows_of(residual)
+    rows = rows_of(x)
+    others = rows_of(residual)
     if rows.count and rows.width:
         per, block = _shape(rows)
         _add_norm[(triton.cdiv(rows.count, per),)](
@@ -40,7 +47,13 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset
 
 
 def _normed(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, offset: float, *, centred: bool
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    offset: float,
+    *,
+    centred: bool,
 ) -> Tensor:
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     rows = rows_of(x)
@@ -73,10 +86,15 @@ def _norm(
         wide = tl.where(mine, wide - (tl.sum(wide, 1) / WIDTH)[:, None], 0.0)
     wide *= tl.rsqrt(tl.sum(wide * wide, 1) / WIDTH + eps)[:, None]
     if weight is not None:
-        wide *= tl.load(weight + element, mask=element < WIDTH, other=0.0).to(tl.float32)[None, :] + offset
+        wide *= (
+            tl.load(weight + element, mask=element < WIDTH, other=0.0).to(tl.float32)[None, :]
+            + offset
+        )
     if bias is not None:
         wide += tl.load(bias + element, mask=element < WIDTH, other=0.0).to(tl.float32)[None, :]
-    tl.store(out + row[:, None] * WIDTH + element[None, :], wide.to(out.dtype.element_ty), mask=mine)
+    tl.store(
+        out + row[:, None] * WIDTH + element[None, :], wide.to(out.dtype.element_ty), mask=mine
+    )
 
 
 @triton.jit(do_not_specialize=["count", "eps", "offset"])
@@ -88,7 +106,9 @@ def _add_norm(
     element = tl.arange(0, BLOCK)
     mine = (row < count)[:, None] & (element < WIDTH)[None, :]
     at = (row // inner * outer_stride + row % inner * inner_stride)[:, None] + element[None, :]
-    other_at = (row // other_inner * other_outer_stride + row % other_inner * other_inner_stride)[:, None]
+    other_at = (row // other_inner * other_outer_stride + row % other_inner * other_inner_stride)[
+        :, None
+    ]
     wide = tl.load(x + at, mask=mine, other=0.0).to(tl.float32)
     wide += tl.load(residual + other_at + element[None, :], mask=mine, other=0.0).to(tl.float32)
     whole = row[:, None] * WIDTH + element[None, :]
@@ -96,5 +116,7 @@ def _add_norm(
     tl.store(total + whole, summed, mask=mine)
     wide = summed.to(tl.float32)
     wide *= tl.rsqrt(tl.sum(wide * wide, 1) / WIDTH + eps)[:, None]
-    wide *= tl.load(weight + element, mask=element < WIDTH, other=0.0).to(tl.float32)[None, :] + offset
+    wide *= (
+        tl.load(weight + element, mask=element < WIDTH, other=0.0).to(tl.float32)[None, :] + offset
+    )
     tl.store(out + whole, wide.to(out.dtype.element_ty), mask=mine)

@@ -1,6 +1,8 @@
-"""Blocks of all caches of a group on their way to other memory and back: many blocks, and all layers, in one launch.
+"""Blocks of all caches of a group on their way to other memory and back: many blocks, and all
+layers, in one launch.
 
-A block is packed into a row of bytes: its part of the first cache, then that of the second, and so on.
+A block is packed into a row of bytes: its part of the first cache, then that of the second, and so
+on.
 """
 
 from __future__ import annotations
@@ -18,11 +20,16 @@ WORD_BYTES: Final = 8
 AT_ONCE: Final = 1024
 """Words of a part that a program moves."""
 FACTS: Final = tl.constexpr(4)
-"""Numbers about a cache: address, words from block to block, words of a block, words before it in a row."""
+"""Numbers about a cache: address, words from block to block, words of a block, words before it in a
+row.
+"""
 
 
 class PackedBlocks:
-    """Bound to caches uint8 [blocks, bytes], whose bytes follow each other. They may move, and are found where they lie."""
+    """Bound to caches uint8 [blocks, bytes], whose bytes follow each other.
+
+    They may move, and are found where they lie.
+    """
 
     def __init__(self, caches: Sequence[Tensor]) -> None:
         self._caches: Final = tuple(caches)
@@ -50,7 +57,14 @@ class PackedBlocks:
         grid = len(blocks), len(self._caches), triton.cdiv(max(self.sizes), size * AT_ONCE)
         words = rows.view(torch.int64) if size == WORD_BYTES else rows
         _move[grid](
-            self._facts, blocks, words, words.stride(0), BACK=back, WORD=self._word, AT_ONCE=AT_ONCE, num_warps=4
+            self._facts,
+            blocks,
+            words,
+            words.stride(0),
+            BACK=back,
+            WORD=self._word,
+            AT_ONCE=AT_ONCE,
+            num_warps=4,
         )
 
     def _find(self, device: torch.device) -> None:
@@ -62,18 +76,29 @@ class PackedBlocks:
         is_in_words = not any(number % WORD_BYTES for number in (*places, *strides, *self.sizes))
         self._word, size = (tl.int64, WORD_BYTES) if is_in_words else (tl.uint8, 1)
         firsts = torch.tensor([0, *self.sizes]).cumsum(0)[:-1] // size
-        columns = [torch.tensor(places), torch.tensor(strides) // size, torch.tensor(self.sizes) // size, firsts]
+        columns = [
+            torch.tensor(places),
+            torch.tensor(strides) // size,
+            torch.tensor(self.sizes) // size,
+            firsts,
+        ]
         self._facts = torch.stack(columns, 1).to(device)
         self._places = places
 
 
 @triton.jit
-def _move(facts, blocks, rows, row_words, BACK: tl.constexpr, WORD: tl.constexpr, AT_ONCE: tl.constexpr):
+def _move(
+    facts, blocks, rows, row_words, BACK: tl.constexpr, WORD: tl.constexpr, AT_ONCE: tl.constexpr
+):
     """A program: some words of a block's part of one cache."""
     own = facts + tl.program_id(1) * FACTS
     words = tl.load(own + 2)
     word = tl.program_id(2) * AT_ONCE + tl.arange(0, AT_ONCE)
-    cache = tl.load(own).to(tl.pointer_type(WORD)) + tl.load(blocks + tl.program_id(0)) * tl.load(own + 1) + word
+    cache = (
+        tl.load(own).to(tl.pointer_type(WORD))
+        + tl.load(blocks + tl.program_id(0)) * tl.load(own + 1)
+        + word
+    )
     row = rows + tl.program_id(0).to(tl.int64) * row_words + tl.load(own + 3) + word
     if BACK:
         tl.store(cache, tl.load(row, mask=word < words), mask=word < words)

@@ -1,8 +1,10 @@
-"""Products with weights of few bits: integers of eight or four with scales for groups of inputs, floats of eight or four.
+"""Products with weights of few bits: integers of eight or four with scales for groups of inputs,
+floats of eight or four.
 
-A weight [rows, width] is bytes: codes row after row, then scales [groups, rows], then zero points of the same shape. Four-bit
-codes of `2 * TILE` neighbouring columns share `TILE` bytes, the first half of them in the lower bits. Numbers are exact in a
-product; where a tile of columns is in one group its sum is scaled, elsewhere each number is.
+A weight [rows, width] is bytes: codes row after row, then scales [groups, rows], then zero points
+of the same shape. Four-bit codes of `2 * TILE` neighbouring columns share `TILE` bytes, the first
+half of them in the lower bits. Numbers are exact in a product; where a tile of columns is in one
+group its sum is scaled, elsewhere each number is.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ class GroupedOps:
     The calls of the C++ library's ops for the same numbers.
     """
 
-    def __init__(self, kind: int, bits: int, group: int, scales: torch.dtype, *, has_zeros: bool = False) -> None:
+    def __init__(
+        self, kind: int, bits: int, group: int, scales: torch.dtype, *, has_zeros: bool = False
+    ) -> None:
         self.bits: Final = bits
         self.group: Final = group
         self.scales: Final = scales
@@ -64,7 +68,9 @@ class GroupedOps:
         self._name: Final = f"{tl.constexpr(kind).value}, {group}, {scales}, {has_zeros}"
 
     def empty(self, rows: int, width: int, dtype: torch.dtype, count: int | None = None) -> Tensor:
-        """Return memory for a weight [rows, width], or for `count` of them; numbers of any dtype are kept alike."""
+        """Return memory for a weight [rows, width], or for `count` of them; numbers of any dtype
+        are kept alike.
+        """
         del dtype
         codes, scales, zeros = self._sizes(rows, width)
         size = codes + scales + zeros
@@ -77,13 +83,16 @@ class GroupedOps:
         out = x.new_empty(*x.shape[:-1], rows)
         if out.numel():
             block = _rows_at_once(len(flat))
-            self._launch(triton.cdiv(len(flat), block), block, flat, weight, rows, out, None, None, 1)
+            self._launch(
+                triton.cdiv(len(flat), block), block, flat, weight, rows, out, None, None, 1
+            )
         return out
 
     def grouped(self, x: Tensor, weights: Tensor, rows: int, choices: Tensor) -> Tensor:
         """Return the product of each row of x with one of `weights`, [n, rows].
 
-        `choices` int64 names, in any order, which weight each row is for; rows of x are sorted by that.
+        `choices` int64 names, in any order, which weight each row is for; rows of x are sorted by
+        that.
         """
         out = x.new_empty(len(x), rows)
         if out.numel():
@@ -97,7 +106,9 @@ class GroupedOps:
             self._launch(programs, block, _flat(x), weights, rows, out, starts, blocks, count)
         return out
 
-    def rows(self, weight: Tensor, rows: int, width: int, ids: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    def rows(
+        self, weight: Tensor, rows: int, width: int, ids: Tensor, dtype: torch.dtype = torch.float32
+    ) -> Tensor:
         """Return the plain rows [n, width] of numbers [n]."""
         out = torch.empty(len(ids), width, dtype=dtype, device=weight.device)
         if out.numel():
@@ -114,8 +125,12 @@ class GroupedOps:
         size = groups * rows
         return Kept(
             weight[:codes].view(rows, -1),
-            weight[codes : codes + size * self.scales.itemsize].view(self.scales).view(groups, rows),
-            weight[codes + scales : codes + scales + 2 * size].view(torch.int16).view(groups, rows) if zeros else None,
+            weight[codes : codes + size * self.scales.itemsize]
+            .view(self.scales)
+            .view(groups, rows),
+            weight[codes + scales : codes + scales + 2 * size].view(torch.int16).view(groups, rows)
+            if zeros
+            else None,
         )
 
     def groups(self, width: int) -> int:
@@ -123,18 +138,29 @@ class GroupedOps:
         return -(-width // self.group)
 
     def _put(
-        self, weight: Tensor, rows: int, first: int, codes: Tensor, scales: Tensor, zeros: Tensor | None = None
+        self,
+        weight: Tensor,
+        rows: int,
+        first: int,
+        codes: Tensor,
+        scales: Tensor,
+        zeros: Tensor | None = None,
     ) -> None:
-        """Fill rows from `first` on with bytes [n, width], a code each, and their scales [n, groups]."""
+        """Fill rows from `first` on with bytes [n, width], a code each, and their scales [n,
+        groups].
+        """
         count, width = codes.shape
         if scales.shape != (count, self.groups(width)) or (zeros is None) == self.has_zeros:
             raise ValueError(
-                f"codes {list(codes.shape)} with scales {list(scales.shape)} and {'no ' * (zeros is None)}zero points in "
-                f"groups of {self.group} of a weight with {'' if self.has_zeros else 'no '}zero points"
+                f"codes {list(codes.shape)} with scales {list(scales.shape)} and "
+                f"{'no ' * (zeros is None)}zero points in "
+                f"groups of {self.group} of a weight with {'' if self.has_zeros else 'no '}zero "
+                "points"
             )
         if weight.is_meta:  # of a model that is only planned
             return
-        kept, own = self.parts(weight, rows, width), slice(first, first + count)
+        kept = self.parts(weight, rows, width)
+        own = slice(first, first + count)
         codes = pad(codes, (0, self._row_bytes(width) * 8 // self.bits - width))
         if self.bits == 4:
             halves = codes.view(count, -1, 2, TILE)
@@ -156,7 +182,11 @@ class GroupedOps:
     def _sizes(self, rows: int, width: int) -> tuple[int, int, int]:
         """Return the bytes of codes, scales and zero points."""
         numbers = self.groups(width) * rows
-        sizes = rows * self._row_bytes(width), numbers * self.scales.itemsize, 2 * numbers * self.has_zeros
+        sizes = (
+            rows * self._row_bytes(width),
+            numbers * self.scales.itemsize,
+            2 * numbers * self.has_zeros,
+        )
         codes, scales, zeros = (-(-size // ALIGNED) * ALIGNED for size in sizes)
         return codes, scales, zeros
 
@@ -193,8 +223,8 @@ class GroupedOps:
 class QuantizedOps(GroupedOps):
     """Integers of eight or four bits, or floats of four; a number is (code - zero) * scale.
 
-    `group` is how many inputs share a scale; `scales` is what those are, bfloat16 or float16. `is_float`: codes are
-    four-bit floats, twice as large.
+    `group` is how many inputs share a scale; `scales` is what those are, bfloat16 or float16.
+    `is_float`: codes are four-bit floats, twice as large.
     """
 
     def __init__(
@@ -210,15 +240,25 @@ class QuantizedOps(GroupedOps):
         super().__init__(kind, bits, group, scales, has_zeros=has_zeros)
 
     def place(
-        self, weight: Tensor, rows: int, first: int, codes: Tensor, scales: Tensor, zeros: Tensor | None = None
+        self,
+        weight: Tensor,
+        rows: int,
+        first: int,
+        codes: Tensor,
+        scales: Tensor,
+        zeros: Tensor | None = None,
     ) -> None:
-        """Fill rows from `first` on with int8 codes [n, width], and scales [n, groups], and int16 zero points of that shape.
+        """Fill rows from `first` on with int8 codes [n, width], and scales [n, groups], and int16
+        zero points of that shape.
 
         Of four bits, codes are -8 to 7, or, of floats, `FOUR_BIT_FLOATS`.
         """
         if self._kind == E2M1:
             known = torch.tensor(FOUR_BIT_FLOATS, device=codes.device)
-            stored = torch.searchsorted(known, codes.abs().long()).to(torch.uint8) | (codes < 0).to(torch.uint8) << 3
+            stored = (
+                torch.searchsorted(known, codes.abs().long()).to(torch.uint8)
+                | (codes < 0).to(torch.uint8) << 3
+            )
         else:
             stored = (codes + 8 if self.bits == 4 else codes).view(torch.uint8)
         self._put(weight, rows, first, stored, scales, zeros)
@@ -226,16 +266,22 @@ class QuantizedOps(GroupedOps):
     def pack(self, weight: Tensor, rows: int, first: int, tensor: Tensor) -> None:
         """Round a plain [n, width] to rows from `first` on: a number is at most half a step off.
 
-        Of four bits the number furthest from zero becomes -8: there is one more integer below zero than above it.
+        Of four bits the number furthest from zero becomes -8: there is one more integer below zero
+        than above it.
         """
         count, width = tensor.shape
-        group, groups, most = min(self.group, width), self.groups(width), 1 << (self.bits - 1)
+        group = min(self.group, width)
+        groups = self.groups(width)
+        most = 1 << (self.bits - 1)
         if weight.is_meta:
             return
         numbers = pad(tensor.float(), (0, groups * group - width)).view(count, groups, group)
-        low, high = numbers.amin(-1, keepdim=True), numbers.amax(-1, keepdim=True)
+        low = numbers.amin(-1, keepdim=True)
+        high = numbers.amax(-1, keepdim=True)
         furthest = torch.where(-low > high, low, high)
-        scales = (furthest / -most if self.bits == 4 else furthest.abs() / (most - 1)).to(self.scales)
+        scales = (furthest / -most if self.bits == 4 else furthest.abs() / (most - 1)).to(
+            self.scales
+        )
         codes = (numbers / torch.where(scales == 0, 1, scales).float()).round()
         codes = codes.clamp(-most if self.bits == 4 else 1 - most, most - 1).to(torch.int8)
         self.place(weight, rows, first, codes.flatten(1)[:, :width], scales[..., 0])
@@ -267,7 +313,9 @@ def _rows_at_once(count: int) -> int:
 
 @triton.jit
 def _numbers(raw, HIGH: tl.constexpr, KIND: tl.constexpr):
-    """Return in float32 what bytes stand for, or one half of each; floats by the bits of float16, which every device has."""
+    """Return in float32 what bytes stand for, or one half of each; floats by the bits of float16,
+    which every device has.
+    """
     if KIND == INT8:
         return raw.to(tl.int8, bitcast=True).to(tl.float32)
     elif KIND == E5M2:
@@ -313,7 +361,10 @@ def _add(
             numbers -= tl.load(zeros + place, mask=row < rows, other=0).to(tl.float32)[:, None]
         numbers = tl.where(known, numbers, 0.0).to(read.dtype)
         found = product(read, tl.trans(numbers), tl.zeros(total.shape, tl.float32), WIDE)
-        return total + found * tl.load(scales + place, mask=row < rows, other=0.0).to(tl.float32)[None, :]
+        return (
+            total
+            + found * tl.load(scales + place, mask=row < rows, other=0.0).to(tl.float32)[None, :]
+        )
     else:
         numbers = _scaled(numbers, scales, zeros, row, element, rows, known, GROUP)
         numbers = tl.where(known, numbers, 0.0).to(read.dtype)
@@ -369,10 +420,14 @@ def _rows(
     row = tl.load(ids + tl.program_id(0) + tl.arange(0, 1))
     at = tl.program_id(1) * STEP
     byte = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    raw = tl.load(codes + row[:, None] * code_row + byte[None, :], mask=(byte < code_row)[None, :], other=0)
+    raw = tl.load(
+        codes + row[:, None] * code_row + byte[None, :], mask=(byte < code_row)[None, :], other=0
+    )
     for half in tl.static_range(STEP // TILE):
         element = at + half * TILE + tl.arange(0, TILE)
         known = (element < width)[None, :]
-        found = _scaled(_numbers(raw, half == 1, KIND), scales, zeros, row, element, rows, known, GROUP)
+        found = _scaled(
+            _numbers(raw, half == 1, KIND), scales, zeros, row, element, rows, known, GROUP
+        )
         to = out + tl.program_id(0).to(tl.int64) * width + element[None, :]
         tl.store(to, found.to(out.dtype.element_ty), mask=known)

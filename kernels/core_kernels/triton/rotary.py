@@ -16,8 +16,13 @@ HEADS_AT_ONCE = 8
 def rotary(
     query: Tensor, key: Tensor, cos_sin: Tensor, positions: Tensor, interleaved: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return query [n, heads, size] and key [n, kv_heads, size], turned in place by float32 cos_sin [positions, turning]."""
-    num_tokens, heads, kv_heads, half = len(query), query.shape[1], key.shape[1], cos_sin.shape[1] // 2
+    """Return query [n, heads, size] and key [n, kv_heads, size], turned in place by float32 cos_sin
+    [positions, turning].
+    """
+    num_tokens = len(query)
+    heads = query.shape[1]
+    kv_heads = key.shape[1]
+    half = cos_sin.shape[1] // 2
     at_once = min(HEADS_AT_ONCE, rounded(max(heads, kv_heads)))
     if num_tokens and half:
         parts = triton.cdiv(heads, at_once)

@@ -1,8 +1,9 @@
-"""The choice of tokens: the best of a row, what is left of a row, and the inverse of its cumulative distribution.
+"""The choice of tokens: the best of a row, what is left of a row, and the inverse of its cumulative
+distribution.
 
-Rows are read in spans by many programs; sums of spans are of float64, in vocabulary order, so that a seed means the same
-token as it does elsewhere. Nothing is sorted: the smallest number that stays is found four bits at a time, from how much
-would stay above sixteen candidates.
+Rows are read in spans by many programs; sums of spans are of float64, in vocabulary order, so that
+a seed means the same token as it does elsewhere. Nothing is sorted: the smallest number that stays
+is found four bits at a time, from how much would stay above sixteen candidates.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ CHUNK: Final = 1024
 
 
 def best(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the best logit and its token per row of logits [n, vocab]; the first of equals, NaN before all."""
+    """Return the best logit and its token per row of logits [n, vocab]; the first of equals, NaN
+    before all.
+    """
     rows = len(logits)
     values = logits.new_empty(rows)
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
@@ -35,7 +38,9 @@ def best(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def draw(logits: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
-    """Return one token per row, int64 [n], at its number of the cumulative distribution of logits [n, vocab]."""
+    """Return one token per row, int64 [n], at its number of the cumulative distribution of logits
+    [n, vocab].
+    """
     rows, vocab = logits.shape
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     if rows:
@@ -43,7 +48,9 @@ def draw(logits: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
         spans = tops.shape[1]
         block = rounded(spans)
         sums = torch.empty((rows, spans), dtype=torch.float64, device=logits.device)
-        _weigh[rows, spans](logits, logits.stride(0), tops, sums, vocab, spans, SPAN=SPAN, BLOCK=block, num_warps=4)
+        _weigh[rows, spans](
+            logits, logits.stride(0), tops, sums, vocab, spans, SPAN=SPAN, BLOCK=block, num_warps=4
+        )
         _draw[(rows,)](
             logits, logits.stride(0), tops, places, sums, seeds, positions, tokens, vocab, spans,
             SPAN=SPAN, BLOCK=block, num_warps=4,
@@ -52,7 +59,8 @@ def draw(logits: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
 
 
 def truncate(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """Return float32 logits [n, vocab], overwritten by -inf outside the best `top_k` int64 [n] (0: all) and `top_p` float32 [n].
+    """Return float32 logits [n, vocab], overwritten by -inf outside the best `top_k` int64 [n] (0:
+    all) and `top_p` float32 [n].
 
     Equals of the last one that stays do so as well, and the best one in any case.
     """
@@ -108,14 +116,18 @@ def _best(tops, places, values, tokens, spans, BLOCK: tl.constexpr):
 def _weights(logits, row_stride, row, span, most, vocab, SPAN: tl.constexpr):
     """Return exp(logit - most) of a span in float64; of a row without any choice, zeros."""
     token = span * SPAN + tl.arange(0, SPAN)
-    values = tl.load(logits + row * row_stride + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
+    values = tl.load(logits + row * row_stride + token, mask=token < vocab, other=float("-inf")).to(
+        tl.float32
+    )
     return exponential(values, most).to(tl.float64)
 
 
 @triton.jit
 def _most_of(tops, row, spans, BLOCK: tl.constexpr):
     span = tl.arange(0, BLOCK)
-    return tl.max(tl.load(tops + row * spans + span, mask=span < spans, other=float("-inf")).to(tl.float32))
+    return tl.max(
+        tl.load(tops + row * spans + span, mask=span < spans, other=float("-inf")).to(tl.float32)
+    )
 
 
 @triton.jit
@@ -123,7 +135,10 @@ def _weigh(logits, row_stride, tops, sums, vocab, spans, SPAN: tl.constexpr, BLO
     row = tl.program_id(0).to(tl.int64)
     span = tl.program_id(1)
     most = _most_of(tops, row, spans, BLOCK)
-    tl.store(sums + row * spans + span, tl.sum(_weights(logits, row_stride, row, span, most, vocab, SPAN)))
+    tl.store(
+        sums + row * spans + span,
+        tl.sum(_weights(logits, row_stride, row, span, most, vocab, SPAN)),
+    )
 
 
 @triton.jit
@@ -174,7 +189,9 @@ def _order(values):
 
 @triton.jit
 def _floor(logits, vocab, least, most, wanted, WEIGHED: tl.constexpr, CHUNK: tl.constexpr):
-    """Return the largest number in order such that logits from it on, of those from `least` on, count or weigh `wanted`."""
+    """Return the largest number in order such that logits from it on, of those from `least` on,
+    count or weigh `wanted`.
+    """
     found = tl.full((1,), -(1 << 31), tl.int64)
     candidate = tl.arange(0, 16).to(tl.int64)
     for digit in range(8):
@@ -210,13 +227,19 @@ def _truncate(logits, row_stride, top_k, top_p, vocab, CHUNK: tl.constexpr):
             most = tl.full((), float("-inf"), tl.float32)
             for at in range(0, vocab, CHUNK):
                 token = at + tl.arange(0, CHUNK)
-                most = tl.maximum(most, tl.max(tl.load(logits + token, mask=token < vocab, other=float("-inf"))))
+                most = tl.maximum(
+                    most, tl.max(tl.load(logits + token, mask=token < vocab, other=float("-inf")))
+                )
             total = tl.zeros((), tl.float64)
             for at in range(0, vocab, CHUNK):
                 token = at + tl.arange(0, CHUNK)
                 values = tl.load(logits + token, mask=token < vocab, other=float("-inf"))
-                total += tl.sum(tl.where(_order(values) >= least, tl.exp(values - most), 0.0)).to(tl.float64)
-            least = tl.maximum(least, _floor(logits, vocab, least, most, total * share, True, CHUNK))
+                total += tl.sum(tl.where(_order(values) >= least, tl.exp(values - most), 0.0)).to(
+                    tl.float64
+                )
+            least = tl.maximum(
+                least, _floor(logits, vocab, least, most, total * share, True, CHUNK)
+            )
             least = tl.minimum(least, _order(most))
         for at in range(0, vocab, CHUNK):
             token = at + tl.arange(0, CHUNK)

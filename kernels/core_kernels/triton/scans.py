@@ -1,7 +1,9 @@
-"""Layers that keep a state, token after token: a state stays in registers while a program walks through a stretch.
+"""Layers that keep a state, token after token: a state stays in registers while a program walks
+through a stretch.
 
-What is decayed and written differs; everything is computed in float32. A stretch is a sequence's tokens of a step, one in
-most. Long ones are better computed by products over chunks of tokens (`chunks`).
+What is decayed and written differs; everything is computed in float32. A stretch is a sequence's
+tokens of a step, one in most. Long ones are better computed by products over chunks of tokens
+(`chunks`).
 """
 
 from __future__ import annotations
@@ -20,15 +22,19 @@ CHANNELS: Final = 32
 VALUES: Final = 32
 """Channels, or elements of a value, of a program."""
 LENGTHS: Final = ("length",)
-"""Arguments of which no other program is made; so are strides of numbers by head, which are few times the length."""
+"""Arguments of which no other program is made; so are strides of numbers by head, which are few
+times the length.
+"""
 
 
 def causal_conv(
     x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, activate: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """Return each channel's convolution with its last tokens [n, length, channels], and the inputs that tokens to come see.
+    """Return each channel's convolution with its last tokens [n, length, channels], and the inputs
+    that tokens to come see.
 
-    `state` [n, kernel - 1, channels] is what came before x, `weight` [kernel, channels]; `activate`: SiLU follows.
+    `state` [n, kernel - 1, channels] is what came before x, `weight` [kernel, channels];
+    `activate`: SiLU follows.
     """
     n, length, channels = x.shape
     kernel = weight.shape[0]
@@ -46,10 +52,11 @@ def causal_conv(
 def selective_scan(
     x: Tensor, step: Tensor, decay: Tensor, write: Tensor, read: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return what a state space of channels gives for each token [n, length, channels], and the states after the last.
+    """Return what a state space of channels gives for each token [n, length, channels], and the
+    states after the last.
 
-    x and `step` are [n, length, channels], `decay` [channels, state_size] below zero, `write` and `read`
-    [n, length, state_size], `state` [n, channels, state_size].
+    x and `step` are [n, length, channels], `decay` [channels, state_size] below zero, `write` and
+    `read` [n, length, state_size], `state` [n, channels, state_size].
     """
     n, length, channels = x.shape
     size = decay.shape[1]
@@ -67,10 +74,11 @@ def selective_scan(
 def ssd_scan(
     x: Tensor, step: Tensor, decay: Tensor, write: Tensor, read: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return what a state space of heads gives for each token [n, length, heads, head_size], and the states after the last.
+    """Return what a state space of heads gives for each token [n, length, heads, head_size], and
+    the states after the last.
 
-    x is [n, length, heads, head_size], `step` [n, length, heads], `decay` [heads] below zero, `write` and `read`
-    [n, length, groups, state_size], `state` [n, heads, head_size, state_size].
+    x is [n, length, heads, head_size], `step` [n, length, heads], `decay` [heads] below zero,
+    `write` and `read` [n, length, groups, state_size], `state` [n, heads, head_size, state_size].
     """
     n, length, heads, head_size = x.shape
     groups, size = write.shape[2:]
@@ -88,10 +96,12 @@ def ssd_scan(
 def delta_scan(
     query: Tensor, key: Tensor, value: Tensor, decay: Tensor, write: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return what the gated delta rule gives for each token [n, length, heads, value_size], and the states after the last.
+    """Return what the gated delta rule gives for each token [n, length, heads, value_size], and the
+    states after the last.
 
-    query and key are [n, length, key_heads, key_size], each for as many neighbouring heads of value; `decay` [n, length,
-    heads] or [n, length, heads, key_size], at most 0; `write` [n, length, heads], `state` [n, heads, key_size, value_size].
+    query and key are [n, length, key_heads, key_size], each for as many neighbouring heads of
+    value; `decay` [n, length, heads] or [n, length, heads, key_size], at most 0; `write` [n,
+    length, heads], `state` [n, heads, key_size, value_size].
     """
     n, length, heads, value_size = value.shape
     key_heads, key_size = key.shape[2:]
@@ -120,16 +130,24 @@ def _conv(
     total = tl.zeros((BLOCK,), tl.float32)
     for tap in range(KERNEL):
         at = token + tap - (KERNEL - 1) + tl.zeros((BLOCK,), tl.int32)
-        here = tl.load(x + row * x_row + at * x_token + channel, mask=mine & (at >= 0), other=0.0).to(tl.float32)
+        here = tl.load(
+            x + row * x_row + at * x_token + channel, mask=mine & (at >= 0), other=0.0
+        ).to(tl.float32)
         before = state + row * state_row + (at + KERNEL - 1) * state_token + channel
         # What came before is seen as x's dtype has it.
-        earlier = tl.load(before, mask=mine & (at < 0), other=0.0).to(x.dtype.element_ty).to(tl.float32)
-        total += (here + earlier) * tl.load(weight + tap * weight_row + channel, mask=mine, other=0.0).to(tl.float32)
+        earlier = (
+            tl.load(before, mask=mine & (at < 0), other=0.0).to(x.dtype.element_ty).to(tl.float32)
+        )
+        total += (here + earlier) * tl.load(
+            weight + tap * weight_row + channel, mask=mine, other=0.0
+        ).to(tl.float32)
     if bias is not None:
         total += tl.load(bias + channel, mask=mine, other=0.0).to(tl.float32)
     if ACTIVATE:
         total *= sigmoid(total)
-    tl.store(out + (row * length + token) * channels + channel, total.to(out.dtype.element_ty), mask=mine)
+    tl.store(
+        out + (row * length + token) * channels + channel, total.to(out.dtype.element_ty), mask=mine
+    )
 
 
 @triton.jit(do_not_specialize=LENGTHS)
@@ -143,15 +161,30 @@ def _selective(
     element = tl.arange(0, BLOCK)
     mine = channel < channels
     known = mine[:, None] & (element < SIZE)[None, :]
-    falls = tl.load(decay + channel[:, None] * SIZE + element[None, :], mask=known, other=0.0).to(tl.float32)
+    falls = tl.load(decay + channel[:, None] * SIZE + element[None, :], mask=known, other=0.0).to(
+        tl.float32
+    )
     place = row * channels * SIZE + channel[:, None] * SIZE + element[None, :]
     held = tl.load(state + place, mask=known, other=0.0).to(tl.float32)
     for token in range(length):
-        move = tl.load(step + row * step_row + token * step_token + channel, mask=mine, other=0.0).to(tl.float32)
-        moved = tl.load(x + row * x_row + token * x_token + channel, mask=mine, other=0.0).to(tl.float32) * move
-        written = tl.load(write + row * write_row + token * write_token + element, mask=element < SIZE, other=0.0)
-        asked = tl.load(read + row * read_row + token * read_token + element, mask=element < SIZE, other=0.0)
-        held = held * tl.exp(move[:, None] * falls) + moved[:, None] * written.to(tl.float32)[None, :]
+        move = tl.load(
+            step + row * step_row + token * step_token + channel, mask=mine, other=0.0
+        ).to(tl.float32)
+        moved = (
+            tl.load(x + row * x_row + token * x_token + channel, mask=mine, other=0.0).to(
+                tl.float32
+            )
+            * move
+        )
+        written = tl.load(
+            write + row * write_row + token * write_token + element, mask=element < SIZE, other=0.0
+        )
+        asked = tl.load(
+            read + row * read_row + token * read_token + element, mask=element < SIZE, other=0.0
+        )
+        held = (
+            held * tl.exp(move[:, None] * falls) + moved[:, None] * written.to(tl.float32)[None, :]
+        )
         found = tl.sum(held * asked.to(tl.float32)[None, :], 1)
         tl.store(out + (row * length + token) * channels + channel, found, mask=mine)
     tl.store(left + place, held, mask=known)
@@ -181,11 +214,17 @@ def _ssd(
     for token in range(length):
         move = tl.load(step + token * step_token).to(tl.float32)
         moved = tl.load(x + token * x_token, mask=mine, other=0.0).to(tl.float32) * move
-        written = tl.load(write + token * write_token, mask=element < SIZE, other=0.0).to(tl.float32)
+        written = tl.load(write + token * write_token, mask=element < SIZE, other=0.0).to(
+            tl.float32
+        )
         asked = tl.load(read + token * read_token, mask=element < SIZE, other=0.0).to(tl.float32)
         held = held * tl.exp(move * falls) + moved[:, None] * written[None, :]
         found = tl.sum(held * asked[None, :], 1)
-        tl.store(out + ((row * length + token) * tl.num_programs(1) + head) * HEAD + value, found, mask=mine)
+        tl.store(
+            out + ((row * length + token) * tl.num_programs(1) + head) * HEAD + value,
+            found,
+            mask=mine,
+        )
     tl.store(left + place, held, mask=known)
 
 
@@ -212,15 +251,23 @@ def _delta(
     write += row * write_row + head * write_head
     for token in range(length):
         if BY_CHANNEL:
-            falls = tl.load(decay + token * decay_token + element, mask=element < KEY, other=0.0).to(tl.float32)
+            falls = tl.load(
+                decay + token * decay_token + element, mask=element < KEY, other=0.0
+            ).to(tl.float32)
             held *= tl.exp(falls)[:, None]
         else:
             held *= tl.exp(tl.load(decay + token * decay_token).to(tl.float32))
         k = tl.load(key + token * key_token, mask=element < KEY, other=0.0).to(tl.float32)
         q = tl.load(query + token * query_token, mask=element < KEY, other=0.0).to(tl.float32)
         v = tl.load(value + token * value_token, mask=mine, other=0.0).to(tl.float32)
-        wrong = (v - tl.sum(held * k[:, None], 0)) * tl.load(write + token * write_token).to(tl.float32)
+        wrong = (v - tl.sum(held * k[:, None], 0)) * tl.load(write + token * write_token).to(
+            tl.float32
+        )
         held += k[:, None] * wrong[None, :]
         found = tl.sum(held * q[:, None], 0)
-        tl.store(out + ((row * length + token) * tl.num_programs(1) + head) * VALUE + column, found, mask=mine)
+        tl.store(
+            out + ((row * length + token) * tl.num_programs(1) + head) * VALUE + column,
+            found,
+            mask=mine,
+        )
     tl.store(left + place, held, mask=known)

@@ -1,7 +1,9 @@
-"""Which tile and how many warps a kernel takes for a shape: all are tried once on each kind of device, the fastest is kept on disk.
+"""Which tile and how many warps a kernel takes for a shape: all are tried once on each kind of
+device, the fastest is kept on disk.
 
-All choices add the same tiles in the same order; only the device's own order within a tile may differ. The files lie beside
-what Triton has compiled (`TRITON_CACHE_DIR`), one for each shape, so processes that try at the same time lose nothing.
+All choices add the same tiles in the same order; only the device's own order within a tile may
+differ. The files lie beside what Triton has compiled (`TRITON_CACHE_DIR`), one for each shape, so
+processes that try at the same time lose nothing.
 """
 
 from __future__ import annotations
@@ -90,10 +92,17 @@ class DeviceClock:
 
 
 class Tuned:
-    """What was found for a kernel: the first choice where nothing can be timed. Of the process, as what Triton compiles is."""
+    """What was found for a kernel: the first choice where nothing can be timed.
+
+    Of the process, as what Triton compiles is.
+    """
 
     def __init__(
-        self, kernel: str, choices: Sequence[Choice] = CHOICES, clock: Clock | None = None, folder: Path | None = None
+        self,
+        kernel: str,
+        choices: Sequence[Choice] = CHOICES,
+        clock: Clock | None = None,
+        folder: Path | None = None,
     ) -> None:
         self.choices: Final = tuple(choices)
         self._kernel: Final = kernel
@@ -102,8 +111,11 @@ class Tuned:
         self._found: Final[dict[tuple[torch.device, Shape], Choice]] = {}
         self._keeps = True
 
-    def launch(self, device: torch.device, shape: Shape, launch: Callable[[Choice], object]) -> None:
-        """Launch with the choice for this shape. Where it is not known yet `launch` is called often, and has to write the
+    def launch(
+        self, device: torch.device, shape: Shape, launch: Callable[[Choice], object]
+    ) -> None:
+        """Launch with the choice for this shape. Where it is not known yet `launch` is called
+        often, and has to write the
         same each time."""
         chosen = self._found.get((device, shape))
         if chosen is None:
@@ -114,7 +126,9 @@ class Tuned:
                 chosen = self._found[device, shape] = self._look_up(name, device, shape, launch)
         launch(chosen)
 
-    def _look_up(self, name: str, device: torch.device, shape: Shape, launch: Callable[[Choice], object]) -> Choice:
+    def _look_up(
+        self, name: str, device: torch.device, shape: Shape, launch: Callable[[Choice], object]
+    ) -> Choice:
         file = self._file(name, shape)
         kept = self._read(file)
         if kept is not None:
@@ -149,7 +163,9 @@ class Tuned:
             return
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".part", delete=False) as part:
+            with tempfile.NamedTemporaryFile(
+                "w", dir=file.parent, suffix=".part", delete=False
+            ) as part:
                 json.dump(content, part)
             Path(part.name).replace(file)
         except OSError as error:

@@ -1,4 +1,5 @@
-"""Heads on their way to attention: queries are normed and turned where they lie, keys on their way to the cache, in one launch
+"""Heads on their way to attention: queries are normed and turned where they lie, keys on their way
+to the cache, in one launch
 with values.
 
 The cache is as in `cache`.
@@ -30,18 +31,22 @@ def write_turned(
     cache: Tensor,
     slots: Tensor,
 ) -> None:
-    """Norm each head of query [n, heads, size], if `norms` has weights [size], and turn it by its position, in place; do the
+    """Norm each head of query [n, heads, size], if `norms` has weights [size], and turn it by its
+    position, in place; do the
     same to key [n, kv_heads, size] and write that, with value, to `slots` int64 [n].
 
     What is normed is rounded before it turns, as between the ops `rms_norm` and `rotary`.
     """
     num_tokens, heads, size = query.shape
-    kv_heads, half = key.shape[1], cos_sin.shape[1] // 2
+    kv_heads = key.shape[1]
+    half = cos_sin.shape[1] // 2
     if not num_tokens:
         return
     at_once = min(HEADS_AT_ONCE, rounded(max(heads, kv_heads)))
-    parts, kv_parts = triton.cdiv(heads, at_once), triton.cdiv(kv_heads, at_once)
-    block, rest = rounded(half), rounded(size - 2 * half) if size > 2 * half else 0
+    parts = triton.cdiv(heads, at_once)
+    kv_parts = triton.cdiv(kv_heads, at_once)
+    block = rounded(half)
+    rest = rounded(size - 2 * half) if size > 2 * half else 0
     _write_turned[num_tokens, parts + 2 * kv_parts](
         query, query.stride(0), query.stride(1), heads, parts, key, key.stride(0), key.stride(1), kv_heads, kv_parts,
         value, value.stride(0), value.stride(1), *norms, eps, offset, cos_sin, cos_sin.stride(0), positions,
@@ -68,7 +73,9 @@ def _write_turned(
         head = (part - parts - kv_parts) * HEADS + tl.arange(0, HEADS)
         element = tl.arange(0, WHOLE)
         mine = (head < kv_heads)[:, None] & (element < SIZE)[None, :]
-        read = tl.load(value + token * value_token + head[:, None] * value_head + element[None, :], mask=mine)
+        read = tl.load(
+            value + token * value_token + head[:, None] * value_head + element[None, :], mask=mine
+        )
         at = to + cache_vector + head[:, None] * cache_head + element[None, :]
         tl.store(at, read.to(cache.dtype.element_ty), mask=mine)
     else:
@@ -80,14 +87,38 @@ def _write_turned(
             head = part * HEADS + tl.arange(0, HEADS)
             own = query + token * query_token + head * query_head
             _turned(
-                own, own, query_norm, head < heads, eps, offset, cosines, sines, SIZE, HALF, BLOCK, REST, INTERLEAVED
+                own,
+                own,
+                query_norm,
+                head < heads,
+                eps,
+                offset,
+                cosines,
+                sines,
+                SIZE,
+                HALF,
+                BLOCK,
+                REST,
+                INTERLEAVED,
             )
         else:
             head = (part - parts) * HEADS + tl.arange(0, HEADS)
             own = key + token * key_token + head * key_head
             at = to + head * cache_head
             _turned(
-                own, at, key_norm, head < kv_heads, eps, offset, cosines, sines, SIZE, HALF, BLOCK, REST, INTERLEAVED
+                own,
+                at,
+                key_norm,
+                head < kv_heads,
+                eps,
+                offset,
+                cosines,
+                sines,
+                SIZE,
+                HALF,
+                BLOCK,
+                REST,
+                INTERLEAVED,
             )
 
 
@@ -96,7 +127,9 @@ def _turned(
     own, to, norm, mine, eps, offset, cosines, sines,
     SIZE: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
-    """Read heads at `own`, norm and turn them, and write them to `to`: the same thread reads and writes a number."""
+    """Read heads at `own`, norm and turn them, and write them to `to`: the same thread reads and
+    writes a number.
+    """
     pair = tl.arange(0, BLOCK)
     if INTERLEAVED:
         first = 2 * pair
@@ -115,13 +148,22 @@ def _turned(
         squares += tl.sum(passing * passing, 1)
     if norm is not None:
         factor = tl.rsqrt(squares / SIZE + eps)[:, None]
-        a *= factor * (tl.load(norm + first, mask=pair < HALF, other=0.0).to(tl.float32) + offset)[None, :]
-        b *= factor * (tl.load(norm + other, mask=pair < HALF, other=0.0).to(tl.float32) + offset)[None, :]
+        a *= (
+            factor
+            * (tl.load(norm + first, mask=pair < HALF, other=0.0).to(tl.float32) + offset)[None, :]
+        )
+        b *= (
+            factor
+            * (tl.load(norm + other, mask=pair < HALF, other=0.0).to(tl.float32) + offset)[None, :]
+        )
         a = a.to(own.dtype.element_ty).to(tl.float32)
         b = b.to(own.dtype.element_ty).to(tl.float32)
         if REST > 0:
             passing *= (
-                factor * (tl.load(norm + element, mask=element < SIZE, other=0.0).to(tl.float32) + offset)[None, :]
+                factor
+                * (tl.load(norm + element, mask=element < SIZE, other=0.0).to(tl.float32) + offset)[
+                    None, :
+                ]
             )
     kind = to.dtype.element_ty
     tl.store(to[:, None] + first[None, :], (a * cosines - b * sines).to(kind), mask=here)

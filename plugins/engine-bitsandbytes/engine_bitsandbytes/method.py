@@ -1,4 +1,7 @@
-"""Plain weights rounded by the library while they load. Blocks are those of the whole weight, so that ranks round alike."""
+"""Plain weights rounded by the library while they load.
+
+Blocks are those of the whole weight, so that ranks round alike.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,12 @@ from typing import Any, Final
 import torch
 from bitsandbytes import functional
 
-from builtin_plugins.quant_methods.api import USUAL_BLOCK, BitsAndBytes, EightBitFormat, FourBitFormat
+from builtin_plugins.quant_methods.api import (
+    USUAL_BLOCK,
+    BitsAndBytes,
+    EightBitFormat,
+    FourBitFormat,
+)
 from core.api import EngineConfig, Part
 from core.nn.weights import refuse_integers
 from core.quantization.formats import StoredFormat
@@ -24,7 +32,11 @@ MOST_ERROR: Final = 0.1
 
 def make_method(stated: Any, config: EngineConfig) -> StoredMethod:
     """Return what reads a checkpoint of bitsandbytes, or quantizes a plain one."""
-    return BitsAndBytes(stated) if stated else Rounding(str(config.options.get("bitsandbytes_type") or "nf4"))
+    return (
+        BitsAndBytes(stated)
+        if stated
+        else Rounding(str(config.options.get("bitsandbytes_type") or "nf4"))
+    )
 
 
 class RoundedFormat(StoredFormat):
@@ -35,7 +47,9 @@ class RoundedFormat(StoredFormat):
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
-        self._stored: StoredFormat = EightBitFormat() if kind == EIGHT else FourBitFormat(kind, nested=False)
+        self._stored: StoredFormat = (
+            EightBitFormat() if kind == EIGHT else FourBitFormat(kind, nested=False)
+        )
         self.grouping = self._stored.grouping
         self.stored_bits = self._stored.stored_bits
 
@@ -51,7 +65,10 @@ class RoundedFormat(StoredFormat):
         step = USUAL_BLOCK // math.gcd(USUAL_BLOCK, part.in_features)  # rows that end with a block
         first = min(own.start for own, _ in part.pieces) // step * step
         last = min(-(-max(own.stop for own, _ in part.pieces) // step) * step, len(whole))
-        pieces = tuple((slice(own.start - first, own.stop - first, own.step), target) for own, target in part.pieces)
+        pieces = tuple(
+            (slice(own.start - first, own.stop - first, own.step), target)
+            for own, target in part.pieces
+        )
         tensors = self._rounded(whole[first:last].contiguous())
         return self._stored.unpack(tensors, replace(part, pieces=pieces, out_features=last - first))
 
@@ -60,8 +77,13 @@ class RoundedFormat(StoredFormat):
         if self._kind == EIGHT:
             codes, furthest, _ = functional.int8_vectorwise_quant(weight.half())
             return {"weight": codes, "SCB": furthest}
-        packed, state = functional.quantize_4bit(weight, quant_type=self._kind, blocksize=USUAL_BLOCK)
-        return {"weight": packed, **{f"weight.{name}": own for name, own in state.as_dict(packed=True).items()}}
+        packed, state = functional.quantize_4bit(
+            weight, quant_type=self._kind, blocksize=USUAL_BLOCK
+        )
+        return {
+            "weight": packed,
+            **{f"weight.{name}": own for name, own in state.as_dict(packed=True).items()},
+        }
 
 
 class Rounding(StoredMethod):

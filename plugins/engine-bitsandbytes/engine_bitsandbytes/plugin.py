@@ -1,4 +1,6 @@
-"""What the distribution brings: the method for plain checkpoints, in place of the engine's own, and which type it makes."""
+"""What the distribution brings: the method for plain checkpoints, in place of the engine's own, and
+which type it makes.
+"""
 
 from __future__ import annotations
 

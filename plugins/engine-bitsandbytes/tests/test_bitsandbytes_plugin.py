@@ -1,4 +1,6 @@
-"""Plain checkpoints are quantized while they load to what the library makes of them, alone and on two ranks."""
+"""Plain checkpoints are quantized while they load to what the library makes of them, alone and on
+two ranks.
+"""
 
 from __future__ import annotations
 
@@ -36,18 +38,24 @@ def by_the_library(kind: str, weight: torch.Tensor) -> torch.Tensor:
         codes, furthest, _ = functional.int8_vectorwise_quant(weight.half())
         return functional.int8_vectorwise_dequant(codes, furthest).float()
     codes, state = functional.quantize_4bit(weight, quant_type=kind)
-    state.shape = torch.Size([weight.numel() // 64, 64])  # its CPU kernel loses blocks that end in another row
+    state.shape = torch.Size(
+        [weight.numel() // 64, 64]
+    )  # its CPU kernel loses blocks that end in another row
     return functional.dequantize_4bit(codes, state).float().view(weight.shape)
 
 
 @pytest.mark.parametrize("kind", ["nf4", "fp4", "int8"])
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3MoeForCausalLM"])
-def test_a_plain_checkpoint_becomes_what_the_library_makes(architecture: str, kind: str, tmp_path: Path) -> None:
+def test_a_plain_checkpoint_becomes_what_the_library_makes(
+    architecture: str, kind: str, tmp_path: Path
+) -> None:
     def write(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
         return {"weight": weight}, by_the_library(kind, weight)
 
     sizes = (
-        {"intermediate_size": 128, "moe_intermediate_size": 64} if "Moe" in architecture else {"intermediate_size": 128}
+        {"intermediate_size": 128, "moe_intermediate_size": 64}
+        if "Moe" in architecture
+        else {"intermediate_size": 128}
     )
     stored, plain = packed(checkpoint(architecture, tmp_path, **sizes), write)
     expected = scores(architecture, tmp_path, plain)

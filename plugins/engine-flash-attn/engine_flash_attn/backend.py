@@ -1,4 +1,6 @@
-"""Paged attention by flash-attn 2: one call for all sequences of a step, whether they decode or read prompts."""
+"""Paged attention by flash-attn 2: one call for all sequences of a step, whether they decode or
+read prompts.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,8 @@ class FlashAttention:
         size = config.cache.block_size
         if size % PAGE:
             raise ConfigError(
-                f"--block-size {size}: flash-attn reads blocks of {PAGE} tokens, or of a multiple of that. Say --block-size "
+                f"--block-size {size}: flash-attn reads blocks of {PAGE} tokens, or of a multiple "
+                "of that. Say --block-size "
                 f"{PAGE}, or take another --attention-backend."
             )
         from flash_attn import flash_attn_varlen_func  # lazy: it is heavy, and not everywhere
@@ -77,7 +80,8 @@ class FlashAttention:
         """Write keys and values, then let the library attend to all sequences at once."""
         inputs = plan.inputs
         if len(key):
-            blocks, offsets = inputs.slots // inputs.block_size, inputs.slots % inputs.block_size
+            blocks = inputs.slots // inputs.block_size
+            offsets = inputs.slots % inputs.block_size
             cache[blocks, 0, offsets] = key
             cache[blocks, 1, offsets] = value
         if not len(query):
@@ -95,7 +99,10 @@ class FlashAttention:
             seen.most,
             softmax_scale=params.scale,
             causal=params.causal,
-            window_size=(-1 if params.window is None else params.window - 1, 0 if params.causal else -1),
+            window_size=(
+                -1 if params.window is None else params.window - 1,
+                0 if params.causal else -1,
+            ),
             softcap=params.softcap or 0.0,
             alibi_slopes=params.alibi,
             block_table=seen.table,
@@ -108,7 +115,10 @@ def _seen(inputs: AttentionInputs, window: int | None) -> Seen:
     Distances stay, since they are counted from the end.
     """
     device = inputs.block_table.device
-    lengths, places = (torch.tensor(numbers, dtype=torch.int64) for numbers in (inputs.kv_lens, inputs.query_starts))
+    lengths, places = (
+        torch.tensor(numbers, dtype=torch.int64)
+        for numbers in (inputs.kv_lens, inputs.query_starts)
+    )
     table = inputs.block_table
     if window is not None:
         firsts = (lengths - places.diff() - window + 1).clamp(min=0) // inputs.block_size
@@ -119,4 +129,6 @@ def _seen(inputs: AttentionInputs, window: int | None) -> Seen:
         lengths = lengths - firsts * inputs.block_size
     starts = torch.zeros(len(lengths) + 1, dtype=torch.int32)
     torch.cumsum(lengths, 0, out=starts[1:])
-    return Seen(table, starts.to(device, non_blocking=True), int(lengths.max()) if len(lengths) else 0)
+    return Seen(
+        table, starts.to(device, non_blocking=True), int(lengths.max()) if len(lengths) else 0
+    )

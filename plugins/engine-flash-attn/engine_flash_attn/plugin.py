@@ -10,7 +10,9 @@ from core.api import Entry, hookimpl
 
 @hookimpl
 def engine_attention_backends() -> list[Entry]:
-    """Return the backend, for devices and layers that its kernels know; it is taken when it is asked for."""
+    """Return the backend, for devices and layers that its kernels know; it is taken when it is
+    asked for.
+    """
     no = [False]
     return [
         Entry(
@@ -32,4 +34,8 @@ def engine_attention_backends() -> list[Entry]:
 @hookimpl
 def engine_resolve(decisions: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Take its name in capitals, as vLLM has it."""
-    return {"attention_backend": "flash_attn"} if decisions.get("attention_backend") == "FLASH_ATTN" else None
+    return (
+        {"attention_backend": "flash_attn"}
+        if decisions.get("attention_backend") == "FLASH_ATTN"
+        else None
+    )

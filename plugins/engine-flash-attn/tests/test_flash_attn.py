@@ -1,4 +1,6 @@
-"""The backend makes flash-attn's call rightly: shown with a stand-in that has its signature and computes it in torch."""
+"""The backend makes flash-attn's call rightly: shown with a stand-in that has its signature and
+computes it in torch.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,8 @@ def flash_attn_varlen_func(
     assert not return_attn_probs
     assert {each.dtype for each in (cu_seqlens_q, cu_seqlens_k, block_table)} == {torch.int32}
     assert window_size[1] == (0 if causal else -1)
-    queries, lengths = cu_seqlens_q.tolist(), cu_seqlens_k.diff().tolist()
+    queries = cu_seqlens_q.tolist()
+    lengths = cu_seqlens_k.diff().tolist()
     assert (max_seqlen_q, max_seqlen_k) == (max(cu_seqlens_q.diff().tolist()), max(lengths))
     window = None if window_size[0] < 0 else window_size[0] + 1
     params = AttentionParams(
@@ -61,9 +64,15 @@ def flash_attn_varlen_func(
     )  # fmt: skip
     out = torch.empty_like(q)
     for i, length in enumerate(lengths):
-        start, end = queries[i], queries[i + 1]
-        keys, values = (each[block_table[i, : -(-length // each.shape[1])]].flatten(0, 1)[:length] for each in (k, v))
-        out[start:end] = dense_attention(params, q[start:end], keys, values, length - (end - start)).to(q.dtype)
+        start = queries[i]
+        end = queries[i + 1]
+        keys, values = (
+            each[block_table[i, : -(-length // each.shape[1])]].flatten(0, 1)[:length]
+            for each in (k, v)
+        )
+        out[start:end] = dense_attention(
+            params, q[start:end], keys, values, length - (end - start)
+        ).to(q.dtype)
     return out
 
 
@@ -87,7 +96,12 @@ def config_of(block_size: int) -> EngineConfig:
 def test_prompts_chunks_and_decoding_are_those_of_dense_attention(changes: dict[str, Any]) -> None:
     params = replace(PARAMS, **changes)
     sequences = PagedSequences(
-        FlashAttention(config_of(PAGE)), params, block_size=PAGE, num_sequences=3, max_len=600, dtype=torch.bfloat16
+        FlashAttention(config_of(PAGE)),
+        params,
+        block_size=PAGE,
+        num_sequences=3,
+        max_len=600,
+        dtype=torch.bfloat16,
     )
     steps: tuple[dict[int, int], ...] = ({0: 1, 1: 270}, {2: 6, 0: 1, 1: 300}, {0: 1, 1: 1, 2: 1})
     for counts in steps:
@@ -97,7 +111,9 @@ def test_prompts_chunks_and_decoding_are_those_of_dense_attention(changes: dict[
 
 def test_what_an_encoder_made_is_seen_as_a_whole() -> None:
     backend = FlashAttention(config_of(PAGE))
-    sequences = CrossSequences(backend, replace(PARAMS, causal=False), [1, 17, 300], block_size=PAGE)
+    sequences = CrossSequences(
+        backend, replace(PARAMS, causal=False), [1, 17, 300], block_size=PAGE
+    )
     steps: tuple[dict[int, int], ...] = ({0: 3, 2: 1}, {2: 1, 0: 1, 1: 1})
     for counts in steps:
         got, truth = sequences.step(counts)
@@ -108,14 +124,23 @@ def test_a_step_without_tokens_is_nothing() -> None:
     backend = FlashAttention(config_of(PAGE))
     sequences = PagedSequences(backend, PARAMS, block_size=PAGE)
     inputs, query, key, value = sequences.tokens({0: 1})
-    none = replace(inputs, query_starts=[0], kv_lens=[], block_table=inputs.block_table[:0], slots=inputs.slots[:0])
-    out = backend.attend(PARAMS, query[:0], key[:0], value[:0], sequences.cache, backend.prepare(none))
+    none = replace(
+        inputs,
+        query_starts=[0],
+        kv_lens=[],
+        block_table=inputs.block_table[:0],
+        slots=inputs.slots[:0],
+    )
+    out = backend.attend(
+        PARAMS, query[:0], key[:0], value[:0], sequences.cache, backend.prepare(none)
+    )
     assert out.shape == (0, 4, 8)
 
 
 def test_blocks_that_the_kernels_do_not_take_are_refused() -> None:
     with pytest.raises(
-        ConfigError, match=r"--block-size 16: flash-attn reads blocks of 256 tokens.*Say --block-size 256"
+        ConfigError,
+        match=r"--block-size 16: flash-attn reads blocks of 256 tokens.*Say --block-size 256",
     ):
         FlashAttention(config_of(16))
 
@@ -127,5 +152,7 @@ def test_without_the_library_it_is_refused_by_its_name() -> None:
 
 
 def test_its_name_may_be_in_capitals() -> None:
-    assert plugin.engine_resolve({"attention_backend": "FLASH_ATTN"}) == {"attention_backend": "flash_attn"}
+    assert plugin.engine_resolve({"attention_backend": "FLASH_ATTN"}) == {
+        "attention_backend": "flash_attn"
+    }
     assert plugin.engine_resolve({"attention_backend": "flash_attn"}) is None

@@ -1,4 +1,6 @@
-"""Paged attention by FlashInfer: a step is planned once for all layers that see alike, when the first of them attends."""
+"""Paged attention by FlashInfer: a step is planned once for all layers that see alike, when the
+first of them attends.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from core.api import AttentionInputs, AttentionParams, KVSpec
 WORKSPACE_BYTES: Final = 128 << 20
 """Partial sums of one call: the size of the library's own examples."""
 IN_FLIGHT: Final = 2
-"""Steps that may be planned before the first of them has ended: a planner's memory on the host is read until then."""
+"""Steps that may be planned before the first of them has ended: a planner's memory on the host is
+read until then.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +43,16 @@ class Plan:
 
 
 class FlashInferAttention:
-    """A block has the keys of its tokens, then their values: [num_blocks, 2, block_size, kv_heads, head_size]."""
+    """A block has the keys of its tokens, then their values: [num_blocks, 2, block_size, kv_heads,
+    head_size].
+    """
 
     graph_support = "none"
 
     def __init__(self) -> None:
-        from flashinfer import BatchPrefillWithPagedKVCacheWrapper  # lazy: it is heavy, and not everywhere
+        from flashinfer import (
+            BatchPrefillWithPagedKVCacheWrapper,
+        )  # lazy: it is heavy, and not everywhere
 
         self._make: Final[Callable[[torch.Tensor, str], Any]] = BatchPrefillWithPagedKVCacheWrapper
         self._workspace: torch.Tensor | None = None
@@ -70,7 +78,8 @@ class FlashInferAttention:
         """Write keys and values, then let the library attend to all sequences at once."""
         inputs = plan.inputs
         if len(key):
-            blocks, offsets = inputs.slots // inputs.block_size, inputs.slots % inputs.block_size
+            blocks = inputs.slots // inputs.block_size
+            offsets = inputs.slots % inputs.block_size
             cache[blocks, 0, offsets] = key
             cache[blocks, 1, offsets] = value
         if not len(query):
@@ -90,7 +99,9 @@ class FlashInferAttention:
         if self._workspace is None:
             self._workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         resting = self._planners.setdefault(reach, [])
-        planner = resting.pop(0) if len(resting) >= IN_FLIGHT else self._make(self._workspace, "NHD")
+        planner = (
+            resting.pop(0) if len(resting) >= IN_FLIGHT else self._make(self._workspace, "NHD")
+        )
         resting.append(planner)
         planner.plan(
             torch.tensor(plan.inputs.query_starts, dtype=torch.int32),
@@ -109,20 +120,33 @@ class FlashInferAttention:
         return planner
 
 
-def _pages(inputs: AttentionInputs, window: int | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return how many blocks come before each sequence's, [num_seqs + 1] int32, all of their numbers, on the device, and how many
+def _pages(
+    inputs: AttentionInputs, window: int | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return how many blocks come before each sequence's, [num_seqs + 1] int32, all of their
+    numbers, on the device, and how many
     tokens each one's last has, [num_seqs] int32.
 
-    Blocks before all that a window shows are left out: what the table says of them is stale. Distances stay, since they are
-    counted from the end.
+    Blocks before all that a window shows are left out: what the table says of them is stale.
+    Distances stay, since they are counted from the end.
     """
-    size, device = inputs.block_size, inputs.block_table.device
-    lengths, places = (torch.tensor(numbers, dtype=torch.int64) for numbers in (inputs.kv_lens, inputs.query_starts))
+    size = inputs.block_size
+    device = inputs.block_table.device
+    lengths, places = (
+        torch.tensor(numbers, dtype=torch.int64)
+        for numbers in (inputs.kv_lens, inputs.query_starts)
+    )
     ends = (lengths + size - 1) // size
-    firsts = torch.zeros_like(ends) if window is None else (lengths - places.diff() - window + 1).clamp(min=0) // size
+    firsts = (
+        torch.zeros_like(ends)
+        if window is None
+        else (lengths - places.diff() - window + 1).clamp(min=0) // size
+    )
     starts = torch.zeros(len(ends) + 1, dtype=torch.int64)
     torch.cumsum(ends - firsts, 0, out=starts[1:])
     row = torch.repeat_interleave(torch.arange(len(ends)), ends - firsts)
     at = torch.arange(len(row)) - starts[row] + firsts[row]
-    numbers = inputs.block_table[row.to(device, non_blocking=True), at.to(device, non_blocking=True)]
+    numbers = inputs.block_table[
+        row.to(device, non_blocking=True), at.to(device, non_blocking=True)
+    ]
     return starts.int(), numbers, (lengths - (ends - 1).clamp(min=0) * size).int()

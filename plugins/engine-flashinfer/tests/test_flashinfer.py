@@ -1,4 +1,6 @@
-"""The backend makes FlashInfer's calls rightly: shown with a stand-in that has their signatures and computes them in torch."""
+"""The backend makes FlashInfer's calls rightly: shown with a stand-in that has their signatures and
+computes them in torch.
+"""
 
 from __future__ import annotations
 
@@ -57,10 +59,18 @@ class Planner:
         assert {each.dtype for each in indices} == {torch.int32}
         assert q_data_type == kv_data_type
         assert sm_scale is not None
-        self._indices, self._size, self._dtype = indices, page_size, q_data_type
+        self._indices = indices
+        self._size = page_size
+        self._dtype = q_data_type
         window = None if window_left < 0 else window_left + 1
         self._params = AttentionParams(
-            num_qo_heads, num_kv_heads, head_dim_qk, sm_scale, window=window, softcap=logits_soft_cap, causal=causal
+            num_qo_heads,
+            num_kv_heads,
+            head_dim_qk,
+            sm_scale,
+            window=window,
+            softcap=logits_soft_cap,
+            causal=causal,
         )
 
     def run(self, q: torch.Tensor, paged_kv_cache: torch.Tensor) -> torch.Tensor:
@@ -73,9 +83,9 @@ class Planner:
             keys, values = (own[:, vector].flatten(0, 1) for vector in range(2))
             length = (pages[i + 1] - pages[i] - 1) * self._size + last[i]
             first = length - (end - start)
-            out[start:end] = dense_attention(self._params, q[start:end], keys[:length], values[:length], first).to(
-                q.dtype
-            )
+            out[start:end] = dense_attention(
+                self._params, q[start:end], keys[:length], values[:length], first
+            ).to(q.dtype)
         return out
 
 
@@ -88,26 +98,38 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "check", [value for name, value in vars(attention_backends).items() if name.startswith("check_")]
+    "check",
+    [value for name, value in vars(attention_backends).items() if name.startswith("check_")],
 )
 def test_it_holds_to_the_contract(check: Any) -> None:
     if check is attention_backends.check_nothing_is_read_back:
         pytest.skip("the stand-in reads what it computes")
     (entry,) = plugin.engine_attention_backends()
-    when = {name: wanted for name, wanted in entry.when.items() if name not in ("device", "head_size")}
+    when = {
+        name: wanted for name, wanted in entry.when.items() if name not in ("device", "head_size")
+    }
     check(
         Subject(
-            "attention_backends", Entry("flashinfer", FlashInferAttention, "in torch", when=when), FlashInferAttention
+            "attention_backends",
+            Entry("flashinfer", FlashInferAttention, "in torch", when=when),
+            FlashInferAttention,
         )
     )
 
 
 @pytest.mark.parametrize(
-    "params", [PARAMS, AttentionParams(4, 2, 64, 0.1, window=5), AttentionParams(2, 1, 64, 0.1, softcap=2.0)], ids=str
+    "params",
+    [PARAMS, AttentionParams(4, 2, 64, 0.1, window=5), AttentionParams(2, 1, 64, 0.1, softcap=2.0)],
+    ids=str,
 )
 def test_prompts_chunks_and_decoding_are_those_of_dense_attention(params: AttentionParams) -> None:
     sequences = PagedSequences(
-        FlashInferAttention(), params, block_size=4, num_sequences=3, max_len=64, dtype=torch.bfloat16
+        FlashInferAttention(),
+        params,
+        block_size=4,
+        num_sequences=3,
+        max_len=64,
+        dtype=torch.bfloat16,
     )
     steps: tuple[dict[int, int], ...] = ({0: 1, 1: 17}, {2: 6, 0: 1, 1: 3}, {0: 1, 1: 1, 2: 1})
     for counts in steps:
@@ -134,5 +156,7 @@ def test_without_the_library_it_is_refused_by_its_name() -> None:
 
 
 def test_its_name_may_be_in_capitals() -> None:
-    assert plugin.engine_resolve({"attention_backend": "FLASHINFER"}) == {"attention_backend": "flashinfer"}
+    assert plugin.engine_resolve({"attention_backend": "FLASHINFER"}) == {
+        "attention_backend": "flashinfer"
+    }
     assert plugin.engine_resolve({"attention_backend": "flashinfer"}) is None

@@ -1,7 +1,8 @@
-"""What is done to a tensor between its GGUF file and its place in a checkpoint. Knows numbers and rows, no file.
+"""What is done to a tensor between its GGUF file and its place in a checkpoint. Knows numbers and
+rows, no file.
 
-Converters lay some tensors out anew for llama.cpp's kernels. Whole rows that are moved may be blocks; a change of numbers or of
-columns is one of plain tensors.
+Converters lay some tensors out anew for llama.cpp's kernels. Whole rows that are moved may be
+blocks; a change of numbers or of columns is one of plain tensors.
 """
 
 from __future__ import annotations
@@ -29,10 +30,13 @@ class Change:
 
 
 def turning_halves(*heads: str) -> Change:
-    """Return the change of rows that turn as neighbours (0 with 1) so that halves of a head turn together (0 with half)."""
+    """Return the change of rows that turn as neighbours (0 with 1) so that halves of a head turn
+    together (0 with half).
+    """
 
     def apply(tensor: Tensor, config: Config) -> Tensor:
-        number, rows = count(config, *heads), len(tensor)
+        number = count(config, *heads)
+        rows = len(tensor)
         if not number or rows % (2 * number):
             raise ModelError(f"has {rows} rows, which are not {number} heads. Take another file.")
         split = tensor.view(number, rows // number // 2, 2, *tensor.shape[1:])
@@ -42,14 +46,19 @@ def turning_halves(*heads: str) -> Change:
 
 
 def by_head(heads: str, kv_heads: str = "") -> Change:
-    """Return the change of rows that are all queries, all keys, all values: of each key-value head its own together."""
+    """Return the change of rows that are all queries, all keys, all values: of each key-value head
+    its own together.
+    """
 
     def apply(tensor: Tensor, config: Config) -> Tensor:
         number = count(config, heads)
         groups = count(config, kv_heads, heads)
         if not number or not groups or number % groups or len(tensor) % (number + 2 * groups):
-            raise ModelError(f"has {len(tensor)} rows, which are not those of {number} and {groups} heads.")
-        size, rest = len(tensor) // (number + 2 * groups), tensor.shape[1:]
+            raise ModelError(
+                f"has {len(tensor)} rows, which are not those of {number} and {groups} heads."
+            )
+        size = len(tensor) // (number + 2 * groups)
+        rest = tensor.shape[1:]
         queries, keys, values = torch.split(tensor, [number * size, groups * size, groups * size])
         parts = (queries.view(groups, -1, size, *rest), keys.view(groups, 1, size, *rest))
         return torch.cat((*parts, values.view(groups, 1, size, *rest)), 1).reshape(tensor.shape)
@@ -58,18 +67,24 @@ def by_head(heads: str, kv_heads: str = "") -> Change:
 
 
 def values_by_key(*, first: bool = False) -> Change:
-    """Return the change of rows of value heads that lie in turns of key heads, so that each key head's lie together.
+    """Return the change of rows of value heads that lie in turns of key heads, so that each key
+    head's lie together.
 
     `first`: behind the rows of queries and keys.
     """
 
     def apply(tensor: Tensor, config: Config) -> Tensor:
-        keys, values = count(config, "linear_num_key_heads"), count(config, "linear_num_value_heads")
+        keys = count(config, "linear_num_key_heads")
+        values = count(config, "linear_num_value_heads")
         before = 2 * keys * count(config, "linear_key_head_dim") if first else 0
         own = tensor[before:]
         if not keys or values % keys or len(own) % max(values, 1):
-            raise ModelError(f"has {len(tensor)} rows, which are not those of {keys} and {values} heads.")
-        split = own.view(values // keys, keys, -1, *tensor.shape[1:]).transpose(0, 1).reshape(own.shape)
+            raise ModelError(
+                f"has {len(tensor)} rows, which are not those of {keys} and {values} heads."
+            )
+        split = (
+            own.view(values // keys, keys, -1, *tensor.shape[1:]).transpose(0, 1).reshape(own.shape)
+        )
         return torch.cat((tensor[:before], split)) if before else split
 
     return Change(apply, moves_rows=True)
@@ -138,12 +153,19 @@ _TILED: Final = {
     "ssm_beta.weight": _VALUES,
     "ssm_out.weight": Change(_of_columns),
 }
-_GPT: Final = {f"{part}.weight": TRANSPOSED for part in ("attn_qkv", "attn_output", "ffn_up", "ffn_down")}
-_BY_HEAD: Final = {f"attn_qkv.{suffix}": by_head("num_attention_heads") for suffix in ("weight", "bias")}
+_GPT: Final = {
+    f"{part}.weight": TRANSPOSED for part in ("attn_qkv", "attn_output", "ffn_up", "ffn_down")
+}
+_BY_HEAD: Final = {
+    f"attn_qkv.{suffix}": by_head("num_attention_heads") for suffix in ("weight", "bias")
+}
 
 CHANGES: Final[Mapping[str, Mapping[str, Change]]] = {
     **dict.fromkeys(
-        (f"{name}ForCausalLM" for name in ("Llama", "Mistral", "Mixtral", "Arcee", "Granite", "Olmo", "SmolLM3")),
+        (
+            f"{name}ForCausalLM"
+            for name in ("Llama", "Mistral", "Mixtral", "Arcee", "Granite", "Olmo", "SmolLM3")
+        ),
         _PAIRED,
     ),
     **dict.fromkeys(("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"), _PAIRED),
@@ -154,7 +176,8 @@ CHANGES: Final[Mapping[str, Mapping[str, Change]]] = {
     "BambaForCausalLM": {**_MAMBA2, **_PAIRED},
     "BloomForCausalLM": {f"attn_qkv.{suffix}": by_head("n_head") for suffix in ("weight", "bias")},
     "FalconForCausalLM": {
-        f"attn_qkv.{suffix}": by_head("num_attention_heads", "num_kv_heads") for suffix in ("weight", "bias")
+        f"attn_qkv.{suffix}": by_head("num_attention_heads", "num_kv_heads")
+        for suffix in ("weight", "bias")
     },
     "FalconH1ForCausalLM": _MAMBA2,
     "FalconMambaForCausalLM": _MAMBA,

@@ -1,4 +1,5 @@
-"""Which file is meant by what users give: a file, a folder of files, or a folder or hub id with a type behind a colon.
+"""Which file is meant by what users give: a file, a folder of files, or a folder or hub id with a
+type behind a colon.
 
 ./model.Q4_K_M.gguf     ./folder     ./folder:Q4_K_M     owner/name-GGUF:Q4_K_M
 """
@@ -18,7 +19,10 @@ _LATER: Final = re.compile(r".*-(?!00001)\d{5}-of-\d{5}\.gguf", re.IGNORECASE)
 
 
 def chosen_file(model: str, config: EngineConfig) -> Path | None:
-    """Return the file, None for what is none of these; hub ids are fetched. Raises `ModelError` where none is, or several are."""
+    """Return the file, None for what is none of these; hub ids are fetched.
+
+    Raises `ModelError` where none is, or several are.
+    """
     path = Path(model).expanduser()
     if path.suffix.lower() == ".gguf" and not path.is_dir():
         return path
@@ -26,13 +30,18 @@ def chosen_file(model: str, config: EngineConfig) -> Path | None:
     if typed is None:
         alone = path.is_dir() and not (path / "config.json").exists() and any(path.glob("*.gguf"))
         return _only(path, model, None) if alone else None
-    name, kind = typed[1], typed[2]
+    name = typed[1]
+    kind = typed[2]
     folder = Path(name).expanduser()
     if folder.is_dir():
         return _only(folder, model, kind)
     if not is_hub_id(name):
         return None
-    return _only(download(name, config, [f"*{case}*.gguf" for case in {kind, kind.upper(), kind.lower()}]), model, kind)
+    return _only(
+        download(name, config, [f"*{case}*.gguf" for case in {kind, kind.upper(), kind.lower()}]),
+        model,
+        kind,
+    )
 
 
 def _only(folder: Path, model: str, kind: str | None) -> Path:
@@ -48,6 +57,7 @@ def _only(folder: Path, model: str, kind: str | None) -> Path:
     found = ", ".join(file.name for file in (fitting or files)[:12]) or "none"
     what = "GGUF files" if kind is None else f"GGUF files of type {kind}"
     raise ModelError(
-        f"{model} has {len(fitting)} {what} where one is wanted; there are: {found}. Give the file itself, or its type "
+        f"{model} has {len(fitting)} {what} where one is wanted; there are: {found}. Give the file "
+        "itself, or its type "
         "behind a colon."
     )

@@ -1,7 +1,9 @@
-"""Blocks of four-bit codes, as stored formats of the engine's: what they unpack to is kept in few bits by the device.
+"""Blocks of four-bit codes, as stored formats of the engine's: what they unpack to is kept in few
+bits by the device.
 
-A block has 32 codes, two in a byte: the lower four bits are those of its first half. MXFP4 has an exponent before them, and is kept
-in four bits; IQ4_NL has a float16 scale, and codes stand for integers that are no steps of equal size, so it is kept in eight.
+A block has 32 codes, two in a byte: the lower four bits are those of its first half. MXFP4 has an
+exponent before them, and is kept in four bits; IQ4_NL has a float16 scale, and codes stand for
+integers that are no steps of equal size, so it is kept in eight.
 """
 
 from __future__ import annotations
@@ -38,9 +40,14 @@ class Codes(StoredFormat):
         """Return the rank's blocks. Raises `ModelError` for another shape."""
         tensor = tensors["weight"]
         wanted = part.out_features, part.in_features // _INPUTS, self.num_bytes
-        if tensor.dtype is not torch.uint8 or tuple(tensor.shape) != wanted or part.in_features % _INPUTS:
+        if (
+            tensor.dtype is not torch.uint8
+            or tuple(tensor.shape) != wanted
+            or part.in_features % _INPUTS
+        ):
             raise ModelError(
-                f"has the shape {list(tensor.shape)}; {list(wanted)} is expected by the settings of the file, or by the config "
+                f"has the shape {list(tensor.shape)}; {list(wanted)} is expected by the settings "
+                "of the file, or by the config "
                 "given with --hf-config-path. Take another file."
             )
         return part.columns(part.rows(tensor), 1, _INPUTS)
@@ -73,7 +80,9 @@ class Iq4Nl(Codes):
         own = self.blocks(tensors, part)
         codes = torch.cat((own[..., 2:] & 15, own[..., 2:] >> 4), -1).flatten(1)
         steps = torch.tensor(_STEPS, dtype=torch.int8).index_select(0, codes.flatten().int())
-        return GroupedInts(steps.view(codes.shape), own[..., :2].contiguous().view(torch.float16).squeeze(-1))
+        return GroupedInts(
+            steps.view(codes.shape), own[..., :2].contiguous().view(torch.float16).squeeze(-1)
+        )
 
 
 FORMATS: Final[Mapping[str, Codes]] = {"MXFP4": Mxfp4(), "IQ4_NL": Iq4Nl()}
@@ -87,7 +96,8 @@ class Coded(StoredMethod):
     def __init__(self, facts: Any, prefixes: Mapping[str, str], experts: Mapping[str, str]) -> None:
         """Types by the names of weights, and of experts by the prefix that models ask by."""
         super().__init__(facts)
-        self._prefixes, self._experts = prefixes, experts
+        self._prefixes = prefixes
+        self._experts = experts
 
     def decide(self, prefix: str) -> StoredFormat | None:
         """Return that of a weight in such blocks."""
@@ -105,14 +115,17 @@ class CodedExperts(KeptExperts):
 
     def __init__(self, stored: Codes, unaided: Unaided) -> None:
         super().__init__()
-        self._format, self._unaided = stored, unaided
+        self._format = stored
+        self._unaided = unaided
 
     def shape(self, suffix: str, part: Part) -> tuple[int, ...] | None:
         """Return nothing: `load` looks."""
         del suffix, part
         return None
 
-    def create(self, layer: nn.Module, num_experts: int, width: int, hidden: int, dtype: torch.dtype) -> None:
+    def create(
+        self, layer: nn.Module, num_experts: int, width: int, hidden: int, dtype: torch.dtype
+    ) -> None:
         """Register parameters for all experts, by whoever keeps such numbers on the device."""
         whole = Part(pieces=(), columns_in=slice(0, hidden), out_features=width, in_features=hidden)
         self._keeper = keeper_of(self._format, self._plain, whole, [hidden, width])

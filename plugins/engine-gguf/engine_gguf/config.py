@@ -31,12 +31,17 @@ LAYERED: Final = frozenset(
 
 
 def make_config(given: Given) -> Fields:
-    """Return the config. Raises `ModelError` for an architecture that is not read, or facts that cannot be."""
+    """Return the config.
+
+    Raises `ModelError` for an architecture that is not read, or facts that cannot be.
+    """
     name = given.settings.architecture
     if name not in ARCHITECTURES:
         raise ModelError(
-            f"its architecture {name!r:.60} is not read from GGUF files{did_you_mean(name, ARCHITECTURES) or '.'} Read: "
-            f"{', '.join(sorted(ARCHITECTURES))}. Describe it with --hf-config-path if it is one of these under another name."
+            f"its architecture {name!r:.60} is not read from GGUF "
+            f"files{did_you_mean(name, ARCHITECTURES) or '.'} Read: "
+            f"{', '.join(sorted(ARCHITECTURES))}. Describe it with --hf-config-path if it is one "
+            "of these under another name."
         )
     architecture, model_type, more = ARCHITECTURES[name]
     fields = {**_common(given), "architectures": [architecture], "model_type": model_type}
@@ -48,20 +53,32 @@ def _common(given: Given) -> Fields:
     layered = settings.architecture in LAYERED
     embedding = given.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
-        raise ModelError("it has no matrix token_embd.weight, so it is no language model. Take another file.")
+        raise ModelError(
+            "it has no matrix token_embd.weight, so it is no language model. Take another file."
+        )
     hidden = settings.count("embedding_length")
-    heads = settings.largest("attention.head_count", 1) if layered else settings.count("attention.head_count")
-    further = settings.count("nextn_predict_layers", 0, least=0)  # they guess tokens, and are not read
+    heads = (
+        settings.largest("attention.head_count", 1)
+        if layered
+        else settings.count("attention.head_count")
+    )
+    further = settings.count(
+        "nextn_predict_layers", 0, least=0
+    )  # they guess tokens, and are not read
     layers = settings.count("block_count") - further
     if not 0 < layers <= len(given.tensors) or hidden != embedding.shape[1]:
         raise ModelError(
-            f"its settings say {layers} layers of width {hidden}, and it has {len(given.tensors)} tensors and an embedding of "
+            f"its settings say {layers} layers of width {hidden}, and it has {len(given.tensors)} "
+            "tensors and an embedding of "
             f"width {embedding.shape[1]}. Take another file."
         )
     _check_experts(given)
     head = settings.count("attention.key_length", max(1, hidden // heads))
     turned = settings.count("rope.dimension_count", head)
-    rope: Fields = {"rope_type": "default", "rope_theta": settings.number("rope.freq_base", 10_000.0)}
+    rope: Fields = {
+        "rope_type": "default",
+        "rope_theta": settings.number("rope.freq_base", 10_000.0),
+    }
     if turned != head:
         rope["partial_rotary_factor"] = turned / head
     return {
@@ -84,12 +101,15 @@ def _common(given: Given) -> Fields:
 
 
 def _check_experts(given: Given) -> None:
-    """Raise `ModelError` where the settings say another number of experts than there are: each takes memory before it is read."""
+    """Raise `ModelError` where the settings say another number of experts than there are: each
+    takes memory before it is read.
+    """
     stated = given.settings.count("expert_count", 0, least=0)
     for name, tensor in given.tensors.items():
         if name.endswith("_exps.weight") and tensor.shape[0] != stated:
             raise ModelError(
-                f"its settings say {stated} experts, and {shown(name)} has {tensor.shape[0]}. Take another file."
+                f"its settings say {stated} experts, and {shown(name)} has {tensor.shape[0]}. Take "
+                "another file."
             )
 
 

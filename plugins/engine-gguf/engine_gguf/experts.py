@@ -1,6 +1,8 @@
-"""Experts in the blocks of their GGUF file: gate, up and down each of one type. Rows are sorted by expert.
+"""Experts in the blocks of their GGUF file: gate, up and down each of one type. Rows are sorted by
+expert.
 
-Their weights come expert by expert, or all in one tensor of blocks [experts, rows, ...], gate's rows before up's.
+Their weights come expert by expert, or all in one tensor of blocks [experts, rows, ...], gate's
+rows before up's.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ class GgufExperts:
         del suffix, part
         return None
 
-    def create(self, layer: nn.Module, num_experts: int, width: int, hidden: int, dtype: torch.dtype) -> None:
+    def create(
+        self, layer: nn.Module, num_experts: int, width: int, hidden: int, dtype: torch.dtype
+    ) -> None:
         """Register `gate`, `up` and `down`. Raises `ModelError` where ranks cut through blocks."""
         del dtype
         self._sizes = {"up": (width, hidden), "down": (hidden, width)}
@@ -41,7 +45,9 @@ class GgufExperts:
             self._sizes = {"gate": (width, hidden), **self._sizes}
         whole = {part.matrix: part.in_features for part in layer.parts.values()}  # type: ignore[operator]
         for name, (rows, across) in self._sizes.items():
-            refuse_cuts(self._ops[name].block, whole.get(name, across), across, f"each expert's {name}")
+            refuse_cuts(
+                self._ops[name].block, whole.get(name, across), across, f"each expert's {name}"
+            )
             empty = self._ops[name].empty(rows, across, num_experts)
             layer.register_parameter(name, nn.Parameter(empty, requires_grad=False))
 
@@ -56,18 +62,30 @@ class GgufExperts:
 
     def _put(self, layer: nn.Module, tensor: torch.Tensor, part: Part) -> None:
         for source, target in part.pieces:
-            name, first = "down", 0
+            name = "down"
+            first = 0
             if part.matrix != "down":
                 name = "up" if target.start or "gate" not in self._sizes else "gate"
             rows = self._sizes[name][0]
             one = replace(part, pieces=((source, slice(first, first + rows)),))
-            put_blocks(self._ops[name], layer.get_parameter(name).data[part.expert], rows, first, tensor, one)
+            put_blocks(
+                self._ops[name],
+                layer.get_parameter(name).data[part.expert],
+                rows,
+                first,
+                tensor,
+                one,
+            )
 
     def finish(self, layer: nn.Module) -> None:
         """Nothing to repack."""
 
-    def apply(self, layer: nn.Module, x: torch.Tensor, shares: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
-        """Return what the chosen experts give: each token sums its own results in the order of its choice."""
+    def apply(
+        self, layer: nn.Module, x: torch.Tensor, shares: torch.Tensor, experts: torch.Tensor
+    ) -> torch.Tensor:
+        """Return what the chosen experts give: each token sums its own results in the order of its
+        choice.
+        """
         top_k = experts.shape[1]
         order = experts.flatten().argsort(stable=True)  # pairs of token and choice, by expert
         counts = torch.bincount(experts.flatten(), minlength=len(layer.up))  # type: ignore[arg-type]
@@ -81,11 +99,15 @@ class GgufExperts:
         back[order] = outputs
         chosen = back.view(*experts.shape, -1).float() * shares.float().unsqueeze(-1)
         out = chosen[:, 0]
-        for choice in range(1, top_k):  # one after the other: torch sums in an order that depends on the batch
+        for choice in range(
+            1, top_k
+        ):  # one after the other: torch sums in an order that depends on the batch
             out = out + chosen[:, choice]
         return out.to(x.dtype)
 
-    def product(self, layer: nn.Module, matrix: str, x: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+    def product(
+        self, layer: nn.Module, matrix: str, x: torch.Tensor, experts: torch.Tensor
+    ) -> torch.Tensor:
         """Return each row's product with the matrix of its expert."""
         order = experts.argsort(stable=True)
         counts = torch.bincount(experts, minlength=len(layer.up))  # type: ignore[arg-type]
@@ -99,7 +121,8 @@ class GgufExperts:
         return out
 
     def _gate_up(self, layer: nn.Module, x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        width, names = self._sizes["up"][0], [name for name in self._sizes if name != "down"]
+        width = self._sizes["up"][0]
+        names = [name for name in self._sizes if name != "down"]
         out = x.new_empty(len(x), len(names) * width)
         for at, name in enumerate(names):
             own = out[:, at * width : (at + 1) * width]
@@ -115,17 +138,20 @@ class GgufExperts:
 
 
 def by_expert(part: Part) -> list[Part]:
-    """Return the parts of each expert's blocks, of a tensor of all experts whose rows are gate's, then up's.
+    """Return the parts of each expert's blocks, of a tensor of all experts whose rows are gate's,
+    then up's.
 
     A plain tensor may have them in turn, and across: blocks never have.
     """
     halves = [target for _, target in part.pieces]
     pieces = part.pieces
     if part.matrix == "gate_up" and len(halves) > 1:
-        whole, width = part.out_features // len(halves), halves[0].stop - halves[0].start
+        whole = part.out_features // len(halves)
+        width = halves[0].stop - halves[0].start
         first = part.pieces[0][0].start // (part.pieces[0][0].step or 1)
         pieces = tuple(
-            (slice(at * whole + first, at * whole + first + width), target) for at, target in enumerate(halves)
+            (slice(at * whole + first, at * whole + first + width), target)
+            for at, target in enumerate(halves)
         )
     own = replace(part, pieces=pieces, num_experts=0, transposed=False)
     return [replace(own, expert=expert) for expert in range(part.num_experts)]

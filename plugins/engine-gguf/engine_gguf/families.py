@@ -10,7 +10,9 @@ from engine_gguf import encoders, gpts, mixtures, recurrent
 from engine_gguf.given import Fields, Given
 
 _GEMMA_SQUARES: Final = {"gemma2": 46, "gemma3": 62}
-"""Layers of the models whose queries are scaled by the width of a head's share of the embedding, not by that of a head."""
+"""Layers of the models whose queries are scaled by the width of a head's share of the embedding,
+not by that of a head.
+"""
 
 
 def _plain(given: Given, fields: Fields) -> Fields:
@@ -19,12 +21,18 @@ def _plain(given: Given, fields: Fields) -> Fields:
 
 
 def _llama(given: Given, fields: Fields) -> Fields:
-    """Return Llama's facts, or those of Mistral and Mixtral, which llama.cpp calls by the same name."""
+    """Return Llama's facts, or those of Mistral and Mixtral, which llama.cpp calls by the same
+    name.
+    """
     window = given.settings.count("attention.sliding_window", 0, least=0)
     if given.settings.count("expert_count", 0, least=0):
         return {**mixtures.mixtral(given), "sliding_window": window or None}
     if window and not fields["attention_bias"]:
-        return {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": window}
+        return {
+            "architectures": ["MistralForCausalLM"],
+            "model_type": "mistral",
+            "sliding_window": window,
+        }
     return {}
 
 
@@ -32,7 +40,10 @@ def _mistral3(given: Given, fields: Fields) -> Fields:
     """Return the facts of Mistral Small 3, which are Llama's."""
     del fields
     if given.settings.own("attention.temperature_scale"):
-        raise ModelError("its queries grow with their position (attention.temperature_scale), which is not served.")
+        raise ModelError(
+            "its queries grow with their position (attention.temperature_scale), which is not "
+            "served."
+        )
     return {}
 
 
@@ -61,17 +72,29 @@ def _gemma1(given: Given, fields: Fields) -> Fields:
 
 def _gemma2(given: Given, fields: Fields) -> Fields:
     windows = given.windows(fields["num_hidden_layers"], 2)
-    return {**_gemma(given, fields), **(windows if "layer_types" in windows else {"sliding_window": 4096})}
+    return {
+        **_gemma(given, fields),
+        **(windows if "layer_types" in windows else {"sliding_window": 4096}),
+    }
 
 
 def _gemma3(given: Given, fields: Fields) -> Fields:
-    local = {"rope_type": "default", "rope_theta": given.settings.number("rope.freq_base_swa", 10_000.0)}
+    local = {
+        "rope_type": "default",
+        "rope_theta": given.settings.number("rope.freq_base_swa", 10_000.0),
+    }
     ropes = {"full_attention": fields["rope_parameters"], "sliding_attention": local}
-    return {**_gemma(given, fields), **given.windows(fields["num_hidden_layers"], 6), "rope_parameters": ropes}
+    return {
+        **_gemma(given, fields),
+        **given.windows(fields["num_hidden_layers"], 6),
+        "rope_parameters": ropes,
+    }
 
 
 def _phi3(given: Given, fields: Fields) -> Fields:
-    original = given.settings.count("rope.scaling.original_context_length", fields["max_position_embeddings"])
+    original = given.settings.count(
+        "rope.scaling.original_context_length", fields["max_position_embeddings"]
+    )
     window = given.settings.count("attention.sliding_window", 0, least=0)
     return {"original_max_position_embeddings": original, "sliding_window": window or None}
 
@@ -93,8 +116,16 @@ def _olmo2(given: Given, fields: Fields) -> Fields:
         return {}
     full = fields["rope_parameters"]
     theta = given.settings.number("rope.freq_base_swa", full["rope_theta"])
-    ropes = {"full_attention": full, "sliding_attention": {"rope_type": "default", "rope_theta": theta}}
-    return {"architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", **windows, "rope_parameters": ropes}
+    ropes = {
+        "full_attention": full,
+        "sliding_attention": {"rope_type": "default", "rope_theta": theta},
+    }
+    return {
+        "architectures": ["Olmo3ForCausalLM"],
+        "model_type": "olmo3",
+        **windows,
+        "rope_parameters": ropes,
+    }
 
 
 def _layer_norms(given: Given, fields: Fields) -> Fields:
@@ -106,7 +137,11 @@ def _layer_norms(given: Given, fields: Fields) -> Fields:
 
 def _starcoder2(given: Given, fields: Fields) -> Fields:
     window = given.settings.count("attention.sliding_window", 0, least=0)
-    use = {"use_bias": fields["attention_bias"], "hidden_act": "gelu_pytorch_tanh", "sliding_window": window or None}
+    use = {
+        "use_bias": fields["attention_bias"],
+        "hidden_act": "gelu_pytorch_tanh",
+        "sliding_window": window or None,
+    }
     return {**_layer_norms(given, fields), **use}
 
 
@@ -120,7 +155,8 @@ def _cohere2(given: Given, fields: Fields) -> Fields:
 
 
 def _stablelm(given: Given, fields: Fields) -> Fields:
-    normed, biased = given.has("blk.0.attn_q_norm.weight"), fields["attention_bias"]
+    normed = given.has("blk.0.attn_q_norm.weight")
+    biased = fields["attention_bias"]
     parallel = not given.has("blk.0.ffn_norm.weight")
     own = {"qk_layernorm": normed, "use_qkv_bias": biased, "use_parallel_residual": parallel}
     return {**_layer_norms(given, fields), **own}
@@ -202,4 +238,6 @@ ARCHITECTURES: Final[Mapping[str, tuple[str, str, Callable[[Given, Fields], Fiel
     "minicpm3": ("MiniCPM3ForCausalLM", "minicpm3", mixtures.minicpm3),
     "nemotron": ("NemotronForCausalLM", "nemotron", gpts.nemotron),
 }
-"""llama.cpp's name, and the architecture, its model type, and the fields that it has beside those of all."""
+"""llama.cpp's name, and the architecture, its model type, and the fields that it has beside those
+of all.
+"""

@@ -15,7 +15,10 @@ _MOST: Final = 10_000
 
 
 def model_files(path: Path) -> list[Path]:
-    """Return the file, or all splits of the model that it is one of, in order. Raises `ModelError` naming what is missing."""
+    """Return the file, or all splits of the model that it is one of, in order.
+
+    Raises `ModelError` naming what is missing.
+    """
     if not path.is_file():
         raise ModelError(f"there is no file {path}. Check the spelling, or download it.")
     found = _SPLIT.fullmatch(path.name)
@@ -24,7 +27,9 @@ def model_files(path: Path) -> list[Path]:
     stem, _, count = found.groups()
     if not 1 <= int(count) <= _MOST:
         raise fault(path, f"says that it is one of {count} files")
-    files = [path.with_name(f"{stem}-{index:05}-of-{count}.gguf") for index in range(1, int(count) + 1)]
+    files = [
+        path.with_name(f"{stem}-{index:05}-of-{count}.gguf") for index in range(1, int(count) + 1)
+    ]
     missing = [file.name for file in files if not file.is_file()]
     if missing:
         raise ModelError(
@@ -39,13 +44,18 @@ def read_headers(path: Path) -> list[Header]:
     files = model_files(path)
     headers = [read_header(file) for file in files]
     for index, header in enumerate(headers):
-        count, number = header.settings.get("split.count", 0), header.settings.get("split.no", 0)
+        count = header.settings.get("split.count", 0)
+        number = header.settings.get("split.no", 0)
         if count not in (0, 1) and (count, number) != (len(files), index):
             raise ModelError(
-                f"{header.path} says that it is number {number} of {count} files, and its name says otherwise. Give a "
+                f"{header.path} says that it is number {number} of {count} files, and its name "
+                "says otherwise. Give a "
                 "model's files the names they had."
             )
     names = Counter(tensor.name for header in headers for tensor in header.tensors)
     if len(names) < names.total():
-        raise fault(path, f"and the files beside it have the tensor {shown(names.most_common(1)[0][0])} twice")
+        raise fault(
+            path,
+            f"and the files beside it have the tensor {shown(names.most_common(1)[0][0])} twice",
+        )
     return headers

@@ -28,12 +28,20 @@ class Given:
         return name in self.tensors
 
     def numbers(self, **names: str) -> Fields:
-        """Return those of the settings of these names that there are, as the fields that they are given for."""
+        """Return those of the settings of these names that there are, as the fields that they are
+        given for.
+        """
         settings = self.settings
-        return {field: settings.number(name) for field, name in names.items() if settings.own(name) is not None}
+        return {
+            field: settings.number(name)
+            for field, name in names.items()
+            if settings.own(name) is not None
+        }
 
     def windows(self, layers: int, every: int) -> Fields:
-        """Return which layers see no further than a window: as the file says, else all but each `every`-th."""
+        """Return which layers see no further than a window: as the file says, else all but each
+        `every`-th.
+        """
         settings = self.settings
         size = settings.count("attention.sliding_window", 0, least=0)
         if not size:

@@ -33,7 +33,11 @@ def gpt_bigcode(given: Given, fields: Fields) -> Fields:
 def gpt_neox(given: Given, fields: Fields) -> Fields:
     """Return GPT-NeoX's facts."""
     name = f"{given.settings.architecture}.use_parallel_residual"
-    return {**_eps(given), "use_parallel_residual": given.settings.flag(name, True), "attention_bias": True}
+    return {
+        **_eps(given),
+        "use_parallel_residual": given.settings.flag(name, True),
+        "attention_bias": True,
+    }
 
 
 def bloom(given: Given, fields: Fields) -> Fields:
@@ -48,7 +52,9 @@ def bloom(given: Given, fields: Fields) -> Fields:
 
 def mpt(given: Given, fields: Fields) -> Fields:
     """Return MPT's facts."""
-    clipped = given.numbers(clip_qkv="attention.clamp_kqv", alibi_bias_max="attention.max_alibi_bias")
+    clipped = given.numbers(
+        clip_qkv="attention.clamp_kqv", alibi_bias_max="attention.max_alibi_bias"
+    )
     return {
         "d_model": fields["hidden_size"],
         "n_layers": fields["num_hidden_layers"],
@@ -79,7 +85,11 @@ def falcon(given: Given, fields: Fields) -> Fields:
 def phi(given: Given, fields: Fields) -> Fields:
     """Return the facts of Phi 1 to 2."""
     del fields
-    return {**_eps(given), "hidden_act": "gelu_new", "qk_layernorm": given.has("blk.0.attn_q_norm.weight")}
+    return {
+        **_eps(given),
+        "hidden_act": "gelu_new",
+        "qk_layernorm": given.has("blk.0.attn_q_norm.weight"),
+    }
 
 
 def nemotron(given: Given, fields: Fields) -> Fields:

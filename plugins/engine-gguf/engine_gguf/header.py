@@ -1,9 +1,10 @@
 """Reads and checks what stands before the data of a GGUF file. Knows bytes, no model.
 
-A file is "GGUF", a version, counts of tensors and settings, the settings (name, type, value), the tensors (name, sizes,
-type, offset), and from the next multiple of the alignment on the data. All numbers are little endian. Everything is checked
-against the bytes that there are before anything is made of it, because a length that is merely wrong would take all memory,
-and an offset that is would read another tensor's weights.
+A file is "GGUF", a version, counts of tensors and settings, the settings (name, type, value), the
+tensors (name, sizes, type, offset), and from the next multiple of the alignment on the data. All
+numbers are little endian. Everything is checked against the bytes that there are before anything is
+made of it, because a length that is merely wrong would take all memory, and an offset that is would
+read another tensor's weights.
 """
 
 from __future__ import annotations
@@ -93,15 +94,20 @@ class _Reader:
     """Goes through a header from its beginning to its end."""
 
     def __init__(self, path: Path, whole: mmap.mmap, size: int) -> None:
-        self._path, self._whole, self._size = path, whole, size
+        self._path = path
+        self._whole = whole
+        self._size = size
         self._end = min(size, MAX_HEADER_BYTES)
         self._at = len(MAGIC)
 
     def header(self) -> Header:
         version = self._number(4)
         if version not in VERSIONS:
-            raise fault(self._path, f"has version {version}; versions 2 and 3, little endian, are read")
-        num_tensors, num_settings = self._number(8), self._number(8)
+            raise fault(
+                self._path, f"has version {version}; versions 2 and 3, little endian, are read"
+            )
+        num_tensors = self._number(8)
+        num_settings = self._number(8)
         if num_settings > MAX_SETTINGS or num_tensors > (self._end - self._at) // 24:
             raise fault(self._path, f"claims {num_tensors} tensors and {num_settings} settings")
         settings: dict[str, Any] = {}
@@ -112,7 +118,11 @@ class _Reader:
             settings[name] = self._value(name, self._number(4))
         described = [self._described() for _ in range(num_tensors)]
         alignment = settings.get("general.alignment", ALIGNMENT)
-        if type(alignment) is not int or not 1 <= alignment <= 1 << 20 or alignment & (alignment - 1):
+        if (
+            type(alignment) is not int
+            or not 1 <= alignment <= 1 << 20
+            or alignment & (alignment - 1)
+        ):
             raise fault(self._path, f"has the alignment {alignment!r:.40}")
         base = -(-self._at // alignment) * alignment
         return Header(self._path, settings, self._placed(described, base, alignment))
@@ -122,7 +132,10 @@ class _Reader:
         at = self._at
         if count > self._end - at:
             limit = "its header may have" if self._end < self._size else "there are"
-            raise fault(self._path, f"is cut off: {what} at byte {at} takes {count} bytes, and {limit} {self._end}")
+            raise fault(
+                self._path,
+                f"is cut off: {what} at byte {at} takes {count} bytes, and {limit} {self._end}",
+            )
         self._at = at + count
         return at
 
@@ -141,22 +154,33 @@ class _Reader:
         if kind == _LIST:
             return self._list(name, self._number(4), self._number(8))
         if kind not in _NUMBERS:
-            raise fault(self._path, f"gives setting {shown(name)} the type {kind}, which there is not")
+            raise fault(
+                self._path, f"gives setting {shown(name)} the type {kind}, which there is not"
+            )
         return self._numbers(name, kind, 1)[0].item()
 
     def _list(self, name: str, kind: int, count: int) -> Any:
         if kind in _NUMBERS:
             return self._numbers(name, kind, count)
         if kind != _STRING:
-            raise fault(self._path, f"has a list of type {kind} as {shown(name)}; lists of numbers and texts are read")
+            raise fault(
+                self._path,
+                f"has a list of type {kind} as {shown(name)}; lists of numbers and texts are read",
+            )
         if count > min(MAX_STRINGS, (self._end - self._at) // _LENGTH.size):
             raise fault(self._path, f"claims {count} texts in the list {shown(name)}")
-        found, whole, at, end = [], self._whole, self._at, self._end
+        found = []
+        whole = self._whole
+        at = self._at
+        end = self._end
         for _ in range(count):  # without a call for each: there are hundreds of thousands
             start = at + _LENGTH.size
             length = _LENGTH.unpack_from(whole, at)[0] if start <= end else 0
             if start > end or length > end - start:
-                raise fault(self._path, f"is cut off: a text of the list {shown(name)} takes {length} bytes at {at}")
+                raise fault(
+                    self._path,
+                    f"is cut off: a text of the list {shown(name)} takes {length} bytes at {at}",
+                )
             at = start + length
             found.append(whole[start:at].decode("utf-8", "replace"))
         self._at = at
@@ -169,25 +193,37 @@ class _Reader:
 
     def _described(self) -> tuple[str, tuple[int, ...], Kind, int]:
         """Return name, shape, type and offset of the next tensor."""
-        name, dimensions = self._text("the name of a tensor"), self._number(4)
+        name = self._text("the name of a tensor")
+        dimensions = self._number(4)
         if not 1 <= dimensions <= MAX_DIMENSIONS:
             raise fault(self._path, f"gives tensor {shown(name)} {dimensions} dimensions")
         sizes = tuple(self._number(8) for _ in range(dimensions))
-        number, offset = self._number(4), self._number(8)
+        number = self._number(4)
+        offset = self._number(8)
         kind = KINDS.get(number)
         if kind is None:
             known = ", ".join(each.name for each in KINDS.values())
             raise ModelError(
-                f"{self._path} stores tensor {shown(name)} as type {number}, which is not one of {known}. Convert it."
+                f"{self._path} stores tensor {shown(name)} as type {number}, which is not one of "
+                f"{known}. Convert it."
             )
-        if not all(1 <= size <= LARGEST for size in sizes) or prod(sizes) > LARGEST or sizes[0] % kind.inputs:
-            raise fault(self._path, f"gives tensor {shown(name)} of type {kind.name} the sizes {list(sizes)}")
+        if (
+            not all(1 <= size <= LARGEST for size in sizes)
+            or prod(sizes) > LARGEST
+            or sizes[0] % kind.inputs
+        ):
+            raise fault(
+                self._path,
+                f"gives tensor {shown(name)} of type {kind.name} the sizes {list(sizes)}",
+            )
         return name, sizes[::-1], kind, offset
 
     def _placed(
         self, described: list[tuple[str, tuple[int, ...], Kind, int]], base: int, alignment: int
     ) -> tuple[Stored, ...]:
-        """Return the tensors in the order of their data, all of which is in the file and none of which is shared."""
+        """Return the tensors in the order of their data, all of which is in the file and none of
+        which is shared.
+        """
         found = [
             Stored(name, kind, shape, base + offset, prod(shape) // kind.inputs * kind.num_bytes)
             for name, shape, kind, offset in described
@@ -198,14 +234,22 @@ class _Reader:
         found.sort(key=lambda tensor: tensor.start)
         for before, tensor in pairwise(found):
             if tensor.start < before.start + before.num_bytes:
-                raise fault(self._path, f"gives tensors {shown(before.name)} and {shown(tensor.name)} the same bytes")
+                raise fault(
+                    self._path,
+                    f"gives tensors {shown(before.name)} and {shown(tensor.name)} the same bytes",
+                )
         for tensor in found:
             if (tensor.start - base) % alignment:
-                raise fault(self._path, f"has tensor {shown(tensor.name)} at byte {tensor.start}, off its alignment")
+                raise fault(
+                    self._path,
+                    f"has tensor {shown(tensor.name)} at byte {tensor.start}, off its alignment",
+                )
             if tensor.start + tensor.num_bytes > self._size:
                 end = tensor.start + tensor.num_bytes
                 raise fault(
-                    self._path, f"is cut off: tensor {shown(tensor.name)} ends at {end}, the file at {self._size}"
+                    self._path,
+                    f"is cut off: tensor {shown(tensor.name)} ends at {end}, the file at "
+                    f"{self._size}",
                 )
         return tuple(found)
 

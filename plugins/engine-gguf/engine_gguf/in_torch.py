@@ -1,4 +1,6 @@
-"""The same weights and products in plain torch, for machines without the C++ library: right, as small, and slow."""
+"""The same weights and products in plain torch, for machines without the C++ library: right, as
+small, and slow.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ Tensor = torch.Tensor
 
 
 class TorchOps:
-    """The calls of `core_kernels.superblocks.SuperblockOps`. Weights are rows of blocks, and made plain for each product."""
+    """The calls of `core_kernels.superblocks.SuperblockOps`.
+
+    Weights are rows of blocks, and made plain for each product.
+    """
 
     def __init__(self, kind: str) -> None:
         self.block: Final = KINDS[kind]
@@ -31,7 +36,9 @@ class TorchOps:
         del rows
         weight[first : first + len(tensor)] = tensor
 
-    def rows(self, weight: Tensor, rows: int, width: int, ids: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    def rows(
+        self, weight: Tensor, rows: int, width: int, ids: Tensor, dtype: torch.dtype = torch.float32
+    ) -> Tensor:
         """Return the rows [n, width] of numbers [n]. Raises `IndexError` for one that there is not."""
         del rows, width
         return unblocked(weight[ids], self._stored).to(dtype)
@@ -41,7 +48,9 @@ class TorchOps:
         out.copy_(linear(x, unblocked(weight.detach(), self._stored).to(x.dtype)))
 
     def grouped(self, x: Tensor, weights: Tensor, counts: Tensor, out: Tensor) -> None:
-        """Write the product of each row of x with one of `weights`; the first counts[0] rows are for the first."""
+        """Write the product of each row of x with one of `weights`; the first counts[0] rows are
+        for the first.
+        """
         at = 0
         for weight, count in zip(weights, counts.tolist(), strict=True):
             if count:

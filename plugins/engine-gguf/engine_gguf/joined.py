@@ -1,4 +1,6 @@
-"""Puts together what GGUF files keep in two tensors and models want in one, and takes apart the experts of one."""
+"""Puts together what GGUF files keep in two tensors and models want in one, and takes apart the
+experts of one.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ class Joined:
         name = plan.place.name
         if "{}" in name:
             if tensor.dim() < 3:
-                raise ModelError(f"{plan.stored.name} is not the weights of several experts. Take another file.")
+                raise ModelError(
+                    f"{plan.stored.name} is not the weights of several experts. Take another file."
+                )
             for expert, own in enumerate(tensor):
                 yield name.format(expert), own
             return
@@ -46,7 +50,12 @@ class Joined:
             tensor = self._one(
                 plan, *(found.pop(part) for part in plan.pair)
             )  # whose pages are given back before it is read
-        if plan.part in EXPERTS and not plan.blocks and self._architecture in _ACROSS and tensor.dim() > 2:
+        if (
+            plan.part in EXPERTS
+            and not plan.blocks
+            and self._architecture in _ACROSS
+            and tensor.dim() > 2
+        ):
             tensor = tensor.transpose(1, 2)
         yield name, tensor
 
@@ -69,16 +78,23 @@ class Joined:
     def _by_key_head(self, first: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
         """Return rows of queries, keys, values and gates so that each key head's lie together."""
         config = self._config
-        keys, size = count(config, "linear_num_key_heads"), count(config, "linear_key_head_dim")
+        keys = count(config, "linear_num_key_heads")
+        size = count(config, "linear_key_head_dim")
         wide = len(gates)
         if not keys or wide % keys or len(first) != 2 * keys * size + wide:
-            raise ModelError(f"has {len(first)} and {wide} rows, which are not those of {keys} key heads.")
+            raise ModelError(
+                f"has {len(first)} and {wide} rows, which are not those of {keys} key heads."
+            )
         parts = (*torch.split(first, [keys * size, keys * size, wide]), gates)
-        return torch.cat([part.reshape(keys, -1, *part.shape[1:]) for part in parts], 1).flatten(0, 1)
+        return torch.cat([part.reshape(keys, -1, *part.shape[1:]) for part in parts], 1).flatten(
+            0, 1
+        )
 
 
 def _beside(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """Return both along the second axis, in memory that goes back to the system at once: the allocator keeps pieces of such size."""
+    """Return both along the second axis, in memory that goes back to the system at once: the
+    allocator keeps pieces of such size.
+    """
     shape = (first.shape[0], first.shape[1] + second.shape[1], *first.shape[2:])
     if first.is_meta or not prod(shape):
         return torch.cat((first, second), 1)

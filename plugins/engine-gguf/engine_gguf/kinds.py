@@ -44,7 +44,9 @@ KINDS: Final = {
     39: Kind("MXFP4", 32, 17),
 }
 """By their numbers in files. Integers (I8 to I64) are no weights."""
-KEPT: Final = frozenset(("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"))
+KEPT: Final = frozenset(
+    ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+)
 """Those whose blocks stay as they are; others become plain numbers while they load."""
 CODED: Final = frozenset(("MXFP4", "IQ4_NL"))
 """Those that the device's kernels for stored formats keep: in four bits, and in eight."""

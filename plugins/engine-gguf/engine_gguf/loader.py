@@ -1,7 +1,9 @@
-"""Streams the weights of GGUF files under their Hugging Face names: blocks as they are, or plain numbers.
+"""Streams the weights of GGUF files under their Hugging Face names: blocks as they are, or plain
+numbers.
 
-Files are memory-mapped, and a tensor that has been copied gives its pages back at once. So loading takes the model's own
-memory and little more: while one tensor is copied it is there twice, so large ones come first, when little else is there.
+Files are memory-mapped, and a tensor that has been copied gives its pages back at once. So loading
+takes the model's own memory and little more: while one tensor is copied it is there twice, so large
+ones come first, when little else is there.
 """
 
 from __future__ import annotations
@@ -27,20 +29,25 @@ from engine_gguf.numbers import as_plain, as_stored
 from engine_gguf.weights import Plan, plan_weights
 
 POPULATE_READ: Final = 22
-"""MADV_POPULATE_READ of Linux 5.14: the pages of a range all at once, instead of one fault for every few."""
+"""MADV_POPULATE_READ of Linux 5.14: the pages of a range all at once, instead of one fault for
+every few.
+"""
 LARGE: Final = 10
 """A tensor that is more than such a part of all is large."""
 _DTYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class GgufLoader:
-    """The weights of one model, file by file: large ones, then all others in the order of their bytes."""
+    """The weights of one model, file by file: large ones, then all others in the order of their
+    bytes.
+    """
 
     def __init__(self, source: ModelSource, config: EngineConfig) -> None:
         facts = getattr(source.hf_config, "quantization_config", None) or {}
         if facts.get("quant_method") != "gguf":
             raise ModelError(
-                f"{source.name!r} is no GGUF file, and --load-format gguf reads nothing else. Leave --load-format out."
+                f"{source.name!r} is no GGUF file, and --load-format gguf reads nothing else. "
+                "Leave --load-format out."
             )
         self._headers = read_headers(Path(facts["file"]))
         self._config = vars(source.hf_config)
@@ -61,7 +68,9 @@ class GgufLoader:
                 whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             for plan in sorted(plans, key=lambda plan: -max(plan.stored.num_bytes, large)):
                 if plan.stored.start + plan.stored.num_bytes > len(whole):
-                    raise ModelError(f"{header.path} has become shorter while it was read. Load it again.")
+                    raise ModelError(
+                        f"{header.path} has become shorter while it was read. Load it again."
+                    )
                 yield from joined.add(plan, self._arranged(_view(whole, plan.stored), plan))
 
     def headers(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -121,6 +130,7 @@ def _view(whole: mmap.mmap, stored: Stored) -> torch.Tensor:
 def _release(whole: mmap.mmap, start: int, end: int) -> None:
     """Give back the pages that hold nothing but these bytes."""
     page = mmap.PAGESIZE
-    first, last = -(-start // page) * page, end // page * page
+    first = -(-start // page) * page
+    last = end // page * page
     if first < last and hasattr(whole, "madvise"):
         whole.madvise(mmap.MADV_DONTNEED, first, last - first)

@@ -1,7 +1,7 @@
 """Keeps weights as the blocks of their GGUF file, and multiplies by them as they are.
 
-Parts that a layer computes in one may be of different types: neighbours of one type are one weight, which writes its own
-columns.
+Parts that a layer computes in one may be of different types: neighbours of one type are one weight,
+which writes its own columns.
 """
 
 from __future__ import annotations
@@ -35,23 +35,30 @@ class Gguf:
     def __init__(self, facts: Any, config: EngineConfig) -> None:
         if not facts:
             raise ModelError(
-                "--quantization gguf reads GGUF files, and this checkpoint is none; weights are not made smaller here. Leave "
+                "--quantization gguf reads GGUF files, and this checkpoint is none; weights are "
+                "not made smaller here. Leave "
                 "--quantization out, or give the file."
             )
         self._kinds: Mapping[str, str] = facts.get("blocks") or {}
         self._of_experts: Mapping[str, Mapping[str, str]] = facts.get("experts") or {}
-        used = {*self._kinds.values(), *(kind for own in self._of_experts.values() for kind in own.values())}
+        used = {
+            *self._kinds.values(),
+            *(kind for own in self._of_experts.values() for kind in own.values()),
+        }
         library = load_library()
         if library is None and used & KEPT:
             log.warning(
-                "gguf: no kernel of this device multiplies by blocks; each product makes its weight plain first, and one of a "
+                "gguf: no kernel of this device multiplies by blocks; each product makes its "
+                "weight plain first, and one of a "
                 "single row takes 17 to 40 times as long as with a plain checkpoint"
             )
         bits = config.options.get("gguf_activations")
         make: Any = TorchOps if library is None else lambda kind: SuperblockOps(library, kind, bits)
         self._ops: dict[str, Ops] = {kind: make(kind) for kind in sorted(used & KEPT)}
         coded = {name: next(iter(own.values())) for name, own in self._of_experts.items()}
-        self._coded = Coded(facts, self._kinds, {name: kind for name, kind in coded.items() if kind in CODED})
+        self._coded = Coded(
+            facts, self._kinds, {name: kind for name, kind in coded.items() if kind in CODED}
+        )
 
     def linear(self, prefix: str) -> Any:
         """Return a fresh method."""
@@ -87,7 +94,8 @@ class BlockLinear:
     suffixes: tuple[str, ...] = ("weight",)
 
     def __init__(self, kinds: Mapping[str, str], ops: Mapping[str, Ops]) -> None:
-        self._kinds, self._ops = kinds, ops
+        self._kinds = kinds
+        self._ops = ops
         self._width = 0
         self._own: list[tuple[Ops, slice, nn.Parameter]] = []
 
@@ -96,9 +104,16 @@ class BlockLinear:
         del suffix, part
         return None
 
-    def create(self, layer: nn.Module, in_features: int, out_features: int, dtype: torch.dtype) -> None:
-        """Register `weight_0` and so on, one for neighbours of a type. Raises `ModelError` where ranks cut through blocks."""
-        self._width, self._dtype, self._rows = in_features, dtype, out_features
+    def create(
+        self, layer: nn.Module, in_features: int, out_features: int, dtype: torch.dtype
+    ) -> None:
+        """Register `weight_0` and so on, one for neighbours of a type.
+
+        Raises `ModelError` where ranks cut through blocks.
+        """
+        self._width = in_features
+        self._dtype = dtype
+        self._rows = out_features
         own: list[tuple[Ops, slice]] = []
         for prefix, part in layer.parts.items():  # type: ignore[operator,union-attr]
             ops = self._ops[self._kinds[prefix]]
@@ -116,8 +131,12 @@ class BlockLinear:
     def load(self, layer: nn.Module, suffix: str, tensor: torch.Tensor, part: Part) -> None:
         """Put the rank's part to its rows."""
         del layer, suffix
-        ops, rows, weight = next(own for own in self._own if own[1].start <= part.target.start < own[1].stop)
-        put_blocks(ops, weight.data, rows.stop - rows.start, part.target.start - rows.start, tensor, part)
+        ops, rows, weight = next(
+            own for own in self._own if own[1].start <= part.target.start < own[1].stop
+        )
+        put_blocks(
+            ops, weight.data, rows.stop - rows.start, part.target.start - rows.start, tensor, part
+        )
 
     def finish(self, layer: nn.Module) -> None:
         """Nothing to repack."""

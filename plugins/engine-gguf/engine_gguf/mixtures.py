@@ -6,7 +6,8 @@ from typing import Final
 
 from engine_gguf.given import Fields, Given
 
-_MAVERICK_LAYERS, _MAVERICK_EXPERTS = 48, 128
+_MAVERICK_LAYERS = 48
+_MAVERICK_EXPERTS = 128
 """Llama 4 Maverick is the one without norms of queries and keys; no setting says it."""
 _STILL: Final = 1e20
 """What angles are divided by that are not to turn."""
@@ -70,7 +71,9 @@ def minimax_m2(given: Given, fields: Fields) -> Fields:
     return {
         "num_local_experts": settings.count("expert_count"),
         "num_experts_per_tok": settings.count("expert_used_count"),
-        "intermediate_size": settings.count("expert_feed_forward_length", fields["intermediate_size"]),
+        "intermediate_size": settings.count(
+            "expert_feed_forward_length", fields["intermediate_size"]
+        ),
         "rotary_dim": settings.count("rope.dimension_count", fields["head_dim"]),
     }
 
@@ -102,7 +105,9 @@ def ernie4_5_moe(given: Given, fields: Fields) -> Fields:
 
 
 def grouped(given: Given, fields: Fields) -> Fields:
-    """Return the facts of experts in groups beside shared ones, behind layers without: dots.llm1's and DeepSeek's."""
+    """Return the facts of experts in groups beside shared ones, behind layers without: dots.llm1's
+    and DeepSeek's.
+    """
     settings = given.settings
     return {
         "first_k_dense_replace": settings.count("leading_dense_block_count", 0, least=0),
@@ -124,22 +129,32 @@ def glm4_moe(given: Given, fields: Fields) -> Fields:
 
 
 def deepseek2(given: Given, fields: Fields) -> Fields:
-    """Return DeepSeek's facts; scores by sigmoid are those of V3, and a model without experts is Youtu's."""
+    """Return DeepSeek's facts; scores by sigmoid are those of V3, and a model without experts is
+    Youtu's.
+    """
     settings = given.settings
     turned = settings.count("rope.dimension_count")
     key = settings.count("attention.key_length_mla", settings.count("attention.key_length"))
-    rope = {key: value for key, value in fields["rope_parameters"].items() if key != "partial_rotary_factor"}
+    rope = {
+        key: value
+        for key, value in fields["rope_parameters"].items()
+        if key != "partial_rotary_factor"
+    }
     if rope["rope_type"] == "yarn" and settings.own("rope.scaling.yarn_log_multiplier"):
         weight = settings.number("rope.scaling.yarn_log_multiplier") / 0.1
         rope |= {"mscale": weight, "mscale_all_dim": weight}
     latents = {
         "num_key_value_heads": fields["num_attention_heads"],
-        "q_lora_rank": settings.count("attention.q_lora_rank") if settings.own("attention.q_lora_rank") else None,
+        "q_lora_rank": settings.count("attention.q_lora_rank")
+        if settings.own("attention.q_lora_rank")
+        else None,
         "kv_lora_rank": settings.count("attention.kv_lora_rank"),
         "qk_rope_head_dim": turned,
         "qk_nope_head_dim": key - turned,
         "head_dim": turned,
-        "v_head_dim": settings.count("attention.value_length_mla", settings.count("attention.value_length")),
+        "v_head_dim": settings.count(
+            "attention.value_length_mla", settings.count("attention.value_length")
+        ),
         "attention_bias": given.has("blk.0.attn_kv_a_mqa.bias"),
         "rope_parameters": rope,
     }
@@ -149,7 +164,9 @@ def deepseek2(given: Given, fields: Fields) -> Fields:
     dense = experts["first_k_dense_replace"]
     stated = settings.own("expert_gating_func")
     sigmoid = given.has(f"blk.{dense}.exp_probs_b.bias") if stated is None else stated == _SIGMOID
-    chosen = "noaux_tc" if sigmoid else "group_limited_greedy" if experts["n_group"] > 1 else "greedy"
+    chosen = (
+        "noaux_tc" if sigmoid else "group_limited_greedy" if experts["n_group"] > 1 else "greedy"
+    )
     return {
         **latents,
         **experts,
@@ -162,7 +179,8 @@ def deepseek2(given: Given, fields: Fields) -> Fields:
 def minicpm3(given: Given, fields: Fields) -> Fields:
     """Return MiniCPM 3's facts; its scales are the same in every model, and in no file."""
     settings = given.settings
-    turned, rope = settings.count("rope.dimension_count"), fields["rope_parameters"]
+    turned = settings.count("rope.dimension_count")
+    rope = fields["rope_parameters"]
     return {
         "q_lora_rank": settings.count("attention.q_lora_rank"),
         "kv_lora_rank": settings.count("attention.kv_lora_rank"),
@@ -170,7 +188,9 @@ def minicpm3(given: Given, fields: Fields) -> Fields:
         "qk_nope_head_dim": settings.count("attention.key_length") - turned,
         "head_dim": turned,
         "attention_bias": given.has("blk.0.attn_kv_a_mqa.bias"),
-        "rope_parameters": {key: value for key, value in rope.items() if key != "partial_rotary_factor"},
+        "rope_parameters": {
+            key: value for key, value in rope.items() if key != "partial_rotary_factor"
+        },
         "scale_emb": 12,
         "scale_depth": 1.4,
         "dim_model_base": 256,
@@ -179,7 +199,8 @@ def minicpm3(given: Given, fields: Fields) -> Fields:
 
 def gpt_oss(given: Given, fields: Fields) -> Fields:
     """Return gpt-oss's facts."""
-    settings, rope = given.settings, dict(fields["rope_parameters"])
+    settings = given.settings
+    rope = dict(fields["rope_parameters"])
     if rope["rope_type"] == "yarn":
         rope |= {"truncate": False, "beta_fast": 32.0, "beta_slow": 1.0}
     return {
@@ -208,18 +229,23 @@ def afmoe(given: Given, fields: Fields) -> Fields:
 
 
 def granite_moe(given: Given, fields: Fields) -> Fields:
-    """Return Granite's facts, whose experts are as wide as its layers say, with an MLP beside them in some models."""
+    """Return Granite's facts, whose experts are as wide as its layers say, with an MLP beside them
+    in some models.
+    """
     settings = given.settings
-    number, width = (
-        settings.count("expert_count", 0, least=0),
-        settings.count("expert_shared_feed_forward_length", 0, least=0),
-    )
+    number = settings.count("expert_count", 0, least=0)
+    width = settings.count("expert_shared_feed_forward_length", 0, least=0)
     experts = (
-        {"num_local_experts": number, "num_experts_per_tok": settings.count("expert_used_count", 1)} if number else {}
+        {"num_local_experts": number, "num_experts_per_tok": settings.count("expert_used_count", 1)}
+        if number
+        else {}
     )
     beside: Fields = {"shared_intermediate_size": width} if width else {}
     if width:
-        beside |= {"architectures": ["GraniteMoeSharedForCausalLM"], "model_type": "granitemoeshared"}
+        beside |= {
+            "architectures": ["GraniteMoeSharedForCausalLM"],
+            "model_type": "granitemoeshared",
+        }
     return {**granite(given, fields), **experts, **beside}
 
 
@@ -235,7 +261,9 @@ def granite(given: Given, fields: Fields) -> Fields:
 
 
 def phimoe(given: Given, fields: Fields) -> Fields:
-    """Return Phi-3.5-MoE's facts; its norms are layer norms, and their number is kept as if they were others."""
+    """Return Phi-3.5-MoE's facts; its norms are layer norms, and their number is kept as if they
+    were others.
+    """
     settings = given.settings
     window = settings.count("attention.sliding_window", 0, least=0)
     rope = dict(fields["rope_parameters"])
@@ -253,16 +281,21 @@ def phimoe(given: Given, fields: Fields) -> Fields:
 
 
 def llama4(given: Given, fields: Fields) -> Fields:
-    """Return Llama 4's facts: layers see chunks of 8,192 tokens, and every fourth all of them, without positions."""
+    """Return Llama 4's facts: layers see chunks of 8,192 tokens, and every fourth all of them,
+    without positions.
+    """
     settings = given.settings
-    number, step = settings.count("expert_count", 0, least=0), settings.count("interleave_moe_layer_step", 1)
+    number = settings.count("expert_count", 0, least=0)
+    step = settings.count("interleave_moe_layer_step", 1)
     layers = fields["num_hidden_layers"]
     mixing = [layer for layer in range(layers) if given.has(f"blk.{layer}.ffn_gate_inp.weight")]
     chunk = settings.count("attention.sliding_window", 8192, least=0)
     return {
         "num_local_experts": number or 1,
         "num_experts_per_tok": settings.count("expert_used_count", 1),
-        "intermediate_size": settings.count("expert_feed_forward_length", fields["intermediate_size"]),
+        "intermediate_size": settings.count(
+            "expert_feed_forward_length", fields["intermediate_size"]
+        ),
         "intermediate_size_mlp": fields["intermediate_size"],
         "interleave_moe_layer_step": step,
         "moe_layers": mixing,
@@ -273,12 +306,19 @@ def llama4(given: Given, fields: Fields) -> Fields:
 
 
 def gemma4(given: Given, fields: Fields) -> Fields:
-    """Return Gemma 4's facts: full layers have heads of their own size and number, some layers the keys of others."""
-    settings, layers = given.settings, fields["num_hidden_layers"]
+    """Return Gemma 4's facts: full layers have heads of their own size and number, some layers the
+    keys of others.
+    """
+    settings = given.settings
+    layers = fields["num_hidden_layers"]
     windows = given.windows(layers, 6)
-    full = [kind == "full_attention" for kind in windows.get("layer_types", ["full_attention"] * layers)]
-    kv_heads, widths = settings.each("attention.head_count_kv", layers), settings.each("feed_forward_length", layers)
-    size, local = settings.count("attention.key_length"), settings.count("attention.key_length_swa")
+    full = [
+        kind == "full_attention" for kind in windows.get("layer_types", ["full_attention"] * layers)
+    ]
+    kv_heads = settings.each("attention.head_count_kv", layers)
+    widths = settings.each("feed_forward_length", layers)
+    size = settings.count("attention.key_length")
+    local = settings.count("attention.key_length_swa")
     shared = settings.count("attention.shared_kv_layers", 0, least=0)
     own = [layer for layer in range(layers) if full[layer] and layer < layers - shared]
     tied = any(not given.has(f"blk.{layer}.attn_v.weight") for layer in own)
@@ -292,17 +332,25 @@ def gemma4(given: Given, fields: Fields) -> Fields:
         "hidden_activation": "gelu_pytorch_tanh",
         "head_dim": local,
         "global_head_dim": size,
-        "num_key_value_heads": next((heads for layer, heads in enumerate(kv_heads) if not full[layer]), kv_heads[0]),
+        "num_key_value_heads": next(
+            (heads for layer, heads in enumerate(kv_heads) if not full[layer]), kv_heads[0]
+        ),
         "num_global_key_value_heads": numbered[0][1] if numbered else kv_heads[0],
         "attention_k_eq_v": tied,
         "num_kv_shared_layers": shared,
         "intermediate_size": widths[0],
         "use_double_wide_mlp": shared > 0 and widths[-1] == 2 * widths[0],
-        "hidden_size_per_layer_input": settings.count("embedding_length_per_layer_input", 0, least=0),
+        "hidden_size_per_layer_input": settings.count(
+            "embedding_length_per_layer_input", 0, least=0
+        ),
         "vocab_size_per_layer_input": fields["vocab_size"],
         "final_logit_softcapping": settings.own("final_logit_softcapping"),
         "rope_parameters": {
-            "full_attention": {"rope_type": "proportional", "rope_theta": theta, "partial_rotary_factor": turning},
+            "full_attention": {
+                "rope_type": "proportional",
+                "rope_theta": theta,
+                "partial_rotary_factor": turning,
+            },
             "sliding_attention": {
                 "rope_type": "default",
                 "rope_theta": settings.number("rope.freq_base_swa", 10_000.0),
@@ -311,7 +359,8 @@ def gemma4(given: Given, fields: Fields) -> Fields:
     }
     if not tied:  # a config says this number only where keys are values
         out["per_layer_config"] = {
-            str(layer): {"head_dim": size, "num_key_value_heads": heads} for layer, heads in numbered
+            str(layer): {"head_dim": size, "num_key_value_heads": heads}
+            for layer, heads in numbered
         }
     if experts:
         out |= {

@@ -1,4 +1,6 @@
-"""Where a tensor of a GGUF file goes: which Hugging Face weight it is, and what is done to it on the way."""
+"""Where a tensor of a GGUF file goes: which Hugging Face weight it is, and what is done to it on
+the way.
+"""
 
 from __future__ import annotations
 
@@ -46,14 +48,19 @@ class Names:
     def __init__(self, config: Mapping[str, Any]) -> None:
         architecture = config["architectures"][0]
         spelling = SPELLINGS.get(architecture, Spelling())
-        self._inside, self._outside = {**INSIDE, **spelling.inside}, {**OUTSIDE, **spelling.outside}
-        self._layer, self._changes = spelling.layer, CHANGES.get(architecture, {})
+        self._inside = {**INSIDE, **spelling.inside}
+        self._outside = {**OUTSIDE, **spelling.outside}
+        self._layer = spelling.layer
+        self._changes = CHANGES.get(architecture, {})
         self._choice = 1 if config.get("num_ln_in_parallel_attn") == 2 else 0
-        first, further = count(config, "num_hidden_layers"), count(config, "num_nextn_predict_layers")
+        first = count(config, "num_hidden_layers")
+        further = count(config, "num_nextn_predict_layers")
         self._further = range(first, first + further)
 
     def ignores(self, name: str) -> bool:
-        """Say whether a tensor is no weight of the model: factors, and layers that only guess further tokens."""
+        """Say whether a tensor is no weight of the model: factors, and layers that only guess
+        further tokens.
+        """
         found = _LAYER.fullmatch(name)
         return name in _FACTORS or (found is not None and int(found[1]) in self._further)
 
@@ -67,7 +74,8 @@ class Names:
         whole = found[2] if found else name
         part, _, suffix = whole.rpartition(".")
         if suffix not in _SUFFIXES:
-            part, suffix = whole, ""
+            part = whole
+            suffix = ""
         names = self._inside if found else self._outside
         known = names.get(whole) or names.get(part)
         if known is None or (suffix == "scale" and whole not in names):

@@ -9,7 +9,12 @@ import torch
 
 from engine_gguf.kinds import Kind
 
-_PLAIN: Final = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_PLAIN: Final = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
 _PIECE: Final = 1 << 22
 """Numbers that are in memory in float32 at a time."""
 
@@ -25,13 +30,16 @@ def as_stored(data: torch.Tensor, kind: Kind, shape: tuple[int, ...]) -> torch.T
 
 
 def as_plain(stored: torch.Tensor, kind: Kind, dtype: torch.dtype) -> torch.Tensor:
-    """Return the numbers [..., columns] of what `as_stored` gives; blocks become numbers of `dtype`."""
+    """Return the numbers [..., columns] of what `as_stored` gives; blocks become numbers of
+    `dtype`.
+    """
     if kind.name in _PLAIN:
         return stored
     out = torch.empty(*stored.shape[:-2], stored.shape[-2] * kind.inputs, dtype=dtype)
     if stored.is_meta:
         return out.to("meta")
-    flat, rows = out.view(-1, out.shape[-1]), stored.reshape(-1, *stored.shape[-2:])
+    flat = out.view(-1, out.shape[-1])
+    rows = stored.reshape(-1, *stored.shape[-2:])
     for first, last in _pieces(*flat.shape):
         flat[first:last] = unblocked(rows[first:last], kind)
     return out
@@ -39,7 +47,9 @@ def as_plain(stored: torch.Tensor, kind: Kind, dtype: torch.dtype) -> torch.Tens
 
 def unblocked(rows: torch.Tensor, kind: Kind) -> torch.Tensor:
     """Return float32 [rows, columns] of uint8 [rows, blocks, bytes of a block]."""
-    from gguf import GGMLQuantizationType  # lazy: only for blocks that are not multiplied by as they are
+    from gguf import (
+        GGMLQuantizationType,
+    )  # lazy: only for blocks that are not multiplied by as they are
     from gguf.quants import dequantize
 
     flat = rows.reshape(len(rows), rows.shape[1] * rows.shape[2]).numpy()

@@ -1,4 +1,6 @@
-"""A tokenizer of sentence pieces (llama.cpp calls it llama), as tokenizer.json has it: merges follow from the scores."""
+"""A tokenizer of sentence pieces (llama.cpp calls it llama), as tokenizer.json has it: merges
+follow from the scores.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ def sentence_pieces(
     begins: bool,
     stated: Sequence[Sequence[str]] | None = None,
 ) -> dict[str, Any]:
-    """Return the fields of tokenizer.json. `begins`: a space is put before a text; `stated`: merges, in place of scores."""
+    """Return the fields of tokenizer.json.
+
+    `begins`: a space is put before a text; `stated`: merges, in place of scores.
+    """
     vocabulary = {token: number for number, token in enumerate(tokens)}
     replaced = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     before = [{"type": "Prepend", "prepend": SPACE}] if begins else []
@@ -31,7 +36,10 @@ def sentence_pieces(
         "pre_tokenizer": None,
         "decoder": {
             "type": "Sequence",
-            "decoders": [*back, *([{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if begins else [])],
+            "decoders": [
+                *back,
+                *([{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if begins else []),
+            ],
         },
         "model": {
             "type": "BPE",
@@ -51,12 +59,16 @@ def merges(vocabulary: Mapping[str, int], scores: Sequence[float]) -> list[list[
     return [[left, right] for *_, left, right in found]
 
 
-def _pairs(vocabulary: Mapping[str, int], scores: Sequence[float]) -> Iterator[tuple[float, int, int, str, str]]:
+def _pairs(
+    vocabulary: Mapping[str, int], scores: Sequence[float]
+) -> Iterator[tuple[float, int, int, str, str]]:
     for piece, number in vocabulary.items():
         if len(piece) > _LONGEST:
             continue
         for at in range(1, len(piece)):
-            left, right = piece[:at], piece[at:]
-            first, second = vocabulary.get(left), vocabulary.get(right)
+            left = piece[:at]
+            right = piece[at:]
+            first = vocabulary.get(left)
+            second = vocabulary.get(right)
             if first is not None and second is not None:
                 yield float(scores[number]), -first, -second, left, right

@@ -1,4 +1,6 @@
-"""What the distribution brings: a source of models, a weight loader, a quantization method, and an option."""
+"""What the distribution brings: a source of models, a weight loader, a quantization method, and an
+option.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,17 @@ def engine_find_model(model: str, config: EngineConfig) -> ModelSource | None:
 @hookimpl
 def engine_weight_loaders() -> list[Entry]:
     """Return the loader."""
-    return [Entry("gguf", "engine_gguf.loader:GgufLoader", "one GGUF file or its splits, memory-mapped")]
+    return [
+        Entry("gguf", "engine_gguf.loader:GgufLoader", "one GGUF file or its splits, memory-mapped")
+    ]
 
 
 @hookimpl
 def engine_quant_methods() -> list[Entry]:
     """Return the method."""
-    return [Entry("gguf", "engine_gguf.method:Gguf", "blocks of GGUF files, multiplied by as they are")]
+    return [
+        Entry("gguf", "engine_gguf.method:Gguf", "blocks of GGUF files, multiplied by as they are")
+    ]
 
 
 @hookimpl

@@ -30,17 +30,30 @@ def mamba(given: Given, fields: Fields) -> Fields:
         intermediate_size="inner_size",
     )
     falcon = given.settings.flag(f"{given.settings.architecture}.ssm.dt_b_c_rms")
-    named = {"architectures": ["FalconMambaForCausalLM"], "model_type": "falcon_mamba"} if falcon else {}
+    named = (
+        {"architectures": ["FalconMambaForCausalLM"], "model_type": "falcon_mamba"}
+        if falcon
+        else {}
+    )
     eps = fields["rms_norm_eps"]
-    biased = {"use_bias": given.has("blk.0.ssm_in.bias"), "use_conv_bias": given.has("blk.0.ssm_conv1d.bias")}
+    biased = {
+        "use_bias": given.has("blk.0.ssm_in.bias"),
+        "use_conv_bias": given.has("blk.0.ssm_conv1d.bias"),
+    }
     return {**named, **sizes, **biased, "layer_norm_epsilon": eps, "mixer_rms_eps": 1e-6}
 
 
 def mamba2(given: Given, fields: Fields) -> Fields:
     """Return Mamba 2's facts."""
-    sizes = _sizes(given, conv_kernel="conv_kernel", state_size="state_size", n_groups="group_count")
-    heads, width = given.settings.count("ssm.time_step_rank"), given.settings.count("ssm.inner_size")
-    biased = {"use_bias": given.has("blk.0.ssm_in.bias"), "use_conv_bias": given.has("blk.0.ssm_conv1d.bias")}
+    sizes = _sizes(
+        given, conv_kernel="conv_kernel", state_size="state_size", n_groups="group_count"
+    )
+    heads = given.settings.count("ssm.time_step_rank")
+    width = given.settings.count("ssm.inner_size")
+    biased = {
+        "use_bias": given.has("blk.0.ssm_in.bias"),
+        "use_conv_bias": given.has("blk.0.ssm_conv1d.bias"),
+    }
     own = {"num_heads": heads, "head_dim": width // heads, "intermediate_size": width}
     return {**sizes, **own, **biased, "layer_norm_epsilon": fields["rms_norm_eps"]}
 
@@ -65,13 +78,21 @@ def _mamba2_of(given: Given, layer: int) -> Fields:
 
 
 def granite_hybrid(given: Given, fields: Fields) -> Fields:
-    """Return Granite 4's facts, or Bamba's, which llama.cpp calls by the same name and which has no factors."""
+    """Return Granite 4's facts, or Bamba's, which llama.cpp calls by the same name and which has no
+    factors.
+    """
     kinds = _kinds(given, fields)
     recurrent = next((layer for layer, kind in enumerate(kinds) if kind == "linear_attention"), 0)
     spaces = _mamba2_of(given, recurrent) if "linear_attention" in kinds else {}
-    if given.settings.own("embedding_scale") is None and given.settings.own("attention.scale") is None and spaces:
+    if (
+        given.settings.own("embedding_scale") is None
+        and given.settings.own("attention.scale") is None
+        and spaces
+    ):
         attending = [layer for layer, kind in enumerate(kinds) if kind == "full_attention"]
-        turned = {"attention_bias": any(given.has(f"blk.{layer}.attn_q.bias") for layer in attending)}
+        turned = {
+            "attention_bias": any(given.has(f"blk.{layer}.attn_q.bias") for layer in attending)
+        }
         named = {"architectures": ["BambaForCausalLM"], "model_type": "bamba"}
         return {**spaces, **turned, **named, "attn_layer_indices": attending}
     turns = given.settings.flag(f"{given.settings.architecture}.rope.scaling.finetuned", not spaces)
@@ -92,7 +113,9 @@ def granite_hybrid(given: Given, fields: Fields) -> Fields:
 
 
 def falcon_h1(given: Given, fields: Fields) -> Fields:
-    """Return Falcon H1's facts; its factors are in the weights already, except that on norms nothing is changed."""
+    """Return Falcon H1's facts; its factors are in the weights already, except that on norms
+    nothing is changed.
+    """
     return {
         **_mamba2_of(given, 0),
         "mamba_rms_norm": given.has("blk.0.ssm_norm.weight"),
@@ -103,14 +126,25 @@ def falcon_h1(given: Given, fields: Fields) -> Fields:
 
 
 def jamba(given: Given, fields: Fields) -> Fields:
-    """Return Jamba's facts; of layers that attend, and of those with experts, the first two give the period."""
-    settings, layers = given.settings, range(fields["num_hidden_layers"])
-    attending: list[int] = [layer for layer in layers if given.has(f"blk.{layer}.attn_q.weight")] or [0]
+    """Return Jamba's facts; of layers that attend, and of those with experts, the first two give
+    the period.
+    """
+    settings = given.settings
+    layers = range(fields["num_hidden_layers"])
+    attending: list[int] = [
+        layer for layer in layers if given.has(f"blk.{layer}.attn_q.weight")
+    ] or [0]
     mixing = [layer for layer in layers if given.has(f"blk.{layer}.ffn_gate_inp.weight")]
     recurrent = next((layer for layer in layers if layer not in attending), 0)
-    width, hidden = settings.count("ssm.inner_size"), fields["hidden_size"]
+    width = settings.count("ssm.inner_size")
+    hidden = fields["hidden_size"]
     return {
-        **_sizes(given, mamba_d_conv="conv_kernel", mamba_d_state="state_size", mamba_dt_rank="time_step_rank"),
+        **_sizes(
+            given,
+            mamba_d_conv="conv_kernel",
+            mamba_d_state="state_size",
+            mamba_dt_rank="time_step_rank",
+        ),
         "mamba_expand": max(1, width // hidden),
         "mamba_proj_bias": given.has(f"blk.{recurrent}.ssm_in.bias"),
         "mamba_conv_bias": given.has(f"blk.{recurrent}.ssm_conv1d.bias"),
@@ -130,14 +164,24 @@ def _period(found: list[int], layers: int) -> int:
 
 def nemotron_h(given: Given, fields: Fields) -> Fields:
     """Return Nemotron H's facts: what each layer is, its tensors say."""
-    settings, layers = given.settings, range(fields["num_hidden_layers"])
-    kinds = {"ssm_in": "linear_attention", "attn_q": "full_attention", "ffn_gate_inp": "moe", "ffn_up": "mlp"}
+    settings = given.settings
+    layers = range(fields["num_hidden_layers"])
+    kinds = {
+        "ssm_in": "linear_attention",
+        "attn_q": "full_attention",
+        "ffn_gate_inp": "moe",
+        "ffn_up": "mlp",
+    }
     found = [
-        next((kind for part, kind in kinds.items() if given.has(f"blk.{layer}.{part}.weight")), "mlp")
+        next(
+            (kind for part, kind in kinds.items() if given.has(f"blk.{layer}.{part}.weight")), "mlp"
+        )
         for layer in layers
     ]
     own = _mamba2_of(given, found.index("linear_attention")) if "linear_attention" in found else {}
-    ups = [given.tensors.get(f"blk.{layer}.ffn_up.weight") for layer in layers if found[layer] == "mlp"]
+    ups = [
+        given.tensors.get(f"blk.{layer}.ffn_up.weight") for layer in layers if found[layer] == "mlp"
+    ]
     widths = [up.shape[0] for up in ups if up is not None]
     out: Fields = {
         "layers_block_type": found,
@@ -161,7 +205,9 @@ def nemotron_h(given: Given, fields: Fields) -> Fields:
             "n_routed_experts": settings.count("expert_count"),
             "num_experts_per_tok": settings.count("expert_used_count"),
             "moe_intermediate_size": settings.count("expert_feed_forward_length"),
-            "moe_shared_expert_intermediate_size": settings.count("expert_shared_feed_forward_length"),
+            "moe_shared_expert_intermediate_size": settings.count(
+                "expert_shared_feed_forward_length"
+            ),
             "moe_latent_size": settings.count("moe_latent_size", 0, least=0) or None,
             "norm_topk_prob": settings.flag(f"{settings.architecture}.expert_weights_norm"),
             "routed_scaling_factor": settings.number("expert_weights_scale", 1.0),
@@ -177,7 +223,9 @@ def lfm2(given: Given, fields: Fields) -> Fields:
     return {
         "layer_types": kinds,
         "conv_L_cache": given.settings.count("shortconv.l_cache"),
-        "conv_bias": any(given.has(f"blk.{layer}.shortconv.in_proj.bias") for layer in range(len(kinds))),
+        "conv_bias": any(
+            given.has(f"blk.{layer}.shortconv.in_proj.bias") for layer in range(len(kinds))
+        ),
         "norm_eps": fields["rms_norm_eps"],
         "block_auto_adjust_ff_dim": False,
         "block_ff_dim": fields["intermediate_size"],

@@ -15,7 +15,10 @@ LARGEST_COUNT = 1 << 32
 
 
 class Settings:
-    """Those of one file. Names without a dot are the architecture's: `head_count` is `llama.head_count` of a Llama."""
+    """Those of one file.
+
+    Names without a dot are the architecture's: `head_count` is `llama.head_count` of a Llama.
+    """
 
     def __init__(self, header: Header) -> None:
         self._header = header
@@ -55,14 +58,22 @@ class Settings:
         return value
 
     def count(self, name: str, default: int | None = None, least: int = 1) -> int:
-        """Return an integer of the architecture; of a list with one for each layer, what all of them are."""
+        """Return an integer of the architecture; of a list with one for each layer, what all of
+        them are.
+        """
         value = self.own(name)
         if value is None and default is not None:
             return default
         if isinstance(value, np.ndarray) and len(set(value.tolist())) == 1:
             value = value.tolist()[0]
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < LARGEST_COUNT:
-            raise self.wrong(f"{self.architecture}.{name}", value, f"one integer for all layers, {least} or more")
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int)
+            or not least <= value < LARGEST_COUNT
+        ):
+            raise self.wrong(
+                f"{self.architecture}.{name}", value, f"one integer for all layers, {least} or more"
+            )
         return value
 
     def each(self, name: str, layers: int) -> list[int]:
@@ -70,12 +81,22 @@ class Settings:
         value = self.own(name)
         if not isinstance(value, np.ndarray):
             return [self.count(name)] * layers
-        if len(value) < layers or value.dtype.kind not in "iu" or not 0 <= value.min() <= value.max() < LARGEST_COUNT:
-            raise self.wrong(f"{self.architecture}.{name}", value, f"a list of {layers} integers, one for each layer")
+        if (
+            len(value) < layers
+            or value.dtype.kind not in "iu"
+            or not 0 <= value.min() <= value.max() < LARGEST_COUNT
+        ):
+            raise self.wrong(
+                f"{self.architecture}.{name}",
+                value,
+                f"a list of {layers} integers, one for each layer",
+            )
         return [int(each) for each in value[:layers]]
 
     def largest(self, name: str, default: int) -> int:
-        """Return the largest of the integers of all layers; the default where there is none, or none but 0."""
+        """Return the largest of the integers of all layers; the default where there is none, or
+        none but 0.
+        """
         value = self.own(name)
         if isinstance(value, np.ndarray) and len(value):
             return max(self.each(name, len(value))) or default
@@ -86,7 +107,11 @@ class Settings:
         value = self.own(name)
         if value is None and default is not None:
             return default
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, (int, float))
+            or not math.isfinite(value)
+        ):
             raise self.wrong(f"{self.architecture}.{name}", value, "a number")
         return float(value)
 
@@ -96,7 +121,9 @@ class Settings:
         return bool(value) if isinstance(value, (bool, int)) else default
 
     def token(self, name: str, size: int) -> int | None:
-        """Return the number of a token that the vocabulary of this size has, None where the file names none."""
+        """Return the number of a token that the vocabulary of this size has, None where the file
+        names none.
+        """
         value = self.get(name)
         if value is None:
             return None
@@ -108,7 +135,8 @@ class Settings:
         """Return the error for a setting that cannot be."""
         state = "is missing" if value is None else f"is {_short(value)}"
         return ModelError(
-            f"{self._header.path}: the setting {shown(name)} {state}; it must be {wanted}. Take another file, or describe the "
+            f"{self._header.path}: the setting {shown(name)} {state}; it must be {wanted}. Take "
+            "another file, or describe the "
             "model with --hf-config-path."
         )
 

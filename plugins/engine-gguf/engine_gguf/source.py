@@ -1,7 +1,8 @@
 """Says what model a GGUF file holds, from its header alone.
 
-What a tokenizer reads is written once into a folder of the user's cache, in the Hugging Face layout, under a name that
-follows from the header; so the engine's own tokenizer and chat renderer serve it as they do any other.
+What a tokenizer reads is written once into a folder of the user's cache, in the Hugging Face
+layout, under a name that follows from the header; so the engine's own tokenizer and chat renderer
+serve it as they do any other.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ _FACTORS: Final = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factor
 
 
 def find(model: str, config: EngineConfig) -> ModelSource:
-    """Return the source of a file, or of the splits it is one of. Raises `ModelError` naming file and fault."""
+    """Return the source of a file, or of the splits it is one of.
+
+    Raises `ModelError` naming file and fault.
+    """
     path = Path(model).expanduser()
     headers = read_headers(path)
     settings = Settings(headers[0])
@@ -90,11 +94,14 @@ def _config(
         named = stated["architectures"][0]
     except (OSError, ValueError, RecursionError, KeyError, IndexError, TypeError) as error:
         raise ModelError(
-            f"--hf-config-path: {path} does not describe a model ({error!r:.200}); give a folder with a config.json that "
+            f"--hf-config-path: {path} does not describe a model ({error!r:.200}); give a folder "
+            "with a config.json that "
             "names its architecture."
         ) from error
     if not isinstance(named, str):
-        raise ModelError(f"--hf-config-path: {path} names the architecture {named!r:.60}; it must be a text.")
+        raise ModelError(
+            f"--hf-config-path: {path} names the architecture {named!r:.60}; it must be a text."
+        )
     return dict(stated)
 
 
@@ -103,7 +110,11 @@ def _merged(stated: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str
     out = dict(stated)
     for key, value in overrides.items():
         old = out.get(key)
-        out[key] = _merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+        out[key] = (
+            _merged(old, value)
+            if isinstance(old, Mapping) and isinstance(value, Mapping)
+            else value
+        )
     return out
 
 
@@ -114,8 +125,14 @@ def _factors(headers: Sequence[Header]) -> dict[str, list[float]]:
         for tensor in header.tensors:
             if tensor.name not in _FACTORS:
                 continue
-            if tensor.kind.name != "F32" or len(tensor.shape) != 1 or tensor.shape[0] > _MOST_FACTORS:
-                raise ModelError(f"{header.path}: {shown(tensor.name)} is no list of float32 numbers.")
+            if (
+                tensor.kind.name != "F32"
+                or len(tensor.shape) != 1
+                or tensor.shape[0] > _MOST_FACTORS
+            ):
+                raise ModelError(
+                    f"{header.path}: {shown(tensor.name)} is no list of float32 numbers."
+                )
             with header.path.open("rb") as file:
                 file.seek(tensor.start)
                 found[tensor.name] = np.frombuffer(file.read(tensor.num_bytes), "<f4").tolist()
@@ -125,12 +142,16 @@ def _factors(headers: Sequence[Header]) -> dict[str, list[float]]:
 def _context(stated: Mapping[str, Any]) -> int:
     context = stated.get("max_position_embeddings", 2048)
     if type(context) is not int or context < 1:
-        raise ModelError(f"max_position_embeddings is {context!r:.60}; it must be a positive integer.")
+        raise ModelError(
+            f"max_position_embeddings is {context!r:.60}; it must be a positive integer."
+        )
     return context
 
 
 def _dtype(tensors: Any) -> str:
-    """Return the type that most numbers have, where they are plain; blocks are computed in bfloat16."""
+    """Return the type that most numbers have, where they are plain; blocks are computed in
+    bfloat16.
+    """
     sizes: dict[str, int] = {}
     for tensor in tensors:
         sizes[tensor.kind.name] = sizes.get(tensor.kind.name, 0) + tensor.num_bytes
@@ -145,12 +166,16 @@ def _sampling(settings: Settings) -> dict[str, Any]:
     try:
         SamplingParams(**stated)
     except (InvalidRequest, TypeError) as error:
-        raise ModelError(f"its sampling parameters cannot be used ({error}); pass --generation-config vllm.") from error
+        raise ModelError(
+            f"its sampling parameters cannot be used ({error}); pass --generation-config vllm."
+        ) from error
     return stated
 
 
 def _identity(headers: Sequence[Header], stated: Mapping[str, Any]) -> str:
-    """Return a hash of the config and of sizes, beginnings and ends of the files; where they lie is nobody's business."""
+    """Return a hash of the config and of sizes, beginnings and ends of the files; where they lie is
+    nobody's business.
+    """
     facts = {name: value for name, value in stated.items() if name != "quantization_config"}
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode())
     for header in headers:
@@ -164,7 +189,9 @@ def _identity(headers: Sequence[Header], stated: Mapping[str, Any]) -> str:
 
 
 def _written(files: Mapping[str, Any]) -> Path:
-    """Return a folder with these files, each JSON: that of the cache where it can be written to, else a new one."""
+    """Return a folder with these files, each JSON: that of the cache where it can be written to,
+    else a new one.
+    """
     texts = {name: json.dumps(value, ensure_ascii=False) for name, value in files.items()}
     digest = hashlib.sha256(FORM.encode())
     for name in sorted(texts):

@@ -1,7 +1,8 @@
 """Which names checkpoints have for the tensors of GGUF files. Facts alone.
 
-Two parts of a layer with one name are one tensor in the checkpoint. `{}` stands for the number of an expert; of two names with
-a `|` between, the second is that of models with two norms in front of parallel parts.
+Two parts of a layer with one name are one tensor in the checkpoint. `{}` stands for the number of
+an expert; of two names with a `|` between, the second is that of models with two norms in front of
+parallel parts.
 """
 
 from __future__ import annotations
@@ -12,7 +13,11 @@ from typing import Final
 
 Spelt = Mapping[str, str]
 
-OUTSIDE: Final = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+OUTSIDE: Final = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
 _ATTENTION: Final = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -55,14 +60,19 @@ def _together(prefix: str, *, up: str = "gate_up_proj", down: str = "down_proj")
 def _lettered(prefix: str) -> dict[str, str]:
     """Return the names of experts whose weights are called by letters."""
     letters = {"gate": "w1", "up": "w3", "down": "w2"}
-    return {f"ffn_{part}_exps": f"{prefix}.experts.{{}}.{letter}" for part, letter in letters.items()}
+    return {
+        f"ffn_{part}_exps": f"{prefix}.experts.{{}}.{letter}" for part, letter in letters.items()
+    }
 
 
 _GEMMA: Final = {"ffn_norm": "pre_feedforward_layernorm"}
 _SHARED: Final = {f"ffn_{part}_shexp": f"mlp.shared_expert.{part}_proj" for part in _THREE}
 _SHARE: Final = {**_SHARED, "ffn_gate_inp_shexp": "mlp.shared_expert_gate"}
 _MIXTRAL: Final = {"ffn_gate_inp": "block_sparse_moe.gate", **_lettered("block_sparse_moe")}
-_HUNYUAN: Final = {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
+_HUNYUAN: Final = {
+    "attn_q_norm": "self_attn.query_layernorm",
+    "attn_k_norm": "self_attn.key_layernorm",
+}
 _GRANITE: Final = {
     "ffn_gate_inp": "block_sparse_moe.router.layer",
     **_together("block_sparse_moe", up="input_linear.weight", down="output_linear.weight"),
@@ -213,10 +223,14 @@ SPELLINGS: Final[Mapping[str, Spelling]] = {
     "BloomForCausalLM": Spelling(_BLOOM, _BLOOM_OUTSIDE, "transformer.h.{}."),
     "Ernie4_5_MoeForCausalLM": Spelling({"exp_probs_b": "mlp.moe_statics.e_score_correction_bias"}),
     "FalconForCausalLM": Spelling(
-        {**_BLOOM, "attn_norm": "input_layernorm|ln_mlp", "attn_norm_2": "ln_attn"}, _BLOOM_OUTSIDE, "transformer.h.{}."
+        {**_BLOOM, "attn_norm": "input_layernorm|ln_mlp", "attn_norm_2": "ln_attn"},
+        _BLOOM_OUTSIDE,
+        "transformer.h.{}.",
     ),
     "FalconH1ForCausalLM": Spelling(_HYBRID, {"output_norm": "model.final_layernorm"}),
-    "FalconMambaForCausalLM": Spelling({**_mamba("mixer"), "attn_norm": "norm"}, _MAMBA_OUTSIDE, "backbone.layers.{}."),
+    "FalconMambaForCausalLM": Spelling(
+        {**_mamba("mixer"), "attn_norm": "norm"}, _MAMBA_OUTSIDE, "backbone.layers.{}."
+    ),
     "GPT2LMHeadModel": Spelling(_GPT, _GPT_OUTSIDE, "transformer.h.{}."),
     "GPTBigCodeForCausalLM": Spelling(_GPT, _GPT_OUTSIDE, "transformer.h.{}."),
     "GPTNeoXForCausalLM": Spelling(
@@ -226,7 +240,11 @@ SPELLINGS: Final[Mapping[str, Spelling]] = {
             "ffn_up": "mlp.dense_h_to_4h",
             "ffn_down": "mlp.dense_4h_to_h",
         },
-        {"token_embd": "gpt_neox.embed_in", "output_norm": "gpt_neox.final_layer_norm", "output": "embed_out"},
+        {
+            "token_embd": "gpt_neox.embed_in",
+            "output_norm": "gpt_neox.final_layer_norm",
+            "output": "embed_out",
+        },
         "gpt_neox.layers.{}.",
     ),
     "Gemma2ForCausalLM": Spelling(_GEMMA),
@@ -299,9 +317,15 @@ SPELLINGS: Final[Mapping[str, Spelling]] = {
             **{f"ffn_{part}_shexp": f"feed_forward.shared_expert.{part}_proj" for part in _THREE},
         }
     ),
-    "Mamba2ForCausalLM": Spelling({**_mamba2("mixer"), "attn_norm": "norm"}, _MAMBA_OUTSIDE, "backbone.layers.{}."),
-    "MambaForCausalLM": Spelling({**_mamba("mixer"), "attn_norm": "norm"}, _MAMBA_OUTSIDE, "backbone.layers.{}."),
-    "MiniMaxM2ForCausalLM": Spelling({**_MIXTRAL, "exp_probs_b": "block_sparse_moe.e_score_correction_bias"}),
+    "Mamba2ForCausalLM": Spelling(
+        {**_mamba2("mixer"), "attn_norm": "norm"}, _MAMBA_OUTSIDE, "backbone.layers.{}."
+    ),
+    "MambaForCausalLM": Spelling(
+        {**_mamba("mixer"), "attn_norm": "norm"}, _MAMBA_OUTSIDE, "backbone.layers.{}."
+    ),
+    "MiniMaxM2ForCausalLM": Spelling(
+        {**_MIXTRAL, "exp_probs_b": "block_sparse_moe.e_score_correction_bias"}
+    ),
     "MixtralForCausalLM": Spelling(_MIXTRAL),
     "MptForCausalLM": Spelling(
         {
@@ -318,7 +342,11 @@ SPELLINGS: Final[Mapping[str, Spelling]] = {
     "NemotronHForCausalLM": Spelling(
         {
             **_mamba2("mixer"),
-            **{key: f"mixer.{name.partition('.')[2]}" for key, name in _ATTENTION.items() if "." in name},
+            **{
+                key: f"mixer.{name.partition('.')[2]}"
+                for key, name in _ATTENTION.items()
+                if "." in name
+            },
             **{f"ffn_{part}": f"mixer.{part}_proj" for part in _THREE},
             "attn_norm": "norm",
             "ffn_gate_inp": "mixer.gate",

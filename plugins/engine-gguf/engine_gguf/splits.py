@@ -1,4 +1,5 @@
-"""How byte-level tokenizers split a text before they look for pieces, by llama.cpp's names. Facts alone.
+"""How byte-level tokenizers split a text before they look for pieces, by llama.cpp's names. Facts
+alone.
 
 The expressions are those of the models' own tokenizer.json, as far as they are published.
 """
@@ -15,16 +16,19 @@ _BLANKS: Final = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _REST: Final = rf" ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_BLANKS}"
 _LLAMA3: Final = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}"
 _QWEN2: Final = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}"
-_QWEN35: Final = (
-    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_BLANKS}"
+_QWEN35: Final = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_BLANKS}"
+_UPPER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}"
+_LOWER = r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+_CASED: Final = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+",
+    rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*",
 )
-_UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
-_CASED: Final = rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+", rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*"
 _ENDS: Final = rf" ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_BLANKS}"
 _CASED_WORDS: Final = rf"{_CASED[0]}{_CONTRACTIONS}?|{_CASED[1]}{_CONTRACTIONS}?"
 _GPT4O: Final = rf"{_CASED_WORDS}|\p{{N}}{{1,3}}|{_ENDS}"
 _TEKKEN: Final = rf"{_CASED[0]}|{_CASED[1]}|\p{{N}}|{_ENDS}"
-_DIGIT, _DIGITS = r"\p{N}", r"\p{N}{1,3}"
+_DIGIT = r"\p{N}"
+_DIGITS = r"\p{N}{1,3}"
 _FROM_THE_END: Final = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
 """Digits by three, counted from the last."""
 _KANA: Final = "[一-龥぀-ゟ゠-ヿ]+"
@@ -46,11 +50,16 @@ _PUNCTUATION: Final = r"\p{P}\$\+<=>\^~\|"
 
 _FAMILIES: Final[tuple[tuple[str, Sequence[str]], ...]] = (
     (
-        "gpt-2 phi-2 jina-en jina-es jina-de jina-v1-en jina-v2-code jina-v2-es jina-v2-de roberta-bpe gigachat a.x-4.0 "
+        "gpt-2 phi-2 jina-en jina-es jina-de jina-v1-en jina-v2-code jina-v2-es jina-v2-de "
+        "roberta-bpe gigachat a.x-4.0 "
         "mellum modern-bert olmo mpt gpt-neox exaone4 jais trillion granite-docling",
         (_GPT2,),
     ),
-    ("llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano dbrx smaug-bpe", (_LLAMA3,)),
+    (
+        "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano dbrx "
+        "smaug-bpe",
+        (_LLAMA3,),
+    ),
     ("chatglm-bpe glm4 glm5", (_LLAMA3,)),
     ("qwen2 deepseek-r1-qwen kormo f2llmv2 stablelm2 hunyuan megrez grok-2 solar-open", (_QWEN2,)),
     ("qwen35", (_QWEN35,)),
@@ -63,7 +72,11 @@ _FAMILIES: Final[tuple[tuple[str, Sequence[str]], ...]] = (
     ("deepseek-llm", _DEEPSEEK_LLM),
     (
         "afmoe",
-        (_FROM_THE_END, "[一-鿿㐀-䶿豈-﫿぀-ゟ゠-ヿ･-ﾟ⼀-⿟เ-๿຀-໿ក-៿က-႟ꩠ-ꩿꧠ-꧿가-힯ᄀ-ᇿ]+", _DEEPSEEK_WORDS),
+        (
+            _FROM_THE_END,
+            "[一-鿿㐀-䶿豈-﫿぀-ゟ゠-ヿ･-ﾟ⼀-⿟เ-๿຀-໿ក-៿က-႟ꩠ-ꩿꧠ-꧿가-힯ᄀ-ᇿ]+",
+            _DEEPSEEK_WORDS,
+        ),
     ),
     ("falcon", (rf"[{_PUNCTUATION}`]+", _GPT2, "[0-9][0-9][0-9]")),
     ("bloom poro-chat gpt3-finnish", (_BLOOM,)),
@@ -71,15 +84,31 @@ _FAMILIES: Final[tuple[tuple[str, Sequence[str]], ...]] = (
     ("seed-coder", (rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_BLANKS}",)),
     (
         "bailingmoe bailingmoe2 llada-moe",
-        (rf"'(?i:[sdmt]|ll|ve|re)|{_WORDS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",),
+        (
+            rf"'(?i:[sdmt]|ll|ve|re)|{_WORDS}|\p{{N}}| "
+            rf"?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
+        ),
     ),
     ("minicpm5", (_DIGITS, rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}+|{_REST}")),
     ("default", (rf"[{_PUNCTUATION}]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
 )
 SPLITS: Final = {name: expressions for names, expressions in _FAMILIES for name in names.split()}
-"""Expressions by which a text is split, one after the other; `default` is meant where a file says nothing."""
+"""Expressions by which a text is split, one after the other; `default` is meant where a file says
+nothing.
+"""
 BEGUN: Final = frozenset(
-    ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano", "tekken")
+    (
+        "llama3",
+        "llama-v3",
+        "llama-bpe",
+        "falcon3",
+        "falcon-h1",
+        "pixtral",
+        "midm-2.0",
+        "lfm2",
+        "jina-v5-nano",
+        "tekken",
+    )
 )
 """Of these a text begins with the token that says so, unless the file says otherwise."""
 WHOLE: Final = BEGUN | {"smaug-bpe", "gpt-4o", "llama4", "glm4", "glm5", "minicpm5"}

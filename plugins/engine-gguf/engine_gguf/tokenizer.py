@@ -1,4 +1,6 @@
-"""The tokenizer of a GGUF file as the files of a Hugging Face tokenizer, and the tokens that have a role."""
+"""The tokenizer of a GGUF file as the files of a Hugging Face tokenizer, and the tokens that have a
+role.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,19 @@ from engine_gguf.splits import BEGUN
 from engine_gguf.unigram import unigram
 from engine_gguf.wordpiece import word_pieces
 
-_UNKNOWN, _CONTROL, _USER, _BYTE = 2, 3, 4, 6
-"""Types of tokens: what stands for none, what is said to the model, what is found in a text before all else, one byte."""
+_UNKNOWN = 2
+_CONTROL = 3
+_USER = 4
+_BYTE = 6
+"""Types of tokens: what stands for none, what is said to the model, what is found in a text before
+all else, one byte.
+"""
 _OF_BERT: Final = {"bos_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]"}
 _READ: Final = ("bert", "gemma4", "gpt2", "llama", "t5")
 _BEGUN: Final = ("bert", "gemma4", "llama")
-"""Kinds of tokenizers whose texts begin with the token that says so, unless the file says otherwise."""
+"""Kinds of tokenizers whose texts begin with the token that says so, unless the file says
+otherwise.
+"""
 _ROLES: Final = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -56,12 +65,17 @@ def ends(settings: Settings, tokens: Sequence[str]) -> tuple[int, ...]:
     """Return the tokens that end a text."""
     stated = [settings.token(f"tokenizer.ggml.{name}", len(tokens)) for name in _ENDS]
     types = settings.numbers("tokenizer.ggml.token_type", len(tokens))
-    spelt = [n for n, text in enumerate(tokens) if text in _ENDING_TEXTS and (types is None or types[n] == _CONTROL)]
+    spelt = [
+        n
+        for n, text in enumerate(tokens)
+        if text in _ENDING_TEXTS and (types is None or types[n] == _CONTROL)
+    ]
     return tuple(dict.fromkeys([token for token in stated if token is not None] + spelt))
 
 
 def tokenizer_files(settings: Settings) -> dict[str, Any]:
-    """Return the contents of tokenizer.json and tokenizer_config.json; nothing for a file without a tokenizer.
+    """Return the contents of tokenizer.json and tokenizer_config.json; nothing for a file without a
+    tokenizer.
 
     Raises `ModelError` for one that is not known or that cannot be.
     """
@@ -71,19 +85,26 @@ def tokenizer_files(settings: Settings) -> dict[str, Any]:
     tokens = _distinct(settings.texts("tokenizer.ggml.tokens"))
     types = settings.numbers("tokenizer.ggml.token_type", len(tokens))
     kinds = [1] * len(tokens) if types is None else types.tolist()
-    roles = {role: settings.token(f"tokenizer.ggml.{name}", len(tokens)) for role, name in _ROLES.items()}
+    roles = {
+        role: settings.token(f"tokenizer.ggml.{name}", len(tokens)) for role, name in _ROLES.items()
+    }
     if model == "bert":  # a text is put between two tokens; older files do not say which
-        roles["bos_token"] = settings.token("tokenizer.ggml.cls_token_id", len(tokens)) or roles["bos_token"]
+        roles["bos_token"] = (
+            settings.token("tokenizer.ggml.cls_token_id", len(tokens)) or roles["bos_token"]
+        )
         for role, text in _OF_BERT.items():
             if roles[role] is None and text in tokens:
                 roles[role] = tokens.index(text)
     splits = settings.text("tokenizer.ggml.pre", "default")
     fields = _fields(settings, model, tokens, kinds, roles["unk_token"], splits)
-    begins = settings.flag("tokenizer.ggml.add_bos_token", model in _BEGUN or (model == "gpt2" and splits in BEGUN))
+    begins = settings.flag(
+        "tokenizer.ggml.add_bos_token", model in _BEGUN or (model == "gpt2" and splits in BEGUN)
+    )
     ended = settings.flag("tokenizer.ggml.add_eos_token", model == "t5")
     closing = roles["eos_token"]
     if model == "bert" or settings.flag("tokenizer.ggml.add_sep_token"):
-        ended, closing = True, closing if roles["sep_token"] is None else roles["sep_token"]
+        ended = True
+        closing = closing if roles["sep_token"] is None else roles["sep_token"]
     bos = roles["bos_token"]
     before = [] if bos is None or not begins else [bos]
     after = [] if closing is None or not ended else [closing]
@@ -93,7 +114,9 @@ def tokenizer_files(settings: Settings) -> dict[str, Any]:
             "truncation": None,
             "padding": None,
             "added_tokens": [
-                _added(n, tokens[n], kind) for n, kind in enumerate(kinds) if kind in (_CONTROL, _USER, _UNKNOWN)
+                _added(n, tokens[n], kind)
+                for n, kind in enumerate(kinds)
+                if kind in (_CONTROL, _USER, _UNKNOWN)
             ],
             "post_processor": _template(before, after, tokens),
             **fields,
@@ -108,7 +131,12 @@ def tokenizer_files(settings: Settings) -> dict[str, Any]:
 
 
 def _fields(
-    settings: Settings, model: str, tokens: Sequence[str], kinds: Sequence[int], unknown: int | None, splits: str
+    settings: Settings,
+    model: str,
+    tokens: Sequence[str],
+    kinds: Sequence[int],
+    unknown: int | None,
+    splits: str,
 ) -> dict[str, Any]:
     """Return the fields of tokenizer.json that are those of a kind of tokenizer."""
     if model == "gpt2":
@@ -118,13 +146,19 @@ def _fields(
     if model == "bert":
         lower = settings.flag("tokenizer.ggml.normalizer.lowercase", True)
         accents = settings.flag("tokenizer.ggml.normalizer.strip_accents", lower)
-        return word_pieces(tokens, [kind == _CONTROL for kind in kinds], unknown, lower=lower, strip=accents)
+        return word_pieces(
+            tokens, [kind == _CONTROL for kind in kinds], unknown, lower=lower, strip=accents
+        )
     begun = settings.flag("tokenizer.ggml.add_space_prefix", True)
     if model == "gemma4":
-        merged = known_merges({token: n for n, token in enumerate(tokens)}, settings.texts("tokenizer.ggml.merges"))
+        merged = known_merges(
+            {token: n for n, token in enumerate(tokens)}, settings.texts("tokenizer.ggml.merges")
+        )
         return sentence_pieces(tokens, (), unknown, begun, merged)
     if model not in ("llama", "t5"):
-        raise ModelError(f"its tokenizer is of the kind {model!r:.60}; {', '.join(_READ)} are read. {_GIVE}")
+        raise ModelError(
+            f"its tokenizer is of the kind {model!r:.60}; {', '.join(_READ)} are read. {_GIVE}"
+        )
     scores = settings.numbers("tokenizer.ggml.scores", len(tokens))
     if scores is None:
         raise ModelError(f"its tokenizer has pieces without scores. {_GIVE}")
@@ -135,12 +169,20 @@ def _fields(
         raise settings.wrong("tokenizer.ggml.precompiled_charsmap", charsmap, "a list of bytes")
     shortens = settings.flag("tokenizer.ggml.remove_extra_whitespaces", True)
     return unigram(
-        tokens, scores.tolist(), unknown, has_bytes=_BYTE in kinds, charsmap=charsmap, begins=begun, shortens=shortens
+        tokens,
+        scores.tolist(),
+        unknown,
+        has_bytes=_BYTE in kinds,
+        charsmap=charsmap,
+        begins=begun,
+        shortens=shortens,
     )
 
 
 def _distinct(tokens: Sequence[str]) -> list[str]:
-    """Return the tokens with those spelt anew that cannot be told from an earlier one, as bytes that are no text."""
+    """Return the tokens with those spelt anew that cannot be told from an earlier one, as bytes
+    that are no text.
+    """
     seen: set[str] = set()
     out = []
     for number, token in enumerate(tokens):
@@ -156,18 +198,30 @@ def _added(number: int, text: str, kind: int) -> Mapping[str, Any]:
     return {"id": number, "content": text, **facts, "special": kind != _USER}
 
 
-def _template(before: Sequence[int], after: Sequence[int], tokens: Sequence[str]) -> Mapping[str, Any] | None:
+def _template(
+    before: Sequence[int], after: Sequence[int], tokens: Sequence[str]
+) -> Mapping[str, Any] | None:
     """Return the step that puts tokens around each text."""
     if not before and not after:
         return None
 
     def around(name: str, kind: int) -> list[Any]:
-        first, last = ([{"SpecialToken": {"id": tokens[n], "type_id": kind}} for n in own] for own in (before, after))
+        first, last = (
+            [{"SpecialToken": {"id": tokens[n], "type_id": kind}} for n in own]
+            for own in (before, after)
+        )
         return [*first, {"Sequence": {"id": name, "type_id": kind}}, *last]
 
-    named = {tokens[n]: {"id": tokens[n], "ids": [n], "tokens": [tokens[n]]} for n in (*before, *after)}
+    named = {
+        tokens[n]: {"id": tokens[n], "ids": [n], "tokens": [tokens[n]]} for n in (*before, *after)
+    }
     one = around("A", 0)
-    return {"type": "TemplateProcessing", "single": one, "pair": one + around("B", 1), "special_tokens": named}
+    return {
+        "type": "TemplateProcessing",
+        "single": one,
+        "pair": one + around("B", 1),
+        "special_tokens": named,
+    }
 
 
 def _templates(settings: Settings) -> Mapping[str, Any]:
@@ -184,5 +238,8 @@ def _templates(settings: Settings) -> Mapping[str, Any]:
     if not others:
         return {"chat_template": template}
     return {
-        "chat_template": [{"name": name, "template": text} for name, text in {"default": template, **others}.items()]
+        "chat_template": [
+            {"name": name, "template": text}
+            for name, text in {"default": template, **others}.items()
+        ]
     }

@@ -28,15 +28,21 @@ def unigram(
 ) -> dict[str, Any]:
     """Return the fields of tokenizer.json.
 
-    `begins`: a space is put before a text; `shortens`: of several spaces one is left. Raises `ModelError` for a map of letters
-    that is none, scores that are no numbers, and without a token for unknown pieces.
+    `begins`: a space is put before a text; `shortens`: of several spaces one is left. Raises
+    `ModelError` for a map of letters that is none, scores that are no numbers, and without a token
+    for unknown pieces.
     """
     if unknown is None or not np.isfinite(scores).all():
         what = "no token for unknown pieces" if unknown is None else "scores that are no numbers"
         raise ModelError(f"its tokenizer has {what}. {_GIVE}")
     before: list[dict[str, Any]] = []
     if charsmap is not None and charsmap.size:
-        before.append({"type": "Precompiled", "precompiled_charsmap": base64.b64encode(_checked(charsmap)).decode()})
+        before.append(
+            {
+                "type": "Precompiled",
+                "precompiled_charsmap": base64.b64encode(_checked(charsmap)).decode(),
+            }
+        )
     if shortens:
         before.append({"type": "Strip", "strip_left": False, "strip_right": True})
         before.append({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": SPACE})
@@ -60,20 +66,32 @@ def unigram(
 
 
 def _checked(charsmap: np.ndarray[Any, Any]) -> bytes:
-    """Return the bytes of a map of letters, none of whose steps leads out of it: the library follows them blindly."""
+    """Return the bytes of a map of letters, none of whose steps leads out of it: the library
+    follows them blindly.
+    """
     data = charsmap.astype(np.uint8, casting="unsafe").tobytes()
     size = int.from_bytes(data[:_WORD], "little")
-    fits = charsmap.dtype.itemsize == 1 and size and size % (256 * _WORD) == 0 and size + _WORD <= len(data)
+    fits = (
+        charsmap.dtype.itemsize == 1
+        and size
+        and size % (256 * _WORD) == 0
+        and size + _WORD <= len(data)
+    )
     if fits:
         units = np.frombuffer(data, "<u4", size // _WORD, _WORD).astype(np.int64)
         places = np.arange(len(units))
         targets = places ^ ((units >> 10) << ((units & 512) >> 6))
         leaves = units >= _LEAF
-        fits = bool((targets[~leaves] < len(units)).all() and (units[leaves] - _LEAF < len(data) - size - _WORD).all())
+        fits = bool(
+            (targets[~leaves] < len(units)).all()
+            and (units[leaves] - _LEAF < len(data) - size - _WORD).all()
+        )
     try:
         data[_WORD + size :].decode()
     except UnicodeDecodeError:
         fits = False
     if not fits:
-        raise ModelError(f"its tokenizer's map of letters (precompiled_charsmap) is damaged. {_GIVE}")
+        raise ModelError(
+            f"its tokenizer's map of letters (precompiled_charsmap) is damaged. {_GIVE}"
+        )
     return data

@@ -1,7 +1,9 @@
-"""Which tensors of a GGUF file become which weights, and which of those stay blocks. Knows names and shapes, reads no data.
+"""Which tensors of a GGUF file become which weights, and which of those stay blocks. Knows names
+and shapes, reads no data.
 
-A weight stays in its blocks where a kernel multiplies by them and the parts that a layer fuses with it do so, too. What newer
-converters fuse, and checkpoints have apart, is taken apart here: each part is planned as if it were a tensor of its own.
+A weight stays in its blocks where a kernel multiplies by them and the parts that a layer fuses with
+it do so, too. What newer converters fuse, and checkpoints have apart, is taken apart here: each
+part is planned as if it were a tensor of its own.
 """
 
 from __future__ import annotations
@@ -18,7 +20,12 @@ from engine_gguf.names import Names, Place
 
 GATE_UP: Final = ("ffn_gate_exps", "ffn_up_exps")
 EXPERTS: Final = (*GATE_UP, "ffn_down_exps")
-_FUSED: Final = (("attn_q", "attn_k", "attn_v"), ("ffn_gate", "ffn_up"), ("ffn_gate_shexp", "ffn_up_shexp"), EXPERTS)
+_FUSED: Final = (
+    ("attn_q", "attn_k", "attn_v"),
+    ("ffn_gate", "ffn_up"),
+    ("ffn_gate_shexp", "ffn_up_shexp"),
+    EXPERTS,
+)
 """Parts that layers compute in one."""
 _MADE_PLAIN: Final = frozenset(
     (
@@ -33,7 +40,12 @@ _MADE_PLAIN: Final = frozenset(
     )
 )
 """Routers, convolutions, learned positions, and what is put together of several tensors."""
-_PAIRS: Final = (GATE_UP, ("ffn_gate_shexp", "ffn_up_shexp"), ("ffn_gate", "ffn_up"), ("attn_k_b", "attn_v_b"))
+_PAIRS: Final = (
+    GATE_UP,
+    ("ffn_gate_shexp", "ffn_up_shexp"),
+    ("ffn_gate", "ffn_up"),
+    ("attn_k_b", "attn_v_b"),
+)
 _PAIRS_OF_DELTA: Final = ("attn_qkv", "attn_gate")
 """Two that may be one in a checkpoint."""
 
@@ -55,8 +67,12 @@ class Plan:
 
 
 def plan_weights(headers: Iterable[Header], config: Mapping[str, Any]) -> list[list[Plan]]:
-    """Return for each file what its tensors become, in the order of their data. Raises `ModelError` for one without a name."""
-    headers, names = list(headers), Names(config)
+    """Return for each file what its tensors become, in the order of their data.
+
+    Raises `ModelError` for one without a name.
+    """
+    headers = list(headers)
+    names = Names(config)
     apart = [
         [
             piece
@@ -89,10 +105,8 @@ def _apart(tensor: Stored, names: Names, config: Mapping[str, Any]) -> Iterator[
     axis = 0
     if part == "attn_qkv" and not names.knows(part):
         head = count(config, "head_dim")
-        heads, kv_heads = (
-            count(config, "num_attention_heads"),
-            count(config, "num_key_value_heads", "num_attention_heads"),
-        )
+        heads = count(config, "num_attention_heads")
+        kv_heads = count(config, "num_key_value_heads", "num_attention_heads")
         sizes = {"attn_q": heads * head, "attn_k": kv_heads * head, "attn_v": kv_heads * head}
     elif part == "ffn_gate_up_exps" and len(tensor.shape) > 1:
         axis = 1
@@ -102,7 +116,8 @@ def _apart(tensor: Stored, names: Names, config: Mapping[str, Any]) -> Iterator[
         return
     if sum(sizes.values()) != tensor.shape[axis]:
         raise ModelError(
-            f"{shown(tensor.name)} has {tensor.shape[axis]} rows, where the settings make {sum(sizes.values())} of them. "
+            f"{shown(tensor.name)} has {tensor.shape[axis]} rows, where the settings make "
+            f"{sum(sizes.values())} of them. "
             "Take another file."
         )
     at = 0
@@ -111,26 +126,44 @@ def _apart(tensor: Stored, names: Names, config: Mapping[str, Any]) -> Iterator[
         at += size
 
 
-def _plan(header: Header, piece: Piece, names: Names, kinds: Mapping[str, str], config: Mapping[str, Any]) -> Plan:
+def _plan(
+    header: Header, piece: Piece, names: Names, kinds: Mapping[str, str], config: Mapping[str, Any]
+) -> Plan:
     place = names.place(piece.name)
     if place is None:
         raise ModelError(
-            f"{header.path} has the tensor {shown(piece.stored.name)}, which {config['architectures'][0]} has no place for. "
+            f"{header.path} has the tensor {shown(piece.stored.name)}, which "
+            f"{config['architectures'][0]} has no place for. "
             "Take a file of a model that is served, or describe this one with --hf-config-path."
         )
     layer, dot, part, suffix = _split(piece.name)
     pair = next((pair for pair in (*_PAIRS, _PAIRS_OF_DELTA) if part in pair), ())
     other = next((name for name in pair if name != part), "")
     found = names.place(f"{layer}{dot}{other}.{suffix}") if other else None
-    joined = found is not None and found.name == place.name and f"{layer}{dot}{other}.{suffix}" in kinds
+    joined = (
+        found is not None and found.name == place.name and f"{layer}{dot}{other}.{suffix}" in kinds
+    )
     blocks = suffix == "weight" and len(piece.stored.shape) > 1
-    blocks = blocks and part not in _MADE_PLAIN and (place.change is None or place.change.moves_rows)
-    blocks = blocks and _stays(f"{layer}{dot}", part, pair if joined and "{}" not in place.name else (), kinds)
-    return Plan(piece.stored, part, place, blocks, piece.own, pair if joined and "{}" not in place.name else ())
+    blocks = (
+        blocks and part not in _MADE_PLAIN and (place.change is None or place.change.moves_rows)
+    )
+    blocks = blocks and _stays(
+        f"{layer}{dot}", part, pair if joined and "{}" not in place.name else (), kinds
+    )
+    return Plan(
+        piece.stored,
+        part,
+        place,
+        blocks,
+        piece.own,
+        pair if joined and "{}" not in place.name else (),
+    )
 
 
 def kept_blocks(plans: Iterable[Iterable[Plan]]) -> dict[str, str]:
-    """Return the types of weights that stay in blocks, by the names of weights without their suffix."""
+    """Return the types of weights that stay in blocks, by the names of weights without their
+    suffix.
+    """
     return {
         plan.place.name.removesuffix(".weight"): plan.stored.kind.name
         for own in plans
@@ -140,11 +173,14 @@ def kept_blocks(plans: Iterable[Iterable[Plan]]) -> dict[str, str]:
 
 
 def kept_experts(plans: Iterable[Iterable[Plan]]) -> dict[str, dict[str, str]]:
-    """Return the types of the experts' weights that stay in blocks (gate, up, down), by the prefix that models ask by."""
+    """Return the types of the experts' weights that stay in blocks (gate, up, down), by the prefix
+    that models ask by.
+    """
     found: dict[str, dict[str, str]] = {}
     prefixes: dict[str, str] = {}
     for plan in (plan for own in plans for plan in own if plan.blocks and plan.part in EXPERTS):
-        layer, name = plan.stored.name.partition(".ffn_")[0], plan.place.name
+        layer = plan.stored.name.partition(".ffn_")[0]
+        name = plan.place.name
         found.setdefault(layer, {})[plan.part[4:-5]] = plan.stored.kind.name
         if plan.part == "ffn_up_exps":
             prefixes[layer] = name.partition(".{}.")[0] if "{}" in name else name.rpartition(".")[0]
@@ -155,7 +191,8 @@ def _split(name: str) -> tuple[str, str, str, str]:
     """Return the layer, the point behind it, the part and the suffix of a tensor's name."""
     stem, _, suffix = name.rpartition(".")
     if suffix not in ("weight", "bias", "scale"):
-        stem, suffix = name, ""
+        stem = name
+        suffix = ""
     pieces = stem.split(".")
     if pieces[0] == "blk" and len(pieces) > 2:
         return ".".join(pieces[:2]), ".", ".".join(pieces[2:]), suffix
@@ -163,7 +200,8 @@ def _split(name: str) -> tuple[str, str, str, str]:
 
 
 def _stays(layer: str, part: str, pair: tuple[str, ...], kinds: Mapping[str, str]) -> bool:
-    """Say whether the kernels multiply by a tensor's blocks, and by those of all that is fused with it.
+    """Say whether the kernels multiply by a tensor's blocks, and by those of all that is fused with
+    it.
 
     Two that are one in the checkpoint must be of one type.
     """
@@ -171,4 +209,6 @@ def _stays(layer: str, part: str, pair: tuple[str, ...], kinds: Mapping[str, str
     own = [kinds[name] for each in together if (name := f"{layer}{each}.weight") in kinds]
     if len({kinds.get(f"{layer}{each}.weight") for each in pair}) > 1:
         return False
-    return all(kind in KEPT for kind in own) or (all(kind in CODED for kind in own) and len(set(own)) == 1)
+    return all(kind in KEPT for kind in own) or (
+        all(kind in CODED for kind in own) and len(set(own)) == 1
+    )

@@ -13,15 +13,22 @@ from engine_gguf.pieces import SPACE
 
 
 def word_pieces(
-    tokens: Sequence[str], special: Sequence[bool], unknown: int | None, *, lower: bool, strip: bool | None
+    tokens: Sequence[str],
+    special: Sequence[bool],
+    unknown: int | None,
+    *,
+    lower: bool,
+    strip: bool | None,
 ) -> dict[str, Any]:
-    """Return the fields of tokenizer.json; `special` says of each token whether it is spelt as it stands.
+    """Return the fields of tokenizer.json; `special` says of each token whether it is spelt as it
+    stands.
 
     Raises `ModelError` without a token for unknown words.
     """
     if unknown is None:
         raise ModelError(
-            "its tokenizer has no token for unknown words. Give the tokenizer of the model it was made from with --tokenizer."
+            "its tokenizer has no token for unknown words. Give the tokenizer of the model it was "
+            "made from with --tokenizer."
         )
     spelt = [token if own else _piece(token) for token, own in zip(tokens, special, strict=True)]
     vocabulary: dict[str, int] = {}

@@ -1,12 +1,16 @@
-"""This engine and llama.cpp on the same GGUF file, in turns: one stream, a long prompt, sixteen streams, start.
+"""This engine and llama.cpp on the same GGUF file, in turns: one stream, a long prompt, sixteen
+streams, start.
 
-Needs an environment with llama-cpp-python, as `benchmarks/peers/README.md` says. Run on a machine that does nothing else:
+Needs an environment with llama-cpp-python, as `benchmarks/peers/README.md` says. Run on a machine
+that does nothing else:
 
-    python plugins/engine-gguf/measure/beside_llama_cpp.py model.Q4_0.gguf --llama PEERS/llama/bin/python
+    python plugins/engine-gguf/measure/beside_llama_cpp.py model.Q4_0.gguf --llama
+    PEERS/llama/bin/python
 
-Prints each turn as it comes, then the median of each engine's tokens a second and the median of the ratios of neighbouring
-turns; the bytes that a token of one stream reads in a second, beside what the machine reads in the same turns; and how long
-each engine took from the start of its process to its first token. Memory is measured by `benchmarks/loading/bench_loading.py`.
+Prints each turn as it comes, then the median of each engine's tokens a second and the median of the
+ratios of neighbouring turns; the bytes that a token of one stream reads in a second, beside what
+the machine reads in the same turns; and how long each engine took from the start of its process to
+its first token. Memory is measured by `benchmarks/loading/bench_loading.py`.
 """
 
 from __future__ import annotations
@@ -41,14 +45,19 @@ Rates = dict[str, dict[str, list[float]]]
 def prompts(count: int, length: int, salt: int) -> list[list[int]]:
     """Return prompts that no cache has seen."""
     return [
-        [(7 * at + 131 * number + 977 * salt) % VOCABULARY + 100 for at in range(length)] for number in range(count)
+        [(7 * at + 131 * number + 977 * salt) % VOCABULARY + 100 for at in range(length)]
+        for number in range(count)
     ]
 
 
 def rate(child: Child, task: tuple[int, int, int], salt: int) -> float:
-    """Return the tokens a second that a task gives: those behind the first of one stream, those of a prompt, or all."""
+    """Return the tokens a second that a task gives: those behind the first of one stream, those of
+    a prompt, or all.
+    """
     count, length, num_tokens = task
-    content = child.ask({"prompts": prompts(count, length, salt), "num_tokens": num_tokens, "each": count == 1}).content
+    content = child.ask(
+        {"prompts": prompts(count, length, salt), "num_tokens": num_tokens, "each": count == 1}
+    ).content
     if count == 1 and num_tokens > 1:
         return (num_tokens - 1) / float(content["times"][-1] - content["times"][0])
     return count * (length if num_tokens == 1 else num_tokens) / float(content["seconds"])
@@ -58,20 +67,26 @@ def imports() -> float:
     """Return how long a process takes that imports what an engine needs and does nothing."""
     began = time.monotonic()
     subprocess.run(
-        [sys.executable, "-c", "import torch, core; from core import LLM; import core.nn.decoder"], check=True
+        [sys.executable, "-c", "import torch, core; from core import LLM; import core.nn.decoder"],
+        check=True,
     )
     return time.monotonic() - began
 
 
 def token_bytes(model: Path) -> int:
-    """Return the bytes that a token of one stream reads: all weights, but of an embedding apart from the head a row."""
+    """Return the bytes that a token of one stream reads: all weights, but of an embedding apart
+    from the head a row.
+    """
     sizes = {tensor.name: int(tensor.n_bytes) for tensor in GGUFReader(model).tensors}
     apart = sizes["token_embd.weight"] if "output.weight" in sizes else 0
     return sum(sizes.values()) - apart
 
 
 def take_turns(children: Mapping[str, Child], machine: Child, rounds: int) -> tuple[Rates, float]:
-    """Return each engine's rates, and the most bytes that memory gave in a second. The first round warms up."""
+    """Return each engine's rates, and the most bytes that memory gave in a second.
+
+    The first round warms up.
+    """
     rates: Rates = {task: {name: [] for name in children} for task in TASKS}
     read = 0.0
     for turn in range(rounds + 1):
@@ -85,15 +100,23 @@ def take_turns(children: Mapping[str, Child], machine: Child, rounds: int) -> tu
                 child.pause()
                 if turn:
                     rates[task][name].append(found)
-                print(f"{'round ' + str(turn) if turn else 'warming up'}: {task}: {name}: {found:.1f}", flush=True)
+                print(
+                    f"{'round ' + str(turn) if turn else 'warming up'}: {task}: {name}: "
+                    f"{found:.1f}",
+                    flush=True,
+                )
     return rates, read
 
 
 def main() -> None:
     """Measure, and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", type=Path)
-    parser.add_argument("--llama", required=True, help="python of the environment that has llama-cpp-python")
+    parser.add_argument(
+        "--llama", required=True, help="python of the environment that has llama-cpp-python"
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
@@ -113,7 +136,8 @@ def main() -> None:
         "[[64, 64]]",
     ]
     with tempfile.TemporaryDirectory() as logs:
-        children, started = {}, {}
+        children = {}
+        started = {}
         machine = Child("machine", looks, Path(logs) / "machine")
         try:
             machine.hear()
@@ -130,11 +154,15 @@ def main() -> None:
     for task, found in rates.items():
         ours, theirs = found.values()
         ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
-        print(f"| {task} | {statistics.median(ours):.1f} | {statistics.median(theirs):.1f} | {ratio:.2f} |")
+        print(
+            f"| {task} | {statistics.median(ours):.1f} | {statistics.median(theirs):.1f} | "
+            f"{ratio:.2f} |"
+        )
     each = token_bytes(arguments.model)
     for name, own in next(iter(rates.values())).items():
         print(
-            f"{name}: a token reads {each / 1e6:.0f} MB: {each * statistics.median(own) / 1e9:.1f} GB/s of {read / 1e9:.1f}"
+            f"{name}: a token reads {each / 1e6:.0f} MB: {each * statistics.median(own) / 1e9:.1f} "
+            f"GB/s of {read / 1e9:.1f}"
         )
     for name, start_s in started.items():
         print(f"{name}: first token {start_s:.2f} s after its process began")

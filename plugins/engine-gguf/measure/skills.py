@@ -44,10 +44,14 @@ def totals(model: str, items: list[Any], **settings: Any) -> dict[str, float]:
 
 def main() -> None:
     """Print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--items", type=int, default=60, help="items per skill")
     parser.add_argument("--types", nargs="*", default=["Q8_0", "Q4_0"])
-    parser.add_argument("--file", action="append", default=[], help="a GGUF file of the demo model; may be repeated")
+    parser.add_argument(
+        "--file", action="append", default=[], help="a GGUF file of the demo model; may be repeated"
+    )
     arguments = parser.parse_args()
     items = [item for skill in SKILLS for item in evaluation_items(skill, 0, arguments.items)]
     with tempfile.TemporaryDirectory() as folder:
@@ -56,7 +60,9 @@ def main() -> None:
             Rounded(SHIPPED, lambda name, kind=kind: kind).convert(path)  # type: ignore[misc]
         files |= {Path(name).stem: Path(name) for name in arguments.file}
         rows = {"shipped": totals(str(SHIPPED), items)}
-        rows |= {name: totals(str(path), items, tokenizer=str(SHIPPED)) for name, path in files.items()}
+        rows |= {
+            name: totals(str(path), items, tokenizer=str(SHIPPED)) for name, path in files.items()
+        }
     print(f"| | {' | '.join(SKILLS)} | mean |\n| --- |{' ---: |' * (len(SKILLS) + 1)}")
     for name, found in rows.items():
         shown = [*(found[skill] for skill in SKILLS), sum(found.values()) / len(found)]

@@ -24,14 +24,23 @@ WIDE = {"hidden_size": 256, "head_dim": 64, "intermediate_size": 512, "num_hidde
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path, Path]]:
-    """Return a function that writes an architecture's tiny model as a file, and plain beside it; both are kept."""
-    root, kept = tmp_path_factory.mktemp("gguf"), {}
+    """Return a function that writes an architecture's tiny model as a file, and plain beside it;
+    both are kept.
+    """
+    root = tmp_path_factory.mktemp("gguf")
+    kept = {}
 
     def make(architecture: str, kinds: dict[str, str] | str, **overrides: Any) -> tuple[Path, Path]:
         key = (architecture, str(kinds), str(overrides))
         if key not in kept:
-            wide = {name: size for name, size in WIDE.items() if name != "head_dim" or "Deepseek" not in architecture}
-            folder = make_checkpoint(architecture, root / f"{len(kept)}", seed=1, **{**wide, **overrides})
+            wide = {
+                name: size
+                for name, size in WIDE.items()
+                if name != "head_dim" or "Deepseek" not in architecture
+            }
+            folder = make_checkpoint(
+                architecture, root / f"{len(kept)}", seed=1, **{**wide, **overrides}
+            )
             path = root / f"{len(kept)}.gguf"
 
             def kind_of(name: str) -> str:
@@ -50,16 +59,21 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Have the plugin found as if it were installed, in this process and those it starts."""
     root = Path(__file__).parents[1]
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    name, found = project["name"], tmp_path_factory.mktemp("installed")
+    name = project["name"]
+    found = tmp_path_factory.mktemp("installed")
     facts = found / f"{name.replace('-', '_')}-{project['version']}.dist-info"
     facts.mkdir()
-    (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {project['version']}\n")
+    (facts / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {name}\nVersion: {project['version']}\n"
+    )
     lines = [f"[{group}]\n{key} = {value}\n" for group, entries in project["entry-points"].items()
              for key, value in entries.items()]  # fmt: skip
     (facts / "entry_points.txt").write_text("".join(lines))
     patch = pytest.MonkeyPatch()
     patch.syspath_prepend(str(found))
-    patch.setenv("PYTHONPATH", os.pathsep.join([str(found), str(root), os.environ.get("PYTHONPATH", "")]))
+    patch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(found), str(root), os.environ.get("PYTHONPATH", "")])
+    )
     yield
     patch.undo()
 

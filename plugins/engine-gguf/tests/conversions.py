@@ -1,7 +1,9 @@
-"""Writes tiny checkpoints as GGUF files by the rules of llama.cpp's converter, for architectures whose tensors it lays out anew.
+"""Writes tiny checkpoints as GGUF files by the rules of llama.cpp's converter, for architectures
+whose tensors it lays out anew.
 
-A checkpoint's matrices are rounded in place first, to numbers that Q8_0 blocks hold exactly; so whatever only moves rows is
-stored in blocks without loss, all else as float32, and the file must give what the checkpoint gives.
+A checkpoint's matrices are rounded in place first, to numbers that Q8_0 blocks hold exactly; so
+whatever only moves rows is stored in blocks without loss, all else as float32, and the file must
+give what the checkpoint gives.
 """
 
 from __future__ import annotations
@@ -33,10 +35,14 @@ def rounded(folder: Path) -> None:
     weights = load_file(path)
     for name, tensor in weights.items():
         if tensor.ndim > 1 and "norm" not in name.lower():
-            across = ACROSS.search(name) and "GPTBigCode" not in (folder / "config.json").read_text()
+            across = (
+                ACROSS.search(name) and "GPTBigCode" not in (folder / "config.json").read_text()
+            )
             own = tensor.transpose(-1, -2).contiguous() if across else tensor
             if own.shape[-1] % 32 == 0:
-                plain = torch.from_numpy(dequantize(quantize(own.numpy(), Q8_0), Q8_0)).view(own.shape)
+                plain = torch.from_numpy(dequantize(quantize(own.numpy(), Q8_0), Q8_0)).view(
+                    own.shape
+                )
                 weights[name] = (plain.transpose(-1, -2) if across else plain).contiguous()
     save_file(weights, path, metadata={"format": "pt"})
 
@@ -54,7 +60,9 @@ class Conversion(Stated):
         """By tensor: how it was stored."""
 
     def convert(self, path: Path, **changed: Any) -> Path:
-        """Write the file; `changed` are settings, by their names without the architecture, None to leave one out."""
+        """Write the file; `changed` are settings, by their names without the architecture, None to
+        leave one out.
+        """
         rounded(self.folder)
         writer = gguf.GGUFWriter(path, self.arch)
         for key, value in {**self.settings(), **changed}.items():
@@ -70,12 +78,14 @@ class Conversion(Stated):
         return path
 
     def _put(self, writer: gguf.GGUFWriter, name: str, tensor: Array) -> None:
-        stored, kind = tensor, gguf.GGMLQuantizationType.F32
+        stored = tensor
+        kind = gguf.GGMLQuantizationType.F32
         plain = tensor.ndim < 2 or "ffn_gate_inp" in name or "norm" in name or "ssm_conv" in name
         if not plain and tensor.shape[-1] % 32 == 0:
             blocks = quantize(tensor, Q8_0)
             if np.array_equal(dequantize(blocks, Q8_0).reshape(tensor.shape), tensor):
-                stored, kind = blocks, Q8_0
+                stored = blocks
+                kind = Q8_0
         self.kinds[name] = kind.name
         writer.add_tensor(name, stored, raw_dtype=kind)
 
@@ -84,10 +94,12 @@ class Conversion(Stated):
         for name, whole in load_file(self.folder / "model.safetensors").items():
             found = EXPERT.fullmatch(name)
             if found:
-                experts.setdefault(f"{found[1]}.{found[3]}", {})[int(found[2])] = whole.float().numpy()
-            elif not name.endswith((".attn.bias", ".masked_bias", "position_ids")) and not _is_left_out(
-                self.name, name
-            ):
+                experts.setdefault(f"{found[1]}.{found[3]}", {})[int(found[2])] = (
+                    whole.float().numpy()
+                )
+            elif not name.endswith(
+                (".attn.bias", ".masked_bias", "position_ids")
+            ) and not _is_left_out(self.name, name):
                 yield from self._laid_out(name, whole.float().numpy())
         for name, own in experts.items():
             yield from self._laid_out(name, np.stack([own[number] for number in sorted(own)]))
@@ -95,11 +107,17 @@ class Conversion(Stated):
             rope = self.config["rope_parameters"]["full_attention"]
             half = next(iter(self.config["per_layer_config"].values()))["head_dim"] // 2
             turning = int(half * rope.get("partial_rotary_factor", 1.0))
-            yield "rope_freqs.weight", np.array([1.0] * turning + [1e30] * (half - turning), np.float32)
+            yield (
+                "rope_freqs.weight",
+                np.array([1.0] * turning + [1e30] * (half - turning), np.float32),
+            )
         rope = self.config.get("rope_parameters") or {}
         if rope.get("rope_type") == "longrope":
             for length in ("long", "short"):
-                yield f"rope_factors_{length}.weight", np.array(rope[f"{length}_factor"], np.float32)
+                yield (
+                    f"rope_factors_{length}.weight",
+                    np.array(rope[f"{length}_factor"], np.float32),
+                )
 
     def _laid_out(self, name: str, tensor: Array) -> Iterator[tuple[str, Array]]:
         for own, part in _split(self, name, tensor):
@@ -123,7 +141,9 @@ class Conversion(Stated):
             name = re.sub(old, new, name)
         if self.name == "NemotronHForCausalLM":
             name = re.sub(r"^model\.", "backbone.", name)
-            name = re.sub(r"^backbone\.(layers\.\d+)\.mixer\.experts", r"model.\1.mlp.experts", name)
+            name = re.sub(
+                r"^backbone\.(layers\.\d+)\.mixer\.experts", r"model.\1.mlp.experts", name
+            )
         if self.arch in ("eurobert", "modern-bert"):
             name = name.removeprefix("model.")
         if self.arch == "bloom":
@@ -148,7 +168,9 @@ def _layer_of(name: str) -> str:
 
 
 def _is_left_out(architecture: str, name: str) -> bool:
-    """Say whether llama.cpp has no use for a weight: the layer that BERT has behind its first token."""
+    """Say whether llama.cpp has no use for a weight: the layer that BERT has behind its first
+    token.
+    """
     return architecture.endswith("Model") and "pooler." in name
 
 
@@ -173,7 +195,9 @@ def _same(own: Conversion, name: str, tensor: Array) -> Array:
 
 
 def _split(own: Conversion, name: str, tensor: Array) -> Iterator[tuple[str, Array]]:
-    """Yield what a weight is stored as: experts' gates and ups apart, but Gemma 4's; queries to gates of Qwen3-Next in two."""
+    """Yield what a weight is stored as: experts' gates and ups apart, but Gemma 4's; queries to
+    gates of Qwen3-Next in two.
+    """
     config = own.config
     if own.arch in ("granitemoe", "granitehybrid") and name.endswith("input_linear.weight"):
         gate, up = np.split(tensor, 2, -2)
@@ -191,9 +215,12 @@ def _split(own: Conversion, name: str, tensor: Array) -> Iterator[tuple[str, Arr
         yield name.replace("gate_up", "gate"), gate
         yield name.replace("gate_up", "up"), up
     elif "in_proj_qkvz" in name:
-        keys, size = config["linear_num_key_heads"], config["linear_key_head_dim"]
+        keys = config["linear_num_key_heads"]
+        size = config["linear_key_head_dim"]
         wide = config["linear_num_value_heads"] // keys * config["linear_value_head_dim"]
-        parts = np.split(tensor.reshape(keys, -1, tensor.shape[-1]), [size, 2 * size, 2 * size + wide], 1)
+        parts = np.split(
+            tensor.reshape(keys, -1, tensor.shape[-1]), [size, 2 * size, 2 * size + wide], 1
+        )
         query, key, value, gate = (part.reshape(-1, tensor.shape[-1]) for part in parts)
         yield name.replace("in_proj_qkvz", "in_proj_qkv"), np.concatenate((query, key, value))
         yield name.replace("in_proj_qkvz", "in_proj_z"), gate
@@ -207,7 +234,10 @@ def _space(own: Conversion, name: str, tensor: Array) -> Array:
         tensor = -np.exp(tensor)
     if "conv1d.weight" in name:
         return tensor.squeeze()
-    if own.name in ("MambaForCausalLM", "FalconMambaForCausalLM", "JambaForCausalLM") or "Qwen3" in own.name:
+    if (
+        own.name in ("MambaForCausalLM", "FalconMambaForCausalLM", "JambaForCausalLM")
+        or "Qwen3" in own.name
+    ):
         return tensor
     if name.endswith((".A_log", ".D")):
         return tensor[:, None]
@@ -240,19 +270,31 @@ def _by_part(heads: str, kv_heads: str = "") -> Callable[[Conversion, str, Array
 
 
 def _delta(own: Conversion, name: str, tensor: Array) -> Array:
-    """Lay out Qwen's gated delta rule: norms with 1 added, value heads of Qwen 3.5 in turns of key heads."""
-    config, tensor = own.config, _space(own, name, tensor)
+    """Lay out Qwen's gated delta rule: norms with 1 added, value heads of Qwen 3.5 in turns of key
+    heads.
+    """
+    config = own.config
+    tensor = _space(own, name, tensor)
     if name.endswith("norm.weight") and "linear_attn" not in name:
         return tensor + 1
     if "shared_expert_gate" in name:
         return tensor.reshape(-1)
-    if own.arch == "qwen3next" or "linear_attn" not in name or name.endswith("linear_attn.norm.weight"):
+    if (
+        own.arch == "qwen3next"
+        or "linear_attn" not in name
+        or name.endswith("linear_attn.norm.weight")
+    ):
         return tensor
-    keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    keys = config["linear_num_key_heads"]
+    values = config["linear_num_value_heads"]
     first = 2 * keys * config["linear_key_head_dim"] if re.search("in_proj_qkv|conv1d", name) else 0
 
     def tiled(rows: Array) -> Array:
-        return rows.reshape(keys, values // keys, -1, *rows.shape[1:]).swapaxes(0, 1).reshape(rows.shape)
+        return (
+            rows.reshape(keys, values // keys, -1, *rows.shape[1:])
+            .swapaxes(0, 1)
+            .reshape(rows.shape)
+        )
 
     if "out_proj" in name:
         return tiled(tensor.T).T
@@ -271,7 +313,8 @@ def _across(own: Conversion, name: str, tensor: Array) -> Array:
 
 def _factors(own: Conversion, name: str, tensor: Array) -> Array:
     """Multiply Falcon H1's factors into its weights."""
-    config, tensor = own.config, _space(own, name, tensor)
+    config = own.config
+    tensor = _space(own, name, tensor)
     inner = config["attention_in_multiplier"]
     scales = {
         "down_proj": config["mlp_multipliers"][1],
@@ -288,7 +331,8 @@ def _factors(own: Conversion, name: str, tensor: Array) -> Array:
     part = name.split(".")[-2]
     out = tensor * scales.get(part, 1.0)
     if part == "in_proj":
-        width, shared = config["mamba_d_ssm"], config["mamba_n_groups"] * config["mamba_d_state"]
+        width = config["mamba_d_ssm"]
+        shared = config["mamba_n_groups"] * config["mamba_d_state"]
         sizes = [width, width, shared, shared, config["mamba_n_heads"]]
         out = out * np.repeat(config["ssm_multipliers"], sizes)[:, None]
     return out

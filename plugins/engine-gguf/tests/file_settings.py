@@ -1,4 +1,6 @@
-"""What llama.cpp's converter states in a GGUF file of an architecture, out of a checkpoint's config. Knows no tensor."""
+"""What llama.cpp's converter states in a GGUF file of an architecture, out of a checkpoint's
+config. Knows no tensor.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,14 @@ class Stated:
         """Return settings by their names without the architecture."""
         config = self.config
         layers = self.count("num_hidden_layers", "n_layer", "n_layers")
-        heads = next((config[key] for key in ("num_attention_heads", "n_head", "n_heads") if config.get(key)), 0)
+        heads = next(
+            (
+                config[key]
+                for key in ("num_attention_heads", "n_head", "n_heads")
+                if config.get(key)
+            ),
+            0,
+        )
         hidden = self.count("hidden_size", "n_embd", "d_model")
         rope = config.get("rope_parameters") or {}
         rope = rope.get("full_attention", rope)
@@ -72,14 +81,24 @@ class Stated:
             "feed_forward_length": config.get("intermediate_size") or 4 * hidden,
             "attention.head_count": heads,
             "attention.head_count_kv": config.get("num_key_value_heads"),
-            "attention.layer_norm_rms_epsilon": config.get("rms_norm_eps") or config.get("norm_eps"),
+            "attention.layer_norm_rms_epsilon": config.get("rms_norm_eps")
+            or config.get("norm_eps"),
             "attention.layer_norm_epsilon": next(
-                (config[key] for key in ("layer_norm_eps", "layer_norm_epsilon", "norm_eps") if config.get(key)), None
+                (
+                    config[key]
+                    for key in ("layer_norm_eps", "layer_norm_epsilon", "norm_eps")
+                    if config.get(key)
+                ),
+                None,
             ),
             "attention.key_length": config.get("head_dim"),
             "rope.freq_base": rope.get("rope_theta"),
             "expert_count": next(
-                (config[key] for key in ("num_experts", "num_local_experts", "n_routed_experts") if config.get(key)),
+                (
+                    config[key]
+                    for key in ("num_experts", "num_local_experts", "n_routed_experts")
+                    if config.get(key)
+                ),
                 None,
             ),
             "expert_used_count": config.get("num_experts_per_tok") or config.get("top_k_experts"),
@@ -99,7 +118,8 @@ def _spaces(own: Stated) -> dict[str, Any]:
         "ssm.group_count": own.count("mamba_n_groups", "n_groups"),
         "ssm.time_step_rank": heads,
         "ssm.inner_size": heads * size,
-        "attention.layer_norm_rms_epsilon": config.get("layer_norm_epsilon") or config.get("rms_norm_eps"),
+        "attention.layer_norm_rms_epsilon": config.get("layer_norm_epsilon")
+        or config.get("rms_norm_eps"),
     }
 
 
@@ -110,7 +130,8 @@ def _channels(own: Stated) -> dict[str, Any]:
         "ssm.state_size": own.count("state_size", "mamba_d_state"),
         "ssm.time_step_rank": own.count("time_step_rank", "mamba_dt_rank"),
         "ssm.inner_size": 2 * config["hidden_size"],
-        "attention.layer_norm_rms_epsilon": config.get("layer_norm_epsilon") or config.get("rms_norm_eps"),
+        "attention.layer_norm_rms_epsilon": config.get("layer_norm_epsilon")
+        or config.get("rms_norm_eps"),
         "ssm.dt_b_c_rms": own.name == "FalconMambaForCausalLM",
     }
 
@@ -144,23 +165,33 @@ def _delta_settings(own: Stated) -> dict[str, Any]:
         "ssm.group_count": config["linear_num_key_heads"],
         "ssm.time_step_rank": config["linear_num_value_heads"],
         "ssm.inner_size": config["linear_value_head_dim"] * config["linear_num_value_heads"],
-        "rope.dimension_count": int(config["head_dim"] * config["rope_parameters"].get("partial_rotary_factor", 0.25)),
+        "rope.dimension_count": int(
+            config["head_dim"] * config["rope_parameters"].get("partial_rotary_factor", 0.25)
+        ),
     }
 
 
 def _gemma4(own: Stated) -> dict[str, Any]:
-    config, layers = own.config, own.config["num_hidden_layers"]
+    config = own.config
+    layers = own.config["num_hidden_layers"]
     full = config["per_layer_config"]
     own_heads = next(iter(full.values()))
-    shared, width = config["num_kv_shared_layers"], config["intermediate_size"]
+    shared = config["num_kv_shared_layers"]
+    width = config["intermediate_size"]
     return {
-        "attention.head_count_kv": [full.get(str(layer), config)["num_key_value_heads"] for layer in range(layers)],
-        "feed_forward_length": [width if layer < layers - shared else 2 * width for layer in range(layers)],
+        "attention.head_count_kv": [
+            full.get(str(layer), config)["num_key_value_heads"] for layer in range(layers)
+        ],
+        "feed_forward_length": [
+            width if layer < layers - shared else 2 * width for layer in range(layers)
+        ],
         "attention.key_length": own_heads["head_dim"],
         "attention.key_length_swa": config["head_dim"],
         "attention.shared_kv_layers": shared,
         "attention.sliding_window": config["sliding_window"],
-        "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in config["layer_types"]],
+        "attention.sliding_window_pattern": [
+            kind == "sliding_attention" for kind in config["layer_types"]
+        ],
         "embedding_length_per_layer_input": config["hidden_size_per_layer_input"],
         "final_logit_softcapping": config["final_logit_softcapping"],
         "rope.freq_base_swa": config["rope_parameters"]["sliding_attention"]["rope_theta"],
@@ -169,11 +200,16 @@ def _gemma4(own: Stated) -> dict[str, Any]:
 
 
 def _nemotron_h(own: Stated) -> dict[str, Any]:
-    config, kinds = own.config, own.config["layers_block_type"]
+    config = own.config
+    kinds = own.config["layers_block_type"]
     return {
         **_spaces(own),
-        "attention.head_count_kv": [config["num_key_value_heads"] if kind == "full_attention" else 0 for kind in kinds],
-        "feed_forward_length": [config["moe_intermediate_size"] if kind == "moe" else 0 for kind in kinds],
+        "attention.head_count_kv": [
+            config["num_key_value_heads"] if kind == "full_attention" else 0 for kind in kinds
+        ],
+        "feed_forward_length": [
+            config["moe_intermediate_size"] if kind == "moe" else 0 for kind in kinds
+        ],
         "block_count": len(kinds),
         "expert_shared_feed_forward_length": config["moe_shared_expert_intermediate_size"],
         "expert_weights_norm": config["norm_topk_prob"],
@@ -197,7 +233,9 @@ def _partial(share: str) -> Callable[[Stated], dict[str, Any]]:
 SETTINGS: Mapping[str, Callable[[Stated], dict[str, Any]]] = {
     "BambaForCausalLM": lambda own: {
         **_spaces(own),
-        "attention.head_count_kv": _where(own, lambda layer: layer in own.config["attn_layer_indices"]),
+        "attention.head_count_kv": _where(
+            own, lambda layer: layer in own.config["attn_layer_indices"]
+        ),
         "rope.dimension_count": own.config["hidden_size"] // own.config["num_attention_heads"] // 2,
     },
     "FalconForCausalLM": lambda own: {
@@ -220,10 +258,16 @@ SETTINGS: Mapping[str, Callable[[Stated], dict[str, Any]]] = {
     "JambaForCausalLM": lambda own: {
         **_channels(own),
         "attention.head_count_kv": _where(
-            own, lambda layer: layer % own.config["attn_layer_period"] == own.config["attn_layer_offset"]
+            own,
+            lambda layer: (
+                layer % own.config["attn_layer_period"] == own.config["attn_layer_offset"]
+            ),
         ),
     },
-    "Lfm2ForCausalLM": lambda own: {**_listed(own), "shortconv.l_cache": own.config["conv_L_cache"]},
+    "Lfm2ForCausalLM": lambda own: {
+        **_listed(own),
+        "shortconv.l_cache": own.config["conv_L_cache"],
+    },
     "Lfm2MoeForCausalLM": lambda own: {
         **_listed(own),
         "shortconv.l_cache": own.config["conv_L_cache"],
@@ -251,7 +295,9 @@ SETTINGS: Mapping[str, Callable[[Stated], dict[str, Any]]] = {
     "PhiForCausalLM": _partial("partial_rotary_factor"),
     "PhimoeForCausalLM": lambda own: {
         "attention.sliding_window": own.config["sliding_window"],
-        "rope.scaling.original_context_length": own.config["rope_parameters"]["original_max_position_embeddings"],
+        "rope.scaling.original_context_length": own.config["rope_parameters"][
+            "original_max_position_embeddings"
+        ],
         "rope.scaling.attn_factor": 1.0,
     },
     "Qwen3NextForCausalLM": _delta_settings,

@@ -1,7 +1,8 @@
-"""Writes checkpoints of the tests as GGUF files, by the gguf library and the names it has for their tensors.
+"""Writes checkpoints of the tests as GGUF files, by the gguf library and the names it has for their
+tensors.
 
-Weights in blocks are made up: random bytes, whose numbers are those of the checkpoint in size. The checkpoint with these
-numbers, plain, is written beside the file: what the file must give.
+Weights in blocks are made up: random bytes, whose numbers are those of the checkpoint in size. The
+checkpoint with these numbers, plain, is written beside the file: what the file must give.
 """
 
 from __future__ import annotations
@@ -125,12 +126,16 @@ MIDDLES = {"Q2_K": 1.5, "Q4_K": 7.5, "Q5_K": 15.5, "Q4_1": -7.5, "Q5_1": -15.5}
 PLAIN = ("F32", "F16", "BF16")
 
 
-def random_blocks(kind: str, shape: tuple[int, ...], size: float, random: np.random.Generator) -> Array:
+def random_blocks(
+    kind: str, shape: tuple[int, ...], size: float, random: np.random.Generator
+) -> Array:
     """Return uint8 [..., bytes of a row] whose numbers are about so large."""
     inputs, num_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
     raw = random.integers(0, 256, (*shape[:-1], shape[-1] // inputs, num_bytes), dtype=np.uint8)
     own = random.uniform(0.5, 1.5, raw.shape[:-1]) * size / CODES.get(kind, 5.0)
-    for scales, at in zip((own, own * MIDDLES.get(kind, 1.0)), HALVES.get(kind, (0,)), strict=False):
+    for scales, at in zip(
+        (own, own * MIDDLES.get(kind, 1.0)), HALVES.get(kind, (0,)), strict=False
+    ):
         raw[..., at : at + 2] = scales.astype("<f2")[..., None].view(np.uint8)
     return raw.reshape(*shape[:-1], -1)
 
@@ -155,7 +160,8 @@ class Converter:
         self.config = json.loads((folder / "config.json").read_text())
         self.name = self.config["architectures"][0]
         self.arch = ARCHITECTURES[self.name]
-        self._kinds, self._random = kinds, np.random.default_rng(seed)
+        self._kinds = kinds
+        self._random = np.random.default_rng(seed)
         self._folder = folder
         enum = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == self.arch)
         self._map = gguf.get_tensor_name_map(enum, self.config["num_hidden_layers"])
@@ -165,7 +171,8 @@ class Converter:
     def convert(self, path: Path) -> Path:
         """Write the file, and the plain checkpoint beside it, whose folder is returned."""
         weights = {
-            name: tensor.float().numpy() for name, tensor in load_file(self._folder / "model.safetensors").items()
+            name: tensor.float().numpy()
+            for name, tensor in load_file(self._folder / "model.safetensors").items()
         }
         for name, tensor in self._together(weights).items():
             self._one(name, tensor)
@@ -174,7 +181,10 @@ class Converter:
         target.mkdir()
         for each in self._folder.glob("*.json"):
             shutil.copy(each, target)
-        save_file({name: tensor.contiguous() for name, tensor in self.plain.items()}, target / "model.safetensors")
+        save_file(
+            {name: tensor.contiguous() for name, tensor in self.plain.items()},
+            target / "model.safetensors",
+        )
         return target
 
     def _together(self, weights: Mapping[str, Array]) -> dict[str, Array]:
@@ -212,10 +222,16 @@ class Converter:
             return
         stored_name = self._gguf_name(name)
         if self.arch in PAIRED and name.rpartition(".")[0].endswith(("q_proj", "k_proj")):
-            heads = self.config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
-            turned = tensor.reshape(heads, 2, -1, *tensor.shape[1:]).swapaxes(1, 2).reshape(tensor.shape)
+            heads = self.config[
+                "num_attention_heads" if "q_proj" in name else "num_key_value_heads"
+            ]
+            turned = (
+                tensor.reshape(heads, 2, -1, *tensor.shape[1:]).swapaxes(1, 2).reshape(tensor.shape)
+            )
             plain = self._put(stored_name, turned)
-            plain = plain.reshape(heads, -1, 2, *tensor.shape[1:]).swapaxes(1, 2).reshape(tensor.shape)
+            plain = (
+                plain.reshape(heads, -1, 2, *tensor.shape[1:]).swapaxes(1, 2).reshape(tensor.shape)
+            )
         elif self.arch.startswith("gemma") and name.endswith("norm.weight"):
             plain = self._put(stored_name, tensor + 1) - 1
         elif self.arch == "gpt-oss" and ".experts.down_proj" in name and tensor.ndim == 3:
@@ -231,10 +247,14 @@ class Converter:
 
     def _latent(self, name: str, tensor: Array) -> None:
         """Keys and values of the latents apart, keys turned, as newer files have them."""
-        heads, rank = self.config["num_attention_heads"], self.config["kv_lora_rank"]
-        key, layer = self.config["qk_nope_head_dim"], name.split(".")[2]
+        heads = self.config["num_attention_heads"]
+        rank = self.config["kv_lora_rank"]
+        key = self.config["qk_nope_head_dim"]
+        layer = name.split(".")[2]
         split = tensor.reshape(heads, -1, rank)
-        keys = self._put(f"blk.{layer}.attn_k_b.weight", split[:, :key].swapaxes(1, 2)).swapaxes(1, 2)
+        keys = self._put(f"blk.{layer}.attn_k_b.weight", split[:, :key].swapaxes(1, 2)).swapaxes(
+            1, 2
+        )
         values = self._put(f"blk.{layer}.attn_v_b.weight", split[:, key:])
         self.plain[name] = torch.from_numpy(np.concatenate((keys, values), 1).reshape(tensor.shape))
 
@@ -247,7 +267,9 @@ class Converter:
             for at, part in enumerate(("gate", "up"))
         ]
         both = np.stack(halves, 2).reshape(rows.shape)
-        self.plain[name] = torch.from_numpy((both if ending == "bias" else both.swapaxes(1, 2)).copy())
+        self.plain[name] = torch.from_numpy(
+            (both if ending == "bias" else both.swapaxes(1, 2)).copy()
+        )
 
     def _put(self, name: str, tensor: Array) -> Array:
         """Store a tensor; return its numbers."""
@@ -262,7 +284,11 @@ class Converter:
     def _write(self, path: Path) -> None:
         writer = gguf.GGUFWriter(path, self.arch)
         self._settings(writer)
-        write_tokenizer(writer, json.loads((self._folder / "tokenizer.json").read_text()), self.config["vocab_size"])
+        write_tokenizer(
+            writer,
+            json.loads((self._folder / "tokenizer.json").read_text()),
+            self.config["vocab_size"],
+        )
         for name, stored, kind in self.tensors:
             writer.add_tensor(name, stored, raw_dtype=gguf.GGMLQuantizationType[kind])
         writer.write_header_to_file()
@@ -292,17 +318,23 @@ class Converter:
         if config.get("sliding_window") and self.arch != "qwen2":
             writer.add_sliding_window(config["sliding_window"])
             if self.arch in ("afmoe", "cohere2", "exaone4", "olmo2"):
-                writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
+                writer.add_sliding_window_pattern(
+                    [kind == "sliding_attention" for kind in config["layer_types"]]
+                )
         if self.arch == "gemma2":
             writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
             writer.add_final_logit_softcapping(config["final_logit_softcapping"])
         self._experts(writer)
-        eps = next((config[name] for name in ("layer_norm_eps", "norm_epsilon") if name in config), None)
+        eps = next(
+            (config[name] for name in ("layer_norm_eps", "norm_epsilon") if name in config), None
+        )
         if eps is not None:
             writer.add_layer_norm_eps(eps)
         for setting, field in SETTINGS.get(self.arch, {}).items():
             value = config.get(field)
-            add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}.get(type(value))
+            add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}.get(
+                type(value)
+            )
             if add is not None:
                 add(f"{self.arch}.{setting}", value)
         share = rope.get("partial_rotary_factor", 1.0)
@@ -332,7 +364,8 @@ class Converter:
         names = ("num_experts", "num_local_experts", "n_routed_experts")
         experts = next((config[name] for name in names if config.get(name)), None)
         if experts:
-            used, widths = config.get("num_experts_per_tok") or config["moe_topk"], config.get("moe_intermediate_size")
+            used = config.get("num_experts_per_tok") or config["moe_topk"]
+            widths = config.get("moe_intermediate_size")
             width = widths or config["intermediate_size"]
             writer.add_expert_count(experts)
             writer.add_expert_used_count(used[0] if isinstance(used, list) else used)
@@ -360,7 +393,9 @@ class Converter:
         writer.add_expert_weights_scale(config["routed_scaling_factor"])
         writer.add_expert_weights_norm(config["norm_topk_prob"])
         v3 = self.name == "DeepseekV3ForCausalLM"
-        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID if v3 else gguf.ExpertGatingFuncType.SOFTMAX)
+        writer.add_expert_gating_func(
+            gguf.ExpertGatingFuncType.SIGMOID if v3 else gguf.ExpertGatingFuncType.SOFTMAX
+        )
         writer.add_expert_group_count(config["n_group"])
         writer.add_expert_group_used_count(config["topk_group"])
         rope = config["rope_parameters"]
@@ -376,8 +411,10 @@ def llama3_factors(rope: Mapping[str, Any], head: int) -> Array:
     out = []
     for n in range(0, head, 2):
         frequency = 1.0 / rope["rope_theta"] ** (n / head)
-        length, original = 2 * np.pi / frequency, rope["original_max_position_embeddings"]
-        low, high = original / rope["low_freq_factor"], original / rope["high_freq_factor"]
+        length = 2 * np.pi / frequency
+        original = rope["original_max_position_embeddings"]
+        low = original / rope["low_freq_factor"]
+        high = original / rope["high_freq_factor"]
         if length < high:
             out.append(1.0)
         elif length > low:
@@ -402,6 +439,12 @@ def write_tokenizer(writer: gguf.GGUFWriter, stated: Mapping[str, Any], size: in
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)
     writer.add_token_types(types)
-    writer.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in stated["model"]["merges"]])
-    writer.add_eos_token_id(next(added["id"] for added in stated["added_tokens"] if added["content"] == "<|im_end|>"))
-    writer.add_chat_template("{% for m in messages %}<|im_start|>{{ m['content'] }}<|im_end|>{% endfor %}")
+    writer.add_token_merges(
+        [m if isinstance(m, str) else " ".join(m) for m in stated["model"]["merges"]]
+    )
+    writer.add_eos_token_id(
+        next(added["id"] for added in stated["added_tokens"] if added["content"] == "<|im_end|>")
+    )
+    writer.add_chat_template(
+        "{% for m in messages %}<|im_start|>{{ m['content'] }}<|im_end|>{% endfor %}"
+    )

@@ -25,7 +25,12 @@ GPT_OSS = {"layer_types": None, "num_hidden_layers": 2}
 
 def part(rows: int, columns: int, **more: Any) -> Part:
     whole = slice(0, rows)
-    facts = {"pieces": ((whole, whole),), "columns_in": slice(0, columns), "out_features": rows, "in_features": columns}
+    facts = {
+        "pieces": ((whole, whole),),
+        "columns_in": slice(0, columns),
+        "out_features": rows,
+        "in_features": columns,
+    }
     return Part(**{**facts, **more})
 
 
@@ -72,7 +77,8 @@ def test_experts_of_gpt_oss_stay_as_they_are_stored(kinds: str, made: Made) -> N
     config: Any = config_from_kwargs({"model": str(file)})
     facts = find(str(file), config).hf_config.quantization_config
     assert facts["experts"] == {
-        f"model.layers.{n}.mlp.experts": dict.fromkeys(("gate", "up", "down"), kinds) for n in (0, 1)
+        f"model.layers.{n}.mlp.experts": dict.fromkeys(("gate", "up", "down"), kinds)
+        for n in (0, 1)
     }
     assert_alike(scores(file), scores(plain))
 

@@ -1,4 +1,6 @@
-"""Architectures whose tensors converters lay out anew: a file gives what the checkpoint gives that it was made from."""
+"""Architectures whose tensors converters lay out anew: a file gives what the checkpoint gives that
+it was made from.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,13 @@ SLOW: list[tuple[str, dict[str, Any]]] = [
     ),
     (
         "FalconH1ForCausalLM",
-        {**NO_LIMIT, "mamba_proj_bias": False, "projectors_bias": False, "attention_bias": False, "mlp_bias": False},
+        {
+            **NO_LIMIT,
+            "mamba_proj_bias": False,
+            "projectors_bias": False,
+            "attention_bias": False,
+            "mlp_bias": False,
+        },
     ),
     ("FalconMambaForCausalLM", {"intermediate_size": 128, "mixer_rms_eps": 1e-6}),
     ("GPT2LMHeadModel", {"scale_attn_by_inverse_layer_idx": False}),
@@ -111,7 +119,9 @@ def check(architecture: str, folder: Path, overrides: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("architecture", "overrides"), QUICK, ids=str)
-def test_a_file_gives_what_its_checkpoint_gives(architecture: str, overrides: dict[str, Any], tmp_path: Path) -> None:
+def test_a_file_gives_what_its_checkpoint_gives(
+    architecture: str, overrides: dict[str, Any], tmp_path: Path
+) -> None:
     check(architecture, tmp_path, overrides)
 
 
@@ -127,8 +137,16 @@ def test_further_files_give_what_their_checkpoints_give(
 @pytest.mark.parametrize(
     ("arch", "architecture", "overrides"),
     [
-        ("mistral3", "LlamaForCausalLM", {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
-        ("qwen2vl", "Qwen2ForCausalLM", {"use_sliding_window": False, "sliding_window": None, "layer_types": None}),
+        (
+            "mistral3",
+            "LlamaForCausalLM",
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+        ),
+        (
+            "qwen2vl",
+            "Qwen2ForCausalLM",
+            {"use_sliding_window": False, "sliding_window": None, "layer_types": None},
+        ),
         ("qwen3vl", "Qwen3ForCausalLM", {}),
         ("qwen3vlmoe", "Qwen3MoeForCausalLM", {"mlp_only_layers": []}),
     ],
@@ -137,12 +155,16 @@ def test_models_that_see_are_served_for_text(
     arch: str, architecture: str, overrides: dict[str, Any], tmp_path: Path
 ) -> None:
     folder = make_checkpoint(architecture, tmp_path / "checkpoint", seed=1, **overrides)
-    file = Conversion(folder, arch).convert(tmp_path / "model.gguf", **{"rope.dimension_sections": [4, 2, 2, 0]})
+    file = Conversion(folder, arch).convert(
+        tmp_path / "model.gguf", **{"rope.dimension_sections": [4, 2, 2, 0]}
+    )
     assert_alike(scores(file), scores(folder))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", ["GraniteMoeHybridForCausalLM", "Qwen3_5MoeForCausalLM", "Lfm2MoeForCausalLM"])
+@pytest.mark.parametrize(
+    "architecture", ["GraniteMoeHybridForCausalLM", "Qwen3_5MoeForCausalLM", "Lfm2MoeForCausalLM"]
+)
 def test_two_ranks_say_what_one_says(architecture: str, tmp_path: Path) -> None:
     overrides = dict([*QUICK, *SLOW])[architecture]
     wide = {"moe_intermediate_size": 64, "intermediate_size": 128}
@@ -152,12 +174,16 @@ def test_two_ranks_say_what_one_says(architecture: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("architecture", ["GraniteMoeForCausalLM", "Qwen3NextForCausalLM"])
-def test_experts_in_one_tensor_and_joined_rows_stay_in_blocks(architecture: str, tmp_path: Path) -> None:
+def test_experts_in_one_tensor_and_joined_rows_stay_in_blocks(
+    architecture: str, tmp_path: Path
+) -> None:
     file, _, _ = made(architecture, tmp_path, **dict(SLOW)[architecture])
     config: Any = config_from_kwargs({"model": str(file)})
     facts = find(str(file), config).hf_config.quantization_config
     assert len(facts["experts"]) == 3
-    assert all(own == {"gate": "Q8_0", "up": "Q8_0", "down": "Q8_0"} for own in facts["experts"].values())
+    assert all(
+        own == {"gate": "Q8_0", "up": "Q8_0", "down": "Q8_0"} for own in facts["experts"].values()
+    )
     joined = [name for name in facts["blocks"] if name.endswith("in_proj_qkvz")]
     assert len(joined) == (2 if "Next" in architecture else 0)
 
@@ -177,8 +203,12 @@ ENCODERS: list[tuple[str, dict[str, Any], int]] = [
 def embedded(model: Path, **settings: Any) -> torch.Tensor:
     """Return the vectors of some prompts."""
     prompts = [[5, 9, 17, 33], [200, 100, 7], [3] * 30]
-    with LLM(str(model), dtype="float32", log_level="error", num_threads=1, max_model_len=64, **settings) as llm:
-        return torch.tensor([output.outputs.embedding for output in llm.embed(prompts, use_tqdm=False)])
+    with LLM(
+        str(model), dtype="float32", log_level="error", num_threads=1, max_model_len=64, **settings
+    ) as llm:
+        return torch.tensor(
+            [output.outputs.embedding for output in llm.embed(prompts, use_tqdm=False)]
+        )
 
 
 @pytest.mark.parametrize(("architecture", "overrides", "pooling"), ENCODERS[:1], ids=str)
@@ -188,7 +218,9 @@ def test_an_encoder_pools_as_its_file_says(
     folder = make_checkpoint(architecture, tmp_path / "checkpoint", seed=1, **overrides)
     file = Conversion(folder).convert(tmp_path / "model.gguf", pooling_type=pooling)
     kind = {1: "MEAN", 2: "CLS", 3: "LAST"}[pooling]
-    wanted = embedded(folder, runner="pooling", pooler_config={"pooling_type": kind, "normalize": True})
+    wanted = embedded(
+        folder, runner="pooling", pooler_config={"pooling_type": kind, "normalize": True}
+    )
     assert torch.nn.functional.cosine_similarity(embedded(file), wanted).min() > 0.9999
 
 
@@ -219,7 +251,10 @@ HOSTILE: list[Any] = [
     "architecture",
     [
         "Gemma4ForCausalLM",
-        *(pytest.param(f"{name}ForCausalLM", marks=pytest.mark.slow) for name in ("Qwen3_5Moe", "NemotronH")),
+        *(
+            pytest.param(f"{name}ForCausalLM", marks=pytest.mark.slow)
+            for name in ("Qwen3_5Moe", "NemotronH")
+        ),
     ],
 )
 def test_settings_that_cannot_be_are_refused_or_read(
@@ -227,13 +262,20 @@ def test_settings_that_cannot_be_are_refused_or_read(
 ) -> None:
     file, _, _ = made(architecture, tmp_path, **dict([*QUICK, *SLOW])[architecture])
     config: Any = config_from_kwargs({"model": str(file), "skip_tokenizer_init": True})
-    own, name = Settings.own, Settings(read_headers(file)[0]).architecture
-    stated = [key.removeprefix(f"{name}.") for key in read_headers(file)[0].settings if key.startswith(f"{name}.")]
+    own = Settings.own
+    name = Settings(read_headers(file)[0]).architecture
+    stated = [
+        key.removeprefix(f"{name}.")
+        for key in read_headers(file)[0].settings
+        if key.startswith(f"{name}.")
+    ]
     refused = 0
     for key in stated:
         for value in HOSTILE:
             monkeypatch.setattr(
-                Settings, "own", lambda self, asked, k=key, v=value: v if asked == k else own(self, asked)
+                Settings,
+                "own",
+                lambda self, asked, k=key, v=value: v if asked == k else own(self, asked),
             )
             with suppress(ModelError):
                 list(GgufLoader(find(str(file), config), config).headers())

@@ -1,4 +1,6 @@
-"""Files that are broken, or made to break: one clear error, no crash, no more memory than the file has reason for."""
+"""Files that are broken, or made to break: one clear error, no crash, no more memory than the file
+has reason for.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,12 @@ def tensor(name: bytes, sizes: list[int], kind: int, offset: int) -> bytes:
 
 
 def file_of(
-    settings: list[bytes], tensors: list[bytes], data: int = 64, *, magic: bytes = b"GGUF", version: int = 3
+    settings: list[bytes],
+    tensors: list[bytes],
+    data: int = 64,
+    *,
+    magic: bytes = b"GGUF",
+    version: int = 3,
 ) -> bytes:
     counts = struct.pack("<IQQ", version, len(tensors), len(settings))
     head = magic + counts + b"".join(settings) + b"".join(tensors)
@@ -53,11 +60,20 @@ BROKEN = {
     "text": (file_of([setting(b"a", 8, struct.pack("<Q", 2**60))], []), "is cut off"),
     "list": (file_of([setting(b"a", 9, struct.pack("<IQ", 4, 2**60))], []), "is cut off"),
     "texts": (file_of([setting(b"a", 9, struct.pack("<IQ", 8, 2**60))], []), "claims"),
-    "long text in a list": (file_of([setting(b"a", 9, struct.pack("<IQQ", 8, 1, 2**60))], []), "is cut off"),
-    "list of lists": (file_of([setting(b"a", 9, struct.pack("<IQ", 9, 1))], []), "lists of numbers and texts"),
+    "long text in a list": (
+        file_of([setting(b"a", 9, struct.pack("<IQQ", 8, 1, 2**60))], []),
+        "is cut off",
+    ),
+    "list of lists": (
+        file_of([setting(b"a", 9, struct.pack("<IQ", 9, 1))], []),
+        "lists of numbers and texts",
+    ),
     "type of a setting": (file_of([setting(b"a", 77, bytes(8))], []), "which there is not"),
     "twice": (file_of([NAME, NAME], []), "has the setting 'general.architecture' twice"),
-    "alignment": (file_of([setting(b"general.alignment", 4, struct.pack("<I", 7))], []), "alignment 7"),
+    "alignment": (
+        file_of([setting(b"general.alignment", 4, struct.pack("<I", 7))], []),
+        "alignment 7",
+    ),
     "type of a tensor": (file_of([], [tensor(b"a", [32], 99, 0)]), "type 99"),
     "no dimensions": (file_of([], [tensor(b"a", [], 0, 0)]), "0 dimensions"),
     "dimensions": (file_of([], [tensor(b"a", [1] * 5, 0, 0)]), "5 dimensions"),
@@ -67,7 +83,10 @@ BROKEN = {
     "outside": (file_of([], [tensor(b"a", [32], 0, 2**40)]), "is cut off"),
     "overlap": (file_of([], [tensor(b"a", [8], 0, 0), tensor(b"b", [8], 0, 0)]), "the same bytes"),
     "off": (file_of([], [tensor(b"a", [4], 0, 4)]), "off its alignment"),
-    "one name": (file_of([], [tensor(b"a", [8], 0, 0), tensor(b"a", [8], 0, 32)]), "has the tensor 'a' twice"),
+    "one name": (
+        file_of([], [tensor(b"a", [8], 0, 0), tensor(b"a", [8], 0, 32)]),
+        "has the tensor 'a' twice",
+    ),
 }
 
 
@@ -101,9 +120,13 @@ def mutate(content: bytes, head: int, numbers: random.Random) -> bytes:
         case 0:
             return bytes(changed[: numbers.randrange(len(changed))])
         case 1:
-            changed[at : at + 8] = struct.pack("<Q", numbers.choice((2**60, 2**63, 2**64 - 1, 2**32, 0, 1)))
+            changed[at : at + 8] = struct.pack(
+                "<Q", numbers.choice((2**60, 2**63, 2**64 - 1, 2**32, 0, 1))
+            )
         case 2:
-            changed[at : at + 4] = struct.pack("<I", numbers.choice((0, 1, 8, 9, 30, 99, 2**31, 2**32 - 1)))
+            changed[at : at + 4] = struct.pack(
+                "<I", numbers.choice((0, 1, 8, 9, 30, 99, 2**31, 2**32 - 1))
+            )
         case 3:
             del changed[at : at + numbers.randrange(1, 40)]
         case 4:
@@ -115,8 +138,17 @@ def mutate(content: bytes, head: int, numbers: random.Random) -> bytes:
 
 def fuzz(made: Made, tmp_path: Path, seeds: range) -> int:
     """Read so many mutations of a small file; return how many were refused."""
-    source, _ = made("LlamaForCausalLM", "Q8_0", num_hidden_layers=1, hidden_size=64, intermediate_size=96, head_dim=16)
-    content, refused, path = source.read_bytes(), 0, tmp_path / "mutated.gguf"
+    source, _ = made(
+        "LlamaForCausalLM",
+        "Q8_0",
+        num_hidden_layers=1,
+        hidden_size=64,
+        intermediate_size=96,
+        head_dim=16,
+    )
+    content = source.read_bytes()
+    refused = 0
+    path = tmp_path / "mutated.gguf"
     head = min(tensor.start for tensor in read_header(source).tensors)
     for seed in seeds:
         path.write_bytes(mutate(content, head, random.Random(seed)))

@@ -1,4 +1,6 @@
-"""Settings that are well written and cannot be: a tokenizer that is none, sizes of other models, splits that lie."""
+"""Settings that are well written and cannot be: a tokenizer that is none, sizes of other models,
+splits that lie.
+"""
 
 from __future__ import annotations
 
@@ -36,17 +38,33 @@ def stated(kind: str, **changed: Any) -> Settings:
         "bos_token_id": 1,
         "eos_token_id": 2,
     }
-    named = {f"tokenizer.ggml.{name}": value for name, value in {**common, **changed}.items() if value is not None}
+    named = {
+        f"tokenizer.ggml.{name}": value
+        for name, value in {**common, **changed}.items()
+        if value is not None
+    }
     return Settings(Header(Path("a.gguf"), {"general.architecture": "llama", **named}, ()))
 
 
 REFUSED = {
     "no tokens": ("gpt2", {"tokens": None}, "tokens.* is missing"),
     "tokens that are numbers": ("llama", {"tokens": np.zeros(4)}, "must be a list of texts"),
-    "types of other tokens": ("gpt2", {"token_type": np.zeros(3, np.int32)}, f"a list of {COUNT} numbers"),
-    "scores of other tokens": ("llama", {"scores": np.zeros(3, np.float32)}, f"a list of {COUNT} numbers"),
+    "types of other tokens": (
+        "gpt2",
+        {"token_type": np.zeros(3, np.int32)},
+        f"a list of {COUNT} numbers",
+    ),
+    "scores of other tokens": (
+        "llama",
+        {"scores": np.zeros(3, np.float32)},
+        f"a list of {COUNT} numbers",
+    ),
     "no scores": ("llama", {"scores": None}, "pieces without scores"),
-    "a beginning that there is not": ("llama", {"bos_token_id": COUNT}, f"one of the {COUNT} tokens"),
+    "a beginning that there is not": (
+        "llama",
+        {"bos_token_id": COUNT},
+        f"one of the {COUNT} tokens",
+    ),
     "an end that is no number": ("gpt2", {"eos_token_id": "2"}, f"one of the {COUNT} tokens"),
     "merges of others": ("gpt2", {"merges": ["x y"]}, "1 of its tokenizer's 1 merges"),
     "half a merge": ("gpt2", {"merges": ["ab"]}, "1 of its tokenizer's 1 merges"),
@@ -71,7 +89,10 @@ ODD = {
     "all of them control tokens": ("gpt2", {"token_type": np.full(COUNT, 3, np.int32)}),
     "the same token everywhere": ("llama", {"tokens": ["a"] * COUNT}),
     "empty tokens": ("gpt2", {"tokens": [""] * COUNT, "merges": []}),
-    "tokens of odd letters": ("gpt2", {"tokens": [*TOKENS[:-1], "\0\ufffd\U0010ffff"], "merges": []}),
+    "tokens of odd letters": (
+        "gpt2",
+        {"tokens": [*TOKENS[:-1], "\0\ufffd\U0010ffff"], "merges": []},
+    ),
     "a template that is a number": ("gpt2", {"chat_template": 3}),
 }
 
@@ -113,7 +134,10 @@ def test_splits_that_lie_are_refused(
     first = written(tmp_path / "m-00001-of-00002.gguf", 0, 2, ["a"])
     written(tmp_path / "m-00002-of-00002.gguf", *second, names)
     if wrong is None:
-        assert [tensor.name for header in read_headers(first) for tensor in header.tensors] == ["a", "b"]
+        assert [tensor.name for header in read_headers(first) for tensor in header.tensors] == [
+            "a",
+            "b",
+        ]
         return
     with pytest.raises(ModelError, match=wrong):
         read_headers(first)
@@ -134,10 +158,14 @@ def test_splits_that_lie_are_refused(
         ("nextn_predict_layers", 2**31),
     ],
 )
-def test_sizes_that_cannot_be_are_refused(field: str, value: Any, made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_that_cannot_be_are_refused(
+    field: str, value: Any, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, _ = made("LlamaForCausalLM", "Q8_0", tie_word_embeddings=True)
     own = Settings.own
-    monkeypatch.setattr(Settings, "own", lambda self, name: value if name == field else own(self, name))
+    monkeypatch.setattr(
+        Settings, "own", lambda self, name: value if name == field else own(self, name)
+    )
     config: Any = config_from_kwargs({"model": str(path)})
     with pytest.raises(ModelError, match=r"llama\.|its settings say"):
         find(str(path), config)

@@ -1,4 +1,6 @@
-"""Tokenizers of word pieces, of pieces with probabilities, and of stated merges, out of a file's settings."""
+"""Tokenizers of word pieces, of pieces with probabilities, and of stated merges, out of a file's
+settings.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,22 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from core.api import ModelError
 
-BERT = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "hello", "world", "##s", "un", "##able", "a", "b", "##b", "!", ","]
+BERT = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "hello",
+    "world",
+    "##s",
+    "un",
+    "##able",
+    "a",
+    "b",
+    "##b",
+    "!",
+    ",",
+]
 TEXTS = ["Hello worlds!", "unable,hello", "abb ba", "Ünable", "  hello   world ", "日 a", ""]
 UNIGRAM = {"<unk>": 0.0, "<s>": 0.0, "</s>": 0.0, "▁": -2.0, "▁he": -3.0, "llo": -3.5, "▁hello": -6.0, "h": -9.0, "e": -9.0,
            "l": -9.0, "o": -9.0, "▁w": -4.0, "or": -4.0, "ld": -4.0, "▁world": -13.0}  # fmt: skip
@@ -30,7 +47,10 @@ def stated(kind: str, tokens: list[str], types: list[int], **more: Any) -> Setti
 
 def word_pieces(**more: Any) -> Settings:
     """Return the settings that converters write: words marked, what goes on bare."""
-    spelt = [token if token[0] == "[" else token[2:] if token[:2] == "##" else f"▁{token}" for token in BERT]
+    spelt = [
+        token if token[0] == "[" else token[2:] if token[:2] == "##" else f"▁{token}"
+        for token in BERT
+    ]
     types = [3 if token[0] == "[" else 1 for token in BERT]
     return stated("bert", spelt, types, **more)
 
@@ -38,7 +58,12 @@ def word_pieces(**more: Any) -> Settings:
 def unigrams(**more: Any) -> Settings:
     scores = np.array(list(UNIGRAM.values()), np.float32)
     types = [2, 3, 3, *[1] * (len(UNIGRAM) - 3)]
-    return stated("t5", list(UNIGRAM), types, **{"scores": scores, "eos_token_id": 2, "bos_token_id": 1, **more})
+    return stated(
+        "t5",
+        list(UNIGRAM),
+        types,
+        **{"scores": scores, "eos_token_id": 2, "bos_token_id": 1, **more},
+    )
 
 
 def made(settings: Settings) -> Tokenizer:
@@ -47,7 +72,9 @@ def made(settings: Settings) -> Tokenizer:
 
 @pytest.mark.parametrize("lower", [True, False])
 def test_word_pieces_are_those_of_bert(lower: bool) -> None:
-    wanted = Tokenizer(models.WordPiece(vocab={token: n for n, token in enumerate(BERT)}, unk_token="[UNK]"))
+    wanted = Tokenizer(
+        models.WordPiece(vocab={token: n for n, token in enumerate(BERT)}, unk_token="[UNK]")
+    )
     wanted.normalizer = normalizers.BertNormalizer(lowercase=lower)  # type: ignore[assignment,unused-ignore]
     wanted.pre_tokenizer = pre_tokenizers.BertPreTokenizer()  # type: ignore[assignment,unused-ignore]
     own = made(word_pieces(**({} if lower else {"normalizer.lowercase": False})))
@@ -57,7 +84,11 @@ def test_word_pieces_are_those_of_bert(lower: bool) -> None:
 
 
 def test_tokens_around_a_text_may_have_other_numbers() -> None:
-    assert made(word_pieces(cls_token_id=9, seperator_token_id=10)).encode("hello").ids == [9, 4, 10]
+    assert made(word_pieces(cls_token_id=9, seperator_token_id=10)).encode("hello").ids == [
+        9,
+        4,
+        10,
+    ]
 
 
 def best(text: str) -> list[str]:
@@ -79,13 +110,18 @@ def test_pieces_with_probabilities_are_the_most_probable() -> None:
         wanted = [piece for word in words for piece in best(f"▁{word}")]
         assert own.encode(" ".join(words)).tokens == [*wanted, "</s>"]
         assert own.decode(own.encode("  ".join(words)).ids) == " ".join(words)
-    assert made(unigrams(add_bos_token=True, add_eos_token=False)).encode("hello").tokens == ["<s>", *best("▁hello")]
+    assert made(unigrams(add_bos_token=True, add_eos_token=False)).encode("hello").tokens == [
+        "<s>",
+        *best("▁hello"),
+    ]
 
 
 def test_stated_merges_take_the_place_of_scores() -> None:
     tokens = ["<unk>", "<s>", *(f"<0x{n:02X}>" for n in range(256)), "▁", "a", "b", "ab", "▁ab"]
     types = [2, 3, *[6] * 256, *[1] * 5]
-    settings = stated("gemma4", tokens, types, merges=["a b", "▁ ab"], bos_token_id=1, add_space_prefix=False)
+    settings = stated(
+        "gemma4", tokens, types, merges=["a b", "▁ ab"], bos_token_id=1, add_space_prefix=False
+    )
     assert made(settings).encode("ab ab").tokens == ["<s>", "ab", "▁ab"]
 
 
@@ -112,18 +148,27 @@ def test_a_damaged_map_of_letters_is_refused(name: str) -> None:
 
 
 REFUSED: dict[str, tuple[Settings, str]] = {
-    "no token for unknown words": (stated("bert", ["▁a", "b"], [1, 1]), "no token for unknown words"),
+    "no token for unknown words": (
+        stated("bert", ["▁a", "b"], [1, 1]),
+        "no token for unknown words",
+    ),
     "no token for unknown pieces": (
         stated("t5", ["a", "b"], [1, 1], scores=np.zeros(2)),
         "no token for unknown pieces",
     ),
-    "scores that are no numbers": (unigrams(scores=np.full(len(UNIGRAM), np.nan, np.float32)), "no numbers"),
+    "scores that are no numbers": (
+        unigrams(scores=np.full(len(UNIGRAM), np.nan, np.float32)),
+        "no numbers",
+    ),
     "scores of other tokens": (unigrams(scores=np.zeros(3, np.float32)), "a list of 15 numbers"),
     "no scores": (unigrams(scores=None), "pieces without scores"),
     "a map that is a text": (unigrams(precompiled_charsmap="x"), "a list of bytes"),
     "types of other tokens": (stated("bert", BERT, [1]), "a list of 14 numbers"),
     "a first token that there is not": (word_pieces(cls_token_id=2**60), "one of the 14 tokens"),
-    "merges of others": (stated("gemma4", ["<unk>", "a"], [2, 1], merges=["a b"]), "1 of its tokenizer's 1 merges"),
+    "merges of others": (
+        stated("gemma4", ["<unk>", "a"], [2, 1], merges=["a b"]),
+        "1 of its tokenizer's 1 merges",
+    ),
 }
 
 
@@ -134,7 +179,9 @@ def test_what_cannot_be_is_refused(name: str) -> None:
         tokenizer_files(settings)
 
 
-@pytest.mark.parametrize("tokens", [["[UNK]"] * 9, ["[UNK]", *[""] * 8], ["[UNK]", *["\0", "▁", "##", "▁▁"] * 2]])
+@pytest.mark.parametrize(
+    "tokens", [["[UNK]"] * 9, ["[UNK]", *[""] * 8], ["[UNK]", *["\0", "▁", "##", "▁▁"] * 2]]
+)
 def test_odd_word_pieces_are_some_all_the_same(tokens: list[str]) -> None:
     own = made(stated("bert", tokens, [3, *[1] * 8]))
     assert all(0 <= token < 9 for token in own.encode("hello [UNK] ##").ids)

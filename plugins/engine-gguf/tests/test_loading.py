@@ -31,16 +31,22 @@ def loader_of(path: Path) -> GgufLoader:
     return GgufLoader(find(str(path), config), config)
 
 
-def test_types_that_are_made_plain_are_told_once(made: Made, caplog: pytest.LogCaptureFixture) -> None:
+def test_types_that_are_made_plain_are_told_once(
+    made: Made, caplog: pytest.LogCaptureFixture
+) -> None:
     slow = loader_of(made(LLAMA, {"embd": "Q8_0", "output": "Q8_0", "": "IQ4_XS"})[0])
     list(slow.headers())
     assert not caplog.records
     list(slow.tensors())
-    assert [f"gguf: no kernel of this device {SLOW}" in record.getMessage() for record in caplog.records] == [True]
+    assert [
+        f"gguf: no kernel of this device {SLOW}" in record.getMessage() for record in caplog.records
+    ] == [True]
     assert "bfloat16, no faster than a plain checkpoint, with" in caplog.text
 
 
-def test_types_that_are_multiplied_by_in_blocks_are_not(made: Made, caplog: pytest.LogCaptureFixture) -> None:
+def test_types_that_are_multiplied_by_in_blocks_are_not(
+    made: Made, caplog: pytest.LogCaptureFixture
+) -> None:
     list(loader_of(made(LLAMA, "Q8_0", tie_word_embeddings=True)[0]).tensors())
     assert not caplog.records
 
@@ -60,5 +66,7 @@ def test_large_tensors_come_first_and_all_others_in_their_order(made: Made) -> N
     found = [(name, tensor.nbytes) for name, tensor in loader.tensors()]
     stored = [(name, tensor.nbytes) for name, tensor in loader.headers()]
     large = [each for each in stored if each[1] > loader.total_bytes() // 10]
-    assert found == sorted(large, key=lambda each: -each[1]) + [each for each in stored if each not in large]
+    assert found == sorted(large, key=lambda each: -each[1]) + [
+        each for each in stored if each not in large
+    ]
     assert 0 < len(large) < len(stored)

@@ -36,12 +36,16 @@ Made = Callable[..., tuple[Path, Path]]
 
 
 def scores(model: Path, **settings: Any) -> torch.Tensor:
-    """Return the log-probabilities of all tokens at all places of the prompts, and of three that follow."""
+    """Return the log-probabilities of all tokens at all places of the prompts, and of three that
+    follow.
+    """
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=-1, logprobs=-1)
     rows = []
     with LLM(str(model), **{**SETTINGS, "dtype": "float32", "max_logprobs": -1, **settings}) as llm:
         for output in llm.generate(PROMPTS, params, use_tqdm=False):
-            places = [place for place in output.prompt_logprobs or [] if place] + list(output.outputs[0].logprobs or [])
+            places = [place for place in output.prompt_logprobs or [] if place] + list(
+                output.outputs[0].logprobs or []
+            )
             rows += [[place[token].logprob for token in range(VOCAB)] for place in places]
     return torch.tensor(rows)
 
@@ -60,7 +64,11 @@ def assert_alike(found: torch.Tensor, wanted: torch.Tensor) -> None:
         ("LlamaForCausalLM", "Q8_0", {"tie_word_embeddings": True}),
         ("Qwen3ForCausalLM", "Q4_0", {}),
         ("Qwen3MoeForCausalLM", MIXED, {"moe_intermediate_size": 256, "mlp_only_layers": []}),
-        ("Gemma3ForCausalLM", MIXED, {"layer_types": None, "num_hidden_layers": 6, "query_pre_attn_scalar": 64}),
+        (
+            "Gemma3ForCausalLM",
+            MIXED,
+            {"layer_types": None, "num_hidden_layers": 6, "query_pre_attn_scalar": 64},
+        ),
         ("MixtralForCausalLM", MIXED, {"sliding_window": None}),
         ("DeepseekV3ForCausalLM", "Q8_0", {"attention_bias": False, "rope_parameters": YARN}),
     ],
@@ -85,7 +93,10 @@ def test_a_file_gives_what_its_numbers_give(
         ("Qwen2MoeForCausalLM", NO_WINDOW | {"mlp_only_layers": [], "norm_topk_prob": False}),
         ("AfmoeForCausalLM", {"num_hidden_layers": 3}),
         ("ArceeForCausalLM", {}),
-        ("Cohere2ForCausalLM", {"num_hidden_layers": 4, "layer_types": None, "tie_word_embeddings": True}),
+        (
+            "Cohere2ForCausalLM",
+            {"num_hidden_layers": 4, "layer_types": None, "tie_word_embeddings": True},
+        ),
         ("CohereForCausalLM", {"tie_word_embeddings": True}),
         ("Dots1ForCausalLM", {"layer_types": None, "sliding_window": None}),
         ("Ernie4_5ForCausalLM", {}),
@@ -94,7 +105,10 @@ def test_a_file_gives_what_its_numbers_give(
         ("Glm4ForCausalLM", {}),
         ("Glm4MoeForCausalLM", {}),
         ("GraniteForCausalLM", {}),
-        ("HunYuanDenseV1ForCausalLM", {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
+        (
+            "HunYuanDenseV1ForCausalLM",
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+        ),
         ("HunYuanMoEV1ForCausalLM", {}),
         ("MiniMaxM2ForCausalLM", {}),
         ("OlmoForCausalLM", {}),
@@ -109,7 +123,9 @@ def test_a_file_gives_what_its_numbers_give(
     ],
     ids=str,
 )
-def test_other_architectures_are_read(architecture: str, overrides: dict[str, Any], made: Made) -> None:
+def test_other_architectures_are_read(
+    architecture: str, overrides: dict[str, Any], made: Made
+) -> None:
     file, plain = made(architecture, "Q8_0", **overrides)
     assert_alike(scores(file), scores(plain))
 
@@ -145,14 +161,22 @@ def test_every_type_is_read(kind: str, made: Made) -> None:
     ("architecture", "overrides"),
     [
         ("LlamaForCausalLM", {"num_attention_heads": 8}),
-        ("Qwen3MoeForCausalLM", {"num_attention_heads": 8, "moe_intermediate_size": 512, "mlp_only_layers": []}),
-        ("Gemma3ForCausalLM", {"num_attention_heads": 8, "layer_types": None, "query_pre_attn_scalar": 64}),
+        (
+            "Qwen3MoeForCausalLM",
+            {"num_attention_heads": 8, "moe_intermediate_size": 512, "mlp_only_layers": []},
+        ),
+        (
+            "Gemma3ForCausalLM",
+            {"num_attention_heads": 8, "layer_types": None, "query_pre_attn_scalar": 64},
+        ),
         ("MixtralForCausalLM", {"num_attention_heads": 8, "sliding_window": None}),
         ("DeepseekV3ForCausalLM", {"moe_intermediate_size": 64, "rope_parameters": YARN}),
     ],
     ids=str,
 )
-def test_two_ranks_say_what_one_says(architecture: str, overrides: dict[str, Any], made: Made) -> None:
+def test_two_ranks_say_what_one_says(
+    architecture: str, overrides: dict[str, Any], made: Made
+) -> None:
     file, _ = made(architecture, "Q8_0" if "Deepseek" in architecture else MIXED, **overrides)
     assert_alike(scores(file, tensor_parallel_size=2), scores(file))
 
@@ -161,12 +185,16 @@ def test_two_ranks_say_what_one_says(architecture: str, overrides: dict[str, Any
 def test_ranks_that_would_cut_through_the_blocks_of_experts_are_refused(made: Made) -> None:
     overrides = {"num_attention_heads": 8, "moe_intermediate_size": 256, "mlp_only_layers": []}
     file, _ = made("Qwen3MoeForCausalLM", MIXED, **overrides)
-    with pytest.raises(ModelError, match=r"each expert's down has 256 columns in blocks of 256, .* may be one of 1"):
+    with pytest.raises(
+        ModelError, match=r"each expert's down has 256 columns in blocks of 256, .* may be one of 1"
+    ):
         scores(file, tensor_parallel_size=2)
 
 
 @pytest.mark.slow
 def test_ranks_that_would_cut_through_blocks_are_refused(made: Made) -> None:
     file, _ = made("LlamaForCausalLM", MIXED)
-    with pytest.raises(ModelError, match=r"256 columns in blocks of 256, .* --tensor-parallel-size may be one of 1"):
+    with pytest.raises(
+        ModelError, match=r"256 columns in blocks of 256, .* --tensor-parallel-size may be one of 1"
+    ):
         scores(file, tensor_parallel_size=2)

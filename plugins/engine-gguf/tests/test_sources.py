@@ -29,7 +29,9 @@ def registry() -> Any:
 
 
 def config_of(path: Path, **settings: Any) -> Any:
-    return config_from_kwargs({"model": str(path), "max_model_len": 64, **settings}, registry().options())
+    return config_from_kwargs(
+        {"model": str(path), "max_model_len": 64, **settings}, registry().options()
+    )
 
 
 def file_of(made: Made) -> Path:
@@ -39,7 +41,8 @@ def file_of(made: Made) -> Path:
 def test_a_plan_counts_the_bytes_of_blocks(made: Made) -> None:
     small, plain = made("LlamaForCausalLM", "Q8_0", tie_word_embeddings=True)
     own, other = (
-        sum(memory_plan(config_of(path, dtype="bfloat16"), registry()).weight_bytes) for path in (small, plain)
+        sum(memory_plan(config_of(path, dtype="bfloat16"), registry()).weight_bytes)
+        for path in (small, plain)
     )
     assert 0.5 < own / other < 0.6
 
@@ -61,7 +64,8 @@ def test_overrides_are_laid_over_the_settings(made: Made) -> None:
 
 def test_another_method_is_refused_by_name(made: Made) -> None:
     with pytest.raises(
-        ModelError, match="--quantization int8 does not read this checkpoint, whose weights are stored as"
+        ModelError,
+        match="--quantization int8 does not read this checkpoint, whose weights are stored as",
     ):
         LLM(str(file_of(made)), quantization="int8", max_model_len=64, log_level="error")
 
@@ -101,12 +105,22 @@ def test_splits_are_found_from_any_of_them(tmp_path: Path) -> None:
         (":Q4_K_M", "m.Q4_K_M.gguf"),
         (":q8_0", "m-Q8_0.gguf"),
         (":Q6_K", "m-Q6_K-00001-of-00002.gguf"),
-        (":Q4_K", "has 0 GGUF files of type Q4_K where one is wanted; there are: m-Q6_K-00001-of-00002.gguf, "),
+        (
+            ":Q4_K",
+            "has 0 GGUF files of type Q4_K where one is wanted; there are: "
+            "m-Q6_K-00001-of-00002.gguf, ",
+        ),
         ("", "has 3 GGUF files where one is wanted"),
     ],
 )
 def test_the_file_that_is_meant_is_found(given: str, found: str, tmp_path: Path) -> None:
-    for name in ("m.Q4_K_M", "m-Q8_0", "m-Q6_K-00001-of-00002", "m-Q6_K-00002-of-00002", "mmproj-m-Q8_0"):
+    for name in (
+        "m.Q4_K_M",
+        "m-Q8_0",
+        "m-Q6_K-00001-of-00002",
+        "m-Q6_K-00002-of-00002",
+        "mmproj-m-Q8_0",
+    ):
         (tmp_path / f"{name}.gguf").touch()
     model = f"{tmp_path}{given}" if given.startswith(":") or not given else str(tmp_path / given)
     config = config_from_kwargs({"model": model})
@@ -117,7 +131,9 @@ def test_the_file_that_is_meant_is_found(given: str, found: str, tmp_path: Path)
         chosen_file(model, config)
 
 
-def test_names_with_a_type_are_fetched_and_others_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_with_a_type_are_fetched_and_others_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "x-Q4_0.gguf").touch()
     asked: list[tuple[str, set[str]]] = []
 
@@ -130,4 +146,6 @@ def test_names_with_a_type_are_fetched_and_others_left_alone(tmp_path: Path, mon
     assert chosen_file("owner/x-GGUF:q4_0", config) == tmp_path / "x-Q4_0.gguf"
     assert asked == [("owner/x-GGUF", {"*q4_0*.gguf", "*Q4_0*.gguf"})]
     (tmp_path / "config.json").touch()
-    assert all(chosen_file(name, config) is None for name in ("owner/x", "demo", "a:b", str(tmp_path)))
+    assert all(
+        chosen_file(name, config) is None for name in ("owner/x", "demo", "a:b", str(tmp_path))
+    )

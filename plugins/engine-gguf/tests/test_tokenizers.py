@@ -1,4 +1,6 @@
-"""Tokenizers out of a file's settings: the same ids as those they were made from, or as their definition gives."""
+"""Tokenizers out of a file's settings: the same ids as those they were made from, or as their
+definition gives.
+"""
 
 from __future__ import annotations
 
@@ -37,11 +39,15 @@ def test_a_byte_level_tokenizer_gives_the_ids_of_the_one_it_was_made_from(made: 
     file, plain = made("LlamaForCausalLM", "Q8_0", tie_word_embeddings=True)
     config: Any = config_from_kwargs({"model": str(file)})
     source = find(str(file), config)
-    own, other = (Tokenizer.from_file(str(Path(folder) / "tokenizer.json")) for folder in (source.path, plain))
+    own, other = (
+        Tokenizer.from_file(str(Path(folder) / "tokenizer.json")) for folder in (source.path, plain)
+    )
     for text in TEXTS:
         ids = own.encode(text).ids
         assert ids == other.encode(text).ids
-        assert own.decode(ids, skip_special_tokens=False) == other.decode(ids, skip_special_tokens=False)
+        assert own.decode(ids, skip_special_tokens=False) == other.decode(
+            ids, skip_special_tokens=False
+        )
     settings = json.loads((Path(str(source.path)) / "tokenizer_config.json").read_text())
     assert "<|im_start|>" in settings["chat_template"]
     assert source.eos_token_ids[0] == own.token_to_id("<|im_end|>")
@@ -49,10 +55,14 @@ def test_a_byte_level_tokenizer_gives_the_ids_of_the_one_it_was_made_from(made: 
 
 
 def best_pairs(text: str, pieces: dict[str, float]) -> list[str]:
-    """Return what sentence pieces say of a text: the neighbours with the best score become one, again and again."""
+    """Return what sentence pieces say of a text: the neighbours with the best score become one,
+    again and again.
+    """
     parts = list("▁" + text.replace(" ", "▁"))
     while True:
-        pairs = [(pieces[a + b], -at) for at, (a, b) in enumerate(pairwise(parts)) if a + b in pieces]
+        pairs = [
+            (pieces[a + b], -at) for at, (a, b) in enumerate(pairwise(parts)) if a + b in pieces
+        ]
         if not pairs:
             return parts
         at = -max(pairs)[1]
@@ -61,11 +71,34 @@ def best_pairs(text: str, pieces: dict[str, float]) -> list[str]:
 
 def test_sentence_pieces_are_joined_by_their_scores() -> None:
     letters = "▁abcdehlorstw"
-    words = ["he", "ll", "llo", "hello", "▁hello", "▁w", "or", "ld", "wor", "▁wor", "▁world", "▁t", "the", "▁the", "at"]
-    pieces = {word: -float(rank) for rank, word in enumerate(words)} | dict.fromkeys(letters, -1000000.0)
+    words = [
+        "he",
+        "ll",
+        "llo",
+        "hello",
+        "▁hello",
+        "▁w",
+        "or",
+        "ld",
+        "wor",
+        "▁wor",
+        "▁world",
+        "▁t",
+        "the",
+        "▁the",
+        "at",
+    ]
+    pieces = {word: -float(rank) for rank, word in enumerate(words)} | dict.fromkeys(
+        letters, -1000000.0
+    )
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
     scores = [0.0] * 259 + list(pieces.values())
-    fields = {"version": "1.0", "added_tokens": [], "post_processor": None, **sentence_pieces(tokens, scores, 0, True)}
+    fields = {
+        "version": "1.0",
+        "added_tokens": [],
+        "post_processor": None,
+        **sentence_pieces(tokens, scores, 0, True),
+    }
     tokenizer = Tokenizer.from_str(json.dumps(fields))
     for text in ("hello world", "the hat or tort", "held at rest", "hello hello"):
         encoded = tokenizer.encode(text)
@@ -84,7 +117,12 @@ def test_ways_of_splitting_and_merges_that_are_unknown_are_refused() -> None:
 @pytest.mark.parametrize("splits", SPLITS)
 def test_every_way_of_splitting_is_one_that_the_library_takes(splits: str) -> None:
     alphabet = [chr(n) for n in range(33, 127)] + ["Ġ", "Ċ"]
-    fields = {"version": "1.0", "added_tokens": [], "post_processor": None, **byte_level(alphabet, [], splits)}
+    fields = {
+        "version": "1.0",
+        "added_tokens": [],
+        "post_processor": None,
+        **byte_level(alphabet, [], splits),
+    }
     tokenizer = Tokenizer.from_str(json.dumps(fields))
     text = "It's 2024, HELLO world's end:\n(ok) a/b"
     assert tokenizer.decode(tokenizer.encode(text).ids) == text
@@ -116,8 +154,12 @@ def settings_of(**stated: Any) -> Settings:
     ],
     ids=str,
 )
-def test_tokens_are_put_around_a_text_as_the_file_says(stated: dict[str, Any], around: list[str]) -> None:
-    tokenizer = Tokenizer.from_str(json.dumps(tokenizer_files(settings_of(**stated))["tokenizer.json"]))
+def test_tokens_are_put_around_a_text_as_the_file_says(
+    stated: dict[str, Any], around: list[str]
+) -> None:
+    tokenizer = Tokenizer.from_str(
+        json.dumps(tokenizer_files(settings_of(**stated))["tokenizer.json"])
+    )
     assert tokenizer.encode("ab").tokens == around
 
 

@@ -50,7 +50,9 @@ class LLGuidance:
 class Compiled:
     """A grammar; states are copies of its first one."""
 
-    def __init__(self, grammar: str, tokenizer: Any, ends: tuple[int, ...], end_mask: npt.NDArray[np.uint32]) -> None:
+    def __init__(
+        self, grammar: str, tokenizer: Any, ends: tuple[int, ...], end_mask: npt.NDArray[np.uint32]
+    ) -> None:
         self.memory_bytes = 64 * len(grammar) + (1 << 16)
         self._first = llguidance.LLMatcher(tokenizer, grammar)
         if self._first.is_error():
@@ -64,15 +66,22 @@ class Compiled:
 
 
 class State:
-    """One output's place. The end is counted here: to the library, an output that can only end has ended."""
+    """One output's place.
 
-    def __init__(self, matcher: Any, ends: tuple[int, ...], end_mask: npt.NDArray[np.int32]) -> None:
+    The end is counted here: to the library, an output that can only end has ended.
+    """
+
+    def __init__(
+        self, matcher: Any, ends: tuple[int, ...], end_mask: npt.NDArray[np.int32]
+    ) -> None:
         self._matcher = matcher
         self._ends = ends
         self._end_mask = end_mask
         self._num_ends = 0
         self._masked: npt.NDArray[np.int32] | None = None
-        """The mask of this place, if it was asked for: of text that is forced it has the usual tokens only."""
+        """The mask of this place, if it was asked for: of text that is forced it has the usual
+        tokens only.
+        """
 
     def accept(self, token: int) -> bool:
         """Go on by a token."""
@@ -80,7 +89,11 @@ class State:
             fits = self._num_ends > 0 or bool(self._matcher.is_accepting())
             self._num_ends += fits
             return fits
-        if self._num_ends or self._matcher.is_stopped() or self._matcher.validate_tokens([token]) != 1:
+        if (
+            self._num_ends
+            or self._matcher.is_stopped()
+            or self._matcher.validate_tokens([token]) != 1
+        ):
             return False
         if self._masked is not None and not self._masked[token // 32] >> token % 32 & 1:
             return False
@@ -122,7 +135,9 @@ class _Tokens:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.eos_token_id = vocabulary.end_ids[0]
-        self.tokens = [token or _MARK + f"<{i}>".encode() for i, token in enumerate(vocabulary.tokens)]
+        self.tokens = [
+            token or _MARK + f"<{i}>".encode() for i, token in enumerate(vocabulary.tokens)
+        ]
         self.special_token_ids = [i for i, token in enumerate(vocabulary.tokens) if not token]
         self._ids = {token: i for i, token in reversed([*enumerate(vocabulary.tokens)]) if token}
         self._longest = max(map(len, self._ids), default=1)
@@ -149,5 +164,9 @@ def _grammar(constraint: Constraint) -> str:
     if constraint.kind == "structural_tag":
         tags = Tags(lambda schema: {**closed(schema), "x-guidance": how})
         return str(llguidance.grammar_from("lark", tags.grammar(constraint.text)))
-    schema: Any = {"type": "object"} if constraint.kind == "json_object" else closed(json.loads(constraint.text))
+    schema: Any = (
+        {"type": "object"}
+        if constraint.kind == "json_object"
+        else closed(json.loads(constraint.text))
+    )
     return str(llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=how))

@@ -1,4 +1,6 @@
-"""Structural tags as grammars of llguidance: fixed texts, tokens by id and JSON, in sequence, to choose from, repeated."""
+"""Structural tags as grammars of llguidance: fixed texts, tokens by id and JSON, in sequence, to
+choose from, repeated.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +34,19 @@ class Tags:
         if kind == "token" and isinstance(form.get("token"), int):
             return f"<[{form['token']}]>"
         if kind == "json_schema" and form.get("style", "json") == "json":
-            self._rules.append(f"json_{len(self._rules)}: %json {json.dumps(self._prepare(form['json_schema']))}")
+            self._rules.append(
+                f"json_{len(self._rules)}: %json {json.dumps(self._prepare(form['json_schema']))}"
+            )
             return f"json_{len(self._rules) - 1}"
         if kind in ("sequence", "or"):
             parts = [self._expression(element) for element in form["elements"]]
             return f"({(' ' if kind == 'sequence' else ' | ').join(parts)})"
         if kind in _REPEATED:
             return f"({self._expression(form['content'])}){_REPEATED[kind]}"
-        if kind == "tag" and isinstance(form.get("begin"), str) and isinstance(form.get("end"), str):
+        if (
+            kind == "tag"
+            and isinstance(form.get("begin"), str)
+            and isinstance(form.get("end"), str)
+        ):
             return f"({json.dumps(form['begin'])} {self._expression(form['content'])} {json.dumps(form['end'])})"
         raise ValueError(f"{kind!r} in a structural tag; use xgrammar")

@@ -14,6 +14,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 HAS_LIBRARY = find_spec("llguidance") is not None
 
 
-@pytest.mark.parametrize("case", conformance.cases("engine_llguidance.plugin") if HAS_LIBRARY else [], ids=str)
+@pytest.mark.parametrize(
+    "case", conformance.cases("engine_llguidance.plugin") if HAS_LIBRARY else [], ids=str
+)
 def test_llguidance_keeps_its_contract(case: conformance.Case) -> None:
     case()

@@ -1,4 +1,6 @@
-"""Constraints held by lm-format-enforcer: nothing to compile, every mask is searched for when it is needed."""
+"""Constraints held by lm-format-enforcer: nothing to compile, every mask is searched for when it is
+needed.
+"""
 
 from __future__ import annotations
 
@@ -44,13 +46,22 @@ class FormatEnforcer:
         if constraint.kind in ("grammar", "structural_tag"):
             raise InvalidRequest(field, "is not served by lm-format-enforcer.")
         if not constraint.any_whitespace or constraint.whitespace_pattern is not None:
-            raise InvalidRequest(field, "lm-format-enforcer lays JSON out freely; ask for no particular whitespace.")
-        if constraint.kind == "json" and (key := unserved_keyword(json.loads(constraint.text))) is not None:
-            raise InvalidRequest(field, f"lm-format-enforcer cannot hold outputs to {key}; leave it out.")
+            raise InvalidRequest(
+                field, "lm-format-enforcer lays JSON out freely; ask for no particular whitespace."
+            )
+        if (
+            constraint.kind == "json"
+            and (key := unserved_keyword(json.loads(constraint.text))) is not None
+        ):
+            raise InvalidRequest(
+                field, f"lm-format-enforcer cannot hold outputs to {key}; leave it out."
+            )
         try:
             _parser(constraint).get_allowed_characters()
         except Exception as error:
-            raise InvalidRequest(field, f"cannot be served by lm-format-enforcer: {str(error)[:500]}") from error
+            raise InvalidRequest(
+                field, f"cannot be served by lm-format-enforcer: {str(error)[:500]}"
+            ) from error
 
     def compile(self, constraint: Constraint) -> Compiled:
         """Read the constraint."""
@@ -58,7 +69,9 @@ class FormatEnforcer:
 
 
 class Compiled:
-    """A constraint; every output has an enforcer of its own, which remembers all that it went through."""
+    """A constraint; every output has an enforcer of its own, which remembers all that it went
+    through.
+    """
 
     def __init__(self, constraint: Constraint, data: Any, vocabulary: Vocabulary) -> None:
         self.memory_bytes = len(constraint.text) + 1

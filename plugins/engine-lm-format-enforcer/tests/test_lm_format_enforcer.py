@@ -14,6 +14,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 HAS_LIBRARY = find_spec("lmformatenforcer") is not None
 
 
-@pytest.mark.parametrize("case", conformance.cases("engine_lm_format_enforcer.plugin") if HAS_LIBRARY else [], ids=str)
+@pytest.mark.parametrize(
+    "case", conformance.cases("engine_lm_format_enforcer.plugin") if HAS_LIBRARY else [], ids=str
+)
 def test_lm_format_enforcer_keeps_its_contract(case: conformance.Case) -> None:
     case()

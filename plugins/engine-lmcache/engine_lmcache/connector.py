@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 LOSSLESS: Final = ("aesgcm",)
 """LMCache's ways to write objects (`serde`) that give the same bytes back."""
 QUIET: Final = {"LMCACHE_TRACK_USAGE": "false", "LMCACHE_LOG_LEVEL": "ERROR"}
-"""LMCache reads these where it is loaded, and nowhere else: it tells nobody that it is used, and logs no line for each block."""
+"""LMCache reads these where it is loaded, and nowhere else: it tells nobody that it is used, and
+logs no line for each block.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +51,19 @@ class LMCache:
         self._own = read_extra(Settings, replace(settings, kv_connector_extra_config=own))
         for name in ("l1_size_gb", "max_bytes", "request_timeout_s"):
             if not 0 < getattr(self._own, name) < float("inf"):
-                raise ConfigError(f"{FLAG}.{EXTRA}.{name} must be more than 0, not {getattr(self._own, name)}.")
+                raise ConfigError(
+                    f"{FLAG}.{EXTRA}.{name} must be more than 0, not {getattr(self._own, name)}."
+                )
         if self._l1_bytes < ALIGN_BYTES:
-            raise ConfigError(f"{FLAG}.{EXTRA}.l1_size_gb {self._own.l1_size_gb} holds no block; state GiB.")
+            raise ConfigError(
+                f"{FLAG}.{EXTRA}.l1_size_gb {self._own.l1_size_gb} holds no block; state GiB."
+            )
         for place, each in enumerate(self._own.l2_adapters):
             _check_adapter(f"{FLAG}.{EXTRA}.l2_adapters[{place}]", each)
         self.looks = bool(self._own.l2_adapters)
-        """Others write there, and it cannot be listed: it is asked for what each request begins with."""
+        """Others write there, and it cannot be listed: it is asked for what each request begins
+        with.
+        """
 
     @property
     def _l1_bytes(self) -> int:
@@ -65,24 +73,39 @@ class LMCache:
     @staticmethod
     def trial(folder: str) -> Mapping[str, Any]:
         """A little memory, and the folder behind it."""
-        return {"l1_size_gb": 2**-9, "l2_adapters": [{"type": "fs", "base_path": folder}], "max_bytes": 1 << 16}
+        return {
+            "l1_size_gb": 2**-9,
+            "l2_adapters": [{"type": "fs", "base_path": folder}],
+            "max_bytes": 1 << 16,
+        }
 
     def directory(self, layout: KVLayout, num_ranks: int) -> BoundedDirectory:
-        """Return a directory of this rank's share: of what lies behind L1, or where nothing does, of L1."""
+        """Return a directory of this rank's share: of what lies behind L1, or where nothing does,
+        of L1.
+        """
         group_bytes = [layout.pools[group.pool].block_bytes for group in layout.groups]
         most_bytes = self._own.max_bytes // num_ranks
         if not self._own.l2_adapters:
             # L1 rounds objects up, on each stage the layers of a block that are there.
-            filled = min(num_bytes / self._stages / padded(num_bytes // self._stages) for num_bytes in group_bytes)
+            filled = min(
+                num_bytes / self._stages / padded(num_bytes // self._stages)
+                for num_bytes in group_bytes
+            )
             most_bytes = int(self._l1_bytes * self._stages * filled)
         return BoundedDirectory(most_bytes, group_bytes, self._own.eviction_policy)
 
     def store(self, parts: StoreParts) -> Chunks:
-        """Return this rank's part. Raises `ConfigError` where LMCache cannot be loaded, or what lies behind cannot be used."""
-        least = 2 * max(padded(num_bytes) for num_bytes in parts.block_bytes)  # one leaves while another comes
+        """Return this rank's part.
+
+        Raises `ConfigError` where LMCache cannot be loaded, or what lies behind cannot be used.
+        """
+        least = 2 * max(
+            padded(num_bytes) for num_bytes in parts.block_bytes
+        )  # one leaves while another comes
         if self._l1_bytes < least:
             raise ConfigError(
-                f"{FLAG}.{EXTRA}.l1_size_gb {self._own.l1_size_gb} is {self._l1_bytes} bytes on each rank, and two blocks take "
+                f"{FLAG}.{EXTRA}.l1_size_gb {self._own.l1_size_gb} is {self._l1_bytes} bytes on "
+                "each rank, and two blocks take "
                 f"{least} there; state more."
             )
         for name, value in QUIET.items():
@@ -102,10 +125,14 @@ class LMCache:
 
 def _check_adapter(flag: str, given: dict[str, Any]) -> None:
     if not isinstance(given.get("type"), str):
-        raise ConfigError(f'{flag} needs the type of an adapter, such as {{"type": "fs", "base_path": "/folder"}}.')
+        raise ConfigError(
+            f"{flag} needs the type of an adapter, such as "
+            f'{{"type": "fs", "base_path": "/folder"}}.'
+        )
     serde = given.get("serde")
     if serde is not None and (not isinstance(serde, dict) or serde.get("type") not in LOSSLESS):
         raise ConfigError(
-            f"{flag}.serde {serde!r:.100}: what is read must be what was written, byte by byte; there is "
+            f"{flag}.serde {serde!r:.100}: what is read must be what was written, byte by byte; "
+            "there is "
             f"{', '.join(LOSSLESS)}. Leave it out."
         )

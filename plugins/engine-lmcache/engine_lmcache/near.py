@@ -1,7 +1,8 @@
-"""What is in LMCache's memory (L1), and room for more: who was used longest ago goes, once it is in L2.
+"""What is in LMCache's memory (L1), and room for more: who was used longest ago goes, once it is in
+L2.
 
-LMCache's own eviction looks once a second, which a burst of blocks does not wait for, and lets go what has yet to begin its
-way to L2.
+LMCache's own eviction looks once a second, which a burst of blocks does not wait for, and lets go
+what has yet to begin its way to L2.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any, Final
 from lmcache.v1.distributed.internal_api import L2AdapterListener
 
 SPARE: Final = 8
-"""With an L2, one part of so many of L1 is kept free, where that can be, for what comes from there."""
+"""With an L2, one part of so many of L1 is kept free, where that can be, for what comes from there.
+"""
 PAUSE_S: Final = 0.005
 IDLE: Final = 3
 """Pauses in which LMCache stores nothing, after which what has not reached L2 never will."""
@@ -25,7 +27,9 @@ class Near:
     """The objects in L1, of all groups."""
 
     def __init__(self, manager: Any, timeout_s: float, *, has_l2: bool) -> None:
-        self._manager, self._timeout_s, self._has_l2 = manager, timeout_s, has_l2
+        self._manager = manager
+        self._timeout_s = timeout_s
+        self._has_l2 = has_l2
         self._names: OrderedDict[Any, None] = OrderedDict()
         """The least recently used first."""
         self._leaving: set[Any] = set()
@@ -54,8 +58,12 @@ class Near:
             self._leaving.discard(name)
 
     def reserve(self, name: Any, layout: Any, num_bytes: int) -> Any:
-        """Return memory for an object that takes so much of L1. Raises `TimeoutError` where none becomes free."""
-        end_s, wanted = time.monotonic() + self._timeout_s, num_bytes
+        """Return memory for an object that takes so much of L1.
+
+        Raises `TimeoutError` where none becomes free.
+        """
+        end_s = time.monotonic() + self._timeout_s
+        wanted = num_bytes
         while True:
             self.make_room(wanted)
             place = self._manager.reserve_write([name], layout).get(name)
@@ -69,8 +77,12 @@ class Near:
             time.sleep(PAUSE_S)
 
     def make_room(self, num_bytes: int) -> None:
-        """Have so much of L1 free. Raises `TimeoutError` where it stays full of what has yet to leave."""
-        end_s, num_idle = time.monotonic() + self._timeout_s, 0
+        """Have so much of L1 free.
+
+        Raises `TimeoutError` where it stays full of what has yet to leave.
+        """
+        end_s = time.monotonic() + self._timeout_s
+        num_idle = 0
         while not self._let_go(num_bytes):
             num_idle = 0 if is_storing(self._manager) else num_idle + 1
             if num_idle > IDLE:

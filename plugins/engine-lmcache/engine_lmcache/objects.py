@@ -1,4 +1,7 @@
-"""How a block lies in an object of LMCache: what such an object begins with, the seal, the bytes. Knows no LMCache."""
+"""How a block lies in an object of LMCache: what such an object begins with, the seal, the bytes.
+
+Knows no LMCache.
+"""
 
 from __future__ import annotations
 

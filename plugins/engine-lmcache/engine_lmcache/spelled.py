@@ -1,4 +1,6 @@
-"""What users of vLLM's connector say of LMCache (`lmcache.local_cpu` and the like), in the words of this one. Knows no LMCache."""
+"""What users of vLLM's connector say of LMCache (`lmcache.local_cpu` and the like), in the words of
+this one. Knows no LMCache.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,24 @@ TRUE_ONLY: Final = {"local_cpu": True, "remote_serde": "naive", "save_decode_cac
 """Keys with the one value that says what is so here anyway."""
 NONE_OK: Final = frozenset({"local_disk", "remote_url"})
 """Keys of which None asks for nothing."""
-KNOWN: Final = ("local_cpu", "max_local_cpu_size", "local_disk", "max_local_disk_size", "remote_url")
+KNOWN: Final = (
+    "local_cpu",
+    "max_local_cpu_size",
+    "local_disk",
+    "max_local_disk_size",
+    "remote_url",
+)
 
 
 def own_words(extra: Mapping[str, Any], num_ranks: int) -> dict[str, Any]:
     """Return a connector's own settings, those that are spelled like vLLM's in its words.
 
-    LMCache's sizes are of each rank, ours of all. Raises `ConfigError` for what has no meaning here, naming the key.
+    LMCache's sizes are of each rank, ours of all. Raises `ConfigError` for what has no meaning
+    here, naming the key.
     """
-    given = {key.removeprefix(PREFIX): value for key, value in extra.items() if key.startswith(PREFIX)}
+    given = {
+        key.removeprefix(PREFIX): value for key, value in extra.items() if key.startswith(PREFIX)
+    }
     own = {key: value for key, value in extra.items() if not key.startswith(PREFIX)}
     adapters = []
     for key, value in given.items():
@@ -44,7 +55,8 @@ def own_words(extra: Mapping[str, Any], num_ranks: int) -> dict[str, Any]:
             raise _refused(key, f"is not served; of LMCache's own keys {known} are. Leave it out")
     if "max_local_disk_size" in given and not adapters:
         raise _refused(
-            "max_local_disk_size", "bounds nothing without 'lmcache.local_disk'. Leave it out, or name a folder"
+            "max_local_disk_size",
+            "bounds nothing without 'lmcache.local_disk'. Leave it out, or name a folder",
         )
     if adapters:
         _say(own, "local_disk' or 'lmcache.remote_url", "l2_adapters", adapters)
@@ -58,7 +70,11 @@ def _say(own: dict[str, Any], key: str, ours: str, value: Any) -> None:
 
 
 def _number(key: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or not 0 < value < float("inf")
+    ):
         raise _refused(key, f"must be GiB, more than 0, not {value!r:.100}")
     return float(value)
 
@@ -78,7 +94,9 @@ def _server(key: str, value: Any) -> dict[str, Any]:
         raise _refused(key, f"is no URL: {error}") from error
     if url.scheme != "redis" or not url.hostname:  # it may hold a password, so it is not shown
         raise _refused(
-            key, f"must be redis://host:port, not {url.scheme!r:.100}; describe other places in 'l2_adapters'"
+            key,
+            f"must be redis://host:port, not {url.scheme!r:.100}; describe other places in "
+            "'l2_adapters'",
         )
     found = {"type": "resp", "host": url.hostname, "port": port}
     who = {"username": url.username, "password": url.password}

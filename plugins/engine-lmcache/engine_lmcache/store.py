@@ -1,7 +1,8 @@
-"""A rank's blocks in LMCache: our keys are its chunk hashes, our KV groups its object groups, the fingerprint its model.
+"""A rank's blocks in LMCache: our keys are its chunk hashes, our KV groups its object groups, the
+fingerprint its model.
 
-LMCache writes what comes into its memory (L1) to what lies behind it (L2) in threads of its own. What is dropped here is
-deleted in both. Room in L1 is made by this store (`near`).
+LMCache writes what comes into its memory (L1) to what lies behind it (L2) in threads of its own.
+What is dropped here is deleted in both. Room in L1 is made by this store (`near`).
 """
 
 from __future__ import annotations
@@ -36,11 +37,17 @@ class Chunks:
     seal: Literal["sum", "crc32"] = "crc32"
 
     def __init__(self, manager: Any, parts: StoreParts, timeout_s: float, *, has_l2: bool) -> None:
-        self._manager, self._fingerprint, self._timeout_s, self._has_l2 = manager, parts.fingerprint, timeout_s, has_l2
-        self._kv_rank = ObjectKey.ComputeKVRank(parts.num_ranks, parts.rank, parts.num_ranks, parts.rank)
+        self._manager = manager
+        self._fingerprint = parts.fingerprint
+        self._timeout_s = timeout_s
+        self._has_l2 = has_l2
+        self._kv_rank = ObjectKey.ComputeKVRank(
+            parts.num_ranks, parts.rank, parts.num_ranks, parts.rank
+        )
         self._padded = [padded(num_bytes) for num_bytes in parts.block_bytes]
         self._layouts = [
-            MemoryLayoutDesc([torch.Size([HEAD_BYTES + num_bytes])], [torch.uint8]) for num_bytes in parts.block_bytes
+            MemoryLayoutDesc([torch.Size([HEAD_BYTES + num_bytes])], [torch.uint8])
+            for num_bytes in parts.block_bytes
         ]
         self._near = Near(manager, timeout_s, has_l2=has_l2)
 
@@ -51,9 +58,12 @@ class Chunks:
     def look(self, keys: Sequence[BlockKey]) -> Iterable[BlockKey]:
         """Return those that are in L2 or L1; what L1 has room for is fetched meanwhile.
 
-        Where none of the groups' first blocks is there, those behind it are not asked for: they are of no use, or rarely.
+        Where none of the groups' first blocks is there, those behind it are not asked for: they are
+        of no use, or rarely.
         """
-        groups = [[key for key in keys if key.group == group] for group in range(len(self._layouts))]
+        groups = [
+            [key for key in keys if key.group == group] for group in range(len(self._layouts))
+        ]
         if not any(self._found(group[:1]) for group in groups):
             return []
         return [key for group in groups for key in self._found(group)]
@@ -70,7 +80,10 @@ class Chunks:
         return [keys[place] for place in there[0].get_indices_list()]
 
     def write(self, key: BlockKey, block: Block, seal: bytes) -> None:
-        """Put an object into L1, from where it goes on. Raises `TimeoutError` where L1 stays full of what has yet to leave."""
+        """Put an object into L1, from where it goes on.
+
+        Raises `TimeoutError` where L1 stays full of what has yet to leave.
+        """
         name = self._name(key)
         place = self._near.reserve(name, self._layouts[key.group], self._padded[key.group])
         fill(place.byte_array, block, seal)
@@ -91,7 +104,10 @@ class Chunks:
         return seal_in(head)
 
     def _fetched(self, name: ObjectKey) -> bool:
-        """Have an object held in L1; say whether there is any. Raises `OSError` where there is, and it does not come."""
+        """Have an object held in L1; say whether there is any.
+
+        Raises `OSError` where there is, and it does not come.
+        """
         if self._prefetched([name], PrefetchLockMode.LOCK, skip_l2=True).hit_cells[0].popcount():
             return True
         if not self._has_l2:
@@ -101,10 +117,14 @@ class Chunks:
         if result.hit_cells[0].popcount():
             return True
         if result.found_cells is not None and result.found_cells[0].popcount():
-            raise OSError("LMCache has found it in L2, and cannot read it, or has no room for it in L1")
+            raise OSError(
+                "LMCache has found it in L2, and cannot read it, or has no room for it in L1"
+            )
         return False
 
-    def _prefetched(self, names: list[ObjectKey], mode: PrefetchLockMode, *, skip_l2: bool = False) -> PrefetchResult:
+    def _prefetched(
+        self, names: list[ObjectKey], mode: PrefetchLockMode, *, skip_l2: bool = False
+    ) -> PrefetchResult:
         """Return what became of objects of one group. Raises `TimeoutError`."""
         group = names[0].object_group_id
         row = GroupedObjectKeys(names, group, self._layouts[group])
@@ -119,8 +139,12 @@ class Chunks:
         return result
 
     def drop(self, key: BlockKey) -> None:
-        """Delete an object, once it is not on its way to L2 any more. Raises `TimeoutError` where that takes too long."""
-        name, end_s = self._name(key), time.monotonic() + self._timeout_s
+        """Delete an object, once it is not on its way to L2 any more.
+
+        Raises `TimeoutError` where that takes too long.
+        """
+        name = self._name(key)
+        end_s = time.monotonic() + self._timeout_s
         while self._manager.delete_l1_keys([name])[1]:
             if time.monotonic() > end_s:
                 raise TimeoutError("LMCache does not let go of it")

@@ -17,7 +17,9 @@ class Values(ThreadingTCPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.values: dict[bytes, bytes] = {}
         self.fault = ""
-        """`refuse`: every answer is an error; `hang`: none comes before `released`; `lose`: whatever is asked for is not there."""
+        """`refuse`: every answer is an error; `hang`: none comes before `released`; `lose`:
+        whatever is asked for is not there.
+        """
         self.released = threading.Event()
 
     @property
@@ -54,7 +56,8 @@ class Handler(StreamRequestHandler):
         return found
 
     def _answer(self, command: bytes, *arguments: bytes) -> bytes:
-        values, key = self.server.values, arguments[0] if arguments else b""
+        values = self.server.values
+        key = arguments[0] if arguments else b""
         value = None if self.server.fault == "lose" else values.get(key)
         match command.upper():
             case b"SET":

@@ -1,4 +1,6 @@
-"""Blocks come back from LMCache as they went there, and whatever goes wrong with it, the tokens are right."""
+"""Blocks come back from LMCache as they went there, and whatever goes wrong with it, the tokens are
+right.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,17 @@ from core.testing import conformance
 from core.testing.checkpoints import make_checkpoint
 from core.testing.conformance import Case
 from core.testing.kv_faults import FAULTS
-from tests.kv_connectors.trial import FAKE, PROMPTS, alone, check_under, flip, open_llm, run, settle, traffic
+from tests.kv_connectors.trial import (
+    FAKE,
+    PROMPTS,
+    alone,
+    check_under,
+    flip,
+    open_llm,
+    run,
+    settle,
+    traffic,
+)
 from tests.patience import PATIENCE_S
 
 PLUGIN = "engine_lmcache.plugin"
@@ -43,7 +55,9 @@ def over(folder: Path | None, **extra: Any) -> dict[str, Any]:
     return {"l1_size_gb": MEMORY_GB, "l2_adapters": behind, **extra}
 
 
-def open_over(folder: Path | None, *, fault: str = "", transfer: dict[str, Any] | None = None, **extra: Any) -> LLM:
+def open_over(
+    folder: Path | None, *, fault: str = "", transfer: dict[str, Any] | None = None, **extra: Any
+) -> LLM:
     settings = over(folder, **extra)
     if fault:
         settings = {"over": "lmcache", "plugins": [PLUGIN], "fault": fault, "settings": settings}
@@ -79,7 +93,9 @@ def test_it_holds_to_the_contract(case: Case) -> None:
 @pytest.mark.usefixtures("library")
 def test_blocks_come_back_from_memory(expected: list[list[int]]) -> None:
     with open_over(None) as llm:
-        from lmcache.usage_telemetry.identity import is_usage_tracking_enabled  # there is none before the skip
+        from lmcache.usage_telemetry.identity import (
+            is_usage_tracking_enabled,
+        )  # there is none before the skip
 
         assert not is_usage_tracking_enabled()
         assert run(llm)[0] == expected
@@ -113,7 +129,9 @@ def test_blocks_survive_the_engine(expected: list[list[int]], tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("library")
-def test_what_memory_has_no_room_for_comes_from_behind_it(expected: list[list[int]], tmp_path: Path) -> None:
+def test_what_memory_has_no_room_for_comes_from_behind_it(
+    expected: list[list[int]], tmp_path: Path
+) -> None:
     with open_over(tmp_path, l1_size_gb=2**-14) as llm:
         assert run(llm)[0] == expected
         settle(llm)
@@ -129,7 +147,10 @@ def test_what_memory_has_no_room_for_comes_from_behind_it(expected: list[list[in
 def test_what_another_engine_has_put_there_is_found_with_the_next_request(
     expected: list[list[int]], tmp_path: Path
 ) -> None:
-    with open_over(tmp_path) as writer, open_over(tmp_path, transfer={"kv_role": "kv_consumer"}) as reader:
+    with (
+        open_over(tmp_path) as writer,
+        open_over(tmp_path, transfer={"kv_role": "kv_consumer"}) as reader,
+    ):
         assert run(reader, PROMPTS[:1])[1] == [0]
         run(writer)
         settle(writer)
@@ -141,7 +162,9 @@ def test_what_another_engine_has_put_there_is_found_with_the_next_request(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("library")
-def test_an_engine_that_is_set_up_otherwise_sees_none_of_it(expected: list[list[int]], tmp_path: Path) -> None:
+def test_an_engine_that_is_set_up_otherwise_sees_none_of_it(
+    expected: list[list[int]], tmp_path: Path
+) -> None:
     with open_over(tmp_path) as llm:
         run(llm)
         settle(llm)
@@ -175,7 +198,9 @@ def test_every_rank_keeps_its_own_part(split: tuple[int, int], tmp_path: Path) -
 @pytest.mark.slow
 @pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if "hang" not in fault])
-def test_tokens_are_right_whatever_the_fault(expected: list[list[int]], fault: str, tmp_path: Path) -> None:
+def test_tokens_are_right_whatever_the_fault(
+    expected: list[list[int]], fault: str, tmp_path: Path
+) -> None:
     with open_over(tmp_path, fault=fault) as llm:
         check_under(fault, llm, expected)
 
@@ -184,7 +209,11 @@ def test_tokens_are_right_whatever_the_fault(expected: list[list[int]], fault: s
 @pytest.mark.usefixtures("library")
 @pytest.mark.parametrize(
     "damage",
-    [flip, lambda path: path.write_bytes(path.read_bytes()[:-9]), lambda path: path.write_bytes(bytes(1 << 14))],
+    [
+        flip,
+        lambda path: path.write_bytes(path.read_bytes()[:-9]),
+        lambda path: path.write_bytes(bytes(1 << 14)),
+    ],
     ids=["flipped", "cut short", "another's"],
 )
 def test_damaged_objects_are_noticed_and_computed_again(
@@ -218,11 +247,15 @@ def test_objects_that_go_between_the_answer_and_the_reading_cost_a_recomputation
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("library")
-def test_blocks_come_back_from_a_server_that_speaks_as_redis_does(expected: list[list[int]]) -> None:
+def test_blocks_come_back_from_a_server_that_speaks_as_redis_does(
+    expected: list[list[int]],
+) -> None:
     with serving() as server:
         url = {"lmcache.remote_url": f"redis://127.0.0.1:{server.port}"}
         for least in (0, 64):
-            with open_llm("lmcache", {"l1_size_gb": MEMORY_GB, **url}, plugins=[*FAKE, PLUGIN]) as llm:
+            with open_llm(
+                "lmcache", {"l1_size_gb": MEMORY_GB, **url}, plugins=[*FAKE, PLUGIN]
+            ) as llm:
                 tokens, found = run(llm)
                 assert tokens == expected
                 assert min(found) >= least
@@ -243,7 +276,9 @@ def test_a_server_that_fails_costs_a_recomputation(expected: list[list[int]], fa
             settle(llm)
             wait_for(lambda: server.values, traffic(llm).counts.stored)
         limit = {"transfer": {"timeout_s": 1.0}} if fault == "hang" else {}
-        with open_llm("lmcache", {**extra, "request_timeout_s": 2.0}, plugins=[*FAKE, PLUGIN], **limit) as llm:
+        with open_llm(
+            "lmcache", {**extra, "request_timeout_s": 2.0}, plugins=[*FAKE, PLUGIN], **limit
+        ) as llm:
             server.fault = fault
             tokens, found = run(llm)
             assert tokens == expected
@@ -261,17 +296,24 @@ def test_a_server_that_fails_costs_a_recomputation(expected: list[list[int]], fa
     [
         ({"type": "nope"}, r"l2_adapters\[0\] .*nope"),
         ({"type": "fs"}, r"l2_adapters\[0\] .*base_path"),
-        ({"type": "fs", "base_path": "/dev/null/folder"}, r"LMCache cannot begin .*NotADirectoryError"),
+        (
+            {"type": "fs", "base_path": "/dev/null/folder"},
+            r"LMCache cannot begin .*NotADirectoryError",
+        ),
     ],
 )
-def test_what_lies_behind_and_cannot_be_used_stops_the_start(adapter: dict[str, Any], named: str) -> None:
+def test_what_lies_behind_and_cannot_be_used_stops_the_start(
+    adapter: dict[str, Any], named: str
+) -> None:
     with pytest.raises(EngineError, match=named):
         open_over(None, l2_adapters=[adapter])
 
 
 @pytest.mark.usefixtures("library")
 def test_memory_that_holds_no_two_blocks_stops_the_start() -> None:
-    with pytest.raises(EngineError, match=r"l1_size_gb 4e-06 is 4294 bytes on each rank, and two blocks take 8192"):
+    with pytest.raises(
+        EngineError, match=r"l1_size_gb 4e-06 is 4294 bytes on each rank, and two blocks take 8192"
+    ):
         open_over(None, l1_size_gb=4e-6)
 
 

@@ -1,4 +1,7 @@
-"""Keys of vLLM's users for LMCache mean what they mean there, or are refused by name. Needs no LMCache."""
+"""Keys of vLLM's users for LMCache mean what they mean there, or are refused by name.
+
+Needs no LMCache.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,12 @@ def test_sizes_are_of_each_rank_there_and_of_all_here() -> None:
         "lmcache.max_local_disk_size": 0.5,
         "eviction_policy": "arc",
     }
-    own = {"l1_size_gb": 6.0, "max_bytes": 1 << 30, "l2_adapters": [FOLDER], "eviction_policy": "arc"}
+    own = {
+        "l1_size_gb": 6.0,
+        "max_bytes": 1 << 30,
+        "l2_adapters": [FOLDER],
+        "eviction_policy": "arc",
+    }
     assert own_words(given, 2) == own
     assert made(given, ranks=2).host_bytes(None, EngineConfig()) == 3 << 30
     assert made({"l1_size_gb": 6.0}, ranks=2).host_bytes(None, EngineConfig()) == 3 << 30
@@ -42,7 +50,13 @@ def test_sizes_are_of_each_rank_there_and_of_all_here() -> None:
 def test_a_server_is_an_adapter() -> None:
     given = {"lmcache.remote_url": "redis://me:it@host:1234", "lmcache.local_disk": None}
     (adapter,) = own_words(given, 1)["l2_adapters"]
-    assert adapter == {"type": "resp", "host": "host", "port": 1234, "username": "me", "password": "it"}
+    assert adapter == {
+        "type": "resp",
+        "host": "host",
+        "port": 1234,
+        "username": "me",
+        "password": "it",
+    }
     assert own_words({"lmcache.remote_url": None}, 1) == {}
 
 
@@ -64,7 +78,10 @@ def test_stores_are_asked_where_others_can_write() -> None:
         ({"lmcache.remote_url": "redis://host:x"}, "'lmcache.remote_url' is no URL"),
         ({"lmcache.remote_url": 3}, "must be redis://host:port"),
         ({"lmcache.remote_serde": "cachegen"}, "'lmcache.remote_serde' must be 'naive'"),
-        ({"lmcache.chunk_size": 256}, "'lmcache.chunk_size' is not served; of LMCache's own keys 'lmcache.local_cpu'"),
+        (
+            {"lmcache.chunk_size": 256},
+            "'lmcache.chunk_size' is not served; of LMCache's own keys 'lmcache.local_cpu'",
+        ),
         ({"l1_size_gb": 0}, "l1_size_gb must be more than 0"),
         ({"l1_size_gb": 1e-9}, "l1_size_gb 1e-09 holds no block"),
         ({"max_bytes": 0}, "max_bytes must be more than 0"),

@@ -1,4 +1,6 @@
-"""`tcp` with another way for the blocks: each rank is a transfer engine of Mooncake, and reads from the memory of others."""
+"""`tcp` with another way for the blocks: each rank is a transfer engine of Mooncake, and reads from
+the memory of others.
+"""
 
 from __future__ import annotations
 
@@ -42,13 +44,15 @@ class MooncakeWire:
             from mooncake.engine import TransferEngine  # what lacks is told with the cure
         except ImportError as error:
             raise ConfigError(
-                f"the KV connector mooncake needs the package mooncake-transfer-engine, which cannot be loaded here: {error}. "
+                "the KV connector mooncake needs the package mooncake-transfer-engine, which "
+                f"cannot be loaded here: {error}. "
                 "Install one of its builds with pip, and the system's libibverbs."
             ) from error
         self._engine = TransferEngine()
         if self._engine.initialize(host, "P2PHANDSHAKE", protocol, device_name):
             raise ConfigError(
-                f"{FLAG}.{EXTRA}.protocol {protocol!r} (device_name {device_name!r}): Mooncake cannot begin on {host}; its "
+                f"{FLAG}.{EXTRA}.protocol {protocol!r} (device_name {device_name!r}): Mooncake "
+                f"cannot begin on {host}; its "
                 "own messages say why."
             )
         self._where = f"{host}:{self._engine.get_rpc_port()}"
@@ -64,9 +68,16 @@ class MooncakeWire:
         """Return the engine's address."""
         return self._where.encode()
 
-    def read(self, introduction: bytes, address: int, place: np.ndarray[Any, Any], timeout_s: float) -> None:
-        """Transfer; how long that may take is Mooncake's to say (`MC_TRANSFER_TIMEOUT`). Raises `OSError`."""
-        if self._engine.transfer_sync_read(introduction.decode(), place.ctypes.data, address, place.nbytes):
+    def read(
+        self, introduction: bytes, address: int, place: np.ndarray[Any, Any], timeout_s: float
+    ) -> None:
+        """Transfer; how long that may take is Mooncake's to say (`MC_TRANSFER_TIMEOUT`).
+
+        Raises `OSError`.
+        """
+        if self._engine.transfer_sync_read(
+            introduction.decode(), place.ctypes.data, address, place.nbytes
+        ):
             raise OSError("a transfer failed")
 
     def close(self) -> None:

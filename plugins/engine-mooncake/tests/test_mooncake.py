@@ -1,4 +1,6 @@
-"""Engines in two processes read each other's blocks by Mooncake: the tokens are one engine's, whoever is killed."""
+"""Engines in two processes read each other's blocks by Mooncake: the tokens are one engine's,
+whoever is killed.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,11 @@ from tests.kv_connectors.pairs import check_until_the_producer_is_killed, open_p
 from tests.kv_connectors.trial import FAKE
 
 PLUGIN = "engine_mooncake.plugin"
-OPTIONS: dict[str, Any] = {"connector": "mooncake", "plugins": [*FAKE, PLUGIN], "extra": {"protocol": "tcp"}}
+OPTIONS: dict[str, Any] = {
+    "connector": "mooncake",
+    "plugins": [*FAKE, PLUGIN],
+    "extra": {"protocol": "tcp"},
+}
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +43,9 @@ def test_blocks_are_read_from_another_process_until_it_is_killed() -> None:
     check_until_the_producer_is_killed(**OPTIONS)
 
 
-def test_without_the_library_the_start_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_the_start_is_refused_by_its_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "mooncake", None)
     monkeypatch.setitem(sys.modules, "mooncake.engine", None)
     with pytest.raises(EngineError, match=r"needs the package mooncake-transfer-engine"):

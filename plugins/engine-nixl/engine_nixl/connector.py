@@ -1,4 +1,6 @@
-"""`tcp` with another way for the blocks: each rank is a NIXL agent, and reads from the memory of others."""
+"""`tcp` with another way for the blocks: each rank is a NIXL agent, and reads from the memory of
+others.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ class NixlWire:
         self._agent = nixl_agent(secrets.token_hex(8), nixl_agent_config(backends=[]))
         known = self._agent.get_plugin_list()
         if not backends or not {*backends} <= {*known}:
-            raise ConfigError(f"{FLAG}.{EXTRA}.backends {backends!r}: this NIXL has {', '.join(sorted(known))}.")
+            raise ConfigError(
+                f"{FLAG}.{EXTRA}.backends {backends!r}: this NIXL has {', '.join(sorted(known))}."
+            )
         for backend in backends:
             self._agent.create_backend(backend)
         self._registered: list[Any] = []
@@ -54,14 +58,18 @@ class NixlWire:
 
     def register(self, memory: np.ndarray[Any, Any]) -> None:
         """Register it with all backends."""
-        self._registered.append(self._agent.register_memory([(memory.ctypes.data, memory.nbytes, 0, "")], "DRAM"))
+        self._registered.append(
+            self._agent.register_memory([(memory.ctypes.data, memory.nbytes, 0, "")], "DRAM")
+        )
 
     def introduce(self) -> bytes:
         """Return the agent's metadata."""
         metadata: bytes = self._agent.get_agent_metadata()
         return metadata
 
-    def read(self, introduction: bytes, address: int, place: np.ndarray[Any, Any], timeout_s: float) -> None:
+    def read(
+        self, introduction: bytes, address: int, place: np.ndarray[Any, Any], timeout_s: float
+    ) -> None:
         """Transfer and wait. An agent that fails is forgotten: it introduces itself anew."""
         if introduction not in self._others:
             self._others[introduction] = self._agent.add_remote_agent(introduction)
@@ -74,13 +82,16 @@ class NixlWire:
                 self._agent.remove_remote_agent(other)
             raise
 
-    def _transfer(self, other: str, address: int, place: np.ndarray[Any, Any], timeout_s: float) -> None:
+    def _transfer(
+        self, other: str, address: int, place: np.ndarray[Any, Any], timeout_s: float
+    ) -> None:
         agent = self._agent
         here = agent.get_xfer_descs([(place.ctypes.data, place.nbytes, 0)], "DRAM")
         there = agent.get_xfer_descs([(address, place.nbytes, 0)], "DRAM")
         handle = agent.initialize_xfer("READ", here, there, other)
         try:
-            until_s, state = time.monotonic() + timeout_s, agent.transfer(handle)
+            until_s = time.monotonic() + timeout_s
+            state = agent.transfer(handle)
             while state == "PROC":
                 if time.monotonic() > until_s:
                     raise TimeoutError(f"a transfer was not done within {timeout_s:g} s")

@@ -1,4 +1,6 @@
-"""Engines in two processes read each other's blocks by NIXL: the tokens are one engine's, whoever is killed."""
+"""Engines in two processes read each other's blocks by NIXL: the tokens are one engine's, whoever
+is killed.
+"""
 
 from __future__ import annotations
 

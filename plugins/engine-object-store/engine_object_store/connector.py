@@ -28,7 +28,9 @@ class Settings:
     url: str
     """Of the bucket, and of a folder in it."""
     options: dict[str, str] = field(default_factory=dict)
-    """obstore's for this kind of store, such as `region` and `endpoint`; what it finds in the environment is left out."""
+    """obstore's for this kind of store, such as `region` and `endpoint`; what it finds in the
+    environment is left out.
+    """
     max_bytes: int = 64 << 30
     """Of all ranks together."""
     eviction_policy: Name = "lru"
@@ -47,7 +49,9 @@ class ObjectStore:
         self._own = read_extra(Settings, settings)
         for name in ("max_bytes", "request_timeout_s", "survey_s"):
             if not 0 < getattr(self._own, name) < float("inf"):
-                raise ConfigError(f"{FLAG}.{EXTRA}.{name} must be more than 0, not {getattr(self._own, name)}.")
+                raise ConfigError(
+                    f"{FLAG}.{EXTRA}.{name} must be more than 0, not {getattr(self._own, name)}."
+                )
 
     @staticmethod
     def trial(folder: str) -> Mapping[str, Any]:
@@ -57,10 +61,15 @@ class ObjectStore:
     def directory(self, layout: KVLayout, num_ranks: int) -> BoundedDirectory:
         """Return a directory of this rank's share, however many stages the layers are split into."""
         group_bytes = [layout.pools[group.pool].block_bytes for group in layout.groups]
-        return BoundedDirectory(self._own.max_bytes // num_ranks, group_bytes, self._own.eviction_policy)
+        return BoundedDirectory(
+            self._own.max_bytes // num_ranks, group_bytes, self._own.eviction_policy
+        )
 
     def store(self, parts: StoreParts) -> Objects:
-        """Return this rank's part of the bucket. Raises `ConfigError` where nothing can be put there."""
+        """Return this rank's part of the bucket.
+
+        Raises `ConfigError` where nothing can be put there.
+        """
         try:
             bucket = self._bucket()
             probe = f"{parts.fingerprint}/{secrets.token_hex(8)}"
@@ -68,7 +77,9 @@ class ObjectStore:
             obstore.delete(bucket, probe)
         except (BaseError, OSError, ValueError) as error:
             said = str(error).partition("\n")[0]
-            raise ConfigError(f"{FLAG}.{EXTRA}.url {self._own.url!r} cannot be written to: {said}.") from error
+            raise ConfigError(
+                f"{FLAG}.{EXTRA}.url {self._own.url!r} cannot be written to: {said}."
+            ) from error
         return Objects(bucket, parts.fingerprint, parts.block_bytes, self._own.survey_s)
 
     def _bucket(self) -> Any:
@@ -78,7 +89,10 @@ class ObjectStore:
         client: dict[str, Any] = {"timeout": timedelta(seconds=own.request_timeout_s)}
         if any(value.startswith("http://") for value in own.options.values()):
             client["allow_http"] = True  # whoever names such an endpoint wants it
-        retries: Any = {"max_retries": 1, "retry_timeout": timedelta(seconds=2 * own.request_timeout_s)}
+        retries: Any = {
+            "max_retries": 1,
+            "retry_timeout": timedelta(seconds=2 * own.request_timeout_s),
+        }
         return from_url(own.url, config=own.options, client_options=client, retry_config=retries)
 
     def host_bytes(self, model: Any, config: EngineConfig) -> int:

@@ -22,8 +22,12 @@ class Objects:
 
     seal: Literal["sum", "crc32"] = "crc32"
 
-    def __init__(self, bucket: Any, folder: str, block_bytes: Sequence[int], survey_s: float) -> None:
-        self._bucket, self._folder, self._block_bytes = bucket, folder, block_bytes
+    def __init__(
+        self, bucket: Any, folder: str, block_bytes: Sequence[int], survey_s: float
+    ) -> None:
+        self._bucket = bucket
+        self._folder = folder
+        self._block_bytes = block_bytes
         self.survey_s = survey_s
         self._known: set[BlockKey] = set()
         """Blocks that were written here or named by a survey, and not dropped since."""

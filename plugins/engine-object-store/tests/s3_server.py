@@ -21,7 +21,9 @@ class Bucket(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.objects: dict[str, bytes] = {}
         self.fault = ""
-        """`refuse`: every answer is 403; `hang`: none comes before `released`; `cut`: bodies end early."""
+        """`refuse`: every answer is 403; `hang`: none comes before `released`; `cut`: bodies end
+        early.
+        """
         self.released = threading.Event()
 
     @property
@@ -43,9 +45,14 @@ class Handler(BaseHTTPRequestHandler):
         if fault == "hang":
             self.server.released.wait()
         if fault == "refuse":
-            status, body = 403, b"<Error><Code>AccessDenied</Code></Error>"
+            status = 403
+            body = b"<Error><Code>AccessDenied</Code></Error>"
         self.send_response(status)
-        for name, value in {"Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT", "ETag": '"e"', **headers}.items():
+        for name, value in {
+            "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT",
+            "ETag": '"e"',
+            **headers,
+        }.items():
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -76,7 +83,9 @@ class Handler(BaseHTTPRequestHandler):
             for path, body in sorted(self.server.objects.items())
             if path.startswith(bucket + prefix)
         ]
-        return f"<ListBucketResult><IsTruncated>false</IsTruncated>{''.join(found)}</ListBucketResult>"
+        return (
+            f"<ListBucketResult><IsTruncated>false</IsTruncated>{''.join(found)}</ListBucketResult>"
+        )
 
     def do_POST(self) -> None:
         """Delete several at once."""

@@ -1,4 +1,6 @@
-"""Blocks come back from a bucket as they went there, and whatever goes wrong with it, the tokens are right."""
+"""Blocks come back from a bucket as they went there, and whatever goes wrong with it, the tokens
+are right.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,25 @@ from core.errors import EngineError  # noqa: E402
 from core.testing import conformance  # noqa: E402
 from core.testing.conformance import Case  # noqa: E402
 from core.testing.kv_faults import FAULTS  # noqa: E402
-from tests.kv_connectors.trial import FAKE, PROMPTS, alone, check_under, flip, open_llm, run, settle, traffic  # noqa: E402
+from tests.kv_connectors.trial import (  # noqa: E402
+    FAKE,
+    PROMPTS,
+    alone,
+    check_under,
+    flip,
+    open_llm,
+    run,
+    settle,
+    traffic,
+)
 from tests.patience import PATIENCE_S  # noqa: E402
 
 PLUGIN = "engine_object_store.plugin"
 
 
-def open_over(url: str, *, fault: str = "", transfer: dict[str, Any] | None = None, **extra: Any) -> LLM:
+def open_over(
+    url: str, *, fault: str = "", transfer: dict[str, Any] | None = None, **extra: Any
+) -> LLM:
     extra = {"url": url, **extra}
     if fault:
         extra = {"over": "object_store", "plugins": [PLUGIN], "fault": fault, "settings": extra}
@@ -38,7 +52,12 @@ def open_over(url: str, *, fault: str = "", transfer: dict[str, Any] | None = No
 
 
 def of(bucket: Bucket) -> dict[str, Any]:
-    options = {"endpoint": bucket.url, "region": "us-east-1", "access_key_id": "me", "secret_access_key": "it"}
+    options = {
+        "endpoint": bucket.url,
+        "region": "us-east-1",
+        "access_key_id": "me",
+        "secret_access_key": "it",
+    }
     return {"url": "s3://bucket/folder", "options": options}
 
 
@@ -74,9 +93,14 @@ def test_blocks_survive_the_engine(expected: list[list[int]], tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_what_another_engine_has_put_there_is_found_in_time(expected: list[list[int]], tmp_path: Path) -> None:
+def test_what_another_engine_has_put_there_is_found_in_time(
+    expected: list[list[int]], tmp_path: Path
+) -> None:
     url = (tmp_path / "bucket").as_uri()
-    with open_over(url) as writer, open_over(url, survey_s=0.1, transfer={"kv_role": "kv_consumer"}) as reader:
+    with (
+        open_over(url) as writer,
+        open_over(url, survey_s=0.1, transfer={"kv_role": "kv_consumer"}) as reader,
+    ):
         assert run(reader, PROMPTS[:1])[1] == [0]
         run(writer)
         settle(writer)
@@ -88,7 +112,9 @@ def test_what_another_engine_has_put_there_is_found_in_time(expected: list[list[
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if "hang" not in fault])
-def test_tokens_are_right_whatever_the_fault(expected: list[list[int]], fault: str, tmp_path: Path) -> None:
+def test_tokens_are_right_whatever_the_fault(
+    expected: list[list[int]], fault: str, tmp_path: Path
+) -> None:
     with open_over((tmp_path / "bucket").as_uri(), fault=fault) as llm:
         check_under(fault, llm, expected)
 
@@ -138,7 +164,9 @@ def test_blocks_come_back_from_a_server_that_speaks_s3(expected: list[list[int]]
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["refuse", "hang", "cut"])
 def test_a_server_that_fails_costs_a_recomputation(expected: list[list[int]], fault: str) -> None:
-    """What writes has all the time it wants; only the engine that is to give up what hangs has a limit of its own."""
+    """What writes has all the time it wants; only the engine that is to give up what hangs has a
+    limit of its own.
+    """
     limit: dict[str, Any] = {"timeout_s": 1.0} if fault == "hang" else {}
     with serving() as bucket:
         with open_over(**of(bucket)) as writer:
@@ -154,9 +182,17 @@ def test_a_server_that_fails_costs_a_recomputation(expected: list[list[int]], fa
             bucket.released.set()
 
 
-@pytest.mark.parametrize("url", ["nope://bucket", "no-url", "s3://bucket/folder", "file:///dev/null/bucket"])
+@pytest.mark.parametrize(
+    "url", ["nope://bucket", "no-url", "s3://bucket/folder", "file:///dev/null/bucket"]
+)
 def test_a_bucket_that_cannot_be_written_to_stops_the_start(url: str) -> None:
-    extra = {"options": {"endpoint": "http://127.0.0.1:1", "region": "us-east-1", "skip_signature": "true"}}
+    extra = {
+        "options": {
+            "endpoint": "http://127.0.0.1:1",
+            "region": "us-east-1",
+            "skip_signature": "true",
+        }
+    }
     with pytest.raises(EngineError, match=rf"url '{url}' cannot be written to"):
         open_over(url, **extra if url.startswith("s3") else {})
 
@@ -173,5 +209,7 @@ def test_a_bucket_that_cannot_be_written_to_stops_the_start(url: str) -> None:
 )
 def test_settings_are_checked(extra: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        ObjectStore(EngineConfig(), KVTransferConfig("object_store", kv_connector_extra_config=extra))
+        ObjectStore(
+            EngineConfig(), KVTransferConfig("object_store", kv_connector_extra_config=extra)
+        )
     assert named in str(refused.value)

@@ -36,15 +36,24 @@ class OutlinesCore:
         """Build the regex, and its automaton for single bytes."""
         field = f"structured_outputs.{constraint.kind}"
         if constraint.kind in ("grammar", "json_object"):
-            raise InvalidRequest(field, "is not served by outlines-core, which knows regular languages only.")
-        if constraint.kind == "json" and (key := unserved_keyword(json.loads(constraint.text))) is not None:
-            raise InvalidRequest(field, f"outlines-core cannot hold outputs to {key}; leave it out of the schema.")
+            raise InvalidRequest(
+                field, "is not served by outlines-core, which knows regular languages only."
+            )
+        if (
+            constraint.kind == "json"
+            and (key := unserved_keyword(json.loads(constraint.text))) is not None
+        ):
+            raise InvalidRequest(
+                field, f"outlines-core cannot hold outputs to {key}; leave it out of the schema."
+            )
         try:
             if constraint.kind == "structural_tag":
                 _check_tag(json.loads(constraint.text))
             Index(_regex(constraint), Words(256, {bytes((i,)): [i] for i in range(256)}))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise InvalidRequest(field, f"cannot be served by outlines-core: {str(error)[:500]}") from error
+            raise InvalidRequest(
+                field, f"cannot be served by outlines-core: {str(error)[:500]}"
+            ) from error
 
     def compile(self, constraint: Constraint) -> Compiled:
         """Build the automaton over tokens."""
@@ -91,7 +100,8 @@ class State:
 
     def accept(self, token: int) -> bool:
         """Go on by a token."""
-        compiled, place = self._compiled, self._places[-1]
+        compiled = self._compiled
+        place = self._places[-1]
         if token in compiled.end_ids:
             fits = self._num_ends > 0 or compiled.index.is_final_state(place)
             self._num_ends += fits
@@ -110,7 +120,9 @@ class State:
 
     def fill(self, mask: Mask) -> None:
         """Write what may come next."""
-        mask[:] = self._compiled.end_mask if self._num_ends else self._compiled.mask(self._places[-1])
+        mask[:] = (
+            self._compiled.end_mask if self._num_ends else self._compiled.mask(self._places[-1])
+        )
 
     def is_done(self) -> bool:
         """Say whether the end was accepted."""
@@ -139,9 +151,11 @@ def _of_schema(schema: str, constraint: Constraint) -> str:
 
 
 def _of_tag(form: Any, constraint: Constraint) -> str:
-    """Return the regex of a format in a structural tag: texts and JSON in sequence, to choose from, or repeated.
+    """Return the regex of a format in a structural tag: texts and JSON in sequence, to choose from,
+    or repeated.
 
-    The library goes on behind a whole output by single tokens only, so what may be repeated there mostly is not.
+    The library goes on behind a whole output by single tokens only, so what may be repeated there
+    mostly is not.
     """
     kind = form.get("type")
     if kind == "const_string":

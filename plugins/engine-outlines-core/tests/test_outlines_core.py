@@ -14,6 +14,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 HAS_LIBRARY = find_spec("outlines_core") is not None
 
 
-@pytest.mark.parametrize("case", conformance.cases("engine_outlines_core.plugin") if HAS_LIBRARY else [], ids=str)
+@pytest.mark.parametrize(
+    "case", conformance.cases("engine_outlines_core.plugin") if HAS_LIBRARY else [], ids=str
+)
 def test_outlines_core_keeps_its_contract(case: conformance.Case) -> None:
     case()

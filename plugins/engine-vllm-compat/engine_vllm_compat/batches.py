@@ -16,7 +16,9 @@ import torch
 from core.api import SamplingParams
 
 RequestLogitsProcessor = Callable[..., torch.Tensor]
-"""Takes the output's tokens, or the prompt's and the output's, and the logits [vocab]; returns logits."""
+"""Takes the output's tokens, or the prompt's and the output's, and the logits [vocab]; returns
+logits.
+"""
 
 
 class MoveDirectionality(Enum):
@@ -34,7 +36,9 @@ class BatchUpdate:
     removed: Sequence[int]
     """Places whose request has left."""
     added: Sequence[tuple[int, SamplingParams, list[int] | None, list[int]]]
-    """Places with parameters, the prompt's tokens and the output's, a list that grows with the output."""
+    """Places with parameters, the prompt's tokens and the output's, a list that grows with the
+    output.
+    """
     moved: Sequence[tuple[int, int, MoveDirectionality]]
     """Requests that have gone from one place to another."""
 
@@ -108,7 +112,8 @@ def process_dict_updates(
         else:
             req_entries[place] = state
     for one, other, direction in batch_update.moved:
-        first, second = req_entries.pop(one, None), req_entries.pop(other, None)
+        first = req_entries.pop(one, None)
+        second = req_entries.pop(other, None)
         if first is not None:
             req_entries[other] = first
         if second is not None and direction is MoveDirectionality.SWAP:
@@ -117,11 +122,16 @@ def process_dict_updates(
 
 
 class VllmConfig:
-    """As much of vLLM's configuration as can be said of an engine: of `model_config` and `scheduler_config`."""
+    """As much of vLLM's configuration as can be said of an engine: of `model_config` and
+    `scheduler_config`.
+    """
 
     def __init__(self, model: str, vocab_size: int, max_model_len: int, max_num_seqs: int) -> None:
         self.model_config = SimpleNamespace(
-            model=model, tokenizer=model, max_model_len=max_model_len, get_vocab_size=lambda: vocab_size
+            model=model,
+            tokenizer=model,
+            max_model_len=max_model_len,
+            get_vocab_size=lambda: vocab_size,
         )
         self.scheduler_config = SimpleNamespace(max_num_seqs=max_num_seqs)
         self.speculative_config = None

@@ -31,7 +31,9 @@ def points(group: str) -> Iterator[EntryPoint]:
 
 @cache
 def registered() -> Registries:
-    """Return what this process's general plugins have registered; each is run once, and one that fails is left out by name."""
+    """Return what this process's general plugins have registered; each is run once, and one that
+    fails is left out by name.
+    """
     provider = provide()
     for point in points(GENERAL):
         try:
@@ -56,9 +58,12 @@ def provide() -> Provider:
 
 def leave_out(point: EntryPoint, why: str) -> None:
     """Say which plugin is left out, and what can be done."""
-    dist = f"{point.dist.name} {point.dist.version}" if point.dist is not None else "no distribution"
+    dist = (
+        f"{point.dist.name} {point.dist.version}" if point.dist is not None else "no distribution"
+    )
     log.warning(
-        "vLLM's plugin %r (%s) is left out: %s. Uninstall it, or switch all of them off with --plugins no:vllm_compat.",
+        "vLLM's plugin %r (%s) is left out: %s. Uninstall it, or switch all of them off with "
+        "--plugins no:vllm_compat.",
         point.name,
         dist,
         why,

@@ -75,7 +75,9 @@ def _asked(request: ParseRequest) -> ChatCompletionRequest:
 
 
 class OneTokenEach:
-    """A tokenizer that knows every text as one token: parsers look their markers up, and read texts."""
+    """A tokenizer that knows every text as one token: parsers look their markers up, and read
+    texts.
+    """
 
     def __init__(self) -> None:
         self._vocab = _Vocabulary()

@@ -23,7 +23,10 @@ def engine_reasoning_parsers() -> list[Entry]:
     """Return those that general plugins have registered."""
     from engine_vllm_compat.parsers import reasoning_formats  # lazy: as above
 
-    return [Entry(name, form, "a reasoning parser written for vLLM") for name, form in reasoning_formats()]
+    return [
+        Entry(name, form, "a reasoning parser written for vLLM")
+        for name, form in reasoning_formats()
+    ]
 
 
 @hookimpl
@@ -33,7 +36,10 @@ def engine_logits_processors() -> list[Entry]:
 
     target = "engine_vllm_compat.processors"
     summary = "a logits processor written for vLLM"
-    return [Entry(f"vllm_{point.name}", f"{target}:{point.name}", summary) for point in points(LOGITS_PROCESSORS)]
+    return [
+        Entry(f"vllm_{point.name}", f"{target}:{point.name}", summary)
+        for point in points(LOGITS_PROCESSORS)
+    ]
 
 
 @hookimpl(optionalhook=True)  # it is the plugin lora's

@@ -15,7 +15,8 @@ from engine_vllm_compat.discovery import LOGITS_PROCESSORS, points, provide
 class Adapted:
     """One processor of vLLM's kind, which sees every request, in a batch without gaps.
 
-    A request has a place as long as it has a row. Where one leaves, the last takes its place, as vLLM does it.
+    A request has a place as long as it has a row. Where one leaves, the last takes its place, as
+    vLLM does it.
     """
 
     inner: ClassVar[type[LogitsProcessor]]
@@ -23,7 +24,9 @@ class Adapted:
     follows_tokens = True
 
     def __init__(self, context: SamplerContext, config: EngineConfig) -> None:
-        told = VllmConfig(config.model.model, context.vocab_size, context.max_model_len, context.max_num_seqs)
+        told = VllmConfig(
+            config.model.model, context.vocab_size, context.max_model_len, context.max_num_seqs
+        )
         self._inner = self.inner(told, torch.device(context.device), False)
         self.argmax_invariant = self._inner.is_argmax_invariant()
         self._rows: list[int] = []
@@ -46,7 +49,9 @@ class Adapted:
         """Every request is shown: which of them it changes only the processor knows."""
         return True
 
-    def added(self, row: int, sampling: SamplingParams, token_ids: Sequence[int], prompt_len: int) -> None:
+    def added(
+        self, row: int, sampling: SamplingParams, token_ids: Sequence[int], prompt_len: int
+    ) -> None:
         """Give a request the place behind all others."""
         output = list(token_ids[prompt_len:])
         self._outputs[row] = output
@@ -56,7 +61,8 @@ class Adapted:
     def removed(self, row: int) -> None:
         """Close the gap that a request leaves."""
         self._tell()
-        place, last = self._rows.index(row), len(self._rows) - 1
+        place = self._rows.index(row)
+        last = len(self._rows) - 1
         self._removed.append(place)
         if place != last:
             self._moved.append((last, place, MoveDirectionality.UNIDIRECTIONAL))
@@ -66,7 +72,9 @@ class Adapted:
         self._tell()
 
     def apply(self, logits: torch.Tensor, rows: SampleRows) -> torch.Tensor:
-        """Let the processor change the logits of the whole batch; requests that sit this step out have zeros there."""
+        """Let the processor change the logits of the whole batch; requests that sit this step out
+        have zeros there.
+        """
         for row, prompt_len, length in zip(rows.rows, rows.prompt_lens, rows.lengths, strict=True):
             output = self._outputs[row]
             output += rows.token_ids[row, prompt_len + len(output) : length].tolist()
@@ -84,13 +92,18 @@ class Adapted:
         update = None
         if self._removed or self._added or self._moved:
             update = BatchUpdate(len(self._rows), self._removed, self._added, self._moved)
-            self._removed, self._added, self._moved = [], [], []
+            self._removed = []
+            self._added = []
+            self._moved = []
         if update is not None or always:
             self._inner.update_state(update)
 
 
 def __getattr__(name: str) -> type[Adapted]:
-    """Return the class of an entry point, imported now. Raises `AttributeError` for an unknown name."""
+    """Return the class of an entry point, imported now.
+
+    Raises `AttributeError` for an unknown name.
+    """
     for point in points(LOGITS_PROCESSORS):
         if point.name == name:
             provide()

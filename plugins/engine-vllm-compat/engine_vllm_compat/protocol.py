@@ -93,12 +93,18 @@ class ChatCompletionRequest(Message):
 
 
 class ResponsesRequest(ChatCompletionRequest):
-    """A request to `/v1/responses`; parsers are given chat requests, whichever form the client used."""
+    """A request to `/v1/responses`; parsers are given chat requests, whichever form the client
+    used.
+    """
 
 
-def make_tool_call_id(id_type: str = "random", func_name: str | None = None, idx: int | None = None) -> str:
+def make_tool_call_id(
+    id_type: str = "random", func_name: str | None = None, idx: int | None = None
+) -> str:
     """Return a call's id."""
-    return f"functions.{func_name}:{idx}" if id_type == "kimi_k2" else f"chatcmpl-tool-{random_uuid()}"
+    return (
+        f"functions.{func_name}:{idx}" if id_type == "kimi_k2" else f"chatcmpl-tool-{random_uuid()}"
+    )
 
 
 def random_uuid() -> str:

@@ -42,12 +42,19 @@ class Provider(MetaPathFinder, Loader):
         self.registries = Registries()
         self._modules = _modules(self.registries)
 
-    def find_spec(self, fullname: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
-        """Return the module's specification. Raises `ModuleNotFoundError` naming a module of vLLM's that is not provided."""
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: Any = None
+    ) -> ModuleSpec | None:
+        """Return the module's specification.
+
+        Raises `ModuleNotFoundError` naming a module of vLLM's that is not provided.
+        """
         if fullname.partition(".")[0] != NAME:
             return None
         if fullname not in self._modules:
-            raise ModuleNotFoundError(f"{fullname} is a part of vLLM that engine-vllm-compat has not", name=fullname)
+            raise ModuleNotFoundError(
+                f"{fullname} is a part of vLLM that engine-vllm-compat has not", name=fullname
+            )
         return ModuleSpec(fullname, self, is_package=True)
 
     def exec_module(self, module: ModuleType) -> None:
@@ -59,12 +66,18 @@ class Provider(MetaPathFinder, Loader):
 def _modules(made: Registries) -> Mapping[str, Names]:
     """Return the names by module, and the packages above each."""
     tools = {"ToolParser": registries.ToolParser, "ToolParserManager": made.tools}
-    thoughts = {"ReasoningParser": registries.ReasoningParser, "ReasoningParserManager": made.reasoning}
+    thoughts = {
+        "ReasoningParser": registries.ReasoningParser,
+        "ReasoningParserManager": made.reasoning,
+    }
     thinking = {"BaseThinkingReasoningParser": registries.BaseThinkingReasoningParser}
     adapters = {"LoRARequest": LoRARequest}
     resolvers = {"LoRAResolver": registries.LoRAResolver, "LoRAResolverRegistry": made}
     tokenizers = {"TokenizerLike": Any, "AnyTokenizer": Any}
-    sampling = {"SamplingParams": SamplingParams, "StructuredOutputsParams": StructuredOutputsParams}
+    sampling = {
+        "SamplingParams": SamplingParams,
+        "StructuredOutputsParams": StructuredOutputsParams,
+    }
     package = "vllm.v1.sample.logits_processor"
     named: dict[str, Names] = {
         "vllm": {
@@ -108,11 +121,18 @@ def _modules(made: Registries) -> Mapping[str, Names]:
 def _batches() -> Mapping[str, Any]:
     from engine_vllm_compat import batches  # lazy: it imports torch, as those who change logits do
 
-    names = ("AdapterLogitsProcessor", "BatchUpdate", "LogitsProcessor", "MoveDirectionality", "process_dict_updates")
+    names = (
+        "AdapterLogitsProcessor",
+        "BatchUpdate",
+        "LogitsProcessor",
+        "MoveDirectionality",
+        "process_dict_updates",
+    )
     return {name: getattr(batches, name) for name in (*names, "VllmConfig")}
 
 
 def _no_models(name: str, model: Any) -> NoReturn:
     raise NotImplementedError(
-        f"the model {name} is made of vLLM's layers, which are not here; write an architecture for this engine"
+        f"the model {name} is made of vLLM's layers, which are not here; write an architecture for "
+        "this engine"
     )

@@ -1,4 +1,6 @@
-"""The base classes and registries of vLLM's contracts: what plugins derive from, and where they leave their classes."""
+"""The base classes and registries of vLLM's contracts: what plugins derive from, and where they
+leave their classes.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,10 @@ class Classes:
     """A class, or its module and its name there."""
 
     def register_module(
-        self, name: str | Sequence[str] | None = None, force: bool = True, module: type[Any] | None = None
+        self,
+        name: str | Sequence[str] | None = None,
+        force: bool = True,
+        module: type[Any] | None = None,
     ) -> Callable[[type[Any]], type[Any]] | type[Any]:
         """Register a class under its name or others; without a class, return a decorator that does."""
         if module is None:
@@ -121,10 +126,14 @@ class Classes:
 
     import_tool_parser = import_reasoning_parser = import_file
 
-    def _registered(self, found: type[Any], name: str | Sequence[str] | None, force: bool) -> type[Any]:
+    def _registered(
+        self, found: type[Any], name: str | Sequence[str] | None, force: bool
+    ) -> type[Any]:
         if not issubclass(found, self.base):
             raise TypeError(f"{found!r} is no {self.base.__name__}.")
-        names = [found.__name__] if name is None else [name] if isinstance(name, str) else list(name)
+        names = (
+            [found.__name__] if name is None else [name] if isinstance(name, str) else list(name)
+        )
         for each in names:
             if not force and each in self.known:
                 raise KeyError(f"{each} is registered already.")

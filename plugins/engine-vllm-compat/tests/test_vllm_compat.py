@@ -1,4 +1,6 @@
-"""Plugins as vLLM documents them, unchanged: a tool parser, a reasoning parser, a logits processor, a resolver of adapters."""
+"""Plugins as vLLM documents them, unchanged: a tool parser, a reasoning parser, a logits processor,
+a resolver of adapters.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,12 @@ from core.testing.plugins import load_plugins  # noqa: E402
 
 ROOT: Final = Path(__file__).parents[3]
 PLUGIN: Final = "engine_vllm_compat.plugin"
-SMALL: Final = {"max_model_len": 512, "kv_cache_memory_bytes": 1 << 24, "num_threads": 1, "log_level": "warning"}
+SMALL: Final = {
+    "max_model_len": 512,
+    "kv_cache_memory_bytes": 1 << 24,
+    "num_threads": 1,
+    "log_level": "warning",
+}
 
 TOOL_PARSER: Final = """
 import json
@@ -175,12 +182,16 @@ def register():
 
 
 @contextmanager
-def installed(folder: Path, modules: Mapping[str, str], points: Mapping[str, str]) -> Iterator[None]:
+def installed(
+    folder: Path, modules: Mapping[str, str], points: Mapping[str, str]
+) -> Iterator[None]:
     """A distribution `vllm-things` with these modules and entry points by group."""
     info = folder / "vllm_things-2.5.dist-info"
     info.mkdir()
     info.joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: vllm-things\nVersion: 2.5\n")
-    info.joinpath("entry_points.txt").write_text("".join(f"[{group}]\n{text}\n" for group, text in points.items()))
+    info.joinpath("entry_points.txt").write_text(
+        "".join(f"[{group}]\n{text}\n" for group, text in points.items())
+    )
     for name, source in modules.items():
         folder.joinpath(f"{name}.py").write_text(source)
     sys.path.insert(0, str(folder))
@@ -203,7 +214,9 @@ def forget(modules: Mapping[str, str]) -> None:
 
 @contextmanager
 def engine(**settings: Any) -> Iterator[AsyncLLM]:
-    made = AsyncLLM(**{"plugins": [PLUGIN], "disable_frontend_multiprocessing": True, **SMALL, **settings})
+    made = AsyncLLM(
+        **{"plugins": [PLUGIN], "disable_frontend_multiprocessing": True, **SMALL, **settings}
+    )
     try:
         yield made
     finally:
@@ -211,8 +224,15 @@ def engine(**settings: Any) -> Iterator[AsyncLLM]:
 
 
 def chat(made: AsyncLLM, options: Mapping[str, Any], text: str, **fields: Any) -> Any:
-    app = HttpServer(made, made.config, [OpenAIRoutes(made, EngineConfig(options=dict(options)))]).app
-    body = {"messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": 200, **fields}
+    app = HttpServer(
+        made, made.config, [OpenAIRoutes(made, EngineConfig(options=dict(options)))]
+    ).app
+    body = {
+        "messages": [{"role": "user", "content": text}],
+        "temperature": 0,
+        "max_tokens": 200,
+        **fields,
+    }
 
     async def ask() -> httpx.Response:
         async with httpx.AsyncClient(
@@ -228,36 +248,54 @@ def chat(made: AsyncLLM, options: Mapping[str, Any], text: str, **fields: Any) -
     return [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
 
 
-TOOL: Final = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+TOOL: Final = {
+    "type": "function",
+    "function": {"name": "weather", "parameters": {"type": "object"}},
+}
 SAID: Final = 'Let me look. [[weather {"city": "Oslo"}]]'
 
 
 def test_a_tool_parser(tmp_path: Path) -> None:
     general = {"vllm.general_plugins": "things = vllm_things:register"}
-    with installed(tmp_path, {"vllm_things": TOOL_PARSER}, general), engine(model="scripted:") as made:
+    with (
+        installed(tmp_path, {"vllm_things": TOOL_PARSER}, general),
+        engine(model="scripted:") as made,
+    ):
         options = {"tool_call_parser": "bracketed", "enable_auto_tool_choice": True}
         answer = chat(made, options, SAID, tools=[TOOL])
         (call,) = answer["tool_calls"]
-        assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("weather", {"city": "Oslo"})
+        assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == (
+            "weather",
+            {"city": "Oslo"},
+        )
         assert call["id"].startswith("chatcmpl-tool-")
         assert answer["content"] == "Let me look."
         deltas = chat(made, options, SAID, tools=[TOOL], stream=True)
         assert "".join(delta.get("content") or "" for delta in deltas) == "Let me look."
-        assert [c["function"]["name"] for d in deltas for c in d.get("tool_calls", ()) if "name" in c["function"]] == [
-            "weather"
-        ]
+        assert [
+            c["function"]["name"]
+            for d in deltas
+            for c in d.get("tool_calls", ())
+            if "name" in c["function"]
+        ] == ["weather"]
         nobody = 'Nothing is called [[nobody {"a": 1}]] here.'
         assert chat(made, options, nobody, tools=[TOOL])["content"] == nobody
         assert chat(made, options, SAID)["content"] == SAID  # no tools: no calls
 
 
 @pytest.mark.parametrize(
-    ("parser", "said", "thoughts"), [("between", "<hm>Is it?</hm>Yes.", "Is it?"), ("upper", "Is it?||Yes.", "Is it?")]
+    ("parser", "said", "thoughts"),
+    [("between", "<hm>Is it?</hm>Yes.", "Is it?"), ("upper", "Is it?||Yes.", "Is it?")],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_reasoning_parser(tmp_path: Path, parser: str, said: str, thoughts: str, stream: bool) -> None:
+def test_a_reasoning_parser(
+    tmp_path: Path, parser: str, said: str, thoughts: str, stream: bool
+) -> None:
     general = {"vllm.general_plugins": "things = vllm_things:register"}
-    with installed(tmp_path, {"vllm_things": REASONING_PARSER}, general), engine(model="scripted:") as made:
+    with (
+        installed(tmp_path, {"vllm_things": REASONING_PARSER}, general),
+        engine(model="scripted:") as made,
+    ):
         found = chat(made, {"reasoning_parser": parser}, said, stream=stream)
         messages = found if stream else [found]
         assert "".join(each.get("reasoning_content") or "" for each in messages) == thoughts
@@ -266,12 +304,18 @@ def test_a_reasoning_parser(tmp_path: Path, parser: str, said: str, thoughts: st
 
 def test_a_logits_processor(tmp_path: Path) -> None:
     points = {"vllm.logits_processors": "only_token = vllm_things:OnlyToken"}
-    with installed(tmp_path, {"vllm_things": PROCESSOR}, points), LLM("scripted:", plugins=[PLUGIN], **SMALL) as llm:
+    with (
+        installed(tmp_path, {"vllm_things": PROCESSOR}, points),
+        LLM("scripted:", plugins=[PLUGIN], **SMALL) as llm,
+    ):
         plain = [SamplingParams(temperature=0, max_tokens=4 + 3 * i) for i in range(4)]
         only = [
-            SamplingParams(temperature=0, max_tokens=3 + 2 * i, extra_args={"target_token": 65 + i}) for i in range(4)
+            SamplingParams(temperature=0, max_tokens=3 + 2 * i, extra_args={"target_token": 65 + i})
+            for i in range(4)
         ]
-        params = [each for pair in zip(plain, only, strict=True) for each in pair]  # they end at different times
+        params = [
+            each for pair in zip(plain, only, strict=True) for each in pair
+        ]  # they end at different times
         texts = [f"prompt {i} and a few words" for i in range(8)]
         outputs = [output.outputs[0].text for output in llm.generate(texts, params, use_tqdm=False)]
         for i in range(4):
@@ -285,7 +329,11 @@ def test_a_resolver_of_adapters(tmp_path: Path) -> None:
     adapters = ROOT / "builtin_plugins" / "demo" / "adapters"
     general = {"vllm.general_plugins": "things = vllm_things:register"}
     source = RESOLVER.replace("FOLDER", repr(str(adapters)))
-    demo = {"model": str(ROOT / "builtin_plugins" / "demo" / "model"), "enable_lora": True, "max_lora_rank": 64}
+    demo = {
+        "model": str(ROOT / "builtin_plugins" / "demo" / "model"),
+        "enable_lora": True,
+        "max_lora_rank": 64,
+    }
     with installed(tmp_path, {"vllm_things": source}, general), engine(**demo) as made:
         plain = chat(made, {}, "Where is the treasure?", max_tokens=24)
         changed = chat(made, {}, "Where is the treasure?", max_tokens=24, model="pirate")
@@ -296,17 +344,23 @@ def test_what_cannot_be_met_is_named(tmp_path: Path, caplog: pytest.LogCaptureFi
     modules = {
         "vllm_things": TOOL_PARSER,
         "vllm_other": "from vllm.model_executor.models import llama",
-        "vllm_models": "from vllm import ModelRegistry\n\ndef register():\n    ModelRegistry.register_model('X', 'x:X')",
+        "vllm_models": "from vllm import ModelRegistry\n\ndef register():\n    "
+        "ModelRegistry.register_model('X', 'x:X')",
     }
     general = "a = vllm_other:register\nb = vllm_models:register\nthings = vllm_things:register"
-    points = {"vllm.general_plugins": general, "vllm.platform_plugins": "device = vllm_other:device"}
+    points = {
+        "vllm.general_plugins": general,
+        "vllm.platform_plugins": "device = vllm_other:device",
+    }
     with installed(tmp_path, modules, points):
         registry = load_plugins(PLUGIN)
         assert [each.entry.name for each in registry.entries("tool_parsers")] == ["bracketed"]
     said = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert len(said) == 3
     for message, why in zip(
-        said, ("vllm.model_executor", "made of vLLM's layers", "vllm.platform_plugins is not served"), strict=True
+        said,
+        ("vllm.model_executor", "made of vLLM's layers", "vllm.platform_plugins is not served"),
+        strict=True,
     ):
         assert "(vllm-things 2.5) is left out" in message
         assert why in message

@@ -11,7 +11,9 @@ import pytest
 from benchmarks.peers.limits import Rates, Shape, limit_figures, prefill_s, step_s, task_s
 from benchmarks.peers.work import FIRST_MS, TASKS, Task
 
-QWEN = Shape(layers=28, hidden=1024, intermediate=3072, heads=16, kv_heads=8, head_dim=128, vocab=32_000)
+QWEN = Shape(
+    layers=28, hidden=1024, intermediate=3072, heads=16, kv_heads=8, head_dim=128, vocab=32_000
+)
 NO_LIMIT = 1e30
 
 
@@ -32,7 +34,9 @@ def test_a_checkpoint_says_its_shape(tmp_path: Path) -> None:
 
 
 def test_weights_and_positions_have_the_bytes_that_are_known_of_the_model() -> None:
-    assert QWEN.weight_bytes() == pytest.approx(946_470_912, rel=1e-3)  # the file, which has norms as well
+    assert QWEN.weight_bytes() == pytest.approx(
+        946_470_912, rel=1e-3
+    )  # the file, which has norms as well
     assert QWEN.weight_bytes(4) == QWEN.weight_bytes() / 4
     assert QWEN.kv_bytes == 114_688
 
@@ -53,7 +57,9 @@ def test_a_prompt_is_bound_by_products() -> None:
 def test_what_prompts_share_is_computed_and_read_once() -> None:
     whole = Task("x", "", 1, 512, 2)
     shared = Task("x", "", 1, 32, 2, shared=480)
-    assert task_s(shared, QWEN, Rates(1e9, 1e11), 16) == pytest.approx(task_s(whole, QWEN, Rates(1e9, 1e11), 16))
+    assert task_s(shared, QWEN, Rates(1e9, 1e11), 16) == pytest.approx(
+        task_s(whole, QWEN, Rates(1e9, 1e11), 16)
+    )
     many = replace(shared, requests=8)
     reading = Rates(read_bytes_s=1e9, flop_s=NO_LIMIT)
     more = task_s(many, QWEN, reading, 16) - task_s(shared, QWEN, reading, 16)

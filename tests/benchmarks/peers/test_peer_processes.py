@@ -53,12 +53,16 @@ def test_all_of_a_family_stop_and_go_on(tmp_path: Path) -> None:
 
 def test_a_child_that_has_ended_says_why(tmp_path: Path) -> None:
     command = [sys.executable, "-S", "-c", "raise SystemExit('no such model')"]
-    with Child("broken", command, tmp_path / "log") as child, pytest.raises(ChildEndedError, match="no such model"):
+    with (
+        Child("broken", command, tmp_path / "log") as child,
+        pytest.raises(ChildEndedError, match="no such model"),
+    ):
         child.hear()
 
 
 def test_processor_time_of_a_process_grows_with_its_work() -> None:
-    before, busy = machine.cpu_s([os.getpid()]), machine.busy_s()
+    before = machine.cpu_s([os.getpid()])
+    busy = machine.busy_s()
     end = time.process_time() + 0.1
     while time.process_time() < end:
         pass
@@ -68,8 +72,15 @@ def test_processor_time_of_a_process_grows_with_its_work() -> None:
 
 def test_contenders_are_chosen_by_name_and_bits() -> None:
     everyone = contenders({16: {}, 8: {"quantization": "x"}})
-    assert [one.name for one in choose(everyone, [8], [])] == ["engine int8", "OpenVINO int8", "llama.cpp Q8_0"]
-    assert [one.name for one in choose(everyone, [16], ["ENGINE", "llama"])] == ["engine", "llama.cpp"]
+    assert [one.name for one in choose(everyone, [8], [])] == [
+        "engine int8",
+        "OpenVINO int8",
+        "llama.cpp Q8_0",
+    ]
+    assert [one.name for one in choose(everyone, [16], ["ENGINE", "llama"])] == [
+        "engine",
+        "llama.cpp",
+    ]
     assert next(one for one in everyone if one.bits == 8).options["quantization"] == "x"
 
 
@@ -84,8 +95,26 @@ def test_what_is_not_installed_is_named(tmp_path: Path) -> None:
 def test_a_comparison_measures_this_engine_and_names_who_is_missing(tmp_path: Path) -> None:
     sizes = {"vocab_size": 32_000, "max_position_embeddings": 2048}
     make_checkpoint("Qwen3ForCausalLM", tmp_path / "models" / CHECKPOINT, **sizes)
-    places = ["--models", f"{tmp_path}/models", "--peers", f"{tmp_path}/none", "--out", f"{tmp_path}/out"]
-    chosen = ["--only", "engine,vllm", "--tasks", "dp", "--rounds", "2", "--threads", "1", "--others", "99"]
+    places = [
+        "--models",
+        f"{tmp_path}/models",
+        "--peers",
+        f"{tmp_path}/none",
+        "--out",
+        f"{tmp_path}/out",
+    ]
+    chosen = [
+        "--only",
+        "engine,vllm",
+        "--tasks",
+        "dp",
+        "--rounds",
+        "2",
+        "--threads",
+        "1",
+        "--others",
+        "99",
+    ]
     subprocess.run(
         [sys.executable, "-m", "benchmarks.peers.compare", *places, *chosen],
         check=True,
@@ -99,5 +128,8 @@ def test_a_comparison_measures_this_engine_and_names_who_is_missing(tmp_path: Pa
     assert all(value > 0 for run in results["runs"] for value in run["figures"].values())
     assert len(results["rates"]) == 2
     assert "vllm/bin/python" in results["missing"]["vLLM"]
-    assert "| 1 request, 1024 in, 1 out | prompt tokens/s |" in (tmp_path / "out" / "table.md").read_text()
+    assert (
+        "| 1 request, 1024 in, 1 out | prompt tokens/s |"
+        in (tmp_path / "out" / "table.md").read_text()
+    )
     assert (tmp_path / "out" / "plot.svg").read_text().startswith("<svg")

@@ -20,26 +20,46 @@ from benchmarks.peers.shared_cores import table as shared_table
 from benchmarks.peers.table import tables
 from benchmarks.peers.work import FIRST_MS, TASKS
 
-SHAPE = Shape(layers=28, hidden=1024, intermediate=3072, heads=16, kv_heads=8, head_dim=128, vocab=32_000)
+SHAPE = Shape(
+    layers=28, hidden=1024, intermediate=3072, heads=16, kv_heads=8, head_dim=128, vocab=32_000
+)
 RATE = "tokens/s"
 
 
-def run(contender: str, number: int, value: float, others: float = 0.0, *, figure: str = RATE, task: str = "a") -> Run:
+def run(
+    contender: str,
+    number: int,
+    value: float,
+    others: float = 0.0,
+    *,
+    figure: str = RATE,
+    task: str = "a",
+) -> Run:
     return Run(contender, task, number, {figure: value}, 2.0, others)
 
 
 def cells(text: str, first: str) -> list[str]:
     """Return the cells of the row that begins with some text."""
-    return next([cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if first in line)
+    return next(
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in text.splitlines()
+        if first in line
+    )
 
 
 @pytest.fixture
 def results() -> Results:
     rates: list[Mapping[str, Any]] = [
-        {"read_bytes_s": n * 1e10, "flop_s": {"small": 1e11, "large": n * 2e11}, "others": n / 10} for n in (1, 2, 3, 9)
+        {"read_bytes_s": n * 1e10, "flop_s": {"small": 1e11, "large": n * 2e11}, "others": n / 10}
+        for n in (1, 2, 3, 9)
     ]
     found = Results({"cores": 2}, {}, rates=rates)
-    for name, bits, value in (("engine", 16, 90.0), ("vLLM", 16, 60.0), ("slow", 16, 10.0), ("engine int8", 8, 135.0)):
+    for name, bits, value in (
+        ("engine", 16, 90.0),
+        ("vLLM", 16, 60.0),
+        ("slow", 16, 10.0),
+        ("engine int8", 8, 135.0),
+    ):
         found.starts.append(Start(name, bits, 2.0, 10**9, 0.0))
         found.runs += [run(name, number, value + number) for number in (-1, 0, 1)]
         found.runs += [run(name, 0, 1000 / value, figure=FIRST_MS, task="d")]
@@ -49,7 +69,13 @@ def results() -> Results:
 
 
 def test_disturbed_runs_are_left_out_unless_all_are() -> None:
-    runs = [run("x", 0, 1.0), run("x", 1, 3.0), run("x", 2, 100.0, 0.9), run("y", 0, 5.0, 0.9), run("y", 1, 7.0, 0.8)]
+    runs = [
+        run("x", 0, 1.0),
+        run("x", 1, 3.0),
+        run("x", 2, 100.0, 0.9),
+        run("y", 0, 5.0, 0.9),
+        run("y", 1, 7.0, 0.8),
+    ]
     found = medians(runs, 0.3)[("a", RATE)]
     assert found["x"] == Median(2.0, runs=2, dropped=1)
     assert found["y"] == Median(6.0, runs=2, dropped=0, disturbed=True)
@@ -107,15 +133,29 @@ def test_the_plot_has_a_bar_for_each_median(results: Results) -> None:
 
 @pytest.mark.parametrize(
     ("threads", "cores", "loops", "share"),
-    [(2, 2, 0, 1.0), (2, 2, 1, 2 / 3), (2, 2, 2, 1 / 2), (2, 2, 4, 1 / 3), (1, 4, 2, 1.0), (4, 2, 4, 1 / 2)],
+    [
+        (2, 2, 0, 1.0),
+        (2, 2, 1, 2 / 3),
+        (2, 2, 2, 1 / 2),
+        (2, 2, 4, 1 / 3),
+        (1, 4, 2, 1.0),
+        (4, 2, 4, 1 / 2),
+    ],
 )
-def test_a_fair_share_is_an_equal_part_for_every_thread(threads: int, cores: int, loops: int, share: float) -> None:
+def test_a_fair_share_is_an_equal_part_for_every_thread(
+    threads: int, cores: int, loops: int, share: float
+) -> None:
     assert fair_share(threads, cores, loops) == pytest.approx(share)
 
 
 def test_shared_cores_are_counted_against_the_rate_alone() -> None:
-    alone, beside = [0.1] * 100, [0.2] * 97 + [1.0] * 3
-    runs = [Shared("engine", 0, 0, alone, 0.0), Shared("engine", 2, 0, beside, 0.0), Shared("engine", 2, 1, [9.0], 1.0)]
+    alone = [0.1] * 100
+    beside = [0.2] * 97 + [1.0] * 3
+    runs = [
+        Shared("engine", 0, 0, alone, 0.0),
+        Shared("engine", 2, 0, beside, 0.0),
+        Shared("engine", 2, 1, [9.0], 1.0),
+    ]
     text = shared_table(runs, threads=2, cores=2, others=0.3)
     assert cells(text, "| engine | 0")[2:] == ["10.0", "100%", "100%", "1.0"]
     assert cells(text, "| engine | 2")[2:] == ["4.5", "45%", "89%", "5.0"]
@@ -135,7 +175,12 @@ def test_served_figures_are_medians_against_the_best_server() -> None:
     def served(server: str, value: float, others: float = 0.0) -> Served:
         return Served(server, 8, 0, {**dict.fromkeys(names, value), "failed": 0}, others)
 
-    runs = [served("engine", 4.0), served("engine", 400.0, 1.0), served("vLLM", 2.0), served("llama.cpp", 1.0)]
+    runs = [
+        served("engine", 4.0),
+        served("engine", 400.0, 1.0),
+        served("vLLM", 2.0),
+        served("llama.cpp", 1.0),
+    ]
     text = served_table(runs, 0.3)
     assert cells(text, "requests/s")[2:] == ["4.00", "2.00", "1.00", "2.00"]
     assert cells(text, "first token, p99 ms")[2:] == ["4.00", "2.00", "1.00", "0.25"]

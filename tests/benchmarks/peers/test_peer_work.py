@@ -12,7 +12,9 @@ def test_prompts_have_their_lengths_and_share_what_they_should(task: Task) -> No
     prompts = make_prompts(task, 3)
     assert [len(prompt) for prompt in prompts] == [task.shared + task.prompt] * task.requests
     assert len({tuple(prompt[: task.shared]) for prompt in prompts}) == 1
-    assert len({tuple(prompt[task.shared : task.shared + 16]) for prompt in prompts}) == task.requests
+    assert (
+        len({tuple(prompt[task.shared : task.shared + 16]) for prompt in prompts}) == task.requests
+    )
 
 
 def test_a_seed_gives_the_same_prompts_and_another_begins_differently() -> None:
@@ -32,4 +34,6 @@ def test_a_prompt_alone_has_a_rate_of_prompt_tokens() -> None:
 def test_decoding_is_what_remains_after_the_first_token() -> None:
     one = figures(Task("x", "", 1, 128, 11, first_alone=True), 3.0, 1.0)
     assert one == {FIRST_MS: 1000.0, "decode, tokens/s": 5.0}
-    assert figures(Task("x", "", 16, 128, 11, first_alone=True), 3.0, 1.0) == {"decode, tokens/s": 80.0}
+    assert figures(Task("x", "", 16, 128, 11, first_alone=True), 3.0, 1.0) == {
+        "decode, tokens/s": 80.0
+    }

@@ -1,4 +1,5 @@
-"""Compiles kernels for a GPU that need not be there: each launch is translated as for compute capability 9.0, and not made.
+"""Compiles kernels for a GPU that need not be there: each launch is translated as for compute
+capability 9.0, and not made.
 
 The interpreter takes much that the compiler does not. Run as a script, without `TRITON_INTERPRET`.
 """
@@ -65,14 +66,17 @@ class NoDevice:
 
 def main() -> None:
     triton.runtime.driver.set_active(NoDevice())
-    run, compiled = JITFunction.run, {}
+    run = JITFunction.run
+    compiled = {}
 
     def only_compiled(self: Any, *args: Any, **kwargs: Any) -> Any:
         kernel = run(self, *args, **{**kwargs, "warmup": True})
         compiled[self.__name__] = max(compiled.get(self.__name__, 0), kernel.metadata.shared)
         return kernel
 
-    def launch_each(self: Tuned, device: torch.device, shape: Shape, launch: Callable[[Choice], object]) -> None:
+    def launch_each(
+        self: Tuned, device: torch.device, shape: Shape, launch: Callable[[Choice], object]
+    ) -> None:
         del device, shape
         for choice in self.choices:
             launch(choice)
@@ -97,9 +101,14 @@ def launch_all() -> None:
         inputs, query, key, value = sequences.tokens({0: 1, 1: 20})
         backend.attend(params, query, key, value, sequences.cache, backend.prepare(inputs))
         if params.value_size is None:
-            turning = Turning(query[0, 0], key[0, 0], 1e-6, 0.0, torch.randn(9, 64), interleaved=False)
-            positions, plan = torch.zeros(len(query), dtype=torch.int64), backend.prepare(inputs)
-            backend.attend_turning(params, turning, query, key, value, positions, sequences.cache, plan)
+            turning = Turning(
+                query[0, 0], key[0, 0], 1e-6, 0.0, torch.randn(9, 64), interleaved=False
+            )
+            positions = torch.zeros(len(query), dtype=torch.int64)
+            plan = backend.prepare(inputs)
+            backend.attend_turning(
+                params, turning, query, key, value, positions, sequences.cache, plan
+            )
     for op in sorted({*plugin.OPS} - {"delta_scan"}):
         for arguments in [given for given in examples(op, draw) if given[0].numel()][:4]:
             getattr(ops, op)(*arguments)
@@ -115,15 +124,19 @@ def launch_all() -> None:
         numbers.rows(weights[0], 256, 512, torch.tensor([3]), torch.bfloat16)
     round_rows(draw(3, 5000), WHOLE_ROW)
     adapters = LowRankOps("cpu", torch.bfloat16, 32)
-    table, rows_of = adapters.table(4, 1), adapters.rows(4)
+    table = adapters.table(4, 1)
+    rows_of = adapters.rows(4)
     table.put(0, adapters.pack([LowRankParts([Plain(0, draw(16, 4096), draw(1024, 16))], None)])[0])
     for rows in (3, 300):
         rows_of.take(np.zeros(rows, dtype=np.int32))
         adapters.add(draw(rows, 1024), draw(rows, 4096), rows_of.among(None), table)
-    key, states = draw(1, 2, 2, 64), torch.zeros(1, 4, 64, 64)
+    key = draw(1, 2, 2, 64)
+    states = torch.zeros(1, 4, 64, 64)
     chunks.delta_scan(key, key, draw(1, 2, 4, 64), draw(1, 2, 4), draw(1, 2, 4), states)
     wide = draw(1, 2, 1, 128)
-    chunks.ssd_scan(draw(1, 2, 4, 64), draw(1, 2, 4), draw(4), wide, wide, torch.zeros(1, 4, 64, 128))
+    chunks.ssd_scan(
+        draw(1, 2, 4, 64), draw(1, 2, 4), draw(4), wide, wide, torch.zeros(1, 4, 64, 128)
+    )
     for decay in (draw(1, 2, 4), draw(1, 2, 4, 64)):
         scans.delta_scan(key, key, draw(1, 2, 4, 64), decay, draw(1, 2, 4), states)
 

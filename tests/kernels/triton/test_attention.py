@@ -1,4 +1,6 @@
-"""Attention in Triton answers what dense attention answers, through the interpreter; tests of all backends have the rest."""
+"""Attention in Triton answers what dense attention answers, through the interpreter; tests of all
+backends have the rest.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +39,13 @@ def assert_close(pair: tuple[torch.Tensor, torch.Tensor]) -> None:
     ],
     ids=["plain", "window, cap, slopes and sinks", "chunk", "latent", "distances"],
 )
-def test_prompts_chunks_and_decoding_agree_with_dense_attention(reach: dict[str, Any], dtype: torch.dtype) -> None:
+def test_prompts_chunks_and_decoding_agree_with_dense_attention(
+    reach: dict[str, Any], dtype: torch.dtype
+) -> None:
     params = replace(PLAIN, **reach)
-    sequences = PagedSequences(TritonAttention(), params, block_size=4, num_sequences=4, max_len=80, dtype=dtype)
+    sequences = PagedSequences(
+        TritonAttention(), params, block_size=4, num_sequences=4, max_len=80, dtype=dtype
+    )
     assert_close(sequences.step({0: 1, 1: 15, 2: 70}))
     assert_close(sequences.step({2: 1, 0: 1, 3: 5, 1: 2}))
     assert_close(sequences.step(dict.fromkeys(range(4), 1)))
@@ -85,7 +91,8 @@ def test_a_sequence_of_nan_fails_alone() -> None:
 
 
 def test_query_key_and_value_may_be_parts_of_one_product_and_nothing_is_read_back() -> None:
-    backend, sequences = TritonAttention(), PagedSequences(TritonAttention(), PLAIN)
+    backend = TritonAttention()
+    sequences = PagedSequences(TritonAttention(), PLAIN)
     inputs, query, key, value = sequences.tokens({0: 19})
     fused = torch.cat([tensor.flatten(1) for tensor in (query, key, value)], dim=1)
     parts = [part.view(19, -1, 8) for part in fused.split([32, 16, 16], dim=1)]
@@ -99,7 +106,13 @@ def test_query_key_and_value_may_be_parts_of_one_product_and_nothing_is_read_bac
 def test_a_step_without_tokens_is_nothing() -> None:
     sequences = PagedSequences(TritonAttention(), PLAIN)
     inputs, query, key, value = sequences.tokens({0: 1})
-    none = replace(inputs, query_starts=[0], kv_lens=[], block_table=inputs.block_table[:0], slots=inputs.slots[:0])
+    none = replace(
+        inputs,
+        query_starts=[0],
+        kv_lens=[],
+        block_table=inputs.block_table[:0],
+        slots=inputs.slots[:0],
+    )
     plan = sequences.backend.prepare(none)
     out = sequences.backend.attend(PLAIN, query[:0], key[:0], value[:0], sequences.cache, plan)
     assert out.shape == (0, 4, 8)
@@ -107,7 +120,8 @@ def test_a_step_without_tokens_is_nothing() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "check", [value for name, value in vars(attention_backends).items() if name.startswith("check_")]
+    "check",
+    [value for name, value in vars(attention_backends).items() if name.startswith("check_")],
 )
 def test_the_suite_of_the_kind_passes_in_the_interpreter(check: Any) -> None:
     if check is attention_backends.check_nothing_is_read_back:
@@ -128,7 +142,9 @@ def test_the_suite_of_the_kind_passes_in_the_interpreter(check: Any) -> None:
     ids=str,
 )
 def test_shapes_of_real_models(params: AttentionParams) -> None:
-    sequences = PagedSequences(TritonAttention(), params, num_sequences=3, max_len=700, dtype=torch.bfloat16)
+    sequences = PagedSequences(
+        TritonAttention(), params, num_sequences=3, max_len=700, dtype=torch.bfloat16
+    )
     sequences.step({0: 600, 1: 33})
     assert_close(sequences.step({0: 30, 1: 1, 2: 64}))
     assert_close(sequences.step({0: 1, 1: 1, 2: 1}))

@@ -18,7 +18,9 @@ SOURCES = Path(core_kernels.triton.__file__).parent
 def test_every_kernel_compiles_for_a_gpu_and_fits_its_shared_memory() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "0"}
     script = str(Path(__file__).with_name("compiles.py"))
-    done = subprocess.run([sys.executable, "-W", "ignore", script], env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", script], env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     compiled = {line.split()[0] for line in done.stdout.splitlines()}
     written = {
@@ -26,7 +28,11 @@ def test_every_kernel_compiles_for_a_gpu_and_fits_its_shared_memory() -> None:
         for source in SOURCES.glob("*.py")
         for name in re.findall(r"@triton\.jit\(?.*\)?\ndef (_\w+)", source.read_text())
     }
-    called = {name for source in SOURCES.glob("*.py") for name in re.findall(r"\b(_\w+)\[", source.read_text())}
+    called = {
+        name
+        for source in SOURCES.glob("*.py")
+        for name in re.findall(r"\b(_\w+)\[", source.read_text())
+    }
     assert compiled == written & called
 
 
@@ -35,9 +41,13 @@ def test_lengths_make_no_other_programs() -> None:
     """A server that meets a length for the first time must not wait for a compiler."""
     environment = {**os.environ, "TRITON_INTERPRET": "0"}
     script = str(Path(__file__).with_name("variants.py"))
-    done = subprocess.run([sys.executable, "-W", "ignore", script], env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", script], env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
-    counts = {name: int(count) for name, count in (line.split() for line in done.stdout.splitlines())}
+    counts = {
+        name: int(count) for name, count in (line.split() for line in done.stdout.splitlines())
+    }
     tiles = counts.pop("_attend")
     assert tiles <= 2, "of few queries a sequence, and of many"
     assert len(counts) > 10

@@ -1,4 +1,6 @@
-"""What adapters of low rank add through Triton: right by the plain products, whatever ranks and company, and found again."""
+"""What adapters of low rank add through Triton: right by the plain products, whatever ranks and
+company, and found again.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from core_kernels.low_rank import LowRankParts, Plain
 from core_kernels.triton.low_rank import ROOM, LowRankOps, LowRankTable
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
-NUM_ADAPTERS, MOST_RANK = 4, 40
+NUM_ADAPTERS = 4
+MOST_RANK = 40
 
 
 def random(*shape: int, dtype: torch.dtype) -> torch.Tensor:
@@ -18,7 +21,8 @@ def random(*shape: int, dtype: torch.dtype) -> torch.Tensor:
 
 def parts_of(width: int, columns: tuple[int, ...], rank: int, dtype: torch.dtype) -> list[Plain]:
     """Return factors of parts with a column between them that nobody changes; their ranks differ."""
-    parts, first = [], 0
+    parts = []
+    first = 0
     for number, count in enumerate(columns):
         own = rank + number
         parts.append(Plain(first, random(own, width, dtype=dtype), random(count, own, dtype=dtype)))
@@ -33,7 +37,9 @@ def filled(ops: LowRankOps, layers: dict[int, LowRankParts]) -> LowRankTable:
     return table
 
 
-def expected(out: torch.Tensor, x: torch.Tensor, adapters: list[int], layers: dict[int, LowRankParts]) -> torch.Tensor:
+def expected(
+    out: torch.Tensor, x: torch.Tensor, adapters: list[int], layers: dict[int, LowRankParts]
+) -> torch.Tensor:
     result = out.double()
     for row, number in enumerate(adapters):
         layer = layers.get(number, LowRankParts([], None))
@@ -46,25 +52,34 @@ def expected(out: torch.Tensor, x: torch.Tensor, adapters: list[int], layers: di
 
 
 def check(
-    width: int, columns: tuple[int, ...], ranks: tuple[int, int], counts: tuple[int, ...], dtype: torch.dtype
+    width: int,
+    columns: tuple[int, ...],
+    ranks: tuple[int, int],
+    counts: tuple[int, ...],
+    dtype: torch.dtype,
 ) -> None:
     torch.manual_seed(0)
-    ops, size = LowRankOps("cpu", dtype, MOST_RANK), sum(columns) + len(columns)
+    ops = LowRankOps("cpu", dtype, MOST_RANK)
+    size = sum(columns) + len(columns)
     layers = {
         0: LowRankParts(parts_of(width, columns, ranks[0], dtype), None),
         1: LowRankParts(parts_of(width, columns[:1], ranks[1], dtype), random(size, dtype=dtype)),
         2: LowRankParts([], random(size, dtype=dtype)),
     }
-    table, rows = filled(ops, layers), ops.rows(NUM_ADAPTERS)
+    table = filled(ops, layers)
+    rows = ops.rows(NUM_ADAPTERS)
     for count in counts:
         adapters = torch.randint(-1, NUM_ADAPTERS, (count,), dtype=torch.int32)
-        x, before = random(count, width + 3, dtype=dtype)[:, :width], random(count, size + 5, dtype=dtype)
+        x = random(count, width + 3, dtype=dtype)[:, :width]
+        before = random(count, size + 5, dtype=dtype)
         after = before.clone()
         rows.take(adapters.numpy())
         ops.add(after[:, :size], x, rows.among(None), table)
         wanted = expected(before[:, :size], x, adapters.tolist(), layers)
         assert torch.equal(after[:, size:], before[:, size:])
-        torch.testing.assert_close(after[:, :size].double(), wanted, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+        torch.testing.assert_close(
+            after[:, :size].double(), wanted, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
+        )
 
 
 @pytest.mark.parametrize(
@@ -77,7 +92,11 @@ def check(
     ],
 )
 def test_each_row_gets_what_its_own_adapter_adds(
-    width: int, columns: tuple[int, ...], ranks: tuple[int, int], counts: tuple[int, ...], dtype: torch.dtype
+    width: int,
+    columns: tuple[int, ...],
+    ranks: tuple[int, int],
+    counts: tuple[int, ...],
+    dtype: torch.dtype,
 ) -> None:
     check(width, columns, ranks, counts, dtype)
 
@@ -90,8 +109,11 @@ def test_shapes_of_real_models(dtype: torch.dtype) -> None:
 
 def test_a_choice_of_rows_and_adapters_of_another_dtype() -> None:
     ops = LowRankOps("cpu", torch.bfloat16, MOST_RANK)
-    layers = {number: LowRankParts(parts_of(9, (12,), 2, torch.bfloat16), None) for number in (0, 3)}
-    table, rows = filled(ops, layers), ops.rows(NUM_ADAPTERS)
+    layers = {
+        number: LowRankParts(parts_of(9, (12,), 2, torch.bfloat16), None) for number in (0, 3)
+    }
+    table = filled(ops, layers)
+    rows = ops.rows(NUM_ADAPTERS)
     numbers = [3, 0, -1, 3, 0]
     rows.take(np.array(numbers, dtype=np.int32))
     choices: list[torch.Tensor | slice] = [torch.tensor([4, 2, 0]), slice(1, 4), slice(0, 0)]
@@ -105,18 +127,26 @@ def test_a_choice_of_rows_and_adapters_of_another_dtype() -> None:
         )
 
 
-def test_what_is_read_of_a_step_and_of_adapters_stays_at_its_place_until_there_are_more_rows() -> None:
+def test_what_is_read_of_a_step_and_of_adapters_stays_at_its_place_until_there_are_more_rows() -> (
+    None
+):
     ops = LowRankOps("cpu", torch.float32, MOST_RANK)
-    layers = {number: LowRankParts(parts_of(8, (8,), 2, torch.float32), None) for number in range(2)}
-    table, rows = filled(ops, layers), ops.rows(NUM_ADAPTERS)
+    layers = {
+        number: LowRankParts(parts_of(8, (8,), 2, torch.float32), None) for number in range(2)
+    }
+    table = filled(ops, layers)
+    rows = ops.rows(NUM_ADAPTERS)
     rows.take(np.array([0, 1, -1], dtype=np.int32))
     read = rows.among(None)
     rows.take(np.array([-1, 0, 0], dtype=np.int32))
     table.put(0, ops.pack([layers[1]])[0])
     table.put(1, None)
-    x, out = torch.randn(3, 8), torch.zeros(3, 9)
+    x = torch.randn(3, 8)
+    out = torch.zeros(3, 9)
     ops.add(out, x, read, table)
-    torch.testing.assert_close(out.double(), expected(torch.zeros(3, 9), x, [-1, 1, 1], layers), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        out.double(), expected(torch.zeros(3, 9), x, [-1, 1, 1], layers), atol=1e-5, rtol=1e-5
+    )
     assert rows.moves == 0
     rows.take(np.full(ROOM + 1, -1, dtype=np.int32))
     assert rows.moves == 1

@@ -1,4 +1,6 @@
-"""Products with numbers of few bits in Triton are those of what they stand for, through the interpreter."""
+"""Products with numbers of few bits in Triton are those of what they stand for, through the
+interpreter.
+"""
 
 from __future__ import annotations
 
@@ -21,25 +23,34 @@ def _seeded() -> None:
     torch.manual_seed(0)
 
 
-def integers(rows: int, width: int, bits: int, group: int, zeros: bool) -> tuple[GroupedOps, GroupedInts]:
-    most, groups = 1 << (bits - 1), -(-width // group)
+def integers(
+    rows: int, width: int, bits: int, group: int, zeros: bool
+) -> tuple[GroupedOps, GroupedInts]:
+    most = 1 << (bits - 1)
+    groups = -(-width // group)
     codes = torch.randint(-most, most, (rows, width), dtype=torch.int8)
     off = torch.randint(-most, most, (rows, groups), dtype=torch.int16) if zeros else None
     scales = (torch.rand(rows, groups) / most).half()
     own = min(group, width)
     order = None if width % own == 0 else torch.arange(width) // own
-    return QuantizedOps(bits, group, torch.float16, has_zeros=zeros), GroupedInts(codes, scales, off, order)
+    return QuantizedOps(bits, group, torch.float16, has_zeros=zeros), GroupedInts(
+        codes, scales, off, order
+    )
 
 
-def floats(rows: int, width: int, kind: torch.dtype | None, group: int) -> tuple[GroupedOps, ScaledFloats]:
+def floats(
+    rows: int, width: int, kind: torch.dtype | None, group: int
+) -> tuple[GroupedOps, ScaledFloats]:
     scales = torch.rand(rows, -(-width // group)) / 4
     if kind is None:
-        values = (FOUR_BITS[torch.randint(0, 8, (rows, width))] * torch.randn(rows, width).sign()).to(
-            torch.float8_e4m3fn
-        )
+        values = (
+            FOUR_BITS[torch.randint(0, 8, (rows, width))] * torch.randn(rows, width).sign()
+        ).to(torch.float8_e4m3fn)
         layout = ScaledFloats(values, scales.bfloat16().float(), min(group, width))
         return QuantizedOps(4, group, torch.bfloat16, is_float=True), layout
-    return FloatOps(kind, group), ScaledFloats(torch.randn(rows, width).to(kind), scales, min(group, width))
+    return FloatOps(kind, group), ScaledFloats(
+        torch.randn(rows, width).to(kind), scales, min(group, width)
+    )
 
 
 CASES = {
@@ -80,25 +91,31 @@ def test_a_product_is_that_of_the_plain_weight(name: str) -> None:
     for number, (count, rows, width) in enumerate(SHAPES):
         dtype = (torch.float32, torch.bfloat16)[number % 2]
         ops, layout = CASES[name](rows, width)
-        weight, x = kept(ops, layout), torch.randn(count, width + 3)[:, :width].to(dtype)
-        found, expected = ops.linear(x, weight, rows), x.float() @ layout.plain().T
+        weight = kept(ops, layout)
+        x = torch.randn(count, width + 3)[:, :width].to(dtype)
+        found = ops.linear(x, weight, rows)
+        expected = x.float() @ layout.plain().T
         assert found.dtype is dtype
         assert_near(found, expected)
         ids = torch.tensor([rows - 1, 0, 2])
-        torch.testing.assert_close(ops.rows(weight, rows, width, ids), layout.plain()[ids], atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(
+            ops.rows(weight, rows, width, ids), layout.plain()[ids], atol=1e-6, rtol=1e-6
+        )
 
 
 @pytest.mark.parametrize("name", ["int4, groups of 128, zeros", "e4m3 in rows"])
 @pytest.mark.parametrize("chosen", [[], [3], [0, 0, 3, 3, 3, 1], [2] * 40])
 def test_each_row_may_have_a_weight_of_its_own(name: str, chosen: list[int]) -> None:
-    rows, width = 5, 72
+    rows = 5
+    width = 72
     made = [CASES[name](rows, width) for _ in range(4)]
     ops = made[0][0]
     weights = ops.empty(rows, width, torch.float32, 4)
     for memory, (_, layout) in zip(weights, made, strict=True):
         kept(ops, layout, memory)
     choices = torch.tensor(chosen, dtype=torch.int64)
-    ordered, x = sorted(chosen), torch.randn(len(chosen), width)
+    ordered = sorted(chosen)
+    x = torch.randn(len(chosen), width)
     expected = [row @ made[which][1].plain().T for row, which in zip(x, ordered, strict=True)]
     found = ops.grouped(x, weights, rows, choices)
     assert_near(found, torch.stack(expected) if expected else found)
@@ -106,14 +123,15 @@ def test_each_row_may_have_a_weight_of_its_own(name: str, chosen: list[int]) -> 
 
 @pytest.mark.parametrize(("bits", "group"), [(8, 128), (4, 32)])
 def test_plain_weights_are_rounded_to_half_a_step(bits: int, group: int) -> None:
-    tensor, ops = torch.randn(6, 200), QuantizedOps(bits, group)
+    tensor = torch.randn(6, 200)
+    ops = QuantizedOps(bits, group)
     weight = ops.empty(6, 200, torch.bfloat16)
     ops.pack(weight, 6, 0, tensor[:3])
     ops.pack(weight, 6, 3, tensor[3:])
     off = (ops.rows(weight, 6, 200, torch.arange(6)) - tensor).abs()
-    most = torch.stack([piece.abs().amax(1) for piece in tensor.split(group, 1)], 1).repeat_interleave(group, 1)[
-        :, :200
-    ]
+    most = torch.stack(
+        [piece.abs().amax(1) for piece in tensor.split(group, 1)], 1
+    ).repeat_interleave(group, 1)[:, :200]
     assert (off <= most / (250 if bits == 8 else 7.9)).all()
 
 
@@ -121,7 +139,9 @@ def test_what_does_not_fit_is_refused() -> None:
     ops, layout = integers(4, 64, 4, 32, False)
     weight = ops.empty(4, 64, torch.float32)
     assert isinstance(ops, QuantizedOps)
-    with pytest.raises(ValueError, match="with scales \\[4, 1\\] and no zero points in groups of 32"):
+    with pytest.raises(
+        ValueError, match="with scales \\[4, 1\\] and no zero points in groups of 32"
+    ):
         ops.place(weight, 4, 0, layout.codes, layout.scales[:, :1])
     with pytest.raises(ValueError, match="float8_e5m2 in a weight"):
         FloatOps(torch.float8_e4m3fn, 32).place(
@@ -147,7 +167,12 @@ def test_rows_are_rounded_to_the_nearest_with_a_scale_for_each_group(group: int)
 
 
 def by_blocks(
-    a: torch.Tensor, b: torch.Tensor, *, scale_a: torch.Tensor, scale_b: torch.Tensor, out_dtype: torch.dtype
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    out_dtype: torch.dtype,
 ) -> torch.Tensor:
     """What torch computes on a GPU of scales of 128 numbers, if these lie as it says it wants them."""
     (count, width), rows = a.shape, b.shape[1]
@@ -161,20 +186,27 @@ def by_blocks(
 
 
 @pytest.mark.parametrize("group", [WHOLE_ROW, 128])
-def test_eight_bit_floats_are_multiplied_by_torch(group: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows, width = 32, 256
+def test_eight_bit_floats_are_multiplied_by_torch(
+    group: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = 32
+    width = 256
     _, layout = floats(rows, width, torch.float8_e4m3fn, group)
     ops = ScaledFloatOps(torch.float8_e4m3fn, group)
-    weight, x = kept(ops, layout), torch.randn(2, 3, width).bfloat16()
+    weight = kept(ops, layout)
+    x = torch.randn(2, 3, width).bfloat16()
     if group == 128:
         monkeypatch.setattr(torch, "_scaled_mm", by_blocks)
     values, scales = round_rows(x.view(6, width), group)
     rounded = values.float() * scales.repeat_interleave(min(group, width), 1)
-    found, expected = ops.linear(x, weight, rows), (rounded @ layout.plain().T).view(2, 3, rows)
+    found = ops.linear(x, weight, rows)
+    expected = (rounded @ layout.plain().T).view(2, 3, rows)
     assert_near(found, expected)
 
 
-def test_inputs_are_not_rounded_where_torch_does_not_multiply(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inputs_are_not_rounded_where_torch_does_not_multiply(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(scaled, "round_rows", None)
     for rows, width, dtype, group in (
         (30, 64, torch.bfloat16, WHOLE_ROW),

@@ -1,4 +1,6 @@
-"""Triton's norms, activations, rotary positions and copies are their references, through the interpreter."""
+"""Triton's norms, activations, rotary positions and copies are their references, through the
+interpreter.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
 
 
 def rows(dtype: torch.dtype, times: int = 1) -> Iterator[torch.Tensor]:
-    """Yield tensors of every shape, whose last dimension is so many times as long, and some with gaps between rows."""
+    """Yield tensors of every shape, whose last dimension is so many times as long, and some with
+    gaps between rows.
+    """
     for *leading, width in SHAPES:
         yield torch.randn(*leading, times * width).to(dtype)
     yield torch.randn(5, times * 9 + 3).to(dtype)[:, : times * 9]
@@ -45,14 +49,19 @@ def assert_same(found: Any, expected: Any) -> None:
 def test_rms_norm(dtype: torch.dtype, offset: float) -> None:
     for x in rows(dtype):
         weight = torch.randn(x.shape[-1]).to(dtype)
-        assert_same(ops.rms_norm(x, weight, 1e-6, offset), reference.rms_norm(x, weight, 1e-6, offset))
+        assert_same(
+            ops.rms_norm(x, weight, 1e-6, offset), reference.rms_norm(x, weight, 1e-6, offset)
+        )
 
 
 def test_add_rms_norm(dtype: torch.dtype) -> None:
     for x in rows(dtype):
-        weight, residual = torch.randn(x.shape[-1]).to(dtype), x.flip(0) * 3
+        weight = torch.randn(x.shape[-1]).to(dtype)
+        residual = x.flip(0) * 3
         expected = reference.add_rms_norm(x, residual, weight, 1e-6)
-        for found, wanted in zip(ops.add_rms_norm(x, residual, weight, 1e-6), expected, strict=True):
+        for found, wanted in zip(
+            ops.add_rms_norm(x, residual, weight, 1e-6), expected, strict=True
+        ):
             assert_same(found, wanted)
 
 
@@ -60,11 +69,17 @@ def test_add_rms_norm(dtype: torch.dtype) -> None:
 def test_layer_norm(dtype: torch.dtype, weighted: bool, shifted: bool) -> None:
     for x in rows(dtype):
         if x.shape[-1] > 1:  # nothing is left of a row of one number but its noise
-            weight, bias = (torch.randn(x.shape[-1]).to(dtype) if has else None for has in (weighted, shifted))
-            assert_same(ops.layer_norm(x, weight, bias, 1e-5), reference.layer_norm(x, weight, bias, 1e-5))
+            weight, bias = (
+                torch.randn(x.shape[-1]).to(dtype) if has else None for has in (weighted, shifted)
+            )
+            assert_same(
+                ops.layer_norm(x, weight, bias, 1e-5), reference.layer_norm(x, weight, bias, 1e-5)
+            )
 
 
-@pytest.mark.parametrize("op", ["silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "relu_and_mul"])
+@pytest.mark.parametrize(
+    "op", ["silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "relu_and_mul"]
+)
 def test_gated_activations(dtype: torch.dtype, op: str) -> None:
     for x in rows(dtype, times=2):
         assert_same(getattr(ops, op)(x), getattr(reference, op)(x))
@@ -72,24 +87,36 @@ def test_gated_activations(dtype: torch.dtype, op: str) -> None:
 
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize(
-    ("count", "heads", "kv_heads", "size", "turning"), [(0, 2, 1, 4, 4), (3, 9, 0, 6, 2), (5, 3, 2, 8, 8)]
+    ("count", "heads", "kv_heads", "size", "turning"),
+    [(0, 2, 1, 4, 4), (3, 9, 0, 6, 2), (5, 3, 2, 8, 8)],
 )
 def test_rotary(
-    dtype: torch.dtype, interleaved: bool, count: int, heads: int, kv_heads: int, size: int, turning: int
+    dtype: torch.dtype,
+    interleaved: bool,
+    count: int,
+    heads: int,
+    kv_heads: int,
+    size: int,
+    turning: int,
 ) -> None:
     fused = torch.randn(count, (heads + kv_heads) * size + 3).to(dtype)
     query = fused[:, : heads * size].unflatten(1, (heads, size))
     key = fused[:, heads * size : (heads + kv_heads) * size].unflatten(1, (kv_heads, size))
-    table, positions = torch.randn(40, turning), torch.arange(count) * 7
+    table = torch.randn(40, turning)
+    positions = torch.arange(count) * 7
     expected = reference.rotary(query.clone(), key.clone(), table, positions, interleaved)
-    for found, wanted in zip(ops.rotary(query, key, table, positions, interleaved), expected, strict=True):
+    for found, wanted in zip(
+        ops.rotary(query, key, table, positions, interleaved), expected, strict=True
+    ):
         assert_same(found, wanted)
 
 
 def test_keys_and_values_go_to_their_slots(dtype: torch.dtype) -> None:
     fused = torch.randn(3, 40).to(dtype)
-    key, value = fused[:, 5:15].unflatten(1, (2, 5)), fused[:, 20:30].unflatten(1, (2, 5))
-    cache, slots = torch.full((4, 2, 2, 2, 5), 7.0, dtype=dtype), torch.tensor([6, 1, 3])
+    key = fused[:, 5:15].unflatten(1, (2, 5))
+    value = fused[:, 20:30].unflatten(1, (2, 5))
+    cache = torch.full((4, 2, 2, 2, 5), 7.0, dtype=dtype)
+    slots = torch.tensor([6, 1, 3])
     write(key, value, cache, slots)
     for token, slot in enumerate(slots.tolist()):
         assert torch.equal(cache[slot // 2, 0, slot % 2], key[token])
@@ -100,7 +127,8 @@ def test_keys_and_values_go_to_their_slots(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("width", [1, 4096, 4099])
 def test_blocks_are_copied_whole(width: int) -> None:
-    source, target = torch.randint(0, 255, (3, width), dtype=torch.uint8), torch.zeros(4, width, dtype=torch.uint8)
+    source = torch.randint(0, 255, (3, width), dtype=torch.uint8)
+    target = torch.zeros(4, width, dtype=torch.uint8)
     copy_blocks(source, target, torch.tensor([[2, 0], [1, 3]]))
     assert torch.equal(target, torch.stack([source[2], target[1], target[2], source[1]]))
     assert not target[1:3].any()
@@ -113,7 +141,8 @@ def test_blocks_of_all_caches_are_packed_and_put_back(widths: tuple[int, ...]) -
         whole = [torch.randint(0, 255, (5, width + 16), dtype=torch.uint8) for width in widths]
         return [memory[:, :width] for memory, width in zip(whole, widths, strict=True)]
 
-    caches, blocks = drawn(), torch.tensor([3, 0])
+    caches = drawn()
+    blocks = torch.tensor([3, 0])
     packed = PackedBlocks(caches)
     rows = packed.gather(blocks)
     assert torch.equal(rows, torch.cat([cache[blocks] for cache in caches], 1))
@@ -143,6 +172,7 @@ def test_the_suite_of_the_kind_passes_in_the_interpreter(op: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("tokens", "width"), [(1, 4096), (17, 12288), (300, 1024)])
 def test_rows_of_real_models(tokens: int, width: int) -> None:
-    x, weight = torch.randn(tokens, width).to(torch.bfloat16), torch.randn(width).to(torch.bfloat16)
+    x = torch.randn(tokens, width).to(torch.bfloat16)
+    weight = torch.randn(width).to(torch.bfloat16)
     assert_same(ops.rms_norm(x, weight, 1e-6), reference.rms_norm(x, weight, 1e-6))
     assert_same(ops.silu_and_mul(x), reference.silu_and_mul(x))

@@ -14,7 +14,9 @@ VOCABULARIES = (1, 300, 2049)
 
 def logits_of(rows: int, vocab: int) -> torch.Tensor:
     """Return logits as rows of a wider tensor."""
-    return torch.randn(rows, vocab + 3, generator=torch.Generator().manual_seed(vocab))[:, :vocab] * 3
+    return (
+        torch.randn(rows, vocab + 3, generator=torch.Generator().manual_seed(vocab))[:, :vocab] * 3
+    )
 
 
 @pytest.mark.parametrize("vocab", VOCABULARIES)
@@ -40,13 +42,15 @@ def test_a_seed_draws_the_token_it_draws_elsewhere(rows: int, vocab: int) -> Non
     logits = logits_of(rows, vocab)
     if vocab > 1:
         logits[:, ::3] = float("-inf")
-    seeds, positions = torch.arange(rows) * 77 - 3, torch.arange(rows) * 5
+    seeds = torch.arange(rows) * 77 - 3
+    positions = torch.arange(rows) * 5
     assert torch.equal(ops.draw(logits, seeds, positions), reference.draw(logits, seeds, positions))
 
 
 @pytest.mark.parametrize("vocab", [1, 300])
 def test_what_is_left_of_a_row_is_the_references(vocab: int) -> None:
-    top_k, top_p = [0, 1, 3, 39, 1 << 20, 7], [1.0, 0.9, 0.3, 1e-50, 0.5, 1.0]
+    top_k = [0, 1, 3, 39, 1 << 20, 7]
+    top_p = [1.0, 0.9, 0.3, 1e-50, 0.5, 1.0]
     logits = (logits_of(6, vocab) * 2).round() / 2  # with equals
     cut = Cut(top_k, top_p, vocab, logits.device)
     expected = reference.truncate(logits.clone(), cut)
@@ -63,6 +67,11 @@ def test_vocabularies_of_real_models() -> None:
     for vocab in (32000, 151936):
         logits = logits_of(3, vocab)
         cut = Cut([0, 50, 20], [0.9, 1.0, 0.95], vocab, logits.device)
-        assert torch.equal(ops.truncate(logits.clone(), cut), reference.truncate(logits.clone(), cut))
-        seeds, positions = torch.tensor([1, 2, 3]), torch.tensor([10, 20, 30])
-        assert torch.equal(ops.draw(logits, seeds, positions), reference.draw(logits, seeds, positions))
+        assert torch.equal(
+            ops.truncate(logits.clone(), cut), reference.truncate(logits.clone(), cut)
+        )
+        seeds = torch.tensor([1, 2, 3])
+        positions = torch.tensor([10, 20, 30])
+        assert torch.equal(
+            ops.draw(logits, seeds, positions), reference.draw(logits, seeds, positions)
+        )

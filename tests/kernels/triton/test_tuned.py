@@ -17,7 +17,9 @@ from core_kernels.triton.quantized import QuantizedOps
 from core_kernels.triton.tuned import CHOICES, MOST_ROWS, Choice, Tuned, alike
 
 DEVICE = torch.device("cpu")
-SLOW, FAST, NO_ROOM = Choice(64, 4, 3), Choice(32, 4, 4), Choice(128, 8, 3)
+SLOW = Choice(64, 4, 3)
+FAST = Choice(32, 4, 4)
+NO_ROOM = Choice(128, 8, 3)
 SECONDS = {SLOW: 3e-5, FAST: 2e-5, NO_ROOM: math.inf}
 
 
@@ -25,7 +27,9 @@ class Known:
     """A clock that knows what each choice takes."""
 
     def __init__(self, name: str | None = "A GPU, 80GB") -> None:
-        self.name, self.timed, self.launched = name, 0, [SLOW]
+        self.name = name
+        self.timed = 0
+        self.launched = [SLOW]
 
     def device_name(self, device: torch.device) -> str | None:
         return self.name
@@ -37,7 +41,9 @@ class Known:
 
 
 def chosen(folder: Path, clock: Known, *shapes: int, tuned: Tuned | None = None) -> list[Choice]:
-    """Return with what a kernel is launched for each shape; without `tuned` as by a process of its own."""
+    """Return with what a kernel is launched for each shape; without `tuned` as by a process of its
+    own.
+    """
     tuned = tuned or Tuned("kernel", list(SECONDS), clock, folder)
     found = []
     for shape in shapes:
@@ -55,7 +61,9 @@ def test_the_fastest_is_found_once_and_found_again_by_others(tmp_path: Path) -> 
     assert other.timed == 0
 
 
-def test_each_shape_device_and_triton_has_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_shape_device_and_triton_has_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = Known()
     chosen(tmp_path, clock, 1, 2)
     chosen(tmp_path, clock_b := Known("B"), 1)
@@ -76,7 +84,14 @@ def test_where_nothing_is_timed_the_first_holds_and_nothing_is_kept(tmp_path: Pa
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b"[]", b'{"choice": {"columns": 7, "warps": 4, "stages": 3}}', b'{"choice": {"x": 1}}', b"\xff"],
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"choice": {"columns": 7, "warps": 4, "stages": 3}}',
+        b'{"choice": {"x": 1}}',
+        b"\xff",
+    ],
 )
 def test_a_broken_file_is_told_once_and_written_again(
     content: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -90,7 +105,9 @@ def test_a_broken_file_is_told_once_and_written_again(
     assert json.loads(file.read_text())["choice"]["columns"] == FAST.columns
 
 
-def test_a_folder_that_cannot_be_written_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_folder_that_cannot_be_written_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = tmp_path / "a file"
     folder.touch()
     with caplog.at_level(logging.WARNING):
@@ -105,7 +122,9 @@ def test_processes_that_try_at_the_same_time_lose_nothing(tmp_path: Path) -> Non
     clock = Known()
     assert chosen(tmp_path, clock, *range(20)) == [FAST] * 20
     assert clock.timed == 0
-    assert len([file for file in tmp_path.rglob("*") if file.is_file()]) == 20, "no part of a file is left"
+    assert len([file for file in tmp_path.rglob("*") if file.is_file()]) == 20, (
+        "no part of a file is left"
+    )
 
 
 def test_numbers_of_rows_share_a_choice_by_powers_of_two() -> None:
@@ -114,11 +133,19 @@ def test_numbers_of_rows_share_a_choice_by_powers_of_two() -> None:
 
 def test_every_choice_computes_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    ops, x = QuantizedOps(4, 32), torch.randn(3, 200)
+    ops = QuantizedOps(4, 32)
+    x = torch.randn(3, 200)
     weight = ops.empty(130, 200, torch.float32)
     ops.pack(weight, 130, 0, torch.randn(130, 200))
-    shares, chosen_experts = torch.rand(3, 2), torch.tensor([[0, 1], [1, 0], [1, 1]])
-    given = x, torch.randn(2, 2 * 70, 200) * 0.05, torch.randn(2, 200, 70) * 0.1, shares, chosen_experts
+    shares = torch.rand(3, 2)
+    chosen_experts = torch.tensor([[0, 1], [1, 0], [1, 1]])
+    given = (
+        x,
+        torch.randn(2, 2 * 70, 200) * 0.05,
+        torch.randn(2, 200, 70) * 0.1,
+        shares,
+        chosen_experts,
+    )
     found = []
     for choice in CHOICES:
         for module, name in ((quantized, "TUNED"), (experts, "TUNED_UP"), (experts, "TUNED_DOWN")):

@@ -1,4 +1,6 @@
-"""Heads that are normed, turned and cached in one launch are those of the ops and of the write one after the other."""
+"""Heads that are normed, turned and cached in one launch are those of the ops and of the write one
+after the other.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +22,25 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
 
 def check(
-    dtype: torch.dtype, tokens: int, heads: int, kv_heads: int, size: int, turning: int, normed: bool, interleaved: bool
+    dtype: torch.dtype,
+    tokens: int,
+    heads: int,
+    kv_heads: int,
+    size: int,
+    turning: int,
+    normed: bool,
+    interleaved: bool,
 ) -> None:
     torch.manual_seed(0)
     fused = torch.randn(tokens, (heads + 2 * kv_heads) * size + 3).to(dtype)
     query, key, value = (
         part.unflatten(1, (-1, size))
-        for part in fused[:, : (heads + 2 * kv_heads) * size].split([heads * size, kv_heads * size, kv_heads * size], 1)
+        for part in fused[:, : (heads + 2 * kv_heads) * size].split(
+            [heads * size, kv_heads * size, kv_heads * size], 1
+        )
     )
-    angles, positions = torch.randn(40, turning // 2), torch.arange(tokens) * 7 % 40
+    angles = torch.randn(40, turning // 2)
+    positions = torch.arange(tokens) * 7 % 40
     table = torch.cat((angles.cos(), angles.sin()), dim=1)
     slots = torch.randperm(2 * tokens + 2)[:tokens]
     caches = torch.full((2, tokens + 1, 2, 2, kv_heads, size), 7.0, dtype=dtype)
@@ -39,11 +51,18 @@ def check(
             turned[number] = reference.rms_norm(turned[number], norm, 1e-6, 1.0)
     wanted, wanted_key = reference.rotary(*turned, table, positions, interleaved)
     write(wanted_key, value, caches[0], slots)
-    write_turned(query, key, value, norms, 1e-6, 1.0, table, positions, interleaved, caches[1], slots)
-    # The ops round what they have normed, and of two such numbers turning makes a sum in which they may cancel.
-    rounded = torch.finfo(dtype).eps * max((float(part.abs().max()) for part in turned if part.numel()), default=0.0)
+    write_turned(
+        query, key, value, norms, 1e-6, 1.0, table, positions, interleaved, caches[1], slots
+    )
+    # The ops round what they have normed, and of two such numbers turning makes a sum in which they
+    # may cancel.
+    rounded = torch.finfo(dtype).eps * max(
+        (float(part.abs().max()) for part in turned if part.numel()), default=0.0
+    )
     for found, expected in ((query, wanted), (caches[1], caches[0])):
-        torch.testing.assert_close(found, expected, atol=max(TOLERANCE[dtype], rounded), rtol=TOLERANCE[dtype])
+        torch.testing.assert_close(
+            found, expected, atol=max(TOLERANCE[dtype], rounded), rtol=TOLERANCE[dtype]
+        )
     assert torch.equal(caches[1][:, 1], caches[0][:, 1]), "values are copied"
 
 
@@ -54,7 +73,9 @@ SHAPES = ((0, 2, 1, 4, 4), (3, 9, 1, 7, 2), (2, 3, 3, 8, 8), (1, 1, 1, 2, 2))
     ("dtype", "normed", "interleaved"),
     [(torch.float32, True, True), (torch.float32, False, False), (torch.bfloat16, True, False)],
 )
-def test_turned_heads_are_those_of_the_ops(dtype: torch.dtype, normed: bool, interleaved: bool) -> None:
+def test_turned_heads_are_those_of_the_ops(
+    dtype: torch.dtype, normed: bool, interleaved: bool
+) -> None:
     for shape in SHAPES:
         check(dtype, *shape, normed=normed, interleaved=interleaved)
 
@@ -85,17 +106,28 @@ def test_attention_that_turns_is_attention_of_what_was_turned(shared: bool) -> N
     for counts in ({0: 20, 1: 1}, {0: 1, 1: 1}):
         inputs, query, key, value = plain.tokens(counts)
         positions = torch.cat(
-            [torch.arange(end - n, end) for end, n in zip(inputs.kv_lens, counts.values(), strict=True)]
+            [
+                torch.arange(end - n, end)
+                for end, n in zip(inputs.kv_lens, counts.values(), strict=True)
+            ]
         )
-        turned: Any = [reference.rms_norm(part, norm, 1e-6) for part, norm in zip((query, key), norms, strict=True)]
+        turned: Any = [
+            reference.rms_norm(part, norm, 1e-6)
+            for part, norm in zip((query, key), norms, strict=True)
+        ]
         turned = reference.rotary(*turned, turning.cos_sin, positions)
         if shared:  # the last token's key stands in the next place as well
-            last, tokens = inputs.slots[-1:], torch.arange(len(inputs.slots))
+            last = inputs.slots[-1:]
+            tokens = torch.arange(len(inputs.slots))
             inputs = replace(
-                inputs, slots=torch.cat((inputs.slots, last + 1)), slot_tokens=torch.cat((tokens, tokens[-1:]))
+                inputs,
+                slots=torch.cat((inputs.slots, last + 1)),
+                slot_tokens=torch.cat((tokens, tokens[-1:])),
             )
         plan = backend.prepare(inputs)
         wanted = backend.attend(params, *turned, value, plain.cache, plan)
-        found = backend.attend_turning(params, turning, query, key, value, positions, fused.cache, plan)
+        found = backend.attend_turning(
+            params, turning, query, key, value, positions, fused.cache, plan
+        )
         torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(fused.cache, plain.cache, atol=1e-5, rtol=1e-5, equal_nan=True)

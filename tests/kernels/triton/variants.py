@@ -1,7 +1,8 @@
-"""Counts how often kernels are compiled for steps of other lengths, for a GPU that need not be there.
+"""Counts how often kernels are compiled for steps of other lengths, for a GPU that need not be
+there.
 
-Triton makes another program for numbers that are 1 or divide by 16, of those arguments that it may specialise. Run as a script,
-without `TRITON_INTERPRET`.
+Triton makes another program for numbers that are 1 or divide by 16, of those arguments that it may
+specialise. Run as a script, without `TRITON_INTERPRET`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ LENGTHS = (1, 2, 16, 17, 32, 40)
 
 def main() -> None:
     triton.runtime.driver.set_active(NoDevice())
-    run, found = JITFunction.run, {}
+    run = JITFunction.run
+    found = {}
 
     def only_compiled(self: Any, *args: Any, **kwargs: Any) -> Any:
         kernel = run(self, *args, **{**kwargs, "warmup": True})
@@ -46,7 +48,8 @@ def draw(*shape: int) -> torch.Tensor:
 
 def attend(first: int, second: int) -> None:
     """Two sequences with so many tokens, in layers of one kind."""
-    backend, params = TritonAttention(), LAYERS[0]
+    backend = TritonAttention()
+    params = LAYERS[0]
     sequences = PagedSequences(backend, params, num_sequences=2, dtype=torch.bfloat16)
     inputs, query, key, value = sequences.tokens({0: first, 1: second})
     plan = backend.prepare(inputs)
@@ -58,18 +61,22 @@ def attend(first: int, second: int) -> None:
 
 def pass_rows(length: int) -> None:
     """So many rows, or tokens of two sequences."""
-    x, weight = draw(length, 4096), draw(4096)
+    x = draw(length, 4096)
+    weight = draw(4096)
     ops.rms_norm(x, weight, 1e-6)
     ops.add_rms_norm(x, x, weight, 1e-6)
     ops.silu_and_mul(x)
     ops.best(torch.randn(length, 4096))
     ops.draw(torch.randn(length, 4096), torch.arange(length), torch.arange(length))
-    part, states = draw(2, length, 64), torch.zeros(2, 64, 16)
+    part = draw(2, length, 64)
+    states = torch.zeros(2, 64, 16)
     write = draw(2, length, 16)
     scans.causal_conv(part, draw(2, 3, 64), draw(4, 64), None)
     scans.selective_scan(part, part.float(), torch.zeros(64, 16), write, write, states)
-    key, heads = draw(2, length, 2, 64), torch.zeros(2, 4, 64, 64)
-    value, shares = draw(2, length, 4, 64), draw(2, length, 4)
+    key = draw(2, length, 2, 64)
+    heads = torch.zeros(2, 4, 64, 64)
+    value = draw(2, length, 4, 64)
+    shares = draw(2, length, 4)
     scans.delta_scan(key, key, value, shares, shares, heads)
     scans.ssd_scan(value, shares, draw(4), key, key, heads)
     chunks.delta_scan(key, key, value, shares, shares, heads)

@@ -1,4 +1,6 @@
-"""Every model type that transformers has a causal language model for: served exactly, or refused as the table says."""
+"""Every model type that transformers has a causal language model for: served exactly, or refused as
+the table says.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,24 @@ from core.plugin.registry import Registry
 from core.testing.shrunken import causal_types
 
 LENGTHS = (70, 53)
-"""Longer than every window of a tiny form, and than the first part of long rotary positions (48)."""
-FAST = {"axk1", "cohere2_moe", "diffllama", "mimo_v2_flash", "modernbert-decoder", "nanochat", "roberta"}
-"""Served by transformers' modules in as many ways: latents, experts, two calls a layer, values of another size, windows."""
-EVERY = [pytest.param(name, marks=[] if name in FAST else pytest.mark.slow) for name in sorted(causal_types())]
+"""Longer than every window of a tiny form, and than the first part of long rotary positions (48).
+"""
+FAST = {
+    "axk1",
+    "cohere2_moe",
+    "diffllama",
+    "mimo_v2_flash",
+    "modernbert-decoder",
+    "nanochat",
+    "roberta",
+}
+"""Served by transformers' modules in as many ways: latents, experts, two calls a layer, values of
+another size, windows.
+"""
+EVERY = [
+    pytest.param(name, marks=[] if name in FAST else pytest.mark.slow)
+    for name in sorted(causal_types())
+]
 
 
 @pytest.fixture(scope="module")

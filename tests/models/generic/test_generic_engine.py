@@ -41,15 +41,23 @@ def test_chunked_and_with_a_warm_prefix_cache(
         assert_equal(run(llm, cases), cases)
         warm = run(llm, cases)
         assert_equal(warm, cases)
-        assert [output.num_cached_tokens for output in warm] == [(len(c.prompt) - 1) // 16 * 16 for c in cases]
+        assert [output.num_cached_tokens for output in warm] == [
+            (len(c.prompt) - 1) // 16 * 16 for c in cases
+        ]
 
 
-@pytest.mark.parametrize("model_type", [pytest.param(name, marks=pytest.mark.slow) for name in MODELS])
+@pytest.mark.parametrize(
+    "model_type", [pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
+)
 def test_alone_batched_ahead_of_time_and_with_the_oracle(
     model_type: str, checkpoint: Callable[[str], Path], expected: Cases
 ) -> None:
     cases = expected(model_type)
-    for settings in ({}, {"async_scheduling": True}, {"attention_backend": "reference", "block_size": 4}):
+    for settings in (
+        {},
+        {"async_scheduling": True},
+        {"attention_backend": "reference", "block_size": 4},
+    ):
         with open_generic(checkpoint(model_type), **settings) as llm:
             assert_equal(run(llm, cases), cases)
             for case in cases:
@@ -57,14 +65,28 @@ def test_alone_batched_ahead_of_time_and_with_the_oracle(
 
 
 @pytest.mark.parametrize(
-    "model_type", ["deepseek_v2", *(pytest.param(n, marks=pytest.mark.slow) for n in MODELS if n != "deepseek_v2")]
+    "model_type",
+    [
+        "deepseek_v2",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in MODELS if n != "deepseek_v2"),
+    ],
 )
 def test_preempted(model_type: str, checkpoint: Callable[[str], Path], expected: Cases) -> None:
     cases = [expected(model_type)[2]] * 4
     settings = {"block_size": 4, "max_num_batched_tokens": 32, "enable_prefix_caching": False}
     preemptions = 0
-    for num_blocks in (92, 96, 100, 104, 112):  # some of these hold several prompts but not their outputs
-        with open_generic(checkpoint(model_type), **settings, num_gpu_blocks_override=num_blocks) as llm:
+    for num_blocks in (
+        92,
+        96,
+        100,
+        104,
+        112,
+    ):  # some of these hold several prompts but not their outputs
+        with open_generic(
+            checkpoint(model_type), **settings, num_gpu_blocks_override=num_blocks
+        ) as llm:
             assert_equal(run(llm, cases), cases)
             preemptions += llm.core.scheduler.num_preemptions
-    assert preemptions > 0 or model_type != "deepseek_v2"  # windows give back more than the output takes
+    assert (
+        preemptions > 0 or model_type != "deepseek_v2"
+    )  # windows give back more than the output takes

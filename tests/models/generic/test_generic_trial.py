@@ -33,7 +33,9 @@ def read(model_type: str, **changes: Any) -> Any:
 
 
 def load(
-    folder: Path, change: Callable[[dict[str, torch.Tensor]], object] = lambda tensors: None, max_positions: int = 0
+    folder: Path,
+    change: Callable[[dict[str, torch.Tensor]], object] = lambda tensors: None,
+    max_positions: int = 0,
 ) -> Any:
     config = SimpleNamespace(**json.loads((folder / "config.json").read_text()))
     tensors = load_file(folder / "model.safetensors")
@@ -50,14 +52,19 @@ def test_a_window_is_read_from_its_mask(size: int) -> None:
 
 @pytest.mark.parametrize("size", [2, 7, 24, 8192])
 def test_a_chunk_is_read_from_its_mask(size: int) -> None:
-    assert reach(Marker(chunked_causal_mask_function(size, torch.zeros(1, dtype=torch.int64)))) == (None, size)
+    assert reach(Marker(chunked_causal_mask_function(size, torch.zeros(1, dtype=torch.int64)))) == (
+        None,
+        size,
+    )
 
 
 def test_a_causal_mask_has_neither() -> None:
     assert reach(Marker(causal_mask_function)) == (None, None)
 
 
-@pytest.mark.parametrize("mask", [bidirectional_mask_function, lambda b, h, q, k: (k <= q) & (k % 2 == 0)])
+@pytest.mark.parametrize(
+    "mask", [bidirectional_mask_function, lambda b, h, q, k: (k <= q) & (k % 2 == 0)]
+)
 def test_any_other_mask_is_refused(mask: Any) -> None:
     with pytest.raises(ModelError, match="neither causal nor a window nor chunks"):
         reach(Marker(mask))
@@ -65,7 +72,12 @@ def test_any_other_mask_is_refused(mask: Any) -> None:
 
 def test_each_attention_call_keeps_what_its_layer_sees(checkpoint: Callable[[str], Path]) -> None:
     specs = [layer.spec for layer in load(checkpoint("beam")).kv_layers]
-    assert [type(found) for found in specs] == [SlidingWindow, SlidingWindow, SlidingWindow, FullAttention]
+    assert [type(found) for found in specs] == [
+        SlidingWindow,
+        SlidingWindow,
+        SlidingWindow,
+        FullAttention,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -84,23 +96,35 @@ def test_a_config_says_why_it_cannot_be_served(model_type: str, reason: str) -> 
 
 def test_positions_that_change_with_the_batch_are_refused() -> None:
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
-    with pytest.raises(ModelError, match=r"rotary positions \(dynamic\) change with the longest text"):
+    with pytest.raises(
+        ModelError, match=r"rotary positions \(dynamic\) change with the longest text"
+    ):
         read("seed_oss", rope_parameters=rope)
 
 
-def test_a_model_that_counts_by_itself_is_refused_once_it_is_loaded(checkpoint: Callable[[str], Path]) -> None:
-    with pytest.raises(ModelError, match="runs in transformers, but it counts tokens in a cache of its own"):
+def test_a_model_that_counts_by_itself_is_refused_once_it_is_loaded(
+    checkpoint: Callable[[str], Path],
+) -> None:
+    with pytest.raises(
+        ModelError, match="runs in transformers, but it counts tokens in a cache of its own"
+    ):
         load(checkpoint("llama4_text"))
 
 
-def test_a_model_that_changes_its_masks_is_refused_once_it_is_loaded(checkpoint: Callable[[str], Path]) -> None:
+def test_a_model_that_changes_its_masks_is_refused_once_it_is_loaded(
+    checkpoint: Callable[[str], Path],
+) -> None:
     with pytest.raises(ModelError, match="make something of their own of the mask"):
         load(checkpoint("doge"))
 
 
-def test_positions_behind_that_of_padding_shorten_the_context(checkpoint: Callable[[str], Path]) -> None:
+def test_positions_behind_that_of_padding_shorten_the_context(
+    checkpoint: Callable[[str], Path],
+) -> None:
     load(checkpoint("roberta"), max_positions=512 - 299)
-    with pytest.raises(ModelError, match="start at 299 of 512; use a --max-model-len of at most 213"):
+    with pytest.raises(
+        ModelError, match="start at 299 of 512; use a --max-model-len of at most 213"
+    ):
         load(checkpoint("roberta"), max_positions=512)
 
 
@@ -128,7 +152,12 @@ def test_every_tensor_is_used_or_the_load_fails_by_name(checkpoint: Callable[[st
     with pytest.raises(ModelError, match=r"model\.norm\.weight: expected \[64\], found \[5\]"):
         load(folder, lambda tensors: tensors.update({"model.norm.weight": torch.zeros(5)}))
     with pytest.raises(ModelError, match=r"stored as integers .* model\.norm\.weight"):
-        load(folder, lambda tensors: tensors.update({"model.norm.weight": torch.zeros(64, dtype=torch.int8)}))
+        load(
+            folder,
+            lambda tensors: tensors.update(
+                {"model.norm.weight": torch.zeros(64, dtype=torch.int8)}
+            ),
+        )
 
 
 def test_tensors_of_the_right_type_are_taken_as_they_are(checkpoint: Callable[[str], Path]) -> None:
@@ -138,8 +167,12 @@ def test_tensors_of_the_right_type_are_taken_as_they_are(checkpoint: Callable[[s
     assert {tensor.data_ptr() for tensor in kept.values()} == ours
 
 
-def test_a_plan_is_made_without_weights_and_is_what_loading_finds(checkpoint: Callable[[str], Path]) -> None:
+def test_a_plan_is_made_without_weights_and_is_what_loading_finds(
+    checkpoint: Callable[[str], Path],
+) -> None:
     config = SimpleNamespace(**json.loads((checkpoint("beam") / "config.json").read_text()))
     sketch: Any = spec(config).build(replace(plain_context(), device="meta"))
-    assert [layer.spec for layer in sketch.kv_layers] == [layer.spec for layer in load(checkpoint("beam")).kv_layers]
+    assert [layer.spec for layer in sketch.kv_layers] == [
+        layer.spec for layer in load(checkpoint("beam")).kv_layers
+    ]
     assert all(parameter.is_meta for parameter in sketch.parameters())

@@ -49,7 +49,9 @@ class Asks:
         return np.full(len(rows.rows), self._most)
 
     def planned(self, plan: Any) -> bytes | None:
-        granted = [(row, count) for row, count in zip(plan.steady, plan.guesses, strict=False) if count]
+        granted = [
+            (row, count) for row, count in zip(plan.steady, plan.guesses, strict=False) if count
+        ]
         self.num_granted += sum(count for _, count in granted)
         return msgspec.msgpack.encode(granted) if granted else None
 
@@ -63,13 +65,17 @@ class Writes:
     name = NAME
 
     def attach(self, parts: Any) -> None:
-        self._batch, self._right = parts.batch, 0
+        self._batch = parts.batch
+        self._right = 0
 
     def begin(self, payload: bytes | None) -> None:
         import torch
 
-        for row, count in () if payload is None else msgspec.msgpack.decode(payload, type=list[tuple[int, int]]):
-            tokens, end = self._batch.token_ids[row], int(self._batch.ends[row])
+        for row, count in (
+            () if payload is None else msgspec.msgpack.decode(payload, type=list[tuple[int, int]])
+        ):
+            tokens = self._batch.token_ids[row]
+            end = int(self._batch.ends[row])
             guess = follows(tokens[: end + 1].tolist(), count)
             tokens[end + 1 : end + 1 + count] = torch.tensor(guess)
 
@@ -77,5 +83,6 @@ class Writes:
         self._right = int((sampled.accepted - 1).sum()) if payload else 0
 
     def after_sample(self, payload: bytes | None) -> bytes | None:
-        right, self._right = self._right, 0
+        right = self._right
+        self._right = 0
         return right.to_bytes(4, "little") if right else None

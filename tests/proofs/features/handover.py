@@ -1,4 +1,6 @@
-"""One engine computes prompts, another goes on with them: blocks cross by key, through files, while nobody waits."""
+"""One engine computes prompts, another goes on with them: blocks cross by key, through files, while
+nobody waits.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +34,16 @@ class Job(msgspec.Struct, array_like=True, frozen=True):
 
 @hookimpl
 def engine_options():
-    return [Option("hand_role", str, "", "gives or takes."), Option("hand_folder", str, "", "Where blocks cross.")]
+    return [
+        Option("hand_role", str, "", "gives or takes."),
+        Option("hand_folder", str, "", "Where blocks cross."),
+    ]
 
 
 @hookimpl
 def engine_scheduler_extensions(config, registry):
-    role, folder = config.options["hand_role"], config.options["hand_folder"]
+    role = config.options["hand_role"]
+    folder = config.options["hand_folder"]
     return [Planner(role, Path(folder), config.parallel.tensor_parallel_size)] if role else []
 
 
@@ -51,19 +57,24 @@ def named(group: int, key: bytes) -> str:
 
 
 class Planner:
-    """Scheduler half: whoever ends here keeps its blocks until they are written; whoever starts there waits for them."""
+    """Scheduler half: whoever ends here keeps its blocks until they are written; whoever starts
+    there waits for them.
+    """
 
     name = NAME
 
     def __init__(self, role: str, folder: Path, num_ranks: int) -> None:
-        self._gives, self._folder, self._num_ranks = role == "gives", folder, num_ranks
+        self._gives = role == "gives"
+        self._folder = folder
+        self._num_ranks = num_ranks
         self._jobs: list[Job] = []
         self._done: dict[str, int] = {}
         self.num_crossed = 0
 
     def attach(self, scheduler: Any) -> None:
         self._scheduler = scheduler
-        self._groups, self._hash = scheduler.kv.layout.groups, scheduler.kv.layout.hash_block_size
+        self._groups = scheduler.kv.layout.groups
+        self._hash = scheduler.kv.layout.hash_block_size
         if not self._gives:
             scheduler.kv.add_tier(self._holds)
 
@@ -86,7 +97,9 @@ class Planner:
             return False
         blocks = []
         for index, group in enumerate(self._groups):
-            size, links, table = group.block_size, group.block_size // self._hash, request.tables[index]
+            size = group.block_size
+            links = group.block_size // self._hash
+            table = request.tables[index]
             for block in range(request.num_offered // size):
                 if table[block]:
                     key = request.keys[(block + 1) * links - 1]
@@ -98,7 +111,8 @@ class Planner:
         return bool(self._jobs)
 
     def planned(self, plan: Any) -> bytes | None:
-        jobs, self._jobs = self._jobs, []
+        jobs = self._jobs
+        self._jobs = []
         return msgspec.msgpack.encode(jobs) if jobs else None
 
     def result(self, payload: bytes) -> None:
@@ -111,7 +125,9 @@ class Planner:
 
 
 class Mover:
-    """Worker half: a thread for each job, which tells when it is done, whatever step is under way then."""
+    """Worker half: a thread for each job, which tells when it is done, whatever step is under way
+    then.
+    """
 
     name = NAME
 
@@ -119,7 +135,8 @@ class Mover:
         self._folder = folder
 
     def attach(self, parts: Any) -> None:
-        self._rank, self._tell = parts.group.rank, parts.tell
+        self._rank = parts.group.rank
+        self._tell = parts.tell
         self._memory: dict[int, list[Any]] = {}
         for (pool, _), memory in parts.memory.items():
             self._memory.setdefault(pool, []).append(memory)
@@ -135,7 +152,9 @@ class Mover:
             path = self._folder / f"{block.name}.{self._rank}"
             slots = self._memory[block.pool]
             if job.load:
-                data = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8).view(len(slots), -1)
+                data = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8).view(
+                    len(slots), -1
+                )
                 for memory, part in zip(slots, data, strict=True):
                     memory[block.block].copy_(part)
             else:

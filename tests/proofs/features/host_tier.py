@@ -39,7 +39,10 @@ def engine_runner_extensions(config, registry):
 
 
 class Directory:
-    """Scheduler half: which key lies in which place. It decides every copy; the worker halves obey in order."""
+    """Scheduler half: which key lies in which place.
+
+    It decides every copy; the worker halves obey in order.
+    """
 
     name = NAME
 
@@ -53,7 +56,8 @@ class Directory:
 
     def attach(self, scheduler: Any) -> None:
         layout = scheduler.kv.layout
-        self._groups, self._hash = layout.groups, layout.hash_block_size
+        self._groups = layout.groups
+        self._hash = layout.hash_block_size
         scheduler.kv.add_tier(self._holds)
         scheduler.kv.watch(lambda lease, tokens, start: None, self._forgotten)
 
@@ -86,13 +90,17 @@ class Directory:
         for wanted in loads:
             place = self._places.get((wanted.group, wanted.key))
             if place is not None:
-                self._copies.append(Copy(self._groups[wanted.group].pool, wanted.block, place, True))
+                self._copies.append(
+                    Copy(self._groups[wanted.group].pool, wanted.block, place, True)
+                )
                 self.num_loaded += 1
         return True
 
     def finished(self, request: Any) -> bool:
         for index, group in enumerate(self._groups):
-            size, links, table = group.block_size, group.block_size // self._hash, request.tables[index]
+            size = group.block_size
+            links = group.block_size // self._hash
+            table = request.tables[index]
             for block in range(request.num_offered // size):
                 if table[block]:
                     self._store(index, request.keys[(block + 1) * links - 1], table[block])
@@ -103,12 +111,15 @@ class Directory:
 
     def planned(self, plan: Any) -> bytes | None:
         self._promised.clear()
-        copies, self._copies = self._copies, []
+        copies = self._copies
+        self._copies = []
         return msgspec.msgpack.encode(copies) if copies else None
 
 
 class Copier:
-    """Worker half: copies blocks, slot by slot of the pool's layers, before the step reads or writes anything."""
+    """Worker half: copies blocks, slot by slot of the pool's layers, before the step reads or
+    writes anything.
+    """
 
     name = NAME
 
@@ -122,7 +133,9 @@ class Copier:
         self._host: dict[int, list[Any]] = {}
         for (pool, _), memory in parts.memory.items():
             self._device.setdefault(pool, []).append(memory)
-            self._host.setdefault(pool, []).append(torch.zeros((self._most, memory.shape[1]), dtype=torch.uint8))
+            self._host.setdefault(pool, []).append(
+                torch.zeros((self._most, memory.shape[1]), dtype=torch.uint8)
+            )
 
     def begin(self, payload: bytes | None) -> None:
         for copy in () if payload is None else msgspec.msgpack.decode(payload, type=list[Copy]):

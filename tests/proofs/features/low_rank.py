@@ -1,4 +1,6 @@
-"""Low-rank adapters by request, `lora_request="NAME"`; any number of them and the base model in one batch."""
+"""Low-rank adapters by request, `lora_request="NAME"`; any number of them and the base model in one
+batch.
+"""
 
 from __future__ import annotations
 
@@ -52,20 +54,26 @@ def engine_runner_extensions(config, registry):
 
 
 class Names:
-    """Admission half: an adapter's content is part of what is cached, and its name goes to the other half."""
+    """Admission half: an adapter's content is part of what is cached, and its name goes to the
+    other half.
+    """
 
     keywords = ("lora_request",)
 
     def __init__(self, known: dict[str, str]) -> None:
         self._hashes = {
-            name: hashlib.sha256(b"".join(p.read_bytes() for p in sorted(Path(folder).iterdir()))).digest()
+            name: hashlib.sha256(
+                b"".join(p.read_bytes() for p in sorted(Path(folder).iterdir()))
+            ).digest()
             for name, folder in known.items()
         }
 
     async def prepare(self, draft: Any) -> Any:
         name = draft.given["lora_request"]
         if name not in self._hashes:
-            raise InvalidRequest("lora_request", f"no adapter is called {name!r}; there are {sorted(self._hashes)}.")
+            raise InvalidRequest(
+                "lora_request", f"no adapter is called {name!r}; there are {sorted(self._hashes)}."
+            )
         return replace(
             draft,
             cache_domains=(*draft.cache_domains, (NAME, self._hashes[name])),
@@ -110,14 +118,18 @@ class Slots:
         for pins in self._pins:
             pins.discard(request.request_id)
         if any(not pins for pins in self._pins):
-            waiting, self._waiting = self._waiting, {}
+            waiting = self._waiting
+            self._waiting = {}
             for request_id in waiting:
                 self._scheduler.wake(request_id)
         return False
 
     def planned(self, plan: Any) -> bytes | None:
-        rows = [(new.row, self._slots.get(new.features.get(NAME, b"").decode(), -1)) for new in plan.new]
-        load, self._load = self._load, []
+        rows = [
+            (new.row, self._slots.get(new.features.get(NAME, b"").decode(), -1)) for new in plan.new
+        ]
+        load = self._load
+        self._load = []
         return msgspec.msgpack.encode(News(load, rows)) if load or rows else None
 
 
@@ -149,14 +161,16 @@ class Deltas:
         from safetensors.torch import load_file
 
         config = json.loads((folder / "adapter_config.json").read_text())
-        scale, tensors = config["lora_alpha"] / config["r"], load_file(folder / "adapter_model.safetensors")
+        scale = config["lora_alpha"] / config["r"]
+        tensors = load_file(folder / "adapter_model.safetensors")
         for prefix, (layer, rows) in self._layers.items():
             a = tensors.pop(f"base_model.model.{prefix}.lora_A.weight", None)
             if isinstance(layer.adapter, Delta):
                 layer.adapter.parts.get(slot, {}).pop(prefix, None)
             if a is None:
                 continue
-            b, part = tensors.pop(f"base_model.model.{prefix}.lora_B.weight"), layer.parts[prefix]
+            b = tensors.pop(f"base_model.model.{prefix}.lora_B.weight")
+            part = layer.parts[prefix]
             dtype = next(layer.parameters()).dtype
             if layer.adapter is None:
                 layer.adapter = Delta(self)

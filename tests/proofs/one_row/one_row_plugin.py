@@ -1,6 +1,8 @@
-"""Computes every row as if it were alone: what a row gets depends on nothing beside it, to the last bit.
+"""Computes every row as if it were alone: what a row gets depends on nothing beside it, to the last
+bit.
 
-Slow, and no more than that: each op is the reference's, given one row at a time, and attention one token at a time.
+Slow, and no more than that: each op is the reference's, given one row at a time, and attention one
+token at a time.
 """
 
 from __future__ import annotations
@@ -23,9 +25,15 @@ def _by_row(op: Callable[..., Any]) -> Callable[..., Any]:
 
     def alone(first: Tensor, *others: Any) -> Any:
         rows = first.shape[0]
-        mine = [isinstance(other, Tensor) and op in SHARED and i in SHARED[op] for i, other in enumerate(others)]
+        mine = [
+            isinstance(other, Tensor) and op in SHARED and i in SHARED[op]
+            for i, other in enumerate(others)
+        ]
         found = [
-            op(first[row : row + 1], *(o[row : row + 1] if m else o for o, m in zip(others, mine, strict=True)))
+            op(
+                first[row : row + 1],
+                *(o[row : row + 1] if m else o for o, m in zip(others, mine, strict=True)),
+            )
             for row in range(rows)
         ]
         if not found:
@@ -58,13 +66,17 @@ def truncate(logits: Tensor, cut: Cut) -> Tensor:
 class OneTokenAttention(ReferenceAttention):
     """Each token attends by itself, over keys that are all there."""
 
-    def attend(self, params: Any, query: Tensor, key: Tensor, value: Tensor, cache: Tensor, plan: Any) -> Tensor:
+    def attend(
+        self, params: Any, query: Tensor, key: Tensor, value: Tensor, cache: Tensor, plan: Any
+    ) -> Tensor:
         """Write all keys and values, then take the tokens one by one."""
-        blocks, offsets = plan.slots // plan.block_size, plan.slots % plan.block_size
+        blocks = plan.slots // plan.block_size
+        offsets = plan.slots % plan.block_size
         cache[blocks, 0, offsets], cache[blocks, 1, offsets] = key, value
         out = query.new_empty(*query.shape[:2], value.shape[-1])
         for i, kv_len in enumerate(plan.kv_lens):
-            start, end = plan.query_starts[i], plan.query_starts[i + 1]
+            start = plan.query_starts[i]
+            end = plan.query_starts[i + 1]
             for token in range(start, end):
                 seen = kv_len - (end - 1 - token)
                 table = plan.block_table[i, : -(-seen // plan.block_size)]
@@ -87,7 +99,10 @@ def _attend(params: Any, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 @hookimpl
 def engine_op_impls() -> list[Entry]:
     """Return the ops."""
-    made = [Entry(f"{op}/one_row", _by_row(getattr(reference, op)), "row by row", priority=100) for op in OPS]
+    made = [
+        Entry(f"{op}/one_row", _by_row(getattr(reference, op)), "row by row", priority=100)
+        for op in OPS
+    ]
     return [*made, Entry("truncate/one_row", truncate, "row by row", priority=100)]
 
 

@@ -1,4 +1,6 @@
-"""Cohere's client against a model that embeds: embeddings in two forms, a ranking, whole and asynchronous, refusals."""
+"""Cohere's client against a model that embeds: embeddings in two forms, a ranking, whole and
+asynchronous, refusals.
+"""
 
 import asyncio
 import base64
@@ -11,7 +13,9 @@ URL = sys.argv[1]
 TEXTS = ["the other in the then", "in on the", "he then on"]
 client = cohere.ClientV2(api_key="none", base_url=URL)
 
-found = client.embed(model="bert", texts=TEXTS, input_type="search_document", embedding_types=["float", "base64"])
+found = client.embed(
+    model="bert", texts=TEXTS, input_type="search_document", embedding_types=["float", "base64"]
+)
 assert found.texts == TEXTS
 assert found.embeddings.float_ is not None
 assert len(found.embeddings.float_) == 3
@@ -19,7 +23,11 @@ for text, numbers in zip(found.embeddings.base64 or (), found.embeddings.float_,
     decoded = struct.unpack(f"<{len(numbers)}f", base64.b64decode(text))
     assert all(abs(a - b) < 1e-6 for a, b in zip(decoded, numbers, strict=True))
 short = client.embed(
-    model="bert", texts=TEXTS[:1], input_type="search_query", embedding_types=["float"], output_dimension=16
+    model="bert",
+    texts=TEXTS[:1],
+    input_type="search_query",
+    embedding_types=["float"],
+    output_dimension=16,
 )
 assert len((short.embeddings.float_ or [[]])[0]) == 16
 print("embeddings")
@@ -28,7 +36,9 @@ ranking = client.rerank(model="bert", query=TEXTS[0], documents=TEXTS, top_n=2)
 assert ranking.results[0].index == 0
 assert ranking.results[0].relevance_score >= ranking.results[1].relevance_score
 assert len(ranking.results) == 2
-older = cohere.Client(api_key="none", base_url=URL).rerank(model="bert", query=TEXTS[0], documents=TEXTS)
+older = cohere.Client(api_key="none", base_url=URL).rerank(
+    model="bert", query=TEXTS[0], documents=TEXTS
+)
 assert older.results[0].index == 0
 print("rankings")
 

@@ -1,4 +1,6 @@
-"""Cohere's client against a model that talks: chat, tools with results, a form, whole, streamed and asynchronous; refusals."""
+"""Cohere's client against a model that talks: chat, tools with results, a form, whole, streamed and
+asynchronous; refusals.
+"""
 
 import asyncio
 import json
@@ -13,7 +15,11 @@ TOOL = {
     "type": "function",
     "function": {
         "name": "weather",
-        "parameters": {"type": "object", "properties": {"city": {"enum": ["Rome"]}}, "required": ["city"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": ["Rome"]}},
+            "required": ["city"],
+        },
     },
 }
 
@@ -25,25 +31,41 @@ assert answer.usage.tokens.output_tokens > 0
 pieces = list(client.chat_stream(model="demo", messages=ASKED, max_tokens=8, temperature=0))
 assert pieces[0].type == "message-start"
 assert pieces[-1].type == "message-end"
-texts = [piece.delta.message.content.text or "" for piece in pieces if piece.type == "content-delta"]
+texts = [
+    piece.delta.message.content.text or "" for piece in pieces if piece.type == "content-delta"
+]
 assert "".join(texts)
 print("chat")
 
-called = client.chat(model="demo", messages=ASKED, tools=[TOOL], tool_choice="REQUIRED", max_tokens=100)
+called = client.chat(
+    model="demo", messages=ASKED, tools=[TOOL], tool_choice="REQUIRED", max_tokens=100
+)
 (call,) = called.message.tool_calls
 assert call.function.name == "weather"
 json.loads(call.function.arguments)
 said = [*ASKED, {"role": "assistant", "tool_calls": [call]}]
-said += [{"role": "tool", "tool_call_id": call.id, "content": [{"type": "document", "document": {"data": {"sun": 1}}}]}]
+said += [
+    {
+        "role": "tool",
+        "tool_call_id": call.id,
+        "content": [{"type": "document", "document": {"data": {"sun": 1}}}],
+    }
+]
 assert client.chat(model="demo", messages=said, tools=[TOOL], max_tokens=8).finish_reason
 arguments = ""
-for piece in client.chat_stream(model="demo", messages=ASKED, tools=[TOOL], tool_choice="REQUIRED", max_tokens=100):
+for piece in client.chat_stream(
+    model="demo", messages=ASKED, tools=[TOOL], tool_choice="REQUIRED", max_tokens=100
+):
     if piece.type == "tool-call-delta":
         arguments += piece.delta.message.tool_calls.function.arguments
 json.loads(arguments)
 print("tools")
 
-schema = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 9}}, "required": ["n"]}
+schema = {
+    "type": "object",
+    "properties": {"n": {"type": "integer", "maximum": 9}},
+    "required": ["n"],
+}
 form = {"type": "json_object", "json_schema": schema}
 five = [{"role": "user", "content": '{"n": 5}'}]
 formed = client.chat(model="demo", messages=five, response_format=form, max_tokens=60)
@@ -53,7 +75,9 @@ print("form")
 
 async def together() -> None:
     client = cohere.AsyncClientV2(api_key="none", base_url=URL)
-    answers = await asyncio.gather(*(client.chat(model="demo", messages=ASKED, max_tokens=4) for _ in range(3)))
+    answers = await asyncio.gather(
+        *(client.chat(model="demo", messages=ASKED, max_tokens=4) for _ in range(3))
+    )
     assert all(answer.message.content for answer in answers)
 
 

@@ -1,4 +1,6 @@
-"""LangChain's OpenAI package against a model that generates: chat, tools with results, forms, responses, together."""
+"""LangChain's OpenAI package against a model that generates: chat, tools with results, forms,
+responses, together.
+"""
 
 import asyncio
 import sys
@@ -9,8 +11,14 @@ from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAI
 from pydantic import BaseModel
 
-URL, CALL = sys.argv[1], sys.argv[2]
-COMMON: dict[str, Any] = {"base_url": f"{URL}/v1", "api_key": "none", "model": "demo", "max_retries": 0}
+URL = sys.argv[1]
+CALL = sys.argv[2]
+COMMON: dict[str, Any] = {
+    "base_url": f"{URL}/v1",
+    "api_key": "none",
+    "model": "demo",
+    "max_retries": 0,
+}
 
 
 @tool

@@ -1,4 +1,6 @@
-"""LiteLLM against a model that generates: OpenAI's and Anthropic's routes, streamed and not, tools with results, forms."""
+"""LiteLLM against a model that generates: OpenAI's and Anthropic's routes, streamed and not, tools
+with results, forms.
+"""
 
 import asyncio
 import json
@@ -7,13 +9,17 @@ from typing import Any
 
 import litellm
 
-URL, CALL = sys.argv[1], sys.argv[2]
+URL = sys.argv[1]
+CALL = sys.argv[2]
 litellm.drop_params = True
 OPENAI: dict[str, Any] = {"api_base": f"{URL}/v1", "api_key": "none", "model": "openai/demo"}
 HOSTED = {**OPENAI, "model": "hosted_vllm/demo"}
 CLAUDE = {"api_base": URL, "api_key": "none", "model": "anthropic/claude-sonnet-4-5"}
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-TOOL = {"type": "function", "function": {"name": "weather", "description": "The weather.", "parameters": SCHEMA}}
+TOOL = {
+    "type": "function",
+    "function": {"name": "weather", "description": "The weather.", "parameters": SCHEMA},
+}
 
 
 def user(text: str) -> list[dict[str, Any]]:
@@ -25,21 +31,34 @@ for where in (OPENAI, HOSTED, CLAUDE):
     assert whole.choices[0].message.content == "hello", whole
     assert whole.usage.completion_tokens > 0
     stream = litellm.completion(
-        **where, messages=user("hello"), max_tokens=50, stream=True, stream_options={"include_usage": True}
+        **where,
+        messages=user("hello"),
+        max_tokens=50,
+        stream=True,
+        stream_options={"include_usage": True},
     )
     chunks = list(stream)
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == "hello"
+    assert (
+        "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+        == "hello"
+    )
     print("chat", where["model"])
 
     said = user(CALL)
     called = litellm.completion(**where, messages=said, tools=[TOOL], max_tokens=500)
     message = called.choices[0].message
     (call,) = message.tool_calls
-    assert (call.function.name, json.loads(call.function.arguments)) == ("weather", {"city": "Rome"})
+    assert (call.function.name, json.loads(call.function.arguments)) == (
+        "weather",
+        {"city": "Rome"},
+    )
     assert called.choices[0].finish_reason == "tool_calls"
     result = {"role": "tool", "tool_call_id": call.id, "content": "sunny"}
     again = litellm.completion(
-        **where, messages=[*said, message, result, *user("It is sunny.")], max_tokens=50, tools=[TOOL]
+        **where,
+        messages=[*said, message, result, *user("It is sunny.")],
+        max_tokens=50,
+        tools=[TOOL],
     )
     assert again.choices[0].message.content == "It is sunny.", again
     pieces = litellm.completion(**where, messages=said, tools=[TOOL], stream=True, max_tokens=500)
@@ -53,7 +72,11 @@ assert json.loads(shaped.choices[0].message.content) == {"city": "Rome"}
 print("form")
 
 written = litellm.text_completion(
-    model="text-completion-openai/demo", api_base=OPENAI["api_base"], api_key="none", prompt="hello", max_tokens=20
+    model="text-completion-openai/demo",
+    api_base=OPENAI["api_base"],
+    api_key="none",
+    prompt="hello",
+    max_tokens=20,
 )
 assert written.choices[0].text == "hello"
 response = litellm.responses(**OPENAI, input="hello")

@@ -17,7 +17,9 @@ short = litellm.embedding(
 assert len(short.data[0]["embedding"]) == 16
 print("embeddings")
 for model in ("cohere/bert", "hosted_vllm/bert", "jina_ai/bert"):
-    ranked = litellm.rerank(model=model, query=TEXTS[0], documents=TEXTS, top_n=2, api_base=URL, api_key="none")
+    ranked = litellm.rerank(
+        model=model, query=TEXTS[0], documents=TEXTS, top_n=2, api_base=URL, api_key="none"
+    )
     assert ranked.results[0]["index"] == 0, ranked
     assert len(ranked.results) == 2
     print("rankings", model)

@@ -24,6 +24,8 @@ class Acme:
 
     def run(self, context: Any) -> int:
         """Print a line for each plugin; an exception in one of them is blamed on it."""
-        for plugin, words in context.registry.ask("engine_acme_words", language=context.args.language):
+        for plugin, words in context.registry.ask(
+            "engine_acme_words", language=context.args.language
+        ):
             print(f"{plugin.name}: {', '.join(words)}")
         return 0

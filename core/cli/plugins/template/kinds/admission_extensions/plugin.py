@@ -14,8 +14,12 @@ EXAMPLE_REQUESTS = [({"acme": "hello "}, "there", "hello there")]
 
 
 @hookimpl
-def engine_admission_extensions(config: EngineConfig, registry: Registry) -> list[AdmissionExtension]:
+def engine_admission_extensions(
+    config: EngineConfig, registry: Registry
+) -> list[AdmissionExtension]:
     """Return the half; none where the configuration switches the feature off."""
-    from engine_acme.admission import Acme  # lazy: imported when an engine starts, not when plugins are listed
+    from engine_acme.admission import (
+        Acme,
+    )  # lazy: imported when an engine starts, not when plugins are listed
 
     return [Acme()]

@@ -15,13 +15,23 @@ class Acme:
     graph_support = "none"
 
     def cache_shape(self, spec: KVSpec, num_blocks: int, block_size: int) -> tuple[int, ...]:
-        """Return [blocks, vectors, block_size, kv_heads, head_size]: in each block its keys, then its values."""
+        """Return [blocks, vectors, block_size, kv_heads, head_size]: in each block its keys, then
+        its values.
+        """
         return (num_blocks, spec.vectors, block_size, spec.kv_heads, spec.head_size)
 
     def prepare(self, inputs: AttentionInputs) -> Any:
-        """Return where to write the step's tokens, and per sequence its tokens in the step and its blocks."""
+        """Return where to write the step's tokens, and per sequence its tokens in the step and its
+        blocks.
+        """
         written = (inputs.slots // inputs.block_size, inputs.slots % inputs.block_size)
-        spans = zip(inputs.query_starts, inputs.query_starts[1:], inputs.kv_lens, inputs.block_table, strict=False)
+        spans = zip(
+            inputs.query_starts,
+            inputs.query_starts[1:],
+            inputs.kv_lens,
+            inputs.block_table,
+            strict=False,
+        )
         return written, list(spans)
 
     def attend(
@@ -36,18 +46,24 @@ class Acme:
         """Write key and value to the cache, return attention [num_tokens, heads, size of a value]."""
         (blocks, offsets), sequences = plan
         cache[blocks, 0, offsets] = key
-        if params.value_size is None:  # otherwise values are the beginnings of keys, and not kept again
+        if (
+            params.value_size is None
+        ):  # otherwise values are the beginnings of keys, and not kept again
             cache[blocks, 1, offsets] = value
         block_size = cache.shape[2]
         out = query.new_empty(*query.shape[:2], value.shape[-1])
         for start, end, length, table in sequences:
-            # Positions outside every window are not read: their blocks may hold another request's tokens by now.
+            # Positions outside every window are not read: their blocks may hold another request's
+            # tokens by now.
             first = _first_visible(params, length - (end - start))
             at = torch.arange(first, length, device=query.device)
-            blocks, offsets = table[at // block_size].long(), at % block_size
+            blocks = table[at // block_size].long()
+            offsets = at % block_size
             keys = cache[blocks, 0, offsets].float()
             values = cache[blocks, -1, offsets, :, : params.value_size].float()
-            out[start:end] = _attend_one(params, query[start:end].float(), keys, values, length, first)
+            out[start:end] = _attend_one(
+                params, query[start:end].float(), keys, values, length, first
+            )
         return out
 
 
@@ -58,10 +74,16 @@ def _first_visible(params: AttentionParams, position: int) -> int:
 
 
 def _attend_one(
-    params: AttentionParams, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, length: int, first: int
+    params: AttentionParams,
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    length: int,
+    first: int,
 ) -> torch.Tensor:
     group = params.heads // params.kv_heads
-    keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
+    keys = keys.repeat_interleave(group, 1)
+    values = values.repeat_interleave(group, 1)
     scores = torch.einsum("qhd,khd->hqk", query, keys) * params.scale  # [heads, queries, keys]
     if params.softcap is not None:
         scores = params.softcap * torch.tanh(scores / params.softcap)
@@ -79,5 +101,7 @@ def _attend_one(
         visible &= seen // params.chunk == at // params.chunk
     scores = scores.masked_fill(~visible, float("-inf"))
     if params.sinks is not None:  # one more column, whose weight goes to nothing
-        scores = torch.cat([scores, params.sinks.float()[:, None, None].expand(-1, len(query), 1)], dim=-1)
+        scores = torch.cat(
+            [scores, params.sinks.float()[:, None, None].expand(-1, len(query), 1)], dim=-1
+        )
     return torch.einsum("hqk,khd->qhd", scores.softmax(-1)[..., : len(keys)], values)

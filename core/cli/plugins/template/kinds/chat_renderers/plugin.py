@@ -8,4 +8,8 @@ from core.api import Entry, hookimpl
 @hookimpl
 def engine_chat_renderers() -> list[Entry]:
     """Return the entry."""
-    return [Entry("acme", "engine_acme.renderer:Acme", "messages as lines of role and text", priority=-10)]
+    return [
+        Entry(
+            "acme", "engine_acme.renderer:Acme", "messages as lines of role and text", priority=-10
+        )
+    ]

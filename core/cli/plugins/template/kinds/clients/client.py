@@ -1,4 +1,7 @@
-"""A client. This one lets the engine's own `thread` work and counts what it is asked; reach an engine your way."""
+"""A client.
+
+This one lets the engine's own `thread` work and counts what it is asked; reach an engine your way.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,25 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from core.api import Client, EngineConfig, EngineRequest, EngineStatus, Listener, Registry, RequestDelta, Running
+from core.api import (
+    Client,
+    EngineConfig,
+    EngineRequest,
+    EngineStatus,
+    Listener,
+    Registry,
+    RequestDelta,
+    Running,
+)
 
 
 class Acme:
     """Speaks to one engine."""
 
     def __init__(self, config: EngineConfig, registry: Registry, listener: Listener) -> None:
-        self._inner: Client = registry.load(registry.choose("clients", "thread"))(config, registry, listener)
+        self._inner: Client = registry.load(registry.choose("clients", "thread"))(
+            config, registry, listener
+        )
         self.num_requests = 0
         """Sequences that were asked for."""
 

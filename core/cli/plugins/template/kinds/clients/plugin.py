@@ -8,4 +8,11 @@ from core.api import Entry, hookimpl
 @hookimpl
 def engine_clients() -> list[Entry]:
     """Return the entry."""
-    return [Entry("acme", "engine_acme.client:Acme", "the client thread, which counts what it was asked", priority=-10)]
+    return [
+        Entry(
+            "acme",
+            "engine_acme.client:Acme",
+            "the client thread, which counts what it was asked",
+            priority=-10,
+        )
+    ]

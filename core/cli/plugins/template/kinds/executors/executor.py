@@ -8,14 +8,24 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from core.api import EngineConfig, Executor, KVLayout, ModelSource, StepPlan, StepResult, WorkerInfo
+    from core.api import (
+        EngineConfig,
+        Executor,
+        KVLayout,
+        ModelSource,
+        StepPlan,
+        StepResult,
+        WorkerInfo,
+    )
 
 
 class Acme:
     """Runs the steps of one engine."""
 
     def __init__(self, config: EngineConfig, registry: Any, source: ModelSource) -> None:
-        self._inner: Executor = registry.load(registry.choose("executors", "uni"))(config, registry, source)
+        self._inner: Executor = registry.load(registry.choose("executors", "uni"))(
+            config, registry, source
+        )
         self.waited_s = 0.0
         """Time spent waiting for results."""
 

@@ -8,4 +8,10 @@ from core.api import Entry, hookimpl
 @hookimpl
 def engine_executors() -> list[Entry]:
     """Return the entry."""
-    return [Entry("acme", "engine_acme.executor:Acme", "the executor uni, with the time of each step counted")]
+    return [
+        Entry(
+            "acme",
+            "engine_acme.executor:Acme",
+            "the executor uni, with the time of each step counted",
+        )
+    ]

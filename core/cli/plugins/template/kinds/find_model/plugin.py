@@ -11,7 +11,8 @@ EXAMPLE_MODELS = ("acme:echo",)
 
 @hookimpl
 def engine_find_model(model: str, config: EngineConfig) -> ModelSource | str | None:
-    """Return another name for one that begins with `acme:`, which is asked for instead; None for what is not ours.
+    """Return another name for one that begins with `acme:`, which is asked for instead; None for
+    what is not ours.
 
     A `ModelSource` may be returned as well: what the model is, and where its files are.
     """

@@ -19,7 +19,9 @@ class Acme:
     def check(constraint: Constraint) -> None:
         """Refuse what cannot be held exactly; the engine then asks the next backend."""
         if constraint.kind != "choice":
-            raise InvalidRequest(f"structured_outputs.{constraint.kind}", "acme serves lists of choices only.")
+            raise InvalidRequest(
+                f"structured_outputs.{constraint.kind}", "acme serves lists of choices only."
+            )
 
     def compile(self, constraint: Constraint) -> Choices:
         """Return the grammar."""
@@ -40,7 +42,9 @@ class Choices:
 
 
 class State:
-    """What one output has written so far: the engine asks for masks, and tells which tokens were taken."""
+    """What one output has written so far: the engine asks for masks, and tells which tokens were
+    taken.
+    """
 
     def __init__(self, choices: Choices) -> None:
         self._choices = choices

@@ -8,4 +8,11 @@ from core.api import Entry, hookimpl
 @hookimpl
 def engine_grammar_backends() -> list[Entry]:
     """Return the entry."""
-    return [Entry("acme", "engine_acme.backend:Acme", "lists of choices, followed byte by byte", priority=-10)]
+    return [
+        Entry(
+            "acme",
+            "engine_acme.backend:Acme",
+            "lists of choices, followed byte by byte",
+            priority=-10,
+        )
+    ]

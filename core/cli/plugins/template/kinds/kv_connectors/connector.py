@@ -39,7 +39,9 @@ class Directory:
 
     def __init__(self, most_bytes: int, sizes: list[int]) -> None:
         """Take the bytes of a block of each group."""
-        self.most_bytes, self.num_bytes, self._sizes = most_bytes, 0, sizes
+        self.most_bytes = most_bytes
+        self.num_bytes = 0
+        self._sizes = sizes
         self._known: dict[BlockKey, bool] = {}
 
     def holds(self, key: BlockKey) -> bool:

@@ -8,4 +8,8 @@ from core.api import Entry, hookimpl
 @hookimpl
 def engine_logits_processors() -> list[Entry]:
     """Return the entry."""
-    return [Entry("acme", "engine_acme.processor:Acme", "forbids the tokens a request lists in extra_args")]
+    return [
+        Entry(
+            "acme", "engine_acme.processor:Acme", "forbids the tokens a request lists in extra_args"
+        )
+    ]

@@ -35,9 +35,13 @@ class Acme:
         """Say whether the request lists any."""
         return bool((sampling.extra_args or {}).get("acme"))
 
-    def added(self, row: int, sampling: SamplingParams, token_ids: Sequence[int], prompt_len: int) -> None:
+    def added(
+        self, row: int, sampling: SamplingParams, token_ids: Sequence[int], prompt_len: int
+    ) -> None:
         """Remember the row's tokens, on the device."""
-        listed = [token for token in (sampling.extra_args or {})["acme"] if 0 <= token < self._vocab_size]
+        listed = [
+            token for token in (sampling.extra_args or {})["acme"] if 0 <= token < self._vocab_size
+        ]
         self._tokens[row] = torch.tensor(listed, dtype=torch.int64, device=self._device)
 
     def removed(self, row: int) -> None:

@@ -1,11 +1,16 @@
-"""A metric sink: takes the numbers of each step and each request. Called between steps, so it must be quick."""
+"""A metric sink: takes the numbers of each step and each request.
+
+Called between steps, so it must be quick.
+"""
 
 from __future__ import annotations
 
 from core.api import EngineConfig, RequestStats, StepStats, TokenStats
 
 EXAMPLE_TOTALS = {"most_running": 3, "generated_tokens": 12, "finished_requests": 3}
-"""Behind the traffic of the conformance suite; of a sink with `expose`, its series with their labels."""
+"""Behind the traffic of the conformance suite; of a sink with `expose`, its series with their
+labels.
+"""
 
 
 class Acme:

@@ -16,7 +16,9 @@ EXAMPLE_CONFIG = {
 }
 """A tiny config.json, with which the conformance suite builds and runs the model."""
 ORACLE = "LlamaForCausalLM"
-"""What computes the truth: transformers' class for such a config, or a function (config, weights, token ids) -> logits."""
+"""What computes the truth: transformers' class for such a config, or a function (config, weights,
+token ids) -> logits.
+"""
 
 
 def spec(hf_config: object) -> DecoderSpec:

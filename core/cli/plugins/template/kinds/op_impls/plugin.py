@@ -9,5 +9,11 @@ from core.api import Entry, hookimpl
 def engine_op_impls() -> list[Entry]:
     """Return the entry."""
     return [
-        Entry("rms_norm/acme", "engine_acme.ops:rms_norm", "rms_norm in one pass", priority=-10, when={"device": "cpu"})
+        Entry(
+            "rms_norm/acme",
+            "engine_acme.ops:rms_norm",
+            "rms_norm in one pass",
+            priority=-10,
+            when={"device": "cpu"},
+        )
     ]

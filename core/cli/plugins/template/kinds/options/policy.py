@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from core.api import EngineConfig, QueuedRequest
 
-EXAMPLE_ORDER = [{"num_prompt_tokens": 900, "arrival_s": 1.0}, {"num_prompt_tokens": 5, "arrival_s": 60.0}]
-"""Requests that wait together, in the order in which they are to run: the conformance suite compares."""
+EXAMPLE_ORDER = [
+    {"num_prompt_tokens": 900, "arrival_s": 1.0},
+    {"num_prompt_tokens": 5, "arrival_s": 60.0},
+]
+"""Requests that wait together, in the order in which they are to run: the conformance suite
+compares.
+"""
 
 
 class Acme:

@@ -22,6 +22,8 @@ class Acme:
     """Every token's hidden state is needed: none may come from the prefix cache."""
     per_token = False
 
-    def pool(self, hidden: torch.Tensor, token_ids: Sequence[int], params: PoolingParams) -> torch.Tensor:
+    def pool(
+        self, hidden: torch.Tensor, token_ids: Sequence[int], params: PoolingParams
+    ) -> torch.Tensor:
         """Return [1, size] for hidden states [tokens, size]."""
         return (hidden[:1] + hidden[-1:]) / 2

@@ -8,4 +8,6 @@ from core.api import Entry, hookimpl
 @hookimpl
 def engine_quant_methods() -> list[Entry]:
     """Return the entry."""
-    return [Entry("acme", "engine_acme.quantization:Acme", "eight bits per weight, one scale per row")]
+    return [
+        Entry("acme", "engine_acme.quantization:Acme", "eight bits per weight, one scale per row")
+    ]

@@ -1,4 +1,7 @@
-"""A quantization method: how linear layers keep their weights. This one rounds plain weights to eight bits."""
+"""A quantization method: how linear layers keep their weights.
+
+This one rounds plain weights to eight bits.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +35,17 @@ class EightBits:
 
     suffixes: tuple[str, ...] = ("weight",)
 
-    def create(self, layer: torch.nn.Module, in_features: int, out_features: int, dtype: torch.dtype) -> None:
+    def create(
+        self, layer: torch.nn.Module, in_features: int, out_features: int, dtype: torch.dtype
+    ) -> None:
         """Register the rounded weights and their scales."""
         layer.register_buffer("weight", torch.zeros(out_features, in_features, dtype=torch.int8))
         layer.register_buffer("scale", torch.zeros(out_features, 1, dtype=dtype))
 
     def load(self, layer: torch.nn.Module, suffix: str, tensor: torch.Tensor, part: Part) -> None:
-        """Round this rank's part of a checkpoint's weight; it goes into the rows of the layer that the part names."""
+        """Round this rank's part of a checkpoint's weight; it goes into the rows of the layer that
+        the part names.
+        """
         for rows, own in part.plain(tensor.float()):
             scale = own.abs().amax(-1, keepdim=True).clamp(min=1e-12) / 127
             layer.get_buffer("weight")[rows] = (own / scale).round().to(torch.int8)
@@ -49,4 +56,6 @@ class EightBits:
 
     def apply(self, layer: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
         """Return x @ weight.T, [..., out_features]."""
-        return (x @ layer.get_buffer("weight").to(x.dtype).T) * layer.get_buffer("scale").to(x.dtype).T
+        return (x @ layer.get_buffer("weight").to(x.dtype).T) * layer.get_buffer("scale").to(
+            x.dtype
+        ).T

@@ -15,5 +15,8 @@ def read(scan: Scan, request: ParseRequest) -> Reading:
 
 
 EXAMPLES = [("<thought>Is it?</thought>Yes.", "Is it?", "Yes."), ("Yes.", "", "Yes.")]
-"""Texts, the thoughts in them and the content: the conformance suite reads them in every chunking."""
-FORMAT = ReasoningFormat(read, markers=("<thought>", "</thought>"), starts=("<thought>",), ends=("</thought>",))
+"""Texts, the thoughts in them and the content: the conformance suite reads them in every chunking.
+"""
+FORMAT = ReasoningFormat(
+    read, markers=("<thought>", "</thought>"), starts=("<thought>",), ends=("</thought>",)
+)

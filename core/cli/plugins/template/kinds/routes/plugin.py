@@ -8,4 +8,11 @@ from core.api import Entry, hookimpl
 @hookimpl
 def engine_routes() -> list[Entry]:
     """Return the entry."""
-    return [Entry("acme", "engine_acme.routes:Acme", "GET /acme: what is being served", requires=("fastapi",))]
+    return [
+        Entry(
+            "acme",
+            "engine_acme.routes:Acme",
+            "GET /acme: what is being served",
+            requires=("fastapi",),
+        )
+    ]

@@ -1,4 +1,7 @@
-"""HTTP routes. From a third party they are served only when the user names the plugin (`--plugins +acme`)."""
+"""HTTP routes.
+
+From a third party they are served only when the user names the plugin (`--plugins +acme`).
+"""
 
 from __future__ import annotations
 
@@ -23,4 +26,6 @@ class Acme:
         return [Route("/acme", self._show, methods=["GET"])]
 
     async def _show(self, request: Request) -> JSONResponse:
-        return JSONResponse({"models": self._engine.served_names, "max_model_len": self._engine.max_model_len})
+        return JSONResponse(
+            {"models": self._engine.served_names, "max_model_len": self._engine.max_model_len}
+        )

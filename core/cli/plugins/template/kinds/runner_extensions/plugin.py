@@ -16,7 +16,14 @@ EXAMPLE_OPTIONS = {"acme_cap": 5.0}
 @hookimpl
 def engine_options() -> list[Option]:
     """Return the option."""
-    return [Option("acme_cap", float, 0.0, "Logits are bent so that none passes this; 0: they stay as they are.")]
+    return [
+        Option(
+            "acme_cap",
+            float,
+            0.0,
+            "Logits are bent so that none passes this; 0: they stay as they are.",
+        )
+    ]
 
 
 @hookimpl

@@ -1,4 +1,7 @@
-"""A runner. This one lets the engine's own `generate` work and counts the tokens it has read; let yours follow."""
+"""A runner.
+
+This one lets the engine's own `generate` work and counts the tokens it has read; let yours follow.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,9 @@ class Acme:
         """Return the model as it is built here; None where it is for another runner."""
         if config.model.runner != "acme":
             return None
-        return self._inner.settle(spec, replace(config, model=replace(config.model, runner="generate")), source)
+        return self._inner.settle(
+            spec, replace(config, model=replace(config.model, runner="generate")), source
+        )
 
     def fit(self, config: EngineConfig, spec: Any) -> EngineConfig:
         """Return the configuration as the model needs it."""
@@ -82,7 +87,9 @@ class Counted:
         """Return which text of its prompt each token belongs to."""
         return self._inner.token_types(inputs)
 
-    def run(self, plan: StepPlan, inputs: StepRows, hidden: torch.Tensor, errors: dict[int, str]) -> Any:
+    def run(
+        self, plan: StepPlan, inputs: StepRows, hidden: torch.Tensor, errors: dict[int, str]
+    ) -> Any:
         """Return the step's result."""
         self.num_tokens += len(hidden)
         return self._inner.run(plan, inputs, hidden, errors)

@@ -16,12 +16,23 @@ EXAMPLE_OPTIONS = {"acme_most": 2}
 @hookimpl
 def engine_options() -> list[Option]:
     """Return the option."""
-    return [Option("acme_most", int, 0, "Requests that may run at once, however many rows there are; 0: no limit.")]
+    return [
+        Option(
+            "acme_most",
+            int,
+            0,
+            "Requests that may run at once, however many rows there are; 0: no limit.",
+        )
+    ]
 
 
 @hookimpl
-def engine_scheduler_extensions(config: EngineConfig, registry: Registry) -> list[SchedulerExtension]:
+def engine_scheduler_extensions(
+    config: EngineConfig, registry: Registry
+) -> list[SchedulerExtension]:
     """Return the half where the option asks for it."""
-    from engine_acme.scheduling import Acme  # lazy: imported when an engine starts, not when plugins are listed
+    from engine_acme.scheduling import (
+        Acme,
+    )  # lazy: imported when an engine starts, not when plugins are listed
 
     return [Acme(config.options["acme_most"])] if config.options["acme_most"] else []

@@ -9,7 +9,9 @@ EXAMPLE_ORDER = [
     {"num_prompt_tokens": 90, "arrival_s": 1.0},
     {"num_prompt_tokens": 90, "arrival_s": 2.0},
 ]
-"""Requests that wait together, in the order in which they are to run: the conformance suite compares."""
+"""Requests that wait together, in the order in which they are to run: the conformance suite
+compares.
+"""
 
 
 class Acme:

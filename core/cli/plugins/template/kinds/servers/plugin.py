@@ -9,5 +9,10 @@ from core.api import Entry, hookimpl
 def engine_servers() -> list[Entry]:
     """Return the entry."""
     return [
-        Entry("acme", "engine_acme.server:Acme", "HTTP without keys or limits, for trying things out", priority=-10)
+        Entry(
+            "acme",
+            "engine_acme.server:Acme",
+            "HTTP without keys or limits, for trying things out",
+            priority=-10,
+        )
     ]

@@ -1,4 +1,7 @@
-"""A server: carries the routes of every group that is on. This one is for trying things out: it has no guard."""
+"""A server: carries the routes of every group that is on.
+
+This one is for trying things out: it has no guard.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ class Acme:
     """Serves on the loopback address only."""
 
     def __init__(
-        self, engine: Any, config: EngineConfig, groups: Mapping[str, RouteGroup] | Sequence[RouteGroup]
+        self,
+        engine: Any,
+        config: EngineConfig,
+        groups: Mapping[str, RouteGroup] | Sequence[RouteGroup],
     ) -> None:
         every = groups.values() if isinstance(groups, Mapping) else groups
         self.app = Starlette(routes=[route for group in every for route in group.routes()])

@@ -16,7 +16,9 @@ class Acme:
     finds = True
     """It is asked behind every step, and guesses only where it finds something."""
 
-    def __init__(self, config: EngineConfig, settings: SpeculativeConfig, registry: Registry) -> None:
+    def __init__(
+        self, config: EngineConfig, settings: SpeculativeConfig, registry: Registry
+    ) -> None:
         """Take what is configured."""
 
     def drafts(self, rows: Sequence[DraftRow]) -> list[list[int]]:

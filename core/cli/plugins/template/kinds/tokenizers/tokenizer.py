@@ -33,7 +33,9 @@ class Acme:
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """Return text; bytes that are not (yet) UTF-8 come out as U+FFFD."""
         end = b"" if skip_special_tokens else END.encode()
-        return b"".join(end if token == END_ID else bytes([token]) for token in ids).decode(errors="replace")
+        return b"".join(end if token == END_ID else bytes([token]) for token in ids).decode(
+            errors="replace"
+        )
 
     def token_text(self, token_id: int) -> str:
         """Return one token as text."""

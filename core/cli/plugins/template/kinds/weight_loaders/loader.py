@@ -1,4 +1,7 @@
-"""A weight loader: yields a checkpoint's tensors by name. This one reads each safetensors file whole, without mapping."""
+"""A weight loader: yields a checkpoint's tensors by name.
+
+This one reads each safetensors file whole, without mapping.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +29,16 @@ class Acme:
         """Yield (name, tensor). Raises `ModelError` naming the file that cannot be read."""
         if not self._files:
             raise ModelError(
-                f"{self._folder} holds no .safetensors file; convert the checkpoint or use another loader."
+                f"{self._folder} holds no .safetensors file; convert the checkpoint or use another "
+                "loader."
             )
         for file in self._files:
             try:
                 tensors = load(file.read_bytes())
             except (OSError, SafetensorError) as error:
-                raise ModelError(f"{file} cannot be read: {error}. Fetch or convert it again.") from error
+                raise ModelError(
+                    f"{file} cannot be read: {error}. Fetch or convert it again."
+                ) from error
             yield from tensors.items()
 
     def total_bytes(self) -> int:

@@ -8,4 +8,11 @@ from core.api import Entry, hookimpl
 @hookimpl
 def engine_workers() -> list[Entry]:
     """Return the entry."""
-    return [Entry("acme", "engine_acme.worker:Acme", "the worker of the kernel, which counts its steps", priority=-10)]
+    return [
+        Entry(
+            "acme",
+            "engine_acme.worker:Acme",
+            "the worker of the kernel, which counts its steps",
+            priority=-10,
+        )
+    ]

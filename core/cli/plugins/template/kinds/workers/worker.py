@@ -6,14 +6,27 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from core.api import EngineConfig, KVLayout, ModelSource, Pending, Registry, StepPlan, Worker, WorkerInfo
+    from core.api import (
+        EngineConfig,
+        KVLayout,
+        ModelSource,
+        Pending,
+        Registry,
+        StepPlan,
+        Worker,
+        WorkerInfo,
+    )
 
 
 class Acme:
     """Computes on one device."""
 
-    def __init__(self, config: EngineConfig, registry: Registry, source: ModelSource, join: Any = None) -> None:
-        self._inner: Worker = registry.load(registry.choose("workers", "worker"))(config, registry, source, join)
+    def __init__(
+        self, config: EngineConfig, registry: Registry, source: ModelSource, join: Any = None
+    ) -> None:
+        self._inner: Worker = registry.load(registry.choose("workers", "worker"))(
+            config, registry, source, join
+        )
         self.num_steps = 0
 
     @property
