@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from core.cli.memory_plan import MemoryPlan, memory_plan
+    from builtin_plugins.commands.plan.memory_plan import MemoryPlan, memory_plan
     from core.engine.async_llm import AsyncLLM
     from core.familiar.adapters import LoRARequest
     from core.familiar.args import AsyncEngineArgs, EngineArgs
@@ -49,7 +49,7 @@ _HOMES = {
     "LLMEngine": "core.familiar.engines",
     "LoRARequest": "core.familiar.adapters",
     "ModelRegistry": "core.familiar.models",
-    "MemoryPlan": "core.cli.memory_plan",
+    "MemoryPlan": "builtin_plugins.commands.plan.memory_plan",
     "CompletionOutput": "core.types",
     "ClassificationRequestOutput": "core.types.pooled",
     "EmbeddingRequestOutput": "core.types.pooled",
@@ -63,7 +63,7 @@ _HOMES = {
     "StructuredOutputsParams": "core.types.structured",
     "TextPrompt": "core.types",
     "TokensPrompt": "core.types",
-    "memory_plan": "core.cli.memory_plan",
+    "memory_plan": "builtin_plugins.commands.plan.memory_plan",
 }
 
 __all__ = [

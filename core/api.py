@@ -1,9 +1,45 @@
-"""Everything plugin code may import, besides `core.nn` and `core.ops` for models and kernels.
+"""Everything plugin code may import, besides `core.models.layers` and `core.models.ops` for models and kernels.
 
 What is here is promised: it changes only with `API_VERSION`, after a warning of one minor version.
 Importing this module imports no torch.
 """
 
+from builtin_plugins.output_parsers.runtime import (
+    ArgumentsPiece,
+    Broken,
+    Call,
+    CallBegun,
+    CallEnded,
+    CallKeys,
+    CallText,
+    Channels,
+    Delimiter,
+    Feed,
+    Kind,
+    OutputParser,
+    ParsedDelta,
+    ParseRequest,
+    Piece,
+    Reading,
+    ReasoningFormat,
+    ReasoningPiece,
+    Scan,
+    TemplateField,
+    TextPiece,
+    Told,
+    ToolFormat,
+    fitted,
+    known_formats,
+    random_call_id,
+    read_channels,
+    read_json,
+    read_pattern,
+    read_response_template,
+    schema_types,
+    suggest,
+    typed_arguments,
+    typed_value,
+)
 from core.config import EngineConfig
 from core.config.fields import Option
 from core.config.values import Blank, Within
@@ -105,45 +141,8 @@ from core.errors import (
     RequestTimeout,
     did_you_mean,
 )
-from core.parsing import (
-    ArgumentsPiece,
-    Broken,
-    Call,
-    CallBegun,
-    CallEnded,
-    CallKeys,
-    CallText,
-    Channels,
-    Delimiter,
-    Feed,
-    Kind,
-    OutputParser,
-    ParsedDelta,
-    ParseRequest,
-    Piece,
-    Reading,
-    ReasoningFormat,
-    ReasoningPiece,
-    Scan,
-    TemplateField,
-    TextPiece,
-    Told,
-    ToolFormat,
-    fitted,
-    known_formats,
-    random_call_id,
-    read_channels,
-    read_json,
-    read_pattern,
-    read_response_template,
-    schema_types,
-    suggest,
-    typed_arguments,
-    typed_value,
-)
-from core.plugin.entry import API_VERSION, Entry, hookimpl, hookspec
-from core.spec.attention import AttentionSpec, RelativeSpec, alibi_slopes
-from core.spec.decoder import (
+from core.model_spec.attention import AttentionSpec, RelativeSpec, alibi_slopes
+from core.model_spec.decoder import (
     AheadSpec,
     BesideSpec,
     CrossSpec,
@@ -157,9 +156,9 @@ from core.spec.decoder import (
     SharedSpec,
     layer_behind,
 )
-from core.spec.encoder import EncoderFacts, EncoderInput
-from core.spec.facts import ModelFacts
-from core.spec.kv import (
+from core.model_spec.encoder import EncoderFacts, EncoderInput
+from core.model_spec.facts import ModelFacts
+from core.model_spec.kv import (
     CacheSpec,
     ChunkedLocal,
     CrossAttention,
@@ -171,12 +170,12 @@ from core.spec.kv import (
     RecurrentState,
     SlidingWindow,
 )
-from core.spec.latent import LatentAttentionSpec
-from core.spec.latent_facts import latent_attention
-from core.spec.names import WeightNames
-from core.spec.parts import NormSpec, Temperature
-from core.spec.pooling import DenseSpec, PoolingSpec, SentenceFacts
-from core.spec.recurrent import (
+from core.model_spec.latent import LatentAttentionSpec
+from core.model_spec.latent_facts import latent_attention
+from core.model_spec.names import WeightNames
+from core.model_spec.parts import NormSpec, Temperature
+from core.model_spec.pooling import DenseSpec, PoolingSpec, SentenceFacts
+from core.model_spec.recurrent import (
     GatedConvSpec,
     GatedDeltaSpec,
     LightningSpec,
@@ -185,7 +184,7 @@ from core.spec.recurrent import (
     RecurrentSpec,
     RgLruSpec,
 )
-from core.spec.rope import (
+from core.model_spec.rope import (
     DynamicScaling,
     LinearScaling,
     Llama3Scaling,
@@ -194,6 +193,7 @@ from core.spec.rope import (
     RopeSpec,
     YarnScaling,
 )
+from core.plugin.entry import API_VERSION, Entry, hookimpl, hookspec
 from core.step import (
     EngineRequest,
     Logprobs,

@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from core.errors import EngineError
-from core.spec.kv import LayerKV
+from core.model_spec.kv import LayerKV
 from core.types import SamplingParams
 from core.types.pooling import Pooled, PoolingInfo, PoolingParams
 

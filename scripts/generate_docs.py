@@ -16,17 +16,17 @@ from packaging.version import Version
 from vllm_page import vllm_page
 
 import core
-from core.cli.plugins.releases import FOLDER as RELEASED
-from core.cli.plugins.releases import minor, public_names
-from core.cli.reference.configuration import reference_page
-from core.cli.reference.hooks import hooks_page
-from core.cli.reference.parsers import parsers_page
-from core.cli.reference.suites import suites_page
-from core.cli.reference.types import types_page
+from builtin_plugins.commands.plugins.releases import FOLDER as RELEASED
+from builtin_plugins.commands.plugins.releases import minor, public_names
+from core.cli.reference_page import reference_page
 from core.config.fields import FieldTable
 from core.plugin import Registry, load_plan, make_plan
 from core.plugin.discovery import discover
 from core.types import Bound, SamplingParams
+from scripts.reference.hooks import hooks_page
+from scripts.reference.parsers import parsers_page
+from scripts.reference.suites import suites_page
+from scripts.reference.types import types_page
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "reference"

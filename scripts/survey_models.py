@@ -21,12 +21,12 @@ from safetensors.torch import load_file
 from builtin_plugins.commands.models.table import ANY, TABLE
 from builtin_plugins.models.generic.spec import spec, why_not
 from core.errors import EngineError
-from core.nn.decoder import Decoder
-from core.nn.linear import Linear
+from core.model_spec.decoder import DecoderSpec
+from core.model_spec.kv import RecurrentState
+from core.models.layers.decoder import Decoder
+from core.models.layers.linear import Linear
 from core.plugin import Registry, load_plan, make_plan
 from core.plugin.discovery import discover
-from core.spec.decoder import DecoderSpec
-from core.spec.kv import RecurrentState
 from core.testing.checkpoints import make_checkpoint, tiny_config
 from core.testing.one_sequence import plain_context, read_config
 from core.testing.shrunken import causal_types

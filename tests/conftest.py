@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from core import LLM
 
 TESTS = Path(__file__).parent
-DEMO = TESTS.parent / "builtin_plugins" / "demo" / "model"
+DEMO = TESTS.parent / "builtin_plugins" / "model_sources" / "demo" / "model"
 LOGGERS = {name: logging.getLogger(name) for name in ("", *OURS)}
 LEVELS = {name: logger.level for name, logger in LOGGERS.items()}
 

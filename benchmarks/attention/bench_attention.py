@@ -20,8 +20,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from core.contracts import AttentionInputs, AttentionParams
+from core.model_spec.kv import FullAttention, LatentKeys
 from core.plugin import load_plan, make_plan
-from core.spec.kv import FullAttention, LatentKeys
 
 HEADS = AttentionParams(heads=16, kv_heads=8, head_size=128, scale=128**-0.5)
 LATENTS = AttentionParams(heads=16, kv_heads=1, head_size=576, scale=192**-0.5, value_size=512)

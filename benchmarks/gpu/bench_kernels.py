@@ -97,7 +97,7 @@ def decode(name: str, sizes: Sizes, lengths: tuple[int, ...], device: str) -> Ca
     """Return one layer's attention of sequences that decode, whose blocks are dealt at random."""
     from builtin_plugins.attention_backends.triton.backend import TritonAttention  # lazy: as above
     from core.api import AttentionInputs, AttentionParams
-    from core.spec.kv import FullAttention
+    from core.model_spec.kv import FullAttention
 
     size = 16
     count = len(lengths)

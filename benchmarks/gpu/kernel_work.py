@@ -66,7 +66,7 @@ def prompt_attention(clock: Clock, ceilings: Ceilings, sizes: KernelSizes) -> It
         TritonAttention,
     )  # lazy: the interpreter is chosen by then
     from core.api import AttentionInputs, AttentionParams
-    from core.spec.kv import FullAttention
+    from core.model_spec.kv import FullAttention
 
     own = sizes.attention
     count = sizes.prompt

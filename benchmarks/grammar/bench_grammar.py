@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from builtin_plugins.features.structured_outputs.reasoning import Reasoning
+from builtin_plugins.features.structured_outputs.rows import Row, TokenMasks
 from builtin_plugins.grammar_backends.xgrammar.backend import MAX_THREADS, XGrammar
 from builtin_plugins.grammar_backends.xgrammar.schema import with_patterns
-from builtin_plugins.structured_outputs.reasoning import Reasoning
-from builtin_plugins.structured_outputs.rows import Row, TokenMasks
 from core.api import Constraint, Vocabulary, read_vocabulary
 from core.testing.byte_tokenizer import ByteTokenizer
 

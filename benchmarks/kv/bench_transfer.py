@@ -28,7 +28,7 @@ from builtin_plugins.kv_connectors.offload import HostMemory
 from builtin_plugins.kv_connectors.sealing import sealer_on
 from builtin_plugins.kv_connectors.tcp.store import Source, TcpStore
 from core.api import BlockKey, KVLayout, StoreParts
-from core.spec.kv import FullAttention, GroupLayout, PoolLayout
+from core.model_spec.kv import FullAttention, GroupLayout, PoolLayout
 
 TOKEN: Final = b"a token of a benchmark"
 TIMEOUT_S: Final = 60.0

@@ -22,9 +22,9 @@ import torch
 
 from benchmarks.lora.bench_lora import SETTINGS, write_adapter
 from benchmarks.peers.make_model import write_model
-from builtin_plugins.lora.calls import loaded, unloaded
-from builtin_plugins.lora.messages import Wanted
-from builtin_plugins.lora.stored import AdapterFiles
+from builtin_plugins.features.lora.calls import loaded, unloaded
+from builtin_plugins.features.lora.messages import Wanted
+from builtin_plugins.features.lora.stored import AdapterFiles
 from core import AsyncLLM, LoRARequest, SamplingParams
 
 HELD = 3

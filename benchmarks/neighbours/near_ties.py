@@ -24,7 +24,7 @@ import torch
 
 from core import LLM, SamplingParams
 from core.engine.admission import mix_seed
-from core.ops.sampling import uniform
+from core.models.ops.sampling import uniform
 
 TEMPERATURE = 0.8
 BATCHES = (1, 4, 13)

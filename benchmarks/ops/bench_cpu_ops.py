@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 
 from builtin_plugins.op_impls.cpu import ops
-from core.ops import reference
+from core.models.ops import reference
 
 HIDDEN = 1024
 WIDTH = 3072

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
+from builtin_plugins.runners.generate.processors import Active, Processors
+from builtin_plugins.runners.generate.stage import SamplingStage
 from core.contracts import SamplerContext
-from core.generate.processors import Active, Processors
-from core.generate.stage import SamplingStage
-from core.ops.table import OpTable
+from core.model_spec.kv import KVLayout
+from core.models.ops.table import reference_ops
 from core.plugin import load_plan, make_plan
-from core.spec.kv import KVLayout
 from core.step import NewRow, StepPlan
 from core.types import SamplingParams
 from core.worker.batch import Batch
@@ -63,7 +63,7 @@ def measure(rows: int, vocab_size: int, params: dict[str, Any], steps: int = 30)
     batch = Batch(rows, 128, layout, "cpu")
     processors = make_processors(SamplerContext(vocab_size, rows, 128, "cpu"))
     model: Any = Logits(rows, vocab_size)
-    stage = SamplingStage(model, batch, processors, Extensions([]), "raw_logprobs", OpTable())
+    stage = SamplingStage(model, batch, processors, Extensions([]), "raw_logprobs", reference_ops())
     sampling = SamplingParams(**params)
     new = [NewRow(row, str(row), [3, 4, 5], 3, sampling, row, (), []) for row in range(rows)]
     hidden = torch.zeros(rows, 1)

@@ -48,8 +48,8 @@ from core.api import (
     StructuredOutputsParams,
 )
 from core.kv import KVManager, plan_layout
+from core.model_spec.kv import FullAttention, LayerKV
 from core.scheduler import Scheduler, SchedulerLimits
-from core.spec.kv import FullAttention, LayerKV
 from core.step import NewRow, StepResult
 
 CONTEXT = 8000

@@ -33,8 +33,8 @@ from pathlib import Path
 from typing import Any
 
 from core.kv import KVManager, plan_layout
+from core.model_spec.kv import FullAttention, LayerKV
 from core.scheduler import Scheduler, SchedulerLimits
-from core.spec.kv import FullAttention, LayerKV
 from core.step import EngineRequest, StepResult
 from core.types import SamplingParams
 

@@ -21,17 +21,17 @@ from pathlib import Path
 
 from tokenizers.decoders import DecodeStream
 
-import builtin_plugins.demo
+import builtin_plugins.model_sources.demo
 from builtin_plugins.tokenizers.hf.fast import FastTokenizer
 from builtin_plugins.tokenizers.hf.settings import read_settings
 from core.kv import KVManager, plan_layout
-from core.spec.kv import FullAttention, LayerKV
+from core.model_spec.kv import FullAttention, LayerKV
 from core.text.detokenizer import detokenizer_of
 
 BLOCK = 16
 PROMPT = 50_000
 CACHED = 49_000
-DEMO = Path(next(iter(builtin_plugins.demo.__path__))) / "model" / "tokenizer.json"
+DEMO = Path(next(iter(builtin_plugins.model_sources.demo.__path__))) / "model" / "tokenizer.json"
 
 
 def clocked(function: Callable[[], object]) -> float:

@@ -15,7 +15,7 @@ from builtin_plugins.kv_connectors.bounded import BoundedDirectory
 from builtin_plugins.kv_connectors.eviction import Name
 from builtin_plugins.kv_connectors.settings import EXTRA, FLAG, read_extra
 from core.api import BlockKey, ConfigError, EngineConfig, KVLayout, KVTransferConfig, StoreParts
-from core.spec.kv import RecurrentState
+from core.model_spec.kv import RecurrentState
 
 if TYPE_CHECKING:
     from core.contracts.kv_connectors import Block, Bytes

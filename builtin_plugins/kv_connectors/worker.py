@@ -32,7 +32,7 @@ from builtin_plugins.kv_connectors.names import Damaged, Gone
 from builtin_plugins.kv_connectors.sealing import sealer_on
 from core.api import BlockKey, EngineConfig, KVConnector, KVTransferConfig, ModelError, StoreParts
 from core.contracts.scheduling import LoadedParts, WorkerParts
-from core.spec.kv import CrossAttention
+from core.model_spec.kv import CrossAttention
 
 log = logging.getLogger(__name__)
 SURVEY_SHARE: Final = 1 / 16

@@ -24,7 +24,7 @@ Ints = npt.NDArray[np.int64]
 if TYPE_CHECKING:
     from core.api import AttentionBackend, TokenTree
     from core.contracts.scheduling import WorkerParts
-    from core.spec.kv import GroupLayout
+    from core.model_spec.kv import GroupLayout
 
 
 def spare_blocks(tree: TokenTree, block_size: int, num_rows: int) -> int:

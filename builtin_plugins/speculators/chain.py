@@ -22,7 +22,7 @@ from builtin_plugins.speculators.trees import Grown, fill
 if TYPE_CHECKING:
     from core.api import DraftRow, LayerKV
     from core.contracts.scheduling import LoadedParts, WorkerParts
-    from core.nn.state import LayerCache
+    from core.models.layers.state import LayerCache
     from core.step import NewRow
 
 

@@ -18,7 +18,7 @@ import torch
 from builtin_plugins.speculators.own_layers import OwnLayers, kept, positions_of
 from builtin_plugins.speculators.trees import Grown, fill, likely_tokens
 from core.api import ConfigError, ForwardBatch, TokenTree
-from core.nn.loading import load_alike
+from core.models.layers.loading import load_alike
 
 if TYPE_CHECKING:
     from core.api import (

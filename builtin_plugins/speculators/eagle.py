@@ -16,19 +16,19 @@ from torch import nn
 from builtin_plugins.speculators.chain import Chain
 from builtin_plugins.speculators.trees import likely_tokens
 from core.api import ConfigError, LayerKV, WeightNames
-from core.nn.block import Block
-from core.nn.linear import Linear, Slice
-from core.nn.norm import optional_norm
-from core.nn.rotary import Rotary
-from core.nn.stream import Step, join
-from core.nn.weights import WeightMap
+from core.models.layers.block import Block
+from core.models.layers.linear import Linear, Slice
+from core.models.layers.norm import optional_norm
+from core.models.layers.rotary import Rotary
+from core.models.layers.stream import Step, join
+from core.models.layers.weights import WeightMap
 
 if TYPE_CHECKING:
     from core.api import BuildContext, DecoderSpec
     from core.contracts.scheduling import LoadedParts
-    from core.nn.decoder import Decoder
-    from core.nn.norm import Norm
-    from core.nn.state import LayerCache
+    from core.models.layers.decoder import Decoder
+    from core.models.layers.norm import Norm
+    from core.models.layers.state import LayerCache
 
 RENAME: Final = (
     (r"^model\.", ""),

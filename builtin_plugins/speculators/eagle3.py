@@ -18,19 +18,19 @@ from builtin_plugins.speculators.chain import Chain
 from builtin_plugins.speculators.eagle import rotary_of
 from builtin_plugins.speculators.trees import likely_tokens
 from core.api import ConfigError, LayerKV, WeightNames
-from core.nn.attention import Attention
-from core.nn.embedding import Embedding, Head
-from core.nn.linear import Linear, Slice
-from core.nn.mlp import Mlp
-from core.nn.norm import make_norm
-from core.nn.weights import WeightMap
+from core.models.layers.attention import Attention
+from core.models.layers.embedding import Embedding, Head
+from core.models.layers.linear import Linear, Slice
+from core.models.layers.mlp import Mlp
+from core.models.layers.norm import make_norm
+from core.models.layers.weights import WeightMap
 
 if TYPE_CHECKING:
     from core.api import AttentionSpec, BuildContext, DecoderSpec, ForwardBatch, MlpSpec, NormSpec
     from core.contracts.scheduling import LoadedParts
-    from core.nn.decoder import Decoder
-    from core.nn.state import LayerCache
-    from core.spec.kv import CacheSpec
+    from core.model_spec.kv import CacheSpec
+    from core.models.layers.decoder import Decoder
+    from core.models.layers.state import LayerCache
 
 RENAME: Final = ((r"^model\.", ""), (r"^midlayer\.", "layers.0."))
 LAYER: Final = "layers.0"

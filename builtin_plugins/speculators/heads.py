@@ -16,9 +16,9 @@ import torch
 from builtin_plugins.speculators.checkpoints import LAYERS, find_checkpoint
 from builtin_plugins.speculators.history import History
 from core.api import ConfigError, DecoderSpec
-from core.nn.decoder import Decoder
-from core.nn.finite import checked
-from core.nn.loading import weight_loader
+from core.models.layers.decoder import Decoder
+from core.models.layers.finite import checked
+from core.models.layers.loading import weight_loader
 
 if TYPE_CHECKING:
     from core.api import (
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         SpeculativeConfig,
     )
     from core.contracts.scheduling import LoadedParts, WorkerParts
-    from core.nn.weights import WeightMap
+    from core.models.layers.weights import WeightMap
 
 
 class Heads(ABC):

@@ -15,14 +15,14 @@ from torch import nn
 from builtin_plugins.speculators.heads import Heads
 from builtin_plugins.speculators.trees import likely_tokens
 from core.api import ConfigError, LayerKV, TokenTree
-from core.nn.embedding import Head
-from core.nn.linear import Linear, Slice
-from core.nn.weights import WeightMap
+from core.models.layers.embedding import Head
+from core.models.layers.linear import Linear, Slice
+from core.models.layers.weights import WeightMap
 
 if TYPE_CHECKING:
     from core.api import BuildContext, DecoderSpec, DraftRow
     from core.contracts.scheduling import LoadedParts
-    from core.nn.decoder import Decoder
+    from core.models.layers.decoder import Decoder
 
 RENAME: Final = (
     (r"^medusa_heads?\.", ""),

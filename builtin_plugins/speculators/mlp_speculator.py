@@ -15,8 +15,8 @@ from torch import nn
 
 from builtin_plugins.speculators.heads import Heads
 from core.api import ConfigError, LayerKV
-from core.nn.weights import WeightMap, empty_parameter
-from core.nn.weights import place as put
+from core.models.layers.weights import WeightMap, empty_parameter
+from core.models.layers.weights import place as put
 
 if TYPE_CHECKING:
     from core.api import BuildContext, DecoderSpec, DraftRow

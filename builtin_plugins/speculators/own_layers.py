@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from core.api import DraftRow
     from core.contracts import AttentionBackend
     from core.contracts.scheduling import WorkerParts
-    from core.nn.state import LayerCache
+    from core.models.layers.state import LayerCache
 
 Ints = npt.NDArray[np.int64]
 PREFIX = "draft."

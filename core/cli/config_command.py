@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from core.cli.reference.configuration import reference_page
+from core.cli.reference_page import reference_page
 from core.config.fields import OPTIONS, Field
 
 if TYPE_CHECKING:

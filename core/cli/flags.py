@@ -9,8 +9,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
-from core.cli.reference.configuration import is_switch, metavar, show_default
-from core.cli.reference.field_docs import field_doc, section_docs
+from core.cli.field_docs import field_doc, section_docs
+from core.cli.reference_page import is_switch, metavar, show_default
 from core.config.build import Given, Layer, given
 from core.config.fields import Field, FieldTable
 from core.config.values import ValueType

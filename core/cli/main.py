@@ -38,10 +38,6 @@ OWN_COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
         "core.cli.config_command:ConfigCommand",
         "print the effective configuration and where it came from",
     ),
-    "plugins": (
-        "core.cli.plugins.command:PluginsCommand",
-        "list, show, explain, check, lock and write plugins",
-    ),
 }
 """Commands that are there whatever the plugins do."""
 
@@ -117,8 +113,8 @@ def _run(argv: list[str]) -> int:
     setup_logging(logs.log_level, log_format=logs.log_format)
     if startup.command is None or startup.wants_help:
         return _print_overview(context)
-    if startup.command == "plugins":
-        return _run_plain(_own(startup.command), startup, context)
+    if (before := _runs_before_plugins(startup.command, context)) is not None:
+        return _run_plain(before, startup, context)
     try:
         registry = context.registry
         setup_logging(logs.log_level, _packages(registry.plan), log_format=logs.log_format)
@@ -254,6 +250,23 @@ def _find_command(name: str, registry: Registry) -> tuple[Command, AbstractConte
 
 def _commands(registry: Registry) -> list[str]:
     return [*OWN_COMMANDS, *(registered.entry.name for registered in registry.entries("commands"))]
+
+
+def _runs_before_plugins(name: str, context: CommandContext) -> Command | None:
+    """Return the command of this name if it runs before any other plugin is loaded."""
+    try:
+        plan = context.plan
+    except EngineError:  # the command itself reports what is wrong with the plan
+        plan = make_plan()
+    refs = [ref for ref in plan.plugins if ref.name == f"command_{name}"]
+    with suppress(EngineError):
+        registry = load_plan(PluginPlan(plugins=tuple(refs)))
+        for registered in registry.entries("commands"):
+            target = registry.load(registered)
+            if getattr(target, "runs_before_plugins", False):
+                command: Command = target()
+                return command
+    return None
 
 
 def _examiner(name: str, context: CommandContext) -> Command | None:

@@ -60,7 +60,7 @@ class Field:
     default: Any
     help: str | None = None
     """Text of a plugin's option; a section field's is beneath it in the source
-    (`core.cli.reference.field_docs`).
+    (`core.cli.field_docs`).
     """
     refuse: str | None = None
     neutral: Callable[[Any], bool] | None = None

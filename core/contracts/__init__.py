@@ -5,6 +5,7 @@ Torch appears in annotations only, so that reading a contract never imports it. 
 conformance suite of its name in `core.testing.conformance`.
 """
 
+from builtin_plugins.output_parsers.runtime import ReasoningFormat, ToolFormat
 from core.contracts.admission import AdmissionExtension, Draft, Edge
 from core.contracts.attention import (
     AttentionBackend,
@@ -37,6 +38,7 @@ from core.contracts.models import (
     PoolingModel,
     WeightLoader,
 )
+from core.contracts.ops import OpImplementation, OpTable
 from core.contracts.parallel import ParallelGroup, Pipeline
 from core.contracts.part import Part
 from core.contracts.platforms import Executor, Platform
@@ -58,7 +60,6 @@ from core.contracts.serving import (
     Command,
     HttpStats,
     MetricSink,
-    OpImplementation,
     RequestStats,
     RouteGroup,
     Server,
@@ -70,7 +71,6 @@ from core.contracts.speculators import DraftRow, SpeculativeConfig, Speculator
 from core.contracts.text import ChatRenderer, Tokenizer
 from core.contracts.token_trees import TokenTree
 from core.contracts.workers import Worker
-from core.parsing import ReasoningFormat, ToolFormat
 
 __all__ = [
     "AdmissionExtension",
@@ -116,6 +116,7 @@ __all__ = [
     "ModelSource",
     "ModuleSpec",
     "OpImplementation",
+    "OpTable",
     "ParallelGroup",
     "Parent",
     "Part",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     import torch
 
-    from core.spec.kv import KVSpec
+    from core.model_spec.kv import KVSpec
     from core.step import NewRow
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from core.config import EngineConfig
     from core.contracts.models import Model
-    from core.spec.kv import KVLayout
+    from core.model_spec.kv import KVLayout
 
     Bytes = npt.NDArray[np.uint8]
     """Contiguous, in host memory."""

@@ -10,12 +10,12 @@ if TYPE_CHECKING:
     import torch
 
     from core.contracts.attention import AttentionBackend, ForwardBatch
+    from core.contracts.ops import OpTable
     from core.contracts.parallel import ParallelGroup, Pipeline
     from core.contracts.quantization import QuantMethod
-    from core.ops.table import OpTable
-    from core.spec.decoder import DecoderSpec
-    from core.spec.kv import LayerKV
-    from core.spec.pooling import SentenceFacts
+    from core.model_spec.decoder import DecoderSpec
+    from core.model_spec.kv import LayerKV
+    from core.model_spec.pooling import SentenceFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class BuildContext:
     attention: AttentionBackend
     quant: QuantMethod
     ops: OpTable
-    """The implementation chosen for every op (`core.ops.table`)."""
+    """The implementation chosen for every op (`core.contracts.ops`)."""
     group: ParallelGroup
     """The tensor-parallel group of this rank; size 1 when layers are not split."""
     pipeline: Pipeline

@@ -1,7 +1,7 @@
 """The ranks that hold one model: those that split every layer, and the stages that share out the
 layers.
 
-The classes here are alone and do nothing; those that communicate are in `core.nn.collective`.
+The classes here are alone and do nothing; those that communicate are in `core.models.layers.collective`.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import torch
 
     from core.config import EngineConfig
-    from core.spec.kv import KVLayout
+    from core.model_spec.kv import KVLayout
     from core.step import StepPlan, StepResult, WorkerInfo
 
 

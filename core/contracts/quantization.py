@@ -23,7 +23,7 @@ class LinearMethod(Protocol):
     `facts(prefix)`: who has these four for the tensors of one checkpoint prefix, where parts of a
     fused layer are stored unlike. `onto(plain)`: called before all else, with a function that
     returns a fresh method of the device for plain weights; for methods that unpack what is stored
-    (`core.quantization`). Of a device's own method: `keeps(grouping)`, who keeps and multiplies by
+    (`builtin_plugins.quant_methods.stored`). Of a device's own method: `keeps(grouping)`, who keeps and multiplies by
     numbers in groups as they are stored, or None.
     """
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from core.config import EngineConfig
     from core.contracts.models import Model, ModelSource, ModuleSpec
-    from core.spec.decoder import DecoderSpec
+    from core.model_spec.decoder import DecoderSpec
     from core.step import NewRow, StepPlan, StepResult
     from core.text.prompts import Prompt
     from core.types import SamplingParams

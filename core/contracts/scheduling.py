@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from core.contracts.parallel import ParallelGroup, Pipeline
     from core.contracts.runners import RunnerBatch
     from core.contracts.sampling import SampleRows
-    from core.spec.kv import KVLayout, LayerKV
+    from core.model_spec.kv import KVLayout, LayerKV
     from core.step import StepPlan
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -199,8 +199,3 @@ class Command(Protocol):
 
     def run(self, context: Any) -> int:
         """Run and return the exit status; `context` is `core.cli.CommandContext`."""
-
-
-OpImplementation = Callable[..., Any]
-"""Target of an `op_impls` entry: a function with the signature of its op in `core.ops.reference`.
-"""

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from core.contracts.parallel import ParallelGroup, Pipeline
     from core.contracts.platforms import Platform
     from core.contracts.runners import Pending
-    from core.spec.kv import KVLayout
+    from core.model_spec.kv import KVLayout
     from core.step import StepPlan, WorkerInfo
 
 Join = Callable[["Platform"], "tuple[ParallelGroup, Pipeline]"]

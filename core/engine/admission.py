@@ -17,13 +17,13 @@ from typing import Any, Final
 from core.contracts import Draft, LogitsProcessor, Tokenizer
 from core.engine.completion import Completion, Extensions
 from core.errors import InvalidRequest, prompt_too_long
-from core.generate.runner import generating
 from core.step import EngineRequest
 from core.text.prompts import Prompt
 from core.types import SamplingParams
 from core.types.asked import check_extra_args, unserved_params
 from core.types.keywords import Names
 from core.types.pooling import PoolingParams
+from core.types.sampling import require_sampling_params
 
 MASK: Final = 2**64 - 1
 Read = Callable[[Any], tuple[PoolingParams | None, SamplingParams]]
@@ -58,6 +58,10 @@ def mix_seed(seed: int, salt: int) -> int:
     return int.from_bytes(digest, "little") >> 1  # fits a signed 64-bit tensor
 
 
+def _generating(params: Any) -> tuple[None, SamplingParams]:
+    return None, require_sampling_params(params)
+
+
 class Admission:
     """Checks requests against the model's limits and gives each sequence its seed."""
 
@@ -68,7 +72,7 @@ class Admission:
         processors: Iterable[type[LogitsProcessor]],
         seed: int,
         extensions: Extensions = (),
-        read: Read = generating,
+        read: Read = _generating,
     ) -> None:
         """`read` makes the parameters of requests complete; `extensions` are attached, each with
         what blames its plugin.

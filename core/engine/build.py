@@ -17,12 +17,12 @@ from core.contracts import Executor, ModelSource
 from core.engine.core import EngineCore
 from core.engine.memory import context_length, fit_memory
 from core.engine.resolve import Resolved
-from core.journal.record import Journal
 from core.kv import KVManager
 from core.kv.layout import NULL_BLOCKS
+from core.model_spec.kv import CrossAttention, KVLayout
 from core.plugin import Registry
 from core.scheduler import Scheduler, SchedulerLimits
-from core.spec.kv import CrossAttention, KVLayout
+from core.scheduler.journal import Journal
 from core.step import WorkerInfo
 
 log = logging.getLogger(__name__)

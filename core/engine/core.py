@@ -19,8 +19,8 @@ from core.errors import EngineDead, EngineError, InvalidRequest, PluginError, Qu
 from core.step import EngineRequest, RequestDelta, StepNews, StepPlan
 
 if TYPE_CHECKING:
-    from core.journal.record import Journal
     from core.scheduler import Scheduler
+    from core.scheduler.journal import Journal
 
 log = logging.getLogger(__name__)
 

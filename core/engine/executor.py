@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from core.config import EngineConfig
 from core.contracts import ModelSource, Pending, Worker
+from core.model_spec.kv import KVLayout
 from core.plugin import Registry
-from core.spec.kv import KVLayout
 from core.step import StepPlan, StepResult, WorkerInfo
 
 

@@ -20,8 +20,8 @@ from core.engine.build import build, load
 from core.engine.memory import context_length
 from core.engine.resolve import find_model, resolve
 from core.engine.sinks import Guarded, Sinks
-from core.generate.named_processors import logits_processors
 from core.plugin import Registry, load_named, load_plan, make_plan
+from core.plugin.named_processors import logits_processors
 from core.text.rendering import Renderer
 from core.types.keywords import Names
 

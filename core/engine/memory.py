@@ -10,7 +10,7 @@ from dataclasses import replace
 from core.config import EngineConfig
 from core.errors import ConfigError
 from core.kv import plan_layout
-from core.spec.kv import KVLayout
+from core.model_spec.kv import KVLayout
 from core.step import WorkerInfo
 
 log = logging.getLogger(__name__)

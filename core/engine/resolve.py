@@ -48,7 +48,7 @@ def resolve(config: EngineConfig, registry: Registry, *, serving: bool) -> Resol
     Raises `ModelError` when nobody knows the model and `ConfigError` for settings that exclude each
     other.
     """
-    from core.nn.loading import read_model  # lazy: torch is slow to import
+    from core.models.layers.loading import read_model  # lazy: torch is slow to import
 
     source = find_model(config, registry)
     spec, runner = read_model(config, source, registry)

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from core.errors import ConfigError
 from core.kv.reach import peak_blocks
-from core.spec.kv import (
+from core.model_spec.kv import (
     CacheSpec,
     GroupLayout,
     KVLayout,

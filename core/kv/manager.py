@@ -19,7 +19,7 @@ from core.kv.layout import NULL_BLOCKS
 from core.kv.pool import BlockPool, Forgotten
 from core.kv.prefix import Tokens, chain_root, extend_chain, span_marks
 from core.kv.reach import first_needed, peak_blocks
-from core.spec.kv import CrossAttention, FullAttention, KVLayout, LatentKeys, RecurrentState
+from core.model_spec.kv import CrossAttention, FullAttention, KVLayout, LatentKeys, RecurrentState
 from core.step import Span
 
 Appended = list[tuple[int, list[int]]]

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from core.spec.kv import CacheSpec, ChunkedLocal, CrossAttention, RecurrentState, SlidingWindow
+from core.model_spec.kv import (
+    CacheSpec,
+    ChunkedLocal,
+    CrossAttention,
+    RecurrentState,
+    SlidingWindow,
+)
 
 
 def first_needed(spec: CacheSpec, position: int) -> int:

@@ -30,6 +30,14 @@ class Kind:
         return f"engine_{self.name}"
 
 
+USES: Final[Mapping[str, str]] = {
+    "best": "the entry of highest priority that fits, or the one asked for by name",
+    "best per op": "for each op, the implementation of highest priority that fits",
+    "named": "the entry asked for by name",
+    "all": "every entry that is loaded",
+}
+"""What each value of `Kind.use` means."""
+
 KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
     {
         kind.name: kind

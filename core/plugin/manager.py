@@ -19,9 +19,9 @@ from typing import Any, Final
 
 import pluggy
 
-from core import hookspecs
 from core.errors import PluginError, did_you_mean
 from core.logs import Seldom
+from core.plugin import hookspecs
 from core.plugin.blame import Blame
 from core.plugin.entry import PROJECT
 from core.plugin.plan import PluginPlan

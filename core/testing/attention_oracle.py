@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from core.contracts import AttentionBackend, AttentionInputs, AttentionParams
-from core.spec.kv import (
+from core.model_spec.kv import (
     ChunkedLocal,
     CrossAttention,
     FullAttention,

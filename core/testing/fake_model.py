@@ -75,7 +75,13 @@ def engine_models() -> list[Entry]:
 @hookimpl
 def engine_weight_loaders() -> list[Entry]:
     """Return the loader of a model without weights."""
-    return [Entry("fake", "core.nn.no_weights:NoWeights", "for a model that makes its own weights")]
+    return [
+        Entry(
+            "fake",
+            "core.models.layers.no_weights:NoWeights",
+            "for a model that makes its own weights",
+        )
+    ]
 
 
 class FakeArchitecture:

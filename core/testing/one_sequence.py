@@ -17,11 +17,11 @@ import numpy as np
 import torch
 
 from core.contracts import AttentionParams, BuildContext, ForwardBatch
-from core.nn.linear import PlainWeights
-from core.nn.parallel import ParallelGroup, Pipeline
-from core.nn.state import LayerCache, StatePlan, plan_states
-from core.ops.table import OpTable
-from core.spec.kv import CacheSpec, RecurrentState
+from core.model_spec.kv import CacheSpec, RecurrentState
+from core.models.layers.linear import PlainWeights
+from core.models.layers.parallel import ParallelGroup, Pipeline
+from core.models.layers.state import LayerCache, StatePlan, plan_states
+from core.models.ops.table import reference_ops
 
 
 class OneSequenceAttention:
@@ -88,7 +88,7 @@ def plain_context(
     group = group or ParallelGroup()
     pipeline = pipeline or Pipeline()
     return BuildContext(
-        dtype, "cpu", OneSequenceAttention(), PlainWeights(), OpTable(), group, pipeline
+        dtype, "cpu", OneSequenceAttention(), PlainWeights(), reference_ops(), group, pipeline
     )
 
 

@@ -12,7 +12,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from core.parsing import OutputParser, ParsedDelta, ParseRequest, ReasoningFormat, ToolFormat
+from builtin_plugins.output_parsers.runtime import (
+    OutputParser,
+    ParsedDelta,
+    ParseRequest,
+    ReasoningFormat,
+    ToolFormat,
+)
 
 Piece = tuple[str, tuple[tuple[int, int], ...]]
 """Text, and where in it special tokens are spelled."""

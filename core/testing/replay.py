@@ -1,5 +1,5 @@
 """The exact replay of a journal, for tests of policies and extensions."""
 
-from core.journal.replay import ReplayReport, replay
+from core.scheduler.replay import ReplayReport, replay
 
 __all__ = ["ReplayReport", "replay"]

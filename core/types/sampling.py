@@ -179,3 +179,10 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, dict=Fals
 
 
 _CHECKS = make_checks(SamplingParams)
+
+
+def require_sampling_params(params: object) -> SamplingParams:
+    """Return `params` if they are sampling parameters. Raises `InvalidRequest` otherwise."""
+    if not isinstance(params, SamplingParams):
+        raise InvalidRequest("sampling_params", f"must be SamplingParams, not {params!r:.200}.")
+    return params

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from core.contracts import AttentionInputs
-from core.nn.state import Guesses, StatePlan, plan_states
-from core.spec.kv import CrossAttention, KVLayout, RecurrentState
+from core.model_spec.kv import CrossAttention, KVLayout, RecurrentState
+from core.models.layers.state import Guesses, StatePlan, plan_states
 from core.step import NewRow, StepPlan
 from core.worker.inputs import Ahead, Steady, StepInputs
 from core.worker.rows import Columns

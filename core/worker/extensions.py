@@ -10,8 +10,8 @@ import torch
 from core.contracts import ForwardBatch, RunnerExtension, SampleRows
 from core.contracts.scheduling import LoadedParts, Sampled, WorkerParts
 from core.errors import make_all
+from core.model_spec.kv import LayerKV
 from core.plugin.blame import Blame
-from core.spec.kv import LayerKV
 
 Methods = tuple[tuple[str, Any], ...]
 """(name, method) of those that have the method."""

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from core.errors import NO_CHOICE
-from core.ops.logprobs import Gathered, to_lists
+from core.models.ops.logprobs import Gathered, to_lists
 from core.step import Logprobs, StepResult
 from core.types.pooling import Pooled
 

@@ -32,12 +32,12 @@ from core.contracts.scheduling import LoadedParts, WorkerParts
 from core.contracts.times import times_of
 from core.contracts.workers import Join
 from core.errors import LastStageFailed, make_all
-from core.nn.caches import make_caches
-from core.nn.loading import attention_facts, load_model, read_model, weight_bytes
-from core.nn.parallel import ParallelGroup, Pipeline
-from core.nn.state import prepare, with_spare
+from core.model_spec.kv import KVLayout, RecurrentState
+from core.models.layers.caches import make_caches
+from core.models.layers.loading import attention_facts, load_model, read_model, weight_bytes
+from core.models.layers.parallel import ParallelGroup, Pipeline
+from core.models.layers.state import prepare, with_spare
 from core.plugin import Registry
-from core.spec.kv import KVLayout, RecurrentState
 from core.step import StepPlan, StepResult, WorkerInfo
 from core.worker.batch import Batch
 from core.worker.extensions import Extensions

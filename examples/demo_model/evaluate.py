@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from builtin_plugins.reasoning_parsers.think import THINK
-from builtin_plugins.tool_parsers.hermes import HERMES
+from builtin_plugins.output_parsers.reasoning.think import THINK
+from builtin_plugins.output_parsers.tools.hermes import HERMES
 from core import LLM, SamplingParams
 from core.api import OutputParser, ParseRequest
 from examples.demo_model.chat import completion
@@ -21,7 +21,7 @@ from examples.demo_model.grading import right
 from examples.demo_model.items import Item
 from examples.demo_model.mix import SKILLS, evaluation_items
 
-SHIPPED: Final = Path(__file__).parents[2] / "builtin_plugins" / "demo" / "model"
+SHIPPED: Final = Path(__file__).parents[2] / "builtin_plugins" / "model_sources" / "demo" / "model"
 TARGETS: Final = {
     ("arithmetic", "all"): 95,
     ("tools", "all"): 95,

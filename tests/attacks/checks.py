@@ -210,7 +210,7 @@ def _loaded(folder: Path, **settings: Any) -> str:
 
 def calls_are_read_and_not_run() -> None:
     """Code in the arguments of a call is text to every parser of calls."""
-    from core.parsing.output import OutputParser
+    from builtin_plugins.output_parsers.runtime.output import OutputParser
     from core.plugin import load_plan, make_plan
 
     registry = load_plan(make_plan(["none", "tool_parsers"]))
@@ -292,7 +292,7 @@ def messages_are_structs() -> None:
 
 def compiled_grammars_are_kept_in_bounded_room() -> None:
     """The room for compiled constraints is a number of bytes, and nobody keeps them in files."""
-    from builtin_plugins.structured_outputs.settings import StructuredOutputsConfig
+    from builtin_plugins.features.structured_outputs.settings import StructuredOutputsConfig
 
     config = StructuredOutputsConfig.of(
         EngineConfig(options={"structured_outputs_config": {"cache_bytes": 1 << 20}})

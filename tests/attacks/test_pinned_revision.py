@@ -45,7 +45,7 @@ settings = {"max_model_len": 64, "kv_cache_memory_bytes": 1 << 22, "num_threads"
 with LLM(name, revision=revision, tokenizer=tokenizer or None, **settings) as llm:
     llm.generate([1, 2, 3], SamplingParams(max_tokens=2), use_tqdm=False)
 """
-DEMO: Final = Path(__file__).parents[2] / "builtin_plugins" / "demo" / "model"
+DEMO: Final = Path(__file__).parents[2] / "builtin_plugins" / "model_sources" / "demo" / "model"
 
 
 @dataclass

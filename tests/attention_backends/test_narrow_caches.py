@@ -13,7 +13,7 @@ from builtin_plugins.attention_backends.paged.backend import PagedAttention, mak
 from builtin_plugins.attention_backends.reference.backend import ReferenceAttention
 from builtin_plugins.attention_backends.torch_sdpa.backend import TorchAttention
 from core.contracts import AttentionParams
-from core.spec.kv import FullAttention, KVSpec, LatentKeys, SlidingWindow
+from core.model_spec.kv import FullAttention, KVSpec, LatentKeys, SlidingWindow
 from core.testing.attention_oracle import PagedSequences
 
 BACKENDS = [ReferenceAttention, TorchAttention, make_backend]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from builtin_plugins.options.planned import PLANNED, engine_options
+from builtin_plugins.features.unsupported_flags.flags import PLANNED, engine_options
 from core.cli.flags import FlagParser, add_flags, parse_flags, show_help
 from core.config import EngineConfig
 from core.config.build import assemble

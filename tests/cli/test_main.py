@@ -325,7 +325,7 @@ class TestConfigCommand:
 
 def test_planned_options_give_way_to_none_that_exist() -> None:
     """A row of the planned table whose option some builtin contributes by now is dead weight."""
-    from builtin_plugins.options.planned import PLANNED
+    from builtin_plugins.features.unsupported_flags.flags import PLANNED
     from core.plugin import load_plan, make_plan
 
     given = {

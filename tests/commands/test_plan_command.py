@@ -22,11 +22,11 @@ from core.config import EngineConfig
 from core.config.build import config_from_kwargs
 from core.engine.memory import fit_memory
 from core.engine.resolve import find_model, resolve
-from core.nn.decoder import Decoder
-from core.nn.loading import read_model
-from core.nn.parallel import ParallelGroup, Pipeline
+from core.model_spec.decoder import DecoderSpec
+from core.models.layers.decoder import Decoder
+from core.models.layers.loading import read_model
+from core.models.layers.parallel import ParallelGroup, Pipeline
 from core.plugin import Registry, load_plan, make_plan
-from core.spec.decoder import DecoderSpec
 from core.step import WorkerInfo
 from core.testing.checkpoints import TINY, make_checkpoint
 from core.testing.one_sequence import plain_context

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.cli.reference.configuration import metavar
+from core.cli.reference_page import metavar
 from core.config.values import BadValue, ContextSize, Size, ValueType
 from core.errors import ConfigError
 

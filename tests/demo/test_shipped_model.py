@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from builtin_plugins.demo.plugin import engine_find_model
+from builtin_plugins.model_sources.demo.plugin import engine_find_model
 from core import SamplingParams
 from examples.demo_model.chat import TEMPLATE
 from examples.demo_model.evaluate import TARGETS, answers, as_seen, score

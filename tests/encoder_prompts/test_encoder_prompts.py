@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from builtin_plugins.encoder_prompts.admission import EncoderPrompts
+from builtin_plugins.features.encoder_inputs.admission import EncoderPrompts
 from core.api import Draft, Edge, EncoderFacts, EncoderInput, InvalidRequest, SamplingParams
 from core.testing.byte_tokenizer import ByteTokenizer
 from core.text.rendering import Renderer

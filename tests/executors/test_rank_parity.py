@@ -12,7 +12,7 @@ import torch
 
 from core import LLM, SamplingParams
 from core.errors import ConfigError
-from core.spec.kv import FullAttention, LayerKV, SlidingWindow
+from core.model_spec.kv import FullAttention, LayerKV, SlidingWindow
 from core.step import WorkerInfo
 from core.testing.checkpoints import TINY, make_checkpoint
 

@@ -21,8 +21,8 @@ from core.api import (
     WorkerInfo,
     hookimpl,
 )
-from core.nn.collective import meet
-from core.nn.parallel import ParallelGroup, Pipeline
+from core.models.layers.collective import meet
+from core.models.layers.parallel import ParallelGroup, Pipeline
 from core.worker import Worker
 
 

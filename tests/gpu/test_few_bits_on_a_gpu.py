@@ -13,7 +13,7 @@ from core_kernels.triton.launching import INTERPRETED
 from core_kernels.triton.quantized import WHOLE_ROW
 from core_kernels.triton.scaled import ScaledFloatOps, round_rows
 
-from core.ops import reference
+from core.models.ops import reference
 from tests.kernels.triton.test_quantized import CASES, assert_near, floats, kept
 
 DEVICE = "cuda"

@@ -41,11 +41,11 @@ def admitted(
     schema: dict[str, object], whitespace_pattern: str | None = None, **settings: object
 ) -> str:
     """Return the backend that serves a schema. Raises what they say against it where none does."""
-    from builtin_plugins.structured_outputs.admission import Admission
-    from builtin_plugins.structured_outputs.keeper import Keeper
-    from builtin_plugins.structured_outputs.keepers import Keepers
-    from builtin_plugins.structured_outputs.messages import Checked, Make, Refused
-    from builtin_plugins.structured_outputs.tools import Tools
+    from builtin_plugins.features.structured_outputs.admission import Admission
+    from builtin_plugins.features.structured_outputs.keeper import Keeper
+    from builtin_plugins.features.structured_outputs.keepers import Keepers
+    from builtin_plugins.features.structured_outputs.messages import Checked, Make, Refused
+    from builtin_plugins.features.structured_outputs.tools import Tools
 
     pytest.importorskip("xgrammar")
     registry = load_plan(make_plan(["none", "grammar_xgrammar", "engine_llguidance.plugin"]))

@@ -8,7 +8,7 @@ from core_kernels.library import load_library
 from core_kernels.row_ops import RowOps
 
 from builtin_plugins.op_impls.cpu import ops
-from core.ops import reference
+from core.models.ops import reference
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SHAPES = [(0, 8), (1, 1), (1, 16), (3, 7), (5, 33), (2, 3, 17), (4, 128), (40, 1030), (3, 0, 16)]

@@ -11,7 +11,7 @@ from core_kernels.library import load_library
 from core_kernels.row_ops import RowOps
 from core_kernels.sampling import SamplingOps
 
-from core.ops import reference, sampling
+from core.models.ops import reference, sampling
 
 LIBRARY = load_library()
 WIDTHS = [1, 2, 15, 16, 17, 64, 65, 127, 128, 129, 300, 3072]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.kv import Hit, KVManager, Lease, plan_layout
-from core.spec.kv import CacheSpec, CrossAttention, FullAttention, LayerKV, SlidingWindow
+from core.model_spec.kv import CacheSpec, CrossAttention, FullAttention, LayerKV, SlidingWindow
 
 FULL = FullAttention(2, 64, "bfloat16")
 WINDOW = SlidingWindow(2, 64, "bfloat16", window=10)

@@ -3,7 +3,7 @@
 import pytest
 
 from core.kv import KVManager, plan_layout
-from core.spec.kv import ChunkedLocal, FullAttention, LayerKV, RecurrentState, SlidingWindow
+from core.model_spec.kv import ChunkedLocal, FullAttention, LayerKV, RecurrentState, SlidingWindow
 
 FULL = FullAttention(2, 64, "bfloat16")
 WINDOW = SlidingWindow(2, 64, "bfloat16", window=32)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from core.kv import KVManager, plan_layout
 from core.kv.manager import Lease
-from core.spec.kv import FullAttention, LayerKV, SlidingWindow
+from core.model_spec.kv import FullAttention, LayerKV, SlidingWindow
 
 FULL = FullAttention(1, 8, "float32")
 WINDOW = SlidingWindow(1, 8, "float32", window=6)

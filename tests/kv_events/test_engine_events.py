@@ -15,7 +15,7 @@ from typing import Any
 import zmq
 from patience import PATIENCE_S
 
-from builtin_plugins.kv_events.events import DEVICE
+from builtin_plugins.features.kv_events.events import DEVICE
 from core import LLM, SamplingParams
 
 EXAMPLE = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "clients" / "kv_events.py"))

@@ -15,7 +15,7 @@ import pytest
 import zmq
 from patience import PATIENCE_S
 
-from builtin_plugins.kv_events.events import (
+from builtin_plugins.features.kv_events.events import (
     AllBlocksCleared,
     BlockRemoved,
     Cleared,
@@ -23,11 +23,11 @@ from builtin_plugins.kv_events.events import (
     Stored,
     Writer,
 )
-from builtin_plugins.kv_events.publisher import END, Publisher
-from builtin_plugins.kv_events.settings import Settings, settings_of
+from builtin_plugins.features.kv_events.publisher import END, Publisher
+from builtin_plugins.features.kv_events.settings import Settings, settings_of
 from core.api import ConfigError, EngineConfig
 from core.kv import plan_layout
-from core.spec.kv import FullAttention, LayerKV
+from core.model_spec.kv import FullAttention, LayerKV
 
 EXAMPLE = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "clients" / "kv_events.py"))
 LAYOUT = plan_layout(

@@ -40,7 +40,7 @@ SHARED = [(7 * i * i + 3 * i) % 290 + 4 for i in range(40)]
 PROMPTS = [[*SHARED[:length], 9 + length] for length in (40, 33, 12, 5)]
 PARAMS = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False)
 Tokens = list[tuple[int, ...]]
-DEMO = Path(__file__).parents[2] / "builtin_plugins" / "demo" / "model"
+DEMO = Path(__file__).parents[2] / "builtin_plugins" / "model_sources" / "demo" / "model"
 
 
 def run(model: Path, adapters: list[LoRARequest | None], **options: Any) -> list[Tokens]:

@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from builtin_plugins.lora.names import meaning
-from builtin_plugins.lora.peft import PeftConfig
-from builtin_plugins.lora.settings import Module, Settings, read_module
-from builtin_plugins.lora.stored import CONFIG, WEIGHTS, AdapterFiles, BadAdapter
+from builtin_plugins.features.lora.names import meaning
+from builtin_plugins.features.lora.peft import PeftConfig
+from builtin_plugins.features.lora.settings import Module, Settings, read_module
+from builtin_plugins.features.lora.stored import CONFIG, WEIGHTS, AdapterFiles, BadAdapter
 from core.api import ConfigError, EngineConfig
 from core.config.sections import SchedulerConfig
 

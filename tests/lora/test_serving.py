@@ -16,14 +16,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from builtin_plugins.lora.stored import CONFIG, WEIGHTS
+from builtin_plugins.features.lora.stored import CONFIG, WEIGHTS
 from builtin_plugins.routes.lora.routes import AdapterRoutes
 from builtin_plugins.routes.openai.routes import OpenAIRoutes
 from builtin_plugins.routes.probes.routes import ProbeRoutes
 from builtin_plugins.servers.http.server import HttpServer
 from core import AsyncLLM
 
-DEMO = Path(__file__).parents[2] / "builtin_plugins" / "demo" / "adapters"
+DEMO = Path(__file__).parents[2] / "builtin_plugins" / "model_sources" / "demo" / "adapters"
 ASK = {
     "messages": [{"role": "user", "content": "Say hello hello hello."}],
     "max_tokens": 12,

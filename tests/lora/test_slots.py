@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from builtin_plugins.lora.messages import Held, News, Told, Wanted
-from builtin_plugins.lora.scheduling import PATIENCE_STEPS, Slots
+from builtin_plugins.features.lora.messages import Held, News, Told, Wanted
+from builtin_plugins.features.lora.scheduling import PATIENCE_STEPS, Slots
 from core.api import InvalidRequest, RequestFailed
 
 encode = msgspec.msgpack.encode

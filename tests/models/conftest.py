@@ -12,7 +12,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from core.nn.decoder import Decoder
+from core.models.layers.decoder import Decoder
 from core.plugin import load_plan, make_plan
 from core.plugin.registry import Registry
 from core.testing.checkpoints import make_checkpoint

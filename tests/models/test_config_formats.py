@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 
 from core.errors import ModelError
-from core.spec.rope import DynamicScaling, LinearScaling, Llama3Scaling, LongScaling, YarnScaling
+from core.model_spec.rope import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongScaling,
+    YarnScaling,
+)
 from core.testing.one_sequence import read_config
 
 BASE = {

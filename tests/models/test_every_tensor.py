@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from test_engine_parity import open_engine
 
 from core.errors import ModelError
-from core.nn.decoder import Decoder
-from core.spec.decoder import DecoderSpec
+from core.model_spec.decoder import DecoderSpec
+from core.models.layers.decoder import Decoder
 from core.testing.checkpoints import ARCHITECTURES, tiny_config
 from core.testing.one_sequence import plain_context
 

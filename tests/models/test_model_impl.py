@@ -13,9 +13,9 @@ from builtin_plugins.models.generic.spec import GenericSpec
 from core.config import EngineConfig
 from core.config.sections import ModelConfig
 from core.errors import ModelError
-from core.nn.loading import read_model
+from core.model_spec.decoder import DecoderSpec
+from core.models.layers.loading import read_model
 from core.plugin.registry import Registry
-from core.spec.decoder import DecoderSpec
 
 
 @pytest.fixture

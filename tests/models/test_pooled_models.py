@@ -15,7 +15,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from core import LLM
-from core.nn.rotary import inverse_frequencies
+from core.models.layers.rotary import inverse_frequencies
 from core.testing.checkpoints import VOCAB, make_checkpoint, tiny_config
 from core.testing.tiny_encoders import POOLED
 

@@ -13,10 +13,10 @@ import pytest
 
 from core.config import EngineConfig
 from core.config.sections import ModelConfig
-from core.nn.loading import read_model
+from core.model_spec.decoder import DecoderSpec, MoeSpec
+from core.model_spec.rope import Llama3Scaling, LongScaling
+from core.models.layers.loading import read_model
 from core.plugin.registry import Registry
-from core.spec.decoder import DecoderSpec, MoeSpec
-from core.spec.rope import Llama3Scaling, LongScaling
 
 
 class Facts(NamedTuple):

@@ -19,7 +19,7 @@ from core.config import EngineConfig
 from core.config.build import config_from_kwargs
 from core.config.sections import ModelConfig
 from core.errors import ModelError
-from core.nn.quantization import quant_method
+from core.models.layers.quantization import quant_method
 from core.plugin import load_plan, make_plan
 from core.plugin.registry import Registry
 from tests.quant_methods.stored import packed
@@ -29,7 +29,7 @@ PLUGIN = '''
 """Methods of a test: one that is told both configs, and one that reads another's checkpoints."""
 
 from core.api import Entry, hookimpl
-from core.nn.linear import PlainWeights
+from core.models.layers.linear import PlainWeights
 
 
 class Both(PlainWeights):

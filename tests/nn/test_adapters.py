@@ -14,12 +14,12 @@ import torch
 from safetensors.torch import load_file
 
 from core.api import Part
-from core.nn.adapted import Adapted
-from core.nn.decoder import Decoder
-from core.nn.embedding import Embedding, Head
-from core.nn.experts import Experts
-from core.nn.linear import Linear
-from core.nn.parallel import ParallelGroup
+from core.models.layers.adapted import Adapted
+from core.models.layers.decoder import Decoder
+from core.models.layers.embedding import Embedding, Head
+from core.models.layers.experts import Experts
+from core.models.layers.linear import Linear
+from core.models.layers.parallel import ParallelGroup
 from core.testing.checkpoints import make_checkpoint
 from core.testing.one_sequence import Session, plain_context, read_config
 from tests.nn.test_tensor_parallel import Meeting, ThreadGroup

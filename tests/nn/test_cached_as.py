@@ -15,11 +15,11 @@ from safetensors.torch import load_file
 from builtin_plugins.attention_backends.common.narrow import KV_DTYPES
 from builtin_plugins.models import llama
 from core.errors import ModelError
-from core.nn.cached_as import CachedAs
-from core.nn.decoder import Decoder
-from core.nn.linear import PlainWeights
-from core.nn.parallel import ParallelGroup
-from core.nn.weights import WeightMap
+from core.models.layers.cached_as import CachedAs
+from core.models.layers.decoder import Decoder
+from core.models.layers.linear import PlainWeights
+from core.models.layers.parallel import ParallelGroup
+from core.models.layers.weights import WeightMap
 from core.testing.checkpoints import make_checkpoint
 from core.testing.one_sequence import OneSequenceAttention, plain_context, read_config
 

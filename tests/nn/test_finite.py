@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from core.nn.finite import SAMPLE, WHOLE, is_finite, numbers_of, sample
+from core.models.layers.finite import SAMPLE, WHOLE, is_finite, numbers_of, sample
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
 

@@ -12,9 +12,9 @@ import torch
 
 from core.api import Part
 from core.errors import ModelError
-from core.nn.linear import Linear, PlainLinear, Slice
-from core.nn.parallel import ParallelGroup
-from core.nn.weights import WeightMap
+from core.models.layers.linear import Linear, PlainLinear, Slice
+from core.models.layers.parallel import ParallelGroup
+from core.models.layers.weights import WeightMap
 from core.testing.one_sequence import plain_context
 
 

@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 
 from builtin_plugins.models import qwen3
 from core.api import Part
-from core.nn.decoder import Decoder
-from core.nn.linear import PlainLinear
-from core.nn.parallel import ParallelGroup
+from core.models.layers.decoder import Decoder
+from core.models.layers.linear import PlainLinear
+from core.models.layers.parallel import ParallelGroup
 from core.testing.one_sequence import Session, plain_context, read_config
 from examples.demo_model.quantize import GROUP, dequantized, quantize
 from tests.nn.test_tensor_parallel import Meeting, ThreadGroup

@@ -10,9 +10,9 @@ import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from core.nn.rotary import cos_sin_table, inverse_frequencies
-from core.spec.facts import ModelFacts
-from core.spec.rope import RopeSpec
+from core.model_spec.facts import ModelFacts
+from core.model_spec.rope import RopeSpec
+from core.models.layers.rotary import cos_sin_table, inverse_frequencies
 
 COMMON = {"rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 VARIANTS: dict[str, dict[str, Any]] = {

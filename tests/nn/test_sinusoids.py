@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from transformers.models.pegasus.modeling_pegasus import PegasusSinusoidalPositionalEmbedding
 
 from builtin_plugins.models import bart
-from core.nn.decoder import Decoder
+from core.models.layers.decoder import Decoder
 from core.testing.checkpoints import make_checkpoint
 from core.testing.one_sequence import plain_context, read_config
 

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.nn.state import EvenPlan, Guesses, Run, plan_states, state_views
-from core.spec.kv import RecurrentState
+from core.model_spec.kv import RecurrentState
+from core.models.layers.state import EvenPlan, Guesses, Run, plan_states, state_views
 
 
 def follow(run: Run, states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:

@@ -15,8 +15,8 @@ from patience import PATIENCE_S
 from safetensors.torch import load_file
 
 from core.errors import ModelError
-from core.nn.decoder import Decoder
-from core.nn.parallel import ParallelGroup
+from core.models.layers.decoder import Decoder
+from core.models.layers.parallel import ParallelGroup
 from core.plugin import load_plan, make_plan
 from core.testing.checkpoints import ARCHITECTURES, TINY, make_checkpoint
 from core.testing.one_sequence import Session, plain_context, read_config

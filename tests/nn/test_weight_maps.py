@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 
 from builtin_plugins.models import llama
 from core.errors import ModelError
-from core.nn.decoder import Decoder
-from core.nn.linear import Linear, PlainLinear, Slice
-from core.nn.weights import WeightMap
+from core.models.layers.decoder import Decoder
+from core.models.layers.linear import Linear, PlainLinear, Slice
+from core.models.layers.weights import WeightMap
 from core.testing.checkpoints import make_checkpoint
 from core.testing.one_sequence import Session, plain_context, read_config
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from core.ops import delta, reference
+from core.models.ops import delta, reference
 
 
 def draw(*shape: int, seed: int = 0) -> torch.Tensor:

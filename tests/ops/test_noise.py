@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from core.ops.sampling import uniform
+from core.models.ops.sampling import uniform
 
 MASK = 2**64 - 1
 

@@ -10,9 +10,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from core.errors import PluginError
-from core.ops import reference
-from core.ops.moe import grouped_moe
-from core.ops.table import OpTable
+from core.models.ops import reference
+from core.models.ops.moe import grouped_moe
+from core.models.ops.table import choose_ops
 from core.plugin.entry import Entry
 
 
@@ -134,7 +134,7 @@ def test_the_first_implementation_that_fits_is_bound() -> None:
     registry: Any = Ranked(
         [(Entry("silu/cuda", fast, "x"), "another device"), (Entry("silu/cpu", slow, "x"), "")]
     )
-    table = OpTable.choose(registry, {"device": "cpu"})
+    table = choose_ops(registry, {"device": "cpu"})
     assert table.silu is slow
     assert table.gelu is reference.gelu
 
@@ -144,4 +144,4 @@ def test_an_implementation_of_no_op_is_refused() -> None:
     with pytest.raises(
         PluginError, match=r"plugin 'acme' .* no op 'rms_nrm'; did you mean 'rms_norm'"
     ):
-        OpTable.choose(registry, {})
+        choose_ops(registry, {})

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from core.ops.sampling import Cut, best, draw
-from core.ops.sampling import truncate as narrow
+from core.models.ops.sampling import Cut, best, draw
+from core.models.ops.sampling import truncate as narrow
 from core.testing.no_readback import no_readback
 from core.types import SamplingParams
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from core.ops import reference, state_space
+from core.models.ops import reference, state_space
 from core.testing.no_readback import no_readback
 
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import pytest
 
-from builtin_plugins.reasoning_parsers import channels as thoughts
-from builtin_plugins.tool_parsers import channels as calls
+from builtin_plugins.output_parsers.reasoning import channels as thoughts
+from builtin_plugins.output_parsers.tools import channels as calls
 
 HEADERS = {
     "HARMONY": (

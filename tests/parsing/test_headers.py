@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from core.parsing.headers import read_header
+from builtin_plugins.output_parsers.runtime.headers import read_header
 
 
 def test_a_header_is_its_value():

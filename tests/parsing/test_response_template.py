@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from response_templates import COHERE, ERNIE, GEMMA, GPT_OSS, INKLING_OPEN, QWEN, SMOLLM
 
-from builtin_plugins.reasoning_parsers.hf import HF as THOUGHTS
-from builtin_plugins.tool_parsers.hf import HF as CALLS
+from builtin_plugins.output_parsers.reasoning.hf import HF as THOUGHTS
+from builtin_plugins.output_parsers.runtime import read_pattern
+from builtin_plugins.output_parsers.tools.hf import HF as CALLS
 from core.api import ConfigError, ParseRequest, fitted
-from core.parsing import read_pattern
 from core.testing.parsing import Parsed, Reader
 
 NUM_CHUNKINGS = 10

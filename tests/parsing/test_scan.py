@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.parsing import (
+from builtin_plugins.output_parsers.runtime import (
     Broken,
     Call,
     OutputParser,

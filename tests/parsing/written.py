@@ -24,7 +24,7 @@ from typing import Any
 
 import yaml
 
-from core.parsing import ParseRequest
+from builtin_plugins.output_parsers.runtime import ParseRequest
 
 TESTS = Path(__file__).parents[1]
 KINDS = ("tool_parsers", "reasoning_parsers")

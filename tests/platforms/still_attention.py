@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from core.api import AttentionInputs, AttentionParams, Entry, KVSpec, hookimpl
-from core.spec.kv import CrossAttention
+from core.model_spec.kv import CrossAttention
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from fake_gpu import NO_CPU, FakeGpu
 from test_gpu_platform import FAKE, prompts_of
 
 from core import LLM, SamplingParams
-from core.spec.kv import RecurrentState
+from core.model_spec.kv import RecurrentState
 from core.testing.checkpoints import ARCHITECTURES, make_checkpoint
 from core.testing.tiny_configs import ENCODER_DECODERS
 

@@ -16,8 +16,8 @@ from typing import Final
 from packaging.version import Version
 
 import core
-from core.cli.plugins.releases import minor
-from core.cli.plugins.scaffold import WRITTEN, write_package
+from builtin_plugins.commands.plugins.releases import minor
+from builtin_plugins.commands.plugins.scaffold import WRITTEN, write_package
 
 HERE: Final = Path(__file__).parent / "frozen"
 EXAMPLES: Final = Path(__file__).parents[2] / "examples"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import transformers
 
-from core.cli.plugins.scaffold import write_package
+from builtin_plugins.commands.plugins.scaffold import write_package
 from core.testing.checkpoints import ARCHITECTURES
 from core.testing.conformance import check_plugin
 

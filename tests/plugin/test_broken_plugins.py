@@ -123,7 +123,7 @@ BROKEN: Final[Mapping[str, Broken]] = {
     "a tokenizer raises": Broken(
         entry(
             "tokenizers",
-            "from builtin_plugins.scripted.tokenizer import ScriptedTokenizer\nclass "
+            "from builtin_plugins.model_sources.scripted.tokenizer import ScriptedTokenizer\nclass "
             "Acme(ScriptedTokenizer):\n"
             "    def encode(self, text, add_special_tokens=True):\n"
             f"        if 'victim' in text: {RAISE}\n"

@@ -6,9 +6,9 @@ import inspect
 
 import pytest
 
-from core import contracts, hookspecs
-from core.cli.reference.hooks import hooks_page
-from core.plugin import KINDS
+from core import contracts
+from core.plugin import KINDS, hookspecs
+from scripts.reference.hooks import hooks_page
 
 HOOKS = [name for name in vars(hookspecs) if name.startswith("engine_")]
 

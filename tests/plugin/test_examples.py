@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from served import COLD
 
-from core.cli.plugins.scaffold import write_package
+from builtin_plugins.commands.plugins.scaffold import write_package
 from core.plugin import KINDS
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

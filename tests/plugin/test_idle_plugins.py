@@ -20,7 +20,7 @@ def engine_tokenizers():
     return [Entry("NAME", "NAME.tokenizer:Tokenizer", "idle")]
 """
 STARTS = {
-    "plugins list": "from core.cli.plugins.doctor import standings; work = lambda: standings([])",
+    "plugins list": "from builtin_plugins.commands.plugins.doctor import standings; work = lambda: standings([])",
     "a start": "from core.plugin import load_plan, make_plan; work = lambda: "
     "load_plan(make_plan())",
 }

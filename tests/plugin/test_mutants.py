@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from mutants import MUTANTS, SURVIVORS, Change
 
-from core.cli.plugins.scaffold import WRITTEN, write_package
+from builtin_plugins.commands.plugins.scaffold import WRITTEN, write_package
 from core.testing.conformance import CheckResult, check_plugin, clients
 
 IDS = count()

@@ -13,7 +13,7 @@ from typing import Any, Final
 import pytest
 from newcomer import Newcomer, machine_time_s, post
 
-from core.cli.plugins.scaffold import WRITTEN
+from builtin_plugins.commands.plugins.scaffold import WRITTEN
 from core.testing.checkpoints import make_checkpoint
 
 MOST_S: Final = 60.0

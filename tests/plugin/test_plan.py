@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from core.cli.plugins.lock import write_lock
+from builtin_plugins.commands.plugins.lock import write_lock
 from core.errors import ConfigError, PluginError
 from core.plugin import PluginPlan, load_plan, make_plan
 from core.testing.plugins import fake_dist, tmp_plugin

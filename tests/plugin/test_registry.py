@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from core.cli.plugins.doctor import explain
+from builtin_plugins.commands.plugins.doctor import explain
 from core.config import EngineConfig
 from core.errors import ConfigError, PluginError
 from core.plugin import KINDS, Registry, load_plan, make_plan
@@ -351,7 +351,8 @@ def test_choosing_and_loading_call_no_hook() -> None:
 
 
 def test_kinds_hooks_and_contracts_agree() -> None:
-    from core import contracts, hookspecs
+    from core import contracts
+    from core.plugin import hookspecs
 
     hooks = {name.removeprefix("engine_") for name in vars(hookspecs) if name.startswith("engine_")}
     assert set(KINDS) <= hooks

@@ -12,8 +12,14 @@ from pathlib import Path
 import pytest
 
 import core
+from builtin_plugins.commands.plugins.scaffold import (
+    PUBLISHED,
+    TEMPLATE,
+    WRITTEN,
+    version_bounds,
+    write_package,
+)
 from core.cli.main import main
-from core.cli.plugins.scaffold import PUBLISHED, TEMPLATE, WRITTEN, version_bounds, write_package
 from core.errors import ConfigError
 from core.plugin import KINDS
 

@@ -13,14 +13,14 @@ import torch
 from builtin_plugins.platforms.cpu.platform import CpuPlatform
 from builtin_plugins.platforms.cuda.platform import CudaPlatform
 from core import api
-from core.cli.reference.attributes import attributes_of
-from core.cli.reference.glossary import GLOSSARY
-from core.cli.reference.types import ROOMS, meaning, modules_of, public_of
 from core.config import EngineConfig
 from core.contracts.facts import FACTS, OF_ATTENTION, OF_PLATFORMS
-from core.nn.loading import attention_facts
+from core.models.layers.loading import attention_facts
 from core.plugin import load_plan, make_plan
 from core.testing.checkpoints import tiny_config
+from scripts.reference.attributes import attributes_of
+from scripts.reference.glossary import GLOSSARY
+from scripts.reference.types import ROOMS, meaning, modules_of, public_of
 
 PROMISED = {name: getattr(api, name) for name in api.__all__}
 

@@ -17,8 +17,8 @@ import pytest
 from packaging.version import Version
 
 import core
+from builtin_plugins.commands.plugins.releases import FOLDER, minor, public_names, released
 from core.cli.main import main
-from core.cli.plugins.releases import FOLDER, minor, public_names, released
 from core.deprecated import DEPRECATIONS
 from core.testing.conformance import check_plugin
 from core.testing.plugins import tmp_plugin
@@ -85,7 +85,7 @@ OLD = """
 from core.api import Entry, Option, hookimpl
 from core.api import NoSuchThing
 from core.engine.front import make_front
-import core.nn.linear
+import core.models.layers.linear
 
 class Half:
     def extra_tokens(self, request):
@@ -115,7 +115,8 @@ def test_what_a_plugin_uses_that_will_go_is_listed(capsys: pytest.CaptureFixture
 
 def test_what_fits_passes(capsys: pytest.CaptureFixture[str]) -> None:
     with tmp_plugin(
-        "from core.api import Entry, hookimpl\nfrom core.nn.linear import Linear", name="new"
+        "from core.api import Entry, hookimpl\nfrom core.models.layers.linear import Linear",
+        name="new",
     ) as path:
         assert main(["plugins", "check", path, "--against", core.__version__]) == 0
     assert (

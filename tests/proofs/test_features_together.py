@@ -17,7 +17,7 @@ from core import LLM, SamplingParams
 from tests.proofs.features import guessing, handover, host_tier
 
 FOLDER = Path(__file__).parent / "features"
-DEMO = Path(__file__).parents[2] / "builtin_plugins" / "demo"
+DEMO = Path(__file__).parents[2] / "builtin_plugins" / "model_sources" / "demo"
 FEATURES = {
     name: str(FOLDER / f"{name}.py") for name in ("guessing", "host_tier", "handover", "low_rank")
 }

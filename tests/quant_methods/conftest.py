@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from core.quantization import formats
+from builtin_plugins.quant_methods.stored import formats
 
 
 @pytest.fixture(autouse=True)

@@ -18,8 +18,8 @@ import torch
 from safetensors.torch import load_file
 
 from core.contracts import QuantMethod
-from core.nn.decoder import Decoder
-from core.nn.parallel import ParallelGroup
+from core.models.layers.decoder import Decoder
+from core.models.layers.parallel import ParallelGroup
 from core.testing.checkpoints import make_checkpoint
 from core.testing.one_sequence import Session, plain_context, read_config
 from tests.nn.test_tensor_parallel import Meeting, ThreadGroup

@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from builtin_plugins.quant_methods.bitsandbytes.format import FourBitFormat
 from builtin_plugins.quant_methods.hqq.format import HqqFormat
+from builtin_plugins.quant_methods.stored.formats import StoredFormat
 from builtin_plugins.quant_methods.torchao.format import in_rows
-from core.quantization.formats import StoredFormat
 from tests.quant_methods import test_bitsandbytes, test_hqq, test_torchao
 from tests.quant_methods.stored import Tensors
 from tests.quant_methods.test_layouts import whole

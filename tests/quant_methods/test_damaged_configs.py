@@ -13,8 +13,8 @@ import pytest
 
 from builtin_plugins.quant_methods.fp8.rounding import DeepSpeedFp
 from builtin_plugins.quant_methods.modelopt.method import MIXED, ModelOpt
+from builtin_plugins.quant_methods.stored.method import StoredMethod
 from core.errors import ModelError
-from core.quantization.method import StoredMethod
 from tests.quant_methods.test_damaged_tensors import PART
 from tests.quant_methods.test_floats import CASES as FLOATS
 from tests.quant_methods.test_matrix import cases

@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import torch
 
+from builtin_plugins.quant_methods.stored.formats import StoredFormat
 from core.contracts.part import Part
 from core.errors import ModelError
-from core.quantization.formats import StoredFormat
 from tests.quant_methods.stored import Tensors
 from tests.quant_methods.test_matrix import cases
 

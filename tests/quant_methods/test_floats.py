@@ -13,8 +13,8 @@ import torch
 
 from builtin_plugins.quant_methods.fp8.method import FbgemmFp8, Fp8
 from builtin_plugins.quant_methods.modelopt.method import ModelOpt
+from builtin_plugins.quant_methods.stored.method import StoredMethod
 from core.errors import ModelError
-from core.quantization.method import StoredMethod
 from tests.quant_methods.stored import (
     Tensors,
     Writer,

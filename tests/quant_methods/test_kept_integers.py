@@ -20,10 +20,10 @@ from builtin_plugins.quant_methods.packed.floats import PackedFloatExperts, Pack
 from builtin_plugins.quant_methods.packed.groups import kept_group, repeated
 from builtin_plugins.quant_methods.packed.ints import PackedIntExperts, PackedInts
 from builtin_plugins.quant_methods.packed.method import make_method
+from builtin_plugins.quant_methods.stored.keeping import PlainKeeper, keeper_of
+from builtin_plugins.quant_methods.stored.method import StoredMethod
 from builtin_plugins.quant_methods.torchao.method import TorchAo
 from core.errors import ModelError
-from core.quantization.keeping import PlainKeeper, keeper_of
-from core.quantization.method import StoredMethod
 from tests.quant_methods import (
     test_awq,
     test_bitsandbytes,

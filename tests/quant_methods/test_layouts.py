@@ -7,17 +7,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from core.contracts.part import Part
-from core.errors import ModelError
-from core.quantization import layouts
-from core.quantization.layouts import GroupedInts, ScaledFloats, pieces
-from core.quantization.packing import (
+from builtin_plugins.quant_methods.stored import layouts
+from builtin_plugins.quant_methods.stored.layouts import GroupedInts, ScaledFloats, pieces
+from builtin_plugins.quant_methods.stored.packing import (
     centred,
     four_bit_floats,
     powers_of_two,
     six_bit_floats,
     unpack_words,
 )
+from core.contracts.part import Part
+from core.errors import ModelError
 from tests.quant_methods.stored import words
 
 

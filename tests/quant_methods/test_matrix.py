@@ -18,8 +18,8 @@ from builtin_plugins.quant_methods.fp_quant.method import FpQuant
 from builtin_plugins.quant_methods.gptq.method import Gptq
 from builtin_plugins.quant_methods.hqq.method import Hqq
 from builtin_plugins.quant_methods.quark.method import Quark
+from builtin_plugins.quant_methods.stored.method import StoredMethod
 from builtin_plugins.quant_methods.torchao.method import TorchAo
-from core.quantization.method import StoredMethod
 from tests.quant_methods import (
     test_auto_round,
     test_awq,

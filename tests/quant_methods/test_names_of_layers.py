@@ -27,8 +27,8 @@ from builtin_plugins.quant_methods.gptq.method import Gptq
 from builtin_plugins.quant_methods.hqq.method import Hqq
 from builtin_plugins.quant_methods.modelopt.method import ModelOpt
 from builtin_plugins.quant_methods.quark.method import Quark
+from builtin_plugins.quant_methods.stored.method import StoredMethod
 from builtin_plugins.quant_methods.torchao.method import TorchAo
-from core.quantization.method import StoredMethod
 from tests.quant_methods import (
     test_awq,
     test_bitsandbytes,

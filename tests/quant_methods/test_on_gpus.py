@@ -15,11 +15,11 @@ from core_kernels.triton.scaled import ScaledFloatOps
 from builtin_plugins.quant_methods.packed.floats import PackedFloatExperts, PackedFloats
 from builtin_plugins.quant_methods.packed.ints import PackedIntExperts, PackedInts
 from builtin_plugins.quant_methods.rounded.method import Int4, Int8
+from builtin_plugins.quant_methods.stored.keeping import PlainKeeper, keeper_of
+from builtin_plugins.quant_methods.stored.layouts import Grouping
 from builtin_plugins.quant_methods.triton.method import Float8Weights, TritonWeights
 from builtin_plugins.quant_methods.triton.plugin import engine_quant_methods
 from core.config import EngineConfig
-from core.quantization.keeping import PlainKeeper, keeper_of
-from core.quantization.layouts import Grouping
 from tests.quant_methods import test_floats, test_mxfp4
 from tests.quant_methods.stored import assert_alike, checkpoint, packed, scores
 from tests.quant_methods.test_kept_integers import CASES, LLAMA, gptq

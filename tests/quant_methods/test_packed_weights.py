@@ -16,12 +16,12 @@ from builtin_plugins.quant_methods.packed.method import PackedLinear, make_metho
 from core.config import EngineConfig
 from core.contracts import BuildContext
 from core.errors import ModelError
-from core.nn.embedding import Embedding, Head
-from core.nn.linear import Linear, PlainLinear, Slice
-from core.nn.parallel import ParallelGroup
-from core.nn.quantization import plain_weights
-from core.nn.weights import WeightMap
-from core.ops import reference
+from core.models.layers.embedding import Embedding, Head
+from core.models.layers.linear import Linear, PlainLinear, Slice
+from core.models.layers.parallel import ParallelGroup
+from core.models.layers.quantization import plain_weights
+from core.models.layers.weights import WeightMap
+from core.models.ops import reference
 from core.plugin import load_plan, make_plan
 from core.testing.one_sequence import plain_context
 

@@ -7,9 +7,9 @@ import re
 
 import pytest
 
+from builtin_plugins.quant_methods.stored import patterns
+from builtin_plugins.quant_methods.stored.patterns import Pattern
 from core.errors import ModelError
-from core.quantization import patterns
-from core.quantization.patterns import Pattern
 
 NAME = "model.layers.10.self_attn.q_proj"
 PIECES = [

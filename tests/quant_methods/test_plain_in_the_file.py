@@ -12,16 +12,16 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from builtin_plugins.commands.plan.memory_plan import memory_plan
 from builtin_plugins.quant_methods.bitsandbytes.method import BitsAndBytes
 from builtin_plugins.quant_methods.compressed_tensors.method import CompressedTensors
 from builtin_plugins.quant_methods.packed.method import make_method
+from builtin_plugins.quant_methods.stored.method import StoredMethod
 from builtin_plugins.quant_methods.torchao.method import TorchAo
 from core import LLM, SamplingParams
-from core.cli.memory_plan import memory_plan
 from core.config.build import config_from_kwargs
 from core.errors import ModelError
 from core.plugin import load_plan, make_plan
-from core.quantization.method import StoredMethod
 from tests.quant_methods import test_bitsandbytes, test_compressed_tensors, test_torchao
 from tests.quant_methods.stored import (
     Tensors,

@@ -15,12 +15,12 @@ from builtin_plugins.quant_methods.rounded.in_torch import TorchOps
 from core.config import EngineConfig
 from core.contracts import BuildContext
 from core.errors import ModelError
-from core.nn.embedding import Embedding, Head
-from core.nn.experts import PlainExperts
-from core.nn.linear import Linear, PlainLinear, Slice
-from core.nn.parallel import ParallelGroup
-from core.nn.weights import WeightMap
-from core.ops import reference
+from core.models.layers.embedding import Embedding, Head
+from core.models.layers.experts import PlainExperts
+from core.models.layers.linear import Linear, PlainLinear, Slice
+from core.models.layers.parallel import ParallelGroup
+from core.models.layers.weights import WeightMap
+from core.models.ops import reference
 from core.testing.one_sequence import plain_context
 
 METHODS: dict[str, Callable[..., rounded.Rounded]] = {"int8": rounded.Int8, "int4": rounded.Int4}

@@ -15,9 +15,9 @@ from torch import nn
 
 from builtin_plugins.quant_methods.packed.method import make_method
 from builtin_plugins.quant_methods.rounded import method as rounded
-from core.nn.linear import PlainLinear
+from builtin_plugins.quant_methods.stored.keeping import PlainKeeper
+from core.models.layers.linear import PlainLinear
 from core.plugin import load_plan, make_plan
-from core.quantization.keeping import PlainKeeper
 from tests.quant_methods.test_bitsandbytes import writer as nf4
 from tests.quant_methods.test_floats import CASES as FLOATS
 from tests.quant_methods.test_layouts import whole

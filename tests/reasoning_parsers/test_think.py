@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from builtin_plugins.reasoning_parsers.think import DEEPSEEK_R1, QWEN3, THINK
-from builtin_plugins.tool_parsers.hermes import HERMES
+from builtin_plugins.output_parsers.reasoning.think import DEEPSEEK_R1, QWEN3, THINK
+from builtin_plugins.output_parsers.tools.hermes import HERMES
 from core.api import ParseRequest, ReasoningFormat
 from core.testing.parsing import Parsed, Reader
 

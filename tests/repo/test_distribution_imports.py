@@ -41,7 +41,7 @@ def strays(file: Path) -> list[str]:
     ("line", "is_stray"),
     [
         ("from core.api import Entry", False),
-        ("from core.quantization.formats import StoredFormat", False),
+        ("from builtin_plugins.quant_methods.stored.formats import StoredFormat", False),
         ("from builtin_plugins.kv_connectors.api import Wired", False),
         ("from builtin_plugins.kv_connectors.tcp.wired import Wired", True),
         ("import builtin_plugins.kv_connectors.bounded", True),

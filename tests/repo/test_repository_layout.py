@@ -197,7 +197,7 @@ def test_the_wheel_holds_the_three_packages_and_the_library(tmp_path):
         "core_kernels",
         "core-0.1.0.dist-info",
     }
-    assert "core/cli/plugins/template/package/pyproject.toml" in names
+    assert "builtin_plugins/commands/plugins/template/package/pyproject.toml" in names
     if shutil.which("g++"):
         assert "core_kernels/libcore_kernels.so" in names
         assert wheel.name.startswith("core-0.1.0-py3-none-")

@@ -16,11 +16,9 @@ from itertools import pairwise
 from typing import Any
 
 from core.errors import InvalidRequest
-from core.journal import Journal
 from core.kv import KVManager, plan_layout
 from core.kv.reach import first_needed
-from core.scheduler import Scheduler, SchedulerLimits
-from core.spec.kv import (
+from core.model_spec.kv import (
     ChunkedLocal,
     FullAttention,
     GroupLayout,
@@ -29,6 +27,8 @@ from core.spec.kv import (
     RecurrentState,
     SlidingWindow,
 )
+from core.scheduler import Scheduler, SchedulerLimits
+from core.scheduler.journal import Journal
 from core.step import EngineRequest, RequestDelta, StepPlan, StepResult
 from core.types import SamplingParams
 

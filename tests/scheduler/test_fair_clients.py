@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from fake_worker import VOCAB, Engine
 
-from builtin_plugins.fair_clients import plugin
-from builtin_plugins.fair_clients.admission import NAME
-from builtin_plugins.fair_clients.scheduling import Shares
+from builtin_plugins.features.fair_scheduling import plugin
+from builtin_plugins.features.fair_scheduling.admission import NAME
+from builtin_plugins.features.fair_scheduling.scheduling import Shares
 from core.config import EngineConfig
 
 

@@ -6,10 +6,10 @@ import msgspec
 import pytest
 from fake_worker import VOCAB, Engine
 
-import core.journal.replay as replay_module
+import core.scheduler.replay as replay_module
 from builtin_plugins.scheduling_policies.priority import Priority
 from core.errors import EngineError
-from core.journal import Journal
+from core.scheduler.journal import Journal
 from core.testing.replay import replay
 
 

@@ -11,8 +11,8 @@ import pytest
 from fake_connector import Connector, run, wake
 from fake_worker import VOCAB, Engine
 
-from builtin_plugins.kv_events.events import DEVICE, EventBatch
-from builtin_plugins.kv_events.watching import Watching
+from builtin_plugins.features.kv_events.events import DEVICE, EventBatch
+from builtin_plugins.features.kv_events.watching import Watching
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "clients" / "kv_events.py"
 Index = runpy.run_path(str(EXAMPLE))["Index"]

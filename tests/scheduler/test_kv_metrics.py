@@ -7,8 +7,8 @@ from itertools import count
 import pytest
 from fake_worker import VOCAB, Engine
 
-from builtin_plugins.kv_metrics.plugin import engine_scheduler_extensions
-from builtin_plugins.kv_metrics.residency import GAP, IDLE, LIFETIME, Residency
+from builtin_plugins.features.kv_metrics.plugin import engine_scheduler_extensions
+from builtin_plugins.features.kv_metrics.residency import GAP, IDLE, LIFETIME, Residency
 from core.api import ConfigError, EngineConfig
 
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from builtin_plugins.scripted.model import scripted_architecture
-from builtin_plugins.scripted.script import Answer
-from builtin_plugins.scripted.source import ScriptedConfig
-from builtin_plugins.scripted.tokenizer import END_OF_TURN
+from builtin_plugins.model_sources.scripted.model import scripted_architecture
+from builtin_plugins.model_sources.scripted.script import Answer
+from builtin_plugins.model_sources.scripted.source import ScriptedConfig
+from builtin_plugins.model_sources.scripted.tokenizer import END_OF_TURN
 from core.api import ForwardBatch, ModelError
 
 MAX_LEN = 64

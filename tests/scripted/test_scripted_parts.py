@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builtin_plugins.chat_renderers.jinja.renderer import JinjaRenderer
-from builtin_plugins.scripted.script import Script, read_answers
-from builtin_plugins.scripted.source import scripted_source
-from builtin_plugins.scripted.tokenizer import ScriptedTokenizer
+from builtin_plugins.model_sources.scripted.script import Script, read_answers
+from builtin_plugins.model_sources.scripted.source import scripted_source
+from builtin_plugins.model_sources.scripted.tokenizer import ScriptedTokenizer
 from core.api import ConfigError
 from core.config import EngineConfig
 

@@ -20,8 +20,8 @@ from builtin_plugins.servers.http.server import HttpServer
 from core import AsyncLLM
 from core.config import EngineConfig
 from core.kv import KVManager, plan_layout
+from core.model_spec.kv import FullAttention, LayerKV
 from core.plugin import make_plan
-from core.spec.kv import FullAttention, LayerKV
 
 
 @pytest.fixture(scope="module")

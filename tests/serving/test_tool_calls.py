@@ -9,11 +9,11 @@ import json
 import pytest
 from over_http import joined
 
+from builtin_plugins.output_parsers.tools.hermes import HERMES
 from builtin_plugins.routes.conversation.asked import Conversation
 from builtin_plugins.routes.conversation.fields import as_typed
 from builtin_plugins.routes.conversation.formats import Formats, suggested_flags
 from builtin_plugins.routes.conversation.tools import forced_form
-from builtin_plugins.tool_parsers.hermes import HERMES
 from core.api import CallStats, ConfigError, InvalidRequest
 from core.engine.sinks import Guarded
 

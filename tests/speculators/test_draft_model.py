@@ -14,7 +14,7 @@ from core import LLM, SamplingParams
 from core.errors import ConfigError, EngineError
 from core.testing.checkpoints import make_checkpoint
 
-DEMO = str(Path(__file__).parents[2] / "builtin_plugins" / "demo" / "model")
+DEMO = str(Path(__file__).parents[2] / "builtin_plugins" / "model_sources" / "demo" / "model")
 SAME: dict[str, Any] = {"model": DEMO, "num_speculative_tokens": 3, "adaptive": False}
 WAYS: dict[str, dict[str, Any]] = {
     "few blocks": {

@@ -16,7 +16,7 @@ from core import LLM, SamplingParams
 from core.api import StructuredOutputsParams
 from examples.demo_model.outputs import COUNT, save_outputs
 
-DEMO = str(Path(__file__).parents[2] / "builtin_plugins" / "demo" / "model")
+DEMO = str(Path(__file__).parents[2] / "builtin_plugins" / "model_sources" / "demo" / "model")
 HOSTILE = str(Path(__file__).parent / "hostile.py")
 WAYS: dict[str, dict[str, Any]] = {
     "as it is": {},

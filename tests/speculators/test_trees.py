@@ -24,7 +24,7 @@ from core.step import NewRow
 from core.testing.checkpoints import make_checkpoint
 from tests.speculators.thirty_two import TREE
 
-DEMO = str(Path(__file__).parents[2] / "builtin_plugins" / "demo" / "model")
+DEMO = str(Path(__file__).parents[2] / "builtin_plugins" / "model_sources" / "demo" / "model")
 SMALL = TokenTree.of([(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 1, 0)])
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from builtin_plugins.structured_outputs.explosive import explodes, remote_reference
+from builtin_plugins.features.structured_outputs.explosive import explodes, remote_reference
 from core.api import Constraint
 
 STARS = "may be empty"

@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from builtin_plugins.structured_outputs.handle import Line
-from builtin_plugins.structured_outputs.lines import Lines
-from builtin_plugins.structured_outputs.news import Failed, News, Pace, Prepare
-from builtin_plugins.structured_outputs.scheduling import Gate
+from builtin_plugins.features.structured_outputs.handle import Line
+from builtin_plugins.features.structured_outputs.lines import Lines
+from builtin_plugins.features.structured_outputs.news import Failed, News, Pace, Prepare
+from builtin_plugins.features.structured_outputs.scheduling import Gate
 from core import SamplingParams, StructuredOutputsParams
 from core.api import InvalidRequest
 from core.process.messages import Fault

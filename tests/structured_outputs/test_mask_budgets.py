@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from builtin_plugins.structured_outputs import scheduling
+from builtin_plugins.features.structured_outputs import scheduling
 from core import LLM, RequestOutput, SamplingParams, StructuredOutputsParams
 from core.api import InvalidRequest
 

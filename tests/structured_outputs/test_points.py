@@ -16,12 +16,12 @@ import pytest
 import torch
 
 pytest.importorskip("xgrammar")
+from builtin_plugins.features.structured_outputs.keepers import Keepers
+from builtin_plugins.features.structured_outputs.masks import MaskMaker
+from builtin_plugins.features.structured_outputs.news import Failed, News, Prepare, Told
+from builtin_plugins.features.structured_outputs.nursery import Threads
+from builtin_plugins.features.structured_outputs.rows import TokenMasks
 from builtin_plugins.grammar_backends.xgrammar.backend import XGrammar
-from builtin_plugins.structured_outputs.keepers import Keepers
-from builtin_plugins.structured_outputs.masks import MaskMaker
-from builtin_plugins.structured_outputs.news import Failed, News, Prepare, Told
-from builtin_plugins.structured_outputs.nursery import Threads
-from builtin_plugins.structured_outputs.rows import TokenMasks
 from core.api import Constraint, StructuredOutputsParams, Vocabulary
 from core.testing.byte_tokenizer import ByteTokenizer
 
@@ -206,7 +206,7 @@ def test_a_fault_behind_a_guess_costs_its_row_alone(
     def fail(self: Any, token: int) -> bool:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr("builtin_plugins.structured_outputs.rows.Row._take", fail)
+    monkeypatch.setattr("builtin_plugins.features.structured_outputs.rows.Row._take", fail)
     allowed, _ = output.step([B])
     assert [len(tokens) for tokens in allowed] == [258, 258]
     output.keep([B, C], 2)

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from builtin_plugins.structured_outputs.reasoning import Reasoning
-from builtin_plugins.structured_outputs.rows import Row, TokenMasks
-from builtin_plugins.structured_outputs.tools import Tools
+from builtin_plugins.features.structured_outputs.reasoning import Reasoning
+from builtin_plugins.features.structured_outputs.rows import Row, TokenMasks
+from builtin_plugins.features.structured_outputs.tools import Tools
 from core.api import EngineConfig, read_vocabulary
 from core.plugin import load_plan, make_plan
 from core.testing.byte_tokenizer import ByteTokenizer

@@ -33,7 +33,7 @@ from core.text import windows
 from core.text.rendering import Renderer
 from core.text.windows import Abandoned, Windows
 
-DEMO = Path(__file__).parents[2] / "builtin_plugins/demo/model"
+DEMO = Path(__file__).parents[2] / "builtin_plugins/model_sources/demo/model"
 LLAMA = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

@@ -12,12 +12,12 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-import builtin_plugins.demo
+import builtin_plugins.model_sources.demo
 from builtin_plugins.tokenizers.hf.fast import FastTokenizer
 from builtin_plugins.tokenizers.hf.settings import read_settings
 from core.text.detokenizer import ByteDetokenizer, detokenizer_of
 
-FOLDER = Path(next(iter(builtin_plugins.demo.__path__))) / "model"
+FOLDER = Path(next(iter(builtin_plugins.model_sources.demo.__path__))) / "model"
 ADDED = "<|not flagged|>", " with a space"
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from builtin_plugins.tool_parsers.hermes import HERMES
+from builtin_plugins.output_parsers.tools.hermes import HERMES
 from core.testing.parsing import Parsed, Reader
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from builtin_plugins.tracing.detail import NAME, Stay, StepTime
-from builtin_plugins.tracing.scheduling import Stays
+from builtin_plugins.features.tracing.detail import NAME, Stay, StepTime
+from builtin_plugins.features.tracing.scheduling import Stays
 
 
 class Clock:

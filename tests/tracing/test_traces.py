@@ -11,12 +11,12 @@ import httpx
 import pytest
 from patience import PATIENCE_S
 
+from builtin_plugins.features.tracing.detail import Detail
+from builtin_plugins.features.tracing.endpoint import check, speaks_grpc
+from builtin_plugins.features.tracing.front import TracedRequests
+from builtin_plugins.features.tracing.sink import TraceSink
 from builtin_plugins.routes.openai.routes import OpenAIRoutes
 from builtin_plugins.servers.http.server import HttpServer
-from builtin_plugins.tracing.detail import Detail
-from builtin_plugins.tracing.endpoint import check, speaks_grpc
-from builtin_plugins.tracing.front import TracedRequests
-from builtin_plugins.tracing.sink import TraceSink
 from core import AsyncLLM, SamplingParams
 from core.config import EngineConfig
 from core.engine.front import load_from_kwargs
@@ -27,7 +27,7 @@ pytest.importorskip("opentelemetry.sdk", reason="traces need OpenTelemetry's lib
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from builtin_plugins.tracing.tracer import Tracer
+from builtin_plugins.features.tracing.tracer import Tracer
 
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 UNSAMPLED = CALLER[:-1] + "0"
@@ -217,7 +217,7 @@ def test_refused_and_broken_off_requests_say_so(traced: Traced) -> None:
 
 
 def test_an_answer_that_never_began_is_an_error(traced: Traced) -> None:
-    from builtin_plugins.tracing.served import Traced as Around
+    from builtin_plugins.features.tracing.served import Traced as Around
 
     async def fails(scope: Any, receive: Any, send: Any) -> None:
         raise RuntimeError("at once")
@@ -240,7 +240,7 @@ def test_an_endpoint_that_is_none_is_refused_before_a_model_is_loaded(endpoint: 
 
 
 def test_a_missing_library_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("builtin_plugins.tracing.endpoint.find_spec", lambda name: None)
+    monkeypatch.setattr("builtin_plugins.features.tracing.endpoint.find_spec", lambda name: None)
     with pytest.raises(
         ConfigError, match="pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
     ):

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.spec.kv import FullAttention, GroupLayout, KVLayout, PoolLayout, SlidingWindow
+from core.model_spec.kv import FullAttention, GroupLayout, KVLayout, PoolLayout, SlidingWindow
 from core.step import NewRow, StepPlan
 from core.types import SamplingParams
 from core.worker.batch import Batch

@@ -8,7 +8,7 @@ import pytest
 import torch
 from step_driver import Driver
 
-from core.ops.logprobs import gather, to_lists
+from core.models.ops.logprobs import gather, to_lists
 from core.step import Logprobs
 from core.testing.fake_model import NAN_TOKEN, FakeConfig
 from core.types import SamplingParams

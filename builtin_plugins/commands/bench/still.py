@@ -55,7 +55,7 @@ def engine_models() -> list[Entry]:
 @hookimpl
 def engine_weight_loaders() -> list[Entry]:
     """Give the loader of no weights."""
-    return [Entry(NAME, "core.nn.no_weights:NoWeights", "for a model without weights")]
+    return [Entry(NAME, "core.models.layers.no_weights:NoWeights", "for a model without weights")]
 
 
 @hookimpl

@@ -20,7 +20,7 @@ SHOWN: Final = 6
 
 def check_model(context: Any, model: str) -> Iterator[Finding]:
     """Read everything of a folder or hub id; a fault of one part does not hide those of another."""
-    from core.nn.loading import read_model  # lazy: torch is slow to import
+    from core.models.layers.loading import read_model  # lazy: torch is slow to import
 
     registry = context.registry
     config = config_from_kwargs({"model": model}, registry.options())
@@ -52,8 +52,8 @@ def _tokenizer(config: EngineConfig, source: ModelSource, registry: Any) -> Find
 
 
 def _weights(config: EngineConfig, source: ModelSource, registry: Any) -> Finding:
-    from core.nn.finite import is_finite, numbers_of  # lazy: torch is slow to import
-    from core.nn.loading import weight_loader
+    from core.models.layers.finite import is_finite, numbers_of  # lazy: torch is slow to import
+    from core.models.layers.loading import weight_loader
 
     loader = weight_loader(config, source, registry)
     count = num_bytes = 0

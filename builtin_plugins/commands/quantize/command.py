@@ -139,7 +139,7 @@ def _plain_source(config: EngineConfig, registry: Any) -> ModelSource:
 
 
 def _loader(config: EngineConfig, source: ModelSource, registry: Any) -> Any:
-    from core.nn.loading import weight_loader  # lazy: torch is slow to import
+    from core.models.layers.loading import weight_loader  # lazy: torch is slow to import
 
     loader = weight_loader(config, source, registry)
     if not hasattr(loader, "headers"):
@@ -202,8 +202,10 @@ def _check_ignored(
 
 def _ignored(text: str) -> Callable[[str], bool]:
     """Return what says whether a module is left out by a name, or by a pattern."""
-    from core.quantization.method import mentions  # lazy: torch is slow to import
-    from core.quantization.patterns import Pattern
+    from builtin_plugins.quant_methods.stored.method import (
+        mentions,  # lazy: torch is slow to import
+    )
+    from builtin_plugins.quant_methods.stored.patterns import Pattern
 
     if text.startswith(REGEX):
         return Pattern(text.removeprefix(REGEX), "--ignore").begins

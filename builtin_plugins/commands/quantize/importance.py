@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from core.api import ConfigError, EngineConfig, SamplingParams
-from core.nn.experts import Experts
-from core.nn.linear import Linear
+from core.models.layers.experts import Experts
+from core.models.layers.linear import Linear
 
 if TYPE_CHECKING:
     from core.types import TokensPrompt

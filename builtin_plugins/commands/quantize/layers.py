@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from core.api import BuildContext, DecoderSpec, EngineConfig, ModelError, ModelSource, Part
-from core.nn.decoder import Decoder
-from core.nn.experts import PlainExperts
-from core.nn.linear import PlainLinear
-from core.nn.loading import read_model
-from core.nn.parallel import ParallelGroup, Pipeline
-from core.ops.table import OpTable
+from core.models.layers.decoder import Decoder
+from core.models.layers.experts import PlainExperts
+from core.models.layers.linear import PlainLinear
+from core.models.layers.loading import read_model
+from core.models.layers.parallel import ParallelGroup, Pipeline
+from core.models.ops.table import reference_ops
 
 Named = Iterable[tuple[str, torch.Tensor]]
 
@@ -98,7 +98,7 @@ def linear_weights(
         device="meta",
         attention=attention,
         quant=found,
-        ops=OpTable(),
+        ops=reference_ops(),
         group=ParallelGroup(1),
         pipeline=Pipeline(1, 0),
     )

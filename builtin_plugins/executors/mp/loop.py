@@ -27,7 +27,7 @@ from builtin_plugins.executors.mp.messages import (
 )
 from core.api import EngineError, ModelError, Worker
 from core.errors import LastStageFailed
-from core.nn.collective import gloo, meet
+from core.models.layers.collective import gloo, meet
 from core.process.messages import BEAT_S, Beat, Fault, Start
 
 if TYPE_CHECKING:

@@ -101,7 +101,9 @@ class WorkerMemory:
         """Say what was allocated, and of the cache how much was used so far: the system gives it
         page by page.
         """
-        from core.nn.loading import weight_bytes  # lazy: the scheduler's process may have no torch
+        from core.models.layers.loading import (
+            weight_bytes,  # lazy: the scheduler's process may have no torch
+        )
 
         memory = memory_of(self._registry)
         self._process = f"rank {parts.pipeline.rank * parts.group.size + parts.group.rank}"

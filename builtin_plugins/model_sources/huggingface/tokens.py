@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from core.api import ModelError
-from core.spec.vocabulary import stated_vocabulary
+from core.model_spec.vocabulary import stated_vocabulary
 
 _FIELDS: Final = (
     "eos_token_id",

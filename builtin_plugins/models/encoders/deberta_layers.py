@@ -13,12 +13,12 @@ from torch import nn
 
 from builtin_plugins.models.encoders.deberta_facts import NAMES, DebertaFacts
 from core.api import BuildContext, ForwardBatch, LayerKV
-from core.nn.embedding import Embedding
-from core.nn.linear import Linear, Slice
-from core.nn.mlp import Mlp
-from core.nn.norm import make_norm
-from core.nn.pooling import ACTIVATIONS, PoolingHead
-from core.nn.weights import WeightMap, empty_parameter, place
+from core.models.layers.embedding import Embedding
+from core.models.layers.linear import Linear, Slice
+from core.models.layers.mlp import Mlp
+from core.models.layers.norm import make_norm
+from core.models.layers.pooling import ACTIVATIONS, PoolingHead
+from core.models.layers.weights import WeightMap, empty_parameter, place
 
 BASE = "deberta.embeddings"
 

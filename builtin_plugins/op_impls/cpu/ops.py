@@ -1,4 +1,4 @@
-"""Ops with the signatures of `core.ops.reference`, by the C++ library where it can."""
+"""Ops with the signatures of `core.models.ops.reference`, by the C++ library where it can."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from core_kernels.row_ops import GELU_TANH, SILU, RowOps
 from core_kernels.sampling import SamplingOps
 from torch import Tensor
 
-from core.ops import reference, sampling
+from core.models.ops import reference, sampling
 
 _library = load_library()
 KERNELS: Final = RowOps(_library) if _library is not None else None

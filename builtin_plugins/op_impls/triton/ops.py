@@ -1,4 +1,4 @@
-"""Ops with the signatures of `core.ops.reference`, by Triton kernels."""
+"""Ops with the signatures of `core.models.ops.reference`, by Triton kernels."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from core_kernels.triton.experts import moe
 from core_kernels.triton.rotary import rotary
 from torch import Tensor
 
-from core.ops import delta
-from core.ops.sampling import Cut
+from core.models.ops import delta
+from core.models.ops.sampling import Cut
 
 __all__ = ["moe", "rotary"]
 

@@ -11,11 +11,11 @@ from builtin_plugins.quant_methods.awq.format import BITS as AWQ_BITS
 from builtin_plugins.quant_methods.awq.format import AwqFormat
 from builtin_plugins.quant_methods.common.names import SIGNS, Fits, Listed
 from builtin_plugins.quant_methods.gptq.format import BITS, GptqFormat
+from builtin_plugins.quant_methods.stored.formats import StoredFormat
+from builtin_plugins.quant_methods.stored.method import StoredMethod
+from builtin_plugins.quant_methods.stored.patterns import Pattern
+from builtin_plugins.quant_methods.stored.stated import names, sections
 from core.api import ModelError
-from core.quantization.formats import StoredFormat
-from core.quantization.method import StoredMethod
-from core.quantization.patterns import Pattern
-from core.quantization.stated import names, sections
 
 PLAIN_BITS: Final = 16
 LESS: Final = {"auto_round": 0, "auto_round:auto_gptq": 1, "auto_round:gptq": 1}

@@ -7,10 +7,10 @@ from typing import Final
 
 import torch
 
+from builtin_plugins.quant_methods.stored.formats import StoredFormat, cut_groups, groups_of
+from builtin_plugins.quant_methods.stored.layouts import GroupedInts, Grouping
+from builtin_plugins.quant_methods.stored.packing import centred, unpack_words
 from core.api import Part
-from core.quantization.formats import StoredFormat, cut_groups, groups_of
-from core.quantization.layouts import GroupedInts, Grouping
-from core.quantization.packing import centred, unpack_words
 
 BITS: Final = 4
 PER_WORD: Final = 8

@@ -7,8 +7,8 @@ from typing import Any, Final
 from builtin_plugins.quant_methods.awq.format import BITS, AwqFormat
 from builtin_plugins.quant_methods.common.left_out import AllButListed
 from builtin_plugins.quant_methods.common.names import Listed, expressions
+from builtin_plugins.quant_methods.stored.stated import names
 from core.api import ModelError
-from core.quantization.stated import names
 
 
 class Awq(AllButListed):

@@ -14,9 +14,9 @@ import torch
 from builtin_plugins.quant_methods.common.flat import blocks_of, numbers_of
 from builtin_plugins.quant_methods.common.ints import IntsFormat
 from builtin_plugins.quant_methods.common.scales import WHOLE, Shared
+from builtin_plugins.quant_methods.stored.formats import StoredFormat
+from builtin_plugins.quant_methods.stored.layouts import Grouping, ScaledFloats
 from core.api import ModelError, Part
-from core.quantization.formats import StoredFormat
-from core.quantization.layouts import Grouping, ScaledFloats
 
 CODES: Final = 16
 USUAL_BLOCK: Final = 64

@@ -9,9 +9,9 @@ from typing import Any, Final
 from builtin_plugins.quant_methods.bitsandbytes.format import EightBitFormat, FourBitFormat
 from builtin_plugins.quant_methods.common.left_out import AllButListed
 from builtin_plugins.quant_methods.common.names import Listed, expressions
+from builtin_plugins.quant_methods.stored.formats import StoredFormat
+from builtin_plugins.quant_methods.stored.stated import names
 from core.api import ModelError
-from core.quantization.formats import StoredFormat
-from core.quantization.stated import names
 
 KINDS: Final = ("nf4", "fp4")
 

@@ -9,10 +9,14 @@ from typing import Final
 import torch
 
 from builtin_plugins.quant_methods.common.scales import Shared
+from builtin_plugins.quant_methods.stored.formats import StoredFormat
+from builtin_plugins.quant_methods.stored.layouts import Grouping, ScaledFloats
+from builtin_plugins.quant_methods.stored.packing import (
+    four_bit_floats,
+    powers_of_two,
+    six_bit_floats,
+)
 from core.api import ModelError, Part
-from core.quantization.formats import StoredFormat
-from core.quantization.layouts import Grouping, ScaledFloats
-from core.quantization.packing import four_bit_floats, powers_of_two, six_bit_floats
 
 EIGHT_BIT: Final = (torch.float8_e4m3fn, torch.float8_e5m2)
 EXPONENTS: Final = (torch.uint8, torch.float8_e8m0fnu)

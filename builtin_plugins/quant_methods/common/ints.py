@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import torch
 
 from builtin_plugins.quant_methods.common.scales import Shared
+from builtin_plugins.quant_methods.stored.formats import StoredFormat, groups_of_columns, outputs_of
+from builtin_plugins.quant_methods.stored.layouts import GroupedInts, Grouping
+from builtin_plugins.quant_methods.stored.packing import WORD, centred, unpack_words
 from core.api import ModelError, Part
-from core.quantization.formats import StoredFormat, groups_of_columns, outputs_of
-from core.quantization.layouts import GroupedInts, Grouping
-from core.quantization.packing import WORD, centred, unpack_words
 
 
 class IntsFormat(StoredFormat):

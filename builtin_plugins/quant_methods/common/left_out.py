@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from builtin_plugins.quant_methods.common.names import Listed
-from core.quantization.formats import StoredFormat
-from core.quantization.method import StoredMethod
+from builtin_plugins.quant_methods.stored.formats import StoredFormat
+from builtin_plugins.quant_methods.stored.method import StoredMethod
 
 
 class AllButListed(StoredMethod):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from fnmatch import translate
 from typing import Final
 
-from core.quantization.patterns import Pattern
+from builtin_plugins.quant_methods.stored.patterns import Pattern
 
 EXPERT: Final = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)")
 MATRICES: Final = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}

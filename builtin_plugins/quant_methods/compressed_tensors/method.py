@@ -8,9 +8,9 @@ from builtin_plugins.quant_methods.common.caches import kv_dtype_of
 from builtin_plugins.quant_methods.common.left_out import AllButListed
 from builtin_plugins.quant_methods.common.names import Listed
 from builtin_plugins.quant_methods.compressed_tensors.schemes import scheme
+from builtin_plugins.quant_methods.stored.formats import StoredFormat
+from builtin_plugins.quant_methods.stored.stated import names, section, sections
 from core.api import ModelError
-from core.quantization.formats import StoredFormat
-from core.quantization.stated import names, section, sections
 
 LINEAR: Final = "Linear"
 EMBEDDING: Final = "Embedding"

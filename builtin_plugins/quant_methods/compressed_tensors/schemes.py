@@ -10,9 +10,9 @@ from typing import Any, Final
 from builtin_plugins.quant_methods.common.floats import FloatsFormat, PackedFloatsFormat
 from builtin_plugins.quant_methods.common.ints import IntsFormat, PackedIntsFormat
 from builtin_plugins.quant_methods.common.scales import WHOLE, Shared, is_pair
+from builtin_plugins.quant_methods.stored.formats import StoredFormat
+from builtin_plugins.quant_methods.stored.stated import section
 from core.api import ModelError
-from core.quantization.formats import StoredFormat
-from core.quantization.stated import section
 
 BESIDE: Final = "input_scale input_zero_point input_global_scale output_scale output_zero_point"
 """Of activations, which are not rounded by scales that a checkpoint states."""

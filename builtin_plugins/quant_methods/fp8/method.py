@@ -11,9 +11,9 @@ from builtin_plugins.quant_methods.common.left_out import AllButListed
 from builtin_plugins.quant_methods.common.names import Listed, expressions
 from builtin_plugins.quant_methods.common.scales import WHOLE, Shared, is_pair
 from builtin_plugins.quant_methods.fp8.rounding import Fp8Rounded
+from builtin_plugins.quant_methods.stored.method import StoredMethod
+from builtin_plugins.quant_methods.stored.stated import names
 from core.api import ModelError
-from core.quantization.method import StoredMethod
-from core.quantization.stated import names
 
 BESIDE: Final = "input_scale activation_scale input_scale_ub"
 """Of activations, which are rounded as they come, if at all."""

@@ -9,11 +9,11 @@ from typing import Any, Final
 
 import torch
 
+from builtin_plugins.quant_methods.stored.formats import StoredFormat
+from builtin_plugins.quant_methods.stored.layouts import Grouping, ScaledFloats
+from builtin_plugins.quant_methods.stored.method import StoredMethod
 from core.api import ModelError, Part
-from core.nn.weights import refuse_integers
-from core.quantization.formats import StoredFormat
-from core.quantization.layouts import Grouping, ScaledFloats
-from core.quantization.method import StoredMethod
+from core.models.layers.weights import refuse_integers
 
 HIGHEST: Final = 448.0
 """Of eight-bit floats with four bits of exponent."""

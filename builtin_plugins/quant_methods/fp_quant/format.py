@@ -12,10 +12,10 @@ from typing import Final
 import torch
 
 from builtin_plugins.quant_methods.common.floats import one_number
+from builtin_plugins.quant_methods.stored.formats import StoredFormat, groups_of
+from builtin_plugins.quant_methods.stored.layouts import ScaledFloats
+from builtin_plugins.quant_methods.stored.packing import four_bit_floats, powers_of_two
 from core.api import ModelError, Part
-from core.quantization.formats import StoredFormat, groups_of
-from core.quantization.layouts import ScaledFloats
-from core.quantization.packing import four_bit_floats, powers_of_two
 
 GROUPS: Final = {"mxfp4": 32, "nvfp4": 16}
 """Inputs that share a scale, which is an exponent (E8M0) of the first, a float of eight bits of the

@@ -9,8 +9,8 @@ from typing import Any, Final
 from builtin_plugins.quant_methods.common.left_out import AllButListed
 from builtin_plugins.quant_methods.common.names import Listed, expressions
 from builtin_plugins.quant_methods.fp_quant.format import GROUPS, RotatedFormat
+from builtin_plugins.quant_methods.stored.stated import names
 from core.api import ModelError
-from core.quantization.stated import names
 
 ROTATED: Final = 32
 """Neighbouring inputs that are rotated together, where the config does not say."""

@@ -8,16 +8,16 @@ from collections.abc import Mapping
 
 import torch
 
-from core.api import ModelError, Part
-from core.quantization.formats import (
+from builtin_plugins.quant_methods.stored.formats import (
     StoredFormat,
     cut_groups,
     groups_of,
     groups_of_columns,
     outputs_of,
 )
-from core.quantization.layouts import GroupedInts, Grouping
-from core.quantization.packing import WORD, centred, unpack_words
+from builtin_plugins.quant_methods.stored.layouts import GroupedInts, Grouping
+from builtin_plugins.quant_methods.stored.packing import WORD, centred, unpack_words
+from core.api import ModelError, Part
 
 BITS = (2, 3, 4, 8)
 

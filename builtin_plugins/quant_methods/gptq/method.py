@@ -9,11 +9,11 @@ from typing import Any, Final
 
 from builtin_plugins.quant_methods.common.names import Fits, Listed
 from builtin_plugins.quant_methods.gptq.format import BITS, GptqFormat
+from builtin_plugins.quant_methods.stored.formats import StoredFormat
+from builtin_plugins.quant_methods.stored.method import StoredMethod
+from builtin_plugins.quant_methods.stored.patterns import Pattern
+from builtin_plugins.quant_methods.stored.stated import names, sections
 from core.api import ModelError
-from core.quantization.formats import StoredFormat
-from core.quantization.method import StoredMethod
-from core.quantization.patterns import Pattern
-from core.quantization.stated import names, sections
 
 LESS: Final = {"gptq": 1, "gptq_v2": 0}
 """By `checkpoint_format`: zero points of the first are stored less one."""

@@ -10,10 +10,10 @@ from typing import Final
 import torch
 
 from builtin_plugins.quant_methods.common.flat import blocks_of, numbers_of
+from builtin_plugins.quant_methods.stored.formats import StoredFormat
+from builtin_plugins.quant_methods.stored.layouts import GroupedInts, Grouping, Layout, ScaledFloats
+from builtin_plugins.quant_methods.stored.packing import centred
 from core.api import ModelError, Part
-from core.quantization.formats import StoredFormat
-from core.quantization.layouts import GroupedInts, Grouping, Layout, ScaledFloats
-from core.quantization.packing import centred
 
 PER_PACKED: Final = {8: 1, 4: 2, 3: 10, 2: 4, 1: 8}
 """By bits: integers in one element, a byte or, of three bits, a word of int32.

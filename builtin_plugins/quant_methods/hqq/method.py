@@ -10,9 +10,9 @@ from typing import Any, Final
 from builtin_plugins.quant_methods.common.left_out import AllButListed
 from builtin_plugins.quant_methods.common.names import Listed, expressions
 from builtin_plugins.quant_methods.hqq.format import PER_PACKED, HqqFormat
+from builtin_plugins.quant_methods.stored.formats import StoredFormat
+from builtin_plugins.quant_methods.stored.stated import names, section, sections
 from core.api import ModelError
-from core.quantization.formats import StoredFormat
-from core.quantization.stated import names, section, sections
 
 WEIGHTS: Final = "weight_quant_params"
 NOT_READ: Final = ("scale_quant_params", "zero_quant_params")

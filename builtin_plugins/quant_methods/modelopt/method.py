@@ -12,9 +12,9 @@ from builtin_plugins.quant_methods.common.floats import FloatsFormat, PackedFloa
 from builtin_plugins.quant_methods.common.left_out import AllButListed
 from builtin_plugins.quant_methods.common.names import Listed, wildcards
 from builtin_plugins.quant_methods.common.scales import WHOLE, Shared
+from builtin_plugins.quant_methods.stored.formats import StoredFormat
+from builtin_plugins.quant_methods.stored.stated import names, sections
 from core.api import ModelError
-from core.quantization.formats import StoredFormat
-from core.quantization.stated import names, sections
 
 MIXED: Final = "MIXED_PRECISION"
 ALGORITHMS: Final[Mapping[str, StoredFormat]] = {

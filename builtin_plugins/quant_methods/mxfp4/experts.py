@@ -8,13 +8,13 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from builtin_plugins.quant_methods.stored.experts import KeptExperts
+from builtin_plugins.quant_methods.stored.formats import StoredFormat
+from builtin_plugins.quant_methods.stored.keeping import PlainKeeper, Unaided, keeper_of
+from builtin_plugins.quant_methods.stored.layouts import Grouping, ScaledFloats
+from builtin_plugins.quant_methods.stored.packing import four_bit_floats, powers_of_two
 from core.api import ExpertsMethod, LinearMethod, ModelError, Part
-from core.nn.linear import PlainLinear
-from core.quantization.experts import KeptExperts
-from core.quantization.formats import StoredFormat
-from core.quantization.keeping import PlainKeeper, Unaided, keeper_of
-from core.quantization.layouts import Grouping, ScaledFloats
-from core.quantization.packing import four_bit_floats, powers_of_two
+from core.models.layers.linear import PlainLinear
 
 BLOCK: Final = 32
 """Numbers that share a scale."""

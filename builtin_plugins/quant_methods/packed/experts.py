@@ -9,8 +9,8 @@ from core_kernels.packed import PackedOps
 from torch import nn
 
 from core.api import Part
-from core.nn.weights import refuse_integers
-from core.ops.reference import EXPERTS
+from core.models.layers.weights import refuse_integers
+from core.models.ops.reference import EXPERTS
 
 
 class PackedExperts:

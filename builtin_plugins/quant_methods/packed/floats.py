@@ -16,8 +16,8 @@ from torch import nn
 
 from builtin_plugins.quant_methods.packed.experts import PackedExperts
 from builtin_plugins.quant_methods.packed.groups import kept_group, repeated, scale_type
+from builtin_plugins.quant_methods.stored.layouts import Grouping, Layout, ScaledFloats
 from core.api import ModelError
-from core.quantization.layouts import Grouping, Layout, ScaledFloats
 
 Ops = FloatOps | QuantizedOps
 Make = Callable[[ScaledFloats | None], Ops]

@@ -15,8 +15,8 @@ from torch import nn
 
 from builtin_plugins.quant_methods.packed.experts import PackedExperts
 from builtin_plugins.quant_methods.packed.groups import kept_group, repeated, scale_type
+from builtin_plugins.quant_methods.stored.layouts import GroupedInts, Grouping, Layout
 from core.api import ModelError
-from core.quantization.layouts import GroupedInts, Grouping, Layout
 
 Make = Callable[[torch.dtype], QuantizedOps]
 """Returns kernels for scales of that type."""

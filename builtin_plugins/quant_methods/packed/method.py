@@ -13,10 +13,10 @@ from torch import nn
 
 from builtin_plugins.quant_methods.packed import floats, ints
 from builtin_plugins.quant_methods.packed.experts import PackedExperts
+from builtin_plugins.quant_methods.stored.layouts import Grouping
 from core.api import ExpertsMethod, LinearMethod, Part, QuantMethod
-from core.nn.linear import PlainWeights
-from core.nn.weights import refuse_integers
-from core.quantization.layouts import Grouping
+from core.models.layers.linear import PlainWeights
+from core.models.layers.weights import refuse_integers
 
 
 def make_method(config: Any = None) -> QuantMethod:

@@ -12,9 +12,9 @@ from builtin_plugins.quant_methods.common.ints import IntsFormat
 from builtin_plugins.quant_methods.common.left_out import AllButListed
 from builtin_plugins.quant_methods.common.names import Listed, wildcards
 from builtin_plugins.quant_methods.common.scales import WHOLE, Shared
+from builtin_plugins.quant_methods.stored.formats import StoredFormat
+from builtin_plugins.quant_methods.stored.stated import names, section, sections
 from core.api import ModelError
-from core.quantization.formats import StoredFormat
-from core.quantization.stated import names, section, sections
 
 BESIDE: Final = "input_scale input_zero_point output_scale output_zero_point weight_zero_point"
 """Of activations, which are not rounded here; zero points of symmetric weights are all zero."""

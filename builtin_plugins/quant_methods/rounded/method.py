@@ -19,7 +19,7 @@ from builtin_plugins.quant_methods.packed.method import PackedLinear
 from builtin_plugins.quant_methods.rounded.in_torch import TorchOps
 from core.api import EngineConfig, ExpertsMethod, LinearMethod, ModelError
 from core.contracts import EmbeddingMethod
-from core.nn.linear import PlainLinear
+from core.models.layers.linear import PlainLinear
 
 log = logging.getLogger(__name__)
 

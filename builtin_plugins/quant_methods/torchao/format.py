@@ -11,10 +11,14 @@ import torch
 
 from builtin_plugins.quant_methods.common.floats import EIGHT_BIT, EXPONENTS, one_number
 from builtin_plugins.quant_methods.common.ints import IntsFormat
+from builtin_plugins.quant_methods.stored.formats import StoredFormat, cut_groups, groups_of
+from builtin_plugins.quant_methods.stored.layouts import GroupedInts, Grouping, ScaledFloats
+from builtin_plugins.quant_methods.stored.packing import (
+    four_bit_floats,
+    powers_of_two,
+    unpack_bytes,
+)
 from core.api import ModelError, Part
-from core.quantization.formats import StoredFormat, cut_groups, groups_of
-from core.quantization.layouts import GroupedInts, Grouping, ScaledFloats
-from core.quantization.packing import four_bit_floats, powers_of_two, unpack_bytes
 
 CODES: Final = "_weight_qdata"
 SCALES: Final = "_weight_scale"

@@ -9,11 +9,11 @@ from typing import Any, Final
 
 from builtin_plugins.quant_methods.common.left_out import AllButListed
 from builtin_plugins.quant_methods.common.names import MARK, Fits, Listed, expressions
+from builtin_plugins.quant_methods.stored.formats import StoredFormat
+from builtin_plugins.quant_methods.stored.patterns import Pattern
+from builtin_plugins.quant_methods.stored.stated import names, section
 from builtin_plugins.quant_methods.torchao.schemes import scheme
 from core.api import ModelError
-from core.quantization.formats import StoredFormat
-from core.quantization.patterns import Pattern
-from core.quantization.stated import names, section
 
 BY_NAME: Final = {"FqnToConfig": "fqn_to_config", "ModuleFqnToConfig": "module_fqn_to_config"}
 DEFAULT: Final = "_default"

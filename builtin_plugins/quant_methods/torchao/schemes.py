@@ -10,6 +10,8 @@ from typing import Any, Final
 from builtin_plugins.quant_methods.common.floats import FloatsFormat
 from builtin_plugins.quant_methods.common.ints import IntsFormat
 from builtin_plugins.quant_methods.common.scales import WHOLE, Shared, is_pair
+from builtin_plugins.quant_methods.stored.formats import StoredFormat
+from builtin_plugins.quant_methods.stored.stated import section
 from builtin_plugins.quant_methods.torchao.format import (
     CODES,
     SCALES,
@@ -19,8 +21,6 @@ from builtin_plugins.quant_methods.torchao.format import (
     SymmetricInts,
 )
 from core.api import ModelError
-from core.quantization.formats import StoredFormat
-from core.quantization.stated import section
 
 BESIDE: Final = "_weight_act_quant_scale _weight_act_quant_zero_point"
 """Of activations, which are not rounded here."""

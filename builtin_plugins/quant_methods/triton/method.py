@@ -13,10 +13,10 @@ from core_kernels.triton.quantized import WHOLE_ROW, FloatOps, QuantizedOps
 from core_kernels.triton.scaled import ScaledFloatOps
 
 from builtin_plugins.quant_methods.packed import floats, ints
+from builtin_plugins.quant_methods.stored.layouts import Grouping
 from core.api import ExpertsMethod, LinearMethod
-from core.nn.experts import PlainExperts
-from core.nn.linear import PlainLinear, PlainWeights
-from core.quantization.layouts import Grouping
+from core.models.layers.experts import PlainExperts
+from core.models.layers.linear import PlainLinear, PlainWeights
 
 OfFloats = Callable[[torch.dtype, int], FloatOps]
 FEWEST_BITS: Final = 4

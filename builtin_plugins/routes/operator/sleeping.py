@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
 
     from core.contracts.scheduling import LoadedParts, WorkerParts
-    from core.spec.kv import LayerKV
+    from core.model_spec.kv import LayerKV
 
 NAME: Final = "sleeping"
 KV_CACHE: Final = "kv_cache"
@@ -168,7 +168,9 @@ class Releasing:
         """Load the model once more, and move what it has into the memory of the first: addresses
         are known to many.
         """
-        from core.nn.loading import load_alike  # lazy: the scheduler's process may have no torch
+        from core.models.layers.loading import (
+            load_alike,  # lazy: the scheduler's process may have no torch
+        )
 
         parts = self._parts
         again = load_alike(parts.config, parts.source, self._registry, parts)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from builtin_plugins.tokenizers.hf.fast import FastTokenizer
 from builtin_plugins.tokenizers.hf.settings import TokenizerSettings, read_settings
 from core.api import EngineConfig, ModelError, ModelSource
-from core.spec.vocabulary import stated_vocabulary
+from core.model_spec.vocabulary import stated_vocabulary
 
 if TYPE_CHECKING:
     from core.api import Tokenizer

@@ -13,8 +13,8 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final
 
+from builtin_plugins.output_parsers.runtime import headers
 from core.api import ModelError
-from core.parsing import headers
 
 MAX_HEADER_BYTES: Final = 100_000_000
 """The format's own limit."""

@@ -16,8 +16,8 @@ import torch
 
 from core.contracts import AttentionParams
 from core.contracts.construct import construct
+from core.model_spec.kv import FullAttention, LatentKeys
 from core.plugin.fit import why_not
-from core.spec.kv import FullAttention, LatentKeys
 from core.testing.attention_oracle import CrossSequences, PagedSequences
 from core.testing.no_readback import no_readback
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from core.contracts import BlockKey, KVTransferConfig, StoreParts
-from core.spec.kv import FullAttention, GroupLayout, KVLayout, PoolLayout, SlidingWindow
+from core.model_spec.kv import FullAttention, GroupLayout, KVLayout, PoolLayout, SlidingWindow
 
 if TYPE_CHECKING:
     from core.testing.conformance import Subject

@@ -14,8 +14,8 @@ import transformers
 from safetensors.torch import load_file
 
 from core.errors import ModelError
-from core.nn.decoder import Decoder
-from core.spec.decoder import DecoderSpec
+from core.model_spec.decoder import DecoderSpec
+from core.models.layers.decoder import Decoder
 from core.testing.checkpoints import ARCHITECTURES, draw_weights, tiny_config
 from core.testing.conformance.examples import stated
 from core.testing.one_sequence import Session, plain_context

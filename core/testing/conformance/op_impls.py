@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from core.contracts.ops import OpTable
 from core.errors import did_you_mean
-from core.ops import reference
-from core.ops.sampling import Cut
-from core.ops.table import OpTable
+from core.models.ops import reference
+from core.models.ops.sampling import Cut
 from core.plugin.fit import why_not
 
 if TYPE_CHECKING:

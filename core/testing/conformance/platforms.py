@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from core.spec.kv import DTYPE_BYTES
+from core.model_spec.kv import DTYPE_BYTES
 
 if TYPE_CHECKING:
     from core.contracts import Platform

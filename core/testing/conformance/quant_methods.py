@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from core.contracts.construct import construct
-from core.nn.linear import Linear, Slice
-from core.nn.parallel import ParallelGroup
-from core.nn.weights import WeightMap
+from core.models.layers.linear import Linear, Slice
+from core.models.layers.parallel import ParallelGroup
+from core.models.layers.weights import WeightMap
 from core.testing.conformance.examples import stated
 from core.testing.one_sequence import plain_context
 

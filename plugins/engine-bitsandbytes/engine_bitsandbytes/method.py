@@ -19,11 +19,11 @@ from builtin_plugins.quant_methods.api import (
     EightBitFormat,
     FourBitFormat,
 )
+from builtin_plugins.quant_methods.stored.formats import StoredFormat
+from builtin_plugins.quant_methods.stored.layouts import Layout
+from builtin_plugins.quant_methods.stored.method import StoredMethod
 from core.api import EngineConfig, Part
-from core.nn.weights import refuse_integers
-from core.quantization.formats import StoredFormat
-from core.quantization.layouts import Layout
-from core.quantization.method import StoredMethod
+from core.models.layers.weights import refuse_integers
 
 EIGHT: Final = "int8"
 MOST_ERROR: Final = 0.1

@@ -15,13 +15,13 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from builtin_plugins.quant_methods.stored.experts import KeptExperts
+from builtin_plugins.quant_methods.stored.formats import StoredFormat
+from builtin_plugins.quant_methods.stored.keeping import PlainKeeper, Unaided, keeper_of
+from builtin_plugins.quant_methods.stored.layouts import GroupedInts, Grouping, ScaledFloats
+from builtin_plugins.quant_methods.stored.method import StoredMethod
+from builtin_plugins.quant_methods.stored.packing import four_bit_floats, powers_of_two
 from core.api import ModelError, Part
-from core.quantization.experts import KeptExperts
-from core.quantization.formats import StoredFormat
-from core.quantization.keeping import PlainKeeper, Unaided, keeper_of
-from core.quantization.layouts import GroupedInts, Grouping, ScaledFloats
-from core.quantization.method import StoredMethod
-from core.quantization.packing import four_bit_floats, powers_of_two
 from engine_gguf.experts import by_expert
 
 _INPUTS: Final = 32

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Final
 
 from core.api import ModelError
-from core.spec.pooling import SentenceFacts
+from core.model_spec.pooling import SentenceFacts
 from engine_gguf.given import Fields, Given
 from engine_gguf.settings import Settings
 

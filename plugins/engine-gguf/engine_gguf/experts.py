@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from core.api import Part
-from core.ops.reference import EXPERTS
+from core.models.ops.reference import EXPERTS
 from engine_gguf.blocks import Ops, put_blocks, refuse_cuts
 
 

@@ -18,9 +18,9 @@ from typing import Final
 
 import torch
 
+from builtin_plugins.quant_methods.stored.formats import StoredFormat
+from builtin_plugins.quant_methods.stored.keeping import Unaided
 from core.api import EngineConfig, ModelError, ModelSource
-from core.quantization.formats import StoredFormat
-from core.quantization.keeping import Unaided
 from engine_gguf.files import read_headers
 from engine_gguf.header import Stored
 from engine_gguf.joined import Joined

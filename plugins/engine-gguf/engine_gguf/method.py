@@ -15,9 +15,9 @@ from core_kernels.library import load_library
 from core_kernels.superblocks import SuperblockOps
 from torch import nn
 
+from builtin_plugins.quant_methods.stored.layers import StoredLinear
 from core.api import EngineConfig, ExpertsMethod, ModelError, Part
-from core.nn.linear import PlainLinear
-from core.quantization.layers import StoredLinear
+from core.models.layers.linear import PlainLinear
 from engine_gguf.blocks import Ops, put_blocks, refuse_cuts
 from engine_gguf.coded import FORMATS, Coded, CodedExperts
 from engine_gguf.experts import GgufExperts

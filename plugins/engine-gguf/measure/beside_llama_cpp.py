@@ -67,7 +67,11 @@ def imports() -> float:
     """Return how long a process takes that imports what an engine needs and does nothing."""
     began = time.monotonic()
     subprocess.run(
-        [sys.executable, "-c", "import torch, core; from core import LLM; import core.nn.decoder"],
+        [
+            sys.executable,
+            "-c",
+            "import torch, core; from core import LLM; import core.models.layers.decoder",
+        ],
         check=True,
     )
     return time.monotonic() - began

@@ -22,7 +22,7 @@ SLOW = "multiplies by 12 of the weights as they are stored; they are unpacked an
 @pytest.fixture(autouse=True)
 def warnings_are_said(caplog: pytest.LogCaptureFixture) -> None:
     """Undo what an engine that ran before said of its log."""
-    for name in ("core.quantization.keeping", "engine_gguf.method"):
+    for name in ("builtin_plugins.quant_methods.stored.keeping", "engine_gguf.method"):
         caplog.set_level(logging.WARNING, logger=name)
 
 

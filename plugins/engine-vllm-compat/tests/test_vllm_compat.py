@@ -326,11 +326,11 @@ def test_a_logits_processor(tmp_path: Path) -> None:
 
 
 def test_a_resolver_of_adapters(tmp_path: Path) -> None:
-    adapters = ROOT / "builtin_plugins" / "demo" / "adapters"
+    adapters = ROOT / "builtin_plugins" / "model_sources" / "demo" / "adapters"
     general = {"vllm.general_plugins": "things = vllm_things:register"}
     source = RESOLVER.replace("FOLDER", repr(str(adapters)))
     demo = {
-        "model": str(ROOT / "builtin_plugins" / "demo" / "model"),
+        "model": str(ROOT / "builtin_plugins" / "model_sources" / "demo" / "model"),
         "enable_lora": True,
         "max_lora_rank": 64,
     }

@@ -6,7 +6,7 @@ import pytest
 import torch
 from core_kernels.triton.experts import moe
 
-from core.ops import reference
+from core.models.ops import reference
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from core_kernels.triton.quantized import WHOLE_ROW, FloatOps, GroupedOps, Quant
 from core_kernels.triton.scaled import ScaledFloatOps, round_rows
 
 from builtin_plugins.quant_methods.packed.floats import place
-from core.quantization.layouts import GroupedInts, Layout, ScaledFloats
+from builtin_plugins.quant_methods.stored.layouts import GroupedInts, Layout, ScaledFloats
 
 SHAPES = ((0, 5, 64), (1, 3, 24), (3, 70, 200), (70, 9, 128))
 """Rows of x, rows and columns of a weight."""

@@ -14,7 +14,7 @@ from core_kernels.triton.packed_blocks import PackedBlocks
 
 from builtin_plugins.op_impls.triton import ops, plugin
 from core.api import Entry
-from core.ops import reference
+from core.models.ops import reference
 from core.testing.conformance import Subject
 from core.testing.conformance.op_impls import check_equals_the_reference
 

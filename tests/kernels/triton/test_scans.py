@@ -9,7 +9,7 @@ import torch
 from core_kernels.triton import chunks, scans
 
 from builtin_plugins.op_impls.triton import ops
-from core.ops import reference
+from core.models.ops import reference
 
 STRETCHES = ((0, 1), (1, 1), (2, 5))
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from builtin_plugins.op_impls.triton import ops
-from core.ops import reference
-from core.ops.sampling import Cut
+from core.models.ops import reference
+from core.models.ops.sampling import Cut
 
 VOCABULARIES = (1, 300, 2049)
 

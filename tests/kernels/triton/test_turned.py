@@ -15,7 +15,7 @@ from core_kernels.triton.turned import write_turned
 from builtin_plugins.attention_backends.triton.backend import TritonAttention
 from core.contracts import AttentionParams
 from core.contracts.attention import Turning
-from core.ops import reference
+from core.models.ops import reference
 from core.testing.attention_oracle import PagedSequences
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}

@@ -22,7 +22,7 @@ from transformers.masking_utils import (
 from builtin_plugins.models.generic.spec import spec
 from builtin_plugins.models.generic.trial import Marker, reach
 from core.errors import ConfigError, ModelError
-from core.spec.kv import FullAttention, SlidingWindow
+from core.model_spec.kv import FullAttention, SlidingWindow
 from core.testing.checkpoints import tiny_config
 from core.testing.one_sequence import plain_context
 

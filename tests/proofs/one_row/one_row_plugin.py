@@ -14,8 +14,8 @@ import torch
 
 from builtin_plugins.attention_backends.reference.backend import ReferenceAttention
 from core.api import Entry, hookimpl
-from core.ops import reference
-from core.ops.sampling import Cut
+from core.models.ops import reference
+from core.models.ops.sampling import Cut
 
 Tensor = torch.Tensor
 

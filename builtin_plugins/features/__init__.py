@@ -1,0 +1,1 @@
+"""Features with halves in admission, scheduler and worker, one folder each."""

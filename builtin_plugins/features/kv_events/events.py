@@ -1,0 +1,148 @@
+"""Events in vLLM's format: msgpack arrays, a tag before each event's fields.
+
+Fields were only ever added at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from core.api import KVLayout
+from core.model_spec.kv import (
+    CacheSpec,
+    ChunkedLocal,
+    CrossAttention,
+    FullAttention,
+    LatentKeys,
+    RecurrentState,
+    SlidingWindow,
+)
+
+BlockHash = int | bytes
+DEVICE: Final = "GPU"
+"""vLLM's name of the device's own cache, whatever the device."""
+KINDS: Final[Mapping[type[CacheSpec], str]] = {
+    FullAttention: "full_attention",
+    LatentKeys: "mla_attention",
+    SlidingWindow: "sliding_window",
+    ChunkedLocal: "chunked_local_attention",
+    CrossAttention: "cross_attention",
+    RecurrentState: "mamba",
+}
+
+
+class BlockStored(msgspec.Struct, array_like=True, gc=False, tag=True):
+    """Blocks that follow one another in one prompt are there."""
+
+    block_hashes: list[BlockHash]
+    parent_block_hash: BlockHash | None
+    """Of the block before the first; None: it begins the prompt, or nobody knows."""
+    token_ids: list[int]
+    """Of all blocks; none where nobody knows, as of a tier's."""
+    block_size: int
+    lora_id: int | None
+    medium: str | None
+    lora_name: str | None
+    extra_keys: list[Any] | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
+
+
+class BlockRemoved(msgspec.Struct, array_like=True, gc=False, tag=True):
+    """Blocks are gone."""
+
+    block_hashes: list[BlockHash]
+    medium: str | None
+    group_idx: int | None = None
+
+
+class AllBlocksCleared(msgspec.Struct, array_like=True, gc=False, tag=True):
+    """Nothing is there."""
+
+
+Event = BlockStored | BlockRemoved | AllBlocksCleared
+
+
+class EventBatch(msgspec.Struct, array_like=True, gc=False):
+    """What happened since the batch before."""
+
+    ts: float
+    """Seconds since 1970."""
+    events: list[Event]
+    data_parallel_rank: int | None = None
+
+
+class Stored(NamedTuple):
+    """A change as it happens: blocks of one group that follow one another are there."""
+
+    medium: str
+    group: int
+    keys: list[bytes]
+    parent: bytes | None
+    tokens: list[int]
+
+
+class Removed(NamedTuple):
+    """A change: a block is gone."""
+
+    medium: str
+    group: int
+    key: bytes
+
+
+class Cleared(NamedTuple):
+    """A change: nothing is there any more."""
+
+
+Change = Stored | Removed | Cleared
+
+
+class Writer:
+    """Puts changes into events."""
+
+    def __init__(self, layout: KVLayout, *, as_bytes: bool) -> None:
+        self._as_bytes = as_bytes
+        self._groups = [
+            (group.block_size, KINDS[type(group.spec)], getattr(group.spec, "window", None))
+            for group in layout.groups
+        ]
+
+    def events(self, changes: Iterable[Change]) -> list[Event]:
+        """Return events of the same meaning, as few as there can be in this order."""
+        events: list[Event] = []
+        for change in changes:
+            if isinstance(change, Cleared):
+                events = [AllBlocksCleared()]  # what was before makes no difference to anybody
+            elif isinstance(change, Removed):
+                last = events[-1] if events else None
+                if isinstance(last, BlockRemoved) and (last.medium, last.group_idx) == change[:2]:
+                    last.block_hashes.append(self._hash(change.key))
+                else:
+                    events.append(
+                        BlockRemoved([self._hash(change.key)], change.medium, change.group)
+                    )
+            else:
+                events.append(self._stored(change))
+        return events
+
+    def _stored(self, change: Stored) -> BlockStored:
+        size, kind, window = self._groups[change.group]
+        return BlockStored(
+            [self._hash(key) for key in change.keys],
+            None if change.parent is None else self._hash(change.parent),
+            change.tokens,
+            size,
+            lora_id=None,
+            medium=change.medium,
+            lora_name=None,
+            group_idx=change.group,
+            kv_cache_spec_kind=kind,
+            kv_cache_spec_sliding_window=window,
+        )
+
+    def _hash(self, key: bytes) -> BlockHash:
+        return key if self._as_bytes else int.from_bytes(key[-8:], "big")

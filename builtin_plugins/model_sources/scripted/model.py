@@ -1,0 +1,181 @@
+"""The scripted model's module: speaks the `Model` contract, computes no language.
+
+One small caching layer goes through the attention backend as any model's would, so blocks are
+allocated, written and read; what is said follows from the prompt and the position alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from builtin_plugins.model_sources.scripted.script import Reply, Script
+from builtin_plugins.model_sources.scripted.source import ScriptedConfig
+from builtin_plugins.model_sources.scripted.tokenizer import END_OF_TURN, ScriptedTokenizer
+from core.api import (
+    AttentionParams,
+    BuildContext,
+    ForwardBatch,
+    FullAttention,
+    LayerKV,
+    Model,
+    ModelError,
+    ModelSource,
+)
+
+_PEAK = 60.0
+"""Logit of the scripted token: certain at common temperatures, yet a bias of 100 overrules it."""
+_SECOND = 30.0
+_NEWLINE = 10
+_HEAD_SIZE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedArchitecture:
+    """`ModuleSpec` of the scripted model."""
+
+    config: ScriptedConfig
+    tokenizer: ScriptedTokenizer
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids of the tokenizer."""
+        return self.tokenizer.vocab_size
+
+    def build(self, context: BuildContext) -> Model:
+        """Return the module."""
+        return ScriptedModel(self.config, self.tokenizer, context)
+
+
+def scripted_architecture(hf_config: Any) -> ScriptedArchitecture:
+    """Return the spec for a `ScriptedConfig`. Raises `ModelError` for anything else."""
+    if not isinstance(hf_config, ScriptedConfig):
+        raise ModelError(
+            "architecture ScriptedModel needs its own configuration, not "
+            f"{type(hf_config).__name__}; use scripted:."
+        )
+    source = ModelSource(name="scripted:", architecture="ScriptedModel", hf_config=hf_config)
+    return ScriptedArchitecture(hf_config, ScriptedTokenizer(source))
+
+
+class ScriptedModel(torch.nn.Module):
+    """Hidden states are (token, runner-up) pairs; `logits` turns them into peaks."""
+
+    def __init__(
+        self, config: ScriptedConfig, tokenizer: ScriptedTokenizer, context: BuildContext
+    ) -> None:
+        super().__init__()
+        self.vocab_size = tokenizer.vocab_size
+        dtype = str(context.dtype).removeprefix("torch.")
+        self.kv_layers: Sequence[LayerKV] = (
+            LayerKV("layers.0", FullAttention(1, _HEAD_SIZE, dtype)),
+        )
+        self._dtype = context.dtype
+        self._attention = context.attention
+        self._params = AttentionParams(heads=1, kv_heads=1, head_size=_HEAD_SIZE, scale=1.0)
+        self._caches: Sequence[torch.Tensor] = ()
+        self._script = Script(tokenizer, config.answers, config.fail_at_token)
+        self._step_s = 1.0 / config.tokens_per_second if config.tokens_per_second else 0.0
+        self._last_step_s = 0.0
+        self._replies: dict[int, tuple[bytes, Reply]] = {}
+
+    def bind_kv(self, caches: Sequence[torch.Tensor]) -> None:
+        """Take the cache of the one layer."""
+        self._caches = caches
+
+    def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Accept no tensor: there is nothing to fill."""
+        for name, _ in tensors:
+            raise ModelError(
+                f"the scripted model has no weights, but {name!r} was given; leave --load-format "
+                "at auto."
+            )
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        """Return [num_tokens, 2] float32: the next token after each position and its runner-up, NaN
+        to fail.
+        """
+        history = (
+            batch.token_ids.cpu().numpy() if batch.token_ids.is_cuda else batch.token_ids.numpy()
+        )
+        pairs = np.empty((sum(batch.counts), 2), dtype=np.float32)
+        # where guesses are in flight, only they are right
+        at = 0
+        speaking = False
+        positions = batch.positions.tolist()
+        for row, count, prompt_len in zip(batch.rows, batch.counts, batch.prompt_lens, strict=True):
+            start = positions[at]
+            self._fill(pairs[at : at + count], history[row], row, start, prompt_len)
+            at += count
+            speaking = speaking or start + count >= prompt_len
+        if speaking and self._step_s:
+            self._keep_pace()
+        hidden = torch.from_numpy(pairs).to(batch.input_ids.device)
+        # Zero unless a block was never written: NaN there fails the request instead of passing
+        # unseen.
+        return hidden + self._read_cache(batch)[:, 0, :1].float() * 0.0
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return logits [n, vocab]: a peak at the token, a smaller one at the runner-up, NaN where
+        it failed.
+        """
+        failed = hidden[:, :1].isnan()  # [n, 1]
+        ids = hidden.nan_to_num(0.0).long()  # [n, 2]
+        logits = torch.zeros(
+            hidden.shape[0], self.vocab_size, dtype=torch.float32, device=hidden.device
+        )
+        logits.scatter_(1, ids[:, 1:], _SECOND).scatter_(1, ids[:, :1], _PEAK)
+        return logits.masked_fill_(failed, float("nan"))
+
+    def _fill(
+        self, pairs: np.ndarray[Any, Any], tokens: Any, row: int, start: int, prompt_len: int
+    ) -> None:
+        """Write the pairs of positions start, start+1, ... of one row."""
+        num_prompt = min(max(prompt_len - 1 - start, 0), len(pairs))
+        pairs[:num_prompt, 0] = tokens[start + 1 : start + 1 + num_prompt]
+        pairs[:num_prompt, 1] = END_OF_TURN
+        if num_prompt == len(pairs):
+            return
+        reply = self._reply(row, tokens[:prompt_len])
+        length = len(reply.token_ids)
+        for i in range(num_prompt, len(pairs)):
+            index = start + i + 1 - prompt_len  # of the generated token
+            failing = reply.fail_at_token is not None and index >= reply.fail_at_token - 1
+            place = index % (length + 1)  # with end tokens ignored the answer is said again
+            token = END_OF_TURN if place == length else reply.token_ids[place]
+            pairs[i] = (
+                np.nan if failing else token,
+                _NEWLINE if token == END_OF_TURN else END_OF_TURN,
+            )
+
+    def _reply(self, row: int, prompt: Any) -> Reply:
+        key = prompt.tobytes()
+        known = self._replies.get(row)
+        if known is None or known[0] != key:
+            known = self._replies[row] = (key, self._script.reply(prompt.tolist()))
+        return known[1]
+
+    def _read_cache(self, batch: ForwardBatch) -> torch.Tensor:
+        states = torch.zeros(
+            len(batch.input_ids), 1, _HEAD_SIZE, dtype=self._dtype, device=batch.input_ids.device
+        )
+        states[:, 0, 0] = batch.positions % 7
+        return self._attention.attend(
+            self._params,
+            torch.zeros_like(states),
+            states,
+            states,
+            self._caches[0],
+            batch.attention[0],
+        )
+
+    def _keep_pace(self) -> None:
+        wait_s = self._last_step_s + self._step_s - time.monotonic()
+        if wait_s > 0:
+            time.sleep(wait_s)
+        self._last_step_s = time.monotonic()

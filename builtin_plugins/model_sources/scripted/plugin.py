@@ -1,0 +1,83 @@
+"""The `scripted:` model: no files, ready at once, answers with exactly the text of the last user
+message.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from core.api import Blank, EngineConfig, Entry, ModelSource, Option, Within, hookimpl
+
+
+@hookimpl(tryfirst=True)
+def engine_find_model(model: str, config: EngineConfig) -> ModelSource | None:
+    if not model.startswith("scripted:"):
+        return None
+    from builtin_plugins.model_sources.scripted.source import (
+        scripted_source,
+    )  # lazy: only when the model is asked for
+
+    return scripted_source(model, config)
+
+
+@hookimpl
+def engine_models() -> list[Entry]:
+    return [
+        Entry(
+            "ScriptedModel",
+            "builtin_plugins.model_sources.scripted.model:scripted_architecture",
+            "echo of the last message",
+        )
+    ]
+
+
+@hookimpl
+def engine_tokenizers() -> list[Entry]:
+    target = "builtin_plugins.model_sources.scripted.tokenizer:ScriptedTokenizer"
+    return [Entry("scripted", target, "bytes plus special tokens")]
+
+
+@hookimpl
+def engine_weight_loaders() -> list[Entry]:
+    target = "core.models.layers.no_weights:NoWeights"
+    return [Entry("scripted", target, "for a model without weights")]
+
+
+@hookimpl
+def engine_options() -> list[Option]:
+    return [
+        Option(
+            "scripted_tokens_per_second",
+            Annotated[float, Within(0.001, 1e9)] | None,
+            None,
+            "Tokens per second of each request; default: no limit.",
+        ),
+        Option(
+            "scripted_fail_at_token",
+            Annotated[int, Within(1, 1 << 24)] | None,
+            None,
+            "Every request fails when its N-th token is due, from 1.",
+        ),
+        Option(
+            "scripted_answers",
+            str | None,
+            None,
+            "File of answers, one a line: plain text, a JSON string, or a JSON object with "
+            "`prompt`, `answer` and "
+            "`fail_at_token`. Objects with a `prompt` answer that message; the others go to new "
+            "prompts in turn.",
+        ),
+        Option("scripted_special_tokens", list[str], [], "Texts that are one special token each."),
+        Option(
+            "scripted_tokens",
+            list[Annotated[str, Blank()]],
+            [],
+            "Texts that are one token each and stay in the output.",
+        ),
+        Option(
+            "scripted_max_model_len",
+            Annotated[int, Within(2, 1 << 24)],
+            32768,
+            "Context length of the scripted model.",
+        ),
+    ]

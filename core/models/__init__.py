@@ -1,0 +1,1 @@
+"""The model library: layers, model descriptions and ops that architectures are written with."""

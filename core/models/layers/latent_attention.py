@@ -1,0 +1,165 @@
+"""Latent attention of one layer, in the form that never expands the cache.
+
+A head's key is W_k @ latent, so its score is query @ W_k @ latent: the query goes through W_k once,
+and all heads attend to the latents themselves as to one key. What they sum up are latents again,
+and W_v makes values of the sum.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import nn
+
+from core.contracts import AttentionParams
+from core.model_spec.kv import LatentKeys
+from core.models.layers.attention import growth
+from core.models.layers.cached_as import CachedAs
+from core.models.layers.linear import Linear, Slice
+from core.models.layers.norm import make_norm
+from core.models.layers.unpacked import Unpacked
+from core.models.layers.weights import empty_parameter, fill
+
+if TYPE_CHECKING:
+    from core.contracts import BuildContext
+    from core.model_spec.latent import LatentAttentionSpec
+    from core.model_spec.names import WeightNames
+    from core.models.layers.rotary import Rotary
+    from core.models.layers.weights import WeightMap
+
+
+class HeadsAdapter(Protocol):
+    """Adds to the products by which heads meet latents (low-rank adapters)."""
+
+    def __call__(
+        self, layer: LatentAttention, side: str, x: torch.Tensor, out: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the changed product, for this rank's heads. Changing `out` in place is allowed.
+
+        `side` "key": x are queries [n, heads, key_size], out what they are of latents [n, heads,
+        rank]. "value": x are sums of latents [n, heads, rank], out values [n, heads, value_size].
+        `layer.parts` has the part of the weight that makes keys and values of a latent: of each
+        head first its key's rows.
+        """
+
+
+class LatentAttention(nn.Module):
+    """Heads are split over ranks; every rank caches the whole latents."""
+
+    source = None
+    """No layer attends to another's latents."""
+
+    def __init__(
+        self,
+        spec: LatentAttentionSpec,
+        hidden: int,
+        names: WeightNames,
+        layer: str,
+        rotary: Rotary | None,
+        context: BuildContext,
+        weights: WeightMap,
+    ) -> None:
+        super().__init__()
+        self.adapter: HeadsAdapter | None = None
+        self.spec = spec
+        self.heads = context.group.share(spec.heads, "num_attention_heads")
+        self._group = context.group
+        self._rotary = rotary
+        self._backend = context.attention
+        stored = {"k": f"{layer}.{names.latent}", "v": f"{layer}.{names.latent_up}"}
+        kept = CachedAs(None, stored, 1, context, weights)
+        self.kv_spec = LatentKeys(1, spec.head_size, kept.dtype, scaled=kept.scaled)
+        self.params = AttentionParams(
+            self.heads,
+            1,
+            spec.head_size,
+            spec.scale,
+            value_size=spec.rank,
+            kv_dtype=kept.other_dtype,
+            key_scale=kept.scales.get("k"),
+        )
+        self.cache: torch.Tensor | None = None
+        parts = [Slice("latent", spec.head_size, f"{layer}.{names.latent}")]
+        self.query_norm: nn.Module | None = None
+        if spec.query_rank is not None:
+            parts.append(Slice("query", spec.query_rank, f"{layer}.{names.query_latent}"))
+            norm = f"{layer}.{names.query_latent_norm}"
+            self.query_norm = make_norm(spec.norm, spec.query_rank, context, weights, norm)
+        self.down = Linear(context, weights, parts[0].prefix, hidden, parts, bias=spec.bias)
+        self.latent_norm = make_norm(
+            spec.norm, spec.rank, context, weights, f"{layer}.{names.latent_norm}"
+        )
+        self.query = Linear(
+            context,
+            weights,
+            f"{layer}.{names.q if spec.query_rank is None else names.query_up}",
+            spec.query_rank or hidden,
+            [Slice("q", spec.heads * (spec.key_size + spec.shared_size))],
+            split="rows",
+        )
+        self._expect_up(context, weights, f"{layer}.{names.latent_up}")
+        width = spec.heads * spec.value_size
+        self.out = Linear(
+            context,
+            weights,
+            f"{layer}.{names.o}",
+            width,
+            [Slice("o", hidden)],
+            split="columns",
+            bias=spec.bias,
+        )
+
+    def _expect_up(self, context: BuildContext, weights: WeightMap, prefix: str) -> None:
+        """Expect the products that make keys and values of a latent: head by head, first its key's
+        rows.
+        """
+        spec = self.spec
+        self.key_up = empty_parameter(self.heads, spec.key_size, spec.rank, dtype=context.dtype)
+        self.value_up = empty_parameter(self.heads, spec.rank, spec.value_size, dtype=context.dtype)
+        rows = spec.key_size + spec.value_size
+
+        def take(own: torch.Tensor) -> None:
+            own = own.view(-1, rows, spec.rank)
+            fill(self.key_up.data, own[:, : spec.key_size])
+            fill(self.value_up.data, own[:, spec.key_size :].transpose(1, 2))
+
+        own = self._group.own(spec.heads * rows)
+        self.parts = Unpacked(
+            context, weights, prefix, (spec.heads * rows, spec.rank), own, take
+        ).parts
+        self.prefixes = {name: part.target for name, part in self.parts.items()}
+
+    def forward(self, x: torch.Tensor, positions: torch.Tensor, plan: Any) -> torch.Tensor:
+        """Return attention's output [n, hidden]; latents go to the cache."""
+        spec = self.spec
+        down = self.down(x)
+        latent, shared = down[:, self.down.slices["latent"]].split(
+            [spec.rank, spec.shared_size], dim=-1
+        )
+        latent = self.latent_norm(latent)
+        if spec.latent_scale != 1.0:
+            latent = latent * spec.latent_scale
+        read = x if self.query_norm is None else self.query_norm(down[:, self.down.slices["query"]])
+        query = self.query(read).view(-1, self.heads, spec.key_size + spec.shared_size)
+        if spec.temperature is not None:
+            query = query * growth(spec.temperature, positions)[:, None, None].to(query.dtype)
+        plain, turning = query.split([spec.key_size, spec.shared_size], dim=-1)
+        shared = shared[:, None]
+        if self._rotary is not None:
+            turning, shared = self._rotary(turning, shared, positions)
+        asked = torch.bmm(plain.transpose(0, 1), self.key_up).transpose(0, 1)  # [n, heads, rank]
+        if self.adapter is not None:
+            asked = self.adapter(self, "key", plain, asked)
+        key = torch.cat([latent[:, None], shared], dim=-1)
+        assert self.cache is not None, "bind_kv was not called"
+        query = torch.cat([asked, turning], dim=-1)
+        sums = self._backend.attend(
+            self.params, query, key, key[..., : spec.rank], self.cache, plan
+        )
+        values = torch.bmm(sums.transpose(0, 1), self.value_up).transpose(
+            0, 1
+        )  # [n, heads, value_size]
+        if self.adapter is not None:
+            values = self.adapter(self, "value", sums, values)
+        return self.out(values.flatten(1))  # type: ignore[no-any-return]

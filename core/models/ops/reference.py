@@ -1,0 +1,396 @@
+"""What every op means, in plain torch: the oracle that each implementation is compared with.
+
+An implementation of an op is a function with the same signature. Inputs may be strided (query and
+key are views of one fused product); only the last dimension is sure to be contiguous. Leading
+dimensions may be zero. An implementation may compute in any order that stays within the tolerance
+of its dtype; it reads no value back to the host. Knows tensors; knows no layer and no device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+
+from core.models.ops.sampling import Cut, uniform
+
+Tensor = torch.Tensor
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    """Return x / rms(x) * (weight + offset) over the last dimension, computed in float32, in x's
+    dtype.
+    """
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    scale = weight.float()
+    return (wide * (scale + offset if offset else scale)).to(x.dtype)
+
+
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Return (rms_norm(x + residual), x + residual); the sum is rounded to x's dtype first.
+
+    An implementation may overwrite x and residual with the two results.
+    """
+    total = x + residual
+    return rms_norm(total, weight, eps, offset), total
+
+
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """Return (x - mean) / std * weight + bias over the last dimension."""
+    return F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
+
+
+def silu_and_mul(x: Tensor) -> Tensor:
+    """Return silu(gate) * up for x = [..., gate | up]: half as wide."""
+    gate, up = x.chunk(2, -1)
+    return F.silu(gate) * up
+
+
+def gelu_and_mul(x: Tensor) -> Tensor:
+    """Return gelu(gate) * up, with the exact gelu, for x = [..., gate | up]."""
+    gate, up = x.chunk(2, -1)
+    return F.gelu(gate) * up
+
+
+def gelu_tanh_and_mul(x: Tensor) -> Tensor:
+    """Return gelu(gate) * up, with the tanh approximation, for x = [..., gate | up]."""
+    gate, up = x.chunk(2, -1)
+    return F.gelu(gate, approximate="tanh") * up
+
+
+def relu_and_mul(x: Tensor) -> Tensor:
+    """Return relu(gate) * up for x = [..., gate | up]."""
+    gate, up = x.chunk(2, -1)
+    return F.relu(gate) * up
+
+
+def silu(x: Tensor) -> Tensor:
+    """Return x * sigmoid(x)."""
+    return F.silu(x)
+
+
+def gelu(x: Tensor) -> Tensor:
+    """Return the exact gelu of x."""
+    return F.gelu(x)
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """Return gelu of x in the tanh approximation."""
+    return F.gelu(x, approximate="tanh")
+
+
+def relu(x: Tensor) -> Tensor:
+    """Return x where positive, else 0."""
+    return F.relu(x)
+
+
+def rotary(
+    query: Tensor, key: Tensor, cos_sin: Tensor, positions: Tensor, interleaved: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Return query [n, heads, size] and key [n, kv_heads, size], rotated by their positions.
+
+    `cos_sin` is float32 [max_positions, rotary_size]: a row holds the cosines, then the sines, of
+    the rotary_size / 2 angles of its position; `positions` is int64 [n]. The first rotary_size
+    entries of each head turn, the others pass. Pairs are (i, i + rotary_size / 2), or (2i, 2i + 1)
+    when interleaved. Computed in float32. An implementation may change query and key in place and
+    return them.
+    """
+    cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, -1)  # [n, 1, rotary_size / 2] each
+    return _rotate(query, cos, sin, interleaved), _rotate(key, cos, sin, interleaved)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    size = 2 * cos.shape[-1]
+    turning = x[..., :size].float()
+    if interleaved:
+        a = turning[..., 0::2]
+        b = turning[..., 1::2]
+        turned = torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2)
+    else:
+        a, b = turning.chunk(2, -1)
+        turned = torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+    if size == x.shape[-1]:
+        return turned.to(x.dtype)
+    return torch.cat((turned.to(x.dtype), x[..., size:]), -1)
+
+
+def full_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    counts: Sequence[int],
+    scale: float,
+    window: int | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Return attention [n, heads, size] of sequences in which every token sees those before and
+    behind it.
+
+    query is [n, heads, size], key and value [n, kv_heads, size]: the sequences one after the other,
+    `counts` tokens each. `window`: only tokens less than so many places away are seen. `bias`
+    [heads, 2 * m - 1] is added to the scores by distance: its column m - 1 + d is for keys d places
+    ahead of the query, m no less than the longest sequence.
+    """
+    out = torch.empty_like(query)
+    start = 0
+    for count in counts:
+        own = slice(start, start + count)
+        mask = (
+            None
+            if bias is None and (window is None or window >= count)
+            else _by_distance(query, count, window, bias)
+        )
+        q, k, v = (
+            x[own].transpose(0, 1)[None] for x in (query, key, value)
+        )  # [1, heads, count, size]
+        grouped = query.shape[1] != key.shape[1]
+        found = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, scale=scale, enable_gqa=grouped
+        )
+        out[own] = found[0].transpose(0, 1)
+        start += count
+    return out
+
+
+def _by_distance(query: Tensor, count: int, window: int | None, bias: Tensor | None) -> Tensor:
+    """Return what is added to the scores [heads or 1, count, count] of a sequence."""
+    places = torch.arange(count, device=query.device)
+    distance = places[None] - places[:, None]
+    if bias is None:
+        added = query.new_zeros(1, count, count)
+    else:
+        added = bias[:, distance + bias.shape[1] // 2].to(query.dtype)
+    return added if window is None else added.masked_fill(distance.abs() >= window, float("-inf"))
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return x @ weight.T + bias for weight [out, in]."""
+    return F.linear(x, weight, bias)
+
+
+def embedding(ids: Tensor, weight: Tensor) -> Tensor:
+    """Return the rows of weight [vocab, hidden] for int64 ids [n]."""
+    return F.embedding(ids, weight)
+
+
+def widen(x: Tensor) -> Tensor:
+    """Return x [n, width] in float32."""
+    return x.float()
+
+
+def softcap(x: Tensor, cap: float) -> Tensor:
+    """Return cap * tanh(x / cap)."""
+    return torch.tanh(x / cap) * cap
+
+
+def moe(
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    weights: Tensor,
+    experts: Tensor,
+    activation: str = "silu",
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Return the weighted sum of each token's chosen experts, for x [n, hidden].
+
+    `gate_up` is [num_experts, 2 * width, hidden] (gate rows, then up rows), `down` [num_experts,
+    hidden, width]; `experts` int64 [n, k] names the experts of a token and `weights` [n, k] their
+    shares. `activation` is the name of the gated op without `_and_mul`, or with `_alone` of one for
+    experts without gates, whose `gate_up` is half as high; `bias` [num_experts, 2 * width] is added
+    before it. Every expert sees every token here; implementations do less.
+    """
+    act = EXPERTS[activation]
+    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    for index in range(gate_up.shape[0]):
+        share = (weights.float() * (experts == index)).sum(-1, keepdim=True)  # [n, 1]
+        inner = F.linear(x, gate_up[index], None if bias is None else bias[index])
+        out += share * F.linear(act(inner), down[index]).float()
+    return out.to(x.dtype)
+
+
+def swiglu_clamped_and_mul(x: Tensor) -> Tensor:
+    """Return gate * sigmoid(1.702 * gate) * (up + 1) for x = [..., gate | up], cut off at 7 (up on
+    both sides).
+    """
+    gate, up = x.chunk(2, -1)
+    gate = gate.clamp(max=7.0)
+    return gate * torch.sigmoid(gate * 1.702) * (up.clamp(-7.0, 7.0) + 1)
+
+
+def best(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the best logit and its token per row of logits [n, vocab], [n] each; the first of
+    equals, NaN before all.
+    """
+    tokens = logits.argmax(dim=-1)
+    return logits.gather(1, tokens[:, None])[:, 0], tokens
+
+
+def truncate(logits: Tensor, cut: Cut) -> Tensor:
+    """Return logits [n, vocab] with everything outside each row's top-k and top-p at -inf.
+
+    Top-k first: with k of `cut.top_k` (0: all) stay the k best and those as good as the last of
+    them. Of what is left stay the best whose probabilities reach the share `cut.top_p` of theirs
+    together, equals of the last one among them, the best in any case. A row's outcome may not
+    depend on other rows. An implementation may overwrite its argument.
+    """
+    vocab = logits.shape[-1]
+    ordered = logits.sort(dim=-1, descending=True).values
+    last = torch.where(cut.top_k > 0, cut.top_k, vocab).clamp(max=vocab)[:, None] - 1
+    logits = logits.masked_fill(logits < ordered.gather(1, last), float("-inf"))
+    ordered = ordered.masked_fill(torch.arange(vocab, device=logits.device) > last, float("-inf"))
+    weights = ordered.softmax(dim=-1).double()
+    before = weights.cumsum(dim=-1) - weights
+    needed = (before < weights.sum(dim=-1, keepdim=True) * cut.top_p[:, None]).sum(
+        dim=-1, keepdim=True
+    )
+    needed = torch.where(cut.top_p[:, None] < 1, needed.clamp(min=1), vocab)
+    return logits.masked_fill(logits < ordered.gather(1, needed - 1), float("-inf"))
+
+
+def draw(logits: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+    """Return one token per row, [n] int64, drawn from final logits [n, vocab], where excluded
+    tokens are at -inf.
+
+    It is the first at which the sum of probabilities, in vocabulary order, exceeds `uniform(seeds,
+    positions)` times that of all; where rounding finds none that is possible, the best one. `seeds`
+    and `positions` (of the tokens being chosen) are [n] int64.
+    """
+    weights = logits.softmax(dim=-1)
+    ends = weights.cumsum(dim=-1, dtype=torch.float64)
+    target = uniform(seeds, positions)[:, None] * ends[:, -1:]
+    tokens = torch.searchsorted(ends, target, right=True).clamp(max=logits.shape[-1] - 1)
+    return torch.where(weights.gather(1, tokens) > 0, tokens, logits.argmax(dim=-1, keepdim=True))[
+        :, 0
+    ]
+
+
+GATED = {
+    "silu": silu_and_mul,
+    "gelu": gelu_and_mul,
+    "gelu_tanh": gelu_tanh_and_mul,
+    "relu": relu_and_mul,
+    "swiglu_clamped": swiglu_clamped_and_mul,
+}
+"""Activation name to the op that applies it to a fused gate and up."""
+
+
+def relu2(x: Tensor) -> Tensor:
+    """Return the square of x where positive, else 0."""
+    return F.relu(x).square()
+
+
+EXPERTS = {**GATED, "relu2_alone": relu2}
+"""What the `moe` op knows."""
+
+
+def causal_conv(
+    x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, activate: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Return each channel's convolution with its last tokens, and the inputs that tokens to come
+    will see.
+
+    x is [n, length, channels]: n stretches of sequences; `state` [n, kernel - 1, channels] is what
+    came before each, `weight` [kernel, channels], the newest token's last. Computed in float32, in
+    x's dtype. `activate`: silu follows.
+    """
+    length = x.shape[1]
+    kernel = weight.shape[0]
+    seen = torch.cat((state.to(x.dtype), x), dim=1)
+    out = seen[:, :length].float() * weight[0].float()
+    for offset in range(1, kernel):
+        out.addcmul_(seen[:, offset : offset + length].float(), weight[offset].float())
+    if bias is not None:
+        out += bias.float()
+    return (F.silu(out) if activate else out).to(x.dtype), seen[:, length:]
+
+
+def ssd_scan(
+    x: Tensor, step: Tensor, decay: Tensor, write: Tensor, read: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return what a state space of heads (Mamba 2) gives for each token, and the states after the
+    last, in float32.
+
+    For each head: state = state * exp(step * decay) + step * x (outer) write; out = state @ read. x
+    is [n, length, heads, head_size], `step` [n, length, heads], `decay` [heads] below zero, `write`
+    and `read` [n, length, groups, state_size], `state` [n, heads, head_size, state_size].
+    """
+    each = x.shape[2] // write.shape[2]
+    write, read = (part.float().repeat_interleave(each, 2) for part in (write, read))
+    state = state.float()
+    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    for token in range(x.shape[1]):
+        move = step[:, token].float()[..., None]  # [n, heads, 1]
+        moved = (x[:, token].float() * move)[..., None] * write[:, token, :, None]
+        state = state * (move * decay.float()[:, None]).exp()[..., None] + moved
+        out[:, token] = (state * read[:, token, :, None]).sum(-1)
+    return out, state
+
+
+def selective_scan(
+    x: Tensor, step: Tensor, decay: Tensor, write: Tensor, read: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return what a state space of channels (Mamba) gives for each token, and the states after the
+    last, in float32.
+
+    For each channel: state = state * exp(step * decay) + step * x * write; out = state . read. x
+    and `step` are [n, length, channels], `decay` [channels, state_size] below zero, `write` and
+    `read` [n, length, state_size], `state` [n, channels, state_size].
+    """
+    state = state.float()
+    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    for token in range(x.shape[1]):
+        move = step[:, token].float()[..., None]  # [n, channels, 1]
+        state = (
+            state * (move * decay.float()).exp()
+            + move * x[:, token].float()[..., None] * write[:, token, None]
+        )
+        out[:, token] = (state * read[:, token, None].float()).sum(-1)
+    return out, state
+
+
+def delta_scan(
+    query: Tensor, key: Tensor, value: Tensor, decay: Tensor, write: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return what the gated delta rule gives for each token, and the states after the last, in
+    float32.
+
+    For each head: state = state * exp(decay); state = state + key (outer) write * (value - key @
+    state); out = query @ state. query and key are [n, length, key_heads, key_size], each for as
+    many neighbouring heads of value [n, length, heads, value_size]; decay, at most 0, is [n,
+    length, heads] or [n, length, heads, key_size], `write` [n, length, heads], `state` [n, heads,
+    key_size, value_size].
+    """
+    each = value.shape[2] // key.shape[2]
+    query, key = (part.float().repeat_interleave(each, 2) for part in (query, key))
+    kept = (
+        (decay if decay.ndim == 4 else decay[..., None]).float().exp()[..., None]
+    )  # [n, length, heads, key_size | 1, 1]
+    state = state.float()
+    out = torch.zeros(value.shape, dtype=torch.float32, device=value.device)
+    for token in range(value.shape[1]):
+        state = state * kept[:, token]
+        found = (state * key[:, token, ..., None]).sum(-2)
+        wrong = (value[:, token].float() - found) * write[:, token, :, None].float()
+        state = state + key[:, token, ..., None] * wrong[..., None, :]
+        out[:, token] = (state * query[:, token, ..., None]).sum(-2)
+    return out, state
+
+
+def fading_sum(x: Tensor, decay: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the running sum of x [n, length, channels], each time exp(decay) of it left, and the
+    last, in float32.
+
+    For each channel: state = state * exp(decay) + x; out = state. `decay`, at most 0, is like x;
+    `state` [n, channels].
+    """
+    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    state = state.float()
+    for token in range(x.shape[1]):
+        state = state * decay[:, token].float().exp() + x[:, token].float()
+        out[:, token] = state
+    return out, state

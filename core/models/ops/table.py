@@ -1,0 +1,69 @@
+"""Binds every op to one implementation, once, at start-up: the reference or a plugin's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from core.contracts.ops import OpTable
+from core.errors import PluginError, did_you_mean
+from core.models.ops import delta, reference, sampling, state_space
+from core.models.ops.moe import grouped_moe
+
+if TYPE_CHECKING:
+    from core.contracts import Registry
+
+
+def reference_ops() -> OpTable:
+    """Return the table of the reference implementations in plain torch."""
+    return OpTable(
+        rms_norm=reference.rms_norm,
+        add_rms_norm=reference.add_rms_norm,
+        layer_norm=reference.layer_norm,
+        silu_and_mul=reference.silu_and_mul,
+        gelu_and_mul=reference.gelu_and_mul,
+        gelu_tanh_and_mul=reference.gelu_tanh_and_mul,
+        relu_and_mul=reference.relu_and_mul,
+        silu=reference.silu,
+        gelu=reference.gelu,
+        gelu_tanh=reference.gelu_tanh,
+        relu=reference.relu,
+        rotary=reference.rotary,
+        full_attention=reference.full_attention,
+        linear=reference.linear,
+        embedding=reference.embedding,
+        softcap=reference.softcap,
+        widen=reference.widen,
+        moe=grouped_moe,
+        causal_conv=reference.causal_conv,
+        ssd_scan=state_space.ssd_scan,
+        selective_scan=state_space.selective_scan,
+        delta_scan=delta.delta_scan,
+        fading_sum=delta.fading_sum,
+        best=sampling.best,
+        truncate=sampling.truncate,
+        draw=sampling.draw,
+    )
+
+
+def choose_ops(registry: Registry, facts: Mapping[str, Any]) -> OpTable:
+    """Return the table with the best implementation of each op in the registry that fits `facts`
+    (device, dtype and what the platform adds).
+
+    Raises `PluginError` when a plugin implements an unknown op.
+    """
+    names = OpTable.names()
+    chosen: dict[str, Callable[..., Any]] = {}
+    for candidate in registry.rank("op_impls", facts):
+        entry = candidate.registered.entry
+        op = entry.name.partition("/")[0]
+        if op not in names:
+            raise PluginError(
+                f"plugin {candidate.registered.plugin.name!r} implements {entry.name!r}, but "
+                f"there is no op {op!r}"
+                f"{did_you_mean(op, names)}. Ops: {', '.join(names)}."
+            )
+        if not candidate.reason and op not in chosen:
+            chosen[op] = registry.load(candidate.registered)
+    return replace(reference_ops(), **chosen)

@@ -1,0 +1,187 @@
+"""A record of everything that went into a scheduler and every plan that came out;
+`core.scheduler.replay` repeats it.
+
+The file is a sequence of length-prefixed msgpack frames.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, BinaryIO, Final, Literal, TypeVar
+
+import msgspec
+
+from core.errors import EngineError
+from core.model_spec.kv import KVLayout
+from core.scheduler.limits import SchedulerLimits
+from core.scheduler.scheduler import Scheduler
+from core.step import EngineRequest, RequestDelta, StepNews, StepPlan, StepResult
+
+T = TypeVar("T")
+
+VERSION: Final = 3
+LENGTH_BYTES: Final = 4
+"""Of the length, little-endian, before each frame."""
+
+
+Kind = Literal[
+    "add",
+    "abort",
+    "wake",
+    "loaded",
+    "release",
+    "recompute",
+    "tell",
+    "reset",
+    "plan",
+    "result",
+    "fail",
+]
+"""Which call of the scheduler; its argument is the frame's data (of "recompute" and "tell", a pair;
+of "fail", the message).
+"""
+
+
+class Header(msgspec.Struct, frozen=True):
+    """What a scheduler was made of."""
+
+    version: int
+    limits: SchedulerLimits
+    layout: KVLayout
+    prefix_caching: bool
+    identity: str
+    depth: int
+    policy: str
+    extensions: list[str]
+
+
+class Frame(msgspec.Struct, array_like=True, frozen=True):
+    """One event, after the `num_schedules`-th call of `schedule`."""
+
+    kind: Kind
+    clock_s: float
+    num_schedules: int
+    data: msgspec.Raw
+
+
+class Journal:
+    """A scheduler whose calls are written down, those that raised nothing: use it in the place of
+    the scheduler.
+
+    Calls by an extension from within its own methods go past it: an extension given to `replay`
+    makes them again.
+    """
+
+    def __init__(
+        self, path: str, scheduler: Scheduler, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        try:
+            self._file: BinaryIO | None = open(path, "wb")  # noqa: SIM115 - closed by close()
+        except OSError as error:
+            raise EngineError(
+                f"--journal {path} cannot be written: {error.strerror}. Name another file."
+            ) from error
+        self._scheduler = scheduler
+        self._clock = clock
+        self._codec = msgspec.msgpack.Encoder()
+        self._write(header_of(scheduler))
+        scheduler.soon = lambda method, *arguments: getattr(self, method)(*arguments)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what is not written down: state, and what changes none."""
+        return getattr(self._scheduler, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "soon":
+            self._scheduler.soon = value
+        else:
+            object.__setattr__(self, name, value)
+
+    def schedule(self) -> StepPlan | None:
+        """Return the next step; calls that planned nothing show in the count of calls."""
+        plan = self._scheduler.schedule()
+        if plan is not None:
+            self._record("plan", plan)
+        return plan
+
+    def update(self, result: StepResult) -> StepNews:
+        """Take a result."""
+        return self._recorded("result", result, self._scheduler.update(result))
+
+    def add(self, request: EngineRequest) -> None:
+        """Queue one sequence."""
+        self._scheduler.add(request)
+        self._record("add", request)
+
+    def abort(self, request_id: str) -> RequestDelta | None:
+        """End a request."""
+        return self._recorded("abort", request_id, self._scheduler.abort(request_id))
+
+    def wake(self, request_id: str) -> None:
+        """Let a parked request start."""
+        self._scheduler.wake(request_id)
+        self._record("wake", request_id)
+
+    def loaded(self, request_id: str) -> None:
+        """What was brought for a request is right."""
+        self._scheduler.loaded(request_id)
+        self._record("loaded", request_id)
+
+    def release(self, request_id: str) -> None:
+        """Give back what an extension kept."""
+        self._scheduler.release(request_id)
+        self._record("release", request_id)
+
+    def recompute(self, request_id: str, position: int) -> None:
+        """Distrust what a request has cached."""
+        self._scheduler.recompute(request_id, position)
+        self._record("recompute", (request_id, position))
+
+    def tell(self, name: str, payload: bytes) -> None:
+        """Give an extension what its worker half says."""
+        self._scheduler.tell(name, payload)
+        self._record("tell", (name, payload))
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget every cached prefix."""
+        return self._recorded("reset", None, self._scheduler.reset_prefix_cache())
+
+    def fail_in_flight(self, message: str) -> list[RequestDelta]:
+        """A step failed as a whole."""
+        return self._recorded("fail", message, self._scheduler.fail_in_flight(message))
+
+    def close(self) -> None:
+        """Write everything out; safe to call twice."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        self._scheduler.close()
+
+    def _recorded(self, kind: Kind, data: object, answer: T) -> T:
+        self._record(kind, data)
+        return answer
+
+    def _record(self, kind: Kind, data: object) -> None:
+        raw = msgspec.Raw(self._codec.encode(data))
+        self._write(Frame(kind, self._clock(), self._scheduler.num_schedules, raw))
+
+    def _write(self, frame: object) -> None:
+        if self._file is not None:
+            data = self._codec.encode(frame)
+            self._file.write(len(data).to_bytes(LENGTH_BYTES, "little") + data)
+
+
+def header_of(scheduler: Scheduler) -> Header:
+    """Return what a scheduler was made of."""
+    kv = scheduler.kv
+    return Header(
+        version=VERSION,
+        limits=scheduler.limits,
+        layout=kv.layout,
+        prefix_caching=kv.prefix_caching,
+        identity=kv.identity,
+        depth=scheduler.depth,
+        policy=scheduler.policy.__class__.__qualname__,  # `type` would name what takes its times
+        extensions=scheduler.extension_names,
+    )

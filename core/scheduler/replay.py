@@ -1,0 +1,139 @@
+"""The exact replay of a journal.
+
+The scheduler is a pure function of its calls, so replaying the inputs must give the same plans;
+where it does not, the first difference is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import msgspec
+
+from core.contracts import SchedulingPolicy
+from core.errors import EngineError
+from core.kv import KVManager
+from core.scheduler.journal import LENGTH_BYTES, VERSION, Frame, Header, header_of
+from core.scheduler.scheduler import Scheduler
+from core.step import EngineRequest, StepPlan, StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayReport:
+    """What a replay found."""
+
+    num_events: int
+    num_plans: int
+    """Plans compared and equal."""
+    difference: str | None = None
+    """The first plan that came out otherwise, recorded and replayed; None if all are identical."""
+    note: str | None = None
+    """Something to know about the file: it ends in the middle of a frame."""
+
+    @property
+    def identical(self) -> bool:
+        """Say whether every recorded plan came out again."""
+        return self.difference is None
+
+
+def replay(
+    path: str, *, policy: SchedulingPolicy | None = None, extensions: Sequence[Any] = ()
+) -> ReplayReport:
+    """Run a journal through a fresh scheduler and compare every plan.
+
+    `policy` and `extensions` must be of the recorded kinds; code is never loaded because a file
+    names it. Raises `EngineError` if they are not, or if the file is no journal.
+    """
+    with open(path, "rb") as file:
+        frames, truncated = _frames(file)
+    if not frames:
+        raise EngineError(f"{path} is no journal: it has no complete header.")
+    try:
+        header = msgspec.msgpack.decode(frames[0], type=Header)
+        events = [msgspec.msgpack.decode(data, type=Frame) for data in frames[1:]]
+    except (msgspec.MsgspecError, EngineError) as error:
+        raise EngineError(f"{path} is no journal of version {VERSION}: {error}") from error
+    scheduler = Scheduler(
+        header.limits,
+        KVManager(header.layout, prefix_caching=header.prefix_caching, identity=header.identity),
+        policy=policy,
+        extensions=extensions,
+        depth=header.depth,
+    )
+    if header != header_of(scheduler):
+        raise EngineError(
+            f"{path} was recorded by version {header.version} with policy {header.policy!r} and "
+            "extensions "
+            f"{header.extensions}; give replay the same ones."
+        )
+    note = (
+        "the last frame is incomplete: the recording process ended while it wrote."
+        if truncated
+        else None
+    )
+    num_plans = 0
+    for number, (event, difference) in enumerate(_run(scheduler, events), 1):
+        if difference is not None:
+            return ReplayReport(number, num_plans, difference, note)
+        num_plans += event.kind == "plan"
+    return ReplayReport(len(events), num_plans, None, note)
+
+
+def _run(scheduler: Scheduler, events: Sequence[Frame]) -> Iterator[tuple[Frame, str | None]]:
+    """Apply events one by one; yield each with the difference it showed, if any."""
+    decode = msgspec.msgpack.decode
+    for event in events:
+        plan = None
+        while scheduler.num_schedules < event.num_schedules:
+            if plan is not None:
+                yield (
+                    event,
+                    f"schedule call {scheduler.num_schedules}: recorded no plan, replayed {plan}",
+                )
+            plan = scheduler.schedule()
+        if event.kind == "plan":
+            recorded = decode(event.data, type=StepPlan)
+            if plan != recorded:
+                yield (
+                    event,
+                    f"schedule call {event.num_schedules}: recorded {recorded}, replayed {plan}",
+                )
+        elif plan is not None:
+            yield (
+                event,
+                f"schedule call {scheduler.num_schedules}: recorded no plan, replayed {plan}",
+            )
+        elif event.kind == "add":
+            scheduler.add(decode(event.data, type=EngineRequest))
+        elif event.kind == "result":
+            scheduler.update(decode(event.data, type=StepResult))
+        elif event.kind == "fail":
+            scheduler.fail_in_flight(decode(event.data, type=str))
+        elif event.kind == "reset":
+            scheduler.reset_prefix_cache()
+        elif event.kind == "recompute":
+            scheduler.recompute(*decode(event.data, type=tuple[str, int]))
+        elif event.kind == "tell":
+            scheduler.tell(*decode(event.data, type=tuple[str, bytes]))
+        else:
+            getattr(scheduler, event.kind)(
+                decode(event.data, type=str)
+            )  # abort, wake, loaded or release
+        yield event, None
+
+
+def _frames(file: BinaryIO) -> tuple[list[bytes], bool]:
+    """Return the complete frames, and whether an incomplete one follows."""
+    data = file.read()
+    frames = []
+    at = 0
+    while at + LENGTH_BYTES <= len(data):
+        start = at + LENGTH_BYTES
+        end = start + int.from_bytes(data[at:start], "little")
+        if end > len(data):
+            break
+        frames.append(data[start:end])
+        at = end
+    return frames, at < len(data)
