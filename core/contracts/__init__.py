@@ -1,33 +1,36 @@
-"""The contracts: one protocol per kind. An entry's target, once imported, must satisfy its kind's
-protocol.
+"""The contracts: one protocol per kind, which the target of an entry must
+satisfy.
 
-Torch appears in annotations only, so that reading a contract never imports it. Every kind has a
-conformance suite of its name in `core.testing.conformance`.
+Torch appears in annotations only, so importing a contract never imports it. Every kind
+has a conformance suite of its name in `core.testing.conformance`.
 """
 
-from builtin_plugins.output_parsers.runtime import ReasoningFormat, ToolFormat
-from core.contracts.admission import AdmissionExtension, Draft, Edge
+from core.contracts.admission import AdmissionContext, AdmissionExtension, PendingRequest
 from core.contracts.attention import (
     AttentionBackend,
     AttentionInputs,
     AttentionParams,
     ForwardBatch,
+    QkNormRope,
 )
-from core.contracts.clients import Client, EngineStatus, Listener, Running
+from core.contracts.clients import Client, EngineStatus, Listener, Parent, PreservedState, Running
 from core.contracts.grammar import Grammar, GrammarBackend, GrammarState, Vocabulary
-from core.contracts.kv_connectors import (
+from core.contracts.kv import (
     BlockKey,
+    EvictionOrder,
+    FreeBlocks,
     KVConnector,
     KVDirectory,
+    KVEviction,
     KVMemory,
     KVStore,
     KVTransferConfig,
     RemoteKVConnector,
     RemoteKVDirectory,
     RemoteKVStore,
+    Retention,
     StoreParts,
 )
-from core.contracts.kv_eviction import EvictionOrder, FreeBlocks, KVEviction, Retention
 from core.contracts.models import (
     Architecture,
     BuildContext,
@@ -39,40 +42,38 @@ from core.contracts.models import (
     WeightLoader,
 )
 from core.contracts.ops import OpImplementation, OpTable
+from core.contracts.output_parsers import ReasoningFormat, ToolFormat
 from core.contracts.parallel import ParallelGroup, Pipeline
-from core.contracts.part import Part
-from core.contracts.platforms import Executor, Platform
-from core.contracts.pooling import Pooler
-from core.contracts.processes import Kept, Parent
+from core.contracts.platforms import Platform
 from core.contracts.quantization import EmbeddingMethod, ExpertsMethod, LinearMethod, QuantMethod
 from core.contracts.registry import Registry
-from core.contracts.runners import Calls, Pending, Runner, RunnerBatch, Stage, StageParts, StepRows
-from core.contracts.sampling import LogitsProcessor, SamplerContext, SampleRows
-from core.contracts.scheduling import (
-    MayStart,
-    QueuedRequest,
-    RunnerExtension,
-    SchedulerExtension,
-    SchedulingPolicy,
+from core.contracts.runners import (
+    Pending,
+    Pooler,
+    PoolingCalls,
+    Runner,
+    RunnerBatch,
+    Stage,
+    StageParts,
+    StepRows,
 )
-from core.contracts.serving import (
+from core.contracts.sampling import LogitsProcessor, SamplerContext, SampleRows
+from core.contracts.scheduling import MayStart, QueuedRequest, SchedulerExtension, SchedulingPolicy
+from core.contracts.serving import Command, RouteGroup, ServedEngine, Server, ServerActivity
+from core.contracts.speculators import DraftRow, SpeculativeConfig, Speculator, TokenTree
+from core.contracts.telemetry import (
     CallStats,
-    Command,
     HttpStats,
     MetricSink,
     RequestStats,
-    RouteGroup,
-    Server,
-    ServerActivity,
     StepStats,
     TokenStats,
 )
-from core.contracts.speculators import DraftRow, SpeculativeConfig, Speculator
 from core.contracts.text import ChatRenderer, Tokenizer
-from core.contracts.token_trees import TokenTree
-from core.contracts.workers import Worker
+from core.contracts.workers import Executor, RunnerExtension, Worker
 
 __all__ = [
+    "AdmissionContext",
     "AdmissionExtension",
     "Architecture",
     "AttentionBackend",
@@ -81,13 +82,10 @@ __all__ = [
     "BlockKey",
     "BuildContext",
     "CallStats",
-    "Calls",
     "ChatRenderer",
     "Client",
     "Command",
-    "Draft",
     "DraftRow",
-    "Edge",
     "EmbeddingMethod",
     "EngineStatus",
     "EvictionOrder",
@@ -106,7 +104,6 @@ __all__ = [
     "KVMemory",
     "KVStore",
     "KVTransferConfig",
-    "Kept",
     "LinearMethod",
     "Listener",
     "LogitsProcessor",
@@ -119,12 +116,15 @@ __all__ = [
     "OpTable",
     "ParallelGroup",
     "Parent",
-    "Part",
     "Pending",
+    "PendingRequest",
     "Pipeline",
     "Platform",
     "Pooler",
+    "PoolingCalls",
     "PoolingModel",
+    "PreservedState",
+    "QkNormRope",
     "QuantMethod",
     "QueuedRequest",
     "ReasoningFormat",
@@ -143,6 +143,7 @@ __all__ = [
     "SamplerContext",
     "SchedulerExtension",
     "SchedulingPolicy",
+    "ServedEngine",
     "Server",
     "ServerActivity",
     "SpeculativeConfig",

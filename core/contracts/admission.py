@@ -1,4 +1,6 @@
-"""What features do with requests at the edge, before the engine sees them."""
+"""Features in the frontend: admission extensions, model variants, and extra
+methods of `LLM`.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +8,29 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from core.types.outputs import check_filled
+from core.types.outputs import check_extra_fields
 
 if TYPE_CHECKING:
+    from core.contracts.registry import Registry
     from core.contracts.text import Tokenizer
     from core.step import Span
-    from core.text.prompts import Prompt
     from core.types import SamplingParams
-    from core.types.keywords import Unserved
+    from core.types.plugin_params import Unsupported
     from core.types.pooling import PoolingParams
+    from core.types.prompts import Prompt
+
+# --- admission --------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Edge:
-    """What an engine that has started offers admission extensions."""
+class AdmissionContext:
+    """What a started engine gives to its admission extensions."""
 
     facts: Mapping[str, bytes]
-    """What the model states, by feature (`WorkerInfo.facts`)."""
+    """Facts that the model reports, by feature (`WorkerInfo.facts`)."""
     read: Callable[..., Prompt]
-    """Reads a prompt in any form: `read(prompt, add_special_tokens=True, max_tokens=None)`.
+    """Reads a prompt in any form: `read(prompt, add_special_tokens=True,
+    max_tokens=None)`.
 
     Raises `InvalidRequest`.
     """
@@ -34,100 +40,182 @@ class Edge:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
+class PendingRequest:
     """A request before its bounds are checked.
 
-    Extensions return it changed (`dataclasses.replace`), one after another.
+    Each extension returns a changed copy of it.
     """
 
     request_id: str
     prompt_token_ids: list[int]
-    """Checked and cut to what the request asks for when all extensions have seen it."""
+    """Prompt tokens; validated and truncated after all extensions
+    have run.
+    """
     sampling: SamplingParams
     pooling: PoolingParams | None = None
-    given: Mapping[str, Any] = field(default_factory=dict)
-    """What the user passed under names that extensions read: keywords, and keys of the prompt.
-
-    None is left out.
+    plugin_fields: Mapping[str, Any] = field(default_factory=dict)
+    """Keywords and prompt keys that extensions read, without those set to
+    None.
     """
     text: str | None = None
-    """What the token ids were read from; users find it in `RequestOutput.prompt`."""
+    """Prompt text; becomes `RequestOutput.prompt`."""
     arrival_s: float = 0.0
     priority: int = 0
     cache_salt: str = ""
     cache_domains: tuple[tuple[str, bytes], ...] = ()
-    """Contents that bear on the whole request: (domain, content hash). Add to them."""
-    spans: tuple[Span, ...] = ()
-    """Where token ids are placeholders for contents.
+    """Contents that affect the whole request: (domain, content hash).
 
-    Add to them; a prompt with spans is not truncated.
+    Extensions add to them.
+    """
+    spans: tuple[Span, ...] = ()
+    """Positions of placeholder tokens. Extensions add to them.
+
+    A prompt with spans is not truncated.
     """
     features: Mapping[str, bytes] = field(default_factory=dict)
-    """What other halves of features are told about the request, by feature."""
-    beside: int = 0
-    """Positions beside its tokens that it keeps keys and values of, in groups of cross attention.
+    """Messages to the scheduler and worker halves of features, by feature."""
+    num_encoder_positions: int = 0
+    """Number of encoder positions that it caches in cross-attention
+    groups.
     """
-    shown: Mapping[str, Any] = field(default_factory=dict)
-    """Further fields of its `RequestOutput`s: `core.types.outputs.FILLED_BY_FEATURES`."""
+    extra_fields: Mapping[str, Any] = field(default_factory=dict)
+    """Additional fields of its `RequestOutput`s:
+    `core.types.outputs.EXTRA_FIELDS`.
+    """
 
     def __post_init__(self) -> None:
-        """Raise `TypeError` for fields of outputs that are the engine's own."""
-        check_filled(self.shown)
+        """Raise `TypeError` for output fields that extensions must
+        not set.
+        """
+        check_extra_fields(self.extra_fields)
 
 
 class AdmissionExtension(Protocol):
-    """What a feature does with requests at the edge. Everything is optional; what is there is used.
+    """The admission half of a feature. Every member is optional; those
+    present are used.
 
-    Names are looked at after `attach`. A name that no extension reads is refused, with what is
-    missing.
+    The name lists are read after `attach`. A name that no extension reads is refused.
     """
 
     params: Sequence[str]
-    """Fields of `SamplingParams` it serves."""
+    """Fields of `SamplingParams` that it serves."""
     keywords: Collection[str]
-    """Keywords it reads of `generate`, `chat`, `encode` and the like.
+    """Keywords of `generate`, `chat` and `encode` that it reads.
 
-    Offline, a list has a value for each prompt.
+    Offline, a list holds one value for each prompt.
     """
     fields: Collection[str]
-    """Fields it reads of requests over HTTP.
-
-    Nothing that strangers must not say: no path, no address.
-    """
+    """Fields of HTTP requests that it reads. They come from untrusted
+    clients: no paths, no
+    addresses."""
     prompt_keys: Collection[str]
-    """Keys it reads of prompt dicts. A dict with one of them needs neither text nor token ids."""
-    unserved: Mapping[str, Unserved]
-    """Names users may know that mean nothing here, and why; another extension that reads one of
-    them wins.
+    """Keys of prompt dicts that it reads.
+
+    A dict with one of them needs no text and no ids.
+    """
+    unsupported: Mapping[str, Unsupported]
+    """Known names without an effect here, with the reason; another extension
+    may read them.
     """
 
-    def attach(self, edge: Edge) -> None:
-        """Take what the engine offers, once, when it has started."""
+    def attach(self, context: AdmissionContext) -> None:
+        """Receive the engine's facts, once, after it has started."""
 
-    def concerns(self, draft: Draft) -> bool:
-        """Say whether `prepare` is wanted: a moment's look.
+    def applies_to(self, request: PendingRequest) -> bool:
+        """Return whether `prepare` must run. Must be quick.
 
-        Default: something was given under a name it reads.
+        Default: the request sets a name that the extension reads.
         """
 
-    def prepare(self, draft: Draft) -> Draft | Awaitable[Draft]:
-        """Return the request completed. Raises `InvalidRequest`; may take its time.
+    def prepare(self, request: PendingRequest) -> PendingRequest | Awaitable[PendingRequest]:
+        """Return the request with the feature's part filled in. Raises
+        `InvalidRequest`.
 
-        A coroutine is awaited, a plain function called in a thread: other requests go on meanwhile,
-        and no order among them is kept. Called once for all sequences of a request.
+        May be slow: a coroutine is awaited, a plain function runs in a thread. Requests
+        are prepared concurrently and in no fixed order. Called once for all sequences
+        of a request.
         """
 
-    def wants(self, sampling: SamplingParams) -> bool:
-        """Say whether such parameters concern it: a moment's look. Called from any thread."""
+    def affects(self, sampling: SamplingParams) -> bool:
+        """Return whether `admit` must run for these parameters.
+
+        Must be quick. Any thread.
+        """
 
     def admit(self, sampling: SamplingParams, end_ids: Sequence[int]) -> SamplingParams:
-        """Return the parameters requests get instead. Raises `InvalidRequest`; may take a while.
-        From any thread.
+        """Return the parameters to use instead. Raises `InvalidRequest`; may
+        be slow. Any thread.
 
-        `end_ids` are the tokens that end outputs of the model.
+        `end_ids` are the end-of-sequence tokens of the model.
         """
 
     def finished(self, features: Mapping[str, bytes]) -> Mapping[str, Any]:
-        """Return fields of `RequestOutput` for what other halves told (`RequestDelta.features`), by
-        feature. A moment.
+        """Return output fields for messages of other halves
+        (`RequestDelta.features`).
+
+        Must be quick.
         """
+
+
+# --- variants of the model, methods of `LLM` --------------------------------
+
+Call = Callable[[str, bytes], Awaitable[list[bytes]]]
+"""Calls a feature of the engine, like `AsyncLLM.call`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A variant of the served model under a name of its own, such as a LoRA
+    adapter.
+    """
+
+    name: str
+    root: str
+    """Path or id it was loaded from."""
+    parent: str | None = None
+    """Model it derives from; None: the served model."""
+    keywords: Mapping[str, Any] = field(default_factory=dict)
+    """Keywords of `AsyncLLM.generate` that select it."""
+
+
+class VariantSource(Protocol):
+    """Lists, finds and loads variants of the model."""
+
+    def variants(self) -> Sequence[Variant]:
+        """Return the variants to list next to the model."""
+
+    async def find(self, name: str) -> Variant | None:
+        """Return the variant of this name; may be slow.
+
+        Raises `InvalidRequest` with a reason.
+        """
+
+    async def load(
+        self, call: Call, name: str, path: str, parent: str | None, *, again: bool
+    ) -> None:
+        """Load a variant at run time; with `again`, replace the one of the
+        same name.
+
+        Raises `InvalidRequest` and changes nothing when it cannot be loaded.
+        """
+
+    async def unload(self, call: Call, name: str) -> bool:
+        """Stop serving it to new requests; return False for an
+        unknown name.
+        """
+
+
+def variant_sources(registry: Registry) -> list[VariantSource]:
+    """Return this process's variant sources; features add theirs when the
+    frontend starts.
+    """
+    made: list[VariantSource] = registry.shared("variants", list)
+    return made
+
+
+def llm_methods(registry: Registry) -> dict[str, Callable[..., Any]]:
+    """Return the methods that features add to `LLM`, by name; each gets the
+    `LLM` first.
+    """
+    made: dict[str, Callable[..., Any]] = registry.shared("methods of LLM", dict)
+    return made

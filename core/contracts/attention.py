@@ -1,4 +1,4 @@
-"""Attention over paged keys and values, and the batch a forward pass gets."""
+"""Attention backends, and the batch of a forward pass."""
 
 from __future__ import annotations
 
@@ -15,58 +15,70 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AttentionParams:
-    """What is fixed about one attention layer."""
+    """Constants of one attention layer."""
 
     heads: int
     """Query heads of this rank."""
     kv_heads: int
-    """Heads of keys and values; each is read by `heads // kv_heads` query heads that follow each
-    other.
+    """Key-value heads of this rank; `heads // kv_heads` consecutive query
+    heads share one.
     """
     head_size: int
     scale: float
     """Factor on the product of query and key."""
     window: int | None = None
-    """Tokens visible, the current one included."""
+    """Sliding window: number of visible tokens, including the current one."""
     chunk: int | None = None
-    """A token sees those of its own chunk only: positions with the same `position // chunk`, up to
-    its own.
+    """Chunked attention: a token sees earlier tokens with the same `position
+    // chunk`.
     """
     softcap: float | None = None
-    """Scores become `softcap * tanh(score / softcap)`, after the scale and before the mask."""
-    value_size: int | None = None
-    """Values are the keys' first so many elements, and only the keys are cached; None: values are
-    of their own.
+    """Scores become `softcap * tanh(score / softcap)`, after the scale and
+    before the mask.
     """
+    value_size: int | None = None
+    """Values are this many leading elements of the keys, and only keys are
+    cached; None: separate
+    values."""
     alibi: torch.Tensor | None = field(default=None, compare=False)
-    """[heads] float32: how much a score falls with each token of distance, after scale and cap."""
+    """[heads] float32: ALiBi slopes, applied after scale and softcap."""
     sinks: torch.Tensor | None = field(default=None, compare=False)
-    """[heads]: scores that take part in the softmax and give no value."""
+    """[heads]: attention sinks, scores that take part in the softmax without
+    a value.
+    """
     distance_bias: torch.Tensor | None = field(default=None, compare=False)
-    """[heads, 2 * reach + 1] float32: added to scores after scale and cap, for keys from `reach`
-    tokens behind the
-    query's position to `reach` ahead of it; farther ones get the outermost."""
+    """[heads, 2 * reach + 1] float32: relative bias, added after scale and
+    softcap.
+
+    Index 0 is for keys `reach` tokens before the query, the last for `reach` tokens
+    after it; farther keys get the outermost bias.
+    """
     kv_dtype: str | None = None
-    """What the cache keeps where that is not the model's dtype."""
+    """Cache dtype, if it is not the model's."""
     key_scale: torch.Tensor | None = field(default=None, compare=False)
-    """[kv_heads] float32, 1 where the checkpoint states none: a cached key times this is the key.
-    None: the backend takes
-    none, or each vector has a factor of its own (`KVSpec.scaled`)."""
+    """[kv_heads] float32, 1 where the checkpoint has none: cached key times
+    this is the key.
+
+    None: the backend uses no scales, or each vector has its own scale
+    (`KVSpec.scaled`).
+    """
     value_scale: torch.Tensor | None = field(default=None, compare=False)
     causal: bool = True
-    """False in a layer that attends to what an encoder made: every token sees all of it."""
+    """False in a cross-attention layer: every token sees all encoder
+    positions.
+    """
 
 
 @dataclass(frozen=True, slots=True)
-class Turning:
-    """What becomes of queries and keys before attention: norms over each head, where there are
-    weights, then rotary positions,
-    as the ops `rms_norm` and `rotary` say."""
+class QkNormRope:
+    """Fused query-key norm and RoPE before attention, as defined by the ops
+    `rms_norm` and
+    `rotary`."""
 
     query_norm: torch.Tensor | None
     """[head_size]"""
     key_norm: torch.Tensor | None
-    """[head_size]; both, or neither."""
+    """[head_size]; set if and only if `query_norm` is."""
     eps: float
     offset: float
     cos_sin: torch.Tensor
@@ -76,91 +88,102 @@ class Turning:
 
 @dataclass(slots=True)
 class AttentionInputs:
-    """One KV group in one step, as the runner prepares it.
+    """The inputs of one KV group in one step.
 
-    Lists are on the host: nothing is read back.
+    Lists are on the host, without a device sync.
     """
 
     query_starts: list[int]
     """Cumulative token counts, length num_seqs + 1."""
     kv_lens: list[int]
-    """Tokens in the cache per sequence once this step's are written; of a cross group, positions
-    beside its tokens.
+    """Cached tokens per sequence after this step's writes; encoder positions
+    in a cross group.
 
-    At most so many where `slack` says that the host does not know better.
+    Upper bounds where `slack` is set.
     """
     block_table: torch.Tensor
-    """[num_seqs, max_blocks] int32. Entries outside a window are stale: never read them."""
-    slots: torch.Tensor
-    """[num_tokens] int64: block * block_size + offset to write each token's key and value to.
+    """[num_seqs, max_blocks] int32.
 
-    Of a cross group, of each position that is computed in this step: none in most. With
-    `slot_tokens`, those say whose key and value a slot gets.
+    Entries outside a window are stale and must not be read.
+    """
+    slots: torch.Tensor
+    """[num_tokens] int64: slot mapping, block * block_size + offset of each
+    token.
+
+    In a cross group, of each encoder position computed in this step. With
+    `slot_tokens`, those tensors map slots to tokens.
     """
     block_size: int
     spec: KVSpec
-    """Heads, sizes and dtype of what is cached: a `FullAttention`, or one of those that extend it.
+    """Heads, sizes and dtype of the cache: a `FullAttention` or a
+    subclass.
     """
     starts: torch.Tensor | None = None
-    """[num_seqs] int64: position of each sequence's first token in the step."""
+    """[num_seqs] int64: position of each sequence's first token in
+    the step.
+    """
     counts: torch.Tensor | None = None
-    """[num_seqs] int64: tokens of each sequence."""
+    """[num_seqs] int64: number of tokens of each sequence."""
     lengths: torch.Tensor | None = None
-    """[num_seqs] int64: `kv_lens` as they truly are.
+    """[num_seqs] int64: exact `kv_lens`.
 
-    These three have the same place in memory in every step.
+    `starts`, `counts` and `lengths` keep their addresses.
     """
     slack: list[int] | None = None
-    """How much smaller each of `kv_lens` may truly be, since results of guesses are not read yet;
-    None: they are exact.
+    """Maximum excess of each of `kv_lens` while draft tokens are unverified;
+    None: exact.
 
-    Tokens of such a sequence are few. What they see is to be found on the device, from `lengths`.
-    (A backend without `device_lengths = True` is not given this: the worker waits for the results.)
+    Such sequences have few tokens; their exact lengths are on the device, in `lengths`.
+    A backend without `device_lengths = True` never gets it: the worker waits for the
+    results.
     """
     slot_tokens: torch.Tensor | None = None
-    """[num_slots] int64: the token of the step that each of `slots` is of, where several sequences
-    go on from one token and
-    each keeps a key of it; None: slots and tokens stand in one order. (Not given to a backend
-    without `slot_tokens = True`.)
+    """[num_slots] int64: token index of each of `slots`, when sequences
+    branch from one token.
+
+    None: slots and tokens have one order. Requires `slot_tokens = True` of the backend.
     """
 
 
 class AttentionBackend(Protocol):
-    """Attention over paged keys and values. Constructed with the engine's config, if it takes an
-    argument; one per worker.
+    """Attention over a paged KV cache. Constructed once per worker, with the
+    engine's config if it takes one.
 
-    Optional: `kv_dtypes`, names of dtypes beside the model's own in which it can cache; `kv_scales
-    = True`, where it reads `params.key_scale` and `value_scale`, and can keep factors behind
-    vectors (`spec.row_size`). A model that needs what is missing is refused by name. One that finds
-    on the device what sequences with `AttentionInputs.slack` see has `device_lengths = True`; one
-    that writes keys where `AttentionInputs.slot_tokens` says, `slot_tokens = True`.
-    `attend_turning(params, turning, query, key, value, positions, cache, plan)`: `attend` for query
-    and key that are not yet as `turning` says, at `positions` [num_tokens] int64; both may be
-    changed in place. Layers of which it does not say all call `attend`.
+    Optional members:
+    - `kv_dtypes`: cache dtypes besides the model's.
+    - `kv_scales = True`: it applies `params.key_scale` and `value_scale`, and can store
+      a scale after each vector (`spec.row_size`). A model that needs a missing member
+      is refused.
+    - `device_lengths = True`: it reads exact lengths on the device
+      (`AttentionInputs.slack`).
+    - `slot_tokens = True`: it writes keys by `AttentionInputs.slot_tokens`.
+    - `attend_with_rope(params, qk_norm_rope, query, key, value, positions, cache,
+      plan)`: `attend` for query and key before `qk_norm_rope`, at `positions`
+      [num_tokens] int64; it may change both in place. Layers without it call `attend`.
     """
 
     graph_support: str
-    """"none", "decode" or "full": which steps a captured graph may hold.
+    """Steps that a CUDA graph may capture: "none", "decode" or "full".
 
-    A graph finds what it reads of a step at the same places each time. So a plan has, unless this
-    is "none", a method `kept(max_len)`, which returns the plan in memory of its own with room for
-    sequences so long, and that one `take(plan)`, which copies the numbers of another step of as
-    many sequences there. With "full" it has a method `kept_for_any(max_len)` as well, whose plan
-    takes those of any step of as many tokens, whatever its sequences are. A plan that was kept is
-    computed several times before it takes a step; for states, the worker's own plans see to that.
+    A graph reads its inputs from fixed addresses. Unless this is "none", a plan
+    therefore has `to_static(max_len)`, which returns a plan in buffers of its own for
+    sequences up to this length, and the static plan has `update(plan)`, which copies
+    another step with as many sequences into them. With "full" a plan also has
+    `to_static_for_any(max_len)`: its plan accepts any step with as many tokens. A
+    static plan may run several times between updates.
     """
 
     def cache_shape(self, spec: KVSpec, num_blocks: int, block_size: int) -> tuple[int, ...]:
         """Return the shape of one layer's cache, blocks first.
 
-        Its bytes are num_blocks * block_size * spec.token_bytes; groups of one pool share memory
-        block by block. Each head of a token has `spec.vectors` vectors: its key and, unless that is
-        all, its value.
+        It has num_blocks * block_size * spec.token_bytes bytes; groups of one pool
+        share memory block by block. A head has `spec.vectors` vectors per token: the
+        key and, usually, the value.
         """
 
     def prepare(self, inputs: AttentionInputs) -> Any:
-        """Plan one step of one group once; what it returns is given to `attend` in each of its
-        layers.
+        """Return the plan of one group in one step, which all its layers pass
+        to `attend`.
         """
 
     def attend(
@@ -172,65 +195,75 @@ class AttentionBackend(Protocol):
         cache: torch.Tensor,
         plan: Any,
     ) -> torch.Tensor:
-        """Write key and value to the cache, return attention [num_tokens, heads, size of a value].
+        """Write key and value to the cache; return attention [num_tokens,
+        heads, value size].
 
-        Every key and value of the step is written before any is read: a sequence may read blocks
-        that another sequence of the same step fills (they begin alike).
+        All keys and values of the step are written before any is read: a sequence may
+        read blocks that another one fills in the same step (a shared prefix).
 
-        query is [num_tokens, heads, head_size], key and value [num_slots, kv_heads, head_size]: of
-        the same tokens and causal, unless `params.causal` is false. With `params.value_size`, value
-        is that part of key. Where the inputs had `slot_tokens`, there is a key and a value for each
-        token, and slots get theirs by it.
+        query is [num_tokens, heads, head_size], key and value [num_slots, kv_heads,
+        head_size], of the same tokens unless `params.causal` is false. With
+        `params.value_size`, value is a view of key. With `slot_tokens`, key and value
+        are per token.
         """
 
 
 @dataclass(slots=True)
 class ForwardBatch:
-    """The tokens of one step, on the device, and what layers need to know about them."""
+    """The tokens of one step on the device, and the metadata that layers
+    need.
+    """
 
     input_ids: torch.Tensor
     """[num_tokens] int64."""
     positions: torch.Tensor
     """[num_tokens] int64."""
     attention: Sequence[Any]
-    """Per caching layer: what the attention backend prepared for its group, or the plan of its
-    states.
+    """Plan of the attention backend or of recurrent states, per KV layer.
 
-    Layers that features have added come behind the model's own.
+    Layers added by features follow the model's own.
     """
     rows: list[int]
-    """Row of each sequence in the step; of padding, the one behind the last."""
+    """Row of each sequence in the step; the padding row is the one after the
+    last.
+    """
     starts: list[int]
-    """At most so: `positions` are right where results of guesses are not read yet."""
+    """Upper bounds while draft tokens are unverified; `positions`
+    is exact.
+    """
     counts: list[int]
     prompt_lens: list[int]
     token_ids: torch.Tensor
-    """[max_num_seqs + 1, max_model_len] int64: every row's tokens, sampled ones included, by
+    """[max_num_seqs + 1, max_model_len] int64: token history of every row, by
     position.
     """
     token_types: torch.Tensor | None = None
-    """[num_tokens] int64: 0, or 1 in the second text of a pair; None: all are 0."""
+    """[num_tokens] int64: token type ids, 1 in the second text of a pair;
+    None: all 0.
+    """
     entering: Sequence[NewRow] = ()
-    """Requests that enter in this step with positions beside their tokens, in the order of the
-    slots of cross groups.
+    """New requests with encoder positions, in the order of the cross groups'
+    slots.
     """
     embeddings: torch.Tensor | None = None
-    """[num_tokens, hidden], where a feature has set it: what the first layer reads instead of
+    """[num_tokens, hidden], set by a feature: input embeddings instead of
     `input_ids`.
     """
     rope_positions: torch.Tensor | None = None
-    """[k, num_tokens] int64, where a feature has set it: what models with several positions per
-    token turn by.
+    """[k, num_tokens] int64, set by a feature: positions of multi-dimensional
+    RoPE.
     """
     adapted: bool = False
-    """A feature has set adapters of layers for this step (`adapter`): it is no step that a recorded
-    model can do again.
+    """True: a feature set adapters (`adapter`) for this step, so no captured
+    model may run.
     """
     branched: bool = False
-    """A feature has set attention with `slot_tokens`: it is none that a graph of steps without them
-    can do again.
+    """True: a feature set attention with `slot_tokens`, so no graph without
+    them may run.
     """
     adapter_set: int = 0
-    """Not 0: a feature has set adapters that look up by themselves whose tokens a step has, and
-    call nothing that could not be
-    recorded; steps of one number have the same ones."""
+    """Identifies a capturable set of adapters that find the tokens of a step
+    by themselves.
+
+    Steps with the same number have the same adapters; 0: none.
+    """

@@ -1,4 +1,6 @@
-"""Clients: how whoever serves reaches an engine, wherever that runs."""
+"""Clients, which connect the frontend to an engine, and the parent of the
+serving process.
+"""
 
 from __future__ import annotations
 
@@ -9,35 +11,39 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 if TYPE_CHECKING:
     from core.config import EngineConfig
-    from core.contracts.serving import StepStats
-    from core.step import EngineRequest, RequestDelta, StepNews, WorkerInfo
+    from core.contracts.telemetry import StepStats
+    from core.step import EngineRequest, RequestDelta, StepOutputs, WorkerInfo
 
 State = Literal["starting", "ready", "stalled", "restarting", "dead"]
 
 STALLED_S: Final = 3.0
-"""Without a sign of life for so long, an engine is not ready."""
+"""Seconds without a heartbeat after which an engine is not ready."""
 SLOW_STEP_S: Final = 60.0
-"""Nor is one whose step takes longer than this."""
+"""Seconds a step may take before its engine is not ready."""
 
 
-def _nobody_cares(name: str) -> None:
-    """Take what begins, for those who do not want to know."""
+def _ignore_stage(name: str) -> None:
+    """Default of `Listener.stage`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """Who hears of the engine; each is called from a thread of the client."""
+    """Callbacks from the engine; a thread of the client calls them."""
 
-    deliver: Callable[[StepNews], None]
-    """What became known of requests; empty after a step that brought nothing."""
+    deliver: Callable[[StepOutputs], None]
+    """Receives the outputs of each step; they are empty when the step
+    produced none.
+    """
     observe: Callable[[StepStats], None] | None
-    """The numbers of each step, where somebody wants them."""
+    """Receives the statistics of each step; None: they are not sent."""
     died: Callable[[BaseException], None]
-    """The engine has ended and is not coming back."""
+    """Called once, when the engine has ended and will not be restarted."""
     started: Callable[[list[str]], None]
-    """The requests that the step which begins now is the first to compute."""
-    stage: Callable[[str], None] = _nobody_cares
-    """What begins now, while the engine starts."""
+    """Receives the ids of requests that the next step computes for the first
+    time.
+    """
+    stage: Callable[[str], None] = _ignore_stage
+    """Receives the name of each start-up stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,73 +51,147 @@ class Running:
     """An engine that has started."""
 
     config: EngineConfig
-    """With every automatic value decided."""
+    """Configuration with every automatic value resolved."""
     info: WorkerInfo
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """What probes show."""
+    """Engine state for health probes."""
 
     state: State
     reason: str = ""
-    beat_age_s: float = 0.0
-    """Seconds since the last sign of life of the most silent process."""
+    heartbeat_age_s: float = 0.0
+    """Seconds since the last heartbeat of the slowest process."""
     restarts: int = 0
     busy_s: float = 0.0
-    """How long the step under way has taken so far."""
+    """Duration of the step in progress, in seconds."""
     server_restarts: int = 0
-    """Times the process that serves was started again by its parent."""
+    """Number of restarts of the serving process by its parent."""
 
     @classmethod
-    def alive(cls, beat_age_s: float, busy_s: float, restarts: int = 0) -> EngineStatus:
-        """Return how an engine is that has not ended: ready, unless it is silent or its step takes
-        too long.
+    def alive(cls, heartbeat_age_s: float, busy_s: float, restarts: int = 0) -> EngineStatus:
+        """Return the status of a running engine: ready, or stalled (no
+        heartbeat, no progress).
         """
         state: State = "ready"
         reason = ""
-        if beat_age_s > STALLED_S:
+        if heartbeat_age_s > STALLED_S:
             state = "stalled"
-            reason = f"no sign of life for {beat_age_s:.0f} s"
+            reason = f"no sign of life for {heartbeat_age_s:.0f} s"
         elif busy_s > SLOW_STEP_S:
             state = "stalled"
             reason = f"a step has taken {busy_s:.0f} s"
-        return cls(state, reason, beat_age_s, restarts, busy_s)
+        return cls(state, reason, heartbeat_age_s, restarts, busy_s)
 
 
 class Client(Protocol):
-    """Starts an engine and speaks to it. Constructed with (config, registry, listener), where a
-    start may begin.
+    """Starts an engine and connects to it. Constructed with (config,
+    registry, listener).
 
-    Methods may be called from any thread and return at once, but for `wait` and `stop`. A future
-    holds what the engine says, or raises what it says against it: `EngineDead` where there is none
-    any more.
+    The start may begin in the constructor. Any thread may call the methods. All but
+    `wait` and `stop` return at once; a future holds the engine's answer or its error
+    (`EngineDead` when the engine has ended).
     """
 
     def wait(self) -> Running:
-        """Return once the engine takes requests.
+        """Wait until the engine accepts requests. Raises the `EngineError` of
+        a failed start.
 
-        Raises the `EngineError` it could not start for; `stop` it then.
+        After an error, call `stop`.
         """
 
     def add(self, requests: Sequence[EngineRequest], *, resumed: bool = False) -> Future[Any]:
-        """Queue the sequences of one request, all of them or none; `resumed`: they were accepted
-        before, by an earlier engine.
+        """Queue all sequences of one request, or none.
+
+        `resumed`: an earlier engine had accepted them.
         """
 
     def abort(self, request_ids: Sequence[str]) -> Future[list[RequestDelta]]:
-        """End requests in whatever state they are; ids that are unknown or ended are passed over."""
+        """Abort requests in any state; unknown and finished ids are
+        ignored.
+        """
 
     def call(self, name: str, data: bytes = b"") -> Future[list[bytes]]:
-        """Ask a feature something between two steps: `name` is "feature.verb", or one of the
-        engine's own.
+        """Call a feature (`feature.verb`) or the engine itself, between two
+        steps.
 
-        Returns what its halves answer. Nothing is asked twice: the future raises `EngineDead` when
-        the engine ends before it has answered, even if another takes its place.
+        Returns the answers of the feature's halves. A call is never repeated: when the
+        engine dies before it answers, the future raises `EngineDead` even if a new
+        engine takes over.
         """
 
     def status(self) -> EngineStatus:
-        """Say how the engine is."""
+        """Return the engine's status."""
 
     def stop(self) -> None:
-        """End the engine after the step under way; safe to call twice and in any state."""
+        """Stop the engine after the current step; may be called twice and in
+        any state.
+        """
+
+
+# --- the parent of the serving process --------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PreservedState:
+    """State that an earlier serving process preserved for its successor."""
+
+    note: bytes = b""
+    descriptors: tuple[int, ...] = ()
+    process: Any = None
+    """The process object that `Parent.launch` returned."""
+
+
+class Parent(Protocol):
+    """Starts the serving process, restarts it when it dies, and preserves
+    state for it.
+
+    Found as `registry.shared("parent", ...)`. Any thread may call the methods.
+    """
+
+    @property
+    def restarts(self) -> int:
+        """Number of restarts of the serving process."""
+
+    def preserved(self, name: str) -> PreservedState | None:
+        """Return the state preserved under a name when this process
+        started.
+        """
+
+    def preserve(
+        self,
+        name: str,
+        note: bytes = b"",
+        *,
+        descriptors: Sequence[int] = (),
+        process: Any = None,
+        paths: Sequence[str] = (),
+    ) -> None:
+        """Preserve state for the next serving process; replaces earlier state
+        of the same name.
+
+        `paths` are removed at the very end. A launched process that is not preserved
+        ends with the serving process. A preserved one gets an empty line on its
+        standard input.
+        """
+
+    def launch(self, command: Sequence[str], **options: Any) -> Any:
+        """Start a child of the parent like `subprocess.Popen`; return a
+        similar object.
+
+        Options: `env`, `process_group`, `stdin` (a pipe) and `pass_fds`, one
+        descriptor; its number is appended to the command.
+        """
+
+    def send_line(self, process: Any, line: str) -> None:
+        """Write a line to the standard input of a launched process."""
+
+    def report_serving(self, stand_in: str = "") -> None:
+        """Report that this process serves; from now on the parent restarts
+        it.
+
+        `stand_in` is `module:function` of a placeholder server. It runs in its own
+        process while the server restarts, with options, the preserved descriptors by
+        name, and the expected time of return (`time.monotonic`). SIGTERM ends it.
+        """

@@ -41,7 +41,7 @@ class OpTable:
     ssd_scan: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     selective_scan: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     delta_scan: Callable[..., tuple[torch.Tensor, torch.Tensor]]
-    fading_sum: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+    linear_recurrence: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     best: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
     truncate: Callable[[torch.Tensor, Any], torch.Tensor]
     draw: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]

@@ -1,4 +1,6 @@
-"""How layers keep their weights: linear ones, experts, embedding and head."""
+"""Quantization methods: how linear layers, experts, embeddings and heads
+store their weights.
+"""
 
 from __future__ import annotations
 
@@ -7,51 +9,58 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     import torch
 
-    from core.contracts.part import Part
+    from core.model_spec.weight_shard import WeightShard
 
 
 class LinearMethod(Protocol):
-    """How one linear layer keeps its weights and multiplies by them.
+    """How one linear layer stores its weights and multiplies by them. One
+    instance per layer.
 
-    One instance per layer. A checkpoint tensor of the layer arrives through `load` under its own
-    suffix ("weight", "qweight", "scales", ...), whole, and beside it what of it is this rank's and
-    where that goes.
+    `load` receives each checkpoint tensor of the layer whole, under its suffix
+    ("weight", "qweight", "scales", ...), with the shard that belongs to this rank.
 
-    Optional: `optional_suffixes`, tensors that a checkpoint may have; `other_names`, other suffixes
-    of required ones; `shape(suffix, part)`, which returns the shape that a tensor must have in the
-    checkpoint, or None where that is not known, so that others are refused by name.
-    `facts(prefix)`: who has these four for the tensors of one checkpoint prefix, where parts of a
-    fused layer are stored unlike. `onto(plain)`: called before all else, with a function that
-    returns a fresh method of the device for plain weights; for methods that unpack what is stored
-    (`builtin_plugins.quant_methods.stored`). Of a device's own method: `keeps(grouping)`, who keeps and multiplies by
-    numbers in groups as they are stored, or None.
+    Optional members:
+    - `optional_suffixes`: suffixes of tensors that a checkpoint may lack.
+    - `other_names`: alternative suffixes of required tensors.
+    - `shape(suffix, shard)`: expected shape of a checkpoint tensor; None: unknown.
+      Other shapes are refused by name.
+    - `tensor_spec(prefix)`: an object with these four for one checkpoint prefix, when
+      the parts of a fused layer are stored differently.
+    - `use_plain_method(plain)`: called first, with a function that returns a fresh
+      method of the device for plain weights; for methods that dequantize
+      (`builtin_plugins.quant_methods.stored`).
+    - `backend_for(layout)`, on a device's own method: the backend that stores and
+      multiplies numbers in this layout, or None.
     """
 
     suffixes: tuple[str, ...]
-    """Tensor suffixes this method reads besides "bias"; the layer keeps that one by itself."""
+    """Tensor suffixes that this method reads; the layer handles "bias" by
+    itself.
+    """
 
     def create(
         self, layer: torch.nn.Module, in_features: int, out_features: int, dtype: torch.dtype
     ) -> None:
-        """Register the parameters on `layer`, sharded sizes given.
+        """Register the parameters on `layer`, with this rank's sizes.
 
-        `layer.parts` has what will be loaded, by checkpoint prefix: a fused layer has several, in
-        the order of its rows.
+        `layer.parts` has the shards by checkpoint prefix: several, in row order, in a
+        fused layer.
         """
 
-    def load(self, layer: torch.nn.Module, suffix: str, tensor: torch.Tensor, part: Part) -> None:
-        """Copy this rank's part of a checkpoint's tensor into rows `part.target` of the layer's
-        parameters.
+    def load(
+        self, layer: torch.nn.Module, suffix: str, tensor: torch.Tensor, shard: WeightShard
+    ) -> None:
+        """Copy this rank's shard of a checkpoint tensor to rows
+        `shard.target` of the parameters.
 
-        May come again after `finish`, for all tensors of the layer or some, when weights are
-        updated.
+        May run again after `finish` for some or all tensors, when weights are updated.
         """
 
     def finish(self, layer: torch.nn.Module) -> None:
-        """Called when tensors are in, after each load that had some of the layer's: repack,
-        transpose, free.
+        """Repack, transpose or free parameters after each load that had
+        tensors of the layer.
 
-        One that gives up what `load` writes to raises `ModelError` when it is loaded again.
+        A method that frees the targets of `load` raises `ModelError` on a later load.
         """
 
     def apply(self, layer: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -59,79 +68,92 @@ class LinearMethod(Protocol):
 
 
 class EmbeddingMethod(LinearMethod, Protocol):
-    """How an embedding keeps its rows. A head that is tied to it multiplies by them."""
+    """How an embedding stores its rows. A tied head multiplies by them."""
 
     def embed(self, layer: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
-        """Return the rows [n, hidden] of numbers [n], counted from this rank's first."""
+        """Return the rows [n, hidden] for indices [n], relative to this
+        rank's first row.
+        """
 
 
 class ExpertsMethod(Protocol):
-    """How the experts of one layer keep their weights and multiply by them.
+    """How the experts of one layer store their weights. One instance per
+    layer.
 
-    One instance per layer. What is said of tensors and parts by `LinearMethod` holds here; of the
-    two products "gate_up" and "down", `part.matrix` names the one that a tensor belongs to.
+    Tensors and shards are as in `LinearMethod`; `shard.matrix` is the product a tensor
+    belongs to, "gate_up" or "down".
 
-    Optional: `shape`, `facts`, `onto` and `keeps`, as there (`layer.parts` has each expert's);
-    `product(layer, matrix, x, experts)`, each row's product with the matrix of its expert, [n,
-    rows]: without it the experts take no adapter.
+    Optional: `shape`, `tensor_spec`, `use_plain_method` and `backend_for`, as there;
+    `layer.parts` has the shards of each expert. `product(layer, matrix, x, experts)`
+    returns each row's product with its expert's matrix, [n, rows]; adapters require it.
     """
 
     suffixes: tuple[str, ...]
-    """Tensor suffixes of one expert's weights; empty: it reads none that stand alone."""
-    endings: tuple[str, ...]
-    """What the names of tensors with all experts' weights have behind the name of the product ("",
+    """Tensor suffixes of a single expert; empty: it reads no such tensors."""
+    stacked_suffixes: tuple[str, ...]
+    """Suffixes, after the product's name, of tensors of all experts ("",
     "_blocks").
     """
 
     def create(
         self, layer: torch.nn.Module, num_experts: int, width: int, hidden: int, dtype: torch.dtype
     ) -> None:
-        """Register the parameters on `layer`; `width` is this rank's, and there are gates where
-        `layer.gated`.
+        """Register the parameters on `layer`; `width` is this rank's.
+
+        With `layer.gated` there are gate weights.
         """
 
-    def load(self, layer: torch.nn.Module, suffix: str, tensor: torch.Tensor, part: Part) -> None:
-        """Copy this rank's part of one expert's tensor, or of all experts' when `part.num_experts`
-        says so.
+    def load(
+        self, layer: torch.nn.Module, suffix: str, tensor: torch.Tensor, shard: WeightShard
+    ) -> None:
+        """Copy this rank's shard of one expert's tensor, or of all if
+        `shard.num_experts` is set.
 
-        `suffix` is one of `suffixes` or of `endings`. Rows of the layer are those of one expert.
+        `suffix` is one of `suffixes` or `stacked_suffixes`. Rows are those of one
+        expert.
         """
 
     def finish(self, layer: torch.nn.Module) -> None:
-        """Called when tensors are in, like a linear method's."""
+        """Repack after loading, as in `LinearMethod`."""
 
     def apply(
-        self, layer: torch.nn.Module, x: torch.Tensor, shares: torch.Tensor, experts: torch.Tensor
+        self,
+        layer: torch.nn.Module,
+        x: torch.Tensor,
+        shares: torch.Tensor,
+        experts: torch.Tensor,
     ) -> torch.Tensor:
-        """Return [n, hidden]: for each token the sum of what its experts [n, k] give, times their
-        shares.
+        """Return [n, hidden]: for each token the weighted sum of its experts
+        [n, k].
 
-        `layer.activation` names the function between the products, `layer.bias` is added before it
-        where there is one.
+        `layer.activation` is the function between the products; `layer.bias`, if
+        present, is added before it.
         """
 
 
 class QuantMethod(Protocol):
-    """Decides how layers keep their weights.
+    """Chooses how the layers of a model store their weights.
 
-    Constructed with the checkpoint's quantization config, None where it states none, and with the
-    engine's config where it takes two arguments. One that cannot do without the former raises
-    `ModelError`.
+    Constructed with the checkpoint's quantization config (or None) and, if it takes two
+    arguments, the engine's config. Raises `ModelError` if it requires the former.
 
-    Optional: `experts(prefix) -> ExpertsMethod | None`, `embedding(prefix) -> EmbeddingMethod |
-    None`, `head(prefix) -> LinearMethod | None` for what is no linear layer (None: weights as they
-    are); `kv_dtype(prefix) -> str | None`, what the attention with this prefix caches (None: the
-    model's dtype); `stored_as(dtypes: Mapping[str, torch.dtype])`, told before all others the type
-    of each tensor of the checkpoint, where its loader knows; `reads: tuple[str, ...]`, the names of
-    other methods whose checkpoints it reads as well. Its entry gives other names of the same thing.
+    Optional members:
+    - `experts(prefix) -> ExpertsMethod | None`, `embedding(prefix) -> EmbeddingMethod |
+      None`, `head(prefix) -> LinearMethod | None`; None: weights as stored.
+    - `kv_dtype(prefix) -> str | None`: KV cache dtype of this attention; None: the
+      model's.
+    - `set_checkpoint_dtypes(dtypes: Mapping[str, torch.dtype])`: called first with the
+      dtype of each checkpoint tensor, if the loader knows them.
+    - `reads: tuple[str, ...]`: other methods; it reads their checkpoints too. Aliases
+      of one method belong to its entry.
     """
 
     name: str
 
     def linear(self, prefix: str) -> LinearMethod:
-        """Return a fresh method for the layer whose weights have this prefix.
+        """Return a fresh method for the layer with this weight prefix.
 
-        A fused layer is asked for once, by the prefix of its first rows: `q_proj` stands for
-        q_proj, k_proj and v_proj, `gate_proj` for gate_proj and up_proj. `create` is given the
-        layer, whose `parts` has them all.
+        A fused layer uses the prefix of its first rows: `q_proj` stands for q_proj,
+        k_proj and v_proj, `gate_proj` for gate_proj and up_proj. `create` gets all
+        shards in `layer.parts`.
         """

@@ -1,5 +1,5 @@
-"""What is plugged in, as those see it that are given the registry: hooks of features, executors,
-clients, runners.
+"""The registry as plugin code sees it: features, executors, clients and
+runners.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ if TYPE_CHECKING:
 
 
 class Registry(Protocol):
-    """All entries that loaded plugins bring, by kind; sealed when made.
+    """All entries of the loaded plugins, by kind. Immutable once constructed.
 
-    An entry comes as an opaque object with its `entry` and the `plugin` it is of; what it stands
-    for is imported by `load` only.
+    An entry comes with its `entry` and its `plugin`; only `load` imports its target.
     """
 
     @property
     def plan(self) -> Any:
-        """The plugins that are loaded: opaque, and the same in every process of an engine
+        """The plugin plan, equal in all processes of an engine
         (`core.process.messages.Start`).
         """
 
@@ -30,39 +29,49 @@ class Registry(Protocol):
         """Return all entries of a kind, by name."""
 
     def rank(self, kind: str, facts: Mapping[str, Any] = MappingProxyType({})) -> Sequence[Any]:
-        """Return all entries of a kind, best first, each as `registered` with the `reason` why it
-        does not fit, if any.
+        """Return all entries of a kind, best first.
+
+        Each has `registered` and `reason`, which is why it does not fit, or empty.
         """
 
     def choose(
-        self, kind: str, wanted: str = "auto", facts: Mapping[str, Any] = MappingProxyType({})
+        self, kind: str, name: str = "auto", facts: Mapping[str, Any] = MappingProxyType({})
     ) -> Any:
-        """Return the entry called `wanted`, or for "auto" the best that fits.
+        """Return the entry with this name, or the best that fits for "auto".
 
         Raises `ConfigError` when there is none.
         """
 
     def load(self, registered: Any, *, probe: bool = False) -> Any:
-        """Import what an entry stands for; one that is only probed does not count among those in
+        """Import the target of an entry; with `probe` it does not count as in
         use.
         """
 
     def make(
         self, registered: Any, *arguments: Any
     ) -> tuple[Any, Callable[[Exception, str | None], str]]:
-        """Construct what an entry stands for; return it, and what says of an error in a request
-        that it is to blame.
+        """Construct the target of an entry.
+
+        Returns it with a function that maps an error in a request to the client's
+        message.
         """
 
     def blame(self, registered: Any, request: str | None = None) -> Any:
-        """Return a context manager that gives the entry's plugin the blame for what is raised in
-        it.
+        """Return a context manager that attributes exceptions to the entry's
+        plugin.
+        """
+
+    def call_hook(self, hook: str, **arguments: Any) -> Sequence[tuple[Any, Any]]:
+        """Call a hook; return (plugin reference, answer) of every plugin that
+        implements it.
         """
 
     def find_model(self, model: str, config: EngineConfig) -> ModelSource | None:
-        """Return what the first plugin says that knows the model, or None."""
+        """Return the model source of the first plugin that recognises the
+        name, or None.
+        """
 
     def shared(self, name: str, make: Callable[[], Any]) -> Any:
-        """Return what `make` returned when first asked under this name: what a feature's halves in
-        one process share.
+        """Return the object of this name, made on first use: state shared by
+        a feature's halves.
         """

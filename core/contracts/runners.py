@@ -1,4 +1,4 @@
-"""Runners: what a model is run for, and so what follows its layers in every step."""
+"""Runners, which implement what follows the model's layers, and poolers."""
 
 from __future__ import annotations
 
@@ -12,22 +12,24 @@ if TYPE_CHECKING:
     from core.config import EngineConfig
     from core.contracts.models import Model, ModelSource, ModuleSpec
     from core.model_spec.decoder import DecoderSpec
-    from core.step import NewRow, StepPlan, StepResult
-    from core.text.prompts import Prompt
+    from core.step import NewRow, StepPlan, StepResult, WorkerInfo
     from core.types import SamplingParams
-    from core.types.pooled import (
+    from core.types.pooling import (
         ClassificationRequestOutput,
         EmbeddingRequestOutput,
+        PoolingInfo,
         PoolingOutput,
+        PoolingParams,
         PoolingRequestOutput,
         ScoringRequestOutput,
     )
-    from core.types.pooling import PoolingInfo, PoolingParams
+    from core.types.prompts import Prompt
 
 
 class StepRows(Protocol):
-    """The rows of one step, as a stage sees them: `counts[i]` hidden states belong to row
-    `rows[i]`, in this order.
+    """The rows of one step as a stage sees them.
+
+    `counts[i]` consecutive hidden states belong to row `rows[i]`.
     """
 
     @property
@@ -40,11 +42,11 @@ class StepRows(Protocol):
 
     @property
     def counts(self) -> list[int]:
-        """Tokens of each row."""
+        """Number of tokens of each row."""
 
     @property
     def samples(self) -> list[int]:
-        """Indices into `rows` of those that reach the end of their tokens."""
+        """Indices into `rows` of the rows that sample."""
 
     @property
     def positions(self) -> torch.Tensor:
@@ -52,115 +54,141 @@ class StepRows(Protocol):
 
 
 class RunnerBatch(Protocol):
-    """The worker's rows, as a stage sees them."""
+    """The worker's rows as a stage sees them."""
 
     requests: list[NewRow | None]
-    """By row."""
+    """Requests by row."""
     token_ids: torch.Tensor
-    """[max_num_seqs + 1, max_model_len] int64, on the device; the row behind the last is padding's.
+    """[max_num_seqs + 1, max_model_len] int64, on the device; the last row is
+    padding.
     """
     tables: torch.Tensor
-    """[KV groups, max_num_seqs + 1, most blocks] int32, on the device: the block tables; stale
-    behind a row's blocks.
-    """
-    ends: torch.Tensor
-    """[max_num_seqs + 1] int64, on the device: the position that each row's next step computes
-    first.
+    """[KV groups, max_num_seqs + 1, max blocks] int32, on the device: the
+    block tables.
 
-    Kept up to date for worker halves that have `begin` or `sampled`, and wherever guesses are in
-    flight.
+    Entries after a row's last block are stale.
+    """
+    next_positions: torch.Tensor
+    """[max_num_seqs + 1] int64, on the device: the position each row's next
+    step computes first.
+
+    Up to date for worker halves with `begin` or `sampled`, and while draft tokens are
+    in flight.
     """
 
 
 class Pending(Protocol):
-    """What a step brings, while it is still on the device; `StageParts.result` makes it."""
+    """A step's result that is still on the device; made by
+    `StageParts.result`.
+    """
 
     rows: list[int]
-    """Those of `samples`."""
+    """Rows that sampled."""
     tokens: torch.Tensor | None
     """[n] int64, parallel to `rows`."""
     finite: torch.Tensor | None
-    """[n] bool: whether the row's numbers were numbers."""
+    """[n] bool: False for rows with NaN or infinite logits."""
     possible: torch.Tensor | None
-    """[n] bool: whether anything was left to choose from."""
+    """[n] bool: False for rows without any allowed token."""
     pooled: dict[int, torch.Tensor]
-    """By row: what a request gets whose end this is."""
+    """Pooled outputs, by row."""
 
     def get(self) -> StepResult:
         """Wait for the device and return plain data."""
 
 
 class Stage(Protocol):
-    """The second half of a step: what becomes of hidden states.
+    """The second half of a step, from hidden states to results.
 
-    Reads no device value back to the host.
+    Must not read device values back to the host.
     """
 
     def added(self, new: NewRow) -> str | None:
-        """A request takes a row, for the first time or again; return why it failed, if it did."""
+        """A request enters a row; return an error message if it failed."""
 
     def removed(self, row: int) -> None:
-        """The request in `row` has left."""
+        """The request has left its row."""
 
     def token_types(self, inputs: StepRows) -> torch.Tensor | None:
-        """Return which text of its prompt each token of the step belongs to; None where there is
-        one.
+        """Return the token type ids of the step (1 in a second text); None:
+        all are 0.
         """
 
     def run(
         self, plan: StepPlan, inputs: StepRows, hidden: torch.Tensor, errors: dict[int, str]
     ) -> Pending:
-        """Return the step's result (`StageParts.result`) for its hidden states [num_tokens,
-        hidden].
+        """Return the step's result (`StageParts.result`) for hidden states
+        [num_tokens, hidden].
 
-        It has `errors`, and either a token, `finite` and `possible` for each of its rows, or
-        `pooled`. Called in the order of the device's work, as all methods.
+        It holds `errors`, and for its rows either `tokens`, `finite` and `possible`, or
+        `pooled`. All methods run in the order of the device's work.
         """
 
-    def take(self, inputs: StepRows, tokens: torch.Tensor) -> None:
-        """Note the tokens of `samples`, which the last stage of a pipeline made. Called on the
-        others instead of `run`.
+    def write_tokens(self, inputs: StepRows, tokens: torch.Tensor) -> None:
+        """Store the tokens that the last pipeline stage sampled. Replaces
+        `run` on other stages.
 
-        With guesses there are several for each: one for each point.
+        With draft tokens there are several per row, one per entry.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class StageParts:
-    """What a stage is made of."""
+    """The arguments of `Runner.stage`."""
 
     config: EngineConfig
     spec: Any
-    """As `Runner.settle` returned it."""
+    """The model as `Runner.adapt_spec` returned it."""
     model: Model
     batch: RunnerBatch
     extensions: Any
     """Calls the worker halves of features around sampling."""
     is_last: bool
-    """This rank has the last layers: only it runs the stage."""
+    """True on the last pipeline stage, the only one that runs the stage."""
     device: str
     result: Callable[..., Pending]
     """Makes a `Pending`; keywords: step, errors, rows."""
     ops: Any
-    """The implementations that the model was built with (`BuildContext.ops`)."""
+    """Op implementations of the model (`BuildContext.ops`)."""
 
 
-class Calls(Protocol):
-    """What `LLM` offers under these names, of a runner that does not generate; parameters and
-    options are its own.
+class RunnerFrontend(Protocol):
+    """The frontend as a runner's pooling calls see it."""
+
+    @property
+    def source(self) -> ModelSource:
+        """The checkpoint."""
+
+    @property
+    def renderer(self) -> Any:
+        """Renders prompts to token ids."""
+
+    @property
+    def admission(self) -> Any:
+        """Has the model's `limits`."""
+
+    @property
+    def info(self) -> WorkerInfo:
+        """Facts from the worker's start."""
+
+
+class PoolingCalls(Protocol):
+    """The pooling methods of `LLM` for a runner; parameters and options
+    belong to the runner.
     """
 
-    def ready(
+    def prepare(
         self, prompt: Any, params: PoolingParams, name: str | None, stopped: Callable[[], bool]
     ) -> list[tuple[Prompt, PoolingParams]]:
-        """Return the requests that run for a prompt of `AsyncLLM.encode`; `stopped` says whether
-        nobody waits any more.
+        """Return the requests to run for one prompt of `AsyncLLM.encode`.
+
+        `stopped` returns True once the client has left.
         """
 
-    def joined(
+    def combine(
         self, outputs: Sequence[PoolingRequestOutput[PoolingOutput]]
     ) -> PoolingRequestOutput[PoolingOutput]:
-        """Return their outputs as one."""
+        """Return the outputs of those requests as one."""
 
     def encode(self, *given: Any, **options: Any) -> list[PoolingRequestOutput[PoolingOutput]]:
         """Return tensors for prompts."""
@@ -169,61 +197,92 @@ class Calls(Protocol):
         """Return an embedding for each prompt."""
 
     def classify(self, *given: Any, **options: Any) -> list[ClassificationRequestOutput]:
-        """Return a probability of each label for each prompt."""
+        """Return the label probabilities of each prompt."""
 
     def reward(self, *given: Any, **options: Any) -> list[PoolingRequestOutput[PoolingOutput]]:
-        """Return scores of tokens or steps for each prompt."""
+        """Return the scores of tokens or steps of each prompt."""
 
     def score(self, *given: Any, **options: Any) -> list[ScoringRequestOutput]:
-        """Return how near the texts of each pair are."""
+        """Return the similarity of each pair of texts."""
 
 
 class Runner(Protocol):
-    """What a model is run for (`--runner`). Constructed with the registry; imports torch in `stage`
-    only.
+    """What a model is run for (`--runner`). Constructed with the registry.
 
-    Of all runners the first, by priority, whose `settle` takes the model runs it: in the worker its
-    stage follows the layers, at the edge it reads the parameters of requests.
+    Imports torch in `stage` only. The first runner by priority with an `adapt_spec`
+    that accepts the model runs it. In the worker its stage follows the layers; in the
+    frontend it reads the parameters of requests.
     """
 
     generates: bool
-    """Requests go on until their tokens end them; False: they end with their prompts."""
+    """True: requests generate tokens; False: they end with their prompts."""
 
     def aliases(self, architecture: str) -> Sequence[str]:
-        """Return architectures with the same layers, for one that no plugin knows by its own name."""
-
-    def settle(
-        self, spec: DecoderSpec | ModuleSpec, config: EngineConfig, source: ModelSource
-    ) -> DecoderSpec | ModuleSpec | None:
-        """Return the model as this runner builds it; None where it is not for this runner, or the
-        user wants another.
-
-        Raises `ConfigError` for wishes the model cannot fulfil, `ModelError` for files that
-        contradict each other.
+        """Return architectures with the same layers, for an architecture
+        without an entry.
         """
 
-    def fit(self, config: EngineConfig, spec: DecoderSpec | ModuleSpec) -> EngineConfig:
-        """Return the configuration as the model needs it here."""
+    def adapt_spec(
+        self, spec: DecoderSpec | ModuleSpec, config: EngineConfig, source: ModelSource
+    ) -> DecoderSpec | ModuleSpec | None:
+        """Return the model as this runner builds it; None: another runner
+        must take it.
 
-    def info(self, spec: DecoderSpec | ModuleSpec) -> PoolingInfo | None:
-        """Return what the model can do besides generating; requests are checked by it."""
+        Raises `ConfigError` for settings the model cannot meet, `ModelError` for files
+        that contradict each other.
+        """
+
+    def adapt_config(self, config: EngineConfig, spec: DecoderSpec | ModuleSpec) -> EngineConfig:
+        """Return the configuration adapted to the model."""
+
+    def pooling_info(self, spec: DecoderSpec | ModuleSpec) -> PoolingInfo | None:
+        """Return the pooling tasks of the model, for request validation;
+        None: it generates.
+        """
 
     def stage(self, parts: StageParts) -> Stage:
         """Return the second half of this rank's steps."""
 
-    def admit(
+    def read_params(
         self, info: PoolingInfo | None, params: SamplingParams | PoolingParams
     ) -> tuple[PoolingParams | None, SamplingParams]:
-        """Return a request's parameters, complete.
+        """Return the complete parameters of a request.
 
         Raises `InvalidRequest` for those of another runner.
         """
 
-    def calls(self, front: Any, run: Callable[..., Any] | None) -> Calls:
-        """Return what users may ask for besides generating. Raises `InvalidRequest` where that is
-        nothing.
+    def pooling_calls(
+        self, frontend: RunnerFrontend, run: Callable[..., Any] | None
+    ) -> PoolingCalls:
+        """Return the pooling methods. Raises `InvalidRequest` for a model
+        that generates.
 
-        `front` has the `renderer`, the `source`, the worker's `info` and `admission.limits`; `run`
-        computes prompts made ready, given parameters, a progress bar and priorities, and keywords
-        that features read.
+        `run` computes prepared prompts; its arguments are prompts, parameters, a
+        progress bar, priorities, and keywords that features read.
+        """
+
+
+class Pooler(Protocol):
+    """Selects or combines the hidden states of one prompt. Stateless.
+
+    Constructed with the engine's config, if it takes one. Must not read device values
+    back to the host; `token_ids` are on it. An exception fails only the request.
+    """
+
+    needs_whole_prompt: bool
+    """True: it needs the hidden states of every token. False: the last one
+    suffices, and earlier
+    ones may come from the prefix cache."""
+    per_token: bool
+    """True: it returns several vectors instead of one for the prompt."""
+
+    def pool(
+        self, hidden: torch.Tensor, token_ids: Sequence[int], params: PoolingParams
+    ) -> torch.Tensor:
+        """Return [m, size] for the hidden states [n, size] of a prompt; m is
+        1 unless `per_token`.
+
+        With `needs_whole_prompt`, n is the number of `token_ids`; otherwise it may be
+        1. The first `params.unpooled` tokens are not part of the text; poolers over
+        several tokens skip them.
         """

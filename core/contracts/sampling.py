@@ -1,8 +1,8 @@
-"""Logits processors and the rows they see."""
+"""Logits processors, and the rows they see."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SamplerContext:
-    """What a logits processor is constructed with."""
+    """The constructor argument of a logits processor."""
 
     vocab_size: int
     max_num_seqs: int
@@ -23,15 +23,17 @@ class SamplerContext:
 
 
 class SampleRows:
-    """Where the tokens of one call are sampled, in the order of the logits.
+    """The entries of one sampling call, in the order of the logits.
 
-    A row stands here once or, where some of its tokens are guesses, once for each of them and once
-    more: behind its known tokens (point 0), behind the first guess (point 1), and so on. What lies
-    below the length of a point is its history, guesses included; a token counts if all guesses
-    before it were right. The tensors are good for this call only.
+    A row without draft tokens has one entry. A row with k draft tokens has k + 1: after
+    its known tokens (point 0), after the first draft token (point 1), and so on. The
+    history of an entry is everything below its length, draft tokens included; its token
+    is valid if all draft tokens before it are accepted. The tensors are valid during
+    this call only.
 
-    Guesses may be a tree in rows that ask for no processor, no structured output, no feature and
-    have no `extra_args`: their points are behind a part of the guesses before them.
+    Draft tokens form a tree only in rows without logits processors, structured outputs,
+    features and `extra_args`. There an entry follows only the draft tokens of its own
+    branch.
     """
 
     __slots__ = (
@@ -59,11 +61,13 @@ class SampleRows:
         points: list[int] | None = None,
         processed: Set[int] = frozenset(),
     ) -> None:
-        """Without `points`, all are 0; without `lengths`, only the device knows them yet."""
+        """`points` default to 0; without `lengths` only the device knows them
+        yet.
+        """
         self.rows: Final = rows
-        """Place in the batch of each of the n entries: what `added` and `removed` call `row`."""
+        """Batch row of each of the n entries, as in `added` and `removed`."""
         self.prompt_lens: Final = prompt_lens
-        """Tokens of each row's prompt."""
+        """Prompt length of each entry's row, in tokens."""
         self._lengths = lengths
         self.row_index: Final = row_index
         """[n] int64, `rows` on the device."""
@@ -72,25 +76,25 @@ class SampleRows:
         self.prompt_index: Final = prompt_index
         """[n] int64, `prompt_lens` on the device."""
         self.token_ids: Final = token_ids
-        """[rows of the batch, max_model_len] int64 token history by row and position; valid below
-        `lengths`.
+        """[batch rows, max_model_len] int64: token history by row, valid
+        below `lengths`.
         """
         self.points: Final = [0] * len(rows) if points is None else points
-        """Guesses before each token."""
+        """Number of draft tokens before each entry."""
         self.processed: Final = processed
-        """Rows that logits processors are called for, and more perhaps."""
+        """Rows that logits processors apply to; may include others."""
         self.errors: Final[dict[int, str]] = {}
-        """By row: why an extension cannot serve it, written in `before_sample`.
-
-        Its request fails with that, no other.
+        """Errors by row, set by extensions in `before_sample`; they fail only
+        that request.
         """
 
     @property
     def lengths(self) -> list[int]:
-        """Known tokens and guesses before each token (so also its position).
+        """Number of known and draft tokens before each entry, which is also
+        its position.
 
-        Waits for the device where the step before is not read yet and had guesses; `length_index`
-        never does.
+        Waits for the device if draft tokens of the step before are unverified;
+        `length_index` never waits.
         """
         if self._lengths is None:
             self._lengths = self.length_index.tolist()
@@ -113,45 +117,104 @@ class SampleRows:
 
 
 class LogitsProcessor(Protocol):
-    """Changes logits before a token is chosen; batch-level.
+    """Changes the logits of a batch before sampling.
 
-    Constructed with a `SamplerContext` and, if it takes two arguments, with the engine's config.
+    Constructed with a `SamplerContext` and, if it takes two arguments, the engine's
+    config.
 
-    The kernel calls `apply` with exactly the rows that `wants` said yes to, so a processor never
-    sees, and can never harm, a request that did not ask for it. Per-row state must follow from
-    sampling parameters and tokens alone: after preemption or a restart `added` is called again with
-    the tokens so far. Must not read device values back to the host.
+    `apply` gets only rows for which `wants` returned True, so a processor never affects
+    other requests. State per row must follow from sampling parameters and tokens alone:
+    after a preemption or a restart `added` runs again with the tokens so far. Must not
+    read device values back to the host.
 
-    A processor that keeps nothing which grows with the tokens says `follows_tokens = False`, and is
-    called with all points of a row at once (`SampleRows.points`). Without it, or with True, it sees
-    the first point of a row only, and such a row gets one token in each step.
+    A processor without state that grows with the tokens declares `follows_tokens =
+    False` and gets all entries of a row at once (`SampleRows.points`). Otherwise it
+    sees only the first entry of a row, and that row gets one token per step.
 
-    Optional: a static method `validate(sampling, vocab_size)` that raises `InvalidRequest` for what
-    it cannot serve; called at admission, so that a bad request is refused at the edge. And
-    `prepare(sampling, tokenizer)`, which returns the parameters that requests get instead, such as
-    texts turned into tokens; the tokenizer may be None. `extra_args`, a mapping of names to types,
-    declares the arguments it takes from `SamplingParams.extra_args` (over HTTP: `vllm_xargs`):
-    values of other types are refused. `excludes` names fields of `SamplingParams` it cannot serve
-    at once.
+    Optional members:
+    - `validate(sampling, vocab_size)`, static: raises `InvalidRequest` at admission.
+    - `prepare(sampling, tokenizer)`: returns the parameters to use instead, such as
+      texts turned into tokens; the tokenizer may be None.
+    - `extra_args`: names and types of its arguments in `SamplingParams.extra_args`
+      (over HTTP: `vllm_xargs`); values of other types are refused.
+    - `excludes`: fields of `SamplingParams` that it cannot be combined with.
     """
 
     params: tuple[str, ...]
-    """Fields of `SamplingParams` it serves; without it, requests that set them are refused."""
-    argmax_invariant: bool
-    """True: never changes which token is best, so it is skipped for greedy rows and runs after
-    temperature.
+    """Fields of `SamplingParams` that it implements; fields without a
+    processor are refused.
     """
+    argmax_invariant: bool
+    """True: it never changes the argmax. It is skipped for greedy rows and
+    runs after
+    temperature."""
 
     def wants(self, sampling: SamplingParams) -> bool:
-        """Say whether this request needs the processor."""
+        """Return whether the processor applies to this request."""
 
     def added(
         self, row: int, sampling: SamplingParams, token_ids: Sequence[int], prompt_len: int
     ) -> None:
-        """A request that `wants` it took `row`; `token_ids` are its prompt and tokens so far."""
+        """A request that it applies to entered `row`; `token_ids` are prompt
+        and output so far.
+        """
 
     def removed(self, row: int) -> None:
         """The request in `row` has left."""
 
     def apply(self, logits: torch.Tensor, rows: SampleRows) -> torch.Tensor:
-        """Return the changed logits [n, vocab] float32; changing them in place is allowed."""
+        """Return the changed logits [n, vocab] float32; in-place changes are
+        allowed.
+        """
+
+
+RowFunction = Callable[[list[int], list[int], "torch.Tensor"], "torch.Tensor"]
+"""Receives prompt ids, output ids and the row's logits [vocab]; returns the
+logits to use.
+"""
+
+
+class RequestLogitsProcessor:
+    """Base class of a logits processor that is written for one request at a
+    time.
+
+    Implement `new_request`, and declare in `params` and `extra_args` which fields
+    select it. Simple but slow: tokens of each row are read back to the host in every
+    step.
+    """
+
+    params: tuple[str, ...] = ()
+    argmax_invariant = False
+    follows_tokens = False
+    """Set to True if the functions have state."""
+
+    def __init__(self, context: SamplerContext) -> None:
+        self.context = context
+        self._rows: dict[int, RowFunction] = {}
+
+    def new_request(self, sampling: SamplingParams) -> RowFunction | None:
+        """Return the function of a request, or None if it needs none."""
+        raise NotImplementedError
+
+    def wants(self, sampling: SamplingParams) -> bool:
+        """Return whether the request has a function."""
+        return self.new_request(sampling) is not None
+
+    def added(
+        self, row: int, sampling: SamplingParams, token_ids: Sequence[int], prompt_len: int
+    ) -> None:
+        """Create the row's function."""
+        if (function := self.new_request(sampling)) is not None:
+            self._rows[row] = function
+
+    def removed(self, row: int) -> None:
+        """Drop the row's function."""
+        del self._rows[row]
+
+    def apply(self, logits: torch.Tensor, rows: SampleRows) -> torch.Tensor:
+        """Call each row's function."""
+        facts = zip(rows.rows, rows.prompt_lens, rows.lengths, strict=True)
+        for i, (row, prompt_len, length) in enumerate(facts):
+            tokens: list[int] = rows.token_ids[row, :length].tolist()
+            logits[i] = self._rows[row](tokens[:prompt_len], tokens[prompt_len:], logits[i])
+        return logits

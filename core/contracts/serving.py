@@ -1,201 +1,217 @@
-"""HTTP servers and routes, metric sinks, commands."""
+"""Serving: the engine as routes see it, HTTP servers and route groups,
+commands.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import argparse
 
+    from core.config import EngineConfig
+    from core.contracts.clients import State
+    from core.contracts.models import ModelSource
+    from core.contracts.registry import Registry
+    from core.contracts.telemetry import MetricRecorder
+    from core.contracts.text import ChatRenderer, Tokenizer
+    from core.types import CompletionOutput, RequestOutput, SamplingParams
+    from core.types.plugin_params import KnownNames
+    from core.types.pooling import (
+        PoolingInfo,
+        PoolingOutput,
+        PoolingParams,
+        PoolingRequestOutput,
+    )
+
+
+class ServedEngine(Protocol):
+    """The engine as servers and routes see it: `AsyncLLM`, or a fake in
+    tests.
+
+    All coroutines run in one event loop.
+    """
+
+    config: EngineConfig
+    """The configuration in force, with every automatic value resolved."""
+    registry: Registry
+    """The loaded plugins."""
+    source: ModelSource
+    """The model that is served."""
+    tokenizer: Tokenizer | None
+    """The model's tokenizer; None with `skip_tokenizer_init`."""
+    renderer: ChatRenderer | None
+    """The chat renderer; None for a model without one."""
+    max_model_len: int
+    """Maximum length of prompt plus output, in tokens."""
+    pooling: PoolingInfo | None
+    """Pooling tasks of the model; None for a model that generates."""
+    vocab_size: int
+    """Vocabulary size; token ids are below it."""
+    fields: KnownNames
+    """Request fields that features read, in addition to the route's own
+    fields.
+    """
+    sinks: MetricRecorder
+    """The metric sinks."""
+    served_names: Sequence[str]
+    """Names of the model in requests; answers carry the first one."""
+    sampling_defaults: Mapping[str, Any]
+    """Sampling parameters of requests that do not set them."""
+
+    async def tokenize(
+        self, text: str, add_special_tokens: bool = True, **reading: Any
+    ) -> list[int]:
+        """Return the token ids of a text."""
+
+    async def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], **options: Any
+    ) -> tuple[str, list[int]]:
+        """Return the prompt of a conversation as text and token ids."""
+
+    def generate(
+        self,
+        prompt: Any,
+        sampling_params: SamplingParams | PoolingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        client: str = "",
+        **keywords: Any,
+    ) -> AsyncIterator[RequestOutput]:
+        """Yield the outputs of one request as they arrive; closing the
+        iterator aborts it.
+        """
+
+    def encode(
+        self,
+        prompt: Any,
+        pooling_params: PoolingParams,
+        request_id: str,
+        *,
+        prompt_name: str | None = None,
+        **keywords: Any,
+    ) -> AsyncIterator[PoolingRequestOutput[PoolingOutput]]:
+        """Yield the one output of a pooling request."""
+
+    def set_delivery_callback(
+        self, request_id: str, callback: Callable[[CompletionOutput], bool]
+    ) -> None:
+        """Deliver deltas of a streamed request to `callback` while its reader
+        waits.
+
+        The callback returns True for a delta that it consumed; the reader gets all
+        others.
+        """
+
+    def open_ids(self) -> list[str]:
+        """Return the ids of unfinished requests."""
+
+    async def abort(self, request_id: str) -> None:
+        """Abort a request; its reader gets a last output with finish reason
+        "abort".
+        """
+
+    def state(self) -> State:
+        """Return the engine's state: "ready" while it computes requests."""
+
+    def check_health(self) -> None:
+        """Raise `EngineDead` when the engine can serve no more requests."""
+
+    def health(self) -> dict[str, Any]:
+        """Return the body of `/health`."""
+
+    async def call(self, name: str, data: bytes = b"") -> list[bytes]:
+        """Call a feature (`feature.verb`) between two steps; return the
+        answer of each half.
+        """
+
+    async def reset_prefix_cache(self, **options: Any) -> bool:
+        """Clear the prefix cache; return False, without an effect, while
+        blocks are in use.
+        """
+
+    def shutdown(self) -> None:
+        """Stop the engine; open requests end with `EngineDead`.
+
+        May be called twice.
+        """
+
 
 class RouteGroup(Protocol):
-    """A set of HTTP routes. Constructed with (engine, config): an `AsyncLLM` and the configuration.
+    """A set of HTTP routes. Constructed with (engine, config): a
+    `ServedEngine` and the configuration.
 
-    Optional: `public_paths`, those of its paths that need no API key and are served in every state
-    of the server; `quiet_paths`, those that machines ask every few seconds, which get no line in
-    the access log when answered well; `bodies()`, which returns JSON schemas of request bodies by
-    path, for `/openapi.json`, and `queries`, those of query parameters by route ("GET /path") and
-    name; `around(app)`, which returns an ASGI application that stands around the server's own and
-    sees what that refuses, too; `switch`, on the class: the name of the option without which it has
-    no routes; and `refusal(status, error)`, which returns the body of an error in a form of its
-    own, where the server's, which is OpenAI's, is not its clients': `error` is OpenAI's error
-    object. A stream then ends with it as an event named `error`. A request's `scope["state"]`
-    tells, where the server keeps them: `server`, a `ServerActivity`, and `template`, the template
-    of its path.
+    Optional attributes:
+    - `public_paths`: paths that need no API key and are served in every state of the
+      server.
+    - `quiet_paths`: paths polled every few seconds; successful requests are not
+      access-logged.
+    - `bodies()`: JSON schemas of request bodies by path, for `/openapi.json`.
+    - `queries`: JSON schemas of query parameters by route ("GET /path") and name.
+    - `around(app)`: returns an ASGI application that wraps the server's own and also
+      sees rejected requests.
+    - `switch`, on the class: name of the option without which the group has no routes.
+    - `refusal(status, error)`: returns the error body in the form this API's clients
+      expect; `error` is OpenAI's error object. A stream then ends with it as an event
+      named `error`.
+
+    A request's `scope["state"]` holds `server` (a `ServerActivity`) and `template` (the
+    route's path template) where the server sets them.
     """
 
     def routes(self) -> Sequence[Any]:
-        """Return Starlette or FastAPI routes; paths must not collide with another group's."""
+        """Return Starlette or FastAPI routes; paths must be unique over all
+        groups.
+        """
 
 
 @dataclass(slots=True)
 class ServerActivity:
-    """What a server does at the moment."""
+    """The current activity of a server."""
 
     draining: bool = False
-    """It ends when the open requests have ended, and takes no others."""
+    """The server finishes its open requests, accepts no new ones,
+    and ends.
+    """
     open_requests: int = 0
-    """Requests under way, those to public paths left out."""
+    """Number of requests in progress, without those to public paths."""
 
 
 class Server(Protocol):
-    """Accepts connections and serves the chosen route groups. Constructed with (engine, config,
-    groups by name).
+    """Accepts connections and serves route groups. Constructed with (engine,
+    config, groups by name).
 
-    Optional: a static method `check(config)` that raises `ConfigError` for settings that cannot
-    work (an address in use), called before the model is loaded; and an attribute `parent`, set
-    before `run` where a `Parent` watches the process: the server keeps there what its next life
-    listens on, and says when it serves.
+    Optional: a static method `check(config)` raises `ConfigError` for settings that
+    cannot work (an address in use); it runs before the model is loaded. An attribute
+    `parent` is set before `run` when a `Parent` supervises the process: the server
+    preserves its listening sockets there and reports when it serves.
     """
 
     def run(self) -> int:
-        """Serve until told to stop; return the exit status."""
-
-
-@dataclass(slots=True)
-class StepStats:
-    """What one engine step did, for metric sinks."""
-
-    step_s: float
-    """0 where no step was taken: the numbers say what an abort has left."""
-    num_running: int
-    num_waiting: int
-    kv_usage: float
-    """Used share of KV blocks, 0 to 1."""
-    computed_tokens: int = 0
-    """Positions computed, of prompts and outputs alike; those of a preempted request count each
-    time.
-    """
-    cached_tokens: int = 0
-    """Of the tokens looked up, those found."""
-    queried_tokens: int = 0
-    """Tokens looked up in the prefix cache."""
-    preemptions: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class TokenStats:
-    """What one delivery of tokens brought to the requests that were open; an engine step brings at
-    most one.
-    """
-
-    generated_tokens: int
-    prompt_tokens: int = 0
-    """Tokens of the prompts that were complete with it: whose first token it brought."""
-    cached_tokens: int = 0
-    """Those of them that came from the prefix cache."""
-    first_token_s: Sequence[float] = ()
-    """Seconds from arrival, of each request whose first token it brought."""
-    inter_token_s: Sequence[float] = ()
-    """Seconds since the last token, of each sequence that had one before."""
-
-
-@dataclass(frozen=True, slots=True)
-class RequestStats:
-    """One request that has ended: sizes, and times in seconds from its arrival."""
-
-    finish_reason: str
-    """"stop", "length", "abort" or "error"."""
-    prompt_tokens: int
-    generated_tokens: int
-    """Over all its sequences."""
-    e2e_s: float
-    """Until the last token, or until the request was given up."""
-    ttft_s: float | None = None
-    """Until the first token; None when there was none."""
-    queue_s: float | None = None
-    """Until a step first computed it; None when none did."""
-    longest_output: int = 0
-    """Tokens of its longest sequence."""
-    cached_tokens: int = 0
-    """Prompt tokens that came from the prefix cache."""
-    n: int = 1
-    """Sequences asked for."""
-    max_tokens: int | None = None
-    """Most tokens asked for."""
-    request_id: str = ""
-    shown: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of its outputs that features have filled."""
-
-    @property
-    def counts(self) -> Mapping[str, float]:
-        """What features counted of it, by name."""
-        return self.shown.get("counts") or {}
-
-    @property
-    def prefill_s(self) -> float | None:
-        """From the first step to the first token."""
-        return None if self.ttft_s is None or self.queue_s is None else self.ttft_s - self.queue_s
-
-    @property
-    def decode_s(self) -> float | None:
-        """From the first token to the last."""
-        return None if self.ttft_s is None else self.e2e_s - self.ttft_s
-
-    @property
-    def inference_s(self) -> float | None:
-        """From the first step to the last token."""
-        return None if self.queue_s is None else self.e2e_s - self.queue_s
-
-
-@dataclass(frozen=True, slots=True)
-class HttpStats:
-    """One HTTP request that has been answered."""
-
-    path: str
-    """Template of the route, such as `/v1/models/{model:path}`; empty where none matched."""
-    method: str
-    status: int
-    duration_s: float
-    """Until the last byte of the answer was handed to the connection."""
-    request_id: str = ""
-    """The `X-Request-Id` that it came with."""
-    error: str = ""
-    """What was said to a client that was refused; may repeat what it wrote."""
-
-
-@dataclass(frozen=True, slots=True)
-class CallStats:
-    """Calls of tools that an answer brought."""
-
-    known: int = 0
-    unknown: int = 0
-    """Of tools that the request does not have; they are passed on as called."""
-
-
-class MetricSink(Protocol):
-    """Takes measurements. Constructed with (config). One that keeps raising is quarantined, not
-    fatal.
-
-    `step` comes from the thread that hears the engine, everything else from the event loop's.
-    Optional methods: `tokens(TokenStats)`, `http(HttpStats)`, `calls(CallStats)`; `ready(config)`,
-    once, with every automatic value decided; and `expose(health)`, from any thread, which returns
-    (body, content type) for `/metrics`; `health` is what the engine says of itself. Several sinks
-    that expose Prometheus' text share the page; no two may have a metric of one name.
-    """
-
-    def step(self, stats: StepStats) -> None:
-        """Take the numbers of one engine step."""
-
-    def request(self, stats: RequestStats) -> None:
-        """Take the numbers of one request that has ended."""
+        """Serve until stopped; return the exit status."""
 
 
 class Command(Protocol):
     """A subcommand of `engine`. Constructed without arguments.
 
-    Optional: `examines_plugins = True` for one without engine options that runs when plugins are
-    broken, too.
+    Optional: `examines_plugins = True` on a command without engine options that must
+    also run when plugins are broken.
     """
 
     help: str
     takes_engine_options: bool
-    """True: the engine's and plugins' options are added to its parser and a config is built."""
+    """True: its parser gets the options of engine and plugins, and a config
+    is built.
+    """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the command's own arguments."""
 
     def run(self, context: Any) -> int:
-        """Run and return the exit status; `context` is `core.cli.CommandContext`."""
+        """Run and return the exit status; `context` is a
+        `core.cli.CommandContext`.
+        """
