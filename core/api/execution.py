@@ -1,0 +1,61 @@
+"""Contracts of platforms, executors, workers and runners, and what crosses to
+a worker.
+"""
+
+from core.contracts.platforms import Platform
+from core.contracts.runners import (
+    Pending,
+    Pooler,
+    PoolingCalls,
+    Runner,
+    Stage,
+    StageParts,
+    StepRows,
+)
+from core.contracts.workers import (
+    Executor,
+    LoadedParts,
+    RunnerExtension,
+    Sampled,
+    Worker,
+    WorkerParts,
+)
+from core.errors import LastStageFailed, ProcessFrozen, ProcessKilled
+from core.process.messages import RemoteError
+from core.step import (
+    EngineRequest,
+    NewRow,
+    RequestDelta,
+    StepOutputs,
+    StepPlan,
+    StepResult,
+    WorkerInfo,
+)
+
+__all__ = [
+    "EngineRequest",
+    "Executor",
+    "LastStageFailed",
+    "LoadedParts",
+    "NewRow",
+    "Pending",
+    "Platform",
+    "Pooler",
+    "PoolingCalls",
+    "ProcessFrozen",
+    "ProcessKilled",
+    "RemoteError",
+    "RequestDelta",
+    "Runner",
+    "RunnerExtension",
+    "Sampled",
+    "Stage",
+    "StageParts",
+    "StepOutputs",
+    "StepPlan",
+    "StepResult",
+    "StepRows",
+    "Worker",
+    "WorkerInfo",
+    "WorkerParts",
+]
