@@ -1,7 +1,6 @@
-"""An LLM inference and serving engine: a small kernel, everything else a plugin.
+"""An LLM inference and serving engine: a small kernel, everything else is a plugin.
 
-`from core import LLM, AsyncLLM, SamplingParams` is the Python API; importing this module imports no
-torch.
+`from core import LLM, AsyncLLM, SamplingParams` is the Python API. Importing it imports no torch.
 """
 
 from __future__ import annotations
@@ -10,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from builtin_plugins.commands.plan.memory_plan import MemoryPlan, memory_plan
-    from core.engine.async_llm import AsyncLLM
-    from core.familiar.adapters import LoRARequest
-    from core.familiar.args import AsyncEngineArgs, EngineArgs
-    from core.familiar.beams import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
-    from core.familiar.engines import AsyncLLMEngine, LLMEngine
-    from core.familiar.llm import LLM
-    from core.familiar.models import ModelRegistry
+    from core.frontend.async_llm import AsyncLLM
+    from core.frontend.llm import LLM
+    from core.frontend.vllm_api import (
+        AsyncEngineArgs,
+        AsyncLLMEngine,
+        EngineArgs,
+        LLMEngine,
+        ModelRegistry,
+    )
     from core.types import (
         CompletionOutput,
         PromptType,
@@ -26,40 +27,42 @@ if TYPE_CHECKING:
         TextPrompt,
         TokensPrompt,
     )
-    from core.types.pooled import (
+    from core.types.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
+    from core.types.lora import LoRARequest
+    from core.types.pooling import (
         ClassificationRequestOutput,
         EmbeddingRequestOutput,
+        PoolingParams,
         PoolingRequestOutput,
         ScoringRequestOutput,
     )
-    from core.types.pooling import PoolingParams
     from core.types.structured import StructuredOutputsParams
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "AsyncEngineArgs": "core.familiar.args",
-    "AsyncLLM": "core.engine.async_llm",
-    "AsyncLLMEngine": "core.familiar.engines",
-    "BeamSearchOutput": "core.familiar.beams",
-    "BeamSearchParams": "core.familiar.beams",
-    "BeamSearchSequence": "core.familiar.beams",
-    "EngineArgs": "core.familiar.args",
-    "LLM": "core.familiar.llm",
-    "LLMEngine": "core.familiar.engines",
-    "LoRARequest": "core.familiar.adapters",
-    "ModelRegistry": "core.familiar.models",
+_MODULES = {
+    "AsyncEngineArgs": "core.frontend.vllm_api",
+    "AsyncLLM": "core.frontend.async_llm",
+    "AsyncLLMEngine": "core.frontend.vllm_api",
+    "BeamSearchOutput": "core.types.beam_search",
+    "BeamSearchParams": "core.types.beam_search",
+    "BeamSearchSequence": "core.types.beam_search",
+    "EngineArgs": "core.frontend.vllm_api",
+    "LLM": "core.frontend.llm",
+    "LLMEngine": "core.frontend.vllm_api",
+    "LoRARequest": "core.types.lora",
+    "ModelRegistry": "core.frontend.vllm_api",
     "MemoryPlan": "builtin_plugins.commands.plan.memory_plan",
     "CompletionOutput": "core.types",
-    "ClassificationRequestOutput": "core.types.pooled",
-    "EmbeddingRequestOutput": "core.types.pooled",
+    "ClassificationRequestOutput": "core.types.pooling",
+    "EmbeddingRequestOutput": "core.types.pooling",
     "PoolingParams": "core.types.pooling",
-    "PoolingRequestOutput": "core.types.pooled",
+    "PoolingRequestOutput": "core.types.pooling",
     "PromptType": "core.types",
     "RequestOutput": "core.types",
     "RequestOutputKind": "core.types",
     "SamplingParams": "core.types",
-    "ScoringRequestOutput": "core.types.pooled",
+    "ScoringRequestOutput": "core.types.pooling",
     "StructuredOutputsParams": "core.types.structured",
     "TextPrompt": "core.types",
     "TokensPrompt": "core.types",
@@ -97,8 +100,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'core' has no attribute {name!r}")
     import importlib  # lazy: the engine's modules are imported with the first name that needs them
 
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)

@@ -23,7 +23,9 @@ def engine_clients() -> list[Entry]:
 @hookimpl
 def engine_executors() -> list[Entry]:
     """Give the executor that needs no other process."""
-    return [Entry("uni", "core.engine.executor:UniExecutor", "the worker in this process")]
+    return [
+        Entry("uni", "core.engine.in_process_executor:UniExecutor", "the worker in this process")
+    ]
 
 
 @hookimpl

@@ -1,4 +1,4 @@
-"""Logging of every process: one quiet format on stderr, for people or for machines."""
+"""Logging of every process: one format on stderr, as text or JSON."""
 
 from __future__ import annotations
 
@@ -12,32 +12,30 @@ from typing import Final, TextIO
 
 OURS = ("core", "builtin_plugins", "core_kernels")
 PAUSE_S: Final = 60.0
-"""Between two lines about what keeps failing."""
+"""Seconds between two log lines about the same subject."""
 
 
 class StderrHandler(logging.StreamHandler[TextIO]):
-    """Writes to what standard error is at the moment: it may be replaced after the logging is set
-    up.
-    """
+    """Writes to the current `sys.stderr`, which may be replaced after the logging is set up."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
 
     @property
     def stream(self) -> TextIO:  # type: ignore[override]
-        """Standard error."""
+        """The current standard error."""
         return sys.stderr
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line."""
+    """Formats each record as one JSON object per line."""
 
     def __init__(self, process: str) -> None:
         super().__init__()
         self._process = process or "main"
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line; its time is UTC in the form of RFC 3339."""
+        """Return the line; its time is UTC as in RFC 3339."""
         line = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds"),
             "level": record.levelname,
@@ -45,9 +43,7 @@ class JsonFormatter(logging.Formatter):
             "process": self._process,
             "message": record.getMessage(),
         }
-        if request_id := getattr(
-            record, "request_id", ""
-        ):  # given as `extra` by who logs about one request
+        if request_id := getattr(record, "request_id", ""):  # from `extra` of the log call
             line["request_id"] = request_id
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
@@ -57,11 +53,10 @@ class JsonFormatter(logging.Formatter):
 def setup_logging(
     level: str, packages: Iterable[str] = (), *, log_format: str = "text", process: str = ""
 ) -> None:
-    """Log to stderr: the engine and `packages` from `level` on, everything else warnings (all, if
-    debug).
+    """Log to stderr: the engine and `packages` from `level` on, other packages from warnings on.
 
-    `process` names a child in its lines. May be called again when plugins, and so their packages,
-    or the format are known.
+    Level debug logs everything. `process` is the name of a child process in its lines. May be
+    called again once the plugins' packages or the format are known.
     """
     root = logging.getLogger()
     handler = next(
@@ -72,7 +67,7 @@ def setup_logging(
         root.addHandler(handler)
     if log_format == "json":
         handler.setFormatter(JsonFormatter(process))
-        logging.captureWarnings(True)  # they are lines, too
+        logging.captureWarnings(True)  # warnings become JSON lines, too
     else:
         where = f" [{process}]" if process else ""
         handler.setFormatter(
@@ -83,30 +78,28 @@ def setup_logging(
         logging.getLogger(package).setLevel(level.upper())
 
 
-class Seldom:
-    """Logs faults that may come with every request: of each subject the first, then one a minute,
-    with their number.
-    """
+class RateLimitedLogger:
+    """Logs faults that may come with every request: the first of a subject, then one a minute."""
 
     def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
         self._log = log
         self._clock = clock
         self._next: dict[str, float] = {}
-        self._held_back: dict[str, int] = {}
+        self._suppressed: dict[str, int] = {}
         self.counted: dict[str, tuple[int, str]] = {}
-        """Of each subject how many faults there were, logged or not, and the last one's words."""
+        """Number of faults per subject, logged or not, and the last one's message."""
 
     def count(self, subject: str, message: str) -> None:
-        """Count a fault, which may be logged elsewhere."""
+        """Count a fault without logging it."""
         self.counted[subject] = self.counted.get(subject, (0, ""))[0] + 1, message
 
     def error(self, subject: str, message: str, error: BaseException) -> None:
-        """Log the message with the error's traceback, or count it among those that are held back."""
+        """Log the message with the error's traceback, or count it as suppressed."""
         now = self._clock()
         if now < self._next.get(subject, now):
-            self._held_back[subject] = self._held_back.get(subject, 0) + 1
+            self._suppressed[subject] = self._suppressed.get(subject, 0) + 1
             return
         self._next[subject] = now + PAUSE_S
-        more = self._held_back.pop(subject, 0)
+        more = self._suppressed.pop(subject, 0)
         since = f" ({more} more since the last line about it)" if more else ""
         self._log.error("%s%s", message, since, exc_info=error)

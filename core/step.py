@@ -1,9 +1,9 @@
-"""What crosses between scheduler, worker and client: plain data only.
+"""The messages between client, scheduler and worker: plain data only.
 
-The scheduler writes a `StepPlan`, the worker answers with a `StepResult` of the same step id. Both
-are msgspec structs, so the same objects travel in process and, encoded as msgpack, between
-processes. A row is the index of a request in the worker's persistent batch; it belongs to one
-request from its `NewRow` until a later plan lists it in `ended`.
+The scheduler writes a `StepPlan`; the worker answers with a `StepResult` of the same step id.
+Both are msgspec structs: the same objects travel in process and, as msgpack, between processes.
+A row is the index of a request in the worker's persistent batch. It belongs to one request from
+its `NewRow` until a later plan lists it in `ended`.
 """
 
 from __future__ import annotations
@@ -24,64 +24,57 @@ MIN_CONTENT_HASH_BYTES: Final = 16
 
 
 class Span(msgspec.Struct, array_like=True, frozen=True, order=True):
-    """A stretch of a prompt whose token ids are placeholders: what is cached of it depends on the
-    content instead.
-    """
+    """A range of placeholder tokens in a prompt; prefix-cache keys cover its content instead."""
 
     start: int
     length: int
     domain: str
-    """What kind of content it is and how it was prepared."""
+    """Kind of the content and how it was preprocessed."""
     content_hash: bytes
-    """Of the content in the form the model takes; at least 16 bytes, made by a hash nobody finds
-    collisions of.
-    """
+    """Collision-resistant hash of the preprocessed content; at least 16 bytes."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a span that identifies nothing."""
-        if self.start < 0 or self.length < 1 or len(self.content_hash) < MIN_CONTENT_HASH_BYTES:
-            raise ValueError(
-                f"span of {self.length} tokens at {self.start} with a content hash of "
-                f"{len(self.content_hash)} bytes: "
-                "it starts at 0 or later, has a token, and a hash of at least "
-                f"{MIN_CONTENT_HASH_BYTES} bytes."
-            )
+        """Raise ValueError for a span that identifies no content."""
+        hash_bytes = len(self.content_hash)
+        if self.start >= 0 and self.length >= 1 and hash_bytes >= MIN_CONTENT_HASH_BYTES:
+            return
+        raise ValueError(
+            f"span: got start={self.start}, length={self.length} and a content hash of "
+            f"{hash_bytes} bytes; expected start >= 0, length >= 1 and a hash of "
+            f"at least {MIN_CONTENT_HASH_BYTES} bytes."
+        )
 
 
 class EngineRequest(msgspec.Struct, kw_only=True, frozen=True):
-    """One sequence to complete, as admitted: everything resolved, nothing left to look up."""
+    """One sequence to complete, as admitted: every parameter is resolved."""
 
     request_id: str
     prompt_token_ids: list[int]
     sampling: SamplingParams
     seed: int
-    """Sampling noise is a function of (seed, position) and of nothing else; 64 bits."""
+    """64-bit sampling seed; sampling noise depends on (seed, position) only."""
     max_tokens: int
     """Upper bound on generated tokens, already cut to the context length."""
     eos_token_ids: tuple[int, ...] = ()
     priority: int = 0
     arrival_s: float = 0.0
     cache_salt: str = ""
-    """Prefix-cache entries are shared only between requests with an equal salt."""
+    """Prefix-cache salt; only requests with equal salts share entries."""
     cache_domains: tuple[tuple[str, bytes], ...] = ()
-    """Likewise for contents that bear on the whole request: (domain, content hash), an adapter's
-    for example.
+    """(domain, content hash) of contents that the whole request depends on, such as a LoRA adapter.
+
+    Prefix-cache entries are shared only between requests with equal domains.
     """
     spans: tuple[Span, ...] = ()
-    """Where the prompt's token ids are placeholders for contents."""
+    """Ranges of placeholder tokens in the prompt."""
     output_token_ids: list[int] = []
-    """Tokens already generated (and sent) by an earlier life of the request; generation goes on
-    after them.
-    """
+    """Tokens generated and sent before an engine restart; generation continues after them."""
     pooling: PoolingParams | None = None
-    """What to make of the prompt instead of generating: the request ends with the step that ends
-    the prompt.
-    """
+    """Pooling parameters; such a request ends with the step that completes its prompt."""
     features: dict[str, bytes] = {}
-    """What features at the edge tell their other halves about it, by feature; opaque."""
-    beside: int = 0
-    """Positions beside its tokens that it keeps keys and values of, in groups of cross attention.
-    """
+    """Opaque payloads of admission extensions for their other halves, by feature."""
+    num_encoder_positions: int = 0
+    """Encoder positions cached in the cross-attention KV groups."""
 
 
 class NewRow(msgspec.Struct, array_like=True, frozen=True):
@@ -90,7 +83,7 @@ class NewRow(msgspec.Struct, array_like=True, frozen=True):
     row: int
     request_id: str
     token_ids: list[int]
-    """Every known token: the prompt, then what was generated so far."""
+    """All known tokens: the prompt, then the generated ones."""
     prompt_len: int
     sampling: SamplingParams
     seed: int
@@ -99,53 +92,54 @@ class NewRow(msgspec.Struct, array_like=True, frozen=True):
     """Block table per KV group, covering cached and planned tokens."""
     pooling: PoolingParams | None = None
     features: dict[str, bytes] = {}
-    """As in the request."""
-    beside: int = 0
-    """As in the request; what belongs to these positions is computed in this step."""
+    """Payloads of admission extensions, as in `EngineRequest`."""
+    num_encoder_positions: int = 0
+    """Encoder positions; this step computes their keys and values."""
 
 
 class StepPlan(msgspec.Struct, array_like=True, frozen=True):
-    """What one forward step must do: complete for new rows, columnar differences for running ones.
+    """One forward step: complete for new rows, columnar differences for running ones.
 
-    `ended` is applied first, then `new`, then `blocks`. The order of the tokens in the step is that
-    of `steady`, then of `rows`, to which `starts` and `counts` are parallel. Prefill, chunks and
-    decode differ only in the counts. A plan holds positions, never sampled ids: a token not yet
-    returned is in the worker's own token buffer. Its lists may be those of an earlier plan: nobody
-    changes them.
+    The worker applies `ended` first, then `new`, then `blocks`. The step's tokens are those of
+    `decode_rows`, then those of `rows`; `starts` and `counts` are parallel to `rows`. Prefill,
+    prefill chunks and decode differ only in their counts. A plan holds positions, never sampled
+    ids: the worker's token buffer has the tokens that are not yet returned. Several plans may
+    share one list, so plans are never modified.
     """
 
     step: int
     ended: list[int]
-    """Rows whose request has left; nothing in flight names them any more when they are given to
-    another.
-    """
+    """Rows that their request has left; reassigned when no step in flight uses them."""
     new: list[NewRow]
     blocks: list[tuple[int, int, list[int]]]
-    """(row, group, block ids to append to that table), for running rows only."""
+    """(row, KV group, block ids to append to that block table), for running rows only."""
     rows: list[int]
     starts: list[int]
     """First position to compute, per entry of `rows`."""
     counts: list[int]
     """Number of tokens to compute, per entry of `rows`."""
     samples: list[int]
-    """Indices into `rows` of those that reach the end of their tokens and sample the next one."""
+    """Indices into `rows` of rows that reach the end of their tokens and sample the next one."""
     payloads: dict[str, bytes] = {}
-    """Opaque data of scheduler extensions for their worker half, by extension name."""
-    steady: list[int] = []
-    """Rows that go on where their last step ended, with one token (and its guesses), and sample."""
-    guesses: list[int] = []
-    """Per row that samples (`steady`, then those of `samples`), how many of its tokens are guesses
-    behind the known ones;
-    empty where none is. `counts` include them."""
+    """Opaque data of scheduler extensions for their worker halves, by extension name."""
+    decode_rows: list[int] = []
+    """Rows that compute one token, and its draft tokens, after their last step, and sample."""
+    num_draft_tokens: list[int] = []
+    """Draft tokens of each sampling row: `decode_rows`, then those of `samples`.
+
+    Empty without draft tokens. `counts` include them.
+    """
 
     @property
     def num_tokens(self) -> int:
-        """Tokens to compute."""
-        return len(self.steady) + sum(self.counts) + sum(self.guesses[: len(self.steady)])
+        """Tokens to compute in this step."""
+        num_decodes = len(self.decode_rows)
+        decode_drafts = sum(self.num_draft_tokens[:num_decodes])
+        return num_decodes + decode_drafts + sum(self.counts)
 
 
 class Logprobs(msgspec.Struct, array_like=True, frozen=True):
-    """Log-probabilities at one position: the token itself first, then the best ones, best first."""
+    """Log-probabilities at one position: the token itself, then the top tokens in rank order."""
 
     token_ids: list[int]
     values: list[float]
@@ -154,73 +148,70 @@ class Logprobs(msgspec.Struct, array_like=True, frozen=True):
 
 
 class StepResult(msgspec.Struct, array_like=True, frozen=True):
-    """What one step produced. `rows` are the plan's `steady` ones, then those of its `samples`."""
+    """The output of one step; `rows` are the plan's `decode_rows`, then those of `samples`."""
 
     step: int
     rows: list[int]
     tokens: list[int]
     """Accepted tokens, row by row."""
     logprobs: dict[int, list[Logprobs]] = {}
-    """Per row, one entry per accepted token; only rows that asked."""
+    """One entry per accepted token, by row; only rows that requested log-probabilities."""
     prompt_logprobs: dict[int, list[Logprobs]] = {}
-    """Per row, for the positions start+1 .. start+count of this step that lie inside the prompt."""
+    """Entries for the prompt positions start+1 .. start+count of this step, by row."""
     errors: dict[int, str] = {}
-    """Rows that failed alone, with the reason (plugin named where one is to blame)."""
+    """Failure reason by row; a failing plugin is named."""
     payloads: dict[str, list[bytes]] = {}
-    """What the worker halves of features returned, by feature: one of each rank that had something
-    to say, in order.
-    """
+    """Payloads of worker halves by feature, in rank order; ranks without a payload are absent."""
     accepted: list[int] = []
-    """Number of `tokens` per row; empty where it is one each."""
+    """Number of accepted tokens per row; empty if each row has one."""
     pooled: dict[int, Pooled] = {}
-    """Per row, what a pooling model made of its prompt; its token means nothing then."""
+    """Pooling output by row; the row's token is then ignored."""
 
     def by_row(self) -> list[list[int]]:
         """Return the accepted tokens of each row.
 
-        Raises `EngineError` if numbers and tokens disagree.
+        Raises `EngineError` if `accepted` and `tokens` disagree.
         """
         counts = self.accepted or [1] * len(self.rows)
         if len(counts) != len(self.rows) or sum(counts) != len(self.tokens):
             raise EngineError(
-                f"{len(self.tokens)} tokens are not those of {len(self.rows)} rows with {counts} "
-                "each."
+                f"step result: got {len(self.tokens)} tokens; "
+                f"expected the sum of {counts} for {len(self.rows)} rows."
             )
         tokens = iter(self.tokens)
         return [list(islice(tokens, count)) for count in counts]
 
 
 class RequestDelta(msgspec.Struct, kw_only=True, array_like=True, frozen=True):
-    """What became known about one request in one step; what the client side turns into text."""
+    """New tokens and state of one request after one step; the client turns it into text."""
 
     request_id: str
     token_ids: list[int] = []
     finish_reason: str | None = None
-    """None while running; "stop", "length", "abort" or "error"."""
+    """None while the request runs; then "stop", "length", "abort" or "error"."""
     stop_reason: int | str | None = None
-    """The stop token id that ended it, where one did."""
+    """Stop token id that ended the request."""
     logprobs: list[Logprobs] | None = None
     prompt_logprobs: list[Logprobs] | None = None
     num_cached_tokens: int = 0
-    """Prompt tokens served from the prefix cache at first admission; stated with the first token.
-    """
+    """Prompt tokens found in the prefix cache at first admission; sent with the first token."""
     error: str | None = None
     pooled: Pooled | None = None
-    """What a pooling model made of the prompt."""
+    """Output of a pooling model."""
     features: dict[str, bytes] = {}
-    """What features tell their halves at the edge, by feature."""
+    """Payloads for the admission halves of features, by feature."""
 
 
-class StepNews(msgspec.Struct, array_like=True):
-    """What became known in one step: for most requests tokens and nothing else. Iterates as deltas."""
+class StepOutputs(msgspec.Struct, array_like=True):
+    """The outputs of one step. Iterates as deltas; requests with tokens only are in columns."""
 
     request_ids: list[str] = []
     token_ids: list[int] = []
-    """One for each of `request_ids`, or as many as `counts` says."""
+    """Tokens of `request_ids`: one each, or `counts` each."""
     deltas: list[RequestDelta] = []
-    """Of all other requests."""
+    """Deltas of all other requests."""
     counts: list[int] = []
-    """Tokens of each of `request_ids`; empty where it is one each."""
+    """Number of tokens per entry of `request_ids`; empty if each has one."""
 
     def __len__(self) -> int:
         return len(self.request_ids) + len(self.deltas)
@@ -237,35 +228,33 @@ class StepNews(msgspec.Struct, array_like=True):
 
 
 class WorkerInfo(msgspec.Struct, kw_only=True, frozen=True):
-    """What a started worker tells the engine before memory is divided."""
+    """A started worker's model and memory facts, from which the engine plans the KV cache."""
 
     layers: list[LayerKV]
-    """What each caching layer needs, in layer order."""
+    """KV cache needs of each caching layer, in layer order."""
     kv_memory_bytes: int
     """Bytes this worker may spend on its KV cache."""
     vocab_size: int
     weight_bytes: int = 0
     device: str = "cpu"
     pooling: PoolingInfo | None = None
-    """What a pooling model can do; None: it generates tokens."""
+    """Tasks of a pooling model; None for a model that generates tokens."""
     shortened_by: str = ""
-    """Why the context is shorter than the model was made for; empty: it is not."""
+    """Reason why the context is shorter than the model's own; empty if it is not."""
     facts: dict[str, bytes] = {}
-    """What the model states to features at the edge, by feature; opaque."""
+    """Opaque facts of the model for admission extensions, by feature."""
 
     @classmethod
     def combine(cls, infos: Sequence[WorkerInfo], tensor: int) -> WorkerInfo:
-        """Return what ranks, counted stage by stage with `tensor` in each, are together.
+        """Return the info of all ranks together; `infos` go stage by stage, `tensor` ranks each.
 
-        Its KV memory is what all layers of one rank per stage may take, such that no rank exceeds
-        its own.
+        Its KV memory is that of all layers on one rank per stage, such that every rank fits.
         """
         layers = [layer for info in infos[::tensor] for layer in info.layers]
+        kv_memory = (int(i.kv_memory_bytes / _cache_share(i.layers, layers)) for i in infos)
         return cls(
             layers=layers,
-            kv_memory_bytes=min(
-                int(info.kv_memory_bytes / _share(info.layers, layers)) for info in infos
-            ),
+            kv_memory_bytes=min(kv_memory),
             vocab_size=infos[-1].vocab_size,
             weight_bytes=sum(info.weight_bytes for info in infos),
             device=infos[0].device,
@@ -275,13 +264,15 @@ class WorkerInfo(msgspec.Struct, kw_only=True, frozen=True):
         )
 
 
-def _share(own: Iterable[LayerKV], layers: Iterable[LayerKV]) -> float:
-    """Return the largest part of the cache that these layers can need: of unlike layers, one slot
-    serves several.
+def _cache_share(own: Iterable[LayerKV], layers: Iterable[LayerKV]) -> float:
+    """Return the largest share of the KV cache that `own` layers can need.
+
+    One slot serves several layers with different specs but equal page sizes.
     """
     fewest: dict[int, int] = {}
     for spec, count in Counter(layer.spec for layer in layers).items():
         size = spec.page_bytes(1)
         fewest[size] = min(count, fewest.get(size, count))
     held = Counter(layer.spec.page_bytes(1) for layer in own)
-    return max((min(1.0, count / fewest[size]) for size, count in held.items()), default=1.0)
+    shares = (min(1.0, count / fewest[size]) for size, count in held.items())
+    return max(shares, default=1.0)

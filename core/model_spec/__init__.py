@@ -1,1 +1,1 @@
-"""The facts of models: what a layer is, keeps and is called, and how a checkpoint's config is read."""
+"""Specs of models: their layers, caches, tensor names and pooling, read from configs."""

@@ -1,104 +1,100 @@
-"""What an attention part of a layer is, as facts. Knows no torch, no file, no model by name."""
+"""Attention of one layer as data: multi-head and latent attention (MLA), norms, score scaling.
+
+Knows no torch, no file, no model by name.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from core.errors import ModelError
-from core.model_spec.parts import NormSpec, Temperature
 from core.model_spec.rope import RopeSpec
 
+if TYPE_CHECKING:
+    from core.model_spec.rope import RopeSpec
 
-def alibi_slopes(heads: int, most: float = 8.0) -> tuple[float, ...]:
-    """Return how much scores of each head fall per token of distance: 2 ** -most at the last of a
-    power of two.
-    """
+
+def alibi_slopes(heads: int, bias_max: float = 8.0) -> tuple[float, ...]:
+    """Return the ALiBi slope of each head; the last head of a power of two has 2 ** -bias_max."""
     whole = 1 << (heads.bit_length() - 1)
-    slopes = [2.0 ** (-most * i / whole) for i in range(1, whole + 1)]
-    between = [2.0 ** (-most * i / (2 * whole)) for i in range(1, 2 * whole, 2)]
+    slopes = [2.0 ** (-bias_max * i / whole) for i in range(1, whole + 1)]
+    between = [2.0 ** (-bias_max * i / (2 * whole)) for i in range(1, 2 * whole, 2)]
     return tuple((slopes + between)[:heads])
 
 
 @dataclass(frozen=True, slots=True)
-class RelativeSpec:
-    """Scores get a learned number by head and distance: one for each near distance, further off for
-    ever more.
+class RelativeBiasSpec:
+    """Relative position bias of T5: a learned score bias by head and distance bucket.
 
-    Half of the numbers are for distances of their own, the others share those up to `most`, beyond
-    which is the last.
+    Half of the buckets hold one distance each; the others are logarithmic up to `max_distance`.
     """
 
-    numbers: int = 32
-    most: int = 128
-    both_ways: bool = False
-    """Half of the numbers are for keys ahead; where causality hides those, all are for keys behind.
-    """
+    num_buckets: int = 32
+    max_distance: int = 128
+    bidirectional: bool = False
+    """Whether half of the buckets are for later keys; False in causal attention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec:
-    """Attention of one layer over cached keys and values, or over all of a prompt at once."""
+    """Multi-head attention of one layer, over the KV cache or over a whole prompt."""
 
     heads: int
     kv_heads: int
     head_size: int
-    reads: int = 0
-    """Width of what it reads, where that is not the stream's."""
+    input_size: int = 0
+    """Input width; 0: the hidden size."""
     rope: RopeSpec | None = None
-    """None: no rotary positions in this layer."""
+    """Rotary embedding; None: this layer has none."""
     scale: float | None = None
-    """Factor on the scores; None: 1 / sqrt(head_size)."""
+    """Softmax scale; None: 1 / sqrt(head_size)."""
     causal: bool = True
-    """False: every token sees those behind it as well.
-
-    Nothing is cached, so a prompt is computed in one step.
+    """Causal mask; False: bidirectional attention over a whole prompt in one step, without a cache.
     """
     window: int | None = None
-    """Tokens visible, the current one included, on each side unless causal; None: all."""
+    """Sliding window in tokens, including the current one; it covers both sides unless causal."""
     chunk: int | None = None
-    """Only tokens of the current chunk of so many positions are visible."""
+    """Chunk size in positions: a token attends only to its own chunk; None: no chunks."""
     softcap: float | None = None
     alibi: tuple[float, ...] = ()
-    """Per head: how much a score falls with each token of distance."""
-    relative: RelativeSpec | None = None
+    """ALiBi slope of each head; empty: no ALiBi."""
+    relative: RelativeBiasSpec | None = None
     sinks: bool = False
-    """Each head has a learned score that takes its share of the weights and gives nothing."""
+    """Attention sinks: one learned softmax logit per head, without a value."""
     qk_norm: NormSpec | None = None
-    """Normalises queries and keys."""
+    """Norm of queries and keys; None: no norm."""
     qk_norm_over: Literal["head", "own", "all"] = "head"
-    """One norm for every head, each head its own weights, or one norm over all heads together."""
-    qk_norm_turned: bool = False
-    """The norm comes after the rotation instead of before."""
-    qkv_clip: float | None = None
-    """Queries, keys and values are cut off at plus and minus this."""
+    """Scope of `qk_norm`: shared by the heads, own weights per head, or one norm over all heads."""
+    qk_norm_after_rope: bool = False
+    """Whether `qk_norm` is applied after RoPE instead of before."""
+    clip_qkv: float | None = None
+    """Clamp of queries, keys and values to [-clip_qkv, clip_qkv]; None: no clamp."""
     temperature: Temperature | None = None
     v_norm: NormSpec | None = None
     key_is_value: bool = False
-    """Values are the keys as they were before norm and rotation."""
-    shares: int | None = None
-    """The earlier layer whose keys and values are attended to; this one has none of its own."""
+    """Whether values are the keys before norm and RoPE; there is no value projection."""
+    kv_source_layer: int | None = None
+    """Index of the earlier layer that owns the keys and values read here; None: this layer."""
     inner_norm: NormSpec | None = None
-    """Normalises what the heads give, before the output product."""
+    """Norm of the heads' output, before the output projection."""
     gate: bool = False
-    """What the heads give is multiplied by the sigmoid of a product of the input, as wide."""
+    """Whether the heads' output is multiplied by the sigmoid of a gate projection."""
     in_scale: float = 1.0
-    """Factor on what attention reads."""
+    """Factor on the attention input."""
     out_scale: float = 1.0
     qkv_bias: bool = False
     key_bias: bool = True
-    """False: the key's product has no bias even if the others have one."""
+    """Whether the key projection has a bias where `qkv_bias` is set."""
     out_bias: bool = False
     kv_dtype: str | None = None
-    """What keys and values are cached as; None: as the quantization method says, or in the model's
-    dtype.
-    """
+    """KV cache dtype; None: that of the quantization method, else the model dtype."""
 
     def __post_init__(self) -> None:
         for name in ("heads", "kv_heads", "head_size"):
             if getattr(self, name) < 1:
                 raise ModelError(
-                    f"attention has {name} {getattr(self, name)}; it must be at least 1."
+                    f"{name} of attention: got {getattr(self, name)}; expected at least 1."
                 )
         if self.heads % self.kv_heads:
             raise ModelError(
@@ -117,13 +113,87 @@ class AttentionSpec:
                 "null."
             )
         if not self.causal and (
-            self.chunk or self.softcap or self.alibi or self.sinks or self.shares is not None
+            self.chunk
+            or self.softcap
+            or self.alibi
+            or self.sinks
+            or self.kv_source_layer is not None
         ):
             raise ModelError(
-                "attention to both sides has no chunks, caps, slopes, sinks or keys of another "
-                "layer."
+                "bidirectional attention supports no chunk, softcap, ALiBi, sinks or shared KV."
             )
         if self.alibi and len(self.alibi) != self.heads:
             raise ModelError(
-                f"there are {len(self.alibi)} slopes of positions for {self.heads} attention heads."
+                f"alibi: got {len(self.alibi)} slopes; expected {self.heads}, one per head."
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttentionSpec:
+    """Multi-head latent attention (MLA) of one layer over a cache of latents.
+
+    A head's key is a projection of the latent (the nope part), then a part with RoPE that all heads
+    share. Its value is another projection of the latent.
+    """
+
+    causal: ClassVar[bool] = True
+    heads: int
+    key_size: int
+    """Size of a head's key without RoPE (qk_nope_head_dim)."""
+    shared_size: int
+    """Size of the shared key with RoPE (qk_rope_head_dim)."""
+    value_size: int
+    rank: int
+    """Size of the latent (kv_lora_rank)."""
+    rope: RopeSpec | None
+    """Rotary embedding of the shared key; None: none."""
+    norm: NormSpec
+    """Norm of the KV latent and of the query latent, each with its own weights."""
+    scale: float
+    """Softmax scale."""
+    query_rank: int | None = None
+    """Size of the query latent (q_lora_rank); None: queries are projected from the input."""
+    latent_scale: float = 1.0
+    """Factor on the normalised KV latent."""
+    temperature: Temperature | None = None
+    bias: bool = False
+    """Whether the latent and output projections have a bias."""
+
+    def __post_init__(self) -> None:
+        for name in ("heads", "key_size", "shared_size", "value_size", "rank"):
+            if getattr(self, name) < 1:
+                raise ModelError(
+                    f"{name} of latent attention: got {getattr(self, name)}; expected at least 1."
+                )
+        if self.rope is not None and self.rope.size != self.shared_size:
+            raise ModelError(
+                f"rotary size {self.rope.size} is not qk_rope_head_dim {self.shared_size}; check "
+                "partial_rotary_factor."
+            )
+
+    @property
+    def head_size(self) -> int:
+        """Elements cached per token: the latent and the shared key."""
+        return self.rank + self.shared_size
+
+
+@dataclass(frozen=True, slots=True)
+class NormSpec:
+    """RMSNorm, or LayerNorm with an optional bias."""
+
+    kind: Literal["rms", "layer"] = "rms"
+    eps: float = 1e-6
+    offset: float = 0.0
+    """Offset added to the stored weight."""
+    bias: bool = False
+    weight: bool = True
+    """Whether the checkpoint stores a weight; False: the weight is 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Temperature:
+    """Query scaling by position p: 1 + scale * log(1 + floor((p + shift) / length))."""
+
+    scale: float
+    length: int
+    shift: int = 0

@@ -1,23 +1,27 @@
-"""Reads a Hugging Face config into facts. Knows the spellings of old and new config files; knows no
-model by name.
+"""Typed reading of a Hugging Face config into specs; knows old and new field names, no model.
 
-Any object with the config's fields as attributes will do. A missing or misshapen field is a
+Any object with the config's fields as attributes works. A missing or malformed field raises a
 `ModelError` that names it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, Final
 
 from core.errors import ModelError, did_you_mean
-from core.model_spec.attention import AttentionSpec
-from core.model_spec.decoder import MlpSpec
-from core.model_spec.parts import NormSpec
-from core.model_spec.rope import ProportionalScaling, RopeScaling, RopeSpec
-from core.model_spec.rope_facts import check_rope, make_scaling
-from core.model_spec.values import items_of, positive
+from core.model_spec.attention import AttentionSpec, LatentAttentionSpec, NormSpec
+from core.model_spec.config_fields import ConfigFields, items_of
+from core.model_spec.layer import MlpSpec
+from core.model_spec.rope import (
+    ProportionalScaling,
+    RopeScaling,
+    RopeSpec,
+    check_rope,
+    make_scaling,
+)
 
 _ACTIVATIONS: Final = {
     "silu": "silu",
@@ -32,110 +36,41 @@ _ACTIVATIONS: Final = {
     "xielu": "xielu",
 }
 
-MOST_LAYERS: Final = 10_000
-MOST_POSITIONS: Final = 1 << 24
-MOST: Final = 1 << 24
-"""More than any model has of anything else. A number beyond these is a fault of the file, and
-building would take
-hours."""
+MAX_LAYERS: Final = 10_000
+MAX_POSITIONS: Final = 1 << 24
 
 
-class ModelFacts:
-    """The fields of one config, typed."""
-
-    def __init__(self, config: Any) -> None:
-        self._config = config
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """Return a field, or `default` where it is absent (null counts as given)."""
-        return getattr(self._config, name, default)
-
-    def required(self, name: str) -> Any:
-        """Return a field that must be there."""
-        value = self.get(name)
-        if value is None:
-            raise ModelError(
-                f"config.json has no {name!r}; restore the model's own file or set it with "
-                "--hf-overrides."
-            )
-        return value
-
-    def refuse(self, name: str) -> None:
-        """Raise `ModelError` when a switch is on that changes the model in a way not served."""
-        if self.get(name):
-            raise ModelError(
-                f"{name} is on in config.json, which this architecture does not serve yet."
-            )
-
-    def count(self, name: str, default: int | None = None, *, least: int = 1) -> int:
-        """Return an integer field of at least `least`; `default` where it is absent or null."""
-        value = self._given(name, default)
-        if type(value) is not int or value < least:
-            wanted = "a positive integer" if least == 1 else f"an integer of at least {least}"
-            raise ModelError(f"{name} in config.json is {value!r:.100}; it must be {wanted}.")
-        if value > MOST:
-            raise ModelError(f"{name} in config.json is {value}; no model has more than {MOST}.")
-        return value
-
-    def number(self, name: str, default: float | None = None) -> float:
-        """Return a positive number field; `default` where it is absent or null."""
-        return positive(name, self._given(name, default))
-
-    def number_or_none(self, name: str, default: float | None = None) -> float | None:
-        """Return a positive number field; null means none, `default` holds where it is absent."""
-        value = self.get(name, default)
-        return None if value is None else positive(name, value)
-
-    def numbers(self, name: str) -> tuple[float, ...]:
-        """Return a field that is a list of positive numbers."""
-        return tuple(positive(name, value) for value in items_of(name, self.required(name)))
-
-    def indices(self, name: str) -> frozenset[int]:
-        """Return a field that is a list of integers; empty where it is absent or null."""
-        values = items_of(name, self._given(name, []))
-        if any(type(value) is not int for value in values):
-            raise ModelError(
-                f"{name} in config.json is {values!r:.100}; it must be a list of integers."
-            )
-        return frozenset(values)
-
-    def flag(self, name: str, default: bool = False) -> bool:
-        """Return a switch; `default` where it is absent or null."""
-        value = self._given(name, default)
-        if not isinstance(value, bool):
-            raise ModelError(f"{name} in config.json is {value!r:.100}; it must be true or false.")
-        return value
+class ModelFacts(ConfigFields):
+    """The fields of one config, typed, and the specs that they describe."""
 
     def num_layers(self, name: str = "num_hidden_layers") -> int:
         """Return the number of layers."""
         count = self.count(name)
-        if count > MOST_LAYERS:
+        if count > MAX_LAYERS:
             raise ModelError(
-                f"{name} in config.json is {count}; no model has more than {MOST_LAYERS} layers."
+                f"{name} in config.json is {count}; no model has more than {MAX_LAYERS} layers."
             )
         return count
 
     def num_positions(self, name: str = "max_position_embeddings", default: int = 2048) -> int:
-        """Return the number of positions the model was made for."""
+        """Return the number of positions of the model."""
         count = self.count(name, default)
-        if count > MOST_POSITIONS:
+        if count > MAX_POSITIONS:
             raise ModelError(
-                f"{name} in config.json is {count}; no model has more than {MOST_POSITIONS} "
+                f"{name} in config.json is {count}; no model has more than {MAX_POSITIONS} "
                 "positions."
             )
         return count
 
     def window(self, default: int | None = None) -> int | None:
-        """Return `sliding_window`: tokens visible to a windowed layer; null means all, `default`
-        where absent.
-        """
+        """Return `sliding_window` in tokens; None if it is null, `default` if it is absent."""
         value = self.get("sliding_window", default)
         return None if value is None else self.count("sliding_window", default)
 
     def activation(self, name: str = "hidden_act", default: str = "silu") -> str:
-        """Return the activation of a field under the engine's name for it."""
+        """Return the engine's name of an activation field."""
         value = str(self._given(name, default))
-        if value.startswith("gated-"):  # as T5 says it, whose gelu is another then
+        if value.startswith("gated-"):  # T5's spelling; its gated gelu is gelu_new
             value = value.removeprefix("gated-").replace("gelu", "gelu_new")
         if value not in _ACTIVATIONS:
             hint = did_you_mean(value, _ACTIVATIONS) or "."
@@ -146,26 +81,26 @@ class ModelFacts:
         return _ACTIVATIONS[value]
 
     def head_size(self, hidden: int, heads: int) -> int:
-        """Return hidden / heads. Raises `ModelError` when that is no whole number."""
+        """Return hidden / heads. Raises `ModelError` if it is not an integer."""
         if hidden % heads:
             raise ModelError(
-                f"hidden size {hidden} in config.json does not divide into {heads} attention heads "
-                "and no head_dim is "
-                "stated. Restore the model's own config.json, or set head_dim with --hf-overrides."
+                f"hidden size: got {hidden} in config.json; expected a multiple of {heads} "
+                "attention heads, or head_dim. Restore the model's own config.json, or set "
+                "head_dim with --hf-overrides."
             )
         return hidden // heads
 
     def norm(self, name: str = "rms_norm_eps", eps: float = 1e-6, **facts: Any) -> NormSpec:
-        """Return a norm with the config's epsilon: root mean square, unless `facts` say otherwise."""
+        """Return an RMSNorm with the config's epsilon, changed by `facts`."""
         return NormSpec(eps=self.number(name, eps), **facts)
 
     def layer_norm(self, name: str = "layer_norm_eps", eps: float = 1e-5, **facts: Any) -> NormSpec:
-        """Return a layer norm with weight and bias and the config's epsilon, changed by `facts`."""
+        """Return a LayerNorm with weight, bias and the config's epsilon, changed by `facts`."""
         return NormSpec(**{"kind": "layer", "eps": self.number(name, eps), "bias": True, **facts})
 
     def heads(self, size: int | None = None) -> dict[str, Any]:
-        """Return heads, kv_heads and head_size, as `AttentionSpec` takes them; `size` holds without
-        a head_dim.
+        """Return heads, kv_heads and head_size for `AttentionSpec`; `size` is the default
+        head_dim.
         """
         heads = self.count("num_attention_heads")
         size = self.get("head_dim", size)
@@ -181,25 +116,21 @@ class ModelFacts:
         }
 
     def num_labels(self) -> int:
-        """Return how many labels a classifier has; two where nothing is said, as transformers has
-        it.
-        """
+        """Return the number of labels of a classifier; 2 by default, as in transformers."""
         labels = self.get("id2label")
         if self.get("num_labels") is None and isinstance(labels, Mapping) and labels:
             return len(labels)
         return self.count("num_labels", 2)
 
     def part(self, name: str) -> ModelFacts:
-        """Return the fields of an object within the config; none where it is absent or null."""
+        """Return the fields of a nested object; empty if it is absent or null."""
         value = self.get(name)
         if value is None or isinstance(value, Mapping):
             return ModelFacts(SimpleNamespace(**(value or {})))
         return ModelFacts(value)
 
     def attention(self, **facts: Any) -> AttentionSpec:
-        """Return attention with the config's heads; rotary positions over the head unless said
-        otherwise.
-        """
+        """Return attention with the config's heads and RoPE, changed by `facts`."""
         facts = {**self.heads(), **facts}
         if "rope" not in facts:
             facts["rope"] = self.rope(facts["head_size"])
@@ -214,9 +145,7 @@ class ModelFacts:
         )
 
     def decoder(self, *, tied: bool = False) -> dict[str, Any]:
-        """Return the facts every decoder has, as `DecoderSpec` takes them; `tied` is the config
-        class's default.
-        """
+        """Return the common `DecoderSpec` fields; `tied` is the config class's default."""
         return {
             "vocab_size": self.count("vocab_size"),
             "hidden_size": self.count("hidden_size"),
@@ -227,10 +156,10 @@ class ModelFacts:
     def windows(
         self, size: int | None, *, full_every: int = 0, full_below: int = 0
     ) -> list[int | None]:
-        """Return the window of each layer, None for full attention.
+        """Return the window of each layer; None for full attention.
 
-        Follows `layer_types` where the config has it; otherwise every `full_every`-th layer and the
-        first `full_below` layers are full. Without a size all are.
+        Uses `layer_types` if the config has it. Otherwise every `full_every`-th layer and the first
+        `full_below` layers have full attention. Without a size all layers do.
         """
         num_layers = self.num_layers()
         if size is None:
@@ -246,7 +175,7 @@ class ModelFacts:
         return [None if is_full else size for is_full in full]
 
     def layer_kinds(self, *known: str) -> list[str] | None:
-        """Return `layer_types`, each of them known; None where the config has none."""
+        """Return `layer_types`, validated; None if the config has none."""
         kinds = self.get("layer_types")
         if kinds is None:
             return None
@@ -260,29 +189,28 @@ class ModelFacts:
         return names
 
     def start_tokens(self, default: int | None = None) -> tuple[int, ...]:
-        """Return what the decoder of an encoder-decoder model begins with; `default` where nothing
-        is said.
-        """
+        """Return the decoder's start tokens of an encoder-decoder model."""
         first = self.get("decoder_start_token_id")
         first = self.get("bos_token_id", default) if first is None else first
         forced = self.get("forced_bos_token_id")
         listed = [] if forced is None else [forced]
-        for place, token in items_of("forced_decoder_ids", self._given("forced_decoder_ids", [])):
-            if token is None or place != len(listed) + 1:
+        for position, token in items_of(
+            "forced_decoder_ids", self._given("forced_decoder_ids", [])
+        ):
+            if token is None or position != len(listed) + 1:
                 break
             listed.append(token)
         tokens = (first, *listed)
         if any(type(token) is not int or token < 0 for token in tokens):
             raise ModelError(
-                f"the decoder is to begin with {list(tokens)!r:.100}; decoder_start_token_id, "
-                "forced_bos_token_id and "
-                "forced_decoder_ids in config.json must be token ids."
+                f"decoder start tokens: got {list(tokens)!r:.100}; expected token ids in "
+                "decoder_start_token_id, forced_bos_token_id and forced_decoder_ids of config.json."
             )
         return tokens
 
     def switches(self, name: str, *, off_every: int) -> list[bool]:
-        """Return a field that has a number for each layer, 0 for off; where absent, every
-        `off_every`-th is off.
+        """Return a 0/1 list field as booleans per layer; if absent, every `off_every`-th is
+        False.
         """
         num_layers = self.num_layers()
         values = self.get(name)
@@ -295,7 +223,7 @@ class ModelFacts:
         return [bool(value) for value in values]
 
     def per_layer(self, name: str) -> list[int]:
-        """Return a count for each layer, from a field that is one number or a list."""
+        """Return a count per layer from a field that is one number or a list."""
         num_layers = self.num_layers()
         values = self.required(name)
         if not isinstance(values, (list, tuple)):
@@ -319,16 +247,16 @@ class ModelFacts:
         scaled: bool = True,
         interleaved: bool = False,
     ) -> RopeSpec:
-        """Return the rotary positions of the layers of one type.
+        """Return the rotary embedding of one layer type.
 
-        `theta` and `share` (of the head that turns) hold where the config says nothing;
-        `theta_name` and `share_name` are their fields in the old format. `scaled=False`: the old
-        format's scaling, one for the whole model, does not concern these layers.
+        `theta` and `share` (the rotated share of the head) are defaults; `theta_name` and
+        `share_name` are their field names in the old format. `scaled=False`: the model-wide scaling
+        of the old format does not apply to these layers.
         """
         for name in (
             "rope_parameters",
             "rope_scaling",
-        ):  # the one that is not followed must be possible, too
+        ):  # the field that is not used must be valid, too
             check_rope(name, self._object(name))
         given = self._object("rope_parameters")
         if given and all(isinstance(value, Mapping) for value in given.values()):
@@ -342,7 +270,7 @@ class ModelFacts:
             scaling = ProportionalScaling(share, parameters.number("factor", 1.0))
             return RopeSpec(size=head_size, theta=theta, interleaved=interleaved, scaling=scaling)
         size = int(head_size * share)
-        if parameters.get("alpha"):  # grown once and for all, whatever its type says
+        if parameters.get("alpha"):  # static NTK scaling of the base, independent of rope_type
             theta *= parameters.number("alpha") ** (size / (size - 2))
             return RopeSpec(size=size, theta=theta, interleaved=interleaved)
         return RopeSpec(
@@ -357,19 +285,59 @@ class ModelFacts:
             kind, given, self.count("original_max_position_embeddings", original), positions
         )
 
-    def _given(self, name: str, default: Any) -> Any:
-        """Return a field, or `default` where it is absent or null; without a default it must be
-        there.
-        """
-        value = self.get(name)
-        if value is not None:
-            return value
-        return self.required(name) if default is None else default
 
-    def _object(self, name: str) -> Mapping[str, Any]:
-        value = self.get(name) or {}
-        if not isinstance(value, Mapping):
-            raise ModelError(
-                f"{name} in config.json is {value!r:.100}; it must be an object, or null."
-            )
-        return value
+def latent_attention(facts: ModelFacts, **changes: Any) -> LatentAttentionSpec:
+    """Return latent attention (MLA) with the config's sizes, changed by `changes`.
+
+    By default the shared key has interleaved RoPE. `value_size` is the default of v_head_dim.
+    """
+    key = facts.count("qk_nope_head_dim")
+    shared = facts.count("qk_rope_head_dim")
+    plain_queries = facts.get("q_lora_rank", "absent") is None
+    if "rope" not in changes:
+        changes["rope"] = facts.rope(shared, interleaved=True)
+    found: dict[str, Any] = {
+        "heads": facts.count("num_attention_heads"),
+        "key_size": key,
+        "shared_size": shared,
+        "value_size": facts.count("v_head_dim", changes.pop("value_size", None)),
+        "rank": facts.count("kv_lora_rank"),
+        "query_rank": None if plain_queries else facts.count("q_lora_rank"),
+        "norm": NormSpec(),  # its epsilon is in no config
+        "scale": (key + shared) ** -0.5 * _yarn_score_factor(facts),
+        "bias": facts.flag("attention_bias"),
+    }
+    return LatentAttentionSpec(**{**found, **changes})
+
+
+def _yarn_score_factor(facts: ModelFacts) -> float:
+    """Return YaRN's factor on the attention scores (mscale_all_dim)."""
+    given = facts.part("rope_parameters" if facts.get("rope_parameters") else "rope_scaling")
+    kind = given.get("rope_type") or given.get("type") or "default"
+    if kind == "default" or not given.get("mscale_all_dim"):
+        return 1.0
+    factor = given.number("factor")
+    return (
+        1.0 if factor <= 1 else (0.1 * given.number("mscale_all_dim") * math.log(factor) + 1.0) ** 2
+    )
+
+
+_SIZES: Final = ("vocab_size", "padded_vocab_size", "decoder_vocab_size")
+_PARTS: Final = (
+    "text_config",
+    "llm_config",
+    "language_config",
+    "decoder",
+    "encoder",
+    "thinker_config",
+)
+
+
+def stated_vocabulary(stated: Mapping[str, Any]) -> int | None:
+    """Return the largest vocabulary size in a config and its parts; None without one."""
+    sizes = [value for name in _SIZES if type(value := stated.get(name)) is int and value > 0]
+    for name in _PARTS:
+        part = stated.get(name)
+        inner = stated_vocabulary(part) if isinstance(part, Mapping) else None
+        sizes += [] if inner is None else [inner]
+    return max(sizes, default=None)

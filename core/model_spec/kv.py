@@ -1,7 +1,7 @@
-"""What a layer keeps in the KV cache, and how the cache is laid out. Torch-free, plain data.
+"""KV cache specs of layers, and the layout of the cache. Plain data, torch-free.
 
-Layers of one spec share block tables; a set of layers that shares one table is a group. Groups
-whose pages have equal bytes draw from one pool of blocks; others have their own.
+Layers with the same spec form a group and share one block table. Groups with pages of
+equal bytes share one pool of blocks; the others have their own pool.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DTYPE_BYTES: Final = {
     "int8": 1,
 }
 SCALE_BYTES: Final = 4
-"""Of a float32 behind a vector."""
+"""Bytes of the float32 scale after a quantized vector."""
 STATE_ALIGNMENT: Final = 16
 
 
@@ -32,103 +32,94 @@ class FullAttention(msgspec.Struct, frozen=True, tag="full"):
     head_size: int
     dtype: str
     block_size: int | None = None
-    """Tokens per block; None takes the configured size."""
+    """Tokens per block; None: the configured block size."""
     scaled: bool = False
-    """Each vector has a factor of its own behind it, a float32; the dtype has one byte then."""
+    """Whether each vector is followed by its own float32 scale; only with one-byte dtypes."""
     spare: int = 0
-    """Blocks beside those that requests get, for features that let a row go on in several ways at
-    once.
-    """
+    """Additional blocks for features that decode several branches of one row (tree speculation)."""
 
     @property
     def row_size(self) -> int:
-        """Elements of `dtype` that a vector takes, its factor included."""
+        """Elements of `dtype` per vector, including its scale."""
         return self.head_size + (SCALE_BYTES if self.scaled else 0)
 
     @property
     def vectors(self) -> int:
-        """Kept of each head and token: key and value."""
+        """Vectors cached per head and token: key and value."""
         return 2
 
     @property
     def token_bytes(self) -> int:
-        """Bytes one token takes in one layer."""
+        """Bytes of one token in one layer."""
         return self.vectors * self.kv_heads * self.row_size * DTYPE_BYTES[self.dtype]
 
     def page_bytes(self, block_size: int) -> int:
-        """Bytes one block takes in one layer."""
+        """Bytes of one block in one layer."""
         return block_size * self.token_bytes
 
 
 class LatentKeys(FullAttention, frozen=True, tag="latent"):
-    """Keys of every earlier token, whose beginnings are its values: nothing else is kept."""
+    """Latents of every earlier token (MLA): the value is the beginning of the key."""
 
     @property
     def vectors(self) -> int:
-        """One of each head and token."""
+        """Vectors cached per head and token: one."""
         return 1
 
 
 class SlidingWindow(FullAttention, frozen=True, tag="sliding", kw_only=True):
-    """Keys and values of the last `window` tokens, the current one included."""
+    """Keys and values of the last `window` tokens, including the current one."""
 
     window: int
 
 
 class ChunkedLocal(FullAttention, frozen=True, tag="chunked", kw_only=True):
-    """Keys and values back to the start of the current chunk of `chunk` positions."""
+    """Keys and values from the start of the current chunk of `chunk` positions."""
 
     chunk: int
 
 
 class CrossAttention(FullAttention, frozen=True, tag="cross", kw_only=True):
-    """Keys and values of what an encoder made of the request's input: a number of its own, the same
-    in every step.
-    """
+    """Keys and values of the encoder output, computed once per request."""
 
     max_len: int
-    """Most positions that an encoder's input takes."""
+    """Maximum encoder positions of a request."""
 
 
 class RecurrentState(msgspec.Struct, frozen=True, tag="recurrent"):
-    """What a layer made of all earlier tokens, in a place of fixed size.
+    """State of a recurrent layer, with a fixed size per sequence.
 
-    Block i of a request holds the state after the last token computed inside [i * B, (i + 1) * B):
-    a token at position p reads the block of p - 1 and leaves its state in its own. A full block is
-    the state at a boundary.
+    Block i of a request holds the state after the last token computed in [i * B, (i + 1) * B).
+    A token at position p reads the block of p - 1 and writes its own block. A full block holds the
+    state at a block boundary.
     """
 
     parts: tuple[tuple[tuple[int, ...], str], ...]
-    """Shape and dtype of each tensor the state consists of."""
+    """Shape and dtype of each tensor of the state."""
     block_size: int | None = None
-    """Tokens between two states that can be found again; None takes the configured number."""
+    """Tokens between two cached states; None: the configured number."""
     spare: int = 0
-    """States beside those of blocks: for the guesses of one step, of which nobody knows yet how
-    many hold.
-    """
+    """Additional states for the draft tokens of one step, until they are verified."""
 
     @property
     def part_bytes(self) -> list[int]:
-        """Bytes of each part, filled up so that the next one begins where any dtype may."""
+        """Bytes of each part, padded to the alignment of any dtype."""
         sizes = (math.prod(shape) * DTYPE_BYTES[dtype] for shape, dtype in self.parts)
         return [-(-size // STATE_ALIGNMENT) * STATE_ALIGNMENT for size in sizes]
 
     def page_bytes(self, block_size: int) -> int:
-        """Bytes one block takes in one layer, however many tokens it stands for."""
+        """Bytes of one block in one layer, independent of its number of tokens."""
         del block_size
         return sum(self.part_bytes)
 
 
 KVSpec = FullAttention | LatentKeys | SlidingWindow | ChunkedLocal | CrossAttention
-"""What attention keeps: something of every token it may still see."""
+"""Cache spec of an attention layer: one or two vectors of every visible token."""
 CacheSpec = KVSpec | RecurrentState
 
 
 class LayerKV(msgspec.Struct, frozen=True):
-    """What one layer of a model keeps: its weight prefix and the spec.
-
-    A layer of two mixers has two of these.
-    """
+    """Cache of one layer: its weight prefix and its spec. A layer with two mixers has two."""
 
     name: str
     spec: CacheSpec
@@ -139,13 +130,13 @@ class GroupLayout(msgspec.Struct, frozen=True):
 
     spec: CacheSpec
     layers: list[int]
-    """Indices into the model's caching layers; the i-th uses slot i of the pool's pages."""
+    """Indices into the model's caching layers; the i-th one uses layer slot i of the pool."""
     block_size: int
     pool: int
 
 
 class PoolLayout(msgspec.Struct, frozen=True):
-    """Blocks of equal bytes, shared by all groups that name this pool."""
+    """Blocks of equal bytes, shared by the groups of this pool."""
 
     num_blocks: int
     slot_bytes: int
@@ -160,31 +151,29 @@ class PoolLayout(msgspec.Struct, frozen=True):
 
 
 class KVLayout(msgspec.Struct, frozen=True):
-    """How the KV memory of one worker is divided; made by `core.kv.layout`, obeyed by the worker."""
+    """Layout of one worker's KV memory, computed by `core.kv.layout`."""
 
     groups: list[GroupLayout]
     pools: list[PoolLayout]
     hash_block_size: int
-    """Tokens per link of the prefix hash chain; divides every group's block size."""
+    """Tokens per prefix hash; divides every group's block size."""
 
-    def first_spare(self, group: int) -> int:
-        """Return the first of a group's spare blocks or states: they lie behind its pool's blocks,
-        group by group.
+    def first_spare_block(self, group: int) -> int:
+        """Return a group's first spare block; spare blocks follow the pool's blocks, group by
+        group.
         """
         pool = self.groups[group].pool
-        return self.pools[pool].num_blocks + num_spare(self.groups[:group], pool)
+        return self.pools[pool].num_blocks + num_spare_blocks(self.groups[:group], pool)
 
     def padding_block(self, group: int) -> int:
-        """Return where what padding computes may go.
+        """Return the block that padding rows may write.
 
-        Block 0 of states is read as the beginning of a sequence: another one.
+        Block 0 of states is the initial state, so states have a padding block of their own.
         """
         spec = self.groups[group].spec
-        return self.first_spare(group) + spec.spare if isinstance(spec, RecurrentState) else 0
+        return self.first_spare_block(group) + spec.spare if isinstance(spec, RecurrentState) else 0
 
 
-def num_spare(groups: Sequence[GroupLayout], pool: int) -> int:
-    """Return the spare blocks or states of all groups that draw from a pool, with those for
-    padding.
-    """
+def num_spare_blocks(groups: Sequence[GroupLayout], pool: int) -> int:
+    """Return the number of spare blocks of a pool's groups, including padding blocks."""
     return sum(g.spec.spare + isinstance(g.spec, RecurrentState) for g in groups if g.pool == pool)

@@ -1,6 +1,4 @@
-"""What a pooling model makes of its hidden states, as facts: the pooler, the layers behind it, the
-last function.
-"""
+"""Pooling of a model as data: the pooler, the head layers after it, the output activation."""
 
 from __future__ import annotations
 
@@ -9,96 +7,95 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from core.errors import ModelError
-from core.model_spec.parts import NormSpec
+from core.model_spec.attention import NormSpec
 
 HEAD_ACTIVATIONS: Final = ("", "tanh", "gelu", "gelu_tanh", "relu", "silu", "sigmoid")
-Last = Literal["none", "normalize", "softmax", "sigmoid"]
+OutputActivation = Literal["none", "normalize", "softmax", "sigmoid"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseSpec:
-    """One product behind the pooler, its activation, and a norm after that."""
+    """One dense layer of the pooling head: projection, activation, optional norm."""
 
     name: str
-    """Where the checkpoint keeps it."""
+    """Checkpoint prefix."""
     width: int
-    """Numbers it gives."""
+    """Output width."""
     bias: bool = True
     activation: str = ""
     norm: NormSpec | None = None
     norm_name: str = ""
     residual: bool = False
-    """What it reads is added to what it gives."""
+    """Whether the input is added to the output."""
 
     def __post_init__(self) -> None:
         if self.width < 1:
-            raise ModelError(f"{self.name} gives {self.width} numbers; it must give at least 1.")
+            raise ModelError(f"width of {self.name}: got {self.width}; expected at least 1.")
         if self.activation not in HEAD_ACTIVATIONS:
             known = ", ".join(HEAD_ACTIVATIONS[1:])
             raise ModelError(
-                f"the activation {self.activation!r} of {self.name} is not known; known: {known}."
+                f"activation of {self.name}: got {self.activation!r}; expected one of {known}."
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingSpec:
-    """From hidden states to what a request gets. An architecture states what its checkpoint was
-    made for; what was left
-    open, and what files beside it and the user say otherwise, is settled by the runner `pooling`.
+    """From hidden states to embeddings or scores.
+
+    An architecture states its own values. The runner `pooling` overlays those of the checkpoint's
+    files and of the user.
     """
 
     task: Literal["embed", "classify"] = "embed"
     pooler: str = "last"
-    """Entry of the kind `poolers`: which hidden states, or what of them, a prompt is known by.
-    Several, joined by `+`, give
-    a vector each, and these become one."""
-    token_pooler: str = "all"
-    """Likewise where each token is asked for."""
-    per_token: bool = False
-    """The model was made to say something of each token, not of the prompt."""
-    head: tuple[DenseSpec, ...] = ()
-    """Products behind the pooler, in order."""
-    late: bool = False
-    """They come before it, on every token."""
-    logits: bool = False
-    """The language model's own head comes first: numbers are those of tokens."""
-    last: Last | None = None
-    """What is done to the numbers at the end; None: embeddings are normalised, scores become
-    probabilities.
+    """Pooler of a whole prompt (kind `poolers`); the vectors of several, joined by `+`, are
+    concatenated.
     """
-    mean: float = 0.0
-    sigma: float = 1.0
-    """Scores are shifted and scaled by these before that."""
+    token_pooler: str = "all"
+    """Pooler of per-token requests."""
+    per_token: bool = False
+    """Whether the model is for per-token outputs only."""
+    head: tuple[DenseSpec, ...] = ()
+    """Dense layers after the pooler, in order."""
+    head_before_pooling: bool = False
+    """Whether `head` runs on every token, before the pooler."""
+    logits: bool = False
+    """Whether the LM head comes first, so outputs are scores of tokens."""
+    output_activation: OutputActivation | None = None
+    """Final function; None: normalize embeddings, turn scores into probabilities."""
+    logit_mean: float = 0.0
+    logit_sigma: float = 1.0
+    """Divisor of scores, after subtracting `logit_mean` and before the output activation."""
     dimensions: int | None = None
-    """Leading numbers of an embedding that are kept where the request does not say."""
+    """Default length that embeddings are truncated to; None: full length."""
     matryoshka: bool = False
-    """Embeddings were made to be cut ..."""
-    sizes: tuple[int, ...] = ()
-    """... to these sizes; empty: to any."""
+    """Whether embeddings may be truncated (Matryoshka)."""
+    matryoshka_dimensions: tuple[int, ...] = ()
+    """Allowed lengths of truncated embeddings; empty: any."""
     step_tag_id: int | None = None
     returned_token_ids: tuple[int, ...] = ()
-    pairs: bool = False
-    """Two texts are read together, and their score is that of the pair."""
+    is_cross_encoder: bool = False
+    """Whether two texts are read as one prompt and scored together."""
 
     @property
     def poolers(self) -> tuple[str, ...]:
-        """Names of what a prompt is pooled by, in the order of their vectors."""
+        """Names of the prompt poolers, in the order of their vectors."""
         return tuple(self.pooler.split("+"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentenceFacts:
-    """What sentence-transformers' files beside a checkpoint say."""
+    """Values from the sentence-transformers files of a checkpoint."""
 
     pooler: str | None = None
     normalize: bool = False
     include_prompt: bool = True
-    """The tokens of a named prompt are pooled like the text's."""
+    """Whether the tokens of a named prompt are pooled, too."""
     dense: tuple[DenseSpec, ...] = ()
-    """Each in a folder of the name's first part, which the weight loader reads as well."""
+    """Dense layers; each has its own weight folder, the first part of its name."""
     prompts: Mapping[str, str] = field(default_factory=dict)
-    """Texts put before others, by name."""
+    """Named prompts, which are put before the text."""
     default_prompt: str | None = None
     lower_case: bool = False
-    last: Last | None = None
-    """What a cross-encoder's scores become."""
+    output_activation: OutputActivation | None = None
+    """Output activation of a cross-encoder's scores."""

@@ -1,4 +1,7 @@
-"""Layers that keep a state of fixed size instead of keys and values, as facts. Torch-free."""
+"""Recurrent layers as data: Mamba, Mamba 2, gated delta rule, lightning attention, RG-LRU.
+
+Their state has a fixed size per sequence. Torch-free.
+"""
 
 from __future__ import annotations
 
@@ -8,121 +11,113 @@ from typing import TYPE_CHECKING, Literal
 from core.errors import ModelError
 
 if TYPE_CHECKING:
-    from core.model_spec.parts import NormSpec
+    from core.model_spec.attention import NormSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MambaSpec:
-    """A state space of channels: a short convolution, then decay by one number per channel, state
-    and token.
-    """
+    """Mamba: a short convolution, then a selective scan over channels."""
 
     width: int
     state_size: int
-    """Numbers kept for each channel."""
-    step_rank: int
-    """Width of what the steps of all channels are computed from."""
+    """State elements per channel."""
+    dt_rank: int
+    """Rank of the dt projection."""
     kernel: int = 4
-    """Tokens that the convolution sees."""
+    """Kernel size of the convolution, in tokens."""
     bias: bool = False
     conv_bias: bool = True
     norm: NormSpec | None = None
-    """Normalises what steps are computed from, what is written and what is read, each with weights
-    of its own.
-    """
+    """Norm of dt, B and C, each with its own weights; None: no norm."""
 
     def __post_init__(self) -> None:
-        _at_least_one(self, "width", "state_size", "step_rank", "kernel")
+        _at_least_one(self, "width", "state_size", "dt_rank", "kernel")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mamba2Spec:
-    """A state space of heads: a short convolution, then decay by one number per head and token."""
+    """Mamba 2: a short convolution, then a state-space scan with one decay per head and token."""
 
     heads: int
     head_size: int
     state_size: int
-    """Numbers kept for each of a head's."""
+    """State elements per head element."""
     groups: int = 1
-    """Heads of a group share what is written to and read from their states."""
+    """Groups of heads that share B and C."""
     kernel: int = 4
-    """Tokens that the convolution sees."""
+    """Kernel size of the convolution, in tokens."""
     bias: bool = False
     conv_bias: bool = True
-    least_step: float = 0.0
-    most_step: float = float("inf")
-    """Bounds on how far a token moves the state."""
+    dt_min: float = 0.0
+    dt_max: float = float("inf")
+    """Bounds of dt: `dt_min` to `dt_max`."""
     norm: NormSpec | None = None
-    """Normalises the result of each group; None: it is only gated."""
+    """Norm of each group's output; None: the output is only gated."""
     norm_first: bool = False
-    """The norm comes before the gate, not after it."""
+    """Whether the norm is applied before the gate."""
     out_bias: bool | None = None
-    """None: as `bias`."""
+    """Bias of the output projection; None: as `bias`."""
     in_scale: float = 1.0
-    """Factor on what the layer reads."""
+    """Factor on the layer input."""
     scales: tuple[float, ...] = ()
-    """Factors on the first product's five parts: gate, input, what is written, what is read, step.
-    """
+    """Factors on the parts of the input projection: gate, x, B, C, dt."""
     out_scale: float = 1.0
 
     def __post_init__(self) -> None:
         _at_least_one(self, "heads", "head_size", "state_size", "groups", "kernel")
         if self.heads % self.groups:
             raise ModelError(
-                f"{self.heads} heads of a state space are not in {self.groups} groups of equal "
-                "size."
+                f"n_groups: got {self.groups}; expected a divisor of {self.heads} heads."
             )
 
     @property
     def width(self) -> int:
-        """Width of what all heads hold together."""
+        """Total width of the heads."""
         return self.heads * self.head_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatedDeltaSpec:
-    """A memory of each head that a token first forgets a part of, then corrects where its key finds
-    another value.
-    """
+    """Gated delta rule: a key-value state per head, with decay and error-correcting writes."""
 
     heads: int
     key_heads: int
-    """Value heads of equal number share the query and the key of one of these."""
+    """Query and key heads; each is shared by `heads // key_heads` value heads."""
     key_size: int
     value_size: int
     layout: Literal["grouped", "joined", "apart", "low_rank"]
-    """How checkpoints keep the first products: by key head in two tensors; queries, keys and values
-    in one and each
-    other in its own; each in its own; so with forgetting, by channel, and gate through a width of
-    `key_size`.
+    """Layout of the input projections in checkpoints.
+
+    "grouped": two tensors by key head; "joined": q, k and v in one tensor; "apart": one tensor
+    each; "low_rank": one tensor each, with low-rank decay (per channel) and gate.
     """
     eps: float = 1e-6
-    """Of the norm of each head's result."""
+    """Epsilon of the norm of each head's output."""
     kernel: int = 4
-    """Tokens that the convolution sees."""
-    most_correction: float = 1.0
-    """Up to 2: a memory may swing to the other side."""
+    """Kernel size of the convolution, in tokens."""
+    max_beta: float = 1.0
+    """Maximum write strength; 2 allows negative eigenvalues."""
 
     def __post_init__(self) -> None:
         _at_least_one(self, "heads", "key_heads", "key_size", "value_size", "kernel")
         if self.heads % self.key_heads:
             raise ModelError(
-                f"{self.heads} value heads do not divide among {self.key_heads} key heads."
+                f"key heads: got {self.key_heads}; expected a divisor of {self.heads} value heads."
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LightningSpec:
-    """A memory of each head that fades at a fixed rate."""
+    """Lightning attention: a key-value state per head with a fixed decay."""
 
     heads: int
     head_size: int
     rates: tuple[float, ...]
-    """Of each head: after a token there is exp(-rate) left."""
+    """Decay rate of each head; a token multiplies the state by exp(-rate)."""
     activation: str = "silu"
-    """Of queries, keys and values."""
+    """Activation of queries, keys and values."""
     eps: float = 1e-6
-    """Of the norm of all heads' results."""
+    """Epsilon of the norm of the output."""
 
     def __post_init__(self) -> None:
         _at_least_one(self, "heads", "head_size")
@@ -130,7 +125,7 @@ class LightningSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatedConvSpec:
-    """A short convolution between two gates; its last inputs are all it keeps."""
+    """Short convolution between two gates (LFM2); its state is the convolution's last inputs."""
 
     kernel: int = 3
     bias: bool = False
@@ -141,25 +136,27 @@ class GatedConvSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RgLruSpec:
-    """A number of each channel that fades as far as the token says, behind a short convolution."""
+    """RG-LRU of Griffin: a gated linear recurrence over channels, after a short convolution."""
 
     width: int
     heads: int
-    """Gates of a channel are computed from the channels of its head."""
+    """Blocks of the block-diagonal gate projections."""
     activation: str
     kernel: int = 4
 
     def __post_init__(self) -> None:
         _at_least_one(self, "width", "heads", "kernel")
         if self.width % self.heads:
-            raise ModelError(f"lru_width {self.width} does not divide into {self.heads} heads.")
+            raise ModelError(
+                f"lru_width: got {self.width}; expected a multiple of {self.heads} heads."
+            )
 
 
 RecurrentSpec = MambaSpec | Mamba2Spec | GatedDeltaSpec | LightningSpec | GatedConvSpec | RgLruSpec
 
 
-def recurrent_obstacle(spec: RecurrentSpec | None, ranks: int) -> str | None:
-    """Say why so many ranks cannot split a recurrent layer."""
+def recurrent_split_error(spec: RecurrentSpec | None, ranks: int) -> str | None:
+    """Return why `ranks` ranks cannot split a recurrent layer; None: they can."""
     if spec is None or ranks == 1:
         return None
     for name in ("key_heads", "heads", "width"):
@@ -168,7 +165,10 @@ def recurrent_obstacle(spec: RecurrentSpec | None, ranks: int) -> str | None:
                 f"does not divide the {name} of the model's recurrent layers, {getattr(spec, name)}"
             )
     if isinstance(spec, Mamba2Spec) and spec.groups % ranks and ranks % spec.groups:
-        return f"neither divides the {spec.groups} groups of the model's state spaces nor is a multiple of them"
+        return (
+            f"neither divides the {spec.groups} groups of the model's state spaces nor is a "
+            "multiple of them"
+        )
     return None
 
 
@@ -176,5 +176,5 @@ def _at_least_one(spec: object, *names: str) -> None:
     for name in names:
         if getattr(spec, name) < 1:
             raise ModelError(
-                f"a recurrent layer has {name} {getattr(spec, name)}; it must be at least 1."
+                f"{name} of a recurrent layer: got {getattr(spec, name)}; expected at least 1."
             )

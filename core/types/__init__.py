@@ -1,4 +1,4 @@
-"""What users pass and get: parameters, prompts, outputs. Plain data."""
+"""The user-facing data types: parameters, prompts, outputs."""
 
 from core.types.bounds import Bound
 from core.types.outputs import (
@@ -7,7 +7,7 @@ from core.types.outputs import (
     PositionLogprobs,
     RequestMetrics,
     RequestOutput,
-    joined,
+    merge_extra_fields,
 )
 from core.types.prompts import (
     ExplicitEncoderDecoderPrompt,
@@ -32,5 +32,5 @@ __all__ = [
     "SamplingParams",
     "TextPrompt",
     "TokensPrompt",
-    "joined",
+    "merge_extra_fields",
 ]

@@ -1,4 +1,6 @@
-"""Limits of request fields, stated once in their annotations, and the checks made of them."""
+"""Limits of request fields, declared in their annotations, and the checks
+built from them.
+"""
 
 from __future__ import annotations
 
@@ -11,25 +13,31 @@ from typing import Any
 from core.errors import InvalidRequest
 
 MAX_N = 64
-"""Sequences one request may ask for; the cost of a request is bounded before it is fanned out."""
+"""Maximum number of sequences per request, which bounds the cost of one
+request.
+"""
 MAX_INT = 2**31 - 1
-"""Counts beyond this are mistakes, and would overflow on devices."""
+"""Upper bound of counts; larger ones are mistakes and would overflow on
+devices.
+"""
 MAX_STOP = 64
 MAX_BAD_WORDS = 128
 MAX_LISTED_TOKENS = 100_000
 MAX_ITEM_CHARS = 1024
-"""Longest stop text or bad word: each is looked for again with every token."""
+"""Maximum length of a stop string or bad word, each of which is searched
+after every token.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Limits of one request field, and what it means in a sentence."""
+    """Limits and description of one request field."""
 
     doc: str
     low: float | None = None
     high: float | None = None
     low_open: bool = False
-    """True: the value must be greater than `low`, not equal to it."""
+    """True: `low` itself is excluded."""
     max_items: int | None = None
 
 
@@ -38,14 +46,14 @@ class _Check(typing.Protocol):
 
 
 def _number_check(bound: Bound, integer: bool, optional: bool) -> _Check:
-    wanted = "an integer" if integer else "a finite number"
+    expected = "an integer" if integer else "a finite number"
 
     def check(name: str, value: Any) -> None:
         if value is None and optional:
             return
         good = isinstance(value, int) if integer else isinstance(value, (int, float))
         if not good or isinstance(value, bool) or not math.isfinite(value):
-            raise InvalidRequest(name, f"must be {wanted}, not {value!r}.")
+            raise InvalidRequest(name, f"must be {expected}, not {value!r}.")
         low = bound.low
         high = bound.high
         if low is not None and (value <= low if bound.low_open else value < low):
@@ -111,18 +119,18 @@ def _flag_check(optional: bool) -> _Check:
 
 
 def make_checks(catalogue: type) -> tuple[tuple[str, _Check], ...]:
-    """Return one check for each annotated field of a struct of request parameters."""
+    """Return (name, check) for each annotated field of a struct of request
+    parameters.
+    """
     checks: list[tuple[str, _Check]] = []
     for name, hint in typing.get_type_hints(catalogue, include_extras=True).items():
         bound = next((m for m in getattr(hint, "__metadata__", ()) if isinstance(m, Bound)), None)
         if bound is None:
             continue
         inner = typing.get_args(hint)[0]
-        parts = (
-            [a for a in typing.get_args(inner) if a is not type(None)]
-            if _is_union(inner)
-            else [inner]
-        )
+        parts = [inner]
+        if _is_union(inner):
+            parts = [a for a in typing.get_args(inner) if a is not type(None)]
         kind = parts[0]
         optional = len(parts) < len(typing.get_args(inner) or (inner,))
         origin = typing.get_origin(kind)

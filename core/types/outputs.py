@@ -1,4 +1,4 @@
-"""What users get of a generating request; fields as in vLLM."""
+"""Outputs of generating requests; fields as in vLLM."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Logprob:
 
 
 PositionLogprobs = dict[int, Logprob]
-"""Token id to `Logprob`: the chosen token and the best ones."""
+"""`Logprob` by token id: the sampled token and the most likely ones."""
 
 
 @dataclass(slots=True)
@@ -36,12 +36,16 @@ class CompletionOutput:
     stop_reason: int | str | None = None
     lora_request: Any = None
     num_tokens: int = 0
-    """Tokens generated so far, also where `token_ids` holds only the newest."""
+    """Number of tokens generated so far, also if `token_ids` holds only new
+    ones.
+    """
     special_spans: Sequence[tuple[int, int]] = ()
-    """Where in `text` special tokens are spelled; empty where they are skipped."""
+    """Character ranges of special tokens in `text`; empty when they are
+    skipped.
+    """
 
     def finished(self) -> bool:
-        """Say whether this sequence has ended."""
+        """Return whether this sequence has ended."""
         return self.finish_reason is not None
 
 
@@ -56,7 +60,7 @@ class RequestMetrics:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """What a request has produced so far (or in the end); fields as in vLLM."""
+    """The output of a request, partial or final; fields as in vLLM."""
 
     request_id: str
     prompt: str | None
@@ -71,20 +75,22 @@ class RequestOutput:
     num_cached_tokens: int | None = None
     kv_transfer_params: dict[str, Any] | None = None
     error: str | None = field(default=None)
-    """Why the request failed inside the engine, where it did (finish_reason "error")."""
+    """Error message of a request that failed inside the engine (finish_reason
+    "error").
+    """
     refusal: EngineError | None = None
-    """The same as an exception, where the request's own contents are at fault (`InvalidRequest`) or
-    it can be sent again later.
+    """That error as an exception, if the request is invalid or can be
+    retried.
     """
     counts: Mapping[str, float] = field(default_factory=dict)
-    """What features counted of the request, for metrics."""
+    """Counters of features for this request, for metrics."""
     trace: Any = None
-    """What a feature that traces requests keeps of it until its end."""
+    """Trace data of a feature, until the request's end."""
     pooled: Any = None
-    """What a pooling model made of the prompt (`core.types.pooling.Pooled`)."""
+    """Output of a pooling model (`core.types.pooling.Pooled`)."""
 
 
-FILLED_BY_FEATURES: Final = frozenset(
+EXTRA_FIELDS: Final = frozenset(
     {
         "counts",
         "encoder_prompt",
@@ -95,24 +101,24 @@ FILLED_BY_FEATURES: Final = frozenset(
         "trace",
     }
 )
-"""Fields of `RequestOutput` that whoever completes requests may set."""
+"""Fields of `RequestOutput` that features may set."""
 
 
-def joined(shown: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what features show of a request once one more of its sequences has ended: counts are
-    summed.
+def merge_extra_fields(fields: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the extra fields of a request after one more sequence ended;
+    counts are summed.
     """
-    counts = dict(shown.get("counts") or {})
-    for name, count in (found.get("counts") or {}).items():
+    counts = dict(fields.get("counts") or {})
+    for name, count in (new.get("counts") or {}).items():
         counts[name] = counts.get(name, 0.0) + count
-    return {**shown, **found, "counts": counts}
+    return {**fields, **new, "counts": counts}
 
 
-def check_filled(shown: Mapping[str, Any]) -> None:
-    """Raise `TypeError` for a field that is not a feature's to fill."""
-    for name in shown:
-        if name not in FILLED_BY_FEATURES:
-            known = ", ".join(sorted(FILLED_BY_FEATURES))
+def check_extra_fields(fields: Mapping[str, Any]) -> None:
+    """Raise `TypeError` for a field that features must not set."""
+    for name in fields:
+        if name not in EXTRA_FIELDS:
+            known = ", ".join(sorted(EXTRA_FIELDS))
             raise TypeError(
                 f"{name!r} is no field of outputs for a feature to fill; there are {known}"
             )

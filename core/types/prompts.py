@@ -1,8 +1,12 @@
-"""Prompts in the forms users may write them."""
+"""Prompts: the forms users may pass, and a prompt after tokenization."""
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypedDict
+
+from core.errors import InvalidRequest
 
 
 class TextPrompt(TypedDict, total=False):
@@ -13,7 +17,7 @@ class TextPrompt(TypedDict, total=False):
 
 
 class TokensPrompt(TypedDict, total=False):
-    """A prompt as token ids; `prompt` may hold the text they came from."""
+    """A prompt as token ids; `prompt` may hold their text."""
 
     prompt_token_ids: list[int]
     prompt: str
@@ -21,15 +25,15 @@ class TokensPrompt(TypedDict, total=False):
 
 
 class FeaturesPrompt(TypedDict):
-    """What an encoder reads that takes features instead of tokens."""
+    """Input features of an encoder."""
 
     input_features: Any
-    """An array of numbers, as large as the model takes it."""
+    """Array of numbers in the model's shape."""
 
 
 class ExplicitEncoderDecoderPrompt(TypedDict, total=False):
-    """Both prompts of a model with an encoder; without the decoder's, it begins with what the model
-    says.
+    """Encoder and decoder prompt; without the latter the model's default
+    start is used.
     """
 
     encoder_prompt: str | list[int] | TextPrompt | TokensPrompt | FeaturesPrompt
@@ -39,3 +43,39 @@ class ExplicitEncoderDecoderPrompt(TypedDict, total=False):
 PromptType = (
     str | list[int] | TextPrompt | TokensPrompt | FeaturesPrompt | ExplicitEncoderDecoderPrompt
 )
+
+PROMPT_KEYS: Final = ("prompt", "prompt_token_ids", "cache_salt")
+"""Keys of a prompt dict; admission extensions read further ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A tokenized prompt."""
+
+    token_ids: list[int]
+    text: str | None = None
+    cache_salt: str = ""
+    plugin_fields: Mapping[str, Any] = field(default_factory=dict)
+    """Values of its dict that admission extensions read."""
+
+
+def as_list(prompts: Any) -> list[Any]:
+    """Return a list of prompts: a single text, id list or dict is
+    one prompt.
+    """
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    if isinstance(prompts, (bytes, bytearray)) or not isinstance(prompts, Iterable):
+        raise InvalidRequest("prompts", f"must be a prompt or a list of prompts, not {prompts!r}.")
+    listed = list(prompts)
+    return [listed] if listed and isinstance(listed[0], int) else listed
+
+
+def token_ids_of(value: Any) -> list[int]:
+    """Return token ids as a list. Raises `InvalidRequest` for
+    anything else.
+    """
+    if not isinstance(value, (list, tuple)):
+        kind = type(value).__name__
+        raise InvalidRequest("prompt", f"must be a text, token ids or a dict of them, not {kind}.")
+    return list(value)

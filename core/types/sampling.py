@@ -1,8 +1,7 @@
-"""How to choose tokens for one request: the catalogue of request fields, field-compatible with
-vLLM.
+"""`SamplingParams`: the sampling fields of a request, compatible with vLLM.
 
-Each field's type and bounds are in its annotation; validation, the HTTP schema, the docs table and
-the fuzzers read the same annotations.
+A field's annotation holds its type and bounds. Validation, the HTTP schema, the docs
+table and the fuzzers read the annotations.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from core.types.structured import StructuredOutputsParams
 
 
 class RequestOutputKind(IntEnum):
-    """What each `RequestOutput` of a stream holds."""
+    """Content of each `RequestOutput` of a stream."""
 
     CUMULATIVE = 0
     DELTA = 1
@@ -34,10 +33,11 @@ class RequestOutputKind(IntEnum):
 
 
 class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, dict=False):
-    """How to choose tokens for one request; names, defaults and meanings as in vLLM.
+    """Sampling parameters of a request; names, defaults and meanings as in
+    vLLM.
 
-    Raises `InvalidRequest` (a ValueError) naming the field when a value is outside its limits.
-    Limits that depend on the model (vocabulary, context length) are checked at admission.
+    Raises `InvalidRequest` (a ValueError) naming a field outside its limits. Limits
+    that depend on the model (vocabulary, context length) are checked at admission.
     """
 
     n: Annotated[int, Bound("Sequences to generate for the prompt.", 1, MAX_N)] = 1
@@ -60,41 +60,46 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, dict=Fals
     top_p: Annotated[
         float, Bound("Keep the smallest set of tokens with this total probability.", 0, 1, True)
     ] = 1.0
-    top_k: Annotated[int, Bound("Keep this many best tokens; 0 or -1 keeps all.", -1, MAX_INT)] = 0
+    top_k: Annotated[
+        int, Bound("Keep this many most likely tokens; 0 or -1 keeps all.", -1, MAX_INT)
+    ] = 0
     min_p: Annotated[
         float, Bound("Drop tokens below this fraction of the best probability.", 0, 1)
     ] = 0.0
     seed: Annotated[
         int | None, Bound("Same seed, same tokens, whatever else runs.", -(2**63), 2**63 - 1)
     ] = None
-    stop: Annotated[list[str], Bound("Texts that end the output.", max_items=MAX_STOP)] = []
+    stop: Annotated[
+        list[str], Bound("Stop strings, which end the output.", max_items=MAX_STOP)
+    ] = []
     stop_token_ids: Annotated[
         list[int], Bound("Tokens that end the output.", 0, max_items=MAX_LISTED_TOKENS)
     ] = []
     ignore_eos: Annotated[bool, Bound("Go on after the end-of-sequence token.")] = False
     max_tokens: Annotated[
-        int | None, Bound("Most tokens to generate; null: up to the context length.", 1, MAX_INT)
+        int | None, Bound("Maximum tokens to generate; null: up to the context length.", 1, MAX_INT)
     ] = 16
     min_tokens: Annotated[
         int, Bound("No end-of-sequence or stop token before this many tokens.", 0, MAX_INT)
     ] = 0
     logprobs: Annotated[
-        int | None, Bound("Log-probabilities of this many best tokens; -1 for all.", -1, MAX_INT)
+        int | None,
+        Bound("Log-probabilities of this many most likely tokens; -1 for all.", -1, MAX_INT),
     ] = None
     prompt_logprobs: Annotated[
         int | None, Bound("The same for each prompt token.", -1, MAX_INT)
     ] = None
-    detokenize: Annotated[bool, Bound("Produce text; stop texts need it.")] = True
+    detokenize: Annotated[bool, Bound("Produce text; stop strings need it.")] = True
     skip_special_tokens: Annotated[bool, Bound("Leave special tokens out of the text.")] = True
     spaces_between_special_tokens: Annotated[
         bool, Bound("Put spaces between special tokens in the text.")
     ] = True
     include_stop_str_in_output: Annotated[
-        bool, Bound("Keep the stop text at the end of the output.")
+        bool, Bound("Keep the stop string at the end of the output.")
     ] = False
     truncate_prompt_tokens: Annotated[
         int | None,
-        Bound("Keep only the last so many prompt tokens; -1: as many as fit.", -1, MAX_INT),
+        Bound("Keep only this many last prompt tokens; -1: as many as fit.", -1, MAX_INT),
     ] = None
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     logit_bias: Annotated[
@@ -107,15 +112,15 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, dict=Fals
     ] = None
     bad_words: Annotated[list[str], Bound("Texts never generated.", max_items=MAX_BAD_WORDS)] = []
     bad_words_token_ids: list[list[int]] = []
-    """Filled at admission from `bad_words` by the model's tokenizer; not a request field."""
+    """Token ids of `bad_words`; set at admission, not a request field."""
     extra_args: dict[str, Any] | None = None
-    """Arguments of plugins, by the names they declare."""
+    """Arguments of plugins, by declared name."""
     structured_outputs: StructuredOutputsParams | None = None
-    """The form the output must have."""
+    """Constraint on the output's form."""
     skip_reading_prefix_cache: Annotated[bool, Bound("Compute the whole prompt again.")] = False
 
     def __post_init__(self) -> None:
-        stop: Any = self.stop  # a single text is accepted too, and becomes a list
+        stop: Any = self.stop  # a single string becomes a list
         if isinstance(stop, str):
             self.stop = [stop]
         for name in ("stop", "stop_token_ids", "bad_words"):
@@ -137,7 +142,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, dict=Fals
             ) from error
         if not self.detokenize and self.stop:
             raise InvalidRequest(
-                "stop", "stop texts need detokenize=True; give stop_token_ids instead."
+                "stop", "stop strings need detokenize=True; give stop_token_ids instead."
             )
         if "" in self.stop:
             raise InvalidRequest("stop", "an empty text would end every output; remove it.")
@@ -154,7 +159,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, dict=Fals
         ):
             raise InvalidRequest(
                 "allowed_token_ids",
-                "all of them are stop tokens, and none of those may come before min_tokens "
+                f"all of them are stop tokens, which are excluded before min_tokens "
                 f"{self.min_tokens}; allow others.",
             )
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -165,7 +170,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, dict=Fals
 
     @classmethod
     def from_optional(cls, **values: Any) -> SamplingParams:
-        """Build from keywords of which some are None; None means the default."""
+        """Build from keywords; None means the default."""
         unknown = sorted(set(values) - set(cls.__struct_fields__))
         if unknown:
             hint = did_you_mean(unknown[0], cls.__struct_fields__)
@@ -182,7 +187,10 @@ _CHECKS = make_checks(SamplingParams)
 
 
 def require_sampling_params(params: object) -> SamplingParams:
-    """Return `params` if they are sampling parameters. Raises `InvalidRequest` otherwise."""
+    """Return `params` if they are sampling parameters.
+
+    Raises `InvalidRequest` otherwise.
+    """
     if not isinstance(params, SamplingParams):
         raise InvalidRequest("sampling_params", f"must be SamplingParams, not {params!r:.200}.")
     return params

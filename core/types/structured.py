@@ -1,5 +1,5 @@
-"""What a request may ask of the form of its output, with the limits that hold whatever backend
-serves it.
+"""Structured outputs: a request's constraint, with limits that hold for every
+backend.
 """
 
 from __future__ import annotations
@@ -15,10 +15,14 @@ import msgspec
 from core.errors import InvalidRequest
 
 MAX_CHARS: Final = 262_144
-"""Longest schema, grammar, structural tag or list of choices, in characters."""
+"""Maximum size of a schema, grammar, structural tag or list of choices, in
+characters.
+"""
 MAX_REGEX_CHARS: Final = 16_384
 MAX_DEPTH: Final = 64
-"""Deepest nesting of a schema's JSON, and of brackets in a regex or grammar."""
+"""Maximum nesting of a schema's JSON, and of brackets in a regex or
+grammar.
+"""
 MAX_CHOICES: Final = 4096
 MAX_WHITESPACE_CHARS: Final = 200
 
@@ -31,64 +35,67 @@ KINDS: Final[tuple[ConstraintKind, ...]] = (
     "grammar",
     "structural_tag",
 )
-"""The constraints there are; a request gives exactly one of them."""
+"""The kinds of constraints; a request has exactly one."""
 _FIELD: Final = "structured_outputs"
 _WHITESPACE: Final = re.compile(r"(?:[ \t\n\r\[\]()?*+|]|\\[tnr]|\?:|\{\d{1,4}(?:,\d{0,4})?\})*")
-"""What regexes of JSON's whitespace are written with."""
+"""Regexes of JSON whitespace consist of these parts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """One constraint as a grammar backend takes it: plain, hashable, and the key of what was
-    compiled for it.
+    """One constraint for a grammar backend; hashable, the key of the grammar
+    cache.
     """
 
     kind: ConstraintKind
     text: str = ""
-    """The schema, list of choices or structural tag as JSON, or the regex or grammar."""
-    any_whitespace: bool = True
-    """JSON may be laid out freely; False: as compactly as possible."""
-    additional_properties: bool = True
-    """False: it was asked for that objects have only the properties their schema names, unless that
-    states
-    `additionalProperties`. Backends hold to it anyway."""
-    whitespace_pattern: str | None = None
-    """Regex of the whitespace between JSON's tokens, where the request gives one; there may always
-    be none.
+    """The schema, list of choices or structural tag as JSON, or the regex or
+    grammar.
     """
+    any_whitespace: bool = True
+    """True: any whitespace between JSON tokens; False: compact JSON."""
+    additional_properties: bool = True
+    """False: objects have only the properties their schema names, unless it
+    declares
+    `additionalProperties`. All backends enforce this."""
+    whitespace_pattern: str | None = None
+    """Regex of the whitespace between JSON tokens; it also matches none."""
 
 
 class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True):
-    """The form an output must have; exactly one of the first six fields. Names and meanings as in
-    vLLM.
+    """Constraint of an output; set exactly one of the first six fields. Names
+    as in vLLM.
 
-    Raises `InvalidRequest` naming the field for what is none, too large or nested too deeply.
+    Raises `InvalidRequest` naming a field that is invalid, too large or nested too
+    deeply.
     """
 
     json: str | dict[str, Any] | None = None
     """JSON schema, as text or as an object."""
     regex: str | None = None
     choice: list[str] | None = None
-    """The output is one of these texts."""
+    """List of allowed outputs."""
     grammar: str | None = None
-    """EBNF in the form the backend reads, its first rule called `root`."""
+    """EBNF in the backend's dialect with the start rule `root`."""
     json_object: bool | None = None
     """Any JSON object."""
     structural_tag: str | dict[str, Any] | None = None
-    """JSON schemas inside of given tags, as JSON text or as an object."""
+    """JSON schemas inside given tags, as JSON text or as an object."""
     disable_fallback: bool = False
-    """Refuse what the first backend cannot serve, rather than try the next."""
+    """Refuse the constraint if the first backend does not support it, without
+    trying the next.
+    """
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
     skip_reasoning: bool = False
-    """Reasoning that may be left out is left out: the form holds from the first token."""
+    """Skip optional reasoning: the constraint holds from the first token."""
     backend: str = ""
-    """Filled at admission; not a request field."""
+    """Selected backend; set at admission, not a request field."""
 
     def __post_init__(self) -> None:
         if self.backend:
-            return  # it was admitted
+            return  # validated at admission
         given = [name for name in KINDS if getattr(self, name) not in (None, False)]
         if len(given) != 1:
             what = f"{' and '.join(given)} are given" if given else "nothing is given"
@@ -99,11 +106,11 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True, 
 
     @property
     def kind(self) -> ConstraintKind:
-        """Which constraint is given."""
+        """The kind of constraint that is set."""
         return next(name for name in KINDS if getattr(self, name) not in (None, False))
 
     def constraint(self) -> Constraint:
-        """Return the constraint as backends take it."""
+        """Return the constraint for backends."""
         value = getattr(self, self.kind)
         if self.kind == "json_object":
             value = ""
@@ -117,7 +124,9 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True, 
 
 
 def _check_json(field: str, value: Any) -> None:
-    """Refuse what is no JSON object, too long or nested too deeply; never recurses."""
+    """Raise `InvalidRequest` for an invalid, too long or too deep JSON
+    object; never recurses.
+    """
     if isinstance(value, str):
         _check_length(field, len(value), MAX_CHARS)
         try:
@@ -147,15 +156,17 @@ def _check_json(field: str, value: Any) -> None:
         _check_length(field, size, MAX_CHARS)
 
 
-def _check_length(field: str, length: int, most: int) -> None:
-    if length > most:
-        raise InvalidRequest(field, f"has {length} characters or more, at most {most} are allowed.")
+def _check_length(field: str, length: int, limit: int) -> None:
+    if length > limit:
+        raise InvalidRequest(
+            field, f"has {length} characters or more, at most {limit} are allowed."
+        )
 
 
-def _check_text(field: str, value: Any, most: int) -> None:
+def _check_text(field: str, value: Any, limit: int) -> None:
     if not isinstance(value, str) or not value:
         raise InvalidRequest(field, f"must be a text that is not empty, not {value!r:.80}.")
-    _check_length(field, len(value), most)
+    _check_length(field, len(value), limit)
     depth = 0
     for character in value:
         depth += (character in "([{") - (character in ")]}")
@@ -178,8 +189,8 @@ def _check_choice(field: str, value: Any) -> None:
 
 
 def _check_whitespace(kind: str, pattern: Any) -> None:
-    """Refuse what would make outputs that are no JSON, and what backends hold to in some of the
-    places only.
+    """Raise `InvalidRequest` for whitespace that breaks JSON or that backends
+    do not enforce.
     """
     field = f"{_FIELD}.whitespace_pattern"
     if kind not in ("json", "json_object", "structural_tag"):
@@ -196,8 +207,8 @@ def _check_whitespace(kind: str, pattern: Any) -> None:
     if not may_be_none:
         raise InvalidRequest(
             field,
-            r"must be a short regex of blanks, \t, \n and \r that also matches no whitespace, such "
-            r"as '[ \n]?', "
+            r"must be a short regex of blanks, \t, \n and \r that also matches no whitespace, "
+            r"such as '[ \n]?', "
             f"not {pattern!r:.80}.",
         )
 

@@ -1,0 +1,112 @@
+"""Typed reading of one field of a config; knows no model and no spec."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+from core.errors import ModelError
+
+MAX_COUNT: Final = 1 << 24
+"""Upper bound of every other count; a larger number is a corrupt file."""
+
+
+class ConfigFields:
+    """The fields of one config, typed."""
+
+    def __init__(self, config: Any) -> None:
+        self._config = config
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a field, or `default` if it is absent (null counts as present)."""
+        return getattr(self._config, name, default)
+
+    def required(self, name: str) -> Any:
+        """Return a field. Raises `ModelError` if it is absent or null."""
+        value = self.get(name)
+        if value is None:
+            raise ModelError(
+                f"config.json has no {name!r}; restore the model's own file or set it with "
+                "--hf-overrides."
+            )
+        return value
+
+    def refuse(self, name: str) -> None:
+        """Raise `ModelError` if an unsupported switch is on."""
+        if self.get(name):
+            raise ModelError(
+                f"{name} is on in config.json, which this architecture does not serve yet."
+            )
+
+    def count(self, name: str, default: int | None = None, *, least: int = 1) -> int:
+        """Return an integer field of at least `least`; `default` where it is absent or null."""
+        value = self._given(name, default)
+        if type(value) is not int or value < least:
+            expected = "a positive integer" if least == 1 else f"an integer of at least {least}"
+            raise ModelError(f"{name} in config.json is {value!r:.100}; it must be {expected}.")
+        if value > MAX_COUNT:
+            raise ModelError(
+                f"{name} in config.json is {value}; no model has more than {MAX_COUNT}."
+            )
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """Return a positive number field; `default` where it is absent or null."""
+        return positive(name, self._given(name, default))
+
+    def number_or_none(self, name: str, default: float | None = None) -> float | None:
+        """Return a positive number field; None if it is null, `default` if it is absent."""
+        value = self.get(name, default)
+        return None if value is None else positive(name, value)
+
+    def numbers(self, name: str) -> tuple[float, ...]:
+        """Return a field that is a list of positive numbers."""
+        return tuple(positive(name, value) for value in items_of(name, self.required(name)))
+
+    def indices(self, name: str) -> frozenset[int]:
+        """Return a list of integers; empty if the field is absent or null."""
+        values = items_of(name, self._given(name, []))
+        if any(type(value) is not int for value in values):
+            raise ModelError(
+                f"{name} in config.json is {values!r:.100}; it must be a list of integers."
+            )
+        return frozenset(values)
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """Return a switch; `default` where it is absent or null."""
+        value = self._given(name, default)
+        if not isinstance(value, bool):
+            raise ModelError(f"{name} in config.json is {value!r:.100}; it must be true or false.")
+        return value
+
+    def _given(self, name: str, default: Any) -> Any:
+        """Return a field, or `default` if it is absent or null; without a default it is
+        required.
+        """
+        value = self.get(name)
+        if value is not None:
+            return value
+        return self.required(name) if default is None else default
+
+    def _object(self, name: str) -> Mapping[str, Any]:
+        value = self.get(name) or {}
+        if not isinstance(value, Mapping):
+            raise ModelError(
+                f"{name} in config.json is {value!r:.100}; it must be an object, or null."
+            )
+        return value
+
+
+def positive(name: str, value: Any) -> float:
+    """Return a number above 0."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise ModelError(f"{name} in config.json is {value!r:.100}; it must be a positive number.")
+    return float(value)
+
+
+def items_of(name: str, value: Any) -> list[Any]:
+    """Return the items of a list."""
+    if not isinstance(value, (list, tuple)):
+        raise ModelError(f"{name} in config.json is {value!r:.100}; it must be a list.")
+    return list(value)

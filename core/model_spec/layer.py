@@ -1,0 +1,211 @@
+"""One decoder or encoder layer as data: attention, recurrent part, MLP or experts, and norms.
+
+Knows no torch, no file, no model by name. A new kind of layer is a new spec type, not a flag.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from core.errors import ModelError
+from core.model_spec.attention import AttentionSpec, LatentAttentionSpec, NormSpec
+from core.model_spec.recurrent import RecurrentSpec
+
+ACTIVATIONS: Final = ("silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu", "swiglu_clamped")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MlpSpec:
+    """Feed-forward part of a layer: two or three projections and an activation."""
+
+    width: int
+    activation: str = "silu"
+    gated: bool = True
+    bias: bool = False
+    out_bias: bool | None = None
+    """Bias of the down projection; None: as `bias`."""
+    inner_norm: NormSpec | None = None
+    """Norm of the activation, before the down projection."""
+    gate_scale: float = 1.0
+    """Factor on the gate, before the activation."""
+    out_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_activation(self.activation)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoeSpec:
+    """Mixture of experts: a router and `experts` MLPs of `width`."""
+
+    experts: int
+    top_k: int
+    width: int
+    activation: str = "silu"
+    score: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax"
+    renormalize: bool = True
+    """Whether the weights of the chosen experts are normalised to sum to 1."""
+    scale: float = 1.0
+    """Factor on the expert weights, after normalisation (routed_scaling_factor)."""
+    jitter: float = 0.01
+    """Jitter threshold of sparsemixer."""
+    correction_bias: bool = False
+    """Whether a learned bias per expert is added to the scores for the choice only."""
+    groups: int = 1
+    """Expert groups (n_group); a token chooses experts from its best `topk_groups` groups."""
+    topk_groups: int = 1
+    group_top_k: int = 2
+    """Number of best scores summed to rank a group."""
+    zero_experts: int = 0
+    """Number of additional identity experts, which return their input."""
+    router_fp32: bool = False
+    """Whether router logits are computed in float32."""
+    router_bias: bool = False
+    router_norm: NormSpec | None = None
+    """Norm of the router input."""
+    router_scale: float = 1.0
+    """Factor on the router logits."""
+    expert_scale: bool = False
+    """Whether a learned factor per expert multiplies its weight."""
+    bias: bool = False
+    """Whether the experts' projections have biases."""
+    router_weight_on_input: bool = False
+    """Whether expert weights multiply the expert's input instead of its output."""
+    gated: bool = True
+    """Whether experts have a gate projection."""
+    latent: int = 0
+    """Latent width of expert inputs and outputs, with projections to and from it; 0: none."""
+    latent_bias: bool = False
+    """Whether the latent projections have biases."""
+    shared: MlpSpec | None = None
+    """Shared expert, which runs on every token; None: none."""
+    shared_expert_gate: bool = False
+    """Whether the shared expert's output is multiplied by the sigmoid of a gate projection."""
+
+    def __post_init__(self) -> None:
+        check_activation(self.activation)
+        if self.experts % self.groups or not 1 <= self.topk_groups <= self.groups:
+            raise ModelError(
+                f"n_group={self.groups} must divide num_experts={self.experts} and "
+                f"topk_group={self.topk_groups} must be between 1 and n_group."
+            )
+        if not 1 <= self.top_k <= self.experts + self.zero_experts:
+            raise ModelError(
+                f"num_experts_per_tok: got {self.top_k}; expected 1 to {self.experts} experts."
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelExpertsSpec:
+    """Experts next to a layer's dense MLP; both outputs are normalised and added."""
+
+    moe: MoeSpec
+    norm: NormSpec
+    """Norms of the experts' input, the experts' output and the MLP's output, each with own weights.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PerLayerInputSpec:
+    """Per-layer embeddings: each layer adds its own gated token embedding after its MLP."""
+
+    size: int
+    vocab_size: int
+    activation: str
+    norm: NormSpec
+
+    def __post_init__(self) -> None:
+        check_activation(self.activation)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrossAttentionSpec:
+    """Cross attention: queries from the residual stream, keys and values from the encoder
+    output.
+    """
+
+    attention: AttentionSpec
+    """Heads, scale and biases."""
+    norm_in: NormSpec | None = None
+    norm_out: NormSpec | None = None
+    """Norm of the output; with `post_norm`, of the sum with the residual stream."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedBlockSpec:
+    """One layer's use of a transformer block shared by several layers (Zamba2).
+
+    Its input is the residual stream concatenated with the token embedding. Its output goes to the
+    recurrent part, not to the residual stream.
+    """
+
+    stored: str
+    """Checkpoint prefix of the shared block."""
+    use: int
+    """Index of this use, which numbers the weights that are not shared."""
+    norm: NormSpec
+    mlp: MlpSpec
+    rank: int
+    """Rank of the low-rank adapter that each use adds to the MLP input projection."""
+    adapts_attention: bool = False
+    """Whether each use also adds low-rank adapters to queries, keys and values."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSpec:
+    """One layer: its parts and its norms.
+
+    Attention and a recurrent part read the same input and their outputs are added. A layer may have
+    one of them, or only an MLP.
+    """
+
+    attention: AttentionSpec | LatentAttentionSpec | None = None
+    recurrent: RecurrentSpec | None = None
+    mlp: MlpSpec | MoeSpec | None = None
+    attention_in: NormSpec | None = None
+    attention_out: NormSpec | None = None
+    mlp_in: NormSpec | None = None
+    mlp_out: NormSpec | None = None
+    parallel: bool = False
+    """Whether attention and MLP both read the layer input; without `mlp_in` they share a norm."""
+    parallel_experts: ParallelExpertsSpec | None = None
+    delayed_moe: MoeSpec | None = None
+    """Experts with the MLP's input and an output added after the next layer; None: none."""
+    scaled: bool = False
+    """Whether the residual stream is multiplied by a stored scalar after this layer."""
+    post_norm: bool = False
+    """Whether `attention_out` and `mlp_out` normalise the sum with the residual stream (post-norm).
+    """
+    residual_scale: float = 1.0
+    """Factor on the outputs that attention and MLP add to the residual stream."""
+    normed_residual: tuple[tuple[float, float], tuple[float, float]] | None = None
+    """Factors (on the residual, on the output) of attention and MLP where the input norms also
+    normalise the residual stream; None: they do not.
+    """
+    cross: CrossAttentionSpec | None = None
+    """Cross attention, between attention and MLP; None: none."""
+    shared: SharedBlockSpec | None = None
+    """Shared transformer block that uses `attention` and feeds the recurrent part; None: none."""
+
+    def __post_init__(self) -> None:
+        if self.attention is None and self.recurrent is None and self.mlp is None:
+            raise ModelError("a layer needs attention, a recurrent part or an MLP.")
+        if self.parallel and (self.attention_out or self.mlp_out or not self.mlp):
+            raise ModelError("a parallel layer needs an MLP and supports no output norms.")
+        if self.post_norm and not (self.attention_out and self.mlp_out and self.mlp):
+            raise ModelError("post_norm needs attention_out, mlp_out and an MLP.")
+        if self.normed_residual and not (self.attention_in and self.mlp_in and self.mlp):
+            raise ModelError("normed_residual needs attention_in, mlp_in and an MLP.")
+        if self.shared and not (isinstance(self.attention, AttentionSpec) and self.recurrent):
+            raise ModelError("shared needs attention and a recurrent part.")
+
+    @property
+    def kv_source_layer(self) -> int | None:
+        """Index of the earlier layer that owns this layer's keys and values; None: its own."""
+        return self.attention.kv_source_layer if isinstance(self.attention, AttentionSpec) else None
+
+
+def check_activation(name: str) -> None:
+    if name not in ACTIVATIONS:
+        raise ModelError(f"activation: got {name!r}; expected one of {', '.join(ACTIVATIONS)}.")
