@@ -1,4 +1,4 @@
-"""The command line: two-stage parse, commands as entries, help. What a command's `run` is given."""
+"""The command line: two-stage parsing, commands as entries, and help."""
 
 from core.cli.context import CommandContext
 

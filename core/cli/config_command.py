@@ -1,4 +1,4 @@
-"""`engine config`: the effective configuration, and where each value came from."""
+"""`engine config`: prints the effective configuration and the origin of each value."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from core.cli.context import CommandContext
 
 SECRETS = ("token", "key", "password", "secret")
-"""Endings of names whose values are never printed."""
+"""Name endings of values that are never printed."""
 HIDDEN = "***"
 
 
 class ConfigCommand:
-    """Prints what an engine started with the same arguments would use."""
+    """Prints the configuration that an engine with the same arguments would use."""
 
     help = "Print the effective configuration and where each value came from."
     takes_engine_options = True
@@ -46,8 +46,9 @@ class ConfigCommand:
         elif context.args.toml:
             print("\n".join(_as_toml(context)))
         else:
+            origin_of = context.provenance.origin_of
             rows = [
-                (found.flag, _shown(found, value), context.provenance.of(found.name))
+                (found.flag, _as_text(value), origin_of(found.name))
                 for found, value in _values(context)
             ]
             widths = [min(40, max(len(row[i]) for row in rows)) for i in range(2)]
@@ -69,22 +70,22 @@ def _values(context: CommandContext) -> Iterator[tuple[Field, Any]]:
         yield found, HIDDEN if secret else value
 
 
-def _shown(found: Field, value: Any) -> str:
-    return (
-        "-" if value is None else value if isinstance(value, str) and value else json.dumps(value)
-    )
+def _as_text(value: Any) -> str:
+    if value is None:
+        return "-"
+    return value if isinstance(value, str) and value else json.dumps(value)
 
 
 def _as_json(context: CommandContext) -> dict[str, Any]:
     printed: dict[str, Any] = {}
     for found, value in _values(context):
-        entry = {"value": value, "origin": context.provenance.of(found.name)}
+        entry = {"value": value, "origin": context.provenance.origin_of(found.name)}
         printed.setdefault(found.group, {})[found.name] = entry
     return printed
 
 
 def _as_toml(context: CommandContext) -> Iterator[str]:
-    """Yield the lines of a file that gives the same configuration; values without one are comments."""
+    """Yield the lines of a file with the same configuration; unset values are comments."""
     group = None
     for found, value in _values(context):
         if found.group != group:

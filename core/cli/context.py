@@ -1,4 +1,4 @@
-"""What a command is run with."""
+"""`CommandContext`: the argument of a command's `run`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class CommandContext:
-    """What a command is run with. A positional argument called `model` has gone into the
-    configuration already.
+    """The argument of a command's `run`. A positional `model` is part of the configuration.
 
-    For commands that take no engine options the configuration holds the start-up flags only, and
-    plugins are not loaded until `registry` is read, so that a broken one can be examined.
+    For commands without engine options the configuration has the start-up flags only, and plugins
+    load when `registry` is first read, so that broken ones can be examined.
     """
 
     args: argparse.Namespace
@@ -29,7 +28,7 @@ class CommandContext:
     config: EngineConfig
     provenance: Provenance
     table: FieldTable
-    """Everything that can be configured."""
+    """The field table."""
     loaded: Registry | None = field(default=None, repr=False)
 
     @property
@@ -41,7 +40,7 @@ class CommandContext:
 
     @property
     def registry(self) -> Registry:
-        """The loaded plugins. Raises `PluginError` for a broken one."""
+        """The loaded plugins. Raises `PluginError` for a broken plugin."""
         if self.loaded is None:
             self.loaded = load_plan(self.plan)
         return self.loaded

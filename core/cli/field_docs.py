@@ -1,6 +1,4 @@
-"""Texts of the section fields: the docstrings beneath them, read from the source only when help is
-asked for.
-"""
+"""Help texts of the section fields: their docstrings, read from the source on demand."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from core.config.fields import Field, FieldTable
 
 
 def section_docs() -> dict[str, str]:
-    """Return the text of every section field by flat name, and of every section under "[name]"."""
+    """Return the texts of all section fields by flat name, and of sections by "[name]"."""
     tree = ast.parse(inspect.getsource(sections))
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
     docs: dict[str, str] = {}
@@ -28,5 +26,5 @@ def section_docs() -> dict[str, str]:
 
 
 def field_doc(found: Field, docs: Mapping[str, str]) -> str:
-    """Return one field's text."""
+    """Return the help text of one field."""
     return found.help if found.help is not None else docs.get(found.name, "")

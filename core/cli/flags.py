@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 from core.cli.field_docs import field_doc, section_docs
-from core.cli.reference_page import is_switch, metavar, show_default
-from core.config.build import Given, Layer, given
-from core.config.fields import Field, FieldTable
-from core.config.values import ValueType
+from core.cli.reference_page import show_default
+from core.config.build import Layer, Setting, convert_setting
+from core.config.fields import Field, FieldTable, argparse_options, is_switch
 from core.errors import ConfigError, did_you_mean
 
 SHORT: Final[Mapping[str, str]] = {
@@ -37,22 +36,20 @@ SHORT: Final[Mapping[str, str]] = {
     "quantization": "-q",
     "tensor_parallel_size": "-tp",
 }
-"""Spellings people know, whoever brings the option."""
+"""Short flags of vLLM, by option. The option may belong to a plugin."""
 RENAMED: Final[Mapping[str, str]] = {
     "--disable-log-requests": "--no-enable-log-requests",
     "--no-disable-log-requests": "--enable-log-requests",
 }
-"""Flags that still work, with a warning, and what is to be written instead."""
+"""Replacements of flags that still work, with a warning."""
 LIST_GROUPS: Final = "listgroup"
 """`--help=listgroup` names the groups."""
 PLANNED: Final = "planned"
-"""`--help=planned` lists the options that are known but refused."""
+"""`--help=planned` lists the known options that are refused."""
 EPILOG: Final = (
     "Before or after the command: --plugins NAME, --plugins-lock FILE, --config FILE, --log-level "
-    "LEVEL, --debug. "
-    "--help=GROUP shows one group (--help=listgroup names them), --help=TEXT the flags that "
-    "contain it, --help=planned the flags known from "
-    "vLLM that are refused for now."
+    "LEVEL, --debug. --help=GROUP shows one group (--help=listgroup names them), --help=TEXT the "
+    "flags that contain it, --help=planned the flags known from vLLM that are refused for now."
 )
 
 _DEST: Final = "config:"
@@ -63,25 +60,25 @@ log = logging.getLogger(__name__)
 
 
 class FlagParser(argparse.ArgumentParser):
-    """An argument parser whose complaints are `ConfigError`s."""
+    """An argument parser that raises `ConfigError`."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **options})
 
     def error(self, message: str) -> NoReturn:
-        """Raise instead of leaving the process."""
+        """Raise `ConfigError` instead of exiting the process."""
         raise ConfigError(f"{message[:1].lower()}{message[1:]} (see {self.prog} --help)")
 
     def parse_all(self, argv: Sequence[str], known: Iterable[str] = ()) -> argparse.Namespace:
-        """Parse, with a did-you-mean for what is left over."""
+        """Parse all arguments. Raises `ConfigError` with similar flags for an unknown one."""
         namespace, extra = self.parse_known_args(argv)
         for token in extra:
             flag = token.partition("=")[0]
-            what = "flag" if token.startswith("-") else "argument"
-            hint = (
-                did_you_mean(flag, known) if flag.startswith("--") else ""
-            )  # short ones are all alike
-            raise ConfigError(f"unknown {what} {flag}{hint} (see {self.prog} --help)")
+            sort = "flag" if token.startswith("-") else "argument"
+            hint = ""
+            if flag.startswith("--"):  # short flags are too similar for a suggestion
+                hint = did_you_mean(flag, known)
+            raise ConfigError(f"unknown {sort} {flag}{hint} (see {self.prog} --help)")
         return namespace
 
 
@@ -92,19 +89,25 @@ def add_flags(
     docs: Mapping[str, str] | None = None,
     visible: Callable[[Field], bool] = lambda found: not found.refuse,
 ) -> None:
-    """Add a flag for every field, in a group per section and plugin; texts only where `docs` are
-    given.
+    """Add a flag for each field, in one group per section and plugin.
+
+    Without `docs`, the flags have no help texts.
     """
     for group, fields in table.groups().items():
-        shown = docs is not None and any(map(visible, fields))
-        box = parser.add_argument_group(
-            group, docs.get(f"[{group}]") if docs is not None and shown else None
-        )
+        description = None
+        if docs is not None and any(map(visible, fields)):
+            description = docs.get(f"[{group}]")
+        arguments = parser.add_argument_group(group, description)
         for found in fields:
-            text = _help(found, docs) if docs is not None and visible(found) else argparse.SUPPRESS
+            text = argparse.SUPPRESS
+            if docs is not None and visible(found):
+                text = _help(found, docs)
             try:
-                box.add_argument(
-                    *_spellings(found), dest=_DEST + found.name, help=text, **flag_shape(found.type)
+                arguments.add_argument(
+                    *_spellings(found),
+                    dest=_DEST + found.name,
+                    help=text,
+                    **argparse_options(found.type),
                 )
             except argparse.ArgumentError as error:
                 raise ConfigError(
@@ -115,74 +118,72 @@ def add_flags(
 def parse_flags(
     parser: FlagParser, table: FieldTable, argv: Sequence[str]
 ) -> tuple[argparse.Namespace, Layer]:
-    """Parse a command's arguments; return its own and the layer of configuration flags."""
-    flags = [flag for found in table.by_name.values() for flag in _all_spellings(found)]
-    known = set(flags)
-    argv, dotted = _take_dotted([_respell(token, known) for token in _renamed(argv)], table)
-    taken = (
-        flag
-        for found in table.by_name.values()
-        if not found.refuse
-        for flag in _all_spellings(found)
+    """Return a command's own arguments and the layer of configuration flags."""
+    fields = table.by_name.values()
+    known = {flag for found in fields for flag in _all_spellings(found)}
+    argv, dotted = _split_dotted(
+        [_respell(token, known) for token in _replace_renamed(argv)], table
     )
-    namespace = parser.parse_all(argv, taken)
-    layer: dict[str, Given] = {}
+    accepted = (flag for found in fields if not found.refuse for flag in _all_spellings(found))
+    namespace = parser.parse_all(argv, accepted)
+    layer: dict[str, Setting] = {}
     for dest, raw in list(vars(namespace).items()):
         if dest.startswith(_DEST):
             delattr(namespace, dest)
             found = table.by_name[dest.removeprefix(_DEST)]
             if found.type.optional and raw == ["None"]:
                 raw = None
-            layer[found.name] = given(found, raw, f"flag {found.flag}", found.flag)
+            layer[found.name] = convert_setting(found, raw, f"flag {found.flag}", found.flag)
     for name, keys in dotted.items():
         found = table.by_name[name]
         base = layer[name].value if name in layer else {}
-        layer[name] = given(found, _merged(base or {}, keys), f"flag {found.flag}", found.flag)
+        layer[name] = convert_setting(
+            found, _merged(base or {}, keys), f"flag {found.flag}", found.flag
+        )
     return namespace, layer
 
 
-def show_help(parser: FlagParser, table: FieldTable, wanted: str) -> str:
-    """Return a command's help: all of it, one group, the flags that contain a text, or the planned
-    ones.
+def format_help(parser: FlagParser, table: FieldTable, topic: str) -> str:
+    """Return a command's help.
 
-    `parser` has the command's own arguments and nothing else yet.
+    `topic` selects one group, the flags that contain a text, or the planned flags; "": everything.
+    `parser` has only the command's own arguments so far.
     """
     usage = parser.format_usage().removeprefix("usage: ").strip() + " [options]"
-    if not wanted:
+    if not topic:
         parser.usage = usage
         parser.epilog = EPILOG
         add_flags(parser, table, docs=section_docs())
         return parser.format_help()
-    if wanted == LIST_GROUPS:
+    if topic == LIST_GROUPS:
         docs = section_docs()
         return "".join(
             f"{name:<18} {docs.get(f'[{name}]', 'options of a plugin')}\n"
             for name in table.groups()
         )
     short = FlagParser(prog=parser.prog, usage=usage, add_help=False)
-    if wanted == PLANNED:
+    if topic == PLANNED:
         add_flags(short, table, docs=section_docs(), visible=lambda found: bool(found.refuse))
     else:
-        add_flags(short, _only(table, wanted), docs=section_docs(), visible=lambda found: True)
+        add_flags(short, _select(table, topic), docs=section_docs(), visible=lambda found: True)
     return short.format_help()
 
 
-def _only(table: FieldTable, wanted: str) -> FieldTable:
-    """Return a table of one group, or of the fields whose flag contains the text."""
-    key = wanted.lstrip("-").replace("-", "_").lower()
+def _select(table: FieldTable, topic: str) -> FieldTable:
+    """Return a table of one group, or of the fields with the text in their flag."""
+    key = topic.lstrip("-").replace("-", "_").lower()
     groups = {name.lower(): fields for name, fields in table.groups().items()}
     fields = groups.get(key) or groups.get(key.removesuffix("config"))
     fields = fields or [found for name, found in table.by_name.items() if key in name]
     if not fields:
-        hint = did_you_mean(
-            key, [*groups, *(name for name, found in table.by_name.items() if not found.refuse)]
-        )
+        accepted = [name for name, found in table.by_name.items() if not found.refuse]
+        hint = did_you_mean(key, [*groups, *accepted])
         raise ConfigError(
-            f"--help={wanted}: no group or flag of that name{hint}; groups: {', '.join(groups)}."
+            f"--help={topic}: no group or flag of that name{hint}; groups: {', '.join(groups)}."
         )
-    chosen = FieldTable()
-    chosen.by_name = {found.name: found for found in fields}
-    return chosen
+    selected = FieldTable()
+    selected.by_name = {found.name: found for found in fields}
+    return selected
 
 
 def _help(found: Field, docs: Mapping[str, str]) -> str:
@@ -196,28 +197,12 @@ def _spellings(found: Field) -> list[str]:
 
 
 def _all_spellings(found: Field) -> list[str]:
-    return _spellings(found) + (
-        [found.flag.replace("--", "--no-", 1)] if is_switch(found.type) else []
-    )
+    negated = [found.flag.replace("--", "--no-", 1)] if is_switch(found.type) else []
+    return _spellings(found) + negated
 
 
-def flag_shape(kind: ValueType) -> dict[str, Any]:
-    """Return how argparse must collect the raw texts; converting them is the field's business."""
-    shape: dict[str, Any] = {"default": argparse.SUPPRESS}
-    if is_switch(kind):
-        return shape | {"action": argparse.BooleanOptionalAction}
-    shape["metavar"] = metavar(kind)
-    if bool in kind.scalars:
-        return shape | {"nargs": "?", "const": True}
-    if kind.items is not None:
-        return shape | (
-            {"nargs": kind.length} if kind.length else {"nargs": "+", "action": "extend"}
-        )
-    return shape
-
-
-def _renamed(argv: Sequence[str]) -> list[str]:
-    """Put the new names of flags for their old ones, with a warning."""
+def _replace_renamed(argv: Sequence[str]) -> list[str]:
+    """Return argv with the new names of renamed flags. Logs a warning for each."""
     out = []
     for token in argv:
         new = RENAMED.get(token.replace("_", "-"))
@@ -228,26 +213,30 @@ def _renamed(argv: Sequence[str]) -> list[str]:
 
 
 def _respell(token: str, known: set[str]) -> str:
-    """Turn underscores of a known flag into dashes; other tokens stay as they are."""
+    """Return the token with dashes if it is a known flag, and unchanged otherwise."""
     flag, assigned, value = token.partition("=")
     dashed = flag.replace("_", "-")
     return dashed + assigned + value if flag.startswith("--") and dashed in known else token
 
 
-def _take_dotted(argv: list[str], table: FieldTable) -> tuple[list[str], dict[str, dict[str, Any]]]:
-    """Take `--name.key value` out of argv; values are JSON where they can be."""
-    left: list[str] = []
-    taken: dict[str, dict[str, Any]] = {}
+def _split_dotted(
+    argv: list[str], table: FieldTable
+) -> tuple[list[str], dict[str, dict[str, Any]]]:
+    """Return the other tokens, and the objects from `--name.key value` by option.
+
+    A value is parsed as JSON if possible.
+    """
+    others: list[str] = []
+    objects: dict[str, dict[str, Any]] = {}
     tokens = iter(argv)
     for token in tokens:
         match = _DOTTED.fullmatch(token)
-        found = (
-            table.by_name.get(_LONG.get(match[1]) or match[1].lstrip("-").replace("-", "_"))
-            if match
-            else None
-        )
+        found = None
+        if match is not None:
+            name = _LONG.get(match[1]) or match[1].lstrip("-").replace("-", "_")
+            found = table.by_name.get(name)
         if match is None or found is None or not found.type.mapping:
-            left.append(token)
+            others.append(token)
             continue
         text = match[3] if match[3] is not None else next(tokens, None)
         if text is None:
@@ -255,8 +244,8 @@ def _take_dotted(argv: list[str], table: FieldTable) -> tuple[list[str], dict[st
         value: Any = _json_or_text(text)
         for key in reversed(match[2].split(".")):
             value = {key: value}
-        taken[found.name] = _merged(taken.get(found.name, {}), value)
-    return left, taken
+        objects[found.name] = _merged(objects.get(found.name, {}), value)
+    return others, objects
 
 
 def _json_or_text(text: str) -> Any:
@@ -267,7 +256,7 @@ def _json_or_text(text: str) -> Any:
 
 
 def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `base` with `over` laid on it, objects inside objects included."""
+    """Return `base` with the values of `over`. Nested objects are merged too."""
     merged = dict(base)
     for key, value in over.items():
         inner = merged.get(key)

@@ -1,7 +1,7 @@
 """`engine`: finds the command, loads plugins, builds the configuration, runs.
 
-Two stages, because plugins contribute commands and flags: the first look (`core.cli.startup`) finds
-what decides about plugins, the second parses everything. Imports no torch.
+Parses in two stages, because plugins contribute commands and flags: `core.cli.startup` reads the
+flags that select plugins; the second stage parses everything. Imports no torch.
 """
 
 from __future__ import annotations
@@ -19,15 +19,24 @@ from typing import TYPE_CHECKING, Final
 
 import core
 from core.cli.context import CommandContext
-from core.cli.flags import FlagParser, add_flags, parse_flags, show_help
+from core.cli.flags import FlagParser, add_flags, format_help, parse_flags
 from core.cli.startup import CONFIG, STARTUP, Startup, read_startup
-from core.config.build import Given, Layer, assemble, given, layer_from_environment, layer_from_file
-from core.config.env import CONFIG_FILE, read_environment
+from core.config.build import (
+    CONFIG_FILE,
+    Layer,
+    Setting,
+    assemble,
+    convert_setting,
+    layer_from_environment,
+    layer_from_file,
+    read_environment,
+)
 from core.config.fields import FieldTable
 from core.config.files import ConfigFile, read_config_file
 from core.errors import ConfigError, EngineError, PluginError, did_you_mean
 from core.logs import setup_logging
 from core.plugin import PluginPlan, load_named, load_plan, make_plan
+from core.plugin.discovery import discover
 
 if TYPE_CHECKING:
     from core.contracts import Command
@@ -39,7 +48,7 @@ OWN_COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
         "print the effective configuration and where it came from",
     ),
 }
-"""Commands that are there whatever the plugins do."""
+"""Commands that do not depend on plugins."""
 
 USAGE: Final = "engine [--plugins NAME] [--plugins-lock FILE] [--config FILE] [--debug] COMMAND ..."
 
@@ -55,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        return _reader_has_left()
+        return _exit_on_closed_stdout()
     except SystemExit as leave:
         return leave.code if isinstance(leave.code, int) else 0
 
@@ -73,15 +82,14 @@ def refuse_foreign_core(path: Sequence[str], own: Path) -> None:
             if found.is_file():
                 raise ConfigError(
                     f"{found} shadows the engine's own package `core` ({own}). Rename it, start "
-                    "from another folder, "
-                    "or take its folder out of PYTHONPATH."
+                    "from another folder, or take its folder out of PYTHONPATH."
                 )
 
 
 def _report(error: EngineError) -> int:
     """Print an error as one block and return the exit status."""
     if isinstance(error.__cause__, BrokenPipeError):
-        return _reader_has_left()
+        return _exit_on_closed_stdout()
     hint = ""
     if logging.getLogger("core").isEnabledFor(logging.DEBUG):
         traceback.print_exception(error)
@@ -91,9 +99,10 @@ def _report(error: EngineError) -> int:
     return 2 if isinstance(error, ConfigError) else 1
 
 
-def _reader_has_left() -> int:
-    """Point stdout elsewhere once its reader (head, less) has gone, so that the interpreter's last
-    flush is quiet.
+def _exit_on_closed_stdout() -> int:
+    """Redirect stdout to the null device and return the exit status.
+
+    Its reader (head, less) has closed the pipe; the interpreter's last flush would fail.
     """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1
@@ -121,20 +130,20 @@ def _run(argv: list[str]) -> int:
         command, blame = _find_command(startup.command, registry)
         table = FieldTable(registry.options())
     except EngineError as error:
-        examiner = _examiner(startup.command, context)
+        examiner = _load_examiner(startup.command, context)
         if examiner is not None:
             return _run_plain(examiner, startup, context)
         unknown = context.loaded is not None and startup.command not in _commands(context.loaded)
-        if unknown or _help_wanted(startup.rest) is None:
+        if unknown or _help_topic(startup.rest) is None:
             raise
-        print(f"usage: engine {startup.command} [options]\n\nOnly this much help, because {error}")
+        print(f"usage: engine {startup.command} [options]\n\nThe options are missing: {error}")
         return 0
     with blame:
-        while (parts := getattr(command, "subcommands", None)) is not None:
+        while (subcommands := getattr(command, "subcommands", None)) is not None:
             name = startup.rest.pop(0) if startup.rest else ""
-            if name not in parts:
-                return _print_parts(startup.command, parts, name)
-            command = parts[name]()
+            if name not in subcommands:
+                return _print_subcommands(startup.command, subcommands, name)
+            command = subcommands[name]()
             startup.command = f"{startup.command} {name}"
         if not command.takes_engine_options:
             return _run_plain(command, startup, context)
@@ -144,29 +153,31 @@ def _run(argv: list[str]) -> int:
 def _early_context(
     startup: Startup, environment: Mapping[str, str], file: ConfigFile | None
 ) -> CommandContext:
-    """Return a context that knows what decides about plugins and logging, and nothing else."""
+    """Return a context with only the settings of plugins and logging."""
     table = FieldTable()
-    layer: dict[str, Given] = {}
+    layer: dict[str, Setting] = {}
     for name in sorted(STARTUP - {CONFIG}):
         field = table.by_name[name]
-        seen = file.peek(field) if file is not None else None
-        if seen is not None and seen[0] is not None:
-            layer[name] = given(field, seen[0], f"file {seen[1]}", f"{seen[1]}: {name}")
+        found = file.peek(field) if file is not None else None
+        if found is None or found[0] is None:
+            continue
+        raw, location = found
+        layer[name] = convert_setting(field, raw, f"file {location}", f"{location}: {name}")
     config, provenance = assemble(
-        table, [layer, layer_from_environment(table, environment), _given(startup, table)]
+        table, [layer, layer_from_environment(table, environment), _startup_layer(startup, table)]
     )
     return CommandContext(argparse.Namespace(), config, provenance, table)
 
 
-def _given(startup: Startup, table: FieldTable) -> Layer:
+def _startup_layer(startup: Startup, table: FieldTable) -> Layer:
     """Return the layer of start-up flags."""
-    layer: dict[str, Given] = {}
+    layer: dict[str, Setting] = {}
     for name, values in startup.given.items():
-        if name != CONFIG:
-            field = table.by_name[name]
-            layer[name] = given(
-                field, values if field.type.items else values[-1], f"flag {field.flag}", field.flag
-            )
+        if name == CONFIG:
+            continue
+        field = table.by_name[name]
+        raw = values if field.type.items else values[-1]
+        layer[name] = convert_setting(field, raw, f"flag {field.flag}", field.flag)
     return layer
 
 
@@ -176,7 +187,7 @@ def _run_plain(command: Command, startup: Startup, context: CommandContext) -> i
     command.add_arguments(parser)
     try:
         context.args = parser.parse_all(startup.rest)
-    except SystemExit:  # the help was asked for, and argparse has printed it
+    except SystemExit:  # argparse has printed the help
         return 0
     return command.run(context)
 
@@ -192,14 +203,14 @@ def _run_configured(
     """Run a command with the full configuration."""
     parser = FlagParser(prog=f"engine {startup.command}", description=command.help, add_help=False)
     command.add_arguments(parser)
-    wanted = _help_wanted(startup.rest)
-    if wanted is not None:
-        print(show_help(parser, table, wanted), end="")
+    topic = _help_topic(startup.rest)
+    if topic is not None:
+        print(format_help(parser, table, topic), end="")
         return 0
     add_flags(parser, table)
     args, flags = parse_flags(parser, table, startup.rest)
     layers: list[Layer] = [] if file is None else [layer_from_file(table, file)]
-    layers += [layer_from_environment(table, environment), _given(startup, table), flags]
+    layers += [layer_from_environment(table, environment), _startup_layer(startup, table), flags]
     model = getattr(args, "model", None)
     if model is not None:
         if "model" in flags and flags["model"].value != model:
@@ -207,7 +218,8 @@ def _run_configured(
                 f"two models: the argument {model!r} and --model {flags['model'].value!r}; give "
                 "one."
             )
-        layers.append({"model": given(table.by_name["model"], model, "argument MODEL", "MODEL")})
+        setting = convert_setting(table.by_name["model"], model, "argument MODEL", "MODEL")
+        layers.append({"model": setting})
     config, provenance = assemble(table, layers)
     config, registry = load_named(config, context.registry)
     observability = config.observability
@@ -217,27 +229,26 @@ def _run_configured(
     return command.run(CommandContext(args, config, provenance, table, registry))
 
 
-def _print_parts(command: str, parts: Mapping[str, type[Command]], wanted: str) -> int:
+def _print_subcommands(command: str, subcommands: Mapping[str, type[Command]], token: str) -> int:
     """Print the subcommands of a command.
 
-    Raises `ConfigError` when something else was asked for than help.
+    Raises `ConfigError` if the token is not a help flag.
     """
-    if _help_wanted([wanted]) is None:
-        what = f"unknown subcommand {wanted!r}" if wanted else "a subcommand is missing"
-        raise ConfigError(
-            f"engine {command}: {what}; there are: {', '.join(parts)}{did_you_mean(wanted, parts)}"
-        )
+    if _help_topic([token]) is None:
+        problem = f"unknown subcommand {token!r}" if token else "a subcommand is missing"
+        hint = did_you_mean(token, subcommands)
+        raise ConfigError(f"engine {command}: {problem}; there are: {', '.join(subcommands)}{hint}")
     print(f"usage: engine {command} SUBCOMMAND ...\n\nsubcommands:")
-    for name, part in parts.items():
-        print(f"  {name:<12} {part.help}")
+    for name, subcommand in subcommands.items():
+        print(f"  {name:<12} {subcommand.help}")
     print(f"\n`engine {command} SUBCOMMAND --help` shows a subcommand's options.")
     return 0
 
 
 def _find_command(name: str, registry: Registry) -> tuple[Command, AbstractContextManager[object]]:
-    """Return a command, and the context in which what goes wrong is its plugin's fault."""
+    """Return a command, and the context that attributes errors to its plugin."""
     if name in OWN_COMMANDS:
-        return _own(name), nullcontext()
+        return _own_command(name), nullcontext()
     known = _commands(registry)
     if name not in known and (hint := did_you_mean(name, known)):
         raise ConfigError(f"unknown command {name!r}{hint}")
@@ -254,11 +265,7 @@ def _commands(registry: Registry) -> list[str]:
 
 def _runs_before_plugins(name: str, context: CommandContext) -> Command | None:
     """Return the command of this name if it runs before any other plugin is loaded."""
-    try:
-        plan = context.plan
-    except EngineError:  # the command itself reports what is wrong with the plan
-        plan = make_plan()
-    refs = [ref for ref in plan.plugins if ref.name == f"command_{name}"]
+    refs = [ref for ref in discover() if ref.builtin and ref.name == f"command_{name}"]
     with suppress(EngineError):
         registry = load_plan(PluginPlan(plugins=tuple(refs)))
         for registered in registry.entries("commands"):
@@ -269,9 +276,10 @@ def _runs_before_plugins(name: str, context: CommandContext) -> Command | None:
     return None
 
 
-def _examiner(name: str, context: CommandContext) -> Command | None:
-    """Return the command of this name if it examines plugins, which it can do when some of them are
-    broken.
+def _load_examiner(name: str, context: CommandContext) -> Command | None:
+    """Return the command of this name if it examines plugins.
+
+    It runs even if other plugins are broken.
     """
     with suppress(EngineError):
         for ref in context.plan.plugins:
@@ -284,22 +292,22 @@ def _examiner(name: str, context: CommandContext) -> Command | None:
     return None
 
 
-def _own(name: str) -> Command:
+def _own_command(name: str) -> Command:
     module, _, attribute = OWN_COMMANDS[name][0].partition(":")
     command: Command = getattr(importlib.import_module(module), attribute)()
     return command
 
 
 def _packages(plan: PluginPlan) -> set[str]:
-    """Return the top packages of the plugins, by whose names they log."""
+    """Return the top-level packages of the plugins: the names of their loggers."""
     return {
         f"engine_local_{ref.name}" if ref.is_file else ref.target.partition(".")[0]
         for ref in plan.plugins
     }
 
 
-def _help_wanted(argv: Sequence[str]) -> str | None:
-    """Return what `--help` asks for: "" for everything, None when nobody asked."""
+def _help_topic(argv: Sequence[str]) -> str | None:
+    """Return the topic of `--help=TOPIC`: "" for everything, None without a help flag."""
     for token in argv:
         if token == "--":
             break
@@ -309,9 +317,9 @@ def _help_wanted(argv: Sequence[str]) -> str | None:
 
 
 def _print_overview(context: CommandContext) -> int:
-    """Print the commands there are; a broken plugin is named instead of hiding them."""
+    """Print the commands. An error of a plugin is appended to the list."""
     rows = {name: summary for name, (_, summary) in OWN_COMMANDS.items()}
-    trouble = ""
+    problem = ""
     try:
         registry = load_plan(
             make_plan(context.config.plugins.plugins, context.config.plugins.plugins_lock)
@@ -321,12 +329,12 @@ def _print_overview(context: CommandContext) -> int:
             for registered in registry.entries("commands")
         }
     except EngineError as error:
-        trouble = f"\nCommands of plugins are missing here, because {error}\n"
+        problem = f"\nCommands of plugins are missing here, because {error}\n"
     print(f"usage: {USAGE}\n\ncommands:")
     for name in sorted(rows):
         print(f"  {name:<12} {rows[name]}")
     print(
-        f"{trouble}\n`engine COMMAND --help` shows a command's options, `engine --version` the "
+        f"{problem}\n`engine COMMAND --help` shows a command's options, `engine --version` the "
         "version."
     )
     return 0

@@ -1,7 +1,4 @@
-"""The first look at argv: what must be known before plugins are loaded.
-
-Knows no command's own flags.
-"""
+"""The first parse of argv: flags that must be known before plugins are loaded."""
 
 from __future__ import annotations
 
@@ -19,26 +16,26 @@ STARTUP: Final = frozenset({CONFIG, "plugins", "plugins_lock", "log_level", "log
 
 @dataclass(slots=True)
 class Startup:
-    """What the first look found."""
+    """Result of the first parse."""
 
     command: str | None = None
     rest: list[str] = field(default_factory=list)
-    """The command's arguments, start-up flags taken out."""
+    """The command's arguments, without start-up flags."""
     given: dict[str, list[str]] = field(default_factory=dict)
     """Values of start-up flags, by field name."""
     version: bool = False
     wants_help: bool = False
-    """Help for the whole program was asked for, before any command."""
+    """True: `--help` comes before any command."""
 
     def last(self, name: str) -> str | None:
-        """Return the last value given for a flag that takes one."""
+        """Return the last value of a flag that takes one."""
         return self.given[name][-1] if name in self.given else None
 
 
 def read_startup(argv: Sequence[str]) -> Startup:
-    """Take command and start-up flags out of argv.
+    """Extract the command and start-up flags from argv.
 
-    Raises `ConfigError` for any other flag before the command.
+    Raises `ConfigError` for other flags before the command.
     """
     found = Startup()
     tokens = list(argv)
@@ -50,7 +47,7 @@ def read_startup(argv: Sequence[str]) -> Startup:
             found.version = True
         elif not token.startswith("-"):
             found.command = token
-        elif not _take(found, token, tokens, most=1):
+        elif not _consume(found, token, tokens, max_values=1):
             hint = did_you_mean(token, _FLAGS)
             raise ConfigError(
                 f"unknown flag {token} before the command{hint}; other flags come after it."
@@ -60,7 +57,7 @@ def read_startup(argv: Sequence[str]) -> Startup:
         if token == "--":
             found.rest += [token, *tokens]
             break
-        if not _take(found, token, tokens, most=None):
+        if not _consume(found, token, tokens, max_values=None):
             found.rest.append(token)
     return found
 
@@ -68,9 +65,10 @@ def read_startup(argv: Sequence[str]) -> Startup:
 _FLAGS: Final[Mapping[str, str]] = {"--" + name.replace("_", "-"): name for name in sorted(STARTUP)}
 
 
-def _take(found: Startup, token: str, tokens: list[str], most: int | None) -> bool:
-    """Consume a start-up flag and its values; before the command a list takes one, lest it swallow
-    the command.
+def _consume(found: Startup, token: str, tokens: list[str], max_values: int | None) -> bool:
+    """Consume a start-up flag and its values; return False for other tokens.
+
+    Before the command a list takes one value, so that it does not consume the command.
     """
     if token == "--debug":
         found.given["log_level"] = ["debug"]
@@ -80,13 +78,11 @@ def _take(found: Startup, token: str, tokens: list[str], most: int | None) -> bo
     if name is None:
         return False
     values = [value] if assigned else []
-    most = most if name in LISTS else 1
-    while (
-        not assigned
-        and tokens
-        and not tokens[0].startswith("-")
-        and (most is None or len(values) < most)
-    ):
+    if name not in LISTS:
+        max_values = 1
+    while not assigned and tokens and not tokens[0].startswith("-"):
+        if max_values is not None and len(values) >= max_values:
+            break
         values.append(tokens.pop(0))
     if not values:
         raise ConfigError(f"{flag} needs a value.")

@@ -1,96 +1,130 @@
-"""From layers of given values to one `EngineConfig`, with where each value came from.
+"""Builds one `EngineConfig` from layers of settings, and records the origin
+of each value.
 
-A layer holds what one place said (file, environment, flags, keywords), already converted. The later
-layer wins: default < file < environment < flag. Knows no argv.
+A layer holds the converted values of one source. Later layers win: default < file <
+environment < flag. All environment variables that the engine reads are listed here.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
-from core.config import env
 from core.config.fields import OPTIONS, Field, FieldTable, PluginOptions
 from core.config.files import ConfigFile
 from core.config.sections import EngineConfig
 from core.config.values import BadValue
 from core.errors import ConfigError
 
+CONFIG_FILE: Final = "ENGINE_CONFIG"
+"""Environment variable with the configuration file, used without --config."""
+
+ENVIRONMENT_FIELDS: Final[Mapping[str, str]] = {
+    "ENGINE_PLUGINS": "plugins",
+    "ENGINE_LOG_LEVEL": "log_level",
+    # unlike a flag, it is not visible in the process list
+    "ENGINE_API_KEY": "api_key",
+}
+"""Field of each environment variable; ignored if no loaded plugin has the
+field.
+"""
+
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """One value that somebody set."""
+class Setting:
+    """One value that was set, and its source."""
 
     value: Any
     origin: str
-    """Where: "flag --max-model-len", "file engine.toml, line 3", "environment ENGINE_PLUGINS",
-    "keyword dtype".
+    """Source: "flag --max-model-len", "file engine.toml, line 3",
+    "environment ENGINE_PLUGINS", "keyword dtype".
     """
 
 
-Layer = Mapping[str, Given]
+Layer = Mapping[str, Setting]
 
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Where each value of a configuration came from."""
+    """The origin of each value of a configuration."""
 
     origins: Mapping[str, str] = field(default_factory=dict)
 
-    def of(self, name: str) -> str:
-        """Return the origin of the field with this flat name, "default" where nobody set it."""
+    def origin_of(self, name: str) -> str:
+        """Return the origin of the field with this flat name, or
+        "default".
+        """
         return self.origins.get(name, "default")
 
 
-def given(found: Field, value: Any, origin: str, shown: str) -> Given:
-    """Convert a value to its field's type. Raises `ConfigError` that begins with `shown`."""
+def convert_setting(found: Field, value: Any, origin: str, label: str) -> Setting:
+    """Convert a value to its field's type.
+
+    Raises `ConfigError` that begins with `label`.
+    """
     try:
-        return Given(found.type.convert(value), origin)
+        return Setting(found.type.convert(value), origin)
     except BadValue as error:
-        if found.refuse:
-            return Given(
-                f"{value!r:.100}", origin
-            )  # refused with its own text, which says more than a wrong type
-        raise ConfigError(f"{shown} {value!r}: {error}.") from error
+        if found.refuse:  # its own error message says more than a wrong type
+            return Setting(f"{value!r:.100}", origin)
+        raise ConfigError(f"{label} {value!r}: {error}.") from error
+
+
+def read_environment() -> dict[str, str]:
+    """Return the engine's environment variables that are set and
+    not empty.
+    """
+    names = (CONFIG_FILE, *ENVIRONMENT_FIELDS)
+    return {name: os.environ[name] for name in names if os.environ.get(name)}
 
 
 def layer_from_file(table: FieldTable, file: ConfigFile) -> Layer:
-    """Return what a file says. Raises `ConfigError` naming file, line and key."""
-    layer: dict[str, Given] = {}
-    for found, value, place in file.values(table):
+    """Return the settings of a file.
+
+    Raises `ConfigError` naming file, line and key.
+    """
+    layer: dict[str, Setting] = {}
+    for found, value, location in file.values(table):
         if found.name in layer:
             raise ConfigError(
-                f"{place}: {found.name!r} is set twice, also in {layer[found.name].origin}."
+                f"{location}: {found.name!r} is set twice, also in {layer[found.name].origin}."
             )
         value = found.default if value is None else value
-        layer[found.name] = given(found, value, f"file {place}", f"{place}: {found.name}")
+        label = f"{location}: {found.name}"
+        layer[found.name] = convert_setting(found, value, f"file {location}", label)
     return layer
 
 
 def layer_from_environment(table: FieldTable, environment: Mapping[str, str]) -> Layer:
-    """Return what environment variables say."""
-    return {
-        name: given(table.by_name[name], environment[variable], f"environment {variable}", variable)
-        for variable, name in env.FIELDS.items()
-        if variable in environment and name in table.by_name
-    }
+    """Return the settings of environment variables."""
+    layer = {}
+    for variable, name in ENVIRONMENT_FIELDS.items():
+        if variable in environment and name in table.by_name:
+            value = environment[variable]
+            origin = f"environment {variable}"
+            layer[name] = convert_setting(table.by_name[name], value, origin, variable)
+    return layer
 
 
 def layer_from_keywords(table: FieldTable, keywords: Mapping[str, Any]) -> Layer:
-    """Return what keyword arguments say; None means the default."""
+    """Return the settings of keyword arguments; None means the default."""
     layer = {}
     for name, value in keywords.items():
         found = table.find(name)
         if value is not None:
-            layer[found.name] = given(found, value, f"keyword {name}", f"{name}=")
+            layer[found.name] = convert_setting(found, value, f"keyword {name}", f"{name}=")
     return layer
 
 
 def assemble(table: FieldTable, layers: Sequence[Layer]) -> tuple[EngineConfig, Provenance]:
-    """Lay the layers over the defaults. Raises `ConfigError` for values that cannot work."""
-    merged: dict[str, Given] = {}
+    """Return the defaults overlaid with the layers.
+
+    Raises `ConfigError` for invalid values.
+    """
+    merged: dict[str, Setting] = {}
     for layer in layers:
         merged.update(layer)
     values: dict[str, dict[str, Any]] = {name: {} for name in (*table.sections, OPTIONS)}
@@ -114,28 +148,30 @@ def assemble(table: FieldTable, layers: Sequence[Layer]) -> tuple[EngineConfig, 
 
 
 def config_from_kwargs(kwargs: Mapping[str, Any], options: PluginOptions = ()) -> EngineConfig:
-    """Build the configuration of `LLM(**kwargs)`: flat names of all sections and plugins' options.
+    """Return the configuration of `LLM(**kwargs)`: flat names of sections and
+    plugins' options.
 
-    Variables of the environment count where no keyword is given. Raises `ConfigError` for an
-    unknown name.
+    Environment variables apply where no keyword is set. Raises `ConfigError` for
+    unknown names.
     """
     table = FieldTable(options)
-    environment = layer_from_environment(table, env.read_environment())
+    environment = layer_from_environment(table, read_environment())
     return assemble(table, [environment, layer_from_keywords(table, kwargs)])[0]
 
 
 def plugins_from_kwargs(kwargs: Mapping[str, Any]) -> tuple[list[str], str | None]:
-    """Return plugin selection and lock file of `LLM(**kwargs)`, needed before plugins' options are
-    known.
+    """Return plugin selection and lock file of `LLM(**kwargs)`, before
+    plugins are loaded.
     """
-    section = config_from_kwargs(
-        {name: kwargs[name] for name in ("plugins", "plugins_lock") if name in kwargs}
-    ).plugins
+    names = ("plugins", "plugins_lock")
+    section = config_from_kwargs({name: kwargs[name] for name in names if name in kwargs}).plugins
     return section.plugins, section.plugins_lock
 
 
 def _with_origins(message: str, merged: Layer) -> str:
-    """Say where the flags named in a message got their values, where that was no flag."""
+    """Return the message with the origins of values that do not come from
+    flags.
+    """
     for flag in dict.fromkeys(re.findall(r"--([a-z][a-z0-9-]+)", message)):
         setting = merged.get(flag.replace("-", "_"))
         if setting is not None and not setting.origin.startswith("flag"):

@@ -1,10 +1,12 @@
-"""The table of everything that can be configured: section fields and plugins' options, as equals.
+"""The field table: every configurable value, of the engine's sections and of
+plugins' options.
 
-Flags, files, keywords, help and the reference page are all read from it. Knows no argv and no file.
+Flags, files, keywords, help and the reference page are generated from it.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import typing
 from collections.abc import Callable, Iterable
@@ -16,35 +18,42 @@ from core.config.values import BadValue, ValueType
 from core.errors import ConfigError, did_you_mean
 
 OPTIONS: Final = "options"
-"""Section of the values that belong to plugins."""
+"""Name of the section with the plugins' values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A configuration value a plugin contributes: a flag, a key in the config file and a keyword of
-    `LLM`.
+    """A configuration value of a plugin: a flag, a config file key and a
+    keyword of `LLM`.
     """
 
     name: str
-    """Snake case; the flag is `--` plus the name with dashes. Unique over all plugins."""
+    """Snake case; the flag is `--` plus the name with dashes.
+
+    Unique over all plugins.
+    """
     type: Any
-    """bool, int, float, str, list[str], dict, `Literal[...]`, or one of these with `| None`;
-    numbers with their bounds,
-    `Annotated[int, Within(0, 65535)]`."""
+    """bool, int, float, str, list[str], dict, `Literal[...]`, or one of these
+    with `| None`.
+
+    Numbers have bounds: `Annotated[int, Range(0, 65535)]`.
+    """
     default: Any
     help: str
     refuse: str | None = None
-    """Set for options known but not served yet: using one fails with this text."""
+    """Error message of a known but unsupported option; None: supported."""
     neutral: Callable[[Any], bool] | None = None
-    """Of a refused option: says whether a value other than the default asks for nothing either, and
-    so passes.
+    """Predicate of an unsupported option: True for values that request
+    nothing and pass.
     """
     names_plugin: bool = False
-    """The value is a plugin's file or module, which is loaded as with `--plugins +VALUE`."""
+    """True: the value is a plugin's file or module, loaded like `--plugins
+    +VALUE`.
+    """
 
 
 PluginOptions = Iterable[tuple[str, Option]]
-"""Options with the names of their plugins."""
+"""Options, each with the name of its plugin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,34 +62,38 @@ class Field:
 
     name: str
     section: str
-    """Section of `EngineConfig` it is stored in; `options` for a plugin's."""
+    """Section of `EngineConfig`; `options` for a plugin's option."""
     group: str
-    """Section or plugin name: title in help, table in files."""
+    """Section or plugin name: group in help, table in files."""
     type: ValueType
     default: Any
     help: str | None = None
-    """Text of a plugin's option; a section field's is beneath it in the source
-    (`core.cli.field_docs`).
+    """Help text of a plugin's option; `core.cli.field_docs` has that of a
+    section field.
     """
     refuse: str | None = None
     neutral: Callable[[Any], bool] | None = None
 
     def refuses(self, value: Any) -> bool:
-        """Say whether the option is known, but this value of it not served."""
-        return (
-            bool(self.refuse)
-            and value != self.default
-            and not (self.neutral and self.neutral(value))
-        )
+        """Return whether the option is unsupported and this value requests
+        it.
+        """
+        if not self.refuse or value == self.default:
+            return False
+        return not (self.neutral and self.neutral(value))
 
     def fault(self, value: Any) -> str:
-        """Say what is wrong with a value of the right type, the flag first; empty: nothing."""
-        found = "" if self.refuse or value == self.default else self.type.fault(value)
+        """Return the error of a value of the right type, with the flag;
+        empty: it is valid.
+        """
+        if self.refuse or value == self.default:
+            return ""
+        found = self.type.fault(value)
         return f"{self.flag} {found}" if found else ""
 
     @property
     def flag(self) -> str:
-        """The flag, in its usual spelling."""
+        """The flag in its canonical spelling."""
         return "--" + self.name.replace("_", "-")
 
 
@@ -99,13 +112,11 @@ class FieldTable:
         for section, kind in self.sections.items():
             hints = typing.get_type_hints(kind, include_extras=True)
             for item in dataclasses.fields(kind):
-                made = (
-                    item.default
-                    if item.default_factory is dataclasses.MISSING
-                    else item.default_factory()
-                )
+                default = item.default
+                if item.default_factory is not dataclasses.MISSING:
+                    default = item.default_factory()
                 value = ValueType.of(hints[item.name], item.name)
-                self.by_name[item.name] = Field(item.name, section, section, value, made)
+                self.by_name[item.name] = Field(item.name, section, section, value, default)
         for plugin, option in options:
             self._add_option(plugin, option)
 
@@ -126,23 +137,72 @@ class FieldTable:
             raise ConfigError(
                 f"plugin {plugin!r}: default of option {option.name!r}: {error}"
             ) from error
-        texts = option.help, option.refuse, option.neutral
-        self.by_name[option.name] = Field(option.name, OPTIONS, plugin, kind, default, *texts)
+        self.by_name[option.name] = Field(
+            option.name,
+            OPTIONS,
+            plugin,
+            kind,
+            default,
+            help=option.help,
+            refuse=option.refuse,
+            neutral=option.neutral,
+        )
 
     def find(self, spelt: str) -> Field:
-        """Return the field of this name, dashes allowed. Raises `ConfigError` with the nearest one."""
+        """Return the field of this name, dashes allowed.
+
+        Raises `ConfigError` with the nearest name.
+        """
         found = self.by_name.get(spelt.replace("-", "_"))
         if found is None:
-            taken = (name for name, found in self.by_name.items() if not found.refuse)
-            hint = did_you_mean(spelt.replace("-", "_"), taken)
+            supported = (name for name, found in self.by_name.items() if not found.refuse)
+            hint = did_you_mean(spelt.replace("-", "_"), supported)
             raise ConfigError(
                 f"unknown option {spelt!r}{hint or '; `engine config` lists all there are'}"
             )
         return found
 
     def groups(self) -> dict[str, list[Field]]:
-        """Return the fields by section or plugin, in order of declaration."""
+        """Return the fields by section or plugin, in declaration order."""
         groups: dict[str, list[Field]] = {}
         for found in self.by_name.values():
             groups.setdefault(found.group, []).append(found)
         return groups
+
+
+def is_switch(kind: ValueType) -> bool:
+    """Return whether it is a plain boolean; its flag takes no value."""
+    return kind.scalars == (bool,) and not (kind.choices or kind.items or kind.mapping)
+
+
+def metavar(kind: ValueType) -> str:
+    """Return the placeholder of a value in help and docs."""
+    if kind.choices:
+        names = [str(choice) for choice in kind.choices]
+        if kind.optional:
+            names.append("None")
+        return "{" + ",".join(names) + "}"
+    if kind.items is not None:
+        return metavar(kind.items)
+    placeholders = {int: "INT", float: "FLOAT", str: "TEXT"}
+    parts = [placeholders[scalar] for scalar in kind.scalars if scalar in placeholders]
+    if kind.mapping:
+        parts.append("JSON")
+    return "|".join(parts)
+
+
+def argparse_options(kind: ValueType) -> dict[str, Any]:
+    """Return the options of `add_argument` that collect the raw texts of a
+    value.
+    """
+    options: dict[str, Any] = {"default": argparse.SUPPRESS}
+    if is_switch(kind):
+        return options | {"action": argparse.BooleanOptionalAction}
+    options["metavar"] = metavar(kind)
+    if bool in kind.scalars:
+        return options | {"nargs": "?", "const": True}
+    if kind.items is not None and kind.length:
+        return options | {"nargs": kind.length}
+    if kind.items is not None:
+        return options | {"nargs": "+", "action": "extend"}
+    return options

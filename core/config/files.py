@@ -1,4 +1,6 @@
-"""Configuration files: TOML and YAML, keys flat or in tables named after a section or a plugin."""
+"""Configuration files: TOML and YAML, with flat keys or tables per section or
+plugin.
+"""
 
 from __future__ import annotations
 
@@ -15,29 +17,28 @@ from core.errors import ConfigError, did_you_mean
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """A file as it was read: keys not yet looked up, because plugins may still add some."""
+    """A parsed file; its keys are looked up once the plugins' options are
+    known.
+    """
 
     path: Path
     text: str
     content: Mapping[str, Any]
 
-    def place(self, key: str, table: str | None = None) -> str:
-        """Return file, line and table of a key, for messages."""
+    def location(self, key: str, table: str | None = None) -> str:
+        """Return file, line and table of a key for messages."""
         lines = self.text.splitlines()
         start = 0
         if table is not None:
-            start = _line_of(
-                lines,
-                rf'(\[\s*["\']?{re.escape(table)}["\']?\s*\]|["\']?{re.escape(table)}["\']?\s*[:=])',
-                0,
-            )
+            name = rf'["\']?{re.escape(table)}["\']?\s*'
+            start = _line_of(lines, rf"(\[\s*{name}\]|{name}[:=])", 0)
         line = _line_of(lines, rf'\{{?["\']?{re.escape(key)}["\']?\s*[:=]', start)
         return f"{self.path}, line {line + 1}" + (f", [{table}]" if table else "")
 
     def values(self, table: FieldTable) -> Iterator[tuple[Field, Any, str]]:
-        """Yield each value with its field and place.
+        """Yield each field with its value and location.
 
-        Raises `ConfigError` for a key that nobody knows.
+        Raises `ConfigError` for unknown keys.
         """
         groups = table.groups()
         for key, value in self.content.items():
@@ -45,26 +46,21 @@ class ConfigFile:
             field = table.by_name.get(name)
             if isinstance(value, Mapping) and (name in groups or name == OPTIONS):
                 for inner, item in value.items():
-                    yield (
-                        self._member(table, groups, name, str(inner)),
-                        item,
-                        self.place(str(inner), key),
-                    )
+                    member = self._member(table, groups, name, str(inner))
+                    yield member, item, self.location(str(inner), key)
             elif field is not None:
-                yield field, value, self.place(key)
+                yield field, value, self.location(key)
             else:
-                known = (
-                    [*table.by_name, *groups]
-                    if not isinstance(value, Mapping)
-                    else [*groups, *table.by_name]
-                )
+                known = [*table.by_name, *groups]
+                if isinstance(value, Mapping):
+                    known = [*groups, *table.by_name]
                 raise ConfigError(
-                    f"{self.place(key)}: unknown key {key!r}{did_you_mean(name, known)}"
+                    f"{self.location(key)}: unknown key {key!r}{did_you_mean(name, known)}"
                 )
 
     def peek(self, field: Field) -> tuple[Any, str] | None:
-        """Return one value and its place without looking at anything else; None where the file has
-        none.
+        """Return one value and its location; None if the file does not set
+        it.
         """
         inner = self.content.get(field.section)
         tables = [
@@ -74,7 +70,7 @@ class ConfigFile:
         for name, table in tables:
             for key, value in table.items():
                 if str(key).replace("-", "_") == field.name and not isinstance(value, Mapping):
-                    return value, self.place(str(key), name)
+                    return value, self.location(str(key), name)
         return None
 
     def _member(
@@ -84,20 +80,23 @@ class ConfigFile:
         field = table.by_name.get(name)
         if field is not None and group in (field.group, field.section):
             return field
-        place = self.place(key, group)
+        location = self.location(key, group)
         if field is not None:
             raise ConfigError(
-                f"{place}: {key!r} belongs in [{field.group}], or before the first table."
+                f"{location}: {key!r} belongs in [{field.group}], or before the first table."
             )
         known = [f.name for f in groups.get(group, ())]
         raise ConfigError(
-            f"{place}: unknown key "
+            f"{location}: unknown key "
             f"{key!r}{did_you_mean(name, known) or did_you_mean(name, table.by_name)}"
         )
 
 
 def read_config_file(path: str) -> ConfigFile:
-    """Read a .toml, .yaml or .yml file. Raises `ConfigError` naming file, line and fault."""
+    """Return a .toml, .yaml or .yml file.
+
+    Raises `ConfigError` naming file, line and fault.
+    """
     file = Path(path).expanduser()
     try:
         text = file.read_text(encoding="utf-8")

@@ -1,9 +1,9 @@
-"""Typing rules: what an annotation accepts, and how text becomes it. Knows no section, no flag and
-no file.
+"""Typing rules: the values that an annotation accepts, and the conversion of
+text.
 
-Text means the same on the command line, in a file and as a keyword: "None" and "" are None where
-None is allowed, numbers and JSON are read as such, 1k is 1000 and 1K is 1024 where an integer is a
-size.
+Text has one meaning on the command line, in files and as keywords: "None" and "" are
+None where None is allowed; numbers and JSON are parsed; 1k is 1000 and 1K is 1024 for
+sizes.
 """
 
 from __future__ import annotations
@@ -23,54 +23,54 @@ from core.errors import ConfigError, did_you_mean
 
 
 @dataclass(frozen=True, slots=True)
-class Human:
-    """Marks an int that text may write with a suffix; `auto` marks one for which -1 may be written
-    "auto".
+class HumanSize:
+    """Marks an int that text may write with a suffix; with `auto` also "auto"
+    for -1.
     """
 
     auto: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Within:
-    """Marks a number, and says which values are sane: `Annotated[int, Within(0, 65535)]`.
-
-    Both bounds are included.
+class Range:
+    """Marks a number with inclusive bounds: `Annotated[int, Range(0,
+    65535)]`.
     """
 
-    least: float
-    most: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True, slots=True)
-class Blank:
-    """Marks text that may be all white space: `Annotated[str, Blank()]`.
-
-    Of other text that is refused as empty.
+class AllowEmpty:
+    """Marks text that may be empty or blank: `Annotated[str,
+    AllowEmpty()]`.
     """
 
 
-Size = Annotated[int, Human()]
-"""An int that flags and files may also write as 1k (1000), 1K (1024), 25.6k, 2M."""
+Size = Annotated[int, HumanSize()]
+"""An int that may be written as 1k (1000), 1K (1024), 25.6k, 2M."""
 
-ContextSize = Annotated[int, Human(auto=True)]
+ContextSize = Annotated[int, HumanSize(auto=True)]
 """A `Size` that may also be "auto", which is -1."""
 
-_WIDEST: Final = {int: Within(-(2**63), 2**63 - 1), float: Within(-1e300, 1e300)}
-"""Bounds of numbers that have none of their own: what fits 64 bits, what is finite."""
+_DEFAULT_RANGES: Final = {int: Range(-(2**63), 2**63 - 1), float: Range(-1e300, 1e300)}
+"""Default bounds: 64 bits for integers, finite for floats."""
 _POWERS: Final[Mapping[str, int]] = {"k": 1, "m": 2, "g": 3, "t": 4}
 _INTEGER: Final = re.compile(r"[+-]?\d{1,40}")
-_HUMAN: Final = re.compile(r"(\d{1,40}(?:\.\d{1,40})?)([kKmMgGtT])")
-_SHOWN: Final = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
+_HUMAN_SIZE: Final = re.compile(r"(\d{1,40}(?:\.\d{1,40})?)([kKmMgGtT])")
+_TYPE_NAMES: Final = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
 
 
 class BadValue(ValueError):
-    """A value that its annotation does not allow; the text says what was expected."""
+    """A value that its annotation does not allow; the message has the
+    expectation.
+    """
 
 
 @dataclass(slots=True)
 class ValueType:
-    """One annotation, taken apart: the value may be any of what is set here."""
+    """A parsed annotation: a union of everything that is set here."""
 
     scalars: tuple[type, ...] = ()
     choices: tuple[str | int, ...] = ()
@@ -79,13 +79,16 @@ class ValueType:
     """Number of items of a fixed tuple."""
     mapping: bool = False
     optional: bool = False
-    human: Human | None = None
-    within: Within | None = None
+    human: HumanSize | None = None
+    within: Range | None = None
     blank: bool = False
 
     @classmethod
     def of(cls, hint: Any, name: str) -> ValueType:
-        """Take an annotation apart. Raises `ConfigError` for one that no flag can express."""
+        """Return a parsed annotation.
+
+        Raises `ConfigError` for one that no flag can express.
+        """
         found = cls()
         found._add(hint, hint, name)
         return found
@@ -95,13 +98,13 @@ class ValueType:
         args = typing.get_args(hint)
         if hint is type(None):
             self.optional = True
-        elif hint in _SHOWN:
+        elif hint in _TYPE_NAMES:
             self.scalars += (hint,)
         elif origin is Annotated:
             self._add(args[0], whole, name)
-            self.human = next((m for m in args[1:] if isinstance(m, Human)), self.human)
-            self.within = next((m for m in args[1:] if isinstance(m, Within)), self.within)
-            self.blank = self.blank or any(isinstance(m, Blank) for m in args[1:])
+            self.human = next((m for m in args[1:] if isinstance(m, HumanSize)), self.human)
+            self.within = next((m for m in args[1:] if isinstance(m, Range)), self.within)
+            self.blank = self.blank or any(isinstance(m, AllowEmpty) for m in args[1:])
         elif origin in (Union, types.UnionType):
             for arg in args:
                 self._add(arg, whole, name)
@@ -117,59 +120,55 @@ class ValueType:
 
     @property
     def expected(self) -> str:
-        """What a value must be, in words."""
-        words = [f"one of {', '.join(map(str, self.choices))}"] if self.choices else []
-        words += [
-            _SHOWN[s] + (" (1k, 25.6k, 1K=1024)" if s is int and self.human else "")
-            for s in self.scalars
-        ]
-        words += ["a JSON object"] if self.mapping else []
+        """Description of the accepted values."""
+        parts = []
+        if self.choices:
+            parts.append(f"one of {', '.join(map(str, self.choices))}")
+        for scalar in self.scalars:
+            suffixes = " (1k, 25.6k, 1K=1024)" if scalar is int and self.human else ""
+            parts.append(_TYPE_NAMES[scalar] + suffixes)
+        if self.mapping:
+            parts.append("a JSON object")
         if self.items is not None:
             count = f"{self.length} times " if self.length else "a list of: "
-            words.append(count + self.items.expected)
-        return " or ".join(words)
+            parts.append(count + self.items.expected)
+        return " or ".join(parts)
 
     def convert(self, value: Any) -> Any:
-        """Return the value as annotated; strings are read as on the command line.
-
-        Raises `BadValue`.
-        """
+        """Return the value converted to the annotation. Raises `BadValue`."""
         none = ("", "None") if self.items is None else ("None",)
         if self.optional and (value is None or (isinstance(value, str) and value in none)):
             return None
+        if isinstance(value, type) and str in self.scalars:
+            return f"{value.__module__}:{value.__qualname__}"
         if isinstance(value, type):
-            return (
-                f"{value.__module__}:{value.__qualname__}"
-                if str in self.scalars
-                else self._object(value)
-            )
+            return self._object(value)
         value = os.fspath(value) if isinstance(value, os.PathLike) else value
         if isinstance(value, (list, tuple)) and self.items is not None:
             return self._list(list(value))
         return self._text(value) if isinstance(value, str) else self._object(value)
 
     def fault(self, value: Any) -> str:
-        """Say what is wrong with a value of this type: beyond its bounds, or no usable text; empty:
-        nothing.
+        """Return the error of a value of this type: bounds or unusable text;
+        empty: valid.
         """
         if self.items is not None and isinstance(value, (list, tuple)):
             return next(filter(None, map(self.items.fault, value)), "")
         if isinstance(value, str) and value not in self.choices:
-            said = value if self.blank else value.strip()
-            empty = "" if said else "is empty, or holds an empty text; give one, or leave it out."
-            return empty or (
-                "holds a NUL character; no file and no name can." if "\0" in value else ""
-            )
-        bounds = self.within or _WIDEST.get(type(value))
-        if bounds is None or type(value) not in _WIDEST or bounds.least <= value <= bounds.most:
+            text = value if self.blank else value.strip()
+            if not text:
+                return "is empty, or holds an empty text; give one, or leave it out."
+            return "holds a NUL character; no file and no name can." if "\0" in value else ""
+        bounds = self.within or _DEFAULT_RANGES.get(type(value))
+        if bounds is None or type(value) not in _DEFAULT_RANGES:
             return ""
-        if value < bounds.least:
-            return f"{value} is too small; use at least {bounds.least}."
-        return (
-            f"{value} is too large; use at most {bounds.most}."
-            if value > bounds.most
-            else f"{value} is no number."
-        )
+        if bounds.low <= value <= bounds.high:
+            return ""
+        if value < bounds.low:
+            return f"{value} is too small; use at least {bounds.low}."
+        if value > bounds.high:
+            return f"{value} is too large; use up to {bounds.high}."
+        return f"{value} is no number."
 
     def _list(self, values: list[Any]) -> list[Any] | tuple[Any, ...]:
         assert self.items is not None
@@ -198,10 +197,8 @@ class ValueType:
     def _json(self, text: str) -> dict[str, Any]:
         try:
             value = json.loads(text)
-        except (
-            ValueError,
-            RecursionError,
-        ) as error:  # a number of 5,000 digits is no JSONDecodeError
+        # huge numbers raise a plain ValueError
+        except (ValueError, RecursionError) as error:
             raise BadValue(
                 f"expected {self.expected}, or its keys one by one after a dot; not JSON: {error}"
             ) from error
@@ -223,13 +220,13 @@ class ValueType:
         raise BadValue(f"expected {self.expected}")
 
 
-def _integer(text: str, human: Human | None) -> int | None:
-    """Read an integer; None where the text is not one (something else may still take it)."""
+def _integer(text: str, human: HumanSize | None) -> int | None:
+    """Return the integer in a text; None if there is none."""
     if _INTEGER.fullmatch(text):
         return int(text)
     if human is not None and human.auto and text == "auto":
         return -1
-    match = _HUMAN.fullmatch(text)
+    match = _HUMAN_SIZE.fullmatch(text)
     if human is None or match is None:
         return None
     number, suffix = match.groups()

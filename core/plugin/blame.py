@@ -1,5 +1,5 @@
-"""Names the culprit: turns whatever plugin code raises into an error that says whose it is and the
-way out.
+"""Attributes exceptions of plugin code: turns them into errors that name the
+plugin.
 """
 
 from __future__ import annotations
@@ -9,23 +9,25 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from core.errors import EngineError, PluginError
-from core.logs import Seldom
-from core.plugin.refs import PluginRef
+from core.logs import RateLimitedLogger
+from core.plugin.discovery import PluginRef
 
 
 @dataclass(frozen=True, slots=True)
 class Blame(ContextDecorator):
     """Wraps a call into plugin code, as a context manager or a decorator.
 
-    Errors of the engine's own classes pass unchanged: contracts tell plugins to raise them. So do
-    interrupts.
+    The engine's own errors pass unchanged, because contracts let plugins raise them. So
+    do interrupts.
     """
 
     plugin: PluginRef
     action: str
-    """What was being done: "failed in hook engine_models", "cannot be imported"."""
+    """Predicate of the message: "failed in hook engine_models", "cannot be
+    imported".
+    """
     process: str
-    seldom: Seldom
+    fault_log: RateLimitedLogger
 
     def __enter__(self) -> Blame:
         return self
@@ -38,22 +40,23 @@ class Blame(ContextDecorator):
     ) -> None:
         # SystemExit is included: a plugin must not end the process without being named.
         if isinstance(error, (Exception, SystemExit)) and not isinstance(error, EngineError):
-            raise self._named(error) from error
+            raise self._plugin_error(error) from error
 
-    def told(self, error: Exception, request: str | None) -> str:
-        """Return what the client of a request is told of an error in it; the rest goes to the log,
-        but not each time.
+    def client_message(self, error: Exception, request: str | None) -> str:
+        """Return the client's message for an error in a request; the log gets
+        the details.
         """
         if isinstance(error, EngineError) and not isinstance(error, PluginError):
-            return str(error)  # contracts tell plugins to raise them, for clients
-        named = error if isinstance(error, PluginError) else self._named(error)
-        self.seldom.error(self.plugin.name, f"{named} Request: {request!r}.", error)
-        return named.told(request)
+            return str(error)  # raised by the plugin for the client
+        named = error if isinstance(error, PluginError) else self._plugin_error(error)
+        self.fault_log.error(self.plugin.name, f"{named} Request: {request!r}.", error)
+        return named.client_message(request)
 
-    def _named(self, error: BaseException) -> PluginError:
+    def _plugin_error(self, error: BaseException) -> PluginError:
+        cause = f"{type(error).__name__}: {error}"
         message = (
             f"{self.plugin} {self.action} (process {self.process!r}): "
-            f"{type(error).__name__}: {error}. {self.plugin.way_out}"
+            f"{cause}. {self.plugin.disable_hint}"
         )
-        self.seldom.count(self.plugin.name, f"{type(error).__name__}: {error}")
+        self.fault_log.count(self.plugin.name, cause)
         return PluginError(message, self.plugin.name)

@@ -1,6 +1,5 @@
-"""Finds plugins in the metadata of installed distributions and in local files.
-
-Imports none of them.
+"""Finds plugins in installed distributions and local files, without importing
+them.
 """
 
 from __future__ import annotations
@@ -11,16 +10,62 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+import msgspec
 from importlib_metadata import entry_points
 
 import core
 from core.errors import ConfigError
-from core.plugin.refs import PluginRef
 
 GROUP: Final = "engine.plugins"
 CORE: Final = "core"
-"""The distribution whose plugins are the builtins."""
+"""Distribution of the builtin plugins."""
 OPT_IN: Final = "opt_in"
+
+
+class PluginRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One plugin, found but not imported; plain data that is sent to every
+    process.
+    """
+
+    name: str
+    target: str
+    """Module to import, or absolute path of a local file."""
+    distribution: str = ""
+    """Distribution; empty for a local plugin."""
+    version: str = ""
+    builtin: bool = False
+    opt_in: bool = False
+    """True: loads only when named (entry point extra `[opt_in]`)."""
+    named: bool = False
+    """True: the user named it. Third-party routes are served only then."""
+    sha256: str = ""
+    """Hash of a local plugin's file."""
+    flag: str = "--plugins"
+    """Flag that named a local plugin."""
+
+    @property
+    def is_file(self) -> bool:
+        """True for a local file, False for a module."""
+        return self.target.endswith(".py")
+
+    @property
+    def origin(self) -> str:
+        """Distribution and version, or the location of local code."""
+        if self.distribution:
+            return f"{self.distribution} {self.version}"
+        return f"local {'file' if self.is_file else 'module'} {self.target}"
+
+    @property
+    def disable_hint(self) -> str:
+        """How to disable the plugin, as a sentence."""
+        if self.distribution:
+            return f"Leave it out with --plugins no:{self.name}."
+        return f"Correct it, or leave it out of {self.flag}."
+
+    def __str__(self) -> str:
+        return f"plugin {self.name!r} ({self.origin})"
+
+
 KERNEL: Final = PluginRef(
     name="kernel",
     target="core.kernel_plugin",
@@ -28,25 +73,24 @@ KERNEL: Final = PluginRef(
     version=core.__version__,
     builtin=True,
 )
-"""The plugin that is always on."""
+"""The plugin that is always loaded."""
 
 
 def discover() -> Iterator[PluginRef]:
-    """Yield the kernel's plugin, then every installed one in the order of names; names may occur
-    twice.
+    """Yield the kernel plugin, then all installed ones by name; names may
+    occur twice.
     """
     yield KERNEL
     points = entry_points(group=GROUP)
-    read: dict[
-        int, tuple[str, str]
-    ] = {}  # reading a distribution's metadata costs more than all the rest
+    # Reading a distribution's metadata is the slowest part, so it is cached.
+    distributions: dict[int, tuple[str, str]] = {}
     for point in sorted(points, key=lambda p: (p.name, p.value)):
         dist = point.dist
         if dist is None:
             continue
-        if id(dist) not in read:
-            read[id(dist)] = (dist.name, dist.version)
-        name, version = read[id(dist)]
+        if id(dist) not in distributions:
+            distributions[id(dist)] = (dist.name, dist.version)
+        name, version = distributions[id(dist)]
         yield PluginRef(
             name=point.name,
             target=point.module,
@@ -58,14 +102,16 @@ def discover() -> Iterator[PluginRef]:
 
 
 def is_absent(ref: PluginRef) -> bool:
-    """Say whether a builtin's files were taken out of this installation."""
+    """Return whether the files of a builtin are missing from this
+    installation.
+    """
     return ref.builtin and module_file(ref.target) is None
 
 
 def local_plugin(written: str) -> PluginRef:
     """Return the plugin in `./file.py` or `pkg.module`.
 
-    Raises `ConfigError` when there is no such file.
+    Raises `ConfigError` if there is none.
     """
     if looks_like_file(written):
         file: Path | None = Path(written).expanduser().resolve()
@@ -82,22 +128,21 @@ def local_plugin(written: str) -> PluginRef:
         name = written
         target = written
     if file is None or not file.is_file():
-        raise ConfigError(
-            f"--plugins {written}: there is no such "
-            f"{'file' if target.endswith('.py') else 'module'}."
-        )
-    return PluginRef(
-        name=name, target=target, named=True, sha256=hashlib.sha256(file.read_bytes()).hexdigest()
-    )
+        kind = "file" if target.endswith(".py") else "module"
+        raise ConfigError(f"--plugins {written}: there is no such {kind}.")
+    sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
+    return PluginRef(name=name, target=target, named=True, sha256=sha256)
 
 
 def looks_like_file(written: str) -> bool:
-    """Say whether a selection means a path rather than a name."""
+    """Return whether a selector is a path rather than a name."""
     return "/" in written or written.endswith(".py")
 
 
 def module_file(dotted: str) -> Path | None:
-    """Return the source file of a module, without importing any part of it; None if there is none."""
+    """Return the source file of a module without importing it; None if there
+    is none.
+    """
     top, _, rest = dotted.partition(".")
     spec = importlib.util.find_spec(top)
     if spec is None:

@@ -1,7 +1,8 @@
-"""All hooks. The docs page and `engine plugins show` are generated from the docstrings here.
+"""All hooks. The docs page and `engine plugins show` are generated from these
+docstrings.
 
-A hook named after a kind returns the entries a plugin has of that kind; it is called once per
-process while the registry is built. The lifecycle hooks below them are called at the moments they
+A hook named after a kind returns a plugin's entries of that kind. It is called once per
+process, while the registry is built. Lifecycle hooks are called at the events they
 name, never in a step.
 """
 
@@ -24,12 +25,15 @@ if TYPE_CHECKING:
     )
     from core.plugin.entry import Entry
 
-# --- kinds ----------------------------------------------------------------------------------------
+# --- kinds ------------------------------------------------------------------
 
 
 @hookspec
 def engine_clients() -> Sequence[Entry]:
-    """Ways of reaching an engine from where it is served. Contract: `core.contracts.Client`."""
+    """Clients: how the frontend talks to the engine.
+
+    Contract: `core.contracts.Client`.
+    """
     raise NotImplementedError
 
 
@@ -41,37 +45,49 @@ def engine_platforms() -> Sequence[Entry]:
 
 @hookspec
 def engine_executors() -> Sequence[Entry]:
-    """Ways of running workers. Contract: `core.contracts.Executor`."""
+    """Executors, which run workers. Contract: `core.contracts.Executor`."""
     raise NotImplementedError
 
 
 @hookspec
 def engine_workers() -> Sequence[Entry]:
-    """What computes on one device, made by executors. Contract: `core.contracts.Worker`."""
+    """Workers, which compute on one device.
+
+    Contract: `core.contracts.Worker`.
+    """
     raise NotImplementedError
 
 
 @hookspec
 def engine_models() -> Sequence[Entry]:
-    """Model architectures, named as in `config.json`. Contract: `core.contracts.Architecture`."""
+    """Model architectures, named as in `config.json`.
+
+    Contract: `core.contracts.Architecture`.
+    """
     raise NotImplementedError
 
 
 @hookspec
 def engine_weight_loaders() -> Sequence[Entry]:
-    """Readers of checkpoints (`--load-format`). Contract: `core.contracts.WeightLoader`."""
+    """Readers of checkpoints (`--load-format`).
+
+    Contract: `core.contracts.WeightLoader`.
+    """
     raise NotImplementedError
 
 
 @hookspec
 def engine_quant_methods() -> Sequence[Entry]:
-    """Quantization methods (`--quantization`). Contract: `core.contracts.QuantMethod`."""
+    """Quantization methods (`--quantization`).
+
+    Contract: `core.contracts.QuantMethod`.
+    """
     raise NotImplementedError
 
 
 @hookspec
 def engine_attention_backends() -> Sequence[Entry]:
-    """Attention over paged keys and values (`--attention-backend`).
+    """Attention over a paged KV cache (`--attention-backend`).
 
     Contract: `core.contracts.AttentionBackend`.
     """
@@ -89,19 +105,25 @@ def engine_op_impls() -> Sequence[Entry]:
 
 @hookspec
 def engine_logits_processors() -> Sequence[Entry]:
-    """Changes to logits before a token is chosen. Contract: `core.contracts.LogitsProcessor`."""
+    """Logits processors, applied before sampling.
+
+    Contract: `core.contracts.LogitsProcessor`.
+    """
     raise NotImplementedError
 
 
 @hookspec
 def engine_runners() -> Sequence[Entry]:
-    """What models are run for (`--runner`). Contract: `core.contracts.Runner`."""
+    """What models are run for (`--runner`).
+
+    Contract: `core.contracts.Runner`.
+    """
     raise NotImplementedError
 
 
 @hookspec
 def engine_poolers() -> Sequence[Entry]:
-    """What of a prompt's hidden states stands for it (`--pooler-config`).
+    """Poolers, which combine a prompt's hidden states (`--pooler-config`).
 
     Contract: `core.contracts.Pooler`.
     """
@@ -110,7 +132,8 @@ def engine_poolers() -> Sequence[Entry]:
 
 @hookspec
 def engine_speculators() -> Sequence[Entry]:
-    """Ways of guessing tokens (`--speculative-config`'s `method`).
+    """Speculators, which propose draft tokens (`method` of
+    `--speculative-config`).
 
     Contract: `core.contracts.Speculator`.
     """
@@ -119,7 +142,8 @@ def engine_speculators() -> Sequence[Entry]:
 
 @hookspec
 def engine_kv_connectors() -> Sequence[Entry]:
-    """Places that cached blocks go to and come from (`--kv-transfer-config`).
+    """KV connectors to other cache tiers and engines
+    (`--kv-transfer-config`).
 
     Contract: `core.contracts.KVConnector`.
     """
@@ -128,7 +152,7 @@ def engine_kv_connectors() -> Sequence[Entry]:
 
 @hookspec
 def engine_kv_eviction() -> Sequence[Entry]:
-    """Orders in which cached blocks go (`--kv-eviction-policy`).
+    """Eviction orders of cached blocks (`--kv-eviction-policy`).
 
     Contract: `core.contracts.KVEviction`.
     """
@@ -137,7 +161,7 @@ def engine_kv_eviction() -> Sequence[Entry]:
 
 @hookspec
 def engine_scheduling_policies() -> Sequence[Entry]:
-    """Orders in which requests run (`--scheduling-policy`).
+    """Scheduling policies, which order requests (`--scheduling-policy`).
 
     Contract: `core.contracts.SchedulingPolicy`.
     """
@@ -146,19 +170,24 @@ def engine_scheduling_policies() -> Sequence[Entry]:
 
 @hookspec
 def engine_tokenizers() -> Sequence[Entry]:
-    """Tokenizers (`--tokenizer-mode`). Contract: `core.contracts.Tokenizer`."""
+    """Tokenizers (`--tokenizer-mode`). Contract:
+    `core.contracts.Tokenizer`.
+    """
     raise NotImplementedError
 
 
 @hookspec
 def engine_chat_renderers() -> Sequence[Entry]:
-    """Ways of turning messages into prompts. Contract: `core.contracts.ChatRenderer`."""
+    """Chat renderers, from messages to prompts.
+
+    Contract: `core.contracts.ChatRenderer`.
+    """
     raise NotImplementedError
 
 
 @hookspec
 def engine_tool_parsers() -> Sequence[Entry]:
-    """How model families write tool calls (`--tool-call-parser`).
+    """Tool call formats of model families (`--tool-call-parser`).
 
     Contract: `core.contracts.ToolFormat`.
     """
@@ -167,7 +196,7 @@ def engine_tool_parsers() -> Sequence[Entry]:
 
 @hookspec
 def engine_reasoning_parsers() -> Sequence[Entry]:
-    """How model families tell thoughts from answers (`--reasoning-parser`).
+    """Reasoning formats of model families (`--reasoning-parser`).
 
     Contract: `core.contracts.ReasoningFormat`.
     """
@@ -176,7 +205,8 @@ def engine_reasoning_parsers() -> Sequence[Entry]:
 
 @hookspec
 def engine_grammar_backends() -> Sequence[Entry]:
-    """Libraries that hold outputs to a schema, regex or grammar.
+    """Grammar backends, which constrain outputs to a schema, regex or
+    grammar.
 
     Contract: `core.contracts.GrammarBackend`.
     """
@@ -185,7 +215,7 @@ def engine_grammar_backends() -> Sequence[Entry]:
 
 @hookspec
 def engine_servers() -> Sequence[Entry]:
-    """Servers that carry route groups. Contract: `core.contracts.Server`."""
+    """Servers of route groups. Contract: `core.contracts.Server`."""
     raise NotImplementedError
 
 
@@ -193,14 +223,15 @@ def engine_servers() -> Sequence[Entry]:
 def engine_routes() -> Sequence[Entry]:
     """HTTP route groups.
 
-    From third parties only when the plugin is named. Contract: `core.contracts.RouteGroup`.
+    Third-party routes are served only if their plugin is named. Contract:
+    `core.contracts.RouteGroup`.
     """
     raise NotImplementedError
 
 
 @hookspec
 def engine_metric_sinks() -> Sequence[Entry]:
-    """Takers of measurements. Contract: `core.contracts.MetricSink`."""
+    """Metric sinks. Contract: `core.contracts.MetricSink`."""
     raise NotImplementedError
 
 
@@ -210,36 +241,34 @@ def engine_commands() -> Sequence[Entry]:
     raise NotImplementedError
 
 
-# --- lifecycle ------------------------------------------------------------------------------------
+# --- lifecycle --------------------------------------------------------------
 
 
 @hookspec
 def engine_options() -> Sequence[Option]:
-    """Options of the plugin: shown under its name in `--help`, read from flags, config file and
-    keywords.
-    """
+    """Options of the plugin: flags, config file keys and keywords."""
     raise NotImplementedError
 
 
 @hookspec
 def engine_find_model(model: str, config: EngineConfig) -> ModelSource | str | None:
-    """Recognise a model name (`scripted:`, a folder, a hub id) and say what it is; None if not
-    yours.
+    """Return the source of a model name (`scripted:`, a folder, a hub id), or
+    None.
 
-    A string is another name for it, a folder for example, which is asked for instead.
-
-    Plugins are asked in the order of their names, those with `tryfirst` before and `trylast` after
-    them; the first answer counts.
+    A string is another name, such as a folder, which is looked up instead. Plugins are
+    called by name, those with `tryfirst` first and `trylast` last; the first answer
+    wins.
     """
     raise NotImplementedError
 
 
 @hookspec
 def engine_resolve(decisions: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """See every automatic decision once, by name, before anything is built; return those to change.
+    """Receive every automatic decision by name before anything is built;
+    return changes.
 
-    A change is logged with the plugin's name. Two plugins that change one decision differently stop
-    start-up.
+    Changes are logged with the plugin's name. Two different changes of one decision
+    stop the start.
     """
     raise NotImplementedError
 
@@ -248,9 +277,7 @@ def engine_resolve(decisions: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def engine_admission_extensions(
     config: EngineConfig, registry: Registry
 ) -> Sequence[AdmissionExtension]:
-    """What features that the configuration switches on do with requests before the engine sees
-    them.
-    """
+    """Admission halves of the features that the configuration enables."""
     raise NotImplementedError
 
 
@@ -258,30 +285,33 @@ def engine_admission_extensions(
 def engine_scheduler_extensions(
     config: EngineConfig, registry: Registry
 ) -> Sequence[SchedulerExtension]:
-    """Scheduler halves of features that the configuration switches on.
+    """Scheduler halves of the features that the configuration enables.
 
-    `registry.shared` holds what the halves of a feature share where they are in one process.
+    `registry.shared` holds objects that the halves of a feature share in one process.
     """
     raise NotImplementedError
 
 
 @hookspec
 def engine_runner_extensions(config: EngineConfig, registry: Registry) -> Sequence[RunnerExtension]:
-    """Worker halves of features that the configuration switches on."""
+    """Worker halves of the features that the configuration enables."""
     raise NotImplementedError
 
 
 @hookspec
 def engine_process_start(process: str) -> None:
-    """A process of the engine has loaded its plugins; `process` is "main", "engine" or "worker"."""
+    """A process of the engine has loaded its plugins; `process` is "main",
+    "engine" or "worker".
+    """
     raise NotImplementedError
 
 
 @hookspec
 def engine_add_hooks() -> Sequence[Any]:
-    """Hook specification modules a plugin adds, so that other plugins can extend it.
+    """Modules of hook specifications that a plugin adds, for other plugins to
+    extend it.
 
-    Their names begin with `engine_`, as all do. The plugin asks them with `registry.ask(hook,
-    **arguments)` wherever it is given the registry.
+    Hook names begin with `engine_`. The plugin calls them with
+    `registry.call_hook(hook, **arguments)`.
     """
     raise NotImplementedError

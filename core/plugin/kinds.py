@@ -1,4 +1,4 @@
-"""The kinds: what can be plugged in, by the name of the hook that gives it."""
+"""The kinds of entries, by name; a kind has one contract and one hook."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ class Kind:
 
     name: str
     noun: str
-    """What one entry is called in messages."""
+    """Name of one entry in messages."""
     contract: str
-    """Name in `core.contracts`."""
+    """Name of the protocol in `core.contracts`."""
     use: Literal["best", "best per op", "named", "all"]
-    """Which entries run: the best that fits, the best of each op, the one asked for by name, or
-    all.
-    """
+    """Which entries run; see `USES`."""
     opt_in_third_party: bool = False
-    """True: a third party's entries count only when the user named the plugin."""
+    """True: third-party entries are off until the user names the plugin."""
 
     @property
     def hook(self) -> str:
@@ -31,12 +29,12 @@ class Kind:
 
 
 USES: Final[Mapping[str, str]] = {
-    "best": "the entry of highest priority that fits, or the one asked for by name",
-    "best per op": "for each op, the implementation of highest priority that fits",
-    "named": "the entry asked for by name",
-    "all": "every entry that is loaded",
+    "best": "the fitting entry of highest priority, or the one requested by name",
+    "best per op": "for each op, the fitting implementation of highest priority",
+    "named": "the entry requested by name",
+    "all": "all loaded entries",
 }
-"""What each value of `Kind.use` means."""
+"""Meaning of each value of `Kind.use`."""
 
 KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
     {

@@ -1,4 +1,4 @@
-"""Logits processors: those of plugins, and those named on the command line."""
+"""The logits processors of plugins and of `--logits-processors`."""
 
 from __future__ import annotations
 
@@ -10,21 +10,24 @@ from core.plugin.entry import Entry
 
 if TYPE_CHECKING:
     from core.config import EngineConfig
-    from core.plugin import Registry
+    from core.contracts import Registry
 
 _METHODS = ("wants", "added", "removed", "apply")
 
 
 def logits_processors(config: EngineConfig, registry: Registry) -> list[Registered]:
-    """Return the loaded plugins' processors, then those of `--logits-processors`, in the order
-    given.
+    """Return the plugins' processors, then those of `--logits-processors` in
+    order.
     """
     named = config.options.get("logits_processors") or ()
     return [*registry.entries("logits_processors"), *(_named(path, registry) for path in named)]
 
 
 def _named(path: str, registry: Registry) -> Registered:
-    """Return the processor at `module:Class`. Raises `ConfigError` for what is none."""
+    """Return the processor at `module:Class`.
+
+    Raises `ConfigError` if there is none.
+    """
     module, _, name = path.partition(":")
     flag = f"--logits-processors {path}"
     if not module or not name:

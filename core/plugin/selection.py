@@ -1,4 +1,4 @@
-"""What each word after `--plugins` asks for. Knows no installed plugin."""
+"""Parses `--plugins`. Knows no installed plugins."""
 
 from __future__ import annotations
 
@@ -17,47 +17,48 @@ _WORD = re.compile(r"(?P<name>[^<>=!~\s]+)\s*(?P<version>[<>=!~].*)?")
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """One named plugin, local file or local module."""
+class Selector:
+    """One item of `--plugins`: a named plugin, local file or local module."""
 
     name: str
     version: SpecifierSet
     written: str
-    """As the user spelt it."""
+    """The item as the user wrote it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What a whole selection asks for."""
+    """All items of `--plugins`."""
 
     nothing: bool
-    """True: start from nothing instead of the builtins."""
-    exact: tuple[Wish, ...]
-    """Plain names: with any of them, no other third party is loaded."""
-    added: tuple[Wish, ...]
-    """`+NAME`: loaded besides whatever else is."""
-    blocked: tuple[Wish, ...]
-    """`no:NAME`."""
+    """True: the builtins are not loaded by default."""
+    exact: tuple[Selector, ...]
+    """Plain names; with any of them no other third-party plugin is loaded."""
+    added: tuple[Selector, ...]
+    """`+NAME`: loaded in addition."""
+    blocked: tuple[Selector, ...]
+    """`no:NAME`: not loaded."""
 
 
 def parse_selection(words: Iterable[str]) -> Selection:
-    """Read words, each of which may hold several, separated by commas.
+    """Return the selection; each word may hold several items, separated by
+    commas.
 
-    Raises `ConfigError` naming a bad one.
+    Raises `ConfigError` naming an invalid item.
     """
     nothing = False
-    signed: dict[str, list[Wish]] = {"": [], "+": [], "no:": []}
+    signed: dict[str, list[Selector]] = {"": [], "+": [], "no:": []}
     for word in _split(words):
         if word == NONE:
             nothing = True
             continue
-        sign, wish = _read(word)
-        signed[sign].append(wish)
+        sign, selector = _read(word)
+        signed[sign].append(selector)
     return Selection(nothing, tuple(signed[""]), tuple(signed["+"]), tuple(signed["no:"]))
 
 
 def _split(words: Iterable[str]) -> Iterator[str]:
-    """Split at commas, keeping the commas of `NAME>=1.2,<2` together with their name."""
+    """Split at commas, except inside a version such as `NAME>=1.2,<2`."""
     parts: list[str] = []
     for part in (part.strip() for word in words for part in word.split(",")):
         if part and part[0] in "<>=!" and parts:
@@ -67,16 +68,16 @@ def _split(words: Iterable[str]) -> Iterator[str]:
     yield from parts
 
 
-def _read(word: str) -> tuple[str, Wish]:
+def _read(word: str) -> tuple[str, Selector]:
     sign = next((s for s in ("+", "no:") if word.startswith(s)), "")
     bare = word.removeprefix(sign).strip()
     if looks_like_file(bare):
-        return sign, Wish(bare, SpecifierSet(), word)
+        return sign, Selector(bare, SpecifierSet(), word)
     match = _WORD.fullmatch(bare)
     try:
         if match is None or (sign == "no:" and match["version"]):
             raise InvalidSpecifier
-        return sign, Wish(match["name"], SpecifierSet(match["version"] or ""), word)
+        return sign, Selector(match["name"], SpecifierSet(match["version"] or ""), word)
     except InvalidSpecifier:
         raise ConfigError(
             f"--plugins {word!r} is not understood; write NAME, 'NAME>=1.2', +NAME, no:NAME, none, "

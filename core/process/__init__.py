@@ -1,3 +1,3 @@
-"""The engine's processes: how one is started, how they talk, how each learns that the other has
-ended.
+"""Subprocesses of the engine: starting them, messages, and detecting the end
+of the other side.
 """

@@ -1,7 +1,7 @@
-"""Two ZeroMQ sockets between a process and the one it started, over a folder nobody else may enter.
+"""A channel between a process and its child: two ZeroMQ sockets in a private
+folder.
 
-The folder is removed as soon as both sides are connected, so nothing is left behind whatever ends
-how.
+The folder is removed once both sides are connected, so that a crash leaves no files.
 """
 
 from __future__ import annotations
@@ -16,19 +16,22 @@ from typing import Any, Final, Self
 import msgspec
 import zmq
 
-_UP = "up"
-_DOWN = "down"
-_LONGEST_BASE: Final = 75
-"""Unix sockets have paths of at most about 107 bytes."""
+_UP: Final = "up"
+_DOWN: Final = "down"
+_MAX_BASE_CHARS: Final = 75
+"""Maximum length of the temporary folder's path; Unix socket paths have up to
+about 107 bytes.
+"""
 _LINGER_MS: Final = 1000
 _RETRY_MS: Final = 10
-"""How often a parent looks whether its child has come, and a child that waits for its parent
-whether it still shall.
-"""
+"""Interval of connection attempts and of checks for `close` while sending."""
 
 
 class Channel:
-    """Messages both ways, in order. `send` may be called by any thread, `receive` by one."""
+    """Messages in both directions, in order.
+
+    Any thread may call `send`, one may call `receive`.
+    """
 
     def __init__(
         self, outgoing: zmq.Socket[bytes], incoming: zmq.Socket[bytes], folder: str, kinds: Any
@@ -43,44 +46,54 @@ class Channel:
 
     @classmethod
     def listen(cls, kinds: Any) -> Self:
-        """Return the parent's end; `kinds` is the union of messages it receives."""
+        """Return the parent's end; `kinds` is the union of messages that it
+        receives.
+        """
         base = tempfile.gettempdir()
-        folder = tempfile.mkdtemp(
-            "", f"engine-{os.getpid()}-", base if len(base) < _LONGEST_BASE else "/tmp"
-        )
+        if len(base) >= _MAX_BASE_CHARS:
+            base = "/tmp"
+        folder = tempfile.mkdtemp("", f"engine-{os.getpid()}-", base)
         outgoing, incoming = _sockets()
-        outgoing.set_hwm(0)  # a parent never waits for its child,
+        outgoing.set_hwm(0)  # a parent never blocks in `send`,
         outgoing.reconnect_ivl = _RETRY_MS
-        outgoing.connect(
-            f"ipc://{folder}/{_DOWN}"
-        )  # alive or not: who binds would wait for somebody to connect
+        # whether the child lives or not: a bound socket would wait for a connection.
+        outgoing.connect(f"ipc://{folder}/{_DOWN}")
         incoming.bind(f"ipc://{folder}/{_UP}")
         return cls(outgoing, incoming, folder, kinds)
 
     @classmethod
     def connect(cls, folder: str, kinds: Any) -> Self:
-        """Return the child's end; `kinds` is the union of messages it receives."""
-        return cls(*_joined(folder), folder, kinds)
+        """Return the child's end; `kinds` is the union of messages that it
+        receives.
+        """
+        outgoing, incoming = _join(folder)
+        return cls(outgoing, incoming, folder, kinds)
 
     def reconnect(self, folder: str) -> None:
-        """Become, once closed, the child's end for another parent, who listens in another folder."""
+        """Turn the closed channel into the child's end for a parent in
+        another folder.
+        """
         with self._lock:
-            (self._out, self._in), self.folder, self._closed = _joined(folder), folder, False
+            self._out, self._in = _join(folder)
+            self.folder = folder
+            self._closed = False
 
     def send(self, message: Any) -> None:
-        """Send a struct, or bytes that are one already encoded; after `close`, nothing happens.
+        """Send a struct, or an encoded one as bytes; does nothing after
+        `close`.
 
-        A child waits while its parent has a thousand messages to read.
+        A child blocks while its parent has a thousand unread messages.
         """
         data = message if isinstance(message, bytes) else self._encoder.encode(message)
         with self._lock:
             while not self._closed:
-                with contextlib.suppress(zmq.Again):  # the other side has much to read, or has gone
+                # the other side is busy or has ended
+                with contextlib.suppress(zmq.Again):
                     self._out.send(data)
                     return
 
     def receive(self, timeout_s: float | None = None) -> Any:
-        """Return the next message, or None when none came in time.
+        """Return the next message, or None after the timeout.
 
         Raises `zmq.ZMQError` after `close`.
         """
@@ -89,14 +102,16 @@ class Channel:
         return self._decoder.decode(self._in.recv())
 
     def hide(self) -> None:
-        """Remove the sockets' names: both sides are connected, and nobody else shall be."""
+        """Remove the sockets' folder once both sides are connected."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def close(self) -> None:
-        """Close both sockets; what was sent still gets a second to arrive. Safe to call twice."""
-        # who waits in `send` sees it
+        """Close both sockets; sent messages have a second to arrive.
+
+        May be called twice.
+        """
         was_closed = self._closed
-        self._closed = True
+        self._closed = True  # ends a blocked `send`, which holds the lock
         with self._lock:
             if was_closed:
                 return
@@ -113,12 +128,12 @@ def _sockets() -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
     return outgoing, incoming
 
 
-def _joined(folder: str) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
-    """Return a child's sockets in the folder it was told, having checked that it is this user's
-    own.
+def _join(folder: str) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
+    """Return a child's sockets in its parent's folder, which must belong to
+    the same user.
     """
     if os.stat(folder).st_uid != os.getuid():
-        raise PermissionError(f"{folder} belongs to somebody else")
+        raise PermissionError(f"{folder} belongs to another user")
     outgoing, incoming = _sockets()
     outgoing.connect(f"ipc://{folder}/{_UP}")
     incoming.bind(f"ipc://{folder}/{_DOWN}")

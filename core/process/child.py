@@ -1,4 +1,6 @@
-"""The first thing that runs in a process of the engine: `python -P -m core.process.child FOLDER`."""
+"""Entry point of every subprocess: `python -P -m core.process.child FOLDER
+HOME STAGES`.
+"""
 
 from __future__ import annotations
 
@@ -24,32 +26,32 @@ from core.process.spawn import FIRST_STAGE, HOME
 
 
 class ParentChannel(Channel):
-    """The child's end, which remembers the stage it has told its parent."""
+    """The child's end of the channel, with the current start-up stage."""
 
     stage_name = FIRST_STAGE
     stages: int
-    """File descriptor of the pipe on which the parent hears of stages, even of one we die in at
-    once.
+    """File descriptor of the pipe for stages; it delivers even the stage of
+    an instant crash.
     """
-    words: queue.SimpleQueue[str]
-    """Lines of standard input: the folder in which another parent listens, or nothing when the last
-    one has died.
+    input_lines: queue.SimpleQueue[str]
+    """Lines of standard input: the folder of a new parent, or an empty line
+    after the old one's death.
     """
 
     def expect(self, kinds: Any) -> None:
-        """Say which messages follow the first one: a union of structs."""
+        """Set the messages that follow the first one: a union of structs."""
         self._decoder = msgspec.msgpack.Decoder(kinds)
 
     def stage(self, name: str) -> None:
-        """Tell the parent what begins now."""
+        """Report the stage that begins."""
         self.stage_name = name
         os.write(self.stages, f"{name}\n".encode())
 
 
 def main(address: str, home: str, stages: str) -> None:
-    """Run the role the parent asks for; never returns.
+    """Run the role in the parent's first message; never returns.
 
-    `home` is where the parent has the engine's code from.
+    `home` is the folder of the parent's `core` package.
     """
     if home != HOME:
         sys.exit(
@@ -57,12 +59,11 @@ def main(address: str, home: str, stages: str) -> None:
             "install one of them."
         )
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(
-            number, signal.SIG_IGN
-        )  # the parent decides about our end, and its own tells us
+        # the parent decides when its child ends
+        signal.signal(number, signal.SIG_IGN)
     channel = ParentChannel.connect(address, Start)
     channel.stages = int(stages)
-    channel.words = queue.SimpleQueue()
+    channel.input_lines = queue.SimpleQueue()
     threading.Thread(target=_end_with_parent, args=(channel,), name="lifeline", daemon=True).start()
     status = 0
     process = "?"
@@ -71,7 +72,7 @@ def main(address: str, home: str, stages: str) -> None:
         channel.send(Connected())
         process = start.process
         _run(start, channel)
-    except BaseException as error:  # noqa: BLE001 - whatever it is, the parent must hear of it
+    except BaseException as error:  # noqa: BLE001 - reported to the parent
         status = 1
         if not isinstance(error, EngineError):
             traceback.print_exc()
@@ -87,8 +88,10 @@ def main(address: str, home: str, stages: str) -> None:
         channel.close()
         sys.stdout.flush()
         sys.stderr.flush()
-    zmq.Context.instance().destroy(linger=1000)  # what was said still gets a second to arrive
-    os._exit(status)  # threads that hang in a collective or a driver must not keep us
+    # sent messages have a second to arrive
+    zmq.Context.instance().destroy(linger=1000)
+    # threads stuck in a collective or a driver must not block the exit
+    os._exit(status)
 
 
 def _run(start: Start, channel: ParentChannel) -> None:
@@ -104,9 +107,11 @@ def _run(start: Start, channel: ParentChannel) -> None:
 
 
 def _end_with_parent(channel: ParentChannel) -> None:
-    """Wait for the end of standard input, which is the parent's end; leave nothing of its behind."""
-    while word := sys.stdin.readline():
-        channel.words.put(word.strip())
+    """Exit at the end of standard input, which is the parent's end, and
+    remove its folder.
+    """
+    while line := sys.stdin.readline():
+        channel.input_lines.put(line.strip())
     shutil.rmtree(channel.folder, ignore_errors=True)
     os._exit(1)
 

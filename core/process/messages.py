@@ -1,7 +1,8 @@
-"""What every process of an engine says to the one that started it, and is told first.
+"""Messages of an engine's child processes to their parent, and the first
+message to a child.
 
-Plain msgspec structs: nothing that crosses a socket can carry code. A role adds messages of its
-own.
+Plain msgspec structs, which cannot carry code. Clients and executors add their own
+messages.
 """
 
 from __future__ import annotations
@@ -11,79 +12,88 @@ from typing import Final
 import msgspec
 
 from core.config import EngineConfig
-from core.errors import EngineError, InvalidRequest, error_called
+from core.errors import EngineError, InvalidRequest, error_by_name
 from core.plugin import PluginPlan
 
 
 class Start(msgspec.Struct, kw_only=True, frozen=True, tag=True):
-    """The first message to a process: all it needs to know."""
+    """The first message to a process, with everything it needs."""
 
     target: str
     """`module:function` to run, with (start, registry, channel)."""
     process: str
-    """Its name in logs and errors: "engine", "worker 1"."""
+    """Name of the process in logs and errors: "engine", "worker 1"."""
     plan: PluginPlan
-    """Plugins to load; a process that has others installed refuses to start."""
+    """Plugins to load; a process with other ones installed refuses
+    to start.
+    """
     config: EngineConfig
     sys_path: list[str]
-    """Where the starting process finds modules; searched after everything else."""
+    """Module search path of the parent, appended to the process's own."""
     log_level: str = "warning"
     rank: int = 0
 
 
 class Connected(msgspec.Struct, frozen=True, tag=True):
-    """The process has got its `Start`."""
+    """The process has received its `Start`."""
 
 
 class Failed(msgspec.Struct, kw_only=True, frozen=True, tag=True):
-    """The process has to end, and why."""
+    """The process ends because of an exception."""
 
     process: str
     stage: str
     kind: str
-    """Name of the exception's class."""
+    """Class name of the exception."""
     message: str
 
     def error(self) -> EngineError:
-        """Return the exception to raise where the process was started: of the same class, if it is
-        one of ours.
+        """Return the exception for the parent, of the same class if it is an
+        engine error.
         """
         where = f"  stage: {self.stage}, in process {self.process!r}"
-        unknown = (
-            f"process {self.process!r} has failed\n{where}\n  cause: {self.kind}: {self.message}"
-        )
-        return error_called(self.kind, f"{self.message}\n{where}") or EngineError(unknown)
+        known = error_by_name(self.kind, f"{self.message}\n{where}")
+        if known is not None:
+            return known
+        cause = f"  cause: {self.kind}: {self.message}"
+        return EngineError(f"process {self.process!r} has failed\n{where}\n{cause}")
 
 
-class Fault(msgspec.Struct, frozen=True):
-    """An exception of ours on its way to the caller."""
+class RemoteError(msgspec.Struct, frozen=True):
+    """An exception on its way to the caller in another process."""
 
     kind: str
     message: str
     field: str | None = None
 
     @classmethod
-    def of(cls, error: BaseException) -> Fault:
-        """Describe an exception."""
+    def from_exception(cls, error: BaseException) -> RemoteError:
+        """Return the message for an exception."""
         if isinstance(error, InvalidRequest):
-            return cls("InvalidRequest", str(error).removeprefix(f"{error.field}: "), error.field)
+            message = str(error).removeprefix(f"{error.field}: ")
+            return cls("InvalidRequest", message, error.field)
         return cls(type(error).__name__, str(error))
 
     def error(self) -> EngineError:
-        """Return the exception again; one that is not ours as an `EngineError` that names it."""
+        """Return the exception; one of another class becomes an `EngineError`
+        that names it.
+        """
         if self.field is not None:
             return InvalidRequest(self.field, self.message)
-        return error_called(self.kind, self.message) or EngineError(f"{self.kind}: {self.message}")
+        known = error_by_name(self.kind, self.message)
+        return known or EngineError(f"{self.kind}: {self.message}")
 
 
-class Beat(msgspec.Struct, frozen=True, tag=True):
-    """A sign of life, sent about every second by a thread that does nothing else."""
+class Heartbeat(msgspec.Struct, frozen=True, tag=True):
+    """Sent about every second by a dedicated thread."""
 
     busy_s: float = 0.0
-    """How long the step under way has taken so far."""
+    """Duration of the step in progress, in seconds."""
     silence_s: float = 0.0
-    """How long the most silent process below this one has given no sign of life."""
+    """Seconds since the last heartbeat of the slowest process below
+    this one.
+    """
 
 
-BEAT_S: Final = 1.0
-"""Seconds between two beats."""
+HEARTBEAT_S: Final = 1.0
+"""Seconds between two heartbeats."""

@@ -1,4 +1,6 @@
-"""The parent's side of a process: start it, hear of it, end it. Nobody outlives who started it."""
+"""The parent's side of a subprocess: start it, receive its
+messages, end it.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +19,21 @@ from core.process.channel import Channel
 from core.process.messages import Connected, Failed, Start
 
 TICK_S: Final = 0.1
-"""How often a waiting parent looks whether its child lives."""
+"""Interval in seconds at which a waiting parent checks that its
+child lives.
+"""
 FIRST_STAGE: Final = "starting Python"
 VMSTAT: Final = Path("/proc/vmstat")
 HOME: Final = str(Path(__file__).parents[1])
-"""Where this process has the engine's code from."""
+"""Folder of this process's `core` package."""
 
 
 class Child:
-    """One process, running `start.target`.
+    """One subprocess, running `start.target`.
 
-    With `leader` it leads a process group of its own: a Ctrl-C at the terminal passes it by, and
-    killing it kills what it has started, too. `launch` is called as `subprocess.Popen` is and
-    returns the like of it.
+    With `leader` it leads a process group: Ctrl-C at the terminal does not reach it,
+    and killing it kills its own children, too. `launch` has the signature of
+    `subprocess.Popen`.
     """
 
     def __init__(
@@ -45,24 +49,17 @@ class Child:
         self._stage = FIRST_STAGE
         self.channel = Channel.listen(kinds)
         self._leader = leader
-        self._since_s = time.monotonic()
-        self._memory_kills = memory_kills()
-        reading, writing = (
-            os.pipe()
-        )  # a socket's last message may be lost with its process, what is in a pipe is not
+        self._started_s = time.monotonic()
+        self._oom_kills = oom_kill_count()
+        # A socket's last message may be lost in a crash; the contents of a pipe are
+        # not.
+        reading, writing = os.pipe()
         self._stages = os.fdopen(reading, "rb", buffering=0)
         os.set_blocking(reading, False)
+        module = ["-P", "-m", "core.process.child"]
         self.process = launch(
-            [
-                sys.executable,
-                "-P",
-                "-m",
-                "core.process.child",
-                self.channel.folder,
-                HOME,
-                str(writing),
-            ],
-            stdin=subprocess.PIPE,  # its end tells the child that we have ended
+            [sys.executable, *module, self.channel.folder, HOME, str(writing)],
+            stdin=subprocess.PIPE,  # closes when the parent ends
             env={**_short_spin(), **os.environ, **(environment or {})},
             process_group=0 if leader else None,
             pass_fds=(writing,),
@@ -72,33 +69,37 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The process' number."""
+        """Process id."""
         return self.process.pid
 
     @property
     def stage(self) -> str:
-        """What it has last begun to do, until it is ready."""
-        said = b"" if self._stages.closed else self._stages.read() or b""
-        self._stage = said.decode().rpartition("\n")[0].rpartition("\n")[2] or self._stage
+        """The current start-up stage."""
+        data = b"" if self._stages.closed else self._stages.read() or b""
+        self._stage = data.decode().rpartition("\n")[0].rpartition("\n")[2] or self._stage
         return self._stage
 
     @property
     def is_alive(self) -> bool:
-        """Say whether it still runs; a frozen one does."""
+        """True while it runs, even if it is frozen."""
         return self.process.poll() is None
 
     @property
     def was_killed(self) -> bool:
-        """Say whether SIGKILL ended it: somebody outside, or the system for want of memory."""
+        """True if SIGKILL ended it: another process, or the out-of-memory
+        killer.
+        """
         return self.process.poll() == -signal.SIGKILL
 
     def receive(self, timeout_s: float = TICK_S) -> Any:
-        """Return the next message of the child's role, or None when none came in time.
+        """Return the next message of the child's role, or None after the
+        timeout.
 
-        Raises the `EngineError` the child ends with, and one that says how it ended if it could not
-        say so itself.
+        Raises the child's `EngineError`, or one with its exit reason if it could not
+        send any.
         """
-        alive = self.is_alive  # asked first: what it sent before its end is still to be read
+        # checked first: messages before its end are still received
+        alive = self.is_alive
         message = self.channel.receive(timeout_s if alive else 0)
         if isinstance(message, Failed):
             raise message.error()
@@ -106,35 +107,34 @@ class Child:
             self.channel.hide()
             return None
         if message is None and not alive:
-            raise (ProcessKilled if self.was_killed else EngineDead)(self.obituary())
+            raise (ProcessKilled if self.was_killed else EngineDead)(self.exit_reason())
         return message
 
     @property
-    def lacked_memory(self) -> bool:
-        """Say whether the system has killed any process for want of memory since this one's start,
-        or may have.
+    def may_be_oom(self) -> bool:
+        """True if the out-of-memory killer was active since the start, or if
+        that is unknown.
         """
-        return self._memory_kills is None or memory_kills() != self._memory_kills
+        return self._oom_kills is None or oom_kill_count() != self._oom_kills
 
-    def obituary(self) -> str:
-        """Return what is known of an end nobody announced: the stage it was in, how and when it
-        ended.
-        """
+    def exit_reason(self) -> str:
+        """Return the stage, cause and time of an unannounced end."""
         status = self.process.wait()
-        cause = (
-            f"it exited with status {status}"
-            if status >= 0
-            else f"it was killed by {signal.Signals(-status).name}"
-        )
+        if status >= 0:
+            cause = f"it exited with status {status}"
+        else:
+            cause = f"it was killed by {signal.Signals(-status).name}"
         if self.was_killed:
-            cause += ", by somebody or by the system for want of memory (`dmesg` tells)"
+            cause += ", from outside or by the out-of-memory killer (see `dmesg`)"
         return (
             f"process {self.name!r} (pid {self.pid}) has ended\n  stage: {self.stage}\n"
-            f"  cause: {cause}, {time.monotonic() - self._since_s:.1f} s after its start"
+            f"  cause: {cause}, {time.monotonic() - self._started_s:.1f} s after its start"
         )
 
     def kill(self) -> None:
-        """End it at once, and, if it leads a group, all of that; frozen ones too."""
+        """Kill it at once, frozen or not; with `leader` its whole process
+        group.
+        """
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if self._leader:
                 os.killpg(self.pid, signal.SIGKILL)
@@ -142,9 +142,9 @@ class Child:
                 self.process.kill()
 
     def close(self, grace_s: float = 0.0) -> None:
-        """Wait `grace_s` for it to end by itself, then kill it; nothing of it is left.
+        """Wait up to `grace_s` for its end, then kill it.
 
-        Safe to call twice.
+        May be called twice.
         """
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(grace_s)
@@ -157,28 +157,28 @@ class Child:
 
 
 def _short_spin() -> dict[str, str]:
-    """Return how long waiting OpenMP threads may spin: some microseconds.
+    """Return the environment that limits the spinning of OpenMP threads to
+    microseconds.
 
-    GCC's runtime lets them for milliseconds, which on cores that others use as well are taken from
-    those they wait for.
+    By default GCC's runtime spins for milliseconds, which takes cores from other
+    threads.
     """
     return {} if "OMP_WAIT_POLICY" in os.environ else {"GOMP_SPINCOUNT": "1000"}
 
 
 def thread_environment(num_threads: int) -> dict[str, str]:
-    """Return the environment of a process that computes with `num_threads` threads and must leave
-    others theirs.
+    """Return the environment of a process that computes with this number of
+    threads.
 
-    Read by OpenMP and BLAS when they are loaded, so it cannot be set later.
+    OpenMP and BLAS read it when they are loaded, so it cannot be set later.
     """
-    return dict.fromkeys(
-        ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(num_threads)
-    )
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    return dict.fromkeys(names, str(num_threads))
 
 
-def memory_kills(vmstat: Path = VMSTAT) -> int | None:
-    """Return how many processes the system has killed for want of memory since it started; None if
-    it does not say.
+def oom_kill_count(vmstat: Path = VMSTAT) -> int | None:
+    """Return the number of out-of-memory kills since the system's start; None
+    if unknown.
     """
     try:
         lines = vmstat.read_text().splitlines()
