@@ -1,6 +1,5 @@
-"""Blocks of one size: who is free, who is referenced, and which keep a prefix worth finding.
-
-Knows no request.
+"""Block pools: reference counts, the free queue, and prefix-cache keys of
+blocks of one size.
 """
 
 from __future__ import annotations
@@ -9,74 +8,82 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 
-from core.contracts.kv_eviction import FreeBlocks
+from core.contracts.kv import FreeBlocks
 from core.kv.layout import NULL_BLOCKS
 
-Forgotten = Callable[[int, bytes, int, bool], None]
-"""Takes group, key and block of what is found no more, and whether what the block holds, until it
-is taken, is right.
+KeyRemoved = Callable[[int, bytes, int, bool], None]
+"""Takes (group, key, block, valid) of a block that leaves the prefix cache.
+
+`valid`: the block's contents are correct until the block is reallocated.
 """
 
 
 class BlockPool:
-    """Reference-counted blocks; every operation is O(1) per block, as far as that of the free ones'
-    order is.
+    """Reference-counted blocks; operations are O(1) per block, except those
+    of the free queue.
 
-    A block whose count falls to zero keeps its prefix key and goes to those that are free, by
-    default to their end; it can be found and revived until it is taken from the front. Block 0 is
-    the null block: never taken, never counted.
+    When a block's count falls to zero, it keeps its prefix key and enters the free
+    queue, by default at its end. Until it is reallocated, a prefix hit can revive it.
+    Block 0 is the null block: it is never allocated and never counted.
     """
 
     __slots__ = (
-        "_found",
-        "_key",
+        "_blocks_by_key",
+        "_keys",
         "_next_fresh",
-        "_stamp",
-        "forgotten",
-        "free",
+        "_stamps",
+        "free_queue",
         "num_blocks",
         "num_free",
+        "on_removed",
         "refs",
     )
 
     def __init__(self, num_blocks: int, groups: Iterable[int]) -> None:
         self.num_blocks = num_blocks
         self.num_free = num_blocks - NULL_BLOCKS
-        """Blocks that can be taken, cached ones included."""
+        """Blocks that can be allocated, cached ones included."""
         self.refs = [0] * num_blocks
-        """Leases that hold each block."""
-        self._key: list[tuple[int, bytes] | None] = [None] * num_blocks
-        self._stamp = [0] * num_blocks
-        self._found: dict[int, dict[bytes, int]] = {group: {} for group in groups}
-        self.free: FreeBlocks = OrderedDict()
-        """Those that nobody holds and that were used, in the order in which they go. Who orders
-        them otherwise puts another in
-        its place, with the same blocks."""
+        """Number of leases that hold each block."""
+        self._keys: list[tuple[int, bytes] | None] = [None] * num_blocks
+        self._stamps = [0] * num_blocks
+        self._blocks_by_key: dict[int, dict[bytes, int]] = {group: {} for group in groups}
+        self.free_queue: FreeBlocks = OrderedDict()
+        """Used blocks without references, in eviction order.
+
+        An eviction order replaces it with one that has the same blocks.
+        """
         self._next_fresh = NULL_BLOCKS
-        """Blocks from here on were never used; they come before the queue."""
-        self.forgotten: list[Forgotten] = []
-        """Told of what is found no more."""
+        """First block never used; such blocks are allocated before the free
+        queue.
+        """
+        self.on_removed: list[KeyRemoved] = []
+        """Callbacks for blocks that leave the prefix cache."""
 
-    def take(self, count: int) -> list[int]:
-        """Return `count` blocks with one reference each; the caller has seen `num_free`.
+    def allocate(self, count: int) -> list[int]:
+        """Return `count` blocks with one reference each, and evict their old
+        keys.
 
-        Forgets their old keys.
+        The caller has checked `num_free`.
         """
         self.num_free -= count
         fresh = min(count, self.num_blocks - self._next_fresh)
         blocks = list(range(self._next_fresh, self._next_fresh + fresh))
         self._next_fresh += fresh
         for _ in range(count - fresh):
-            blocks.append(self.free.popitem(last=False)[0])
-            self.forget(blocks[-1], right=True)
+            block = self.free_queue.popitem(last=False)[0]
+            blocks.append(block)
+            self.remove_key(block, valid=True)
         for block in blocks:
             self.refs[block] = 1
         return blocks
 
-    def give(self, blocks: Sequence[int]) -> None:
-        """Drop one reference each. Last block first: it is the one least likely to be shared again."""
+    def release(self, blocks: Sequence[int]) -> None:
+        """Drop one reference each, last block first: it is the least likely
+        to be shared again.
+        """
         refs = self.refs
-        free = self.free
+        free = self.free_queue
         before = len(free)
         for block in reversed(blocks):
             refs[block] -= 1
@@ -85,9 +92,9 @@ class BlockPool:
         self.num_free += len(free) - before
 
     def touch(self, blocks: Iterable[int]) -> None:
-        """Add one reference each, reviving those that were free."""
+        """Add one reference each; blocks in the free queue are revived."""
         refs = self.refs
-        free = self.free
+        free = self.free_queue
         before = len(free)
         for block in blocks:
             if not refs[block]:
@@ -95,58 +102,64 @@ class BlockPool:
             refs[block] += 1
         self.num_free += len(free) - before
 
-    def find(self, group: int) -> dict[bytes, int]:
-        """Return the map from key to block of one group; read it, never change it."""
-        return self._found[group]
+    def cached_blocks(self, group: int) -> dict[bytes, int]:
+        """Return the prefix cache of one group, key to block; read-only."""
+        return self._blocks_by_key[group]
 
-    def remember(
+    def add_keys(
         self, group: int, keys: Sequence[bytes], blocks: Sequence[int], stamp: int = 0
     ) -> None:
-        """Make blocks findable; where another has the key already, that one stays the one found. 0
-        is none.
+        """Add blocks to the prefix cache; a key that exists keeps its block.
+        0 is no block.
 
-        `stamp` never falls from one call to the next.
+        `stamp` never decreases between calls.
         """
-        found = self._found[group]
-        known = self._key
+        cached = self._blocks_by_key[group]
+        own_keys = self._keys
         for key, block in zip(keys, blocks, strict=True):
-            if block and known[block] is None and found.setdefault(key, block) == block:
-                known[block] = (group, key)
-                self._stamp[block] = stamp
+            if not block or own_keys[block] is not None:
+                continue
+            if cached.setdefault(key, block) == block:
+                own_keys[block] = (group, key)
+                self._stamps[block] = stamp
 
-    def forget(self, block: int, *, right: bool = False) -> None:
-        """Make `block` unfindable; does nothing if it already is.
+    def remove_key(self, block: int, *, valid: bool = False) -> None:
+        """Remove `block` from the prefix cache, if it is there.
 
-        `right`: not because of what it holds.
+        `valid`: its contents are correct, so tiers may keep a copy.
         """
-        entry = self._key[block]
-        if entry is not None:
-            del self._found[entry[0]][entry[1]]
-            self._key[block] = None
-            for tell in self.forgotten:
-                tell(*entry, block, right)
+        entry = self._keys[block]
+        if entry is None:
+            return
+        group, key = entry
+        del self._blocks_by_key[group][key]
+        self._keys[block] = None
+        for removed in self.on_removed:
+            removed(group, key, block, valid)
 
-    def forget_since(self, stamp: int, *, right: bool = False) -> None:
-        """Make every block unfindable that was remembered with `stamp` or a later one; 0: every
-        one.
+    def remove_keys_since(self, stamp: int, *, valid: bool = False) -> None:
+        """Remove every block that was added with `stamp` or later; 0: every
+        block.
         """
-        for found in self._found.values():
-            # A map is in the order of its stamps, and nothing older is looked at.
-            for block in list(
-                takewhile(lambda b: self._stamp[b] >= stamp, reversed(found.values()))
-            ):
-                self.forget(block, right=right)
+        stamps = self._stamps
+        for cached in self._blocks_by_key.values():
+            # A map is in stamp order, so older blocks are not visited.
+            newest_first = reversed(cached.values())
+            for block in list(takewhile(lambda b: stamps[b] >= stamp, newest_first)):
+                self.remove_key(block, valid=valid)
 
     def check(self, expected_refs: Sequence[int]) -> None:
-        """Assert that counts are exactly `expected_refs`, and queue and maps agree with them."""
+        """Assert that the counts are `expected_refs` and agree with free
+        queue and keys.
+        """
         assert self.refs == list(expected_refs), "reference counts differ from the leases"
-        assert self.refs[0] == 0, "the null block was given out"
-        free = {b for b in range(NULL_BLOCKS, self._next_fresh) if not self.refs[b]}
-        assert free == set(self.free), "the free queue differs from the unreferenced blocks"
-        assert self.num_free == len(free) + self.num_blocks - self._next_fresh, (
-            "the number of free blocks is wrong"
-        )
-        keyed = {(g, k): b for g, found in self._found.items() for k, b in found.items()}
-        assert keyed == {e: b for b, e in enumerate(self._key) if e is not None}, (
-            "keys and maps disagree"
-        )
+        assert self.refs[0] == 0, "the null block was allocated"
+        used = range(NULL_BLOCKS, self._next_fresh)
+        free = {block for block in used if not self.refs[block]}
+        assert free == set(self.free_queue), "the free queue differs from the unreferenced blocks"
+        num_fresh = self.num_blocks - self._next_fresh
+        assert self.num_free == len(free) + num_fresh, "the number of free blocks is wrong"
+        maps = self._blocks_by_key.items()
+        by_key = {(group, key): block for group, cached in maps for key, block in cached.items()}
+        by_block = {entry: b for b, entry in enumerate(self._keys) if entry is not None}
+        assert by_key == by_block, "keys and maps disagree"

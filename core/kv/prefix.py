@@ -1,10 +1,9 @@
-"""The prefix hash chain: the one identity of cached keys and values, made by core and opaque to
-everyone else.
+"""The prefix hash chain: block keys, which identify cached keys and values.
 
-A link's key is SHA-256 over its parent's key, its tokens and the contents that stand behind those
-of them that are placeholders; the root is SHA-256 over domain-tagged facts (model identity, salt,
-contents that bear on the whole request). So equal keys mean equal contents, and nobody can invent
-one.
+A link's key is the SHA-256 of its parent's key, its tokens, and the contents that its
+placeholder tokens represent. The root is the SHA-256 of domain-tagged facts: model
+identity, cache salt, and contents that the whole request depends on. Equal keys mean
+equal contents.
 """
 
 from __future__ import annotations
@@ -24,25 +23,34 @@ _DOMAIN = b"engine.kv.1"
 
 
 def chain_root(identity: str, salt: str, extras: Iterable[tuple[str, bytes]]) -> bytes:
-    """Return the parent of the first link; `extras` are (domain, content hash) in any order."""
+    """Return the parent key of the first link.
+
+    `extras` are (domain, content hash) pairs in any order.
+    """
     facts = (("model", identity.encode()), ("salt", salt.encode()), *sorted(extras))
-    return hashlib.sha256(_DOMAIN + b"".join(_fact(tag, value) for tag, value in facts)).digest()
+    tagged = b"".join(_fact(tag, value) for tag, value in facts)
+    return hashlib.sha256(_DOMAIN + tagged).digest()
 
 
-def span_marks(spans: Iterable[Span], size: int) -> dict[int, bytes]:
-    """Return what the links of `size` tokens hash besides their tokens, by index of the link."""
-    marks: dict[int, bytes] = {}
+def span_extra_keys(spans: Iterable[Span], size: int) -> dict[int, bytes]:
+    """Return the extra bytes that links of `size` tokens hash, by
+    link index.
+    """
+    extra_keys: dict[int, bytes] = {}
     for span in sorted(spans):
-        place = span.start.to_bytes(8, "little") + span.length.to_bytes(8, "little")
-        for link in range(span.start // size, -(-(span.start + span.length) // size)):
-            marks[link] = marks.get(link, b"") + place + _fact(span.domain, span.content_hash)
-    return marks
+        extent = span.start.to_bytes(8, "little") + span.length.to_bytes(8, "little")
+        fact = extent + _fact(span.domain, span.content_hash)
+        end = span.start + span.length
+        for link in range(span.start // size, -(-end // size)):
+            extra_keys[link] = extra_keys.get(link, b"") + fact
+    return extra_keys
 
 
 def _fact(tag: str, value: bytes) -> bytes:
-    # Lengths first: no choice of values can make two different lists of facts spell the same bytes.
+    # Length-prefixed, so different lists of facts never encode to the same bytes.
     name = tag.encode()
-    return len(name).to_bytes(8, "little") + name + len(value).to_bytes(8, "little") + value
+    name_length = len(name).to_bytes(8, "little")
+    return name_length + name + len(value).to_bytes(8, "little") + value
 
 
 def extend_chain(
@@ -51,10 +59,11 @@ def extend_chain(
     tokens: Tokens,
     size: int,
     num_links: int,
-    marks: Mapping[int, bytes],
+    extra_keys: Mapping[int, bytes],
 ) -> None:
-    """Append keys until the chain has `num_links` links of `size` tokens each; hashes no token
-    twice.
+    """Append keys until the chain has `num_links` links of `size` tokens.
+
+    Tokens of existing links are not hashed again.
     """
     done = len(keys)
     if done >= num_links:
@@ -62,12 +71,13 @@ def extend_chain(
     sha256 = hashlib.sha256
     parent = keys[-1] if keys else root
     fresh = tokens[done * size : num_links * size]
-    # Columns of tokens have the bytes already; lists are made into them.
+    # Arrays already have the bytes; lists are converted.
     data = fresh.tobytes() if hasattr(fresh, "tobytes") else array("I", fresh)
     links: Iterable[tuple[bytes]] = iter_unpack(f"{4 * size}s", data)
-    if marks:
-        # The tokens' length is fixed, so what stands behind them cannot be taken for tokens.
-        links = ((link + marks.get(index, b""),) for index, (link,) in enumerate(links, done))
+    if extra_keys:
+        # A link's tokens have a fixed length, so extra bytes cannot be mistaken for
+        # tokens.
+        links = ((link + extra_keys.get(i, b""),) for i, (link,) in enumerate(links, done))
     for (link,) in links:
         parent = sha256(parent + link).digest()
         keys.append(parent)

@@ -1,4 +1,7 @@
-"""Which request computes which tokens in the next step, and what its results mean. Torch-free."""
+"""The scheduler: which request computes which tokens in each step.
+
+Torch-free.
+"""
 
 from core.scheduler.lifecycle import Counters
 from core.scheduler.limits import SchedulerLimits

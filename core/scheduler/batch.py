@@ -1,24 +1,79 @@
-"""Requests that hold a row, and which of them a step moves together. Knows rows and step numbers."""
+"""The running batch: requests that hold a row, and the rows of the worker's
+batch.
+
+Knows rows and step numbers.
+"""
 
 from __future__ import annotations
 
 from bisect import insort
+from collections import deque
 from dataclasses import dataclass
-from operator import attrgetter
+from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from core.scheduler.columns import Columns, Ints
-from core.scheduler.request import Request, State
-from core.scheduler.rows import Rows
+from core.scheduler.request import Request, State, by_rank
 
-_rank = attrgetter("rank")
+
+class Rows:
+    """Leases of the rows 0..count-1.
+
+    A freed row waits for its last step in flight, is announced as ended, then is free
+    again.
+    """
+
+    __slots__ = ("_free", "_leaving", "num_rows")
+
+    def __init__(self, count: int) -> None:
+        self.num_rows = count
+        self._free = list(range(count - 1, -1, -1))
+        self._leaving: deque[tuple[int, int]] = deque()
+
+    @property
+    def num_leaving(self) -> int:
+        """Freed rows that wait for their last step."""
+        return len(self._leaving)
+
+    @property
+    def num_free(self) -> int:
+        """Rows that can be taken now."""
+        return len(self._free)
+
+    def take_row(self) -> int:
+        """Return a free row."""
+        return self._free.pop()
+
+    def free_row(self, row: int, issued: int) -> None:
+        """Free a row; steps up to `issued` may still use it."""
+        self._leaving.append((issued, row))
+
+    def collect_ended(self, returned: int) -> list[int]:
+        """Return the freed rows without steps in flight.
+
+        They are free from now on; the next plan must list them as ended.
+        """
+        ended = []
+        while self._leaving and self._leaving[0][0] <= returned:
+            ended.append(self._leaving.popleft()[1])
+        self._free.extend(reversed(ended))
+        return ended
+
+    def check(self, held: list[int], ended: list[int]) -> None:
+        """Assert that every row is held once, leaving or free."""
+        leaving = [row for _, row in self._leaving]
+        rows = sorted([*held, *self._free, *leaving])
+        assert rows == list(range(self.num_rows)), "a row is lost or held twice"
+        assert not set(ended) & set(held), "a row is announced as ended and held"
 
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """Rows that compute one token each in a step; nobody changes the lists, which plans and news
-    share.
+    """Rows that compute one token each in a step.
+
+    Plans and outputs share the lists: read-only.
     """
 
     index: Ints
@@ -26,33 +81,36 @@ class Members:
     requests: list[Request]
     request_ids: list[str]
     departures: int
-    """Requests that had left the batch by then."""
+    """Value of `RunningBatch.departures` at creation."""
 
 
-class Batch:
-    """What runs. Every method keeps row, state and columns of a request in agreement."""
+class RunningBatch:
+    """The running requests.
+
+    Every method keeps row, state and columns of a request consistent.
+    """
 
     def __init__(self, num_rows: int, max_len: int) -> None:
         self.columns = Columns(num_rows, max_len)
-        self._who = np.full(num_rows, None, np.object_)
-        """Who has each row ..."""
-        self._names = np.full(num_rows, "", np.object_)
-        """... and what that is called."""
+        self._requests = np.full(num_rows, None, np.object_)
+        """Request of each row."""
+        self._request_ids = np.full(num_rows, "", np.object_)
+        """Request id of each row."""
         self.prompts: list[Request] = []
-        """Best first: those with more than one token to compute."""
+        """Requests with more than one token to compute, in rank order."""
         self.rows = Rows(num_rows)
         self.issued = 0
-        """Number of the last plan."""
+        """Step number of the last plan."""
         self.returned = 0
-        """Number of the last result."""
+        """Step number of the last result."""
         self.departures = 0
-        """Requests that have left a row."""
-        self.quiet = 0
-        """Tokens that each member of the last step may compute in steps to come while nothing else
-        happens.
+        """Number of requests that have left a row."""
+        self.num_unchanged = 0
+        """Tokens each decode row may compute in further steps while nothing
+        else changes.
         """
         self.stops: set[int] = set()
-        """Tokens that may end somebody who runs, and perhaps some that no longer can."""
+        """Superset of the token ids that may end a running request."""
         self._members = Members(np.zeros(0, np.int64), [], [], [], -1)
 
     def __len__(self) -> int:
@@ -60,60 +118,104 @@ class Batch:
 
     @property
     def running(self) -> list[Request]:
-        """Everybody who has a row."""
-        return [request for request in self._who.tolist() if request is not None]
+        """All requests that hold a row."""
+        return [request for request in self._requests.tolist() if request is not None]
 
     def at(self, row: int) -> Request | None:
-        """Return who has a row."""
-        request: Request | None = self._who[row]
+        """Return the request of a row."""
+        request: Request | None = self._requests[row]
         return request
 
     @property
     def is_draining(self) -> bool:
-        """Say whether anybody's results in flight are its last."""
+        """Whether the results in flight are the last ones of any request."""
         columns = self.columns
-        return bool((columns.live & (columns.planned + columns.slack >= columns.last)).any())
+        reach = columns.planned + columns.num_unverified
+        return bool((columns.live & (reach >= columns.last_cached_position)).any())
 
     def enter(self, request: Request) -> None:
         """Give a request a row."""
-        row = self.rows.take()
+        row = self.rows.take_row()
         request.enter(row)
         request.state = State.RUNNING
-        self._who[row], self._names[row] = request, request.request_id
+        self._requests[row] = request
+        self._request_ids[row] = request.request_id
         self.stops |= request.stops
-        self.quiet = 0
-        insort(self.prompts, request, key=_rank)
+        self.num_unchanged = 0
+        insort(self.prompts, request, key=by_rank)
 
     def leave(self, request: Request) -> None:
-        """Take the row back; nothing may use it before the steps in flight are in."""
+        """Free the request's row; it is reused after the steps in flight have
+        returned.
+        """
         if request in self.prompts:
             self.prompts.remove(request)
         row = request.leave()
-        self._who[row] = None
-        self.rows.give(row, self.issued)
+        self._requests[row] = None
+        self.rows.free_row(row, self.issued)
         request.last_step = self.issued
         self.departures += 1
-        self.quiet = 0
+        self.num_unchanged = 0
 
     def members(self, index: Ints) -> Members:
-        """Return who is in these rows; the same object while it is the same requests."""
+        """Return the members in these rows: the same object for the same
+        requests.
+        """
         last = self._members
-        if (
-            last.departures != self.departures
-            or len(last.rows) != len(index)
-            or np.count_nonzero(last.index != index)
-        ):
-            requests = self._who[index].tolist()
-            names = self._names[index].tolist()
-            self._members = Members(index, index.tolist(), requests, names, self.departures)
+        is_same = (
+            last.departures == self.departures
+            and len(last.rows) == len(index)
+            and not np.count_nonzero(last.index != index)
+        )
+        if not is_same:
+            requests = self._requests[index].tolist()
+            request_ids = self._request_ids[index].tolist()
+            rows = index.tolist()
+            self._members = Members(index, rows, requests, request_ids, self.departures)
         return self._members
 
-    def lowest(self) -> Request:
-        """Return the running request that would be preempted first."""
+    def lowest_ranked(self) -> Request:
+        """Return the running request to preempt first."""
         columns = self.columns
-        busy = columns.live & (columns.planned < columns.last)
-        return max((request for request in self.running if busy[request.row]), key=_rank)
+        busy = columns.live & (columns.planned < columns.last_cached_position)
+        return max((request for request in self.running if busy[request.row]), key=by_rank)
 
-    def narrow_stops(self) -> None:
-        """Forget the stop tokens of those who left."""
+    def refresh_stops(self) -> None:
+        """Remove the stop tokens of requests that have left."""
         self.stops = set().union(*(request.stops for request in self.running))
+
+
+class DecodeRows:
+    """The `RunningRows` of `core.contracts.scheduling`: what extensions see
+    of decode rows.
+    """
+
+    def __init__(self, batch: RunningBatch) -> None:
+        self._batch: Final = batch
+        self.rows: Ints = np.zeros(0, np.int64)
+
+    @property
+    def num_tokens(self) -> Ints:
+        """Known tokens, by row."""
+        return self._batch.columns.known
+
+    @property
+    def planned(self) -> Ints:
+        """Cached or planned tokens, by row."""
+        return self._batch.columns.planned
+
+    @property
+    def num_unverified(self) -> Ints:
+        """Draft tokens in flight, by row."""
+        return self._batch.columns.num_unverified
+
+    def request(self, row: int) -> Request:
+        """Return the request of a row."""
+        request = self._batch.at(row)
+        assert request is not None, f"row {row} is empty"
+        return request
+
+    def tokens(self, row: int) -> npt.NDArray[np.int32]:
+        """Return a view of a row's known tokens."""
+        columns = self._batch.columns
+        return columns.tokens[row, : columns.known[row]]

@@ -1,8 +1,8 @@
-"""What the batch knows of its rows, as columns: a step moves all of them at once. Knows rows and
-numbers, no request.
+"""Per-row counters of the batch as numpy columns, so that one step moves all
+rows at once.
 
-Steps in which the same rows compute one token each are counted, and written into the columns when
-somebody looks; so are the tokens that come in.
+Knows rows and numbers, no request. Decode steps of the same rows, and the tokens they
+return, are only counted; they are written into the columns when a column is read.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 
-def where(rows: Ints) -> Ints | slice:
-    """Return what picks rows, which are in order, from a column: a slice where none lies between,
-    many times as fast.
+def as_slice(rows: Ints) -> Ints | slice:
+    """Return an index for sorted rows: a slice if they are consecutive, which
+    is much faster.
     """
     if len(rows) and rows[-1] - rows[0] == len(rows) - 1:
         return slice(rows[0], rows[-1] + 1)
@@ -29,7 +29,7 @@ def where(rows: Ints) -> Ints | slice:
 
 
 class Columns:
-    """One entry for each row; entries of empty rows mean nothing."""
+    """One entry per row; entries of empty rows are stale."""
 
     def __init__(self, num_rows: int, max_len: int) -> None:
         self._planned: Final = np.zeros(num_rows, np.int64)
@@ -37,168 +37,192 @@ class Columns:
         self._known: Final = np.zeros(num_rows, np.int64)
         self._tokens: Final = np.zeros((num_rows, max_len), np.int32)
         self.capacity: Final = np.zeros(num_rows, np.int64)
-        """Tokens that have a place in every group."""
-        self.last: Final = np.zeros(num_rows, np.int64)
-        """Tokens whose keys and values are ever needed: all but the one at which it ends."""
-        self.guessing: Final[deque[tuple[Ints, Ints]]] = deque()
-        """Steps in flight with guesses, oldest first: their rows, and how many guesses of each."""
+        """Tokens that have a KV slot in every group."""
+        self.last_cached_position: Final = np.zeros(num_rows, np.int64)
+        """End of the positions to cache: the request's limit - 1."""
+        self.draft_steps: Final[deque[tuple[Ints, Ints]]] = deque()
+        """(rows, number of draft tokens of each) of the steps in flight with
+        drafts, in order.
+        """
         self.live: Final = np.zeros(num_rows, np.bool_)
-        """Rows that somebody has."""
-        self._quiet = 0
-        """Steps of one token each that are not written down ..."""
-        self._quiet_rows: Ints = np.zeros(0, np.int64)
-        """... of these rows."""
-        self._said: list[list[int]] = []
-        """Tokens that came in and are not written down, those of a step in one list ..."""
-        self._counts: list[list[int]] = []
-        """... how many of each row, where some were guessed ..."""
-        self._said_rows = self._quiet_rows
-        """... of these rows."""
+        """Rows that a request has."""
+        self._pending_steps = 0
+        """Decode steps not yet written into the columns."""
+        self._pending_step_rows: Ints = np.zeros(0, np.int64)
+        """Rows of these steps."""
+        self._pending_tokens: list[list[int]] = []
+        """Returned tokens not yet written into the columns, one list per
+        step.
+        """
+        self._pending_counts: list[list[int]] = []
+        """Number of these tokens per row, for steps with draft tokens."""
+        self._pending_token_rows = self._pending_step_rows
+        """Rows of these tokens."""
 
-    # --- what is known of rows --------------------------------------------------------------------
+    # --- columns ------------------------------------------------------------
 
     @property
     def planned(self) -> Ints:
-        """Leading tokens whose keys and values are cached or planned; of guesses in flight none is
-        counted.
+        """Leading tokens cached or planned; draft tokens in flight do not
+        count.
         """
-        self._write_down()
+        self._flush()
         return self._planned
 
     @property
     def total(self) -> Ints:
-        """Known tokens, and those that steps in flight bring at least."""
-        self._write_down()
+        """Known tokens, plus one for each step in flight that samples."""
+        self._flush()
         return self._total
 
     @property
     def known(self) -> Ints:
         """Known tokens."""
-        self._write_down()
+        self._flush()
         return self._known
 
     @property
     def tokens(self) -> npt.NDArray[np.int32]:
-        """[rows, positions]: known tokens; stale behind them."""
-        self._write_down()
+        """[rows, positions]: known tokens; stale beyond `known`."""
+        self._flush()
         return self._tokens
 
     @property
-    def slack(self) -> Ints:
-        """Guesses in flight: how many of them hold is not known yet, and the row may be further by
-        as many.
+    def num_unverified(self) -> Ints:
+        """Draft tokens in flight: a row may be ahead of `planned` by up to
+        this many.
         """
-        slack = np.zeros_like(self._known)
-        for rows, guesses in self.guessing:
-            slack[where(rows)] += guesses
-        return slack
+        unverified = np.zeros_like(self._known)
+        for rows, num_draft_tokens in self.draft_steps:
+            unverified[as_slice(rows)] += num_draft_tokens
+        return unverified
 
     def decoding(self) -> Bools:
-        """Return which rows have one token to compute, and sample then."""
+        """Return the rows that have one token to compute, and then sample."""
         planned = self.planned
         ready: Bools = planned + 1 == self._total
         ready &= self.live
-        ready &= planned < self.last
+        ready &= planned < self.last_cached_position
         return ready
 
-    # --- rows come and go -------------------------------------------------------------------------
+    # --- rows come and go ---------------------------------------------------
 
     def enter(self, row: int, tokens: Sequence[int], limit: int) -> None:
-        """Give a row to somebody who has these tokens and ends with `limit` of them."""
+        """Give a row to a request with these tokens, which ends at `limit`
+        tokens.
+        """
         count = len(tokens)
-        self._write_down()  # perhaps what nobody wants any more of who had the row
+        # pending tokens may still be those of the row's previous owner
+        self._flush()
         self._tokens[row, :count] = tokens
-        self._known[row] = self._total[row] = count
-        self._planned[row] = self.capacity[row] = 0
-        self.last[row] = limit - 1
+        self._known[row] = count
+        self._total[row] = count
+        self._planned[row] = 0
+        self.capacity[row] = 0
+        self.last_cached_position[row] = limit - 1
         self.live[row] = True
 
     def leave(self, row: int) -> list[int]:
-        """Take a row back; return its known tokens."""
+        """Free a row; return its known tokens."""
         self.live[row] = False
         known: list[int] = self.tokens[row, : self._known[row]].tolist()
         return known
 
-    # --- steps ------------------------------------------------------------------------------------
+    # --- steps --------------------------------------------------------------
 
-    def decode(self, rows: Ints, guesses: Ints | None) -> None:
-        """A step leaves that computes a token of each of these rows, and its guesses, and samples."""
-        if self._quiet and rows is not self._quiet_rows:
-            self._write_down()
-        self._quiet_rows = rows
-        self._quiet += 1
-        if guesses is not None:
-            self.guessing.append((rows, guesses))
+    def decode(self, rows: Ints, num_draft_tokens: Ints | None) -> None:
+        """Record a step that computes one token of each row, and its draft
+        tokens, and samples.
+        """
+        if self._pending_steps and rows is not self._pending_step_rows:
+            self._flush()
+        self._pending_step_rows = rows
+        self._pending_steps += 1
+        if num_draft_tokens is not None:
+            self.draft_steps.append((rows, num_draft_tokens))
 
     def compute(self, row: int, end: int) -> int:
-        """A step leaves that computes a row's tokens up to `end`; return how many are left.
+        """Record a step that computes a row's tokens up to `end`; return how
+        many are left.
 
-        Of none left, it samples.
+        With none left, the step samples.
         """
-        self._write_down()
-        self._planned[row], left = end, int(self._total[row]) - end
+        self._flush()
+        self._planned[row] = end
+        left = int(self._total[row]) - end
         if not left:
             self._total[row] = end + 1
         return left
 
-    def say(self, rows: Ints, tokens: list[int], counts: list[int]) -> None:
-        """Take in tokens, row by row: `counts` of each, of which all but one were guessed; empty:
-        one of each.
+    def append_tokens(self, rows: Ints, tokens: list[int], counts: list[int]) -> None:
+        """Record the tokens of a step, row by row.
+
+        `counts` is the number of tokens per row, of which all but one were draft
+        tokens; empty: one token each.
         """
-        if self._said and (rows is not self._said_rows or bool(counts) != bool(self._counts)):
-            self._write_down()
-        self._said_rows = rows
-        self._said.append(tokens)
+        if self._pending_tokens:
+            same_rows = rows is self._pending_token_rows
+            if not same_rows or bool(counts) != bool(self._pending_counts):
+                self._flush()
+        self._pending_token_rows = rows
+        self._pending_tokens.append(tokens)
         if counts:
-            self._counts.append(counts)
+            self._pending_counts.append(counts)
 
     def extend(self, row: int, known: int, tokens: Sequence[int]) -> None:
-        """Take in tokens of one row, behind those that are `known`, of which all but one were
-        guessed.
+        """Write tokens of one row after its `known` ones; all but one were
+        draft tokens.
         """
-        self._write_down()
-        more = len(tokens)
-        self._tokens[row, known : known + more] = tokens
-        self._known[row] = known + more
-        if more > 1:
-            self._planned[row] += more - 1
-            self._total[row] += more - 1
+        self._flush()
+        count = len(tokens)
+        self._tokens[row, known : known + count] = tokens
+        self._known[row] = known + count
+        if count > 1:
+            self._planned[row] += count - 1
+            self._total[row] += count - 1
 
-    def _write_down(self) -> None:
-        if self._quiet:
-            here = where(self._quiet_rows)
-            self._planned[here] += self._quiet
-            self._total[here] += self._quiet
-            self._quiet = 0
-        if self._said:
-            said = self._said
-            counts = self._counts
-            rows = self._said_rows
-            self._said = []
-            self._counts = []
-            if counts:
-                self._write_guessed(rows, said, np.array(counts))
-                return
-            known = self._known[rows]
-            if len(said) == 1:
-                self._tokens[rows, known] = said[0]
-            else:
-                self._tokens[rows, known + np.arange(len(said))[:, None]] = said
-            self._known[rows] = known + len(said)
+    def _flush(self) -> None:
+        if self._pending_steps:
+            own = as_slice(self._pending_step_rows)
+            self._planned[own] += self._pending_steps
+            self._total[own] += self._pending_steps
+            self._pending_steps = 0
+        if self._pending_tokens:
+            self._flush_tokens()
 
-    def _write_guessed(self, rows: Ints, said: list[list[int]], counts: Ints) -> None:
-        """Write down steps, [steps, rows] `counts` of tokens in each: every token goes to a place
-        of its own.
+    def _flush_tokens(self) -> None:
+        tokens = self._pending_tokens
+        counts = self._pending_counts
+        rows = self._pending_token_rows
+        self._pending_tokens = []
+        self._pending_counts = []
+        if counts:
+            self._write_accepted(rows, tokens, np.array(counts))
+            return
+        known = self._known[rows]
+        num_steps = len(tokens)
+        if num_steps == 1:
+            self._tokens[rows, known] = tokens[0]
+        else:
+            positions = known + np.arange(num_steps)[:, None]
+            self._tokens[rows, positions] = tokens
+        self._known[rows] = known + num_steps
+
+    def _write_accepted(self, rows: Ints, step_tokens: list[list[int]], counts: Ints) -> None:
+        """Write several steps with [steps, rows] `counts` of
+        accepted tokens.
         """
-        steps = len(said)
-        here = where(rows)
-        starts = (self._known[here] + np.cumsum(counts, axis=0) - counts).ravel()
-        tokens = np.fromiter(chain.from_iterable(said), np.int32)
-        each = counts.ravel()
-        first = np.cumsum(each) - each
-        places = np.repeat(starts - first, each) + np.arange(len(tokens))
-        self._tokens[np.repeat(np.tile(rows, steps), each), places] = tokens
-        more = counts.sum(axis=0)
-        self._known[here] += more
-        self._planned[here] += more - steps
-        self._total[here] += more - steps
+        num_steps = len(step_tokens)
+        own = as_slice(rows)
+        ends = self._known[own] + np.cumsum(counts, axis=0)
+        starts = (ends - counts).ravel()
+        per_row = counts.ravel()
+        tokens = np.fromiter(chain.from_iterable(step_tokens), np.int32)
+        offsets = np.cumsum(per_row) - per_row
+        positions = np.repeat(starts - offsets, per_row) + np.arange(len(tokens))
+        token_rows = np.repeat(np.tile(rows, num_steps), per_row)
+        self._tokens[token_rows, positions] = tokens
+        accepted = counts.sum(axis=0)
+        self._known[own] += accepted
+        self._planned[own] += accepted - num_steps
+        self._total[own] += accepted - num_steps

@@ -1,5 +1,5 @@
-"""Scheduler extensions, flattened once into tuples of bound methods: what is absent costs an empty
-loop.
+"""Scheduler extensions as tuples of bound methods: an absent method costs an
+empty loop.
 """
 
 from __future__ import annotations
@@ -11,25 +11,33 @@ from typing import Any
 import numpy as np
 
 from core.contracts.scheduling import MayStart, RunningRows
-from core.deprecated import by_request
-from core.errors import EngineError, PluginError, make_all
-from core.kv.manager import Load
+from core.errors import EngineError, PluginError, run_all
+from core.kv.lease import Load
 from core.scheduler.columns import Ints
 from core.step import StepPlan
 
 Methods = tuple[tuple[str, Callable[..., Any]], ...]
-"""(extension name, bound method) of those that have the method, in the order given."""
+"""(extension name, bound method) of the extensions that have the method, in
+load order.
+"""
 
 
 class Extensions:
     """The optional methods of all extensions.
 
-    Whatever plugin code raises leaves as `PluginError` naming it.
+    Any exception of plugin code is raised as a `PluginError` that names the plugin.
     """
 
     def __init__(self, extensions: Sequence[Any]) -> None:
         def methods(name: str) -> Methods:
             return tuple((e.name, getattr(e, name)) for e in extensions if hasattr(e, name))
+
+        def activity(name: str) -> tuple[Callable[[], bool], ...]:
+            """Return the `is_active` methods of the extensions that have a
+            method.
+            """
+            having = (e for e in extensions if hasattr(e, name))
+            return tuple(getattr(e, "is_active", lambda: True) for e in having)
 
         self._attach = methods("attach")
         self._arrived = methods("arrived")
@@ -37,9 +45,7 @@ class Extensions:
         self._reserved = methods("reserved")
         self._cached = methods("cached_tokens")
         self._load = methods("load")
-        self._guesses = methods("guesses") + tuple(
-            (name, by_request(m)) for name, m in methods("extra_tokens")
-        )
+        self._num_draft_tokens = methods("num_draft_tokens")
         self._limits = methods("limits")
         self._planned = methods("planned")
         self._pending = methods("pending")
@@ -47,140 +53,145 @@ class Extensions:
         self._result = dict(methods("result"))
         self._calls = dict(methods("call"))
         self._close = methods("close")
-
-        def steering(*names: str) -> tuple[Callable[[], bool], ...]:
-            return tuple(
-                getattr(e, "steers", lambda: True)
-                for e in extensions
-                if any(hasattr(e, name) for name in names)
-            )
-
-        self._limiting = steering("limits")
-        self._guessing = steering("guesses", "extra_tokens")
+        self._limiting = activity("limits")
+        self._drafting = activity("num_draft_tokens")
 
     @property
-    def limiting(self) -> bool:
-        """Say whether any of them is to be asked in this step how few tokens rows compute."""
-        return bool(self._limiting) and any(
-            steers() for steers in self._limiting
-        )  # mostly there is none
+    def is_limiting(self) -> bool:
+        """Whether any extension may limit the tokens of rows in this step."""
+        return bool(self._limiting) and any(is_active() for is_active in self._limiting)
 
     @property
-    def guessing(self) -> bool:
-        """Say whether any of them is to be asked in this step how many guesses rows compute."""
-        return bool(self._guessing) and any(steers() for steers in self._guessing)
+    def is_drafting(self) -> bool:
+        """Whether any extension may request draft tokens in this step."""
+        return bool(self._drafting) and any(is_active() for is_active in self._drafting)
 
     def arrived(self, request: Any) -> None:
-        """Show everyone a request that is about to be queued."""
-        _all(self._arrived, request)
+        """Call `arrived` for a request that is about to be queued."""
+        _call_all(self._arrived, request)
 
     def may_start(self, request: Any) -> MayStart:
-        """Ask every extension, so that each begins what the request waits for; START if all agree."""
+        """Return START if every extension agrees; all are called, so all
+        prepare at once.
+        """
         if not self._may_start:
             return MayStart.START
-        answers = _all(self._may_start, request)
-        return MayStart.RESERVE if MayStart.RESERVE in answers else MayStart(all(answers))
+        answers = _call_all(self._may_start, request)
+        if MayStart.RESERVE in answers:
+            return MayStart.RESERVE
+        return MayStart(all(answers))
 
     def reserved(self, request: Any, tables: Sequence[Sequence[int]], num_local: int) -> None:
-        """Show everyone the blocks that a request was parked with."""
-        _all(self._reserved, request, tables, num_local)
+        """Call `reserved` with the blocks that a request was parked with."""
+        _call_all(self._reserved, request, tables, num_local)
 
     def cached_tokens(self, request: Any, num_local: int) -> int:
-        """Return tokens available elsewhere beyond `num_local`: the most any extension offers."""
-        return max([0, *map(int, _all(self._cached, request, num_local))])
+        """Return the tokens available elsewhere after `num_local`: the
+        maximum of all answers.
+        """
+        return max([0, *map(int, _call_all(self._cached, request, num_local))])
 
     def load(self, request: Any, loads: Sequence[Load]) -> bool:
-        """Have blocks filled that were taken for what tiers hold; False: the request waits for it."""
-        return all(_all(self._load, request, loads))
-
-    def guesses(self, rows: RunningRows) -> Ints | None:
-        """Return the guesses that are wanted behind each row's known token; None where there are
-        none.
+        """Start loading blocks from tiers; False if the request must wait for
+        them.
         """
-        wanted = None
-        for name, method in self._guesses:
-            answer = _blamed(name, method, rows)
-            if answer is not None:
-                counts = np.asarray(answer, dtype=np.int64)
-                if counts.shape != rows.rows.shape:
-                    raise PluginError(
-                        f"scheduler extension {name!r} guesses for {counts.shape} rows of "
-                        f"{len(rows.rows)}."
-                    )
-                wanted = np.maximum(counts, 0 if wanted is None else wanted)
-        return wanted
+        return all(_call_all(self._load, request, loads))
+
+    def num_draft_tokens(self, rows: RunningRows) -> Ints | None:
+        """Return the number of draft tokens requested per row; None without
+        any.
+        """
+        requested: Ints | None = None
+        for name, method in self._num_draft_tokens:
+            answer = _call(name, method, rows)
+            if answer is None:
+                continue
+            counts = np.asarray(answer, dtype=np.int64)
+            if counts.shape != rows.rows.shape:
+                raise PluginError(
+                    f"scheduler extension {name!r}: num_draft_tokens returned shape "
+                    f"{counts.shape} for {len(rows.rows)} rows."
+                )
+            requested = np.maximum(counts, 0 if requested is None else requested)
+        return requested
 
     def limits(self, rows: RunningRows) -> dict[int, int]:
-        """Return the most tokens that a row may compute in this step, for those that are limited;
-        0: it sits out.
+        """Return the maximum of tokens of each limited row in this step; 0:
+        none.
         """
-        most: dict[int, int] = {}
+        limits: dict[int, int] = {}
         for name, method in self._limits:
-            for row, count in (_blamed(name, method, rows) or {}).items():
-                most[row] = min(count, most.get(row, count))
-        return most
+            for row, count in (_call(name, method, rows) or {}).items():
+                limits[row] = min(count, limits.get(row, count))
+        return limits
 
     def attach(self, scheduler: Any) -> None:
-        """Give every extension the scheduler to call."""
-        _all(self._attach, scheduler)
+        """Give every extension the scheduler."""
+        _call_all(self._attach, scheduler)
 
     def close(self) -> None:
-        """Tell everyone that nothing is called any more, then raise the first error of those that
-        fail.
-        """
-        make_all(partial(_blamed, name, method) for name, method in self._close)
+        """Close every extension, then raise the first error."""
+        run_all(partial(_call, name, method) for name, method in self._close)
 
     def pending(self) -> bool:
-        """Say whether any has something for its worker half although nobody may compute."""
-        return any(_blamed(name, method) for name, method in self._pending)
+        """Return whether any extension has a payload for its worker half
+        without any row.
+        """
+        return any(_call(name, method) for name, method in self._pending)
 
     def planned(self, plan: StepPlan) -> None:
-        """Show the plan to everyone and put the payloads into it."""
+        """Show every extension the plan, and add their payloads to it."""
         for name, method in self._planned:
-            payload = _blamed(name, method, plan)
+            payload = _call(name, method, plan)
             if payload is not None:
                 plan.payloads[name] = payload
 
     def finished(self, request: Any) -> int:
-        """Return how many extensions keep the request's blocks."""
-        return sum(map(bool, _all(self._ended, request)))
+        """Return how many extensions keep using the ended request's
+        blocks.
+        """
+        return sum(map(bool, _call_all(self._ended, request)))
 
     def result(self, payloads: Mapping[str, Sequence[bytes]]) -> None:
-        """Give each extension what its worker halves returned, one after the other."""
-        for name, of_ranks in payloads.items():
-            if (method := self._result.get(name)) is not None:
-                for payload in of_ranks:
-                    _blamed(name, method, payload)
+        """Pass each extension the payloads of its worker halves, one call per
+        rank.
+        """
+        for name, rank_payloads in payloads.items():
+            method = self._result.get(name)
+            if method is not None:
+                for payload in rank_payloads:
+                    _call(name, method, payload)
 
     def call(self, name: str, verb: str, data: bytes) -> bytes | None:
-        """Make a call of the extension called `name`; None where it has nothing to say.
+        """Call the extension `name`; None if it has no answer.
 
-        What it refuses is raised.
+        Raises its `EngineError`s.
         """
         method = self._calls.get(name)
+        if method is None:
+            return None
         try:
-            return None if method is None else method(verb, data)
+            answer: bytes | None = method(verb, data)
         except EngineError:
             raise
         except Exception as error:
-            raise PluginError(
-                f"scheduler extension {name!r} failed in call {verb!r}: {error!r}"
-            ) from error
+            message = f"scheduler extension {name!r} failed in call {verb!r}: {error!r}"
+            raise PluginError(message) from error
+        return answer
 
 
-def _all(methods: Methods, *arguments: Any) -> list[Any]:
-    return [_blamed(name, method, *arguments) for name, method in methods]
+def _call_all(methods: Methods, *arguments: Any) -> list[Any]:
+    return [_call(name, method, *arguments) for name, method in methods]
 
 
-def _blamed(name: str, method: Callable[..., Any], *arguments: Any) -> Any:
+def _call(name: str, method: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return method(*arguments)
     except PluginError:
-        raise  # it names the plugin
+        raise  # already names the plugin
     except Exception as error:
-        raise PluginError(
-            f"scheduler extension {name!r} failed in {method.__name__}: {type(error).__name__}: "
-            f"{error}",
-            name,
-            error,
-        ) from error
+        message = (
+            f"scheduler extension {name!r} failed in {method.__name__}: "
+            f"{type(error).__name__}: {error}"
+        )
+        raise PluginError(message, name, error) from error

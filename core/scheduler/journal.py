@@ -1,5 +1,5 @@
-"""A record of everything that went into a scheduler and every plan that came out;
-`core.scheduler.replay` repeats it.
+"""Journal: every call of a scheduler and every plan it returned;
+`core.scheduler.replay` reads it.
 
 The file is a sequence of length-prefixed msgpack frames.
 """
@@ -16,13 +16,13 @@ from core.errors import EngineError
 from core.model_spec.kv import KVLayout
 from core.scheduler.limits import SchedulerLimits
 from core.scheduler.scheduler import Scheduler
-from core.step import EngineRequest, RequestDelta, StepNews, StepPlan, StepResult
+from core.step import EngineRequest, RequestDelta, StepOutputs, StepPlan, StepResult
 
 T = TypeVar("T")
 
-VERSION: Final = 3
+VERSION: Final = 4
 LENGTH_BYTES: Final = 4
-"""Of the length, little-endian, before each frame."""
+"""Bytes of the little-endian length before each frame."""
 
 
 Kind = Literal[
@@ -32,19 +32,19 @@ Kind = Literal[
     "loaded",
     "release",
     "recompute",
-    "tell",
+    "message",
     "reset",
     "plan",
     "result",
     "fail",
 ]
-"""Which call of the scheduler; its argument is the frame's data (of "recompute" and "tell", a pair;
-of "fail", the message).
+"""Scheduler call of a frame; the frame's data is its argument, or a pair of
+arguments.
 """
 
 
 class Header(msgspec.Struct, frozen=True):
-    """What a scheduler was made of."""
+    """The construction parameters of the recorded scheduler."""
 
     version: int
     limits: SchedulerLimits
@@ -66,11 +66,11 @@ class Frame(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Journal:
-    """A scheduler whose calls are written down, those that raised nothing: use it in the place of
-    the scheduler.
+    """A scheduler that records its calls, except those that raise; use it
+    instead of the scheduler.
 
-    Calls by an extension from within its own methods go past it: an extension given to `replay`
-    makes them again.
+    Calls that an extension makes from within its own methods are not recorded: in a
+    replay the extension makes them again.
     """
 
     def __init__(
@@ -86,27 +86,29 @@ class Journal:
         self._clock = clock
         self._codec = msgspec.msgpack.Encoder()
         self._write(header_of(scheduler))
-        scheduler.soon = lambda method, *arguments: getattr(self, method)(*arguments)
+        scheduler.call_soon = lambda method, *arguments: getattr(self, method)(*arguments)
 
     def __getattr__(self, name: str) -> Any:
-        """Return what is not written down: state, and what changes none."""
+        """Return what is not recorded: state, and calls that change none."""
         return getattr(self._scheduler, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "soon":
-            self._scheduler.soon = value
+        if name == "call_soon":
+            self._scheduler.call_soon = value
         else:
             object.__setattr__(self, name, value)
 
     def schedule(self) -> StepPlan | None:
-        """Return the next step; calls that planned nothing show in the count of calls."""
+        """Return the next plan; the count of calls records those without a
+        plan.
+        """
         plan = self._scheduler.schedule()
         if plan is not None:
             self._record("plan", plan)
         return plan
 
-    def update(self, result: StepResult) -> StepNews:
-        """Take a result."""
+    def update(self, result: StepResult) -> StepOutputs:
+        """Read a step result."""
         return self._recorded("result", result, self._scheduler.update(result))
 
     def add(self, request: EngineRequest) -> None:
@@ -119,40 +121,42 @@ class Journal:
         return self._recorded("abort", request_id, self._scheduler.abort(request_id))
 
     def wake(self, request_id: str) -> None:
-        """Let a parked request start."""
+        """Queue a parked request."""
         self._scheduler.wake(request_id)
         self._record("wake", request_id)
 
     def loaded(self, request_id: str) -> None:
-        """What was brought for a request is right."""
+        """Confirm a request's loaded blocks."""
         self._scheduler.loaded(request_id)
         self._record("loaded", request_id)
 
     def release(self, request_id: str) -> None:
-        """Give back what an extension kept."""
+        """Free blocks that an extension holds."""
         self._scheduler.release(request_id)
         self._record("release", request_id)
 
     def recompute(self, request_id: str, position: int) -> None:
-        """Distrust what a request has cached."""
+        """Invalidate what a request has cached."""
         self._scheduler.recompute(request_id, position)
         self._record("recompute", (request_id, position))
 
-    def tell(self, name: str, payload: bytes) -> None:
-        """Give an extension what its worker half says."""
-        self._scheduler.tell(name, payload)
-        self._record("tell", (name, payload))
+    def receive_message(self, name: str, payload: bytes) -> None:
+        """Pass an extension a payload of its worker half."""
+        self._scheduler.receive_message(name, payload)
+        self._record("message", (name, payload))
 
     def reset_prefix_cache(self) -> bool:
-        """Forget every cached prefix."""
+        """Clear the prefix cache."""
         return self._recorded("reset", None, self._scheduler.reset_prefix_cache())
 
     def fail_in_flight(self, message: str) -> list[RequestDelta]:
-        """A step failed as a whole."""
+        """End every request of the plans in flight."""
         return self._recorded("fail", message, self._scheduler.fail_in_flight(message))
 
     def close(self) -> None:
-        """Write everything out; safe to call twice."""
+        """Flush and close the file, and close the scheduler; safe to call
+        twice.
+        """
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -173,8 +177,10 @@ class Journal:
 
 
 def header_of(scheduler: Scheduler) -> Header:
-    """Return what a scheduler was made of."""
+    """Return the journal header of a scheduler."""
     kv = scheduler.kv
+    # `type(policy)` would return the class of its timing proxy.
+    policy = scheduler.policy.__class__.__qualname__
     return Header(
         version=VERSION,
         limits=scheduler.limits,
@@ -182,6 +188,6 @@ def header_of(scheduler: Scheduler) -> Header:
         prefix_caching=kv.prefix_caching,
         identity=kv.identity,
         depth=scheduler.depth,
-        policy=scheduler.policy.__class__.__qualname__,  # `type` would name what takes its times
+        policy=policy,
         extensions=scheduler.extension_names,
     )

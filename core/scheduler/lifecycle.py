@@ -1,7 +1,7 @@
-"""Every request between `add` and its end, and what it holds. The only place that starts, stops and
-ends one.
+"""Every request between `add` and its end, and the resources it holds.
 
-A request is a cancellation scope: whichever way it ends, queue place, row and blocks go back here.
+Only this module starts, stops and ends requests. However a request ends, its queue
+entry, row and blocks are released here.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Final
 from core.contracts import SchedulingPolicy
 from core.errors import InvalidRequest
 from core.kv import KVManager, Lease
-from core.scheduler.batch import Batch
+from core.kv.lease import KVTrust
+from core.scheduler.batch import RunningBatch
 from core.scheduler.extensions import Extensions
 from core.scheduler.limits import SchedulerLimits
-from core.scheduler.queue import WaitingQueue
-from core.scheduler.request import Rank, Request, State
+from core.scheduler.request import Rank, Request, State, WaitingQueue
 from core.step import EngineRequest, RequestDelta
 
 _BEFORE_ALL: Final = 1 << 62
@@ -24,7 +24,7 @@ _BEFORE_ALL: Final = 1 << 62
 
 @dataclass(slots=True)
 class Counters:
-    """Events since they were last taken."""
+    """Event counts since the last `take_counters`."""
 
     cached_tokens: int = 0
     queried_tokens: int = 0
@@ -32,9 +32,8 @@ class Counters:
 
 
 class Lifecycle:
-    """States of requests.
-
-    Methods take any state they are documented for and leave nothing half done.
+    """State transitions of requests; each method leaves a
+    consistent state.
     """
 
     def __init__(
@@ -49,32 +48,41 @@ class Lifecycle:
         self.extensions: Final = extensions
         self.queue: Final = WaitingQueue()
         rows = min(limits.max_num_seqs, limits.max_num_batched_tokens)
-        self.batch: Final = Batch(rows, limits.max_model_len)
+        self.batch: Final = RunningBatch(rows, limits.max_model_len)
         self.live: Final[dict[str, Request]] = {}
+        """All requests that have not ended."""
         self.parked: Final[dict[str, Request]] = {}
-        self.kept: Final[dict[str, tuple[Lease, int]]] = {}
-        """Blocks of ended requests, or of nobody's, that extensions still use, and how many of them
-        do.
+        """Requests that an extension holds back."""
+        self.pinned: Final[dict[str, tuple[Lease, int]]] = {}
+        """(blocks, number of extensions that use them), by ended request or
+        pin name.
         """
         self.failed: list[RequestDelta] = []
-        """Ends that came about while planning; the next update hands them out."""
-        self.distrusted = 0
-        """Last step of which the tokens of any request are not to be trusted."""
+        """Requests that failed while planning; the next update
+        returns them.
+        """
+        self.invalid_through_step = 0
+        """Last step that contains invalid tokens of any request."""
         self.counters = Counters()
         self.num_preemptions = 0
         self._policy = policy
-        self._longest = kv.longest(limits.max_model_len, limits.max_step_tokens)
+        max_len = limits.max_model_len
+        self._longest = kv.capacity.longest_sequence(max_len, limits.max_step_tokens)
         self._arrivals = 0
 
     def add(self, source: EngineRequest) -> Request:
-        """Queue a request. Raises `InvalidRequest`; nothing is kept of a refused one."""
-        if source.request_id in self.live or source.request_id in self.kept:
+        """Queue a request.
+
+        Raises `InvalidRequest`, and holds nothing of a rejected one.
+        """
+        if source.request_id in self.live or source.request_id in self.pinned:
             raise InvalidRequest("request_id", f"{source.request_id!r} is in use; choose another.")
         self.limits.check(source, self._longest)
-        lease = self.kv.open(source.cache_salt, source.cache_domains, source.spans, source.beside)
-        request = Request(
-            source, self._arrivals, self.limits.max_model_len, lease, self.batch.columns
+        lease = self.kv.open_lease(
+            source.cache_salt, source.cache_domains, source.spans, source.num_encoder_positions
         )
+        max_len = self.limits.max_model_len
+        request = Request(source, self._arrivals, max_len, lease, self.batch.columns)
         self._arrivals += 1
         request.rank = self._rank(request)
         self.extensions.arrived(request)
@@ -83,7 +91,7 @@ class Lifecycle:
         return request
 
     def _rank(self, request: Request) -> Rank:
-        key = () if self._policy is None else self._policy.key(request.facts())
+        key = () if self._policy is None else self._policy.key(request.queued_view())
         return key, request.arrival
 
     def park(self, request: Request) -> None:
@@ -95,18 +103,21 @@ class Lifecycle:
     def wake(self, request_id: str) -> None:
         """Queue a parked request again; does nothing for any other."""
         request = self.parked.pop(request_id, None)
-        if request is not None:
-            request.state = State.WAITING
-            if request.reserved is not None:
-                # Before everybody who would need its blocks to start, or both would wait for each
-                # other.
-                request.rank = (), request.arrival - _BEFORE_ALL
-            self.queue.add(request)
+        if request is None:
+            return
+        request.state = State.WAITING
+        if request.reserved is not None:
+            # It goes first: requests that need its reserved blocks would deadlock with
+            # it.
+            request.rank = (), request.arrival - _BEFORE_ALL
+        self.queue.add(request)
 
-    def forgo(self, request: Request) -> None:
-        """Give back what a waiting request has reserved, and its place before all others."""
+    def release_reservation(self, request: Request) -> None:
+        """Free the reserved blocks of a waiting request, which returns to its
+        own rank.
+        """
         self.queue.remove(request)
-        self.kv.close(request.lease)
+        self.kv.close_lease(request.lease)
         request.reserved = None
         request.rank = self._rank(request)
         self.queue.add(request)
@@ -117,39 +128,45 @@ class Lifecycle:
         if request.rank[1] != request.arrival:
             request.rank = self._rank(request)
         request.reserved = None
-        request.spoiled = False
+        request.external_kv = KVTrust.VERIFIED
         self.batch.enter(request)
 
     def recompute(self, request: Request, position: int) -> None:
-        """Compute again what a request, live or ended, has cached at or after `position`, and all
-        that came of it.
+        """Compute again what a request has cached from `position` on, and all
+        that depends on it.
+
+        The request may be live or ended.
         """
         if request.row >= 0 and request.planned <= position:
             return
-        request.misled = True
-        self.kv.distrust(request.lease, request.tokens[: request.planned], position)
-        for other in [
-            r for r in self.live.values() if self.kv.shares(request.lease, r.lease, position)
-        ]:
+        request.skips_tiers = True
+        computed = request.tokens[: request.planned]
+        self.kv.invalidate(request.lease, computed, position)
+        live = self.live.values()
+        shares = self.kv.shares_blocks
+        for other in [r for r in live if shares(request.lease, r.lease, position)]:
             if other.reserved is not None:
-                other.spoiled |= other is request or position < other.reserved
+                if other is request or position < other.reserved:
+                    other.external_kv = KVTrust.INVALID
                 continue
             if other.row >= 0:
                 if other.planned <= position:
                     continue
-                self.preempt(other, offer=False)
-            other.distrusted = self.distrusted = self.batch.issued
+                self.preempt(other, publish=False)
+            self.invalid_through_step = self.batch.issued
+            other.invalid_through_step = self.batch.issued
 
-    def preempt(self, request: Request, *, offer: bool = True) -> None:
-        """Take row and blocks from a running request; it waits to be computed again from its
-        tokens.
+    def preempt(self, request: Request, *, publish: bool = True) -> None:
+        """Take row and blocks from a running request, which waits to be
+        recomputed.
 
-        `offer`: what it computed may be found by others, and by itself.
+        `publish`: its computed blocks enter the prefix cache, where it may find them
+        again.
         """
         self.batch.leave(request)
-        if offer:
-            self.kv.commit(request.lease, request.tokens, min(request.planned, request.num_tokens))
-        self.kv.close(request.lease)
+        if publish:
+            self._publish_computed(request)
+        self.kv.close_lease(request.lease)
         request.computed = 0
         request.num_preemptions += 1
         self.counters.preemptions += 1
@@ -158,8 +175,15 @@ class Lifecycle:
         request.rank = self._rank(request)
         self.queue.add(request)
 
+    def _publish_computed(self, request: Request) -> None:
+        end = min(request.planned, request.num_tokens)
+        self.kv.publish(request.lease, request.tokens, end)
+
     def end(self, request: Request, *, forget: bool = False) -> None:
-        """End a live request in any state. `forget`: what it computed must not be found by others."""
+        """End a live request in any state.
+
+        `forget`: its computed blocks must not be found by others.
+        """
         if request.state is State.WAITING:
             self.queue.remove(request)
         elif request.state is State.PARKED:
@@ -169,69 +193,75 @@ class Lifecycle:
         request.state = State.ENDED
         del self.live[request.request_id]
         if forget:
-            request.lease.offered = 0
+            request.lease.num_published = 0
         else:
-            self.kv.commit(request.lease, request.tokens, min(request.planned, request.num_tokens))
-        keepers = 0
+            self._publish_computed(request)
+        num_users = 0
         try:
-            keepers = self.extensions.finished(request)
+            num_users = self.extensions.finished(request)
         finally:
-            if keepers:
-                self.kept[request.request_id] = (request.lease, keepers)
+            if num_users:
+                self.pinned[request.request_id] = (request.lease, num_users)
             else:
-                self.kv.close(request.lease, forget=forget)
+                self.kv.close_lease(request.lease, forget=forget)
 
     def fail(self, request: Request, message: str) -> RequestDelta:
-        """End a live request that failed alone."""
+        """End a single live request with an error."""
         self.end(request, forget=True)
-        return request.say(finish_reason="error", error=message)
+        return request.delta(finish_reason="error", error=message)
 
-    def release(self, request_id: str) -> None:
-        """One extension no longer uses the blocks of an ended request, or those kept under a name;
-        does nothing for others.
+    def release(self, name: str) -> None:
+        """Unpin the blocks of an ended request or pin name, for one
+        extension.
+
+        The last one frees them. Does nothing for other names.
         """
-        lease, keepers = self.kept.pop(request_id, (None, 0))
-        if lease is not None and keepers > 1:
-            self.kept[request_id] = (lease, keepers - 1)
-        elif lease is not None:
-            self.kv.close(lease)
+        lease, num_users = self.pinned.pop(name, (None, 0))
+        if lease is None:
+            return
+        if num_users > 1:
+            self.pinned[name] = (lease, num_users - 1)
+        else:
+            self.kv.close_lease(lease)
 
     def check(self, ended_rows: list[int]) -> None:
-        """Assert that every request is in exactly one place and every lease has exactly one holder."""
+        """Assert that every request is in one state and every lease has one
+        holder.
+        """
         batch = self.batch
-        columns = self.batch.columns
-        holders = batch.running
-        assert len(self.live) == len(holders) + len(self.parked) + len(self.queue), (
-            "a request is in no or two places"
-        )
+        running = batch.running
+        num_held = len(running) + len(self.parked) + len(self.queue)
+        assert len(self.live) == num_held, "a request is in no state or in two"
         for request in self.live.values():
-            waiting = request.state in (State.WAITING, State.PARKED)
-            assert waiting == (request.row < 0), f"{request.request_id}: row and state disagree"
-            holds = any(request.lease.tables) and request.reserved is None
-            assert not (waiting and holds), (
-                f"{request.request_id}: waits and holds blocks that were not reserved"
-            )
-        assert columns.live.tolist() == [
-            batch.at(row) is not None for row in range(batch.rows.num_rows)
-        ], "a row lives without a request"
-        for request in holders:
-            row = request.row
             name = request.request_id
-            planned, total, known = (
-                int(c[row]) for c in (columns.planned, columns.total, columns.known)
-            )
-            assert batch.at(row) is request, f"{name}: somebody else has its row"
-            assert known <= total <= request.limit, f"{name}: planned beyond its end"
-            assert planned < total, f"{name}: computes what it does not know"
-            assert planned + columns.slack[row] <= columns.last[row], (
-                f"{name}: guessed beyond its end"
-            )
-            assert planned <= columns.capacity[row] == request.lease.capacity, f"{name}: no room"
-            assert (request in batch.prompts) == (planned + 1 < total), (
-                f"{name}: in the wrong place"
-            )
-        assert [r.rank for r in batch.prompts] == sorted(r.rank for r in batch.prompts)
-        batch.rows.check([request.row for request in holders], ended_rows)
-        self.kv.check(
-            [*(r.lease for r in self.live.values()), *(lease for lease, _ in self.kept.values())]
-        )
+            waiting = request.state in (State.WAITING, State.PARKED)
+            assert waiting == (request.row < 0), f"{name}: row and state disagree"
+            holds = any(request.lease.tables) and request.reserved is None
+            assert not (waiting and holds), f"{name}: waits and holds blocks without a reservation"
+        has_request = [batch.at(row) is not None for row in range(batch.rows.num_rows)]
+        assert batch.columns.live.tolist() == has_request, "a row lives without a request"
+        for request in running:
+            self._check_running(request)
+        ranks = [r.rank for r in batch.prompts]
+        assert ranks == sorted(ranks), "prompts are out of order"
+        batch.rows.check([request.row for request in running], ended_rows)
+        pinned = (lease for lease, _ in self.pinned.values())
+        self.kv.check([*(request.lease for request in self.live.values()), *pinned])
+
+    def _check_running(self, request: Request) -> None:
+        batch = self.batch
+        columns = batch.columns
+        row = request.row
+        name = request.request_id
+        planned = int(columns.planned[row])
+        total = int(columns.total[row])
+        known = int(columns.known[row])
+        reach = planned + columns.num_unverified[row]
+        capacity = columns.capacity[row]
+        assert batch.at(row) is request, f"{name}: another request has its row"
+        assert known <= total <= request.limit, f"{name}: planned beyond its end"
+        assert planned < total, f"{name}: computes an unknown token"
+        assert reach <= columns.last_cached_position[row], f"{name}: drafts beyond its end"
+        assert planned <= capacity == request.lease.capacity, f"{name}: has no KV slots"
+        is_prompt = request in batch.prompts
+        assert is_prompt == (planned + 1 < total), f"{name}: wrongly in or out of the prompts"

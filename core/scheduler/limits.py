@@ -1,5 +1,5 @@
-"""The numbers a scheduler works within, and the refusal of requests that could never end within
-them.
+"""The scheduler's limits, and the rejection of requests that could never end
+within them.
 """
 
 from __future__ import annotations
@@ -12,82 +12,90 @@ from core.step import EngineRequest
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """What one step and one request may take."""
+    """Upper bounds of one step and one request."""
 
     max_num_batched_tokens: int
-    """Token budget of one step; at most as many requests run, so each gets a token."""
+    """Token budget of one step; also bounds the running requests, so each
+    gets a token.
+    """
     max_num_seqs: int
     """Rows of the batch."""
     max_model_len: int
+    """Context length in tokens."""
     chunked_prefill: bool = True
-    """False: a prompt is computed in one step or not at all."""
+    """Whether a prompt may be computed in several steps."""
     long_prefill_token_threshold: int = 0
-    """Most prompt tokens of one request per step; 0: the budget."""
+    """Maximum of prompt tokens of one request per step; 0: the budget."""
     max_mixed_prefill_tokens: int = 0
-    """Most prompt tokens in a step in which others decode; 0: the budget.
+    """Maximum of prompt tokens in a step with decode rows; 0: the budget.
 
-    Only where prompts may be computed in chunks.
+    Applies with chunked prefill only.
     """
 
     def __post_init__(self) -> None:
         for name in ("max_num_batched_tokens", "max_num_seqs", "max_model_len"):
-            if getattr(self, name) < 1:
+            value = getattr(self, name)
+            if value < 1:
                 flag = name.replace("_", "-")
-                raise ConfigError(
-                    f"--{flag} {getattr(self, name)} lets no request run; give at least 1."
-                )
-        if self.long_prefill_token_threshold < 0:
+                raise ConfigError(f"--{flag} {value} lets no request run; give at least 1.")
+        threshold = self.long_prefill_token_threshold
+        if threshold < 0:
             raise ConfigError(
-                f"--long-prefill-token-threshold {self.long_prefill_token_threshold} is negative; "
-                "0 switches it off."
+                f"--long-prefill-token-threshold {threshold} is negative; 0 switches it off."
             )
 
     @property
     def max_step_tokens(self) -> int:
-        """Most tokens of one request in one step."""
+        """Maximum of tokens of one request in one step."""
         budget = self.max_num_batched_tokens
         threshold = self.long_prefill_token_threshold
-        return min(budget, threshold) if threshold and self.chunked_prefill else budget
+        if threshold and self.chunked_prefill:
+            return min(budget, threshold)
+        return budget
 
     def check(self, request: EngineRequest, longest: int) -> None:
-        """Refuse a request that could not end even alone in an empty cache, naming the limit and
-        the way out.
+        """Raise `InvalidRequest` for a request that could not end alone in an
+        empty cache.
 
         `longest`: tokens of the longest sequence that such a cache holds.
         """
-        prompt = len(request.prompt_token_ids)
-        known = prompt + len(request.output_token_ids)
-        length = min(prompt + request.max_tokens, self.max_model_len)
-        if not prompt:
+        self._check_prompt(request)
+        prompt_len = len(request.prompt_token_ids)
+        length = min(prompt_len + request.max_tokens, self.max_model_len)
+        # Keys and values of the last token are never needed.
+        if length - 1 <= longest:
+            return
+        max_length = longest + 1
+        known = prompt_len + len(request.output_token_ids)
+        raise InvalidRequest(
+            "max_tokens" if max_length > known else "prompt",
+            f"prompt and output of {length} tokens do not fit the KV cache, which holds "
+            f"{max_length}. Ask for at most {max(0, max_length - prompt_len)} output tokens, "
+            f"shorten the prompt, or give the engine more --kv-cache-memory-bytes.",
+        )
+
+    def _check_prompt(self, request: EngineRequest) -> None:
+        prompt_len = len(request.prompt_token_ids)
+        known = prompt_len + len(request.output_token_ids)
+        length = min(prompt_len + request.max_tokens, self.max_model_len)
+        budget = self.max_num_batched_tokens
+        if not prompt_len:
             raise InvalidRequest("prompt", "it has no tokens; give at least one.")
         if known >= length:
             raise InvalidRequest(
                 "prompt",
                 f"{known} tokens leave no room to generate: at most {length - 1} of the "
-                f"{self.max_model_len} tokens "
-                f"of context may be used. Shorten the prompt.",
+                f"{self.max_model_len} tokens of context may be used. Shorten the prompt.",
             )
         for span in request.spans:
-            if span.start + span.length > prompt:
+            if span.start + span.length > prompt_len:
                 raise InvalidRequest(
-                    "prompt", f"it has {prompt} tokens, {span} ends behind them; correct it."
+                    "prompt", f"it has {prompt_len} tokens, {span} ends after them; correct it."
                 )
-        if not self.chunked_prefill and known > self.max_num_batched_tokens:
+        if not self.chunked_prefill and known > budget:
             raise InvalidRequest(
                 "prompt",
-                f"{known} tokens are more than the step budget of {self.max_num_batched_tokens}, "
-                "and chunked prefill "
-                "is off. Shorten the prompt, raise --max-num-batched-tokens or switch on "
-                "--enable-chunked-prefill.",
-            )
-        # Keys and values of the last token are never needed.
-        if length - 1 > longest:
-            most = longest + 1
-            raise InvalidRequest(
-                "max_tokens" if most > known else "prompt",
-                f"prompt and output of {length} tokens do not fit the KV cache, which holds "
-                f"{most}. "
-                f"Ask for at most {max(0, most - prompt)} output tokens, shorten the prompt, or "
-                "give the engine "
-                f"more --kv-cache-memory-bytes.",
+                f"{known} tokens are more than the step budget of {budget}, and chunked prefill "
+                f"is off. Shorten the prompt, raise --max-num-batched-tokens or switch on "
+                f"--enable-chunked-prefill.",
             )

@@ -1,7 +1,7 @@
-"""The exact replay of a journal.
+"""Exact replay of a journal.
 
-The scheduler is a pure function of its calls, so replaying the inputs must give the same plans;
-where it does not, the first difference is named.
+The scheduler is a pure function of its calls, so the same calls must return the same
+plans. The report names the first difference.
 """
 
 from __future__ import annotations
@@ -22,32 +22,35 @@ from core.step import EngineRequest, StepPlan, StepResult
 
 @dataclass(frozen=True, slots=True)
 class ReplayReport:
-    """What a replay found."""
+    """The outcome of a replay."""
 
     num_events: int
     num_plans: int
-    """Plans compared and equal."""
+    """Number of plans compared and equal."""
     difference: str | None = None
-    """The first plan that came out otherwise, recorded and replayed; None if all are identical."""
+    """First plan that differs, recorded and replayed; None if all are
+    identical.
+    """
     note: str | None = None
-    """Something to know about the file: it ends in the middle of a frame."""
+    """Remark on the file, such as an incomplete last frame."""
 
     @property
     def identical(self) -> bool:
-        """Say whether every recorded plan came out again."""
+        """Whether every recorded plan was replayed identically."""
         return self.difference is None
 
 
 def replay(
     path: str, *, policy: SchedulingPolicy | None = None, extensions: Sequence[Any] = ()
 ) -> ReplayReport:
-    """Run a journal through a fresh scheduler and compare every plan.
+    """Run a journal through a new scheduler and compare every plan.
 
-    `policy` and `extensions` must be of the recorded kinds; code is never loaded because a file
-    names it. Raises `EngineError` if they are not, or if the file is no journal.
+    `policy` and `extensions` must be of the recorded kinds: a journal never causes code
+    to be imported. Raises `EngineError` if they are not, or if the file is not a
+    journal.
     """
     with open(path, "rb") as file:
-        frames, truncated = _frames(file)
+        frames, truncated = _read_frames(file)
     if not frames:
         raise EngineError(f"{path} is no journal: it has no complete header.")
     try:
@@ -65,14 +68,11 @@ def replay(
     if header != header_of(scheduler):
         raise EngineError(
             f"{path} was recorded by version {header.version} with policy {header.policy!r} and "
-            "extensions "
-            f"{header.extensions}; give replay the same ones."
+            f"extensions {header.extensions}; give replay the same ones."
         )
-    note = (
-        "the last frame is incomplete: the recording process ended while it wrote."
-        if truncated
-        else None
-    )
+    note = None
+    if truncated:
+        note = "the last frame is incomplete: the recording process ended while it wrote."
     num_plans = 0
     for number, (event, difference) in enumerate(_run(scheduler, events), 1):
         if difference is not None:
@@ -82,58 +82,60 @@ def replay(
 
 
 def _run(scheduler: Scheduler, events: Sequence[Frame]) -> Iterator[tuple[Frame, str | None]]:
-    """Apply events one by one; yield each with the difference it showed, if any."""
-    decode = msgspec.msgpack.decode
+    """Apply events one by one; yield each with its difference, if any."""
     for event in events:
         plan = None
         while scheduler.num_schedules < event.num_schedules:
             if plan is not None:
-                yield (
-                    event,
-                    f"schedule call {scheduler.num_schedules}: recorded no plan, replayed {plan}",
-                )
+                yield event, _unexpected(scheduler, plan)
             plan = scheduler.schedule()
         if event.kind == "plan":
-            recorded = decode(event.data, type=StepPlan)
+            recorded = msgspec.msgpack.decode(event.data, type=StepPlan)
             if plan != recorded:
                 yield (
                     event,
                     f"schedule call {event.num_schedules}: recorded {recorded}, replayed {plan}",
                 )
         elif plan is not None:
-            yield (
-                event,
-                f"schedule call {scheduler.num_schedules}: recorded no plan, replayed {plan}",
-            )
-        elif event.kind == "add":
-            scheduler.add(decode(event.data, type=EngineRequest))
-        elif event.kind == "result":
-            scheduler.update(decode(event.data, type=StepResult))
-        elif event.kind == "fail":
-            scheduler.fail_in_flight(decode(event.data, type=str))
-        elif event.kind == "reset":
-            scheduler.reset_prefix_cache()
-        elif event.kind == "recompute":
-            scheduler.recompute(*decode(event.data, type=tuple[str, int]))
-        elif event.kind == "tell":
-            scheduler.tell(*decode(event.data, type=tuple[str, bytes]))
+            yield event, _unexpected(scheduler, plan)
         else:
-            getattr(scheduler, event.kind)(
-                decode(event.data, type=str)
-            )  # abort, wake, loaded or release
+            _apply(scheduler, event)
         yield event, None
 
 
-def _frames(file: BinaryIO) -> tuple[list[bytes], bool]:
+def _unexpected(scheduler: Scheduler, plan: StepPlan) -> str:
+    return f"schedule call {scheduler.num_schedules}: recorded no plan, replayed {plan}"
+
+
+def _apply(scheduler: Scheduler, event: Frame) -> None:
+    """Make the call of one event."""
+    decode = msgspec.msgpack.decode
+    if event.kind == "add":
+        scheduler.add(decode(event.data, type=EngineRequest))
+    elif event.kind == "result":
+        scheduler.update(decode(event.data, type=StepResult))
+    elif event.kind == "fail":
+        scheduler.fail_in_flight(decode(event.data, type=str))
+    elif event.kind == "reset":
+        scheduler.reset_prefix_cache()
+    elif event.kind == "recompute":
+        scheduler.recompute(*decode(event.data, type=tuple[str, int]))
+    elif event.kind == "message":
+        scheduler.receive_message(*decode(event.data, type=tuple[str, bytes]))
+    else:  # abort, wake, loaded or release
+        getattr(scheduler, event.kind)(decode(event.data, type=str))
+
+
+def _read_frames(file: BinaryIO) -> tuple[list[bytes], bool]:
     """Return the complete frames, and whether an incomplete one follows."""
     data = file.read()
     frames = []
-    at = 0
-    while at + LENGTH_BYTES <= len(data):
-        start = at + LENGTH_BYTES
-        end = start + int.from_bytes(data[at:start], "little")
+    offset = 0
+    while offset + LENGTH_BYTES <= len(data):
+        start = offset + LENGTH_BYTES
+        end = start + int.from_bytes(data[offset:start], "little")
         if end > len(data):
             break
         frames.append(data[start:end])
-        at = end
-    return frames, at < len(data)
+        offset = end
+    return frames, offset < len(data)

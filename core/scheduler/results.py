@@ -1,4 +1,5 @@
-"""Reads what a step brought: tokens to requests, ends, and what the client is told.
+"""Reads step results: accepted tokens to requests, ends, and the outputs for
+the client.
 
 Knows no budget and no blocks.
 """
@@ -13,218 +14,252 @@ import numpy as np
 
 from core.errors import EngineError
 from core.scheduler.batch import Members
+from core.scheduler.columns import Bools, Ints
 from core.scheduler.lifecycle import Lifecycle
-from core.scheduler.planning import Flight
+from core.scheduler.plan_builder import InFlightStep
 from core.scheduler.request import Request, State
-from core.step import Logprobs, RequestDelta, StepNews, StepResult
+from core.step import Logprobs, RequestDelta, StepOutputs, StepResult
 
 
 class ResultReader:
-    """Turns results into news. What an ended request still receives is surplus and dropped."""
+    """Turns step results into outputs; tokens of ended requests are
+    dropped.
+    """
 
     def __init__(self, life: Lifecycle) -> None:
         self._life: Final = life
         self._batch: Final = life.batch
         self._columns: Final = life.batch.columns
 
-    def read(self, flight: Flight, result: StepResult) -> StepNews:
-        """Return what became known of every request in the step."""
-        plan = flight.plan
-        steady = flight.steady
+    def read(self, step: InFlightStep, result: StepResult) -> StepOutputs:
+        """Return the outputs of all requests in the step."""
+        plan = step.plan
+        decodes = step.decodes
         tokens = result.tokens
-        num_steady = len(steady.rows)
-        is_whole = steady.departures == self._batch.departures
-        num_rows = num_steady + len(plan.samples)
-        if len(result.accepted or tokens) != num_rows:
-            raise EngineError(
-                f"the result of step {plan.step} holds tokens of {len(result.accepted or tokens)} "
-                "rows; "
-                f"{num_rows} rows were to sample."
-            )
-        if flight.guesses is not None:
-            self._columns.guessing.popleft()
+        self._check_rows(step, result)
+        if step.num_draft_tokens is not None:
+            self._columns.draft_steps.popleft()
         rare = result.errors or result.logprobs or result.prompt_logprobs or result.pooled
-        if rare or plan.step <= self._life.distrusted:
-            return StepNews([], [], self._read_all(flight, result))
+        if rare or plan.step <= self._life.invalid_through_step:
+            return StepOutputs([], [], self._read_one_by_one(step, result))
         counts = result.accepted
-        others = []
-        rest = []
+        prompt_counts: list[int] = []
+        prompt_tokens: list[int] = []
         if plan.samples:
-            counts, others = counts[:num_steady], counts[num_steady:] or [1] * len(plan.samples)
-            split = len(tokens) - sum(others)
-            tokens, rest = tokens[:split], tokens[split:]
-        if is_whole and not flight.ends and self._batch.stops.isdisjoint(tokens):
-            news = self._read_steady(flight, tokens, counts)
+            num_decodes = len(decodes.rows)
+            prompt_counts = counts[num_decodes:] or [1] * len(plan.samples)
+            counts = counts[:num_decodes]
+            split = len(tokens) - sum(prompt_counts)
+            prompt_tokens = tokens[split:]
+            tokens = tokens[:split]
+        unchanged = decodes.departures == self._batch.departures
+        if unchanged and not step.finishing and self._batch.stops.isdisjoint(tokens):
+            outputs = self._read_decodes(step, tokens, counts)
         elif counts:
-            news = self._read_guessed(flight, tokens, counts)
+            outputs = self._read_with_drafts(step, tokens, counts)
         else:
-            news = self._read_mixed(flight, tokens)
-        for index, count in zip(plan.samples, others, strict=True):
-            request = flight.others[index]
-            own = rest[:count]
-            rest = rest[count:]
+            outputs = self._read_with_finishes(step, tokens)
+        for index, count in zip(plan.samples, prompt_counts, strict=True):
+            request = step.others[index]
+            own = prompt_tokens[:count]
+            prompt_tokens = prompt_tokens[count:]
             if request.state is not State.ENDED:
-                news.deltas.append(self._take(request, own, 0, None, None))
-        return news
+                outputs.deltas.append(self._append(request, own, 0, None, None))
+        return outputs
 
-    def _still(self, steady: Members) -> list[bool]:
-        return [
-            request.row == row for request, row in zip(steady.requests, steady.rows, strict=True)
-        ]
+    def _check_rows(self, step: InFlightStep, result: StepResult) -> None:
+        num_rows = len(step.decodes.rows) + len(step.plan.samples)
+        num_returned = len(result.accepted or result.tokens)
+        if num_returned != num_rows:
+            raise EngineError(
+                f"result of step {step.plan.step}: got tokens of {num_returned} rows; "
+                f"expected {num_rows}."
+            )
 
-    def _read_steady(self, flight: Flight, tokens: list[int], counts: list[int]) -> StepNews:
-        """The usual step: nobody ends, nobody has left. Kept free of everything that is rare."""
-        steady = flight.steady
-        if counts and not _possible(counts, flight.plan.guesses or [0] * len(counts)):
-            return self._read_guessed(flight, tokens, counts)
-        self._columns.say(steady.index, tokens, counts)
-        return StepNews(steady.request_ids, tokens, [], counts)
+    def _still_owned(self, decodes: Members) -> list[bool]:
+        owners = zip(decodes.requests, decodes.rows, strict=True)
+        return [request.row == row for request, row in owners]
 
-    def _read_mixed(self, flight: Flight, tokens: list[int]) -> StepNews:
-        """A step in which somebody may end or has left: those are looked at one by one, all others
-        taken together.
+    def _read_decodes(
+        self, step: InFlightStep, tokens: list[int], counts: list[int]
+    ) -> StepOutputs:
+        """Read the common case: no request ends, none has left. Hot path."""
+        decodes = step.decodes
+        drafts = step.plan.num_draft_tokens
+        if counts and not _are_possible(counts, drafts or [0] * len(counts)):
+            return self._read_with_drafts(step, tokens, counts)
+        self._columns.append_tokens(decodes.index, tokens, counts)
+        return StepOutputs(decodes.request_ids, tokens, [], counts)
+
+    def _read_with_finishes(self, step: InFlightStep, tokens: list[int]) -> StepOutputs:
+        """Read a step in which requests may end or have left; only those are
+        read singly.
         """
-        steady = flight.steady
+        decodes = step.decodes
         stops = self._batch.stops
-        places = set(flight.ends)
+        needs_check = set(step.finishing)
         if not stops.isdisjoint(tokens):
-            places.update(place for place, token in enumerate(tokens) if token in stops)
-        if steady.departures != self._batch.departures:
-            places.update(place for place, same in enumerate(self._still(steady)) if not same)
-        news = StepNews(steady.request_ids.copy(), tokens.copy(), [])
-        # Those who are looked at have theirs by then, and what is written for who has left means
-        # nothing.
-        self._columns.say(steady.index, tokens, [])
-        order = sorted(places)
-        for place in reversed(order):
-            del news.request_ids[place], news.token_ids[place]
-        for place in order:
-            request = steady.requests[place]
-            if request.state is not State.ENDED:
-                news.deltas.append(
-                    self._take(
-                        request, tokens[place : place + 1], 0, None, None, said=request.row >= 0
-                    )
-                )
-        if not news.deltas:
-            self._batch.narrow_stops()
-        return news
+            needs_check.update(i for i, token in enumerate(tokens) if token in stops)
+        if decodes.departures != self._batch.departures:
+            owned = enumerate(self._still_owned(decodes))
+            needs_check.update(i for i, same in owned if not same)
+        outputs = StepOutputs(decodes.request_ids.copy(), tokens.copy(), [])
+        # Also writes the tokens of rows that are checked; those of rows that were left
+        # are stale.
+        self._columns.append_tokens(decodes.index, tokens, [])
+        order = sorted(needs_check)
+        for index in reversed(order):
+            del outputs.request_ids[index]
+            del outputs.token_ids[index]
+        for index in order:
+            request = decodes.requests[index]
+            if request.state is State.ENDED:
+                continue
+            own = tokens[index : index + 1]
+            has_row = request.row >= 0
+            delta = self._append(request, own, 0, None, None, in_columns=has_row)
+            outputs.deltas.append(delta)
+        if not outputs.deltas:
+            self._batch.refresh_stops()
+        return outputs
 
-    def _read_guessed(self, flight: Flight, tokens: list[int], counts: list[int]) -> StepNews:
-        """Likewise, where some tokens were guessed."""
-        steady = flight.steady
-        columns = self._columns
-        index = steady.index
+    def _read_with_drafts(
+        self, step: InFlightStep, tokens: list[int], counts: list[int]
+    ) -> StepOutputs:
+        """Read a step with draft tokens in which requests may end or have
+        left.
+        """
+        decodes = step.decodes
+        drafts = step.num_draft_tokens
         accepted = np.fromiter(counts, np.int64, len(counts))
-        particular = columns.known[index] + accepted > columns.last[index]
-        particular |= (accepted < 1) | (
-            accepted > (1 if flight.guesses is None else 1 + flight.guesses)
-        )
-        behind = np.cumsum(accepted)
-        stopping = [place for place, token in enumerate(tokens) if token in self._batch.stops]
-        particular[np.searchsorted(behind, stopping, side="right")] = True
-        if steady.departures != self._batch.departures:
-            particular |= ~np.array(self._still(steady), np.bool_)
-        plain = ~particular
-        own = list(compress(tokens, np.repeat(plain, accepted).tolist()))
-        held = accepted[plain].tolist()
-        columns.say(index[plain], own, held)
-        news = StepNews(list(compress(steady.request_ids, plain.tolist())), own, [], held)
-        for place in particular.nonzero()[0].tolist():
-            request = steady.requests[place]
-            new = tokens[behind[place] - counts[place] : behind[place]]
-            guessed = 0 if flight.guesses is None else int(flight.guesses[place])
-            if request.state is not State.ENDED:
-                news.deltas.append(self._take(request, new, guessed, None, None))
-        if not news.deltas:
-            self._batch.narrow_stops()
-        return news
+        ends = np.cumsum(accepted)
+        needs_check = self._needs_check(step, tokens, accepted, ends)
+        plain = ~needs_check
+        own_tokens = list(compress(tokens, np.repeat(plain, accepted).tolist()))
+        own_counts = accepted[plain].tolist()
+        self._columns.append_tokens(decodes.index[plain], own_tokens, own_counts)
+        request_ids = list(compress(decodes.request_ids, plain.tolist()))
+        outputs = StepOutputs(request_ids, own_tokens, [], own_counts)
+        for index in needs_check.nonzero()[0].tolist():
+            request = decodes.requests[index]
+            if request.state is State.ENDED:
+                continue
+            new = tokens[ends[index] - counts[index] : ends[index]]
+            num_drafts = 0 if drafts is None else int(drafts[index])
+            outputs.deltas.append(self._append(request, new, num_drafts, None, None))
+        if not outputs.deltas:
+            self._batch.refresh_stops()
+        return outputs
 
-    def _read_all(self, flight: Flight, result: StepResult) -> list[RequestDelta]:
-        """A step with failures, log-probabilities or tokens that may not hold."""
-        plan = flight.plan
+    def _needs_check(
+        self, step: InFlightStep, tokens: list[int], accepted: Ints, ends: Ints
+    ) -> Bools:
+        """Return the rows to read singly: at their end, stopped, left, or
+        with wrong counts.
+        """
+        columns = self._columns
+        decodes = step.decodes
+        index = decodes.index
+        max_accepted: Ints | int = 1
+        if step.num_draft_tokens is not None:
+            max_accepted = 1 + step.num_draft_tokens
+        known = columns.known[index] + accepted
+        needs_check: Bools = known > columns.last_cached_position[index]
+        needs_check |= (accepted < 1) | (accepted > max_accepted)
+        stops = self._batch.stops
+        stopping = [i for i, token in enumerate(tokens) if token in stops]
+        needs_check[np.searchsorted(ends, stopping, side="right")] = True
+        if decodes.departures != self._batch.departures:
+            needs_check |= ~np.array(self._still_owned(decodes), np.bool_)
+        return needs_check
+
+    def _read_one_by_one(self, step: InFlightStep, result: StepResult) -> list[RequestDelta]:
+        """Read a step with failures, log-probabilities, pooling outputs or
+        invalid tokens.
+        """
+        plan = step.plan
         deltas = []
-        num_steady = len(plan.steady)
-        samples = (*range(num_steady), *(num_steady + index for index in plan.samples))
+        num_decodes = len(plan.decode_rows)
+        samples = (*range(num_decodes), *(num_decodes + i for i in plan.samples))
         new_tokens = dict(zip(samples, result.by_row(), strict=True))
-        guesses = [0] * num_steady if flight.guesses is None else flight.guesses.tolist()
-        # A row that goes on where it was computes no token of its prompt.
-        starts = (*(None for _ in plan.steady), *plan.starts)
-        columns = zip(flight.requests, (*plan.steady, *plan.rows), starts, strict=True)
-        for index, (request, row, start) in enumerate(columns):
-            if request.state is State.ENDED or request.distrusted >= plan.step:
+        drafts = [0] * num_decodes
+        if step.num_draft_tokens is not None:
+            drafts = step.num_draft_tokens.tolist()
+        rows = (*plan.decode_rows, *plan.rows)
+        # Decode rows compute no prompt tokens.
+        starts = (*(None for _ in plan.decode_rows), *plan.starts)
+        entries = zip(step.requests, rows, starts, strict=True)
+        for index, (request, row, start) in enumerate(entries):
+            if request.state is State.ENDED or request.invalid_through_step >= plan.step:
                 continue
             error = result.errors.get(row)
             new = new_tokens.get(index)
-            prompt = (
-                None
-                if start is None
-                else _undelivered(request, start, result.prompt_logprobs.get(row))
-            )
+            prompt = None
+            if start is not None:
+                prompt = _undelivered(request, start, result.prompt_logprobs.get(row))
             if error is not None:
                 deltas.append(self._life.fail(request, error))
             elif row in result.pooled:
                 self._life.end(request)
-                deltas.append(request.say(finish_reason="stop", pooled=result.pooled[row]))
+                deltas.append(request.delta(finish_reason="stop", pooled=result.pooled[row]))
             elif new is not None:
-                guessed = guesses[index] if index < num_steady else 0
-                deltas.append(self._take(request, new, guessed, result.logprobs.get(row), prompt))
+                num_drafts = drafts[index] if index < num_decodes else 0
+                logprobs = result.logprobs.get(row)
+                deltas.append(self._append(request, new, num_drafts, logprobs, prompt))
             elif prompt:
-                deltas.append(request.say(prompt_logprobs=prompt))
+                deltas.append(request.delta(prompt_logprobs=prompt))
         return deltas
 
-    def _take(
+    def _append(
         self,
         request: Request,
         new: list[int],
-        guessed: int,
+        num_draft_tokens: int,
         logprobs: list[Logprobs] | None,
         prompt: list[Logprobs] | None,
         *,
-        said: bool = False,
+        in_columns: bool = False,
     ) -> RequestDelta:
-        """Append the tokens of one request, unless the columns were `said` them, and end it where
-        they do.
+        """Append the new tokens of one request, and end it if they end it.
+
+        `in_columns`: the columns have them already.
         """
-        if not 1 <= len(new) <= 1 + guessed:
-            return self._life.fail(
-                request,
-                f"the worker returned {len(new)} tokens where 1 to {1 + guessed} were planned.",
-            )
-        count, reason, stop = request.take(new, said=said)
+        limit = 1 + num_draft_tokens
+        if not 1 <= len(new) <= limit:
+            message = f"the worker returned {len(new)} tokens where 1 to {limit} were planned."
+            return self._life.fail(request, message)
+        count, reason, stop = request.append_tokens(new, in_columns=in_columns)
         if reason is not None:
             self._life.end(request)
-        held = None if logprobs is None else logprobs[:count]
-        return request.say(
+        return request.delta(
             token_ids=new[:count],
             finish_reason=reason,
             stop_reason=stop,
-            logprobs=held,
+            logprobs=None if logprobs is None else logprobs[:count],
             prompt_logprobs=prompt,
         )
 
 
-def _possible(counts: list[int], guesses: list[int]) -> bool:
-    """Say whether every row may have got so many tokens.
+def _are_possible(counts: list[int], drafts: list[int]) -> bool:
+    """Return whether each row may have that many accepted tokens.
 
-    Mostly the bounds of all tell, and few numbers have to be compared.
+    The bounds usually decide without comparing every row.
     """
-    held = set(counts)
-    return min(held) >= 1 and (
-        max(held) <= 1 + min(set(guesses)) or max(map(sub, counts, guesses)) <= 1
-    )
+    distinct = set(counts)
+    if min(distinct) < 1:
+        return False
+    return max(distinct) <= 1 + min(set(drafts)) or max(map(sub, counts, drafts)) <= 1
 
 
 def _undelivered(
     request: Request, start: int, entries: list[Logprobs] | None
 ) -> list[Logprobs] | None:
-    """Drop the prompt positions that were delivered before a preemption; remember the others as
-    delivered.
+    """Return prompt log-probabilities without those delivered before a
+    preemption.
     """
     if entries is None:
         return None
     first = start + 1
-    after = start + 1 + len(entries)
-    fresh = entries[max(0, request.prompt_done - first) :]
-    request.prompt_done = max(request.prompt_done, after)
+    fresh = entries[max(0, request.next_prompt_logprob - first) :]
+    request.next_prompt_logprob = max(request.next_prompt_logprob, first + len(entries))
     return fresh or None

@@ -1,4 +1,6 @@
-"""How far back a token reads, per spec: the one place that knows what the kinds of layers keep."""
+"""Attention windows: which earlier positions a token reads, per KV cache
+spec.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,10 @@ from core.model_spec.kv import (
 )
 
 
-def first_needed(spec: CacheSpec, position: int) -> int:
-    """Return the first position that a token at `position`, or any later one, still reads."""
+def first_visible_position(spec: CacheSpec, position: int) -> int:
+    """Return the first position that the token at `position`, or any later
+    token, reads.
+    """
     if isinstance(spec, SlidingWindow):
         return max(0, position - spec.window + 1)
     if isinstance(spec, ChunkedLocal):
@@ -23,22 +27,22 @@ def first_needed(spec: CacheSpec, position: int) -> int:
 
 
 def peak_blocks(spec: CacheSpec, block_size: int, num_tokens: int, max_step_tokens: int) -> int:
-    """Return the most blocks one sequence of `num_tokens` holds at a time, computed in steps of a
-    limited size.
+    """Return the maximum of blocks that a sequence of `num_tokens` holds at
+    any time.
 
-    A local spec holds what its first token of a step reads back to, and the step itself, wherever
-    the block boundaries fall. A cross spec holds its longest input, whatever the sequence.
+    A windowed spec holds the window of a step's first token and the step itself, for
+    any alignment to blocks. A cross-attention spec holds its longest input.
     """
     if isinstance(spec, CrossAttention):
         return -(-spec.max_len // block_size)
     whole = -(-num_tokens // block_size)
     if isinstance(spec, SlidingWindow):
-        behind = spec.window - 1
+        history = spec.window - 1
     elif isinstance(spec, ChunkedLocal):
-        behind = spec.chunk - 1
+        history = spec.chunk - 1
     elif isinstance(spec, RecurrentState):
-        behind = 1
+        history = 1
     else:
         return whole
-    span = behind + min(max_step_tokens, num_tokens)
+    span = history + min(max_step_tokens, num_tokens)
     return min(whole, (span + block_size - 2) // block_size + 1)
