@@ -1,4 +1,4 @@
-"""The worker: executes plans on one device."""
+"""The worker: executes step plans on one device."""
 
 from core.worker.worker import Worker
 

@@ -1,31 +1,79 @@
-"""The persistent batch: what the worker remembers of every row between steps, updated by
-difference.
+"""The worker's persistent batch: its state of every row between steps,
+updated by difference.
 
-Buffers have their largest size from the start and are filled in place. Rows belong to the
-scheduler: a row keeps its request until a plan ends it, so nothing moves. The host part of a step
-(`take`) runs ahead of the device's work (`enter`, `gather`, `write`): it touches rows only that no
-step in flight computes, and numbers, never tokens.
+Buffers are allocated at their maximum size and filled in place. A row keeps its request
+until a plan ends it, so nothing moves. The host part of a step (`prepare`) may run
+ahead of the device work (`upload`, `gather`, `write_tokens`): it changes only rows that
+no step in flight computes, and handles counters, never tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 
 import numpy as np
 import torch
 
 from core.contracts import AttentionInputs
-from core.model_spec.kv import CrossAttention, KVLayout, RecurrentState
-from core.models.layers.state import Guesses, StatePlan, plan_states
+from core.model_spec.kv import KVLayout, RecurrentState
+from core.models.layers.state import StatePlan
 from core.step import NewRow, StepPlan
-from core.worker.inputs import Ahead, Steady, StepInputs
-from core.worker.rows import Columns
-from core.worker.staging import Ints, Staging
+from core.worker.block_tables import BlockTables
+from core.worker.inputs import DecodeBatch, DraftCorrection, Ints, Staging, StepInputs
+
+NO_LOGPROBS = -2
+"""Number of log-probabilities of a request without any; -1 is all."""
+MIN_TEMPERATURE = 1e-5
+"""Lower bound of temperatures; greedy rows, at 0, are never divided by it."""
 
 
-class Batch:
-    """Rows of the worker: tokens, block tables, and the requests they belong to."""
+class SamplingColumns:
+    """Sampling parameters by row: on the host at once, on the device in
+    stream order.
+    """
+
+    def __init__(self, num_rows: int, device: str) -> None:
+        self.temperatures = np.zeros(num_rows)
+        self.top_k = np.zeros(num_rows, dtype=np.int64)
+        self.top_p = np.ones(num_rows)
+        self.logprobs = np.full(num_rows, NO_LOGPROBS, dtype=np.int64)
+        self.prompt_lens = np.zeros(num_rows, dtype=np.int64)
+        self._ints = torch.zeros((2, num_rows), dtype=torch.int64, device=device)
+        self._floats = torch.ones(num_rows, dtype=torch.float32, device=device)
+
+    def enter(self, new: Sequence[NewRow], staging: Staging) -> tuple[int, int]:
+        """Set the parameters of new rows; return the staged indices for
+        `write`.
+        """
+        rows = [one.row for one in new]
+        params = [one.sampling for one in new]
+        logprobs = [p.logprobs for p in params]
+        prompt_lens = [one.prompt_len for one in new]
+        self.temperatures[rows] = [p.temperature for p in params]
+        self.top_k[rows] = [p.top_k for p in params]
+        self.top_p[rows] = [p.top_p for p in params]
+        self.logprobs[rows] = [NO_LOGPROBS if n is None else n for n in logprobs]
+        self.prompt_lens[rows] = prompt_lens
+        ints = [*rows, *(one.seed for one in new), *prompt_lens]
+        floats = self.temperatures[rows].clip(MIN_TEMPERATURE)
+        return staging.put(ints), staging.put(floats.view(np.int64))
+
+    def write(self, ints: torch.Tensor, floats: torch.Tensor) -> None:
+        """Write the device columns."""
+        numbers = ints.view(3, -1)
+        self._ints[:, numbers[0]] = numbers[1:]
+        self._floats[numbers[0]] = floats.view(torch.float64).float()
+
+    def select(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return (seeds, prompt lengths, temperatures) of rows, on the
+        device.
+        """
+        seeds, prompt_lens = self._ints.index_select(1, rows)
+        return seeds, prompt_lens, self._floats.index_select(0, rows)
+
+
+class InputBatch:
+    """The rows of the worker: tokens, block tables and requests."""
 
     def __init__(
         self,
@@ -37,61 +85,56 @@ class Batch:
         depth: int = 1,
         sizes: Sequence[int] = (),
     ) -> None:
-        """`sizes`: numbers of tokens that steps are padded to."""
-        num_rows = max_num_seqs + 1  # the last one is padding's
-        self._device = device
-        self._layout = layout
+        """Allocate all buffers; `sizes` are token counts that steps are
+        padded to.
+        """
+        num_rows = max_num_seqs + 1  # the last row is for padding
         self._sizes = tuple(sizes)
-        self._length = max_model_len
-        self._has_states = any(isinstance(group.spec, RecurrentState) for group in layout.groups)
-        self.token_ids = torch.zeros((num_rows, max_model_len), dtype=torch.int64, device=device)
-        """Every row's tokens by position, sampled ones included; stale beyond what is known."""
+        self._max_len = max_model_len
+        self._has_states = any(isinstance(g.spec, RecurrentState) for g in layout.groups)
+        shape = (num_rows, max_model_len)
+        self.token_ids = torch.zeros(shape, dtype=torch.int64, device=device)
+        """Tokens by row and position, sampled ones included; stale after the
+        known ones.
+        """
         self.flat_token_ids = self.token_ids.view(-1)
-        self.ends = torch.zeros(num_rows, dtype=torch.int64, device=device)
-        self.columns = Columns(num_rows, device)
+        self.next_positions = torch.zeros(num_rows, dtype=torch.int64, device=device)
+        """Position that each row computes next, on the device."""
+        self.columns = SamplingColumns(num_rows, device)
         self.requests: list[NewRow | None] = [None] * num_rows
+        """Request of each row."""
         self.prompt_logprobs_rows: set[int] = set()
-        """Rows whose request wants the log-probabilities of its prompt."""
-        self.keeps_ends = False
-        """Somebody reads `ends` in every step."""
+        """Rows that request prompt log-probabilities."""
+        self.tracks_next_positions = False
+        """Whether a worker half reads `next_positions` in this step."""
         self._version = 0
         """Changes whenever a request enters."""
-        self._ends = np.zeros(num_rows, dtype=np.int64)
-        """Per row, the position behind its last step, at most; `_slack`: by how much it may be
-        less.
-        """
-        self._slack = np.zeros(num_rows, dtype=np.int64)
-        self._guessing = 0
-        """Steps with guesses whose results are not settled."""
+        self._next_positions = np.zeros(num_rows, dtype=np.int64)
+        """Upper bound on the position that each row computes next."""
+        self._num_unverified = np.zeros(num_rows, dtype=np.int64)
+        """By how much that bound may be too high."""
+        self._num_draft_steps = 0
+        """Steps with draft tokens and due corrections."""
         self._epochs = np.zeros(num_rows, dtype=np.int64)
-        """Counts how often a row's position was stated anew, which makes older results none of its
-        business.
+        """Number of times a plan stated a row's position, which voids earlier
+        corrections.
         """
-        lengths = [
-            g.spec.max_len if isinstance(g.spec, CrossAttention) else max_model_len
-            for g in layout.groups
-        ]
-        widths = [-(-n // g.block_size) + 1 for n, g in zip(lengths, layout.groups, strict=True)]
-        shape = (len(widths), num_rows, max(widths, default=0))
-        self._tables = np.zeros(shape, dtype=np.int32)
-        self._tables[:, -1] = [[layout.padding_block(group)] for group in range(len(widths))]
-        self.tables = torch.zeros(shape, dtype=torch.int32, device=device)
-        """Block tables by group and row."""
-        self._table_lens = np.zeros(shape[:2], dtype=np.int64)
-        self._beside = np.zeros(num_rows, dtype=np.int64)
-        self._staging, self._news = (Staging(device, depth, size * num_rows) for size in (16, 4))
-        self._steady = Steady([], max_model_len)
+        self.block_tables = BlockTables(layout, num_rows, max_model_len, device)
+        self.tables = self.block_tables.on_device
+        """Block tables by group and row, on the device."""
+        self._staging = Staging(device, depth, 16 * num_rows)
+        self._updates = Staging(device, depth, 4 * num_rows)
+        self._decode = DecodeBatch([], max_model_len)
 
-    # --- the host part
+    # --- host part ----------------------------------------------------------
 
-    def take(self, plan: StepPlan, num_tokens: int = 0) -> StepInputs:
-        """Take over the plan's differences (rows that left, that came, blocks that were added) and
-        work out its step.
+    def prepare(self, plan: StepPlan, num_tokens: int = 0) -> StepInputs:
+        """Apply the plan's differences and return the step's inputs.
 
-        It is filled up to `num_tokens` with padding.
+        The step is padded to at least `num_tokens`.
         """
         self._staging.begin()
-        self._news.begin()
+        self._updates.begin()
         for row in plan.ended:
             self.requests[row] = None
             self.prompt_logprobs_rows.discard(row)
@@ -99,228 +142,161 @@ class Batch:
         step = StepInputs(plan.new, self._version)
         blocks = plan.blocks
         if plan.new:
-            step.entered = (
-                *self.columns.enter(plan.new, self._news),
-                [self._enter(new) for new in plan.new],
-            )
-            blocks = [
-                *(
-                    (new.row, group, own)
-                    for new in plan.new
-                    for group, own in enumerate(new.blocks)
-                ),
-                *blocks,
-            ]
+            ints, floats = self.columns.enter(plan.new, self._updates)
+            step.entered = ints, floats, [self._enter(new) for new in plan.new]
+            tables = [(n.row, group, ids) for n in plan.new for group, ids in enumerate(n.blocks)]
+            blocks = [*tables, *blocks]
         if blocks:
-            step.appended = self._append(blocks)
-        if plan.rows or plan.steady or num_tokens:
-            self._place(plan, step, num_tokens)
-            self._find_blocks(step)
+            step.appended = self.block_tables.append(blocks, self._updates)
+        if plan.rows or plan.decode_rows or num_tokens:
+            self._place_tokens(plan, step, num_tokens)
+            self.block_tables.map_slots(step, self._staging)
             if not step.point_rows:
-                step.place_samples(self._length, self._staging)
+                step.place_samples(self._max_len, self._staging)
         step.numbers = self._staging.end()
-        step.news = self._news.end()
+        step.updates = self._updates.end()
         return step
 
     def _enter(self, new: NewRow) -> int:
-        row = new.row
-        self.requests[row] = new
-        self._beside[row], self._table_lens[:, row] = new.beside, 0
+        """Set the row of a new request; return the staged index of its
+        tokens.
+        """
+        self.requests[new.row] = new
+        self.block_tables.reset_row(new)
         if new.sampling.prompt_logprobs is not None:
-            self.prompt_logprobs_rows.add(row)
-        return self._news.put(new.token_ids)
+            self.prompt_logprobs_rows.add(new.row)
+        return self._updates.put(new.token_ids)
 
-    def _append(self, added: list[tuple[int, int, list[int]]]) -> tuple[int, int]:
-        """Append blocks to tables, each named once; return where places and blocks stand."""
-        rows, groups, lists = zip(*added, strict=True)
-        sizes = np.fromiter(map(len, lists), dtype=np.int64, count=len(lists))
-        blocks = np.fromiter(chain.from_iterable(lists), dtype=np.int64, count=int(sizes.sum()))
-        of_groups = np.asarray(groups, dtype=np.int64)
-        of_rows = np.asarray(rows, dtype=np.int64)
-        lens = self._table_lens[of_groups, of_rows]
-        _, num_rows, width = self._tables.shape
-        firsts = (of_groups * num_rows + of_rows) * width + lens
-        places = np.repeat(firsts - np.cumsum(sizes) + sizes, sizes) + np.arange(len(blocks))
-        self._tables.reshape(-1)[places] = blocks
-        self._table_lens[of_groups, of_rows] = lens + sizes
-        return self._news.put(places), self._news.put(blocks)
-
-    def _place(self, plan: StepPlan, step: StepInputs, num_tokens: int) -> None:
-        """Work out where every token of the step stands."""
-        steady = len(plan.steady)
-        same = self._steady
-        if same.rows is not plan.steady and same.rows != plan.steady:
-            same = self._steady = Steady(plan.steady, self._length)
-        rows = same.index
-        counts = same.counts
-        starts = self._ends[same.index]
-        if not (plan.rows or plan.guesses or self._guessing or self._sizes or num_tokens):
-            self._ends[rows] = starts + 1
-            step.go_on(same, starts, self._staging)
+    def _place_tokens(self, plan: StepPlan, step: StepInputs, num_tokens: int) -> None:
+        """Fill the position of every token of the step."""
+        decode = self._decode
+        if decode.rows is not plan.decode_rows and decode.rows != plan.decode_rows:
+            decode = DecodeBatch(plan.decode_rows, self._max_len)
+            self._decode = decode
+        rows = decode.index
+        starts = self._next_positions[rows]
+        has_drafts = plan.num_draft_tokens or self._num_draft_steps
+        if not (plan.rows or has_drafts or self._sizes or num_tokens):
+            self._next_positions[rows] = starts + 1
+            step.place_decode(decode, starts, self._staging)
             return
-        step.rows = plan.steady
-        step.samples = list(same.samples)
-        counts = counts.copy()
+        counts = decode.counts.copy()
+        step.rows = plan.decode_rows
+        step.samples = list(decode.samples)
+        num_decodes = len(plan.decode_rows)
         if plan.rows:
-            step.rows = [*plan.steady, *plan.rows]
             stated = np.asarray(plan.rows, dtype=np.int64)
             rows = np.concatenate((rows, stated))
             starts = np.concatenate((starts, np.asarray(plan.starts, dtype=np.int64)))
             counts = np.concatenate((counts, np.asarray(plan.counts, dtype=np.int64)))
-            step.samples += [steady + index for index in plan.samples]
-            self._slack[stated] = 0
+            step.rows = [*plan.decode_rows, *plan.rows]
+            step.samples += [num_decodes + index for index in plan.samples]
+            self._num_unverified[stated] = 0
             self._epochs[stated] += 1
-        if plan.guesses:
-            step.guesses = np.asarray(plan.guesses, dtype=np.int64)
-            counts[:steady] += step.guesses[:steady]
-        self._ends[rows] = starts + counts
-        if self._guessing and self._slack[rows].any():
-            step.slack = self._slack[rows]
-        if step.guesses is not None:
-            sampled = rows[step.samples]
-            step.ahead = Ahead(sampled, step.guesses, self._epochs[sampled])
-            self._slack[sampled] += step.guesses
-            self._guessing += 1
+        if plan.num_draft_tokens:
+            drafts = np.asarray(plan.num_draft_tokens, dtype=np.int64)
+            step.num_draft_tokens = drafts
+            counts[:num_decodes] += drafts[:num_decodes]
+        self._next_positions[rows] = starts + counts
+        if self._num_draft_steps and self._num_unverified[rows].any():
+            step.num_unverified = self._num_unverified[rows]
+        if step.num_draft_tokens is not None:
+            self._expect_correction(step, step.num_draft_tokens, rows[step.samples])
         if self._sizes or num_tokens:
             total = int(counts.sum())
-            least = max(total, num_tokens)
-            # Beside prompts, states of padding would be a run of their own.
-            sizes = () if self._has_states and total > len(rows) else self._sizes
-            step.padding = next((size for size in sizes if size >= least), least) - total
+            step.padding = self._num_padding(total, len(rows), num_tokens)
         if step.padding:
-            more = (
-                np.full(step.padding, len(self.requests) - 1),
-                np.zeros(step.padding),
-                np.ones(step.padding),
-            )
-            both = zip((rows, starts, counts), more, strict=True)
-            rows, starts, counts = (
-                np.concatenate((own, other.astype(np.int64))) for own, other in both
-            )
-            if step.slack is not None:
-                step.slack = np.concatenate((step.slack, np.zeros(step.padding, dtype=np.int64)))
-        step.place(rows, starts, counts, self._length, self._staging)
+            rows, starts, counts = self._pad(step, rows, starts, counts)
+        step.place(rows, starts, counts, self._max_len, self._staging)
 
-    def _find_blocks(self, step: StepInputs) -> None:
-        """Work out, per KV group, where keys and values are, or which states are read and written."""
-        step.beside = [new for new in step.new if new.beside]
-        for group, layout in enumerate(self._layout.groups):
-            if isinstance(layout.spec, RecurrentState):
-                table = self._tables[group][step.row_index]
-                guesses = None
-                if step.guesses is not None:
-                    guesses = Guesses(step.samples, step.guesses, self._layout.first_spare(group))
-                sequences = (step.row_starts, step.row_counts, table)
-                padding = self._layout.padding_block(group)
-                step.groups.append(
-                    plan_states(*sequences, layout.block_size, self._to_device, guesses, padding)
-                )
-            elif isinstance(layout.spec, CrossAttention):
-                owners = [new.row for new in step.beside]
-                rows = np.repeat(np.asarray(owners, dtype=np.int64), self._beside[owners])
-                positions = np.concatenate([np.arange(0), *map(np.arange, self._beside[owners])])
-                lengths = self._beside[step.row_index]
-                step.groups.append(
-                    (*self._slots(group, rows, positions, lengths), lengths.tolist(), lengths)
-                )
-            else:
-                slots = self._slots(group, step.token_rows, step.token_positions, step.row_lengths)
-                step.groups.append((*slots, step.kv_lens, None))
+    def _expect_correction(self, step: StepInputs, drafts: Ints, sampled: Ints) -> None:
+        """Record that the accepted draft tokens of these rows are not yet
+        known.
+        """
+        step.correction = DraftCorrection(sampled, drafts, self._epochs[sampled])
+        self._num_unverified[sampled] += drafts
+        self._num_draft_steps += 1
 
-    def _slots(self, group: int, rows: Ints, positions: Ints, lengths: Ints) -> tuple[int, int]:
-        """Return where the slots of tokens stand, and how many blocks a sequence has at most."""
-        size = self._layout.groups[group].block_size
-        width = self._tables.shape[2]
-        blocks = self._tables[group][rows, np.minimum(positions // size, width - 1)].astype(
-            np.int64
+    def _num_padding(self, total: int, num_rows: int, num_tokens: int) -> int:
+        """Return the padding of a step of `total` tokens: up to a size, or up
+        to `num_tokens`.
+        """
+        least = max(total, num_tokens)
+        # With prompts in the step, padding of recurrent states would be a run of its
+        # own.
+        is_prefill = self._has_states and total > num_rows
+        sizes = () if is_prefill else self._sizes
+        return next((size for size in sizes if size >= least), least) - total
+
+    def _pad(
+        self, step: StepInputs, rows: Ints, starts: Ints, counts: Ints
+    ) -> tuple[Ints, Ints, Ints]:
+        """Return the arrays with padding: sequences of one token in the
+        padding row.
+        """
+        padding = step.padding
+        zeros = np.zeros(padding, dtype=np.int64)
+        if step.num_unverified is not None:
+            step.num_unverified = np.concatenate((step.num_unverified, zeros))
+        padding_row = len(self.requests) - 1
+        return (
+            np.concatenate((rows, zeros + padding_row)),
+            np.concatenate((starts, zeros)),
+            np.concatenate((counts, zeros + 1)),
         )
-        return self._staging.put(blocks * size + positions % size), min(
-            -(-int(lengths.max(initial=0)) // size), width
-        )
-
-    def _to_device(self, array: Ints) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._device, non_blocking=True)
 
     @property
-    def is_guessing(self) -> bool:
-        """Say whether results of guesses are still to be settled."""
-        return self._guessing > 0
+    def has_draft_steps(self) -> bool:
+        """Whether corrections of earlier steps with draft tokens are due."""
+        return self._num_draft_steps > 0
 
-    def settle(self, ahead: Ahead, accepted: Ints | None) -> None:
-        """Correct the positions of rows by the tokens that were accepted; None: the step has
-        failed, and they end.
+    def correct(self, correction: DraftCorrection, accepted: Ints | None) -> None:
+        """Correct the positions of rows by their accepted tokens; None after
+        a failed step.
         """
-        self._guessing -= 1
-        if accepted is not None:
-            own = self._epochs[ahead.rows] == ahead.epochs
-            rows = ahead.rows[own]
-            self._ends[rows] -= (ahead.guesses + 1 - accepted)[own]
-            self._slack[rows] -= ahead.guesses[own]
-
-    # --- the device's work, in its order
-
-    def enter(self, step: StepInputs) -> None:
-        """Bring the step's numbers over, and with them rows and blocks that are new."""
-        step.arrive(self._staging.send(step.numbers), self.ends)
-        if not step.news[1]:
+        self._num_draft_steps -= 1
+        if accepted is None:
             return
-        news = self._news.send(step.news)
+        own = self._epochs[correction.rows] == correction.epochs
+        rows = correction.rows[own]
+        drafts = correction.num_draft_tokens
+        self._next_positions[rows] -= (drafts + 1 - accepted)[own]
+        self._num_unverified[rows] -= drafts[own]
+
+    # --- device work, in stream order ---------------------------------------
+
+    def upload(self, step: StepInputs) -> None:
+        """Copy the step's numbers, new rows and new blocks to the device."""
+        step.on_device_ready(self._staging.upload(step.numbers), self.next_positions)
+        if not step.updates[1]:
+            return
+        updates = self._updates.upload(step.updates)
         if step.entered is not None:
-            ints, floats, known = step.entered
-            self.columns.write(news[ints], news[floats])
-            for new, tokens in zip(step.new, known, strict=True):
-                self.token_ids[new.row, : len(new.token_ids)] = news[tokens]
+            ints, floats, tokens = step.entered
+            self.columns.write(updates[ints], updates[floats])
+            for new, index in zip(step.new, tokens, strict=True):
+                self.token_ids[new.row, : len(new.token_ids)] = updates[index]
         if step.appended is not None:
-            places, blocks = step.appended
-            self.tables.view(-1)[news[places]] = news[blocks].int()
+            offsets, blocks = step.appended
+            self.block_tables.write(updates[offsets], updates[blocks])
 
     def gather(self, step: StepInputs) -> list[AttentionInputs | StatePlan]:
-        """Read the step's tokens; return where each group's keys and values are, or its states."""
-        step.input_ids = self.flat_token_ids.index_select(0, step.at("tokens"))
-        return [
-            self._group_inputs(group, step, *found) if isinstance(found, tuple) else found
-            for group, found in enumerate(step.groups)
-        ]
+        """Read the step's token ids; return each KV group's inputs."""
+        step.input_ids = self.flat_token_ids.index_select(0, step.array("tokens"))
+        return self.block_tables.attention_inputs(step)
 
-    def _group_inputs(
-        self,
-        group: int,
-        step: StepInputs,
-        place: int,
-        most: int,
-        kv_lens: list[int],
-        beside: Ints | None,
-    ) -> AttentionInputs:
-        layout = self._layout.groups[group]
-        table = self.tables[group]
-        rows = step.at("rows")
-        assert not isinstance(layout.spec, RecurrentState), "states have plans of their own"
-        slots = step.on_device[place]
-        size = layout.block_size
-        slack = None
-        if step.slack is not None and beside is None:
-            slack = step.slack.tolist()
-            blocks = table[rows[step.at("sequences")], step.positions // size]
-            slots.copy_(blocks * size + step.positions % size)
-        return AttentionInputs(
-            query_starts=step.query_starts,
-            kv_lens=kv_lens,
-            block_table=table[:, :most].index_select(0, rows),
-            slots=slots,
-            block_size=size,
-            spec=layout.spec,
-            starts=step.at("starts"),
-            counts=step.at("counts"),
-            lengths=step.at("lengths") if beside is None else self._to_device(beside),
-            slack=slack,
-        )
-
-    def write(
+    def write_tokens(
         self, step: StepInputs, tokens: torch.Tensor, accepted: torch.Tensor | None = None
     ) -> None:
-        """Note what was sampled, and where each row goes on."""
-        self.flat_token_ids.index_copy_(0, step.at("destinations"), tokens)
-        if accepted is not None or step.slack is not None or self.keeps_ends:
-            lengths = step.at("point_lengths")
-            step.ends = lengths if accepted is None else lengths[step.at("firsts")] + accepted - 1
-            self.ends.index_copy_(0, step.at("sampled"), step.ends)
+        """Write the sampled tokens, and the position that each row computes
+        next.
+        """
+        self.flat_token_ids.index_copy_(0, step.array("destinations"), tokens)
+        has_drafts = accepted is not None or step.num_unverified is not None
+        if not (has_drafts or self.tracks_next_positions):
+            return
+        positions = step.array("point_lengths")
+        if accepted is not None:
+            positions = positions[step.array("firsts")] + accepted - 1
+        step.next_positions = positions
+        self.next_positions.index_copy_(0, step.array("sampled"), positions)

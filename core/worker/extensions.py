@@ -1,4 +1,6 @@
-"""The worker halves of features, flattened at start-up: an absent method costs an empty loop."""
+"""Worker extensions as tuples of bound methods: an absent method costs an
+empty loop.
+"""
 
 from __future__ import annotations
 
@@ -8,28 +10,32 @@ from typing import Any, cast
 import torch
 
 from core.contracts import ForwardBatch, RunnerExtension, SampleRows
-from core.contracts.scheduling import LoadedParts, Sampled, WorkerParts
-from core.errors import make_all
+from core.contracts.workers import LoadedParts, Sampled, WorkerParts
+from core.errors import run_all
 from core.model_spec.kv import LayerKV
 from core.plugin.blame import Blame
 
 Methods = tuple[tuple[str, Any], ...]
-"""(name, method) of those that have the method."""
+"""(extension name, bound method) of the extensions that have the method."""
+Payloads = Mapping[str, bytes]
 
 
 class Extensions:
-    """Calls the methods that runner extensions have, with their payloads."""
+    """Calls the methods of the worker extensions, with their payloads."""
 
     def __init__(self, extensions: Sequence[tuple[Blame, RunnerExtension]]) -> None:
         def having(method: str) -> Methods:
-            return tuple(
-                (e.name, blame(getattr(e, method))) for blame, e in extensions if hasattr(e, method)
-            )
+            halves = ((blame, e) for blame, e in extensions if hasattr(e, method))
+            return tuple((e.name, blame(getattr(e, method))) for blame, e in halves)
+
+        def maximum(attribute: str) -> int:
+            return max((getattr(e, attribute, 0) for _, e in extensions), default=0)
 
         self._loaded = having("loaded")
         self._attach = having("attach")
-        self._rests = having("rests")
-        self._resting: frozenset[str] = frozenset()
+        self._skips_step = having("skips_step")
+        self._skipping: frozenset[str] = frozenset()
+        """Extensions that skip the current step."""
         self._begin = having("begin")
         self._before_forward = having("before_forward")
         self._after_forward = having("after_forward")
@@ -38,106 +44,108 @@ class Extensions:
         self._sampled = having("sampled")
         self._after_sample = having("after_sample")
         self._calls = dict(having("call"))
-        self._closing = having("close")
-        self.most_guesses = max((getattr(e, "most_guesses", 0) for _, e in extensions), default=0)
-        """Of one row in one step."""
-        self.spare_blocks = max((getattr(e, "spare_blocks", 0) for _, e in extensions), default=0)
-        self._following = {name for name, _ in (*self._begin, *self._sampled)}
+        self._close = having("close")
+        self.max_draft_tokens = maximum("max_draft_tokens")
+        """Draft tokens of one row in one step."""
+        self.spare_blocks = maximum("spare_blocks")
+        readers = (*self._begin, *self._sampled)
+        self._position_readers = {name for name, _ in readers}
         self.changes_logits = bool(self._before_sample)
-        self.answers = bool(self._after_sample)
-        """Some may answer steps."""
+        self.returns_payloads = bool(self._after_sample)
+        """Whether any extension may return a payload for its
+        scheduler half.
+        """
 
     def loaded(self, parts: LoadedParts) -> dict[str, list[LayerKV]]:
-        """Return the caching layers that each adds."""
+        """Return the caching layers that each extension adds."""
         return {name: list(call(parts)) for name, call in self._loaded}
 
     def attach(self, parts_of: Callable[[str], WorkerParts]) -> None:
-        """Show what the worker holds."""
+        """Give each extension the worker's parts."""
         for name, call in self._attach:
             call(parts_of(name))
 
-    def begin(self, num_rows: int, payloads: Mapping[str, bytes]) -> bool:
-        """Tell of a step in which so many rows sample, before its tokens are read, whoever does not
-        rest in it.
+    def begin(self, num_rows: int, payloads: Payloads) -> bool:
+        """Begin a step with `num_rows` sampling rows, before its tokens are
+        gathered.
 
-        Return whether one may want to know where rows go on.
+        Returns whether an extension may read the rows' next positions in this step.
         """
-        self._resting = frozenset(
-            name for name, rests in self._rests if rests(num_rows, payloads.get(name))
-        )
-        for name, call in self._awake(self._begin):
+        skipping = (n for n, skips in self._skips_step if skips(num_rows, payloads.get(n)))
+        self._skipping = frozenset(skipping)
+        for name, call in self._active(self._begin):
             call(payloads.get(name))
-        return not self._following <= self._resting
+        return not self._position_readers <= self._skipping
 
     @property
-    def wants_sampled(self) -> bool:
-        """Say whether one wants to see what is sampled in this step."""
-        return bool(self._awake(self._sampled))
+    def reads_sampled(self) -> bool:
+        """Whether an extension reads the sampled tokens of this step."""
+        return bool(self._active(self._sampled))
 
-    def _awake(self, methods: Methods) -> Methods:
-        return (
-            tuple(each for each in methods if each[0] not in self._resting)
-            if self._resting
-            else methods
-        )
+    def _active(self, methods: Methods) -> Methods:
+        if not self._skipping:
+            return methods
+        return tuple(method for method in methods if method[0] not in self._skipping)
 
-    def before_forward(self, batch: ForwardBatch, payloads: Mapping[str, bytes]) -> None:
-        """Show the batch before the model runs."""
-        for name, call in self._awake(self._before_forward):
+    def before_forward(self, batch: ForwardBatch, payloads: Payloads) -> None:
+        """Show the extensions the batch before the forward pass."""
+        for name, call in self._active(self._before_forward):
             call(batch, payloads.get(name))
 
-    def after_forward(
-        self, batch: ForwardBatch, hidden: torch.Tensor, payloads: Mapping[str, bytes]
-    ) -> None:
-        """Show what the model has made of the batch."""
-        for name, call in self._awake(self._after_forward):
+    def after_forward(self, batch: ForwardBatch, hidden: torch.Tensor, payloads: Payloads) -> None:
+        """Show the extensions the hidden states of the forward pass."""
+        for name, call in self._active(self._after_forward):
             call(batch, hidden, payloads.get(name))
 
     def before_sample(
-        self, logits: torch.Tensor, rows: SampleRows, payloads: Mapping[str, bytes]
+        self, logits: torch.Tensor, rows: SampleRows, payloads: Payloads
     ) -> torch.Tensor:
         """Return the logits to sample from."""
-        for name, call in self._awake(self._before_sample):
+        for name, call in self._active(self._before_sample):
             logits = call(logits, rows, payloads.get(name))
         return logits
 
     def verify(
         self,
         rows: SampleRows,
-        guessed: torch.Tensor,
+        drafts: torch.Tensor,
         tokens: torch.Tensor,
         logits: torch.Tensor,
-        payloads: Mapping[str, bytes],
+        payloads: Payloads,
     ) -> Sequence[torch.Tensor]:
-        """Return the tokens to take and which guesses are right, and perhaps in which order points
-        are taken.
+        """Return the tokens to use, which draft tokens are accepted, and
+        optionally an order.
+
+        Without an extension that verifies, a draft token is accepted if it is the
+        sampled one.
         """
         for name, call in self._verify:
-            return cast(
-                "Sequence[torch.Tensor]", call(rows, guessed, tokens, logits, payloads.get(name))
-            )
-        return tokens, guessed == tokens
+            verified = call(rows, drafts, tokens, logits, payloads.get(name))
+            return cast("Sequence[torch.Tensor]", verified)
+        return tokens, drafts == tokens
 
-    def sampled(self, sampled: Sampled, payloads: Mapping[str, bytes]) -> None:
-        """Show what was sampled."""
-        for name, call in self._awake(self._sampled):
+    def sampled(self, sampled: Sampled, payloads: Payloads) -> None:
+        """Show the extensions the sampled tokens."""
+        for name, call in self._active(self._sampled):
             call(sampled, payloads.get(name))
 
-    def after_sample(self, payloads: Mapping[str, bytes]) -> dict[str, bytes]:
+    def after_sample(self, payloads: Payloads) -> dict[str, bytes]:
         """Return the payloads for the scheduler halves."""
         out = {}
-        for name, call in self._awake(self._after_sample):
+        for name, call in self._active(self._after_sample):
             payload = call(payloads.get(name))
             if payload is not None:
                 out[name] = payload
         return out
 
     def call(self, name: str, data: bytes) -> bytes | None:
-        """Let the feature that a call names answer it, if it does."""
+        """Call `feature.verb` and return its answer; None if the feature has
+        none.
+        """
         feature, _, verb = name.partition(".")
         call = self._calls.get(feature)
         return None if call is None else call(verb, data)
 
     def close(self) -> None:
-        """Let each end what works for it, then raise the first error of those that fail."""
-        make_all(call for _, call in self._closing)
+        """Close every extension, then raise the first error."""
+        run_all(call for _, call in self._close)

@@ -1,4 +1,4 @@
-"""A step's result while it is still on the device; `get` is the only copy to the host."""
+"""A step's result on the device; `get` is its only copy to the host."""
 
 from __future__ import annotations
 
@@ -11,111 +11,134 @@ import numpy.typing as npt
 import torch
 
 from core.errors import NO_CHOICE
-from core.models.ops.logprobs import Gathered, to_lists
+from core.models.ops.sampling import GatheredLogprobs, logprobs_to_lists
 from core.step import Logprobs, StepResult
 from core.types.pooling import Pooled
 
 _NON_FINITE: Final = -1
+"""Token id that marks non-finite logits."""
 _NO_CHOICE: Final = -2
-"""What stands for a token there."""
+"""Token id that marks logits without any allowed token."""
 NON_FINITE = "the model produced non-finite numbers for this request"
 
 
 @dataclass(slots=True)
 class PendingResult:
-    """What one step produced, not yet read back."""
+    """The output of one step, not yet copied to the host."""
 
     step: int
     errors: dict[int, str]
     rows: list[int] = field(default_factory=list)
-    """That of each token: rows with guesses stand here several times."""
+    """Row of each token; rows with draft tokens appear several times."""
     tokens: torch.Tensor | None = None
-    """[n] int64, parallel to rows."""
+    """[n] int64, parallel to `rows`."""
     finite: torch.Tensor | None = None
-    """[n] bool: whether the row's logits were numbers."""
+    """[n] bool: whether the row's logits are finite."""
     possible: torch.Tensor | None = None
-    """[n] bool: whether anything was left to choose from; None: as `finite`."""
+    """[n] bool: whether any token was allowed; None: as `finite`."""
     points: list[int] | None = None
-    """Guesses before each token; None: there are none."""
+    """Draft tokens before each token; None without draft tokens."""
     accepted: torch.Tensor | None = None
-    """[rows that sample] int64: tokens that hold; None: one each."""
-    logprobs: tuple[list[int], Gathered] | None = None
-    """Indices into `rows` of those that asked, and theirs."""
-    prompt_logprobs: list[tuple[int, Gathered]] = field(default_factory=list)
-    """Consecutive positions of rows that asked; a row may be named several times."""
+    """[sampling rows] int64: accepted tokens per row; None: one each."""
+    logprobs: tuple[list[int], GatheredLogprobs] | None = None
+    """Indices into `rows` of tokens with log-probabilities, and these."""
+    prompt_logprobs: list[tuple[int, GatheredLogprobs]] = field(default_factory=list)
+    """(row, entries of consecutive prompt positions); a row may appear
+    several times.
+    """
     payloads: dict[str, bytes] = field(default_factory=dict)
     pooled: dict[int, torch.Tensor] = field(default_factory=dict)
-    """What a pooling model made of prompts, by row."""
+    """Output of a pooling model by row."""
     _numbers: torch.Tensor | None = None
-    """Tokens, or what is wrong with them, then `accepted`."""
+    """Host copy of `tokens`, with markers for failed rows, then
+    `accepted`.
+    """
 
-    def leave(self) -> None:
-        """Send off what is needed of every row, in one piece; the last of the step's work on the
-        device.
+    def start_copy(self) -> None:
+        """Start the device-to-host copy of the tokens; the last device work
+        of the step.
         """
-        if self.tokens is not None:
-            numbers = self.tokens
-            if self.possible is not None:
-                numbers = numbers.where(self.possible, _NO_CHOICE)
-            if self.finite is not None:
-                numbers = numbers.where(self.finite, _NON_FINITE)
-            if self.accepted is not None:
-                numbers = torch.cat((numbers, self.accepted))
-            self._numbers = numbers.to("cpu", non_blocking=True)
+        if self.tokens is None:
+            return
+        numbers = self.tokens
+        if self.possible is not None:
+            numbers = numbers.where(self.possible, _NO_CHOICE)
+        if self.finite is not None:
+            numbers = numbers.where(self.finite, _NON_FINITE)
+        if self.accepted is not None:
+            numbers = torch.cat((numbers, self.accepted))
+        self._numbers = numbers.to("cpu", non_blocking=True)
 
-    def counts(self) -> npt.NDArray[np.int64] | None:
-        """Return how many tokens of each row hold, once the device has come so far; None: one each."""
+    def num_accepted(self) -> npt.NDArray[np.int64] | None:
+        """Return the accepted tokens per row, once the copy is done; None:
+        one each.
+        """
         if self.accepted is None or self._numbers is None:
             return None
         return self._numbers.numpy()[-len(self.accepted) :]
 
     def get(self) -> StepResult:
-        """Return plain data, once the device has come so far."""
+        """Return plain data, once the copy is done."""
         rows = self.rows
         errors = self.errors
-        accepted = []
-        numbers = (
-            np.zeros(0, dtype=np.int64)
-            if self._numbers is None
-            else self._numbers.numpy()[: len(rows)]
-        )
+        accepted: list[int] = []
+        is_accepted: list[bool] | None = None
+        numbers = np.zeros(0, dtype=np.int64)
+        if self._numbers is not None:
+            numbers = self._numbers.numpy()[: len(rows)]
         tokens = numbers.tolist()
-        holds = None
         if errors or self.points is not None or numbers.min(initial=0) < 0:
-            holds, errors = self._holding(numbers)
-            tokens = [token for token, held in zip(tokens, holds, strict=True) if held]
-            counts = Counter(row for row, held in zip(rows, holds, strict=True) if held)
+            is_accepted, errors = self._accept(numbers)
+            pairs = zip(rows, tokens, is_accepted, strict=True)
+            held = [(row, token) for row, token, accept in pairs if accept]
+            counts = Counter(row for row, _ in held)
+            tokens = [token for _, token in held]
             rows = list(dict.fromkeys(rows))
             accepted = [counts[row] for row in rows]
-        logprobs: dict[int, list[Logprobs]] = {}
-        if self.logprobs is not None:
-            for i, entry in zip(self.logprobs[0], to_lists(self.logprobs[1]), strict=True):
-                if holds is None or holds[i]:
-                    logprobs.setdefault(self.rows[i], []).append(entry)
         prompt: dict[int, list[Logprobs]] = {}
         for row, gathered in self.prompt_logprobs:
-            prompt.setdefault(row, []).extend(to_lists(gathered))
-        payloads = {name: [payload] for name, payload in self.payloads.items()}
-        kept = {
-            row: numbers.numpy(force=True)
-            for row, numbers in self.pooled.items()
-            if row not in errors
-        }
-        pooled = {row: Pooled(numbers.tobytes(), numbers.shape) for row, numbers in kept.items()}
+            prompt.setdefault(row, []).extend(logprobs_to_lists(gathered))
         return StepResult(
-            self.step, rows, tokens, logprobs, prompt, errors, payloads, accepted, pooled
+            step=self.step,
+            rows=rows,
+            tokens=tokens,
+            logprobs=self._logprobs(is_accepted),
+            prompt_logprobs=prompt,
+            errors=errors,
+            payloads={name: [payload] for name, payload in self.payloads.items()},
+            accepted=accepted,
+            pooled=self._pooled(errors),
         )
 
-    def _holding(self, numbers: npt.NDArray[np.int64]) -> tuple[list[bool], dict[int, str]]:
-        """Return which tokens hold, and the rows that failed."""
-        holds = np.ones(len(self.rows), dtype=np.bool_)
-        counts = self.counts()
+    def _logprobs(self, is_accepted: list[bool] | None) -> dict[int, list[Logprobs]]:
+        """Return the log-probabilities of the accepted tokens by row."""
+        logprobs: dict[int, list[Logprobs]] = {}
+        if self.logprobs is None:
+            return logprobs
+        indices, gathered = self.logprobs
+        for i, entry in zip(indices, logprobs_to_lists(gathered), strict=True):
+            if is_accepted is None or is_accepted[i]:
+                logprobs.setdefault(self.rows[i], []).append(entry)
+        return logprobs
+
+    def _pooled(self, errors: dict[int, str]) -> dict[int, Pooled]:
+        pooled = {}
+        for row, tensor in self.pooled.items():
+            if row not in errors:
+                numbers = tensor.numpy(force=True)
+                pooled[row] = Pooled(numbers.tobytes(), numbers.shape)
+        return pooled
+
+    def _accept(self, numbers: npt.NDArray[np.int64]) -> tuple[list[bool], dict[int, str]]:
+        """Return which tokens are accepted, and the errors of failed rows."""
+        is_accepted = np.ones(len(self.rows), dtype=np.bool_)
+        counts = self.num_accepted()
         if self.points is not None and counts is not None:
             points = np.asarray(self.points)
-            holds = points < counts[np.cumsum(points == 0) - 1]
+            is_accepted = points < counts[np.cumsum(points == 0) - 1]
         errors = dict(self.errors)
-        for i in np.flatnonzero(holds & (numbers < 0)):
-            errors.setdefault(self.rows[i], NON_FINITE if numbers[i] == _NON_FINITE else NO_CHOICE)
-        return [
-            bool(held) and row not in errors for row, held in zip(self.rows, holds, strict=True)
-        ], errors
+        for i in np.flatnonzero(is_accepted & (numbers < 0)):
+            message = NON_FINITE if numbers[i] == _NON_FINITE else NO_CHOICE
+            errors.setdefault(self.rows[i], message)
+        rows = zip(self.rows, is_accepted, strict=True)
+        return [bool(accept) and row not in errors for row, accept in rows], errors

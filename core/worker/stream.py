@@ -1,4 +1,6 @@
-"""In which order the device works, and in whose thread: at once, or beside the host."""
+"""Device streams: run device work at once, or in a thread next to
+the host.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +12,19 @@ T = TypeVar("T")
 
 
 class Launched(Protocol):
-    """Work that was given to a device."""
+    """Device work in flight."""
 
     def result(self) -> Any:
-        """Wait for it; return what its function returned or raise what it raised."""
+        """Wait for the work; return its function's result or raise its
+        exception.
+        """
 
 
-class Inline:
-    """Functions run when they are launched."""
+class SyncStream:
+    """Runs each function when it is launched."""
 
     def launch(self, function: Callable[[], T]) -> Future[T]:
-        """Run the function; what it raises is raised by `result`."""
+        """Run the function; `result` raises its exception."""
         done: Future[T] = Future()
         try:
             done.set_result(function())
@@ -29,16 +33,18 @@ class Inline:
         return done
 
 
-class Beside:
-    """Functions run one after the other in a thread of their own."""
+class ThreadStream:
+    """Runs functions in launch order in a thread of its own."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="worker")
 
     def launch(self, function: Callable[[], T]) -> Future[T]:
-        """Let the function run behind those before it."""
+        """Queue the function after those launched before."""
         return self._thread.submit(function)
 
     def close(self) -> None:
-        """Wait for the thread to end; what has not begun is left."""
+        """Stop the thread after its current function; queued functions do not
+        run.
+        """
         self._thread.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,165 @@
+"""The device work of a step: forward pass, sampling, and the exchange between
+pipeline stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import torch
+
+from core.contracts import AttentionBackend, ForwardBatch, Stage
+from core.contracts.parallel import Pipeline
+from core.errors import LastStageFailed
+from core.models.layers.state import prepare
+from core.step import StepPlan
+from core.worker.batch import InputBatch
+from core.worker.extensions import Extensions
+from core.worker.inputs import StepInputs
+from core.worker.result import PendingResult
+
+
+@dataclass(slots=True)
+class StepRunner:
+    """Launches the device work of prepared steps, in stream order."""
+
+    batch: InputBatch
+    stage: Stage
+    extensions: Extensions
+    forward: Callable[[ForwardBatch], torch.Tensor]
+    """The model, as the platform wraps it."""
+    backend: AttentionBackend
+    pipeline: Pipeline
+    device: str
+    group_of_layer: list[int]
+    """KV group of each caching layer of this rank."""
+    states: list[tuple[int, Any]]
+    """(KV group, states) of the recurrent layers."""
+
+    @property
+    def needs_exact_positions(self) -> bool:
+        """Whether the host must know the rows' exact positions in
+        each step.
+        """
+        return bool(self.states) or not getattr(self.backend, "device_lengths", False)
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan, inputs: StepInputs) -> PendingResult:
+        """Launch a step's device work; reads nothing back."""
+        batch = self.batch
+        extensions = self.extensions
+        errors = self._update_rows(plan, inputs)
+        num_rows = len(plan.decode_rows) + len(plan.samples)
+        batch.tracks_next_positions = extensions.begin(num_rows, plan.payloads)
+        if inputs.rows:
+            pending = self._compute(plan, inputs, errors)
+        else:
+            pending = PendingResult(plan.step, errors)
+        pending.payloads = extensions.after_sample(plan.payloads)
+        pending.start_copy()
+        return pending
+
+    def _compute(self, plan: StepPlan, inputs: StepInputs, errors: dict[int, str]) -> PendingResult:
+        """Run the model and the sampler."""
+        extensions = self.extensions
+        batch = self.forward_batch(inputs)
+        extensions.before_forward(batch, plan.payloads)
+        hidden = self.forward(batch)[: inputs.num_tokens]
+        extensions.after_forward(batch, hidden, plan.payloads)
+        run_stage = partial(self.stage.run, plan, inputs, hidden, errors)
+        sample = cast("Callable[[], PendingResult]", run_stage)
+        if self.pipeline.size == 1:
+            pending = sample()
+        else:
+            pending = self._sample_on_last_stage(plan.step, inputs, sample)
+        if pending.accepted is not None:
+            for group, states in self.states:
+                inputs.groups[group].keep(pending.accepted, states)
+        return pending
+
+    def forward_batch(self, inputs: StepInputs) -> ForwardBatch:
+        batch = self.batch
+        groups = batch.gather(inputs)
+        backend = self.backend
+        prepared = {g: prepare(backend, groups[g]) for g in set(self.group_of_layer)}
+        types = self.stage.token_types(inputs) if inputs.rows else None
+        rows = inputs.rows
+        starts = inputs.starts
+        counts = inputs.counts
+        if inputs.padding:
+            rows = inputs.row_index.tolist()
+            starts = inputs.row_starts.tolist()
+            counts = inputs.row_counts.tolist()
+            if types is not None:
+                types = torch.nn.functional.pad(types, (0, inputs.padding))
+        return ForwardBatch(
+            input_ids=inputs.input_ids,
+            positions=inputs.array("positions"),
+            attention=[prepared[group] for group in self.group_of_layer],
+            rows=rows,
+            starts=starts,
+            counts=counts,
+            prompt_lens=batch.columns.prompt_lens[inputs.row_index].tolist(),
+            token_ids=batch.token_ids,
+            token_types=types,
+            entering=inputs.encoder_rows,
+        )
+
+    def _sample_on_last_stage(
+        self, step: int, inputs: StepInputs, sample: Callable[[], PendingResult]
+    ) -> PendingResult:
+        """Sample on the last pipeline stage; the others receive its tokens,
+        or fail with it.
+        """
+        pending = PendingResult(step=step, errors={})
+        drafts = inputs.num_draft_tokens
+        num_points = len(inputs.point_rows)
+        num_rows = 0 if drafts is None else len(drafts)
+        # (succeeded, tokens, accepted tokens per row)
+        size = 1 + num_points + num_rows
+        message = torch.zeros(size, dtype=torch.int64, device=self.device)
+        tokens = message[1 : 1 + num_points]
+        accepted = message[1 + num_points :]
+        if self.pipeline.is_last:
+            try:
+                pending = sample()
+                message[0] = 1
+                if pending.tokens is not None:
+                    tokens.copy_(pending.tokens)
+                if pending.accepted is not None:
+                    accepted.copy_(pending.accepted)
+            finally:
+                self.pipeline.from_last(message)
+        elif not self.pipeline.from_last(message)[0]:
+            raise LastStageFailed
+        elif inputs.samples:
+            if num_rows:
+                inputs.accepted = accepted
+                pending.accepted = accepted
+            pending.rows = inputs.point_rows
+            pending.points = inputs.points
+            pending.tokens = tokens
+            self.stage.write_tokens(inputs, tokens)
+        return pending
+
+    def _update_rows(self, plan: StepPlan, inputs: StepInputs) -> dict[int, str]:
+        """Apply the plan's differences; return the errors of requests that
+        failed to enter.
+        """
+        for row in plan.ended:
+            self.stage.removed(row)
+        self.batch.upload(inputs)
+        errors = {}
+        for new in plan.new:
+            error = self.stage.added(new)
+            if error is not None:
+                errors[new.row] = error
+        return errors
+
+    def run_without_requests(self, inputs: StepInputs) -> None:
+        """Run the model on padding only."""
+        self.batch.upload(inputs)
+        self.forward(self.forward_batch(inputs))
