@@ -1,0 +1,3 @@
+"""The engine: resolves the configuration, builds the parts, and runs the
+loop.
+"""

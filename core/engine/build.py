@@ -1,6 +1,5 @@
-"""Assembles what computes: configuration and plugins in, an engine core out.
-
-The only place that knows all its parts.
+"""Builds an engine core from configuration and plugins; the only module with
+all its parts.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 
 from core.config import EngineConfig
 from core.contracts import Executor, ModelSource
-from core.engine.core import EngineCore
+from core.engine.loop import EngineCore
 from core.engine.memory import context_length, fit_memory
 from core.engine.resolve import Resolved
 from core.kv import KVManager
@@ -30,8 +29,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A running engine core, the configuration it has settled on, and what its worker says of the
-    model.
+    """A running engine core, its final configuration, and its worker's facts
+    about the model.
     """
 
     core: EngineCore
@@ -42,48 +41,45 @@ class Built:
 def build(
     resolved: Resolved, registry: Registry, stage: Callable[[str], None] = lambda name: None
 ) -> Built:
-    """Start the workers and everything that drives them; `stage` is told what begins.
+    """Start the workers and build the engine core; `stage` receives the
+    start-up stages.
 
-    Raises `EngineError` with one clear block when the model, a plugin or a setting does not hold.
+    Raises `EngineError` with one clear block when a model, plugin or setting is
+    invalid.
     """
-    started = time.monotonic()
+    started_s = time.monotonic()
     config = resolved.config
     source = resolved.source
     stage("loading the model")
-    executor = load(registry, "executors", config.parallel.distributed_executor_backend)(
-        config, registry, source
-    )
-    soon: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
-    executor.told = lambda name, data: soon.put(
-        ("tell", name, data)
-    )  # by workers that are not driven yet
+    make_executor = load(registry, "executors", config.parallel.distributed_executor_backend)
+    executor = make_executor(config, registry, source)
+    pending_calls: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+    # Workers may send messages before there is an engine core.
+    executor.on_message = lambda name, data: pending_calls.put(("receive_message", name, data))
     try:
         info = executor.start()
-        beside = any(isinstance(layer.spec, CrossAttention) for layer in info.layers)
-        if beside and config.cache.enable_prefix_caching:
-            log.info(
-                "prefix caching is off: what tokens leave in the cache depends on what stands "
-                "beside them"
-            )
+        has_encoder = any(isinstance(layer.spec, CrossAttention) for layer in info.layers)
+        if has_encoder and config.cache.enable_prefix_caching:
+            log.info("prefix caching is off: cached tokens depend on the encoder's input")
             config = replace(config, cache=replace(config.cache, enable_prefix_caching=False))
         stage("allocating the KV cache")
         config, layout = fit_memory(config, info, cut_context=not resolved.context_is_chosen)
         executor.allocate(layout)
-        scheduler = _make_scheduler(
-            config, registry, source, executor, layout, pools=info.pooling is not None
+        pools = info.pooling is not None
+        scheduler = _make_scheduler(config, registry, source, executor, layout, pools=pools)
+        core = EngineCore(
+            scheduler, executor, pending_calls, max_waiting=config.scheduler.max_waiting
         )
-        core = EngineCore(scheduler, executor, soon, max_waiting=config.scheduler.max_waiting)
     except BaseException:
         executor.shutdown()
         raise
     num_blocks = sum(pool.num_blocks - NULL_BLOCKS for pool in layout.pools)
-    config = replace(
-        config, cache=replace(config.cache, num_gpu_blocks_override=num_blocks or None)
-    )
+    cache = replace(config.cache, num_gpu_blocks_override=num_blocks or None)
+    config = replace(config, cache=cache)
     log.info(
         "%s is ready after %.1f s: %s, context %d, %d KV blocks of %d tokens",
         source.name,
-        time.monotonic() - started,
+        time.monotonic() - started_s,
         config.model.dtype,
         context_length(config),
         num_blocks,
@@ -105,25 +101,25 @@ def _make_scheduler(
     kv = KVManager(
         layout, prefix_caching=config.cache.enable_prefix_caching, identity=source.identity
     )
+    # A pooled output counts like a token, although it has no position.
+    max_model_len = context_length(config) + pools
     limits = SchedulerLimits(
         max_num_batched_tokens=section.max_num_batched_tokens or 1,
         max_num_seqs=section.max_num_seqs or 1,
-        max_model_len=context_length(config)
-        + pools,  # what is pooled counts like a token, and has no position
+        max_model_len=max_model_len,
         chunked_prefill=section.enable_chunked_prefill,
         long_prefill_token_threshold=section.long_prefill_token_threshold,
         max_mixed_prefill_tokens=section.max_mixed_prefill_tokens or 0,
     )
-    wanted = section.scheduling_policy
-    has = wanted != "fcfs" or registry.entries("scheduling_policies")
-    policy = (
-        registry.make(registry.choose("scheduling_policies", wanted), config)[0] if has else None
-    )
+    policy = None
+    name = section.scheduling_policy
+    if name != "fcfs" or registry.entries("scheduling_policies"):
+        policy = registry.make(registry.choose("scheduling_policies", name), config)[0]
     extensions = registry.scheduler_extensions(config)
     scheduler = Scheduler(limits, kv, policy=policy, extensions=extensions, depth=executor.depth)
     return scheduler if section.journal is None else Journal(section.journal, scheduler)
 
 
-def load(registry: Registry, kind: str, wanted: str | None) -> Any:
-    """Return what the entry called `wanted`, or the best one, stands for."""
-    return registry.load(registry.choose(kind, wanted or "auto"))
+def load(registry: Registry, kind: str, name: str | None) -> Any:
+    """Return the target of the entry with this name, or of the best one."""
+    return registry.load(registry.choose(kind, name or "auto"))

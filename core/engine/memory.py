@@ -1,11 +1,10 @@
-"""Divides the KV memory before it is allocated, and cuts a context length that was left open to
-what fits.
-"""
+"""Divides the KV memory, and reduces an unset context length to what fits."""
 
 from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from typing import Final
 
 from core.config import EngineConfig
 from core.errors import ConfigError
@@ -15,21 +14,22 @@ from core.step import WorkerInfo
 
 log = logging.getLogger(__name__)
 
-SMALLEST_CONTEXT = 32
-"""Below this many tokens an engine is of no use, so the cache is called too small instead."""
+MIN_CONTEXT: Final = 32
+"""Minimum context length; if fewer tokens fit, the cache is too small."""
 
 
 def fit_memory(
     config: EngineConfig, info: WorkerInfo, *, cut_context: bool
 ) -> tuple[EngineConfig, KVLayout]:
-    """Divide the KV memory.
+    """Return the KV layout, and the configuration with a context length that
+    fits.
 
-    A context length the user left open, or that is more than a fixed number of blocks holds, is cut
-    to what fits.
+    The context is reduced only with `cut_context` or a fixed number of blocks.
     """
-    most = context_length(config)
+    requested = context_length(config)
 
     def plan(length: int) -> KVLayout:
+        prefix_caching = config.cache.enable_prefix_caching
         return plan_layout(
             info.layers,
             block_size=config.cache.block_size,
@@ -38,33 +38,31 @@ def fit_memory(
             max_model_len=length,
             max_num_seqs=config.scheduler.max_num_seqs or 1,
             max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
-            state_block_size=config.cache.mamba_block_size
-            if config.cache.enable_prefix_caching
-            else None,
+            state_block_size=config.cache.mamba_block_size if prefix_caching else None,
         )
 
     try:
-        return config, plan(most)
+        return config, plan(requested)
     except ConfigError:
         if not cut_context and config.cache.num_gpu_blocks_override is None:
             raise
-    # low fits or the cache is too small at all; high does not fit
-    low = SMALLEST_CONTEXT
-    high = most
-    layout = plan(low)
-    while high - low > 1:
-        middle = (low + high) // 2
+    # Bisection: `fits` always fits, `too_long` never does.
+    fits = MIN_CONTEXT
+    too_long = requested
+    layout = plan(fits)
+    while too_long - fits > 1:
+        middle = (fits + too_long) // 2
         try:
-            low = middle
             layout = plan(middle)
+            fits = middle
         except ConfigError:
-            high = middle
+            too_long = middle
     log.warning(
         "the KV cache holds %d tokens, so the context is cut to that from %d (--max-model-len)",
-        low,
-        most,
+        fits,
+        requested,
     )
-    return replace(config, model=replace(config.model, max_model_len=low)), layout
+    return replace(config, model=replace(config.model, max_model_len=fits)), layout
 
 
 def context_length(config: EngineConfig) -> int:

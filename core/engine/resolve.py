@@ -1,6 +1,6 @@
-"""Every automatic decision, made once, in one place, before anything heavy starts.
+"""Resolves every automatic setting, once, before anything heavy starts.
 
-Takes the user's configuration with its gaps and returns one without, after plugins have seen the
+Takes the user's configuration and returns a complete one, after plugins have seen the
 decisions. Knows limits and defaults; knows no model family and no device.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from core.config import EngineConfig
 from core.contracts import ModelSource, Platform
@@ -17,13 +17,16 @@ from core.plugin import Registry
 
 log = logging.getLogger(__name__)
 
-OFFLINE_TOKENS = 4096
-OFFLINE_SEQS = 256
-SERVING_TOKENS = 2048
-SERVING_SEQS = 128
-MOST_ROOM = 1 << 30
-SAME_DTYPE = {"float": "float32", "half": "float16"}
-SCHEDULING = (
+OFFLINE_TOKENS: Final = 4096
+OFFLINE_SEQS: Final = 256
+SERVING_TOKENS: Final = 2048
+SERVING_SEQS: Final = 128
+MAX_ROW_TOKENS: Final = 1 << 30
+"""Maximum number of token positions over all rows, which are allocated at the
+start.
+"""
+DTYPE_ALIASES: Final = {"float": "float32", "half": "float16"}
+SCHEDULING: Final = (
     "max_num_batched_tokens",
     "max_num_seqs",
     "max_mixed_prefill_tokens",
@@ -33,49 +36,51 @@ SCHEDULING = (
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """A configuration without gaps, the model it is for, and the platform it runs on."""
+    """A complete configuration, its model, and its platform."""
 
     config: EngineConfig
     source: ModelSource
     platform: Platform
     context_is_chosen: bool
-    """True when the user set the context length, so that it must not be cut to fit the memory."""
+    """True: the user set the context length, so it must not be reduced to fit
+    the memory.
+    """
 
 
 def resolve(config: EngineConfig, registry: Registry, *, serving: bool) -> Resolved:
-    """Find the model, decide what was left open, let plugins change it, and return the result.
+    """Find the model, resolve automatic settings, and let plugins change the
+    decisions.
 
-    Raises `ModelError` when nobody knows the model and `ConfigError` for settings that exclude each
-    other.
+    Raises `ModelError` for an unknown model, `ConfigError` for settings that exclude
+    each other.
     """
-    from core.models.layers.loading import read_model  # lazy: torch is slow to import
+    # lazy: torch is slow to import
+    from core.models.layers.loading import read_model
 
     source = find_model(config, registry)
     spec, runner = read_model(config, source, registry)
     _check_split(config, spec, source)
     config = replace(config, model=replace(config.model, runner=runner.entry.name))
-    config = registry.load(runner)(registry).fit(config, spec)
-    source = _limited(config, source, spec)
+    config = registry.load(runner)(registry).adapt_config(config, spec)
+    source = _limit_context(config, source, spec)
     platform = _pick_platform(config, registry)
     decisions = _decide(config, source, platform, serving)
     changed = registry.resolve(decisions)
-    return Resolved(
-        _apply(config, {**decisions, **changed}),
-        source,
-        platform,
-        config.model.max_model_len is not None,
-    )
+    resolved = _apply(config, {**decisions, **changed})
+    return Resolved(resolved, source, platform, config.model.max_model_len is not None)
 
 
 def find_model(config: EngineConfig, registry: Registry) -> ModelSource:
-    """Return what the plugins know of the model. Raises `ModelError` when none knows it."""
+    """Return the model source of the configuration.
+
+    Raises `ModelError` for an unknown model.
+    """
     source = registry.find_model(config.model.model, config)
     if source is None:
         raise ModelError(
             f"no plugin knows the model {config.model.model!r}: it is no folder with a "
-            "config.json, no hub id and no "
-            "name of a plugin's own (such as `scripted:`). Check the spelling, and `engine plugins "
-            "list` for what is on."
+            "config.json, no hub id and no name of a plugin's own (such as `scripted:`). Check "
+            "the spelling, and `engine plugins list` for what is on."
         )
     return source
 
@@ -85,8 +90,8 @@ def _num_ranks(config: EngineConfig) -> int:
 
 
 def _check_split(config: EngineConfig, spec: Any, source: ModelSource) -> None:
-    """Raise `ConfigError` when the model cannot be spread over so many ranks, before any of them is
-    started.
+    """Raise `ConfigError` if the model cannot be split over the ranks, before
+    any rank starts.
     """
     parallel = config.parallel
     if _num_ranks(config) == 1:
@@ -95,46 +100,47 @@ def _check_split(config: EngineConfig, spec: Any, source: ModelSource) -> None:
         raise ConfigError(
             f"--distributed-executor-backend uni runs one worker, not {_num_ranks(config)} ranks "
             f"(--tensor-parallel-size {parallel.tensor_parallel_size} times "
-            "--pipeline-parallel-size "
-            f"{parallel.pipeline_parallel_size}); leave it out, or choose mp."
+            f"--pipeline-parallel-size {parallel.pipeline_parallel_size}); "
+            "leave it out, or choose mp."
         )
     check = getattr(spec, "check_split", None)
     if check is None:
         raise ConfigError(
             f"the architecture {source.architecture!r} does not say how it splits over ranks; "
-            "leave out "
-            "--tensor-parallel-size and --pipeline-parallel-size."
+            "leave out --tensor-parallel-size and --pipeline-parallel-size."
         )
     check(parallel.tensor_parallel_size, parallel.pipeline_parallel_size)
 
 
 def _pick_platform(config: EngineConfig, registry: Registry) -> Platform:
-    """Return the platform asked for, or the first available by priority."""
-    wanted = config.device.device
+    """Return the configured platform, or the first available one by
+    priority.
+    """
+    device = config.device.device
     candidates = registry.entries("platforms")
     names = [registered.entry.name for registered in candidates]
-    if wanted != "auto" and wanted not in names:
+    listed = ", ".join(names) or "none"
+    if device != "auto" and device not in names:
         raise ConfigError(
-            f"unknown device {wanted!r}; available: "
-            f"{', '.join(names) or 'none'}{did_you_mean(wanted, names)}"
+            f"unknown device {device!r}; available: {listed}{did_you_mean(device, names)}"
         )
     for registered in sorted(candidates, key=lambda r: (-r.entry.priority, r.entry.name)):
-        if wanted not in ("auto", registered.entry.name):
+        if device not in ("auto", registered.entry.name):
             continue
         platform: Platform = registry.load(registered, probe=True)()
         if platform.is_available():
             return platform
     raise ConfigError(
-        f"no platform fits: asked for {wanted!r}, and none such finds a device here; registered: "
-        f"{', '.join(names) or 'none'}. "
-        "`engine doctor` says what there is and what torch was built for. Choose another --device, "
-        "or load its platform plugin."
+        f"--device: got {device!r}; no such platform finds a device (registered: {listed}). "
+        "Choose another --device or load its platform plugin; `engine doctor` lists the devices "
+        "and the build of torch."
     )
 
 
 def _decide(
     config: EngineConfig, source: ModelSource, platform: Platform, serving: bool
 ) -> dict[str, Any]:
+    """Return the decisions by name."""
     scheduler = config.scheduler
     max_model_len = _context_length(config.model.max_model_len, source)
     seqs = scheduler.max_num_seqs or (SERVING_SEQS if serving else OFFLINE_SEQS)
@@ -147,69 +153,71 @@ def _decide(
     elif not scheduler.enable_chunked_prefill and tokens < max_model_len:
         raise ConfigError(
             f"--max-num-batched-tokens {tokens} is smaller than the context of {max_model_len} "
-            "tokens while chunked "
-            "prefill is off, so long prompts could never start. Raise it, lower --max-model-len, "
-            "or allow chunking."
+            "tokens while chunked prefill is off, so long prompts could never start. "
+            "Raise it, lower --max-model-len, or allow chunking."
         )
     if scheduler.max_num_seqs is None:
         seqs = min(seqs, tokens)
-    if seqs * max_model_len > MOST_ROOM:
+    if seqs * max_model_len > MAX_ROW_TOKENS:
         raise ConfigError(
             f"--max-num-seqs {seqs} requests of --max-model-len {max_model_len} tokens are more "
-            f"than {MOST_ROOM} tokens, for "
-            "each of which there is a place from the start. Lower one of them."
+            f"than {MAX_ROW_TOKENS} tokens, which are allocated at the start. Lower one of them."
         )
     mixed = scheduler.max_mixed_prefill_tokens
     if mixed is None:
         mixed = getattr(platform, "mixed_prefill_tokens", 0) if serving else 0
-    dtype = SAME_DTYPE.get(config.model.dtype, config.model.dtype)
+    dtype = DTYPE_ALIASES.get(config.model.dtype, config.model.dtype)
+    if dtype == "auto":
+        dtype = platform.pick_dtype(source.checkpoint_dtype)
+    executor = config.parallel.distributed_executor_backend
+    if not executor:
+        executor = "uni" if _num_ranks(config) == 1 else "mp"
     return {
         "device": platform.name,
-        "dtype": platform.pick_dtype(source.checkpoint_dtype) if dtype == "auto" else dtype,
+        "dtype": dtype,
         "max_model_len": max_model_len,
         "max_num_batched_tokens": tokens,
         "max_num_seqs": seqs,
         "max_mixed_prefill_tokens": mixed,
         "attention_backend": config.attention.attention_backend,
-        "executor": config.parallel.distributed_executor_backend
-        or ("uni" if _num_ranks(config) == 1 else "mp"),
-        "async_scheduling": _schedules_ahead(scheduler.async_scheduling, platform),
+        "executor": executor,
+        "async_scheduling": _async_scheduling(scheduler.async_scheduling, platform),
     }
 
 
-def _schedules_ahead(wanted: bool | None, platform: Platform) -> bool:
-    """Return what the user says, else whether the platform computes one step while the next is
-    prepared.
+def _async_scheduling(chosen: bool | None, platform: Platform) -> bool:
+    """Return the user's choice; default: on if the platform computes while
+    the host works.
     """
-    ahead: bool = getattr(platform, "overlaps", False)
-    if wanted is None:
-        does = "computes beside the host" if ahead else "does not compute beside the host"
-        log.info(
-            "scheduling ahead is %s: the platform %s %s",
-            "on" if ahead else "off",
-            platform.name,
-            does,
-        )
-    return ahead if wanted is None else wanted
-
-
-def _limited(config: EngineConfig, source: ModelSource, spec: Any) -> ModelSource:
-    """Return the source with the context that the model's learned positions, and what is computed
-    of it, allow.
-    """
-    wanted = config.model.max_model_len or -1
-    positions = min(
-        getattr(spec, "learned_positions", 0) or source.max_model_len, source.max_model_len
+    if chosen is not None:
+        return chosen
+    overlaps: bool = getattr(platform, "overlaps", False)
+    does = "overlaps" if overlaps else "does not overlap"
+    log.info(
+        "asynchronous scheduling is %s: the platform %s %s its work with the host's",
+        "on" if overlaps else "off",
+        platform.name,
+        does,
     )
+    return overlaps
+
+
+def _limit_context(config: EngineConfig, source: ModelSource, spec: Any) -> ModelSource:
+    """Return the source with the context that learned positions and the
+    spec's limit allow.
+    """
+    chosen = config.model.max_model_len or -1
+    learned = getattr(spec, "learned_positions", 0) or source.max_model_len
+    positions = min(learned, source.max_model_len)
     limit = getattr(spec, "context_limit", 0)
     if not 0 < limit < positions:
         return replace(source, max_model_len=positions)
-    if wanted > limit:
+    if chosen > limit:
         raise ConfigError(
-            f"--max-model-len {wanted} is more than {limit}, {spec.limited_by}. Lower it."
+            f"--max-model-len {chosen} is more than {limit}, {spec.limited_by}. Lower it."
         )
     log.warning(
-        "%s: contexts of at most %d tokens instead of %d: %s",
+        "%s: maximum context of %d tokens instead of %d: %s",
         source.name,
         limit,
         positions,
@@ -218,20 +226,20 @@ def _limited(config: EngineConfig, source: ModelSource, spec: Any) -> ModelSourc
     return replace(source, max_model_len=limit)
 
 
-def _context_length(wanted: int | None, source: ModelSource) -> int:
-    if wanted is None or wanted == -1:
+def _context_length(chosen: int | None, source: ModelSource) -> int:
+    if chosen is None or chosen == -1:
         return source.max_model_len
-    if wanted > source.max_model_len:
+    if chosen > source.max_model_len:
         raise ConfigError(
-            f"--max-model-len {wanted} is more than the {source.max_model_len} tokens "
-            f"{source.name!r} was made for. "
-            "Lower it, or raise the model's own limit with --hf-overrides if you know it holds."
+            f"--max-model-len {chosen} is more than the {source.max_model_len} tokens "
+            f"{source.name!r} was made for. Lower it, or raise the model's own limit with "
+            "--hf-overrides if you know it holds."
         )
-    return wanted
+    return chosen
 
 
 def _apply(config: EngineConfig, decisions: dict[str, Any]) -> EngineConfig:
-    """Write decisions into the sections they belong to."""
+    """Return the configuration with the decisions in their sections."""
     known = {*SCHEDULING, "max_model_len", "dtype", "attention_backend", "executor", "device"}
     unknown = sorted(set(decisions) - known)
     if unknown:

@@ -1,7 +1,4 @@
-"""The client `thread`: an engine in this process, in a thread that takes calls, steps while there
-is work, and hands on
-what each step brings.
-"""
+"""The client `thread`: the engine runs in a thread of this process."""
 
 from __future__ import annotations
 
@@ -16,9 +13,9 @@ from typing import Any
 from core.config import EngineConfig
 from core.contracts.clients import EngineStatus, Listener, Running
 from core.engine.build import build
-from core.engine.core import EngineCore
+from core.engine.loop import EngineCore
 from core.engine.resolve import resolve
-from core.errors import EngineDead, shown
+from core.errors import EngineDead, public_message
 from core.plugin import Registry
 from core.step import EngineRequest, RequestDelta
 
@@ -28,12 +25,11 @@ Command = tuple[Callable[[], Any] | None, "Future[Any]"]
 
 
 class ThreadClient:
-    """Makes an engine core and runs it, all in one thread: OpenMP has threads for each thread that
-    calls it, and would
-    count more of them than there are cores.
+    """Builds and runs an engine core in one thread.
 
-    Calls run between steps, in order; the listener is called from the thread. Nothing restarts the
-    engine.
+    One thread, because OpenMP has a pool of threads per calling thread: two pools would
+    exceed the number of cores. Calls run between steps, in order. The thread calls the
+    listener. The engine is not restarted.
     """
 
     def __init__(self, config: EngineConfig, registry: Registry, listener: Listener) -> None:
@@ -45,41 +41,45 @@ class ThreadClient:
         self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine-loop", daemon=True)
         self._error: BaseException | None = None
-        """What ended the loop, if anything did."""
-        self._stopping = self._ended = False
-        self._stepping_since_s: float | None = None
+        """Exception that ended the loop, if one did."""
+        self._stopping = False
+        self._ended = False
+        self._step_started_s: float | None = None
 
     def wait(self) -> Running:
-        """Start the thread, and the engine in it; raises what that raises."""
+        """Start the thread and the engine in it; raises the engine's start-up
+        error.
+        """
         self._thread.start()
         return self._running.result()
 
     def add(self, requests: Sequence[EngineRequest], *, resumed: bool = False) -> Future[Any]:
-        """Queue the sequences of one request: all of them or none."""
-        return self._soon(lambda: self._core.add(requests, resumed=resumed))
+        """Queue all sequences of one request, or none."""
+        return self._run_soon(lambda: self._core.add(requests, resumed=resumed))
 
     def abort(self, request_ids: Sequence[str]) -> Future[list[RequestDelta]]:
-        """End requests in whatever state they are."""
-        return self._soon(lambda: self._core.abort(request_ids))
+        """Abort requests in any state."""
+        return self._run_soon(lambda: self._core.abort(request_ids))
 
     def call(self, name: str, data: bytes = b"") -> Future[list[bytes]]:
-        """Ask a feature something."""
-        return self._soon(lambda: self._core.call(name, data))
+        """Call a feature between two steps."""
+        return self._run_soon(lambda: self._core.call(name, data))
 
     def status(self) -> EngineStatus:
-        """Say how the engine is; its silence is that of the executor's processes."""
+        """Return the engine's status; its heartbeat is that of the slowest
+        executor process.
+        """
         if self._error is not None or not self._thread.is_alive():
-            return EngineStatus("dead", shown(self._error))
+            return EngineStatus("dead", public_message(self._error))
         if not self._running.done():
             return EngineStatus("starting")
-        since_s = self._stepping_since_s
-        return EngineStatus.alive(
-            self._core.silence_s(), 0.0 if since_s is None else time.monotonic() - since_s
-        )
+        started_s = self._step_started_s
+        busy_s = 0.0 if started_s is None else time.monotonic() - started_s
+        return EngineStatus.alive(self._core.silence_s(), busy_s)
 
-    def _soon(self, function: Callable[[], Any]) -> Future[Any]:
-        """Run a function in the loop's thread, between steps; the future holds what it returns or
-        raises.
+    def _run_soon(self, function: Callable[[], Any]) -> Future[Any]:
+        """Run a function in the loop's thread between steps; return a future
+        of its result.
         """
         future: Future[Any] = Future()
         self._inbox.put((function, future))
@@ -88,7 +88,9 @@ class ThreadClient:
         return future
 
     def stop(self) -> None:
-        """End the loop after the current step and release the core; safe to call twice."""
+        """End the loop after the current step and release the core; may be
+        called twice.
+        """
         if self._stopping:
             return
         self._stopping = True
@@ -97,34 +99,30 @@ class ThreadClient:
             self._thread.join()
 
     def _run(self) -> None:
-        """Turn the loop until `stop` is called or a step raises what ends it."""
+        """Run the loop until `stop` or a fatal exception."""
         try:
             running = self._open()
-        except BaseException as error:  # noqa: BLE001 - it is for the one who waits
+        except BaseException as error:  # noqa: BLE001 - raised by `wait`
             self._running.set_exception(error)
             return
         self._running.set_result(running)
         try:
-            while self._turn():
+            while self._run_once():
                 pass
         except BaseException as error:
             self._error = error
             log.exception("the engine loop has ended")
             self._listener.died(error)
         finally:
-            self._ended = (
-                True  # before the inbox is emptied: whoever puts something in later sees it
-            )
+            # set before the inbox is emptied, for concurrent `_run_soon`
+            self._ended = True
             self._refuse_waiting()
             self._core.shutdown()
 
     def _open(self) -> Running:
         self._listener.stage("deciding the configuration")
-        built = build(
-            resolve(self._config, self._registry, serving=True),
-            self._registry,
-            self._listener.stage,
-        )
+        resolved = resolve(self._config, self._registry, serving=True)
+        built = build(resolved, self._registry, self._listener.stage)
         self._core = built.core
         try:
             self._registry.check_combination()
@@ -133,19 +131,19 @@ class ThreadClient:
             raise
         self._core.observe = self._listener.observe
         self._core.starting = self._listener.started
-        self._core.nudge = lambda: self._inbox.put((lambda: None, Future()))
+        self._core.notify = lambda: self._inbox.put((lambda: None, Future()))
         return Running(built.config, built.info)
 
-    def _turn(self) -> bool:
-        """Take waiting commands, then run one step; block when there is nothing to do, and a moment
-        for more of a kind.
+    def _run_once(self) -> bool:
+        """Run waiting commands, then one step; return False to stop.
+
+        Blocks while there is nothing to do, and during the batching window.
         """
         progressed = self._core.has_work and not self._core.blocked
         while True:
+            timeout_s = self._core.batching_window_s() if progressed else None
             try:
-                function, future = self._inbox.get(
-                    timeout=self._core.patience_s() if progressed else None
-                )
+                function, future = self._inbox.get(timeout=timeout_s)
             except queue.Empty:
                 break
             if function is None:
@@ -155,14 +153,14 @@ class ThreadClient:
                 try:
                     future.set_result(function())
                 except Exception as error:
-                    future.set_exception(error)  # the caller of the command gets it
+                    future.set_exception(error)
                     if isinstance(error, EngineDead):
-                        raise  # there is nothing left that could be asked or run anything else
+                        raise  # no later command or step can succeed
         if self._core.has_work:
-            self._stepping_since_s = time.monotonic()
-            news = self._core.step()
-            self._stepping_since_s = None
-            self._listener.deliver(news)
+            self._step_started_s = time.monotonic()
+            outputs = self._core.step()
+            self._step_started_s = None
+            self._listener.deliver(outputs)
         return True
 
     def _refuse_waiting(self) -> None:
@@ -172,4 +170,5 @@ class ThreadClient:
             except queue.Empty:
                 return
             if future.set_running_or_notify_cancel():
-                future.set_exception(EngineDead(f"the engine has stopped: {shown(self._error)}"))
+                reason = public_message(self._error)
+                future.set_exception(EngineDead(f"the engine has stopped: {reason}"))

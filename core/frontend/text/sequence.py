@@ -1,5 +1,5 @@
-"""Tokens of one sequence become what its user sees: text up to a stop text, log-probabilities with
-their texts.
+"""The output of one sequence: text up to a stop string, and log-probabilities
+with their texts.
 
 Knows sampling parameters and a tokenizer; knows no engine.
 """
@@ -11,30 +11,36 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from core.frontend.text.detokenizer import (
+    ByteDetokenizer,
+    Detokenizer,
+    StopStrings,
+    make_detokenizer,
+)
 from core.step import Logprobs
-from core.text.detokenizer import ByteDetokenizer, Detokenizer, StopTexts, detokenizer_of
 from core.types import CompletionOutput, Logprob, PositionLogprobs, SamplingParams
 
 if TYPE_CHECKING:
     from core.contracts import Tokenizer
 
 
-class SpelledLogprobs:
-    """Log-probabilities as users get them; remembers how tokens are spelled."""
+class LogprobsFormatter:
+    """Adds the texts of tokens to log-probabilities; caches the texts."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
         self._texts: dict[int, str] = {}
 
-    def at(self, position: Logprobs, wanted: int | None) -> PositionLogprobs:
-        """Return the token itself and the `wanted` best ones, with their texts."""
-        count = len(position.token_ids) if wanted == -1 else 1 + (wanted or 0)
+    def format(self, position: Logprobs, num_top: int | None) -> PositionLogprobs:
+        """Return the token and the `num_top` most likely ones (-1: all), with
+        their texts.
+        """
+        count = len(position.token_ids) if num_top == -1 else 1 + (num_top or 0)
         out: PositionLogprobs = {}
         for i, token in enumerate(position.token_ids[:count]):
             if token not in out:
-                out[token] = Logprob(
-                    position.values[i], position.rank if i == 0 else i, self._text(token)
-                )
+                rank = position.rank if i == 0 else i
+                out[token] = Logprob(position.values[i], rank, self._text(token))
         return out
 
     def _text(self, token: int) -> str | None:
@@ -44,14 +50,14 @@ class SpelledLogprobs:
 
 
 @dataclass(slots=True)
-class GrowingSequence:
+class OutputSequence:
     """One of the n sequences of a request, as it grows."""
 
     index: int
     sampling: SamplingParams
     detokenizer: Detokenizer | ByteDetokenizer | None
-    stops: StopTexts | None
-    """Holds the text, where it may end with one of several."""
+    stops: StopStrings | None
+    """Stop strings with the text; None for a request without stop strings."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[PositionLogprobs] | None = None
     cumulative_logprob: float | None = None
@@ -61,53 +67,63 @@ class GrowingSequence:
     num_sent_tokens: int = 0
     num_sent_chars: int = 0
     _text: str = ""
-    """Without stop texts: all of it, or what is new since the last of its pieces was shown."""
+    """Text without stop strings: all of it, or with deltas only its unsent
+    end.
+    """
 
     @classmethod
-    def behind(
+    def after_prompt(
         cls,
         prompt_token_ids: Sequence[int],
         index: int,
         sampling: SamplingParams,
         tokenizer: Tokenizer | None,
-    ) -> GrowingSequence:
-        """Return an empty sequence; its text begins where that of the prompt ends."""
+    ) -> OutputSequence:
+        """Return an empty sequence. Its text continues that of the prompt."""
         detokenizer = None
         if sampling.detokenize and tokenizer is not None:
-            detokenizer = detokenizer_of(tokenizer, prompt_token_ids, sampling.skip_special_tokens)
-        stops = (
-            StopTexts(sampling.stop, sampling.include_stop_str_in_output) if sampling.stop else None
-        )
+            detokenizer = make_detokenizer(
+                tokenizer, prompt_token_ids, sampling.skip_special_tokens
+            )
+        stops = None
+        if sampling.stop:
+            stops = StopStrings(sampling.stop, sampling.include_stop_str_in_output)
         sequence = cls(index, sampling, detokenizer, stops)
         if sampling.logprobs is not None:
             sequence.logprobs = []
             sequence.cumulative_logprob = 0.0
         return sequence
 
-    @property
-    def ended(self) -> bool:
-        """Say whether nothing more comes."""
-        return self.finish_reason is not None
-
-    def grow(
-        self, token_ids: Sequence[int], finish_reason: str | None, stop_reason: int | str | None
+    def append(
+        self,
+        token_ids: Sequence[int],
+        finish_reason: str | None,
+        stop_reason: int | str | None,
     ) -> None:
-        """Add tokens; a stop text among theirs ends the sequence, whatever the engine said of it."""
+        """Add tokens; a stop string in their text ends the sequence before
+        `finish_reason`.
+        """
         self.token_ids += token_ids
-        if finish_reason is None and self.stops is None:  # nearly always, so with few calls
+        # the hot path: few calls
+        if finish_reason is None and self.stops is None:
             if self.detokenizer is not None:
                 self._text += self.detokenizer.append(token_ids)
             return
-        stop = self._grow_text(token_ids, finish_reason)
-        self.finish_reason, self.stop_reason = (
-            (finish_reason, stop_reason) if stop is None else ("stop", stop)
-        )
+        stop = self._append_text(token_ids, finish_reason)
+        if stop is None:
+            self.finish_reason = finish_reason
+            self.stop_reason = stop_reason
+        else:
+            self.finish_reason = "stop"
+            self.stop_reason = stop
 
-    def _grow_text(self, token_ids: Sequence[int], finish_reason: str | None) -> str | None:
+    def _append_text(self, token_ids: Sequence[int], finish_reason: str | None) -> str | None:
         if self.detokenizer is None:
             return None
-        if finish_reason == "stop" and token_ids and not self.sampling.include_stop_str_in_output:
-            token_ids = token_ids[:-1]  # the token that ended the output is no text, special or not
+        keeps_stop = self.sampling.include_stop_str_in_output
+        if finish_reason == "stop" and token_ids and not keeps_stop:
+            # the stop token is not part of the text
+            token_ids = token_ids[:-1]
         text = self.detokenizer.append(token_ids)
         if finish_reason is not None:
             text += self.detokenizer.flush()
@@ -116,32 +132,33 @@ class GrowingSequence:
             return None
         return self.stops.append(text, may_stop=len(self.token_ids) > self.sampling.min_tokens)
 
-    def grow_logprobs(self, positions: Iterable[Logprobs], spelled: SpelledLogprobs) -> None:
-        """Add what the engine says of tokens, where it was asked for."""
+    def append_logprobs(self, positions: Iterable[Logprobs], formatter: LogprobsFormatter) -> None:
+        """Add log-probabilities, if the request has them."""
         if self.logprobs is None or self.cumulative_logprob is None:
             return
         for position in positions:
             self.cumulative_logprob += position.values[0]
-            self.logprobs.append(spelled.at(position, self.sampling.logprobs))
+            self.logprobs.append(formatter.format(position, self.sampling.logprobs))
 
-    def show(self, *, delta: bool) -> CompletionOutput:
-        """Return the sequence so far, or what came since the last call: always the one, or always
-        the other.
+    def output(self, *, delta: bool) -> CompletionOutput:
+        """Return the sequence so far, or the delta since the last call; use
+        one of both only.
         """
         tokens = self.token_ids
         logprobs = self.logprobs
         detokenizer = self.detokenizer
-        start_char, start_token = (self.num_sent_chars, self.num_sent_tokens) if delta else (0, 0)
+        start_char = self.num_sent_chars if delta else 0
+        start_token = self.num_sent_tokens if delta else 0
         if self.stops is None:
             text = self._text
             if delta:
                 self._text = ""
         else:
-            text = self._certain(self.stops)[start_char:]
+            text = self._certain_text(self.stops)[start_char:]
         self.num_sent_chars = start_char + len(text)
         self.num_sent_tokens = len(tokens)
         spans = detokenizer.spans if detokenizer is not None and detokenizer.spans else ()
-        # by place: for each token of each stream, names would take twice as long
+        # positional: keywords would double the cost per streamed token
         return CompletionOutput(
             self.index,
             text,
@@ -152,22 +169,27 @@ class GrowingSequence:
             self.stop_reason,
             None,  # lora_request
             len(tokens),
-            self._shifted(spans, start_char) if spans else (),
+            self._spans_from(spans, start_char) if spans else (),
         )
 
-    def _certain(self, stops: StopTexts) -> str:
-        """Return the text without what may yet become a stop text, or a part of one."""
+    def _certain_text(self, stops: StopStrings) -> str:
+        """Return the text without an end that may become a stop string or a
+        part of one.
+        """
         text = stops.text
-        if self.finish_reason is not None or not stops.held_back:
+        if self.finish_reason is not None or not stops.num_held_chars:
             return text
-        end = len(text) - stops.held_back
+        end = len(text) - stops.num_held_chars
         spans = [] if self.detokenizer is None else self.detokenizer.spans
-        around = bisect_left(spans, (end,)) - 1
-        if around >= 0 and end < spans[around][1]:  # half a special token would pass for text
-            end = spans[around][0]
+        previous = bisect_left(spans, (end,)) - 1
+        # never send half a special token
+        if previous >= 0 and end < spans[previous][1]:
+            end = spans[previous][0]
         return text[: max(end, self.num_sent_chars)]
 
-    def _shifted(self, spans: Sequence[tuple[int, int]], start: int) -> list[tuple[int, int]]:
-        """Return the spans from `start` on that were shown whole, counted from there."""
+    def _spans_from(self, spans: Sequence[tuple[int, int]], start: int) -> list[tuple[int, int]]:
+        """Return the completely sent spans from `start` on,
+        relative to it.
+        """
         first = bisect_left(spans, (start,))
         return [(a - start, b - start) for a, b in spans[first:] if b <= self.num_sent_chars]

@@ -1,4 +1,7 @@
-"""Token ids to text as they come, and the texts that end it. Knows one sequence; knows no request."""
+"""Incremental detokenization, and stop strings.
+
+Knows one sequence; knows no requests.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +12,23 @@ from typing import Final
 from core.contracts import Tokenizer
 
 CONTEXT_TOKENS: Final = 6
-"""Prompt tokens decoded along with the first output, because leading spaces depend on what stands
-before.
+"""Number of prompt tokens decoded with the first output: leading spaces
+depend on them.
 """
 MAX_PENDING: Final = 8
-"""Tokens that may wait for the rest of a character; UTF-8 needs 4 bytes, so more than this never
-completes.
+"""Maximum number of tokens that wait for the rest of a character.
+
+UTF-8 needs up to 4 bytes; more tokens than this never complete one.
 """
 UNFINISHED: Final = "\N{REPLACEMENT CHARACTER}"
 
 
-def detokenizer_of(
+def make_detokenizer(
     tokenizer: Tokenizer, prompt_token_ids: Sequence[int], skip_special_tokens: bool
 ) -> Detokenizer | ByteDetokenizer:
-    """Return what spells a sequence behind its prompt, the quick way where the tokenizer allows it."""
+    """Return a detokenizer for the output after a prompt; the fast one if
+    possible.
+    """
     joined = getattr(tokenizer, "joined_bytes", None)
     pieces = None if joined is None else joined(skip_special_tokens)
     if pieces is None:
@@ -32,9 +38,11 @@ def detokenizer_of(
 
 
 class ByteDetokenizer:
-    """As `Detokenizer`, for tokenizers whose texts are the bytes of their tokens joined."""
+    """A fast `Detokenizer` for tokenizers that join the bytes of tokens to a
+    text.
+    """
 
-    __slots__ = ("_begun", "_pieces", "_special", "num_chars", "spans")
+    __slots__ = ("_partial", "_pieces", "_special", "num_chars", "spans")
 
     def __init__(
         self, pieces: Mapping[int, bytes], special: frozenset[int], prompt_token_ids: Sequence[int]
@@ -42,20 +50,19 @@ class ByteDetokenizer:
         self._pieces = pieces
         self._special = special
         self.spans: list[tuple[int, int]] = []
-        """Where in the whole text special tokens are spelled."""
+        """Character ranges of special tokens in the whole text."""
         self.num_chars = 0
-        """Length of the text that was returned."""
-        self._begun = b""
-        """Bytes of a character that is not complete."""
-        self._decode(
-            b"".join([pieces[token] for token in prompt_token_ids[-CONTEXT_TOKENS:]])
-        )  # it may end within one
+        """Number of characters returned so far."""
+        self._partial = b""
+        """Bytes of an incomplete character."""
+        # The prompt may end inside a character.
+        self._decode(b"".join([pieces[token] for token in prompt_token_ids[-CONTEXT_TOKENS:]]))
 
     def append(self, token_ids: Sequence[int]) -> str:
-        """Take more tokens and return the text that is now certain."""
+        """Add tokens; return the new text, without incomplete characters."""
         pieces = self._pieces
         if not self._special or self._special.isdisjoint(token_ids):
-            if len(token_ids) == 1:  # nearly always
+            if len(token_ids) == 1:  # the hot path
                 text = self._decode(pieces[token_ids[0]])
             else:
                 text = self._decode(b"".join([pieces[token] for token in token_ids]))
@@ -66,37 +73,37 @@ class ByteDetokenizer:
             out.append(self._decode(pieces[token]))
             self.num_chars += len(out[-1])
             if token in self._special:
-                self.spans.append(
-                    (self.num_chars - len(pieces[token].decode(errors="replace")), self.num_chars)
-                )
+                length = len(pieces[token].decode(errors="replace"))
+                self.spans.append((self.num_chars - length, self.num_chars))
         return "".join(out)
 
     def flush(self) -> str:
-        """Return what was held back; the sequence has ended."""
-        text = self._begun.decode(errors="replace")
-        self._begun = b""
+        """Return the remaining text at the end of the sequence."""
+        text = self._partial.decode(errors="replace")
+        self._partial = b""
         self.num_chars += len(text)
         return text
 
     def _decode(self, data: bytes) -> str:
-        """Return the text of the characters that are complete."""
-        if self._begun:
-            data = self._begun + data
+        """Return the text of the complete characters."""
+        if self._partial:
+            data = self._partial + data
         text, used = utf_8_decode(data, "replace")
-        self._begun = data[used:]
+        self._partial = data[used:]
         return text
 
 
 class Detokenizer:
-    """Turns one sequence's tokens into text, without ever showing half a character.
+    """Turns one sequence's tokens into text, without ever returning half a
+    character.
 
-    The texts of all `append` calls plus that of `flush` joined equal the text of all tokens decoded
+    The texts of all `append` calls and of `flush` joined equal the text of all tokens
     at once.
     """
 
     __slots__ = (
-        "_read",
-        "_shown",
+        "_num_read",
+        "_num_sent",
         "_skip_special",
         "_special",
         "_tokenizer",
@@ -112,57 +119,59 @@ class Detokenizer:
         self._skip_special = skip_special_tokens
         self._special = frozenset[int]() if skip_special_tokens else tokenizer.special_ids
         self.spans: list[tuple[int, int]] = []
-        """Where in the whole text special tokens are spelled."""
+        """Character ranges of special tokens in the whole text."""
         self.num_chars = 0
-        """Length of the text that was returned."""
+        """Number of characters returned so far."""
         self._window = list(prompt_token_ids[-CONTEXT_TOKENS:])
-        """Tokens decoded together: some already shown, as context, then those waiting."""
-        self._read = len(self._window)
-        """How many tokens of the window are shown."""
-        self._shown = len(tokenizer.decode(self._window, skip_special_tokens))
-        """Characters of the window's text that are shown."""
+        """Tokens decoded together: sent ones as context, then
+        pending ones.
+        """
+        self._num_read = len(self._window)
+        """Number of sent tokens in the window."""
+        self._num_sent = len(tokenizer.decode(self._window, skip_special_tokens))
+        """Number of sent characters of the window's text."""
 
     def append(self, token_ids: Sequence[int]) -> str:
-        """Take more tokens and return the text that is now certain."""
+        """Add tokens; return the new text, without incomplete characters."""
         out = []
         for token in token_ids:
             self._window.append(token)
             text = self._tokenizer.decode(self._window, self._skip_special)
-            pending = len(self._window) - self._read
+            pending = len(self._window) - self._num_read
             if text.endswith(UNFINISHED) and pending <= MAX_PENDING:
                 continue
-            out.append(self._show(text))
+            out.append(self._new_text(text))
             if token in self._special:
-                self.spans.append(
-                    (self.num_chars - len(self._tokenizer.decode([token])), self.num_chars)
-                )
+                length = len(self._tokenizer.decode([token]))
+                self.spans.append((self.num_chars - length, self.num_chars))
         return "".join(out)
 
     def flush(self) -> str:
-        """Return what was held back; the sequence has ended."""
-        if self._read == len(self._window):
+        """Return the remaining text at the end of the sequence."""
+        if self._num_read == len(self._window):
             return ""
-        return self._show(self._tokenizer.decode(self._window, self._skip_special))
+        return self._new_text(self._tokenizer.decode(self._window, self._skip_special))
 
-    def _show(self, text: str) -> str:
-        """Return what is new in the window's text; trim the window now and then: a token costs
-        constant time.
+    def _new_text(self, text: str) -> str:
+        """Return the new part of the window's text; trims the window for
+        constant cost.
         """
-        new = text[self._shown :]
+        new = text[self._num_sent :]
         if len(self._window) > 4 * CONTEXT_TOKENS:
             del self._window[:-CONTEXT_TOKENS]
             text = self._tokenizer.decode(self._window, self._skip_special)
-        self._read = len(self._window)
-        self._shown = len(text)
+        self._num_read = len(self._window)
+        self._num_sent = len(text)
         self.num_chars += len(new)
         return new
 
 
-class StopTexts:
-    """Finds the first of several texts in a growing output, linear in its length.
+class StopStrings:
+    """Finds the first stop string in a growing output, in linear time.
 
-    Each text has an automaton (Knuth, Morris, Pratt) that knows how much of it stands at the end of
-    the output, so that a stream holds back what may yet become a stop text, and nothing else.
+    Each stop string has a Knuth-Morris-Pratt automaton that tracks how much of it the
+    output ends with. A stream holds back only characters that may become part of a stop
+    string.
     """
 
     __slots__ = ("_fallbacks", "_include", "_matched", "_stops", "text")
@@ -175,12 +184,16 @@ class StopTexts:
         self.text = ""
 
     @property
-    def held_back(self) -> int:
-        """Characters at the end that may yet turn out to belong to a stop text."""
+    def num_held_chars(self) -> int:
+        """Number of characters at the end that may become part of a stop
+        string.
+        """
         return 0 if self._include else max(self._matched, default=0)
 
     def append(self, text: str, may_stop: bool = True) -> str | None:
-        """Add text; return the stop text that ended the output, having cut the output at it."""
+        """Add text; return the stop string that ended the output and was cut
+        off, if any.
+        """
         best: tuple[int, int, str] | None = None
         for i, stop in enumerate(self._stops):
             end = self._advance(i, text, may_stop)
@@ -195,8 +208,8 @@ class StopTexts:
         return stop
 
     def _advance(self, i: int, text: str, may_stop: bool) -> int | None:
-        """Feed text to one automaton; return how many characters of it complete the stop text, if
-        any do.
+        """Advance one automaton; return the number of characters that
+        complete its string.
         """
         stop = self._stops[i]
         fallbacks = self._fallbacks[i]
@@ -212,8 +225,8 @@ class StopTexts:
 
 
 def _fallbacks(stop: str) -> list[int]:
-    """Return, for each length of a beginning, that of the longest shorter beginning that it ends
-    with.
+    """Return the KMP failure function: per prefix length, its longest proper
+    border.
     """
     fallbacks = [0, 0]
     for char in stop[1:]:

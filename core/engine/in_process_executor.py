@@ -1,4 +1,4 @@
-"""The `uni` executor: one worker in this process."""
+"""The executor `uni`: one worker in this process."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from core.step import StepPlan, StepResult, WorkerInfo
 
 
 class UniExecutor:
-    """Depth 1 runs each plan when its result is asked for; depth 2 launches plans as they come."""
+    """Runs each plan when its result is collected (depth 1), or when it is
+    submitted (depth 2).
+    """
 
     def __init__(self, config: EngineConfig, registry: Registry, source: ModelSource) -> None:
-        self.told: Callable[[str, bytes], None] = lambda name, data: None
-        """Called, from any thread, with what a worker half tells its scheduler half outside of
-        steps.
+        self.on_message: Callable[[str, bytes], None] = lambda name, data: None
+        """Receives messages of worker halves between steps, from
+        any thread.
         """
         self.depth = 2 if config.scheduler.async_scheduling else 1
         self.worker: Worker | None = registry.load(registry.choose("workers"))(
             config, registry, source
         )
-        self.worker.told = lambda name, data: self.told(name, data)
+        self.worker.on_message = lambda name, data: self.on_message(name, data)
         self._queue: deque[StepPlan | Pending | Exception] = deque()
 
     def start(self) -> WorkerInfo:
@@ -41,18 +43,22 @@ class UniExecutor:
         if self.depth > 1:
             try:
                 self._queue[-1] = self._alive().execute(plan)
-            except Exception as error:  # noqa: BLE001 - raised by `collect`, in the order of the plans
+            except Exception as error:  # noqa: BLE001 - raised by `collect`, in plan order
                 self._queue[-1] = error
 
     def collect(self) -> StepResult:
-        """Return the result of the oldest plan; raises what the step raised."""
+        """Return the result of the oldest plan; raises the step's
+        exception.
+        """
         oldest = self._queue.popleft()
         if isinstance(oldest, Exception):
             raise oldest
-        return (self._alive().execute(oldest) if isinstance(oldest, StepPlan) else oldest).get()
+        if isinstance(oldest, StepPlan):
+            oldest = self._alive().execute(oldest)
+        return oldest.get()
 
     def call(self, name: str, data: bytes) -> list[bytes]:
-        """Return the answer of the worker half that the call names, if it has one."""
+        """Return the answer of the called worker half, if there is one."""
         answer = self._alive().call(name, data)
         return [] if answer is None else [answer]
 
@@ -62,7 +68,7 @@ class UniExecutor:
         return self.worker
 
     def shutdown(self) -> None:
-        """Let the model go."""
+        """Release the model."""
         worker = self.worker
         self.worker = None
         self._queue.clear()

@@ -1,6 +1,5 @@
-"""What a client holds of an engine whatever process that runs in: text, limits, names.
-
-Knows no scheduler, no worker.
+"""Starts an engine and builds its frontend. Knows no scheduler and
+no worker.
 """
 
 from __future__ import annotations
@@ -14,26 +13,26 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from core.config.build import config_from_kwargs, plugins_from_kwargs
-from core.contracts import Edge
-from core.engine.admission import Admission, ModelLimits
+from core.contracts import AdmissionContext
 from core.engine.build import build, load
 from core.engine.memory import context_length
 from core.engine.resolve import find_model, resolve
-from core.engine.sinks import Guarded, Sinks
+from core.frontend.admission import Admission, ModelLimits
+from core.frontend.metrics import MetricSinks, SinkHealth
+from core.frontend.text.rendering import Renderer
 from core.plugin import Registry, load_named, load_plan, make_plan
 from core.plugin.named_processors import logits_processors
-from core.text.rendering import Renderer
-from core.types.keywords import Names
+from core.types.plugin_params import KnownNames
 
 if TYPE_CHECKING:
     from core.config import EngineConfig
     from core.contracts import Client, Listener, ModelSource, Runner
-    from core.engine.core import EngineCore
+    from core.engine.loop import EngineCore
     from core.step import WorkerInfo
 
 
 @dataclass(frozen=True, slots=True)
-class Front:
+class Frontend:
     """Everything between a user's request and an engine request."""
 
     config: EngineConfig
@@ -48,93 +47,100 @@ class Front:
     def sampling_defaults(self) -> dict[str, Any]:
         """Sampling parameters of requests that do not set them."""
         model = self.config.model
-        base = {} if model.generation_config == "vllm" else dict(self.source.sampling_defaults)
+        base: dict[str, Any] = {}
+        if model.generation_config != "vllm":
+            base = dict(self.source.sampling_defaults)
         return base | model.override_generation_config
 
 
 def load_from_kwargs(kwargs: Mapping[str, Any]) -> tuple[EngineConfig, Registry]:
-    """Return configuration and plugins for keywords of `LLM(...)`; both are complete before torch
-    is imported.
+    """Return configuration and plugins for keywords of `LLM(...)`, without
+    importing torch.
     """
     registry = load_plan(make_plan(*plugins_from_kwargs(kwargs)))
     config, registry = load_named(config_from_kwargs(kwargs, registry.options()), registry)
-    if "log_level" in kwargs:  # a library leaves logging alone unless told
+    if "log_level" in kwargs:  # as a library, change logging only on request
         logging.getLogger("core").setLevel(config.observability.log_level.upper())
     return config, registry
 
 
-def open_here(config: EngineConfig, registry: Registry) -> tuple[Front, EngineCore]:
-    """Start an engine in this process and thread, for its caller to step.
+def start_in_process(config: EngineConfig, registry: Registry) -> tuple[Frontend, EngineCore]:
+    """Start an engine in this process and thread, for the caller to step.
 
-    Raises `EngineError` with one clear block when the model, a plugin or a setting does not hold.
+    Raises `EngineError` with one clear block when a model, plugin or setting is
+    invalid.
     """
     registry.process_started("main")
     resolved = resolve(config, registry, serving=False)
     with ThreadPoolExecutor(1) as pool:
-        # The tokenizer is read while weights are: both are mostly outside the interpreter lock.
+        # The tokenizer loads in parallel with the weights: both mostly release the GIL.
         text = pool.submit(load_text, resolved.config, registry, resolved.source)
         built = build(resolved, registry)
         try:
-            front = make_front(built.config, registry, resolved.source, text.result(), built.info)
+            frontend = make_frontend(
+                built.config, registry, resolved.source, text.result(), built.info
+            )
             registry.check_combination()
         except BaseException:
             built.core.shutdown()
             raise
-    return front, built.core
+    return frontend, built.core
 
 
 def connect(
     config: EngineConfig, registry: Registry, listener: Listener, meanwhile: Callable[[], None]
-) -> tuple[Front, Client]:
-    """Start an engine where the best client has it, do other things meanwhile, and wait for it.
+) -> tuple[Frontend, Client]:
+    """Start an engine through the best client; call `meanwhile` while it
+    starts.
 
-    Raises as `open_here`.
+    Raises like `start_in_process`.
     """
     registry.process_started("main")
-    wanted = "thread" if config.service.disable_frontend_multiprocessing else "auto"
-    client: Client = load(registry, "clients", wanted)(config, registry, listener)
+    name = "thread" if config.service.disable_frontend_multiprocessing else "auto"
+    client: Client = load(registry, "clients", name)(config, registry, listener)
     try:
         source = find_model(config, registry)
         renderer = load_text(config, registry, source)
         meanwhile()
         running = client.wait()
-        front = make_front(running.config, registry, source, renderer, running.info)
+        frontend = make_frontend(running.config, registry, source, renderer, running.info)
         registry.check_combination()
     except BaseException:
         client.stop()
         raise
-    return front, client
+    return frontend, client
 
 
-def make_front(
+def make_frontend(
     config: EngineConfig,
     registry: Registry,
     source: ModelSource,
     renderer: Renderer,
     info: WorkerInfo,
-) -> Front:
-    """Return the front of an engine that has started."""
+) -> Frontend:
+    """Return the frontend of an engine that has started."""
     eos = source.eos_token_ids
     tokenizer = renderer.tokenizer
     if not eos and tokenizer is not None and tokenizer.eos_token_id is not None:
         eos = (tokenizer.eos_token_id,)
     runner: Runner = load(registry, "runners", config.model.runner)(registry)
-    reason = f" ({info.shortened_by})" if info.shortened_by else ""
     limits = ModelLimits(
-        info.vocab_size,
-        context_length(config),
-        config.model.max_logprobs,
-        eos,
-        runner.generates,
-        reason,
+        vocab_size=info.vocab_size,
+        max_model_len=context_length(config),
+        max_logprobs=config.model.max_logprobs,
+        eos_token_ids=eos,
+        generates=runner.generates,
+        shortened_by=f" ({info.shortened_by})" if info.shortened_by else "",
     )
     processors = [registry.load(registered) for registered in logits_processors(config, registry)]
-    edge = Edge(info.facts, renderer.prompt, tokenizer, limits.vocab_size, limits.max_model_len)
-    extensions = registry.admission_extensions(config, edge)
-    renderer.keys = Names.of((each for _, each in extensions), "prompt_keys")
-    read = partial(runner.admit, info.pooling)
-    admission = Admission(limits, tokenizer, processors, config.model.seed, extensions, read)
-    return Front(config, registry, source, renderer, admission, info, runner)
+    context = AdmissionContext(
+        info.facts, renderer.prompt, tokenizer, limits.vocab_size, limits.max_model_len
+    )
+    extensions = registry.admission_extensions(config, context)
+    renderer.keys = KnownNames.collect((each for _, each in extensions), "prompt_keys")
+    read_params = partial(runner.read_params, info.pooling)
+    admission = Admission(limits, tokenizer, processors, config.model.seed, extensions, read_params)
+    return Frontend(config, registry, source, renderer, admission, info, runner)
 
 
 def load_text(config: EngineConfig, registry: Registry, source: ModelSource) -> Renderer:
@@ -142,29 +148,31 @@ def load_text(config: EngineConfig, registry: Registry, source: ModelSource) -> 
     if config.model.skip_tokenizer_init:
         return Renderer(None, None)
     mode = config.model.tokenizer_mode
-    encoding = registry.choose("tokenizers", (source.tokenizer or mode) if mode == "auto" else mode)
+    name = (source.tokenizer or mode) if mode == "auto" else mode
+    encoding = registry.choose("tokenizers", name)
     tokenizer = registry.load(encoding)(source, config)
-    renders = tokenizer is not None and registry.entries("chat_renderers")
-    chat = (
-        registry.make(registry.choose("chat_renderers"), tokenizer, source, config)[0]
-        if renders
-        else None
-    )
+    chat = None
+    if tokenizer is not None and registry.entries("chat_renderers"):
+        chosen = registry.choose("chat_renderers")
+        chat = registry.make(chosen, tokenizer, source, config)[0]
     return Renderer(tokenizer, chat, registry.blame(encoding))
 
 
-def load_sinks(config: EngineConfig, registry: Registry) -> Sinks:
-    """Load the metric sinks, unless they are switched off."""
-    entries = () if config.observability.disable_log_stats else registry.entries("metric_sinks")
-    return Sinks(
+def load_sinks(config: EngineConfig, registry: Registry) -> MetricSinks:
+    """Load the metric sinks, unless they are disabled."""
+    if config.observability.disable_log_stats:
+        return MetricSinks()
+    return MetricSinks(
         [
-            Guarded(each.entry.name, str(each.plugin), registry.make(each, config)[0])
-            for each in entries
+            SinkHealth(each.entry.name, str(each.plugin), registry.make(each, config)[0])
+            for each in registry.entries("metric_sinks")
         ]
     )
 
 
 def served_names(config: EngineConfig) -> Sequence[str]:
-    """Return the names the model answers to; the first is the one shown."""
+    """Return the names of the model in requests; answers carry the
+    first one.
+    """
     name = config.model.model
     return config.model.served_model_name or [name.rstrip("/") if os.path.isdir(name) else name]

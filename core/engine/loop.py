@@ -1,0 +1,289 @@
+"""The engine loop: schedule, submit, collect, update. Knows ids and numbers;
+no text, no model.
+
+Single-threaded: one thread calls all methods of an `EngineCore`.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from core.contracts import Executor, StepStats
+from core.errors import (
+    EngineDead,
+    EngineError,
+    InvalidRequest,
+    PluginError,
+    QueueFull,
+    run_all,
+)
+from core.step import EngineRequest, RequestDelta, StepOutputs, StepPlan
+
+if TYPE_CHECKING:
+    from core.scheduler import Scheduler
+    from core.scheduler.journal import Journal
+
+log = logging.getLogger(__name__)
+
+BATCHING_SHARE: Final = 1 / 64
+"""Batching window, as a share of the estimated prefill time of the requests
+in it.
+"""
+MAX_BATCHING_S: Final = 0.02
+"""Maximum batching window, in seconds."""
+
+
+class EngineCore:
+    """Drives one scheduler and one executor."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler | Journal,
+        executor: Executor,
+        pending_calls: queue.SimpleQueue[tuple[Any, ...]],
+        *,
+        max_waiting: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`pending_calls` are scheduler methods to call with their arguments.
+
+        The executor may have queued some already.
+        """
+        self.scheduler = scheduler
+        self.num_steps = 0
+        self.observe: Callable[[StepStats], None] | None = None
+        """Receives the statistics of each step."""
+        self.starting: Callable[[list[str]], None] | None = None
+        """Receives the ids of requests that the next step computes for the
+        first time.
+        """
+        self.blocked = False
+        """True after a step that found nothing to do while requests wait for
+        a wake-up.
+        """
+        self.notify: Callable[[], None] = lambda: None
+        """Called from any thread when there is something to do again."""
+        self._pending_calls = pending_calls
+        scheduler.call_soon = self._call_soon
+        self.executor = executor
+        executor.on_message = partial(self._call_soon, "receive_message")
+        self._max_waiting = max_waiting
+        self._clock = clock
+        self._in_flight: list[StepPlan] = []
+        self._completed_outputs: list[StepOutputs] = []
+        """Outputs of steps that were collected early, before a call."""
+        self._token_s = 0.0
+        """Seconds per token of the last step with new requests."""
+        self._batching_until_s = 0.0
+        """End of the batching window, in clock time."""
+        self._batching_limit_s = 0.0
+        """Latest end of the batching window; 0 without one."""
+        self._closed = False
+
+    @property
+    def has_work(self) -> bool:
+        """True while `step` has something to do."""
+        if self._in_flight or self._completed_outputs or self.scheduler.has_work:
+            return True
+        return not self._pending_calls.empty()
+
+    def add(self, requests: Sequence[EngineRequest], *, resumed: bool = False) -> None:
+        """Queue all sequences of one request; if one is refused, none.
+
+        Raises `InvalidRequest` with the limit for a request that could never run,
+        `QueueFull` for a full queue (unless `resumed`: accepted before), `EngineDead`
+        after `shutdown`.
+        """
+        if self._closed:
+            raise EngineDead("the engine was shut down; make a new one.")
+        self.blocked = False
+        if not resumed:
+            self._check_queue()
+        added: list[str] = []
+        try:
+            for request in requests:
+                self.scheduler.add(request)
+                added.append(request.request_id)
+        except EngineError:
+            self.abort(added)
+            raise
+        now_s = self._clock()
+        num_tokens = sum(len(request.prompt_token_ids) for request in requests)
+        window_s = BATCHING_SHARE * num_tokens * self._token_s
+        self._batching_limit_s = self._batching_limit_s or now_s + MAX_BATCHING_S
+        self._batching_until_s = min(now_s + window_s, self._batching_limit_s)
+
+    def _check_queue(self) -> None:
+        limit = self._max_waiting
+        if limit is None:
+            return
+        free_rows = self.scheduler.limits.max_num_seqs - self.scheduler.num_running
+        if self.scheduler.num_waiting >= limit + free_rows:
+            raise QueueFull(
+                f"the queue is full: more than {limit} requests would wait (--max-waiting); "
+                "send it again later."
+            )
+
+    def batching_window_s(self) -> float:
+        """Return how long the next step may wait for more requests, in
+        seconds.
+
+        Concurrent clients arrive one after the other; batched into one step, none of
+        them waits for the end of another's first step.
+        """
+        return max(0.0, self._batching_until_s - self._clock())
+
+    def abort(self, request_ids: Iterable[str]) -> list[RequestDelta]:
+        """Abort requests in any state; unknown and finished ids are
+        ignored.
+        """
+        deltas = (self.scheduler.abort(request_id) for request_id in request_ids)
+        return self._ended([delta for delta in deltas if delta is not None])
+
+    def _ended(self, deltas: list[RequestDelta]) -> list[RequestDelta]:
+        """Return ends outside of a step; if no step follows, report that
+        nothing runs.
+        """
+        if deltas and not self.has_work and self.observe is not None:
+            self.observe(self._stats())
+        return deltas
+
+    def _call_soon(self, method: str, *arguments: Any) -> None:
+        self._pending_calls.put((method, *arguments))
+        self.notify()
+
+    def _run_pending_calls(self, timeout_s: float | None = None) -> None:
+        """Run the scheduler calls since the last step; wait `timeout_s` for
+        the first one.
+        """
+        with suppress(queue.Empty):
+            while True:
+                method, *arguments = self._pending_calls.get(timeout_s is not None, timeout_s)
+                getattr(self.scheduler, method)(*arguments)
+                timeout_s = None
+
+    def await_wake(self, timeout_s: float) -> None:
+        """If nothing can be computed before a wake-up, wait for one."""
+        if self.blocked or (not self.has_work and self.scheduler.num_parked):
+            self._run_pending_calls(timeout_s)
+
+    def call(self, name: str, data: bytes = b"") -> list[bytes]:
+        """Call a part of the engine between two steps; return the answers.
+
+        `reset_prefix_cache` is the engine's own: b"1", or b"0" without an effect while
+        blocks are in use. Others are `<feature>.<verb>`: the feature's scheduler half,
+        then its worker halves on every rank. Raises the scheduler half's error,
+        `InvalidRequest` without any answer.
+        """
+        if name == "reset_prefix_cache":
+            return [b"1" if self.scheduler.reset_prefix_cache() else b"0"]
+        while self._in_flight:
+            self._completed_outputs.append(self._collect())
+        feature, _, verb = name.partition(".")
+        answers = []
+        answer = self.scheduler.call(feature, verb, data)
+        if answer is not None:
+            answers.append(answer)
+        answers += self.executor.call(name, data)
+        if not answers:
+            raise InvalidRequest("name", f"no feature that is on answers the call {name!r}.")
+        return answers
+
+    def step(self) -> StepOutputs:
+        """Submit as many plans as the executor's depth allows, then collect
+        the oldest result.
+
+        Empty when nothing can be done until a wake-up.
+        """
+        if self._completed_outputs:
+            return self._completed_outputs.pop(0)
+        started_s = self._clock()
+        self._batching_until_s = 0.0
+        self._batching_limit_s = 0.0
+        self._run_pending_calls()
+        self._submit_plans()
+        self.blocked = not self._in_flight
+        if self.blocked:
+            return StepOutputs(deltas=self._ended(self.scheduler.take_failed()))
+        return self._collect(started_s)
+
+    def _collect(self, started_s: float | None = None) -> StepOutputs:
+        try:
+            result = self.executor.collect()
+        # its requests end, and steps in flight are collected
+        except BaseException as error:
+            if isinstance(error, EngineDead):
+                raise  # no executor is left to run another step
+            failed = self._fail_in_flight(error)
+            if isinstance(error, Exception):
+                return StepOutputs(deltas=failed)
+            raise  # Ctrl-C: with all steps collected, the engine stays usable
+        plan = self._in_flight.pop(0)
+        outputs = self.scheduler.update(result)
+        self.num_steps += 1
+        step_s = 0.0 if started_s is None else self._clock() - started_s
+        if plan.new:
+            self._token_s = step_s / plan.num_tokens
+        if self.observe is not None:
+            self.observe(self._stats(step_s, plan))
+        return outputs
+
+    def _submit_plans(self) -> None:
+        while len(self._in_flight) < self.executor.depth:
+            plan = self.scheduler.schedule()
+            if plan is None:
+                return
+            if plan.new and self.starting is not None:
+                self.starting([new.request_id for new in plan.new])
+            self.executor.submit(plan)
+            self._in_flight.append(plan)
+
+    def _fail_in_flight(self, error: BaseException) -> list[RequestDelta]:
+        """A whole step failed: end the requests in flight; others and the
+        loop continue.
+        """
+        log.exception("a step failed; its requests end with an error, the engine continues")
+        for _ in self._in_flight[1:]:
+            try:
+                self.executor.collect()
+            except Exception:
+                log.exception("a step in flight after the failed one failed too")
+        self._in_flight.clear()
+        if isinstance(error, PluginError):
+            message = error.client_message(None)
+        else:
+            message = f"{type(error).__name__}: {error}"
+        return self._ended(self.scheduler.fail_in_flight(message))
+
+    def _stats(self, step_s: float = 0.0, plan: StepPlan | None = None) -> StepStats:
+        """Return the statistics of a step; without a plan, the current state
+        only.
+        """
+        scheduler = self.scheduler
+        stats = StepStats(step_s, scheduler.num_running, scheduler.num_waiting, scheduler.kv.usage)
+        if plan is not None:
+            counters = scheduler.take_counters()
+            stats.computed_tokens = plan.num_tokens
+            stats.cached_tokens = counters.cached_tokens
+            stats.queried_tokens = counters.queried_tokens
+            stats.preemptions = counters.preemptions
+        return stats
+
+    def silence_s(self) -> float:
+        """Return the seconds since the last heartbeat of the executor's
+        slowest process.
+        """
+        return float(getattr(self.executor, "silence_s", float)())
+
+    def shutdown(self) -> None:
+        """Release the workers and close the scheduler; may be
+        called twice.
+        """
+        self._closed = True
+        run_all((self.executor.shutdown, self.scheduler.close))

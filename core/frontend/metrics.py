@@ -1,0 +1,247 @@
+"""Request metrics: the sinks that receive them, and reading them back as
+objects.
+
+A sink that keeps failing is quarantined; it never stops the engine.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from core.contracts import (
+    CallStats,
+    HttpStats,
+    MetricSink,
+    RequestStats,
+    StepStats,
+    TokenStats,
+)
+
+if TYPE_CHECKING:
+    from core.config import EngineConfig
+    from core.frontend.client_request import ClientRequest
+    from core.frontend.text.sequence import OutputSequence
+
+log = logging.getLogger(__name__)
+
+# --- sinks ------------------------------------------------------------------
+
+MAX_FAULTS: Final = 5
+"""Consecutive faults of one method after which its sink is quarantined."""
+METHODS: Final[Mapping[type[Any], str]] = {
+    StepStats: "step",
+    TokenStats: "tokens",
+    RequestStats: "request",
+    HttpStats: "http",
+    CallStats: "calls",
+}
+"""Method of a sink for each kind of statistics."""
+
+
+@dataclass(slots=True)
+class SinkHealth:
+    """A metric sink with its fault counts."""
+
+    name: str
+    owner: str
+    """Plugin, distribution and version, for messages."""
+    sink: MetricSink
+    in_a_row: dict[str, int] = field(default_factory=dict)
+    """Faults since the last success, by method."""
+    faults: int = 0
+    last_error: str | None = None
+    quarantined: bool = False
+    """True: it failed too often and is no longer called."""
+
+    def failed(self, method: str, error: Exception) -> None:
+        """Count a fault; log the first one and the one that quarantines the
+        sink.
+        """
+        self.faults += 1
+        self.in_a_row[method] = self.in_a_row.get(method, 0) + 1
+        self.quarantined = self.in_a_row[method] >= MAX_FAULTS
+        cause = error.__cause__ or error
+        self.last_error = f"{type(cause).__name__}: {cause}"
+        if self.faults == 1 or self.quarantined:
+            action = "quarantined" if self.quarantined else "skipped"
+            log.warning("metric sink %r is %s: %s", self.name, action, error)
+
+
+@dataclass(slots=True)
+class MetricSinks:
+    """All metric sinks of an engine."""
+
+    entries: list[SinkHealth] = field(default_factory=list)
+
+    def ready(self, config: EngineConfig) -> None:
+        """Pass the resolved configuration to the sinks that take it."""
+        self._call("ready", config)
+
+    def record(self, stats: StepStats | TokenStats | RequestStats | HttpStats | CallStats) -> None:
+        """Pass statistics to every healthy sink that has a method
+        for them.
+        """
+        self._call(METHODS[type(stats)], stats)
+
+    def _call(self, name: str, argument: Any) -> None:
+        for entry in self.entries:
+            method = getattr(entry.sink, name, None)
+            if method is None or entry.quarantined:
+                continue
+            try:
+                method(argument)
+                entry.in_a_row.pop(name, None)
+            except Exception as error:  # noqa: BLE001 - metrics must never stop the engine
+                entry.failed(name, error)
+
+    def faults(self) -> Iterable[dict[str, Any]]:
+        """Yield the sinks that failed, as `/health` reports them."""
+        for entry in self.entries:
+            if entry.last_error is not None:
+                yield {
+                    "sink": entry.name,
+                    "owner": entry.owner,
+                    "quarantined": entry.quarantined,
+                    "faults": entry.faults,
+                    "error": entry.last_error,
+                }
+
+
+class RequestMeter:
+    """Counts the tokens of each delivery, and records every
+    finished request.
+    """
+
+    def __init__(self, sinks: MetricSinks) -> None:
+        self._sinks = sinks
+        self._reset()
+
+    def _reset(self) -> None:
+        self._generated = 0
+        self._prompt = 0
+        self._cached = 0
+        self._first_token_s: list[float] = []
+        self._inter_token_s: list[float] = []
+
+    def tokens(
+        self, client: ClientRequest, sequence: OutputSequence, count: int, now_s: float
+    ) -> None:
+        """Count new tokens of a sequence, before request and sequence are
+        updated.
+        """
+        self._generated += count
+        if sequence.last_token_s is not None:
+            self._inter_token_s.append(now_s - sequence.last_token_s)
+        elif client.first_token_s is None:
+            self._first_token_s.append(now_s - client.arrival_s)
+            self._prompt += len(client.prompt_token_ids)
+            self._cached += client.num_cached_tokens or 0
+
+    def delivered(self) -> None:
+        """Record the tokens since the last call."""
+        if self._generated:
+            self._sinks.record(
+                TokenStats(
+                    self._generated,
+                    self._prompt,
+                    self._cached,
+                    self._first_token_s,
+                    self._inter_token_s,
+                )
+            )
+            self._reset()
+
+    def finished(self, client: ClientRequest, reason: str, now_s: float) -> None:
+        """Record a finished request."""
+        arrival_s = client.arrival_s
+        first_s = client.first_token_s
+        started_s = client.started_s
+        sizes = [len(sequence.token_ids) for sequence in client.sequences.values()]
+        self._sinks.record(
+            RequestStats(
+                finish_reason=reason,
+                prompt_tokens=len(client.prompt_token_ids),
+                generated_tokens=sum(sizes),
+                e2e_s=now_s - arrival_s,
+                ttft_s=None if first_s is None else first_s - arrival_s,
+                queue_s=None if started_s is None else started_s - arrival_s,
+                longest_output=max(sizes),
+                cached_tokens=client.num_cached_tokens or 0,
+                n=client.sampling.n,
+                max_tokens=client.sampling.max_tokens,
+                request_id=client.request_id,
+                extra_fields=client.extra_fields,
+            )
+        )
+
+
+# --- reading metrics back ---------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One time series."""
+
+    name: str
+    """Prometheus name without `_total`."""
+    labels: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Counter(Metric):
+    """A value that only grows."""
+
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Gauge(Metric):
+    """A current value."""
+
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram(Metric):
+    """A histogram with cumulative buckets."""
+
+    count: int
+    sum: float
+    buckets: Mapping[str, int]
+    """Number of values up to each upper bound."""
+
+
+Snapshot = Counter | Gauge | Histogram
+
+
+def snapshots(body: bytes, content_type: str) -> Iterator[Snapshot]:
+    """Yield the time series of a page in Prometheus text format."""
+    from prometheus_client.parser import (  # lazy: rarely used
+        text_string_to_metric_families,
+    )
+
+    for family in text_string_to_metric_families(body.decode()):
+        if family.type == "histogram":
+            yield from _histograms(family)
+        elif family.type in ("counter", "gauge"):
+            kind = Counter if family.type == "counter" else Gauge
+            for sample in family.samples:
+                if not sample.name.endswith("_created"):
+                    yield kind(family.name, sample.labels, sample.value)
+
+
+def _histograms(family: Any) -> Iterator[Histogram]:
+    """Yield one histogram per set of labels of a
+    `prometheus_client` family.
+    """
+    by_labels: dict[tuple[tuple[str, str], ...], dict[str, float]] = {}
+    for sample in family.samples:
+        labels = {name: value for name, value in sample.labels.items() if name != "le"}
+        values = by_labels.setdefault(tuple(sorted(labels.items())), {})
+        values[sample.labels.get("le") or sample.name.removeprefix(family.name)] = sample.value
+    for key, values in by_labels.items():
+        buckets = {le: int(value) for le, value in values.items() if not le.startswith("_")}
+        yield Histogram(family.name, dict(key), int(values["_count"]), values["_sum"], buckets)

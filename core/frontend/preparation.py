@@ -1,0 +1,94 @@
+"""Request preparation: runs the admission extensions, and reads the messages
+of other halves.
+
+Knows no limits; admission checks the prepared request like any other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from core.contracts import AdmissionExtension, PendingRequest
+from core.plugin.blame import Blame
+from core.types.outputs import check_extra_fields, merge_extra_fields
+from core.types.plugin_params import KnownNames
+
+Extensions = Sequence[tuple[Blame, AdmissionExtension]]
+
+
+class RequestPreparer:
+    """Runs the extensions in plugin order; each sees the changes of those
+    before it.
+    """
+
+    def __init__(self, extensions: Extensions) -> None:
+        self._preparing = [
+            (blame, each, _names_read(each))
+            for blame, each in extensions
+            if hasattr(each, "prepare")
+        ]
+        self._finishing = [
+            (blame, each.finished) for blame, each in extensions if hasattr(each, "finished")
+        ]
+
+    async def prepare(self, request: PendingRequest) -> PendingRequest:
+        """Return one request prepared.
+
+        Raises `InvalidRequest`, and `PluginError` for an extension's fault.
+        """
+        for blame, extension, names in self._preparing:
+            with blame:
+                if not _applies(extension, names, request):
+                    continue
+                if inspect.iscoroutinefunction(extension.prepare):
+                    prepared = await extension.prepare(request)
+                else:
+                    prepared = await asyncio.to_thread(extension.prepare, request)
+                if not isinstance(prepared, PendingRequest):
+                    raise TypeError(f"prepare returned {prepared!r:.100}, not a PendingRequest")
+                request = prepared
+        return request
+
+    def prepare_all(self, requests: Sequence[PendingRequest]) -> list[PendingRequest]:
+        """Return requests prepared concurrently, for a caller without an
+        event loop.
+        """
+        if not any(
+            _applies(extension, names, request)
+            for request in requests
+            for _, extension, names in self._preparing
+        ):
+            return list(requests)
+
+        async def gather() -> list[PendingRequest]:
+            return await asyncio.gather(*map(self.prepare, requests))
+
+        # In a thread: the caller's own may run an event loop, as in notebooks.
+        with ThreadPoolExecutor(1, "admission") as thread:
+            return thread.submit(asyncio.run, gather()).result()
+
+    def output_fields(self, features: Mapping[str, bytes]) -> dict[str, Any]:
+        """Return output fields for the messages of other halves
+        (`RequestDelta.features`).
+        """
+        fields: dict[str, Any] = {}
+        for blame, finished in self._finishing:
+            with blame:
+                fields = merge_extra_fields(fields, finished(features))
+                check_extra_fields(fields)
+        return fields
+
+
+def _names_read(extension: AdmissionExtension) -> frozenset[str]:
+    return KnownNames.collect([extension], "keywords", "fields", "prompt_keys").read
+
+
+def _applies(extension: AdmissionExtension, names: frozenset[str], request: PendingRequest) -> bool:
+    applies_to = getattr(extension, "applies_to", None)
+    if applies_to is None:
+        return not names.isdisjoint(request.plugin_fields)
+    return bool(applies_to(request))

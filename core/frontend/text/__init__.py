@@ -1,0 +1,3 @@
+"""Text: prompts to tokens, tokens to text. Knows no requests and no
+engine.
+"""

@@ -1,0 +1,138 @@
+"""Renders prompts of every form to token ids, with the tokenizer and the chat
+renderer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from core.contracts import ChatRenderer, Tokenizer
+from core.errors import InvalidRequest
+from core.frontend.text.chunked_tokenizer import CHARS_PER_TOKEN, ChunkedTokenizer, Stopped
+from core.plugin.call_timer import NO_BLAME, AnyBlame
+from core.types import PromptType
+from core.types.plugin_params import KnownNames
+from core.types.prompts import PROMPT_KEYS, Prompt, token_ids_of
+
+LONG_TEXT_CHARS: Final = 8192
+"""Length from which tokenizing a text is slow."""
+
+
+class Renderer:
+    """Turns prompts and conversations into token ids."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        chat: ChatRenderer | None,
+        encoding: AnyBlame = NO_BLAME,
+    ) -> None:
+        """`encoding` wraps calls of the tokenizer and may attribute
+        exceptions to its plugin.
+        """
+        self.tokenizer = tokenizer
+        self.chat = chat
+        self._encoding = encoding
+        self._chunked: ChunkedTokenizer | None = None
+        self.keys = KnownNames()
+        """Prompt keys that admission extensions read; set once the engine has
+        started.
+        """
+
+    def prompt(
+        self,
+        prompt: PromptType | Mapping[str, Any],
+        add_special_tokens: bool = True,
+        max_tokens: int | None = None,
+        **reading: Any,
+    ) -> Prompt:
+        """Return a text, ids or a prompt dict as token ids; further keywords
+        as in `encode`.
+
+        A dict with keys that extensions read needs neither text nor ids. Raises
+        `InvalidRequest` for anything else, and for text without a tokenizer.
+        """
+        if isinstance(prompt, str):
+            ids = self.encode(prompt, add_special_tokens, max_tokens=max_tokens, **reading)
+            return Prompt(ids, prompt)
+        if not isinstance(prompt, Mapping):
+            return Prompt(token_ids_of(prompt))
+        known = ", ".join((*PROMPT_KEYS, *sorted(self.keys.read)))
+        plugin_fields = self.keys.select_known(
+            prompt, PROMPT_KEYS, f"no plugin reads it; a prompt dict has {known}"
+        )
+        fields: Mapping[str, Any] = prompt
+        token_ids = fields.get("prompt_token_ids")
+        text = fields.get("prompt")
+        salt = fields.get("cache_salt")
+        if salt is not None and not isinstance(salt, str):
+            raise InvalidRequest("cache_salt", f"must be a text, not {salt!r}.")
+        if text is not None and not isinstance(text, str):
+            raise InvalidRequest("prompt", f"must be a text, not {text!r}.")
+        if token_ids is not None:
+            return Prompt(token_ids_of(token_ids), text, salt or "", plugin_fields)
+        if text is not None:
+            ids = self.encode(text, add_special_tokens, max_tokens=max_tokens, **reading)
+            return Prompt(ids, text, salt or "", plugin_fields)
+        if plugin_fields:
+            return Prompt([], None, salt or "", plugin_fields)
+        raise InvalidRequest(
+            "prompt", "a prompt dict needs `prompt` (a text) or `prompt_token_ids`."
+        )
+
+    def encode(
+        self,
+        text: str,
+        add_special_tokens: bool = True,
+        *,
+        max_tokens: int | None = None,
+        keep: int | None = None,
+        stopped: Stopped = lambda: False,
+    ) -> list[int]:
+        """Return the token ids of a text: all of them, or at least the last
+        `keep`.
+
+        Raises `InvalidRequest` for invalid text. With `max_tokens` or `keep`, a long
+        text is tokenized in chunks and only as far as needed, so the limit bounds the
+        time, not the client. `stopped` is called between chunks; `Abandoned` is raised
+        when it returns True.
+        """
+        if self.tokenizer is None:
+            raise InvalidRequest(
+                "prompt", "there is no tokenizer (skip_tokenizer_init); give token ids."
+            )
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(
+                "prompt", f"is not valid text: lone surrogate at character {error.start}."
+            ) from error
+        short = LONG_TEXT_CHARS
+        if max_tokens is not None:
+            short = min(short, CHARS_PER_TOKEN * max_tokens)
+        if len(text) <= short or max_tokens is keep is None:
+            with self._encoding:
+                return self.tokenizer.encode(text, add_special_tokens)
+        self._chunked = self._chunked or ChunkedTokenizer(self.tokenizer)
+        if keep is not None:
+            return self._chunked.encode_end(text, add_special_tokens, keep, stopped)
+        return self._chunked.encode(text, add_special_tokens, max_tokens or 0, stopped)
+
+    def messages(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> Prompt:
+        """Return the prompt of a conversation; options as in
+        `ChatRenderer.render`.
+        """
+        text = self.chat_text(messages, **options)
+        return Prompt(self.encode(text, add_special_tokens=False), text)
+
+    def chat_text(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+        """Return the prompt text of a conversation; options as in
+        `ChatRenderer.render`.
+        """
+        if self.chat is None or self.tokenizer is None:
+            raise InvalidRequest(
+                "messages",
+                "this model has no chat renderer; use completions, or load one (`chat_template`).",
+            )
+        return self.chat.render(messages, **options)

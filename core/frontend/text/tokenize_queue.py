@@ -1,0 +1,126 @@
+"""Reads prompts of many clients in threads, fairly, without blocking the
+event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final, TypeVar
+
+from core.frontend.text.chunked_tokenizer import Stopped
+from core.frontend.text.rendering import LONG_TEXT_CHARS, Renderer
+from core.process.concurrency import FairSemaphore
+from core.types import PromptType
+from core.types.prompts import Prompt
+
+T = TypeVar("T")
+
+NUM_THREADS: Final = max(2, min(8, (os.cpu_count() or 2) // 2))
+"""Number of threads for templates, and as many for long texts, which are
+slower.
+"""
+
+
+class FairThreadPool:
+    """Runs a bounded number of jobs; waiting ones start in turn by client,
+    oldest first.
+
+    A job that is cancelled while it waits never starts; a running one can check
+    `stopped`.
+    """
+
+    def __init__(self, name: str, num_threads: int) -> None:
+        self._threads = ThreadPoolExecutor(num_threads, name)
+        self._slots = FairSemaphore(num_threads)
+
+    async def run(self, work: Callable[[Stopped], T], client: str = "") -> T:
+        """Return the result of `work`, which gets a function that returns
+        True after a cancel.
+        """
+        await self._slots.acquire(client)
+        loop = asyncio.get_running_loop()
+        cancelled = threading.Event()
+
+        def release(job: Future[Any]) -> None:
+            with suppress(RuntimeError):  # the event loop is closed
+                loop.call_soon_threadsafe(self._slots.release)
+
+        try:
+            job = self._threads.submit(work, cancelled.is_set)
+        except BaseException:  # the thread could not be started
+            self._slots.release()
+            raise
+        job.add_done_callback(release)
+        try:
+            return await asyncio.wrap_future(job)
+        finally:
+            cancelled.set()
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of jobs that wait for a thread."""
+        return self._slots.num_waiting
+
+
+class PromptReader:
+    """Reads prompts of up to `max_tokens` tokens, fairly by `client`."""
+
+    def __init__(self, renderer: Renderer, max_tokens: int) -> None:
+        self._renderer = renderer
+        self._max_tokens = max_tokens
+        self._templates = FairThreadPool("templates", NUM_THREADS)
+        self._long_texts = FairThreadPool("long-texts", NUM_THREADS)
+
+    async def prompt(
+        self,
+        prompt: PromptType | Mapping[str, Any] | Prompt,
+        add_special_tokens: bool = True,
+        *,
+        keep: int | None = None,
+        client: str = "",
+    ) -> Prompt:
+        """Return a prompt as token ids: all, or the last `keep` (-1: the
+        maximum) and one more.
+
+        Raises `InvalidRequest`, early for a text that is far too long.
+        """
+        if isinstance(prompt, Prompt):
+            return prompt
+        last = None
+        if keep is not None:
+            limit = self._max_tokens if keep == -1 else min(keep, self._max_tokens)
+            # one more token shows that the prompt was truncated
+            last = limit + 1
+        read = partial(
+            self._renderer.prompt, prompt, add_special_tokens, self._max_tokens, keep=last
+        )
+        text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
+        if not isinstance(text, str) or len(text) <= LONG_TEXT_CHARS:
+            return read()
+        return await self._long_texts.run(lambda stopped: read(stopped=stopped), client)
+
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        keep: int | None = None,
+        client: str = "",
+        **options: Any,
+    ) -> Prompt:
+        """Return the prompt of a conversation; options as in
+        `ChatRenderer.render` and `prompt`.
+        """
+        text = await self._templates.run(
+            lambda stopped: self._renderer.chat_text(messages, **options), client
+        )
+        return await self.prompt(text, False, keep=keep, client=client)
+
+    async def run(self, work: Callable[[Stopped], T], client: str = "") -> T:
+        """Run work on possibly long texts; see `FairThreadPool.run`."""
+        return await self._long_texts.run(work, client)
