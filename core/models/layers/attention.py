@@ -1,36 +1,38 @@
-"""Attention of one layer: one fused product for query, key and value, norms, rotary positions, then
-the backend.
-"""
+"""Multi-head attention and cross attention of one layer, over the attention backend."""
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from core.contracts import AttentionParams
-from core.contracts.attention import Turning
+from core.contracts.attention import QkNormRope
 from core.errors import ModelError
 from core.model_spec.kv import ChunkedLocal, FullAttention, KVSpec, SlidingWindow
-from core.models.layers.cached_as import CachedAs
+from core.model_spec.kv import CrossAttention as CrossKV
+from core.models.layers.kv_cache import KVCacheDtype
 from core.models.layers.linear import Linear, Slice
 from core.models.layers.norm import HeadsNorm, RmsNorm, make_norm, optional_norm
-from core.models.layers.relative import RelativeBias
-from core.models.layers.weights import empty_parameter, fill
+from core.models.layers.positions import RelativeBias
+from core.models.layers.weights import copy_weight, empty_parameter
 
 if TYPE_CHECKING:
     from core.contracts import BuildContext
-    from core.model_spec.attention import AttentionSpec
+    from core.model_spec.attention import AttentionSpec, Temperature
+    from core.model_spec.layer import CrossAttentionSpec
     from core.model_spec.names import WeightNames
-    from core.model_spec.parts import Temperature
-    from core.models.layers.rotary import Rotary
+    from core.models.layers.positions import Rotary
     from core.models.layers.weights import WeightMap
 
 
 class Attention(nn.Module):
-    """Heads are split over ranks; with fewer key-value heads than ranks, ranks hold copies of them."""
+    """Attention with a fused QKV projection.
+
+    Heads are split over ranks. With fewer KV heads than ranks, ranks hold copies of KV heads.
+    """
 
     def __init__(
         self,
@@ -43,27 +45,22 @@ class Attention(nn.Module):
         weights: WeightMap,
     ) -> None:
         super().__init__()
-        group = context.group
-        kv_parts = _kv_parts(spec.kv_heads, group.size)
+        self._group = group = context.group
+        self.kv_heads = spec.kv_heads // _kv_parts(spec.kv_heads, group.size)
         self.heads = group.share(spec.heads, "num_attention_heads")
-        self.kv_heads = spec.kv_heads // kv_parts
         self.head_size = spec.head_size
         self.spec = spec
-        self._group = group
         self._rotary = rotary
         self._backend = context.attention
+        self._gate_in_query = spec.gate and not names.attention_gate
         stored = {"k": f"{layer}.{names.qkv or names.k}", "v": f"{layer}.{names.qkv or names.v}"}
-        kept = CachedAs(spec.kv_dtype, stored, spec.kv_heads, context, weights)
-        self.kv_spec = _kv_spec(spec, self.kv_heads, kept) if spec.causal else None
-        """What it caches; None: nothing."""
+        cache_dtype = KVCacheDtype(spec.kv_dtype, stored, spec.kv_heads, context, weights)
+        self.kv_spec = _kv_spec(spec, self.kv_heads, cache_dtype) if spec.causal else None
+        """KV cache spec; None: nothing is cached."""
         self._full_attention = context.ops.full_attention
-        self.relative: RelativeBias | None = None
-        if spec.relative is not None:
-            relative = spec.relative
-            prefix = names.relative.format(layer)
-            self.relative = weights.once(
-                prefix, lambda: RelativeBias(relative, spec.heads, context, weights, prefix)
-            )
+        self.relative = _relative_bias(spec, names, layer, context, weights)
+        sinks = _expect_sinks(spec, f"{layer}.{names.sinks}", context, weights)
+        self.register_parameter("sinks", sinks)
         self.params = AttentionParams(
             heads=self.heads,
             kv_heads=self.kv_heads,
@@ -73,39 +70,32 @@ class Attention(nn.Module):
             chunk=spec.chunk,
             softcap=spec.softcap,
             alibi=group.cut(torch.tensor(spec.alibi), 0) if spec.alibi else None,
-            sinks=self._expect_sinks(weights, context, f"{layer}.{names.sinks}")
-            if spec.sinks
-            else None,
+            sinks=None if sinks is None else sinks.data,
             distance_bias=None if self.relative is None else self.relative.by_distance,
-            kv_dtype=kept.other_dtype,
-            key_scale=kept.scales.get("k"),
-            value_scale=kept.scales.get("v"),
+            kv_dtype=cache_dtype.other_dtype,
+            key_scale=cache_dtype.scales.get("k"),
+            value_scale=cache_dtype.scales.get("v"),
         )
         self.cache: torch.Tensor | None = None
-        own = not names.qkv
+        self.source: Attention | None = None
+        """Layer that owns the keys and values read here; None: this layer."""
+        self.last: tuple[torch.Tensor, torch.Tensor] | None = None
+        """Keys and values of the current step, for the layers that share them."""
+        self.is_source = False
+        self._build_projections(hidden, names, layer, context, weights)
+        self._build_norms(names, layer, context, weights)
+
+    def _build_projections(
+        self,
+        hidden: int,
+        names: WeightNames,
+        layer: str,
+        context: BuildContext,
+        weights: WeightMap,
+    ) -> None:
+        spec = self.spec
         width = spec.heads * spec.head_size
-        kv_width = spec.kv_heads * spec.head_size
-        self._gate_in_query = spec.gate and not names.attention_gate
-        parts = [
-            Slice(
-                "q",
-                2 * width if self._gate_in_query else width,
-                f"{layer}.{names.q}" if own else "",
-            ),
-            Slice("k", kv_width, f"{layer}.{names.k}" if own else "", kv_parts, spec.key_bias),
-            Slice("v", kv_width, f"{layer}.{names.v}" if own else "", kv_parts),
-        ]
-        self.qkv = Linear(
-            context,
-            weights,
-            f"{layer}.{names.qkv or names.q}",
-            spec.reads or hidden,
-            parts[:1] if spec.shares is not None else parts[:2] if spec.key_is_value else parts,
-            split="rows",
-            bias=spec.qkv_bias,
-            transposed=names.transposed,
-            order=_ungrouped(spec) if names.qkv_grouped else list(names.qkv_heads) or None,
-        )
+        self.qkv = _make_qkv(spec, hidden, names, layer, context, weights)
         self.out = Linear(
             context,
             weights,
@@ -122,71 +112,45 @@ class Attention(nn.Module):
             self.gate = Linear(
                 context, weights, prefix, hidden, [Slice("gate", width)], split="rows"
             )
+
+    def _build_norms(
+        self, names: WeightNames, layer: str, context: BuildContext, weights: WeightMap
+    ) -> None:
+        spec = self.spec
+        width = spec.heads * spec.head_size
         inner = f"{layer}.{names.attention_inner}"
         self.inner_norm = optional_norm(spec.inner_norm, width, context, weights, inner)
-        self.q_norm = self._norm(
-            spec.heads, group.size, f"{layer}.{names.q_norm}", context, weights
-        )
-        self.k_norm = self.v_norm = None
-        self.source: Attention | None = None
-        """The layer whose keys and values are attended to instead of own ones."""
-        self.last: tuple[torch.Tensor, torch.Tensor] | None = None
-        """What a step computed, kept where other layers attend to it."""
-        self.is_source = False
-        if spec.shares is None:
-            self.k_norm = self._norm(
-                spec.kv_heads, kv_parts, f"{layer}.{names.k_norm}", context, weights
-            )
-            self.v_norm = optional_norm(
-                spec.v_norm, spec.head_size, context, weights, f"{layer}.v_norm"
-            )
-
-    def _norm(
-        self, heads: int, parts: int, prefix: str, context: BuildContext, weights: WeightMap
-    ) -> nn.Module | None:
-        """Make the norm of queries or of keys, whose heads are split into so many parts."""
-        norm = self.spec.qk_norm
-        over = self.spec.qk_norm_over
-        size = self.head_size
-        if norm is None:
-            return None
-        if over == "own":
-            return HeadsNorm(norm, (heads, size), parts, context, weights, prefix)
-        if over == "all" and parts < context.group.size:
-            raise ModelError(
-                f"{heads} key-value heads cannot be normalised together over {context.group.size} "
-                "ranks; "
-                f"use a --tensor-parallel-size of at most {heads}."
-            )
-        return make_norm(norm, heads * size if over == "all" else size, context, weights, prefix)
-
-    def _expect_sinks(self, weights: WeightMap, context: BuildContext, name: str) -> torch.Tensor:
-        self.sinks = empty_parameter(self.heads, dtype=context.dtype)
-        group = self._group
-        target = self.sinks.data
-        weights.add(name, (self.spec.heads,), lambda tensor: fill(target, group.cut(tensor, 0)))
-        return target
+        query = f"{layer}.{names.q_norm}"
+        self.q_norm = _heads_norm(spec, spec.heads, context.group.size, context, weights, query)
+        self.k_norm: nn.Module | None = None
+        self.v_norm: nn.Module | None = None
+        if spec.kv_source_layer is None:
+            kv_parts = _kv_parts(spec.kv_heads, context.group.size)
+            key = f"{layer}.{names.k_norm}"
+            self.k_norm = _heads_norm(spec, spec.kv_heads, kv_parts, context, weights, key)
+            value = f"{layer}.v_norm"
+            self.v_norm = optional_norm(spec.v_norm, spec.head_size, context, weights, value)
 
     def forward(self, x: torch.Tensor, positions: torch.Tensor, plan: Any) -> torch.Tensor:
-        """Return attention's output [n, hidden]; keys and values go to the cache.
+        """Return the attention output [n, hidden]; keys and values are written to the cache.
 
-        `plan` is what the backend prepared or, where nothing is cached, the number of tokens of
-        each sequence.
+        `plan` is the backend's plan of the step or, without a cache, the tokens per sequence.
         """
         if self.spec.in_scale != 1.0:
             x = x * self.spec.in_scale
         product = self.qkv(x)  # [n, (heads + 2 * kv_heads) * head_size]
-        if self._turning is not None:
+        if self._qk_norm_rope is not None:
             parts = self._parts(product)
-            out = self._backend.attend_turning(
-                self.params, self._turning, *parts, positions, self.cache, plan
-            )  # type: ignore[attr-defined]
+            attend = self._backend.attend_with_rope  # type: ignore[attr-defined]
+            out = attend(self.params, self._qk_norm_rope, *parts, positions, self.cache, plan)
             return self._finish(x, product, out.reshape(-1, self.heads * self.head_size))
-        query, key, value = self._turned_parts(product, positions)
+        query, key, value = self._rotated_parts(product, positions)
         if self.spec.temperature is not None:
-            query = query * growth(self.spec.temperature, positions)[:, None, None].to(query.dtype)
+            query = query * temperature_scale(self.spec.temperature, positions)[:, None, None].to(
+                query.dtype
+            )
         if self.kv_spec is None:
-            bias = None if self.relative is None else self.relative.around(max(plan))
+            bias = None if self.relative is None else self.relative.for_length(max(plan))
             out = self._full_attention(
                 query, key, value, plan, self.params.scale, self.params.window, bias
             )
@@ -196,65 +160,61 @@ class Attention(nn.Module):
         return self._finish(x, product, out.reshape(-1, self.heads * self.head_size))
 
     @cached_property
-    def _turning(self) -> Turning | None:
-        """Return what the backend does to queries and keys; None: not all that is to be done, so it
-        does nothing of it.
-        """
+    def _qk_norm_rope(self) -> QkNormRope | None:
+        """Return the fused norm and RoPE for the backend; None: the layer computes them itself."""
         spec = self.spec
         rotary = self._rotary
         norms = (None, None) if spec.qk_norm_over == "all" else (self.q_norm, self.k_norm)
         weights = [norm.weight for norm in norms if isinstance(norm, RmsNorm)]
-        known = norms == (None, None) or (len(weights) == len(norms) and not spec.qk_norm_turned)
-        own = (
+        is_supported = norms == (None, None) or (
+            len(weights) == len(norms) and not spec.qk_norm_after_rope
+        )
+        owns_kv = (
             self.source is None
             and not self.is_source
             and self.kv_spec is not None
             and spec.temperature is None
         )
-        if rotary is None or not (known and own and hasattr(self._backend, "attend_turning")):
+        if rotary is None or not (
+            is_supported and owns_kv and hasattr(self._backend, "attend_with_rope")
+        ):
             return None
         query_norm, key_norm = weights or (None, None)
         eps, offset = (
             (0.0, 0.0) if spec.qk_norm is None else (spec.qk_norm.eps, spec.qk_norm.offset)
         )
-        return Turning(query_norm, key_norm, eps, offset, rotary.cos_sin, rotary.interleaved)
+        return QkNormRope(query_norm, key_norm, eps, offset, rotary.cos_sin, rotary.interleaved)
 
-    def _turned_parts(
+    def _rotated_parts(
         self, qkv: torch.Tensor, positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return query, key and value [n, heads, head_size], normalised and turned."""
+        """Return query, key and value [n, heads, head_size], after norms and RoPE."""
         if self.source is not None:
-            return self._query_of_another(qkv, positions)
+            return self._query_with_shared_kv(qkv, positions)
         query, key, value = self._parts(qkv)
-        each = self.q_norm is not None and self.spec.qk_norm_over != "all"
-        if each and not self.spec.qk_norm_turned:
-            # type: ignore[misc]
-            query = self.q_norm(query)
-            key = self.k_norm(key)
+        after_rope = self.spec.qk_norm_after_rope
+        if not after_rope:
+            query, key = self._norm_heads(query, key)
         if self._rotary is not None:
             query, key = self._rotary(query, key, positions)
-        if each and self.spec.qk_norm_turned:
-            # type: ignore[misc]
-            query = self.q_norm(query)
-            key = self.k_norm(key)
+        if after_rope:
+            query, key = self._norm_heads(query, key)
         if self.is_source:
             self.last = key, value
         return query, key, value
 
     def _parts(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return query, key and value [n, heads, head_size], whose heads are neither normalised nor
-        turned.
-        """
+        """Return query, key and value [n, heads, head_size], before per-head norms and RoPE."""
         rows = self.qkv.slices
         spec = self.spec
         query = qkv[:, rows["q"]]
         key = qkv[:, rows["k"]]
         value = qkv[:, rows["k" if spec.key_is_value else "v"]]
         if spec.qk_norm_over == "all":
-            query, key = self._normed_together(query, key)
-        if spec.qkv_clip is not None:
+            query, key = self._norm_all_heads(query, key)
+        if spec.clip_qkv is not None:
             query, key, value = (
-                part.clamp(-spec.qkv_clip, spec.qkv_clip) for part in (query, key, value)
+                part.clamp(-spec.clip_qkv, spec.clip_qkv) for part in (query, key, value)
             )
         if self._gate_in_query:
             query = self._query_and_gate(qkv)[0]
@@ -264,25 +224,31 @@ class Attention(nn.Module):
         if self.v_norm is not None:
             value = self.v_norm(value)
         elif spec.key_is_value:
-            value = value.clone()  # the key may turn in place
+            value = value.clone()  # RoPE may modify the key in place
         return query, key, value
 
-    def _query_of_another(
+    def _query_with_shared_kv(
         self, product: torch.Tensor, positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return an own query, and the source's key and value, which the backend writes where they
-        already are.
-        """
+        """Return this layer's query, and the key and value of the source layer."""
         assert self.source is not None
         assert self.source.last is not None
         query = product.view(-1, self.heads, self.head_size)
         if self.q_norm is not None:
             query = self.q_norm(query)
-        if self._rotary is not None:  # it turns two; there is no key here
+        if self._rotary is not None:  # takes a query and a key; there is no key here
             query, _ = self._rotary(query, query[:, :0], positions)
         return query, *self.source.last
 
-    def _normed_together(
+    def _norm_heads(
+        self, query: torch.Tensor, key: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Normalise each head, unless `qk_norm` is over all heads."""
+        if self.q_norm is None or self.k_norm is None or self.spec.qk_norm_over == "all":
+            return query, key
+        return self.q_norm(query), self.k_norm(key)
+
+    def _norm_all_heads(
         self, query: torch.Tensor, key: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if self.q_norm is None or self.k_norm is None:
@@ -292,7 +258,7 @@ class Attention(nn.Module):
         return query, group.cut(self.k_norm(group.all_gather(key)), 1)
 
     def _query_and_gate(self, product: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the halves of each head's rows [n, heads, head_size], where a tensor holds both."""
+        """Return query and gate [n, heads, head_size] from their fused projection."""
         both = product[:, self.qkv.slices["q"]].view(-1, self.heads, 2, self.head_size)
         return both[:, :, 0], both[:, :, 1]
 
@@ -307,25 +273,113 @@ class Attention(nn.Module):
         return out if self.spec.out_scale == 1.0 else out * self.spec.out_scale
 
 
-def growth(temperature: Temperature, positions: torch.Tensor) -> torch.Tensor:
-    """Return the factor on the queries at each position."""
+def temperature_scale(temperature: Temperature, positions: torch.Tensor) -> torch.Tensor:
+    """Return the query scale at each position."""
     steps = ((positions + temperature.shift) / temperature.length).floor()
     return 1 + temperature.scale * steps.log1p()
+
+
+def _relative_bias(
+    spec: AttentionSpec, names: WeightNames, layer: str, context: BuildContext, weights: WeightMap
+) -> RelativeBias | None:
+    """Return the relative position bias, which layers may share."""
+    relative = spec.relative
+    if relative is None:
+        return None
+    prefix = names.relative.format(layer)
+    return weights.shared(
+        prefix, lambda: RelativeBias(relative, spec.heads, context, weights, prefix)
+    )
+
+
+def _expect_sinks(
+    spec: AttentionSpec, name: str, context: BuildContext, weights: WeightMap
+) -> nn.Parameter | None:
+    """Return the attention sinks of this rank's heads; None without sinks."""
+    if not spec.sinks:
+        return None
+    group = context.group
+    sinks = empty_parameter(group.share(spec.heads, "num_attention_heads"), dtype=context.dtype)
+    target = sinks.data
+    weights.add(name, (spec.heads,), lambda tensor: copy_weight(target, group.cut(tensor, 0)))
+    return sinks
+
+
+def _make_qkv(
+    spec: AttentionSpec,
+    hidden: int,
+    names: WeightNames,
+    layer: str,
+    context: BuildContext,
+    weights: WeightMap,
+) -> Linear:
+    """Return the fused QKV projection.
+
+    A layer that reads the keys and values of another one projects only queries.
+    """
+    own = not names.qkv
+    kv_parts = _kv_parts(spec.kv_heads, context.group.size)
+    width = spec.heads * spec.head_size
+    if spec.gate and not names.attention_gate:
+        width *= 2  # the gate is in the query projection
+    kv_width = spec.kv_heads * spec.head_size
+    parts = [Slice("q", width, f"{layer}.{names.q}" if own else "")]
+    if spec.kv_source_layer is None:
+        key = f"{layer}.{names.k}" if own else ""
+        parts.append(Slice("k", kv_width, key, kv_parts, spec.key_bias))
+        if not spec.key_is_value:
+            value = f"{layer}.{names.v}" if own else ""
+            parts.append(Slice("v", kv_width, value, kv_parts))
+    return Linear(
+        context,
+        weights,
+        f"{layer}.{names.qkv or names.q}",
+        spec.input_size or hidden,
+        parts,
+        split="rows",
+        bias=spec.qkv_bias,
+        transposed=names.transposed,
+        order=_ungrouped_heads(spec) if names.qkv_grouped else list(names.qkv_heads) or None,
+    )
+
+
+def _heads_norm(
+    spec: AttentionSpec,
+    heads: int,
+    parts: int,
+    context: BuildContext,
+    weights: WeightMap,
+    prefix: str,
+) -> nn.Module | None:
+    """Return the norm of queries or keys, with heads split into `parts`."""
+    norm = spec.qk_norm
+    over = spec.qk_norm_over
+    size = spec.head_size
+    if norm is None:
+        return None
+    if over == "own":
+        return HeadsNorm(norm, (heads, size), parts, context, weights, prefix)
+    if over == "all" and parts < context.group.size:
+        raise ModelError(
+            f"--tensor-parallel-size: got {context.group.size}; expected up to {heads}, the "
+            "KV heads, which are normalised together."
+        )
+    return make_norm(norm, heads * size if over == "all" else size, context, weights, prefix)
 
 
 def _kv_parts(kv_heads: int, ranks: int) -> int:
     parts = min(kv_heads, ranks)
     if kv_heads % parts or ranks % parts:
         raise ModelError(
-            f"num_key_value_heads {kv_heads} does not divide over {ranks} ranks; "
-            "use a --tensor-parallel-size that divides it or is a multiple of it."
+            f"--tensor-parallel-size: got {ranks}; expected a divisor or a multiple of "
+            f"num_key_value_heads {kv_heads}."
         )
     return parts
 
 
-def _kv_spec(spec: AttentionSpec, kv_heads: int, kept: CachedAs) -> KVSpec:
-    facts = (kv_heads, spec.head_size, kept.dtype)
-    scaled = kept.scaled
+def _kv_spec(spec: AttentionSpec, kv_heads: int, cache_dtype: KVCacheDtype) -> KVSpec:
+    facts = (kv_heads, spec.head_size, cache_dtype.dtype)
+    scaled = cache_dtype.scaled
     if spec.window is not None:
         return SlidingWindow(*facts, scaled=scaled, window=spec.window)
     if spec.chunk is not None:
@@ -333,13 +387,83 @@ def _kv_spec(spec: AttentionSpec, kv_heads: int, kept: CachedAs) -> KVSpec:
     return FullAttention(*facts, scaled=scaled)
 
 
-def _ungrouped(spec: AttentionSpec) -> list[int]:
-    """Return which heads of rows grouped by key-value head are the queries, then the keys, then the
-    values.
-    """
+def _ungrouped_heads(spec: AttentionSpec) -> list[int]:
+    """Return the order that moves heads grouped by KV head to queries, keys, values."""
     per_group = spec.heads // spec.kv_heads + 2
     groups = [
         range(start, start + per_group) for start in range(0, spec.kv_heads * per_group, per_group)
     ]
     queries = [head for group in groups for head in group[:-2]]
     return queries + [group[-2] for group in groups] + [group[-1] for group in groups]
+
+
+class CrossAttention(nn.Module):
+    """Attention over the encoder output.
+
+    Its keys and values are computed in the step that encodes the input, then read from the cache.
+    """
+
+    def __init__(
+        self,
+        spec: CrossAttentionSpec,
+        hidden: int,
+        max_len: int,
+        names: WeightNames,
+        layer: str,
+        context: BuildContext,
+        weights: WeightMap,
+    ) -> None:
+        super().__init__()
+        facts = spec.attention
+        group = context.group
+        heads = group.share(facts.heads, "heads")
+        kv_heads = group.share(facts.kv_heads, "key-value heads")
+        dtype = str(context.dtype).removeprefix("torch.")
+        self.kv_spec = CrossKV(kv_heads, facts.head_size, dtype, max_len=max_len)
+        scale = facts.head_size**-0.5 if facts.scale is None else facts.scale
+        self.params = AttentionParams(heads, kv_heads, facts.head_size, scale, causal=False)
+        self.cache: torch.Tensor | None = None
+        self._backend = context.attention
+        width = facts.heads * facts.head_size
+        kv_width = facts.kv_heads * facts.head_size
+
+        query = [Slice("q", width)]
+        keys_values = [
+            Slice("k", kv_width, f"{layer}.{names.cross_k}", bias=facts.key_bias),
+            Slice("v", kv_width, f"{layer}.{names.cross_v}"),
+        ]
+        out = [Slice("o", hidden)]
+        linear = partial(Linear, context, weights, transposed=names.transposed)
+        name = f"{layer}.{names.cross_q}"
+        self.q = linear(name, hidden, query, split="rows", bias=facts.qkv_bias)
+        name = f"{layer}.{names.cross_k}"
+        self.kv = linear(name, hidden, keys_values, split="rows", bias=facts.qkv_bias)
+        name = f"{layer}.{names.cross_o}"
+        self.out = linear(name, width, out, split="columns", bias=facts.out_bias)
+        self.norm_in = optional_norm(
+            spec.norm_in, hidden, context, weights, f"{layer}.{names.cross_in}"
+        )
+        self.norm_out = optional_norm(
+            spec.norm_out, hidden, context, weights, f"{layer}.{names.cross_out}"
+        )
+
+    def forward(
+        self, x: torch.Tensor, encoder_states: torch.Tensor | None, plan: Any
+    ) -> torch.Tensor:
+        """Return the attention output [n, hidden], before the output norm.
+
+        `encoder_states` [positions, hidden] is the encoder output of this step; None: no input was
+        encoded.
+        """
+        size = self.params.head_size
+        kv_heads = self.params.kv_heads
+        query = self.q(x).view(-1, self.params.heads, size)
+        if encoder_states is None:
+            key = value = query.new_empty(0, kv_heads, size)
+        else:
+            rows = self.kv.slices
+            both = self.kv(encoder_states)
+            key, value = (both[:, rows[part]].view(-1, kv_heads, size) for part in ("k", "v"))
+        assert self.cache is not None, "bind_kv was not called"
+        out = self._backend.attend(self.params, query, key, value, self.cache, plan)
+        return self.out(out.reshape(len(x), -1))  # type: ignore[no-any-return]

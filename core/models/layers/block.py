@@ -1,45 +1,42 @@
-"""One layer of a decoder: its parts in order, each with its way of joining the stream.
-
-Knows facts, no other layer.
-"""
+"""One decoder or encoder layer: its sublayers in order, each joined to the residual stream."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from core.model_spec.decoder import MoeSpec
-from core.model_spec.latent import LatentAttentionSpec
-from core.models.layers.attention import Attention
-from core.models.layers.cross_attention import CrossAttention
+from core.model_spec.attention import LatentAttentionSpec
+from core.model_spec.layer import MoeSpec
+from core.models.layers.attention import Attention, CrossAttention
+from core.models.layers.embedding import PerLayerInput
 from core.models.layers.latent_attention import LatentAttention
-from core.models.layers.layer_input import Beside, LayerInput
 from core.models.layers.mlp import Mlp
-from core.models.layers.moe import Moe
+from core.models.layers.moe import Moe, ParallelMoe
 from core.models.layers.norm import Norm, optional_norm
 from core.models.layers.recurrent import Recurrent, make_recurrent
-from core.models.layers.shared_block import SharedBlock
-from core.models.layers.stream import (
-    Added,
-    Guided,
-    Halves,
-    Joint,
-    NormedStream,
-    NormedSum,
-    Part,
-    Step,
+from core.models.layers.residual import (
+    ForwardContext,
+    GuidedResidual,
+    NormedResidual,
+    PostNormResidual,
+    PreNormResidual,
+    ResidualJoin,
+    ResidualPair,
+    Sublayer,
 )
-from core.models.layers.weights import WeightMap, empty_parameter, place
+from core.models.layers.shared_block import SharedBlock
+from core.models.layers.weights import WeightMap, assign_weight, empty_parameter
 
 if TYPE_CHECKING:
     from core.contracts import BuildContext
-    from core.model_spec.decoder import DecoderSpec, LayerSpec
-    from core.model_spec.parts import NormSpec
-    from core.models.layers.rotary import Rotary
+    from core.model_spec.attention import NormSpec
+    from core.model_spec.decoder import DecoderSpec
+    from core.model_spec.layer import LayerSpec
+    from core.models.layers.positions import Rotary
 
 Attending = Attention | LatentAttention | SharedBlock
 
@@ -66,37 +63,40 @@ class Block(nn.Module):
             self.recurrent = make_recurrent(layer.recurrent, hidden, name, context, weights)
         self.cross: CrossAttention | None = None
         if layer.cross is not None and spec.encoder is not None:
-            most = spec.encoder.max_len or spec.max_positions
-            self.cross = CrossAttention(layer.cross, hidden, most, *within, context, weights)
-        self.mlp: Moe | Mlp | None = None
-        if isinstance(layer.mlp, MoeSpec):
-            self.mlp = Moe(layer.mlp, hidden, *within, context, weights)
-        elif layer.mlp is not None:
-            self.mlp = Mlp(layer.mlp, hidden, *within, context, weights)
-        self.late = (
-            None if layer.late is None else Moe(layer.late, hidden, *within, context, weights)
-        )
-        self.beside = (
+            max_len = spec.encoder.max_len or spec.max_positions
+            self.cross = CrossAttention(layer.cross, hidden, max_len, *within, context, weights)
+        self.mlp = _make_mlp(layer, spec, prefix, context, weights)
+        self.delayed_moe = (
             None
-            if layer.beside is None
-            else Beside(layer.beside, hidden, *within, context, weights)
+            if layer.delayed_moe is None
+            else Moe(layer.delayed_moe, hidden, *within, context, weights)
         )
-        self.own_input: LayerInput | None = None
-        if spec.layer_inputs is not None:
-            self.own_input = LayerInput(spec.layer_inputs, hidden, *within, context, weights)
-        self.scale: nn.Parameter | None
-        scale = empty_parameter(1, dtype=context.dtype) if layer.scaled else None
-        self.register_parameter("scale", scale)
-        if scale is not None:
-            weights.add(
-                f"{prefix}.{spec.names.layer_scale}", (1,), lambda tensor: place(scale, tensor)
+        self.parallel_experts = (
+            None
+            if layer.parallel_experts is None
+            else ParallelMoe(layer.parallel_experts, hidden, *within, context, weights)
+        )
+        self.per_layer_input: PerLayerInput | None = None
+        if spec.per_layer_inputs is not None:
+            self.per_layer_input = PerLayerInput(
+                spec.per_layer_inputs, hidden, *within, context, weights
             )
+        self.scale: nn.Parameter | None
+        self.register_parameter("scale", None)
+        if layer.scaled:
+            self._expect_scale(f"{prefix}.{spec.names.layer_scale}", context, weights)
         self.attention_plan = self.recurrent_plan = self.cross_plan = -1
-        """Which of a step's plans are those of attention, recurrent part and cross attention."""
+        """Index of the plan of attention, recurrent part and cross attention in a step's plans."""
         self.source: Block | None = None
-        """The layer whose keys and values are attended to."""
-        self._has_end = self.own_input is not None or scale is not None
+        """Layer that owns the keys and values read here; None: this layer."""
+        self._has_end = self.per_layer_input is not None or self.scale is not None
         self._arrange(layer, spec, prefix, context, weights)
+
+    def _expect_scale(self, name: str, context: BuildContext, weights: WeightMap) -> None:
+        """Expect the factor of the layer's output."""
+        scale = empty_parameter(1, dtype=context.dtype)
+        self.register_parameter("scale", scale)
+        weights.add(name, (1,), lambda tensor: assign_weight(scale, tensor))
 
     def _arrange(
         self,
@@ -106,52 +106,52 @@ class Block(nn.Module):
         context: BuildContext,
         weights: WeightMap,
     ) -> None:
-        """Put the parts in order, and say how each joins the stream."""
+        """Order the sublayers and choose how each joins the residual stream."""
         names = spec.names
 
         def norm(facts: NormSpec | None, name: str) -> Norm | None:
             return optional_norm(facts, spec.hidden_size, context, weights, f"{prefix}.{name}")
 
         before = norm(layer.attention_in, names.attention_in)
-        behind = norm(layer.attention_out, names.attention_out)
+        after = norm(layer.attention_out, names.attention_out)
         mlp_in = norm(layer.mlp_in, names.mlp_in)
         mlp_out = norm(layer.mlp_out, names.mlp_out)
-        mixing, feeding = layer.normed_stream or (None, None)
-        joint = partial(_joint, sums=layer.norm_sum)
-        parts: list[tuple[Joint, Part]] = []
-        self.beside_norm: Norm | None = None
+        mixing, feeding = layer.normed_residual or (None, None)
+        join = partial(_make_join, sums=layer.post_norm)
+        parts: list[tuple[ResidualJoin, Sublayer]] = []
+        self.parallel_mlp_norm: Norm | None = None
         if layer.parallel:
-            self.beside_norm = mlp_in
-            parts.append((Added(before, None, layer.residual_scale), self._both))
+            self.parallel_mlp_norm = mlp_in
+            parts.append((PreNormResidual(before, None, layer.residual_scale), self._both))
         elif isinstance(self.attention, SharedBlock):
-            parts.append((Guided(before, self._guide), self._recur))
+            parts.append((GuidedResidual(before, self._guide), self._recur))
         elif self.attention is not None or self.recurrent is not None:
-            parts.append((joint(before, behind, layer.residual_scale, factors=mixing), self._mix))
+            parts.append((join(before, after, layer.residual_scale, factors=mixing), self._mix))
         if self.cross is not None:
-            parts.append((joint(self.cross.norm_in, self.cross.norm_out), self._cross))
+            parts.append((join(self.cross.norm_in, self.cross.norm_out), self._cross))
         if self.mlp is not None and not layer.parallel:
-            parts.append(
-                (joint(mlp_in, mlp_out, layer.residual_scale, factors=feeding), self._feed)
-            )
-        self.joints = nn.ModuleList(way for way, _ in parts)
+            parts.append((join(mlp_in, mlp_out, layer.residual_scale, factors=feeding), self._feed))
+        self.joins = nn.ModuleList(way for way, _ in parts)
         self._parts = tuple(
             (way.forward, part) for way, part in parts
-        )  # a module's call would cost more than it does
+        )  # skips the cost of Module.__call__
 
     def attend_to(self, other: Block) -> None:
-        """Use another layer's keys and values."""
-        assert isinstance(self.attention, Attention), "there is nothing that attends"
-        assert isinstance(other.attention, Attention), "there is nothing to attend to"
-        object.__setattr__(self, "source", other)  # it is no part of this module
+        """Share the keys and values of `other`."""
+        assert isinstance(self.attention, Attention), "this layer has no attention"
+        assert isinstance(other.attention, Attention), "the source layer has no attention"
+        object.__setattr__(self, "source", other)  # not a submodule
         object.__setattr__(self.attention, "source", other.attention)
         other.attention.is_source = True
-        theirs = other.attention.params  # both write what is cached, and read what either wrote
+        theirs = other.attention.params  # both layers use one cache, so one pair of scales
         self.attention.params = replace(
             self.attention.params, key_scale=theirs.key_scale, value_scale=theirs.value_scale
         )
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor | None, step: Step) -> Halves:
-        """Return the two halves of the stream after this layer."""
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor | None, step: ForwardContext
+    ) -> ResidualPair:
+        """Return the residual pair after this layer."""
         for join, part in self._parts:
             x, residual = join(part, x, residual, step)
         return (
@@ -160,40 +160,47 @@ class Block(nn.Module):
             else (x, residual)
         )
 
-    def _end(self, x: torch.Tensor, step: Step) -> torch.Tensor:
-        if self.own_input is not None:
-            x = self.own_input(x, step.own)
+    def _end(self, x: torch.Tensor, step: ForwardContext) -> torch.Tensor:
+        if self.per_layer_input is not None:
+            x = self.per_layer_input(x, step.per_layer_input)
         return x if self.scale is None else x * self.scale
 
-    def _mix(self, x: torch.Tensor, stream: torch.Tensor, step: Step) -> torch.Tensor:
-        """Return what other tokens bring: attention, the recurrent part, or the sum of both."""
+    def _mix(self, x: torch.Tensor, stream: torch.Tensor, step: ForwardContext) -> torch.Tensor:
+        """Return the output of attention, of the recurrent part, or their sum."""
         if self.attention is None:
             return self._recur(x, stream, step)
         out: torch.Tensor = self.attention(x, step.positions, step.plans[self.attention_plan])
         return out if self.recurrent is None else out + self._recur(x, stream, step)
 
-    def _recur(self, x: torch.Tensor, stream: torch.Tensor, step: Step) -> torch.Tensor:
+    def _recur(self, x: torch.Tensor, stream: torch.Tensor, step: ForwardContext) -> torch.Tensor:
         del stream
-        return self.recurrent(x, step.plans[self.recurrent_plan])  # type: ignore[misc,no-any-return]
+        recurrent: Any = self.recurrent
+        out: torch.Tensor = recurrent(x, step.plans[self.recurrent_plan])
+        return out
 
-    def _guide(self, x: torch.Tensor, stream: torch.Tensor, step: Step) -> torch.Tensor:
+    def _guide(self, x: torch.Tensor, stream: torch.Tensor, step: ForwardContext) -> torch.Tensor:
         del stream
-        return self.attention(x, step.embedded, step.positions, step.plans[self.attention_plan])  # type: ignore[misc,no-any-return]
+        attention: Any = self.attention
+        plan = step.plans[self.attention_plan]
+        out: torch.Tensor = attention(x, step.embedded, step.positions, plan)
+        return out
 
-    def _cross(self, x: torch.Tensor, stream: torch.Tensor, step: Step) -> torch.Tensor:
+    def _cross(self, x: torch.Tensor, stream: torch.Tensor, step: ForwardContext) -> torch.Tensor:
         del stream
-        return self.cross(x, step.made, step.plans[self.cross_plan])  # type: ignore[misc,no-any-return]
+        cross: Any = self.cross
+        out: torch.Tensor = cross(x, step.encoder_states, step.plans[self.cross_plan])
+        return out
 
-    def _feed(self, x: torch.Tensor, stream: torch.Tensor, step: Step) -> torch.Tensor:
+    def _feed(self, x: torch.Tensor, stream: torch.Tensor, step: ForwardContext) -> torch.Tensor:
         out: torch.Tensor = self.mlp(x)  # type: ignore[misc]
-        before = step.late
-        step.late = None if self.late is None else self.late(x)
+        before = step.delayed_output
+        step.delayed_output = None if self.delayed_moe is None else self.delayed_moe(x)
         if before is not None:
             out = out + before
-        return out if self.beside is None else self.beside(out, stream)
+        return out if self.parallel_experts is None else self.parallel_experts(out, stream)
 
-    def _both(self, x: torch.Tensor, stream: torch.Tensor, step: Step) -> torch.Tensor:
-        fed = x if self.beside_norm is None else self.beside_norm(stream)
+    def _both(self, x: torch.Tensor, stream: torch.Tensor, step: ForwardContext) -> torch.Tensor:
+        fed = x if self.parallel_mlp_norm is None else self.parallel_mlp_norm(stream)
         return self._mix(x, stream, step) + self._feed(fed, stream, step)
 
 
@@ -216,21 +223,30 @@ def _make_attention(
     return Attention(facts, hidden, spec.names, prefix, rotary, context, weights)
 
 
-def _joint(
+def _make_mlp(
+    layer: LayerSpec, spec: DecoderSpec, prefix: str, context: BuildContext, weights: WeightMap
+) -> Moe | Mlp | None:
+    facts = layer.mlp
+    if facts is None:
+        return None
+    if isinstance(facts, MoeSpec):
+        return Moe(facts, spec.hidden_size, spec.names, prefix, context, weights)
+    return Mlp(facts, spec.hidden_size, spec.names, prefix, context, weights)
+
+
+def _make_join(
     norm_in: Norm | None,
     norm_out: Norm | None,
     scale: float = 1.0,
     *,
     sums: bool,
     factors: tuple[float, float] | None = None,
-) -> Joint:
-    """Return how a part joins the stream; `LayerSpec` has checked that the norms it needs are
-    there.
-    """
+) -> ResidualJoin:
+    """Return how a sublayer joins the residual stream. `LayerSpec` has validated the norms."""
     if factors is not None:
         assert norm_in is not None
-        return NormedStream(norm_in, factors)
+        return NormedResidual(norm_in, factors)
     if sums:
         assert norm_out is not None
-        return NormedSum(norm_out)
-    return Added(norm_in, norm_out, scale)
+        return PostNormResidual(norm_out)
+    return PreNormResidual(norm_in, norm_out, scale)

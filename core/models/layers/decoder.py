@@ -1,7 +1,4 @@
-"""The one decoder: builds any model a `DecoderSpec` describes.
-
-Knows facts, no architecture by name.
-"""
+"""The decoder module, built from a `DecoderSpec`. Knows no architecture by name."""
 
 from __future__ import annotations
 
@@ -14,21 +11,19 @@ from torch import nn
 
 from core.errors import ModelError
 from core.model_spec.decoder import DecoderSpec
-from core.model_spec.encoder import EncoderFacts
+from core.model_spec.encoder import EncoderFacts, EncoderSpec
 from core.model_spec.kv import LayerKV
 from core.model_spec.rope import RopeSpec
+from core.models.layers.attention import CrossAttention
 from core.models.layers.block import Block
-from core.models.layers.cross_attention import CrossAttention
-from core.models.layers.embedding import Embedding, Head
+from core.models.layers.embedding import Embedding, Head, PerLayerInputs
 from core.models.layers.encoder import Encoder, inputs_of
-from core.models.layers.layer_input import LayerInputs
 from core.models.layers.linear import Linear, Slice, Tokens
 from core.models.layers.norm import Norm, optional_norm
 from core.models.layers.pooling import PoolingHead
-from core.models.layers.rotary import Rotary
-from core.models.layers.sinusoids import expect_sinusoids
-from core.models.layers.stream import Step, join
-from core.models.layers.weights import WeightMap, empty_parameter, place
+from core.models.layers.positions import Rotary, expect_sinusoids
+from core.models.layers.residual import ForwardContext, add_residual
+from core.models.layers.weights import WeightMap, assign_weight, empty_parameter
 
 if TYPE_CHECKING:
     from core.contracts import BuildContext, ForwardBatch
@@ -38,25 +33,24 @@ if TYPE_CHECKING:
 
 
 class Decoder(nn.Module):
-    """A decoder model, weights not yet loaded; satisfies `core.contracts.Model`."""
+    """A decoder model without loaded weights; implements `core.contracts.Model`."""
 
     def __init__(self, spec: DecoderSpec, context: BuildContext) -> None:
         super().__init__()
         names = spec.names
         self._own = context.pipeline.layers(len(spec.layers))
         self.weights = WeightMap(
-            rename=names.rename, ignored=[*names.ignored, *self._of_others(spec, context)]
+            rename=names.rename,
+            ignored=[*names.ignored, *_ignored_patterns(spec, self._own, context)],
         )
-        """What it expects; a model of several parts takes it into its own map
-        (`WeightMap.add_map`).
-        """
-        self.weights.at_end(self._complete)
+        """Expected tensors; a multi-part model adds this map to its own (`WeightMap.add_map`)."""
+        self.weights.after_load(self._complete)
         self.spec = spec
         self.vocab_size = spec.vocab_size
         self._pipeline = context.pipeline
         self._dtype = context.dtype
-        self._guided = spec.is_guided
-        self._taps: tuple[int, ...] = ()
+        self._layers_read_embedding = spec.layers_read_embedding
+        self._captured_layers: tuple[int, ...] = ()
         with torch.device(context.device):
             self._build_first(spec, context)
             self.encoder = (
@@ -66,67 +60,18 @@ class Decoder(nn.Module):
             )
             self._build_layers(spec, context)
             self._build_last(spec, context)
-        self._caching: list[Attending | Recurrent | CrossAttention] = []
-        self.kv_layers: Sequence[LayerKV] = self._list_caching()
-
-    def _list_caching(self) -> list[LayerKV]:
-        """Number what keeps something, and tell every layer which of the batch's plans are its own."""
-        found: list[LayerKV] = []
-        for index, block in zip(self._own, self._blocks, strict=True):
-            name = self.spec.names.of_layer(index)
-            if block.source is not None:
-                block.attention_plan = block.source.attention_plan
-            elif block.attention is not None and block.attention.kv_spec is not None:
-                block.attention_plan = len(found)
-                self._caching.append(block.attention)
-                found.append(LayerKV(name, block.attention.kv_spec))
-            if block.recurrent is not None:
-                block.recurrent_plan = len(found)
-                self._caching.append(block.recurrent)
-                found.append(LayerKV(name, block.recurrent.kv_spec))
-            if block.cross is not None:
-                block.cross_plan = len(found)
-                self._caching.append(block.cross)
-                found.append(LayerKV(f"{name}.cross", block.cross.kv_spec))
-        return found
-
-    def _of_others(self, spec: DecoderSpec, context: BuildContext) -> list[str]:
-        """Return patterns of the tensors that belong to other stages, or to nobody because the head
-        is tied.
-        """
-        names = spec.names
-        stage = context.pipeline
-        others = [
-            f"{names.of_layer(index)}.*"
-            for index in range(len(spec.layers))
-            if index not in self._own
-        ]
-        if not stage.is_first:
-            others += [
-                f"{prefix}.*"
-                for prefix in (names.positions, names.token_types, names.embed_in, names.embed_norm)
-            ]
-            if not (stage.is_last and spec.tied_head and spec.has_head):
-                others.append(f"{names.embed}.weight")
-        if not stage.is_last:
-            others += [f"{names.final_norm}.*", f"{names.embed_out}.*", f"{names.head}.*"]
-            behind = spec.pooling.head if spec.pooling is not None else ()
-            others += [
-                f"{name}.*" for dense in behind for name in (dense.name, dense.norm_name) if name
-            ]
-        elif not spec.has_head:
-            others += [f"{names.embed_out}.*", f"{names.head}.*"]
-        elif spec.tied_head is True:
-            others.append(f"{names.head}.weight")
-        return others
+        prefixes = [names.layer_prefix(index) for index in self._own]
+        caching = _list_caching(self._blocks, prefixes)
+        self._caching = [part for part, _ in caching]
+        self.kv_layers: Sequence[LayerKV] = [layer for _, layer in caching]
 
     def _build_first(self, spec: DecoderSpec, context: BuildContext) -> None:
-        """Make what turns tokens into vectors, on the first stage."""
+        """Build embedding and positions, on the first stage."""
         names = spec.names
         weights = self.weights
         hidden = spec.hidden_size
         self.embed: Embedding | None = None
-        self.layer_inputs: LayerInputs | None = None
+        self.per_layer_inputs: PerLayerInputs | None = None
         self.positions: nn.Parameter | None
         self.register_parameter("positions", None)
         self.token_types: nn.Parameter | None
@@ -136,76 +81,32 @@ class Decoder(nn.Module):
         width = spec.embed_size or hidden
         ties = bool(spec.tied_head and spec.has_head and context.pipeline.is_last)
         self.embed = Embedding(spec.vocab_size, width, context, weights, names.embed, is_head=ties)
-        self.embed_in = self._resize(
-            width, hidden, names.embed_in, context, bias=spec.embed_in_last
+        self.embed_in = _resize(
+            width, hidden, names.embed_in, context, weights, bias=spec.embed_in_last
         )
         own = width if spec.embed_in_last else hidden
         self.embed_norm = optional_norm(spec.embed_norm, own, context, weights, names.embed_norm)
         self._embedding = context.ops.embedding
-        if spec.layer_inputs is not None:
-            self.layer_inputs = LayerInputs(
-                spec.layer_inputs, len(spec.layers), hidden, names, context, weights
+        if spec.per_layer_inputs is not None:
+            self.per_layer_inputs = PerLayerInputs(
+                spec.per_layer_inputs, len(spec.layers), hidden, names, context, weights
             )
-        # Rounded like a stored weight would be: in bfloat16 the factor is one of its numbers.
+        # Rounded to the model dtype, like a stored weight.
         self._embed_scale = float(torch.tensor(spec.embed_scale, dtype=context.dtype, device="cpu"))
-        if spec.learned_positions:
-            table = empty_parameter(
-                spec.learned_positions + spec.position_offset, own, dtype=context.dtype
-            )
-            self.register_parameter("positions", table)
-            weights.add(
-                f"{names.positions}.weight", table.shape, lambda tensor: place(table, tensor)
-            )
-        elif spec.sinusoidal_positions:
-            table = empty_parameter(
-                spec.max_positions + spec.position_offset, own, dtype=context.dtype
-            )
-            self.register_parameter("positions", table)
-            expect_sinusoids(table.data, spec.sinusoidal_positions, names.positions, weights)
+        self.register_parameter("positions", _position_table(spec, own, context, weights))
         if spec.token_types:
-            types = empty_parameter(spec.token_types, own, dtype=context.dtype)
+            size = (spec.token_types, own)
+            types = _expect_table(size, names.token_types, context, weights)
             self.register_parameter("token_types", types)
-            weights.add(
-                f"{names.token_types}.weight", types.shape, lambda tensor: place(types, tensor)
-            )
-
-    def _resize(
-        self, width: int, to: int, name: str, context: BuildContext, *, bias: bool = False
-    ) -> Linear | None:
-        """Make the product between the widths of embedding and layers, where they differ."""
-        return (
-            None
-            if width == to
-            else Linear(context, self.weights, name, width, [Slice("out", to)], bias=bias)
-        )
 
     def _build_layers(self, spec: DecoderSpec, context: BuildContext) -> None:
-        """Make the layers of this stage."""
-        rotaries: dict[RopeSpec, Rotary] = {}
-        blocks = []
-        stored: dict[int, Block] = {}
-        for index in self._own:
-            at = spec.stored_layers[index] if spec.stored_layers else index
-            if at in stored:
-                blocks.append(stored[at])
-                continue
-            layer = spec.layers[index]
-            rope = None if layer.attention is None else layer.attention.rope
-            if rope is not None and rope not in rotaries:
-                rotaries[rope] = Rotary(rope, spec.max_positions, context)
-            rotary = None if rope is None else rotaries[rope]
-            stored[at] = Block(layer, spec, spec.names.of_layer(at), rotary, context, self.weights)
-            blocks.append(stored[at])
+        """Build the layers of this stage."""
+        blocks, self._rotaries = _make_blocks(spec, self._own, context, self.weights)
         self.layers = nn.ModuleList(blocks)
         self._blocks = tuple(blocks)
-        for index, block in zip(self._own, blocks, strict=True):
-            shares = spec.layers[index].shares
-            if shares is not None:
-                block.attend_to(blocks[shares - self._own.start])
-        self._rotaries = tuple(rotaries.values())
 
     def _build_last(self, spec: DecoderSpec, context: BuildContext) -> None:
-        """Make what turns vectors into logits, on the last stage."""
+        """Build final norm, head and pooling head, on the last stage."""
         names = spec.names
         weights = self.weights
         hidden = spec.hidden_size
@@ -222,23 +123,8 @@ class Decoder(nn.Module):
         self.norm = optional_norm(spec.norm, hidden, context, weights, names.final_norm)
         if not spec.has_head:
             return
-        self.embed_out = self._resize(hidden, width, names.embed_out, context)
-        tied_to: Embedding | None = None
-        if spec.tied_head:  # without the first stage's embedding, it is loaded here as well
-            tied_to = self.embed or Embedding(
-                spec.vocab_size, width, context, weights, names.embed, is_head=True
-            )
-        self.head = Head(
-            spec.vocab_size,
-            width,
-            context,
-            weights,
-            names.head,
-            tied_to=tied_to,
-            unless_stored=spec.tied_head == "unless stored",
-            bias=spec.head_bias,
-            row=names.final_bias,
-        )
+        self.embed_out = _resize(hidden, width, names.embed_out, context, weights)
+        self.head = _make_head(spec, width, self.embed, context, weights)
         self._softcap = context.ops.softcap
 
     def weight_shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -246,85 +132,83 @@ class Decoder(nn.Module):
         return self.weights.shapes()
 
     def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Fill every parameter.
-
-        Raises `ModelError` naming missing, unexpected and misshapen tensors.
+        """Load every parameter. Raises `ModelError` with missing, unexpected and misshapen
+        tensors.
         """
         self.weights.load(tensors)
 
     def update_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Fill some parameters again, in place.
+        """Reload some parameters in place.
 
-        Raises `ModelError`, nothing changed, for unknown and misshapen ones.
+        Raises `ModelError` without any change for unknown and misshapen tensors.
         """
         self.weights.update(tensors)
 
     @property
-    def times_filled(self) -> int:
-        """How often parameters were filled: what was cached before the last time is of other
-        weights.
-        """
-        return self.weights.times_filled
+    def weights_version(self) -> int:
+        """Number of weight loads; KV cached before the last one is stale."""
+        return self.weights.weights_version
 
     def _complete(self) -> None:
-        """Compute what no checkpoint holds, once its tensors are in."""
+        """Compute the rotary tables after a load."""
         for rotary in self._rotaries:
             rotary.finish()
 
     def bind_kv(self, caches: Sequence[LayerCache]) -> None:
-        """Take the cache of each caching layer, in the order of `kv_layers`."""
+        """Set the cache of each caching layer, in the order of `kv_layers`."""
         for part, cache in zip(self._caching, caches, strict=True):
             part.cache = cache
         for block in self._blocks:
             if block.attention is not None and block.attention.source is not None:
                 block.attention.cache = block.attention.source.cache
 
-    def tap(self, layers: Sequence[int]) -> None:
-        """Have the stream before these layers, in ascending order, returned behind the hidden
-        states, side by side.
+    def capture_hidden_states(self, layers: Sequence[int]) -> None:
+        """Append the hidden states before these layers, in ascending order, to the output of
+        `forward`.
 
-        As many as there are layers stands for what is behind the last one. Raises `ModelError` for
-        others.
+        The number of layers means the output of the last one. Raises `ModelError` for other
+        indices.
         """
         wrong = [layer for layer in layers if not 0 <= layer <= len(self.layers)]
         if wrong or list(layers) != sorted(set(layers)):
             raise ModelError(
-                f"hidden states of layers {list(layers)} are wanted; the model has "
+                f"hidden states of layers: got {list(layers)}; the model has "
                 f"{len(self.layers)} layers."
             )
-        self._taps = tuple(layers)
+        self._captured_layers = tuple(layers)
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        """Return hidden states [num_tokens, hidden]: after the last norm or, on earlier stages, as
-        they were sent on.
+        """Return hidden states [num_tokens, hidden], after the final norm on the last stage.
 
-        Whoever has called `tap` finds the stream before layers behind them, along the second axis.
+        After `capture_hidden_states`, the captured states follow along the second axis.
         """
         x = self._enter(batch)
-        step = Step(batch.positions, [*batch.attention, batch.counts])
+        step = ForwardContext(batch.positions, [*batch.attention, batch.counts])
         if self.encoder is not None and batch.entering:
-            step.made = self.encoder(inputs_of(batch.entering))
-        if self._guided:
-            step.embedded = x.clone()  # norms that add overwrite the stream
+            step.encoder_states = self.encoder(inputs_of(batch.entering))
+        if self._layers_read_embedding:
+            step.embedded = x.clone()  # add_rms_norm overwrites the residual stream
         residual: torch.Tensor | None = None
-        own = None if self.layer_inputs is None else self.layer_inputs(batch.input_ids, x).unbind(1)
-        tapped: list[torch.Tensor] = []
+        own = (
+            None
+            if self.per_layer_inputs is None
+            else self.per_layer_inputs(batch.input_ids, x).unbind(1)
+        )
+        captured: list[torch.Tensor] = []
         for index, block in enumerate(self._blocks):
-            if index in self._taps:
-                tapped.append(x.clone() if residual is None else x + residual)
-            step.own = None if own is None else own[index]
+            if index in self._captured_layers:
+                captured.append(x.clone() if residual is None else x + residual)
+            step.per_layer_input = None if own is None else own[index]
             x, residual = block(x, residual, step)
-        out, stream = join(self.norm, x, residual)
+        out, stream = add_residual(self.norm, x, residual)
         if not self._pipeline.is_last:
             self._pipeline.send(stream)
-        if len(self._blocks) in self._taps:
-            tapped.append(stream)
-        return torch.cat((out, *tapped), dim=1) if tapped else out
+        if len(self._blocks) in self._captured_layers:
+            captured.append(stream)
+        return torch.cat((out, *captured), dim=1) if captured else out
 
     def embedded(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Return the embedding of tokens [n], as wide as the first layer reads it, on the first
-        stage.
-        """
+        """Return token embeddings [n, hidden] for the first layer, on the first stage."""
         assert self.embed is not None, "only the first stage has an embedding"
         x: torch.Tensor = self.embed(token_ids)
         if self._embed_scale != 1.0:
@@ -332,7 +216,7 @@ class Decoder(nn.Module):
         return self.embed_in(x) if self.embed_in is not None and not self.spec.embed_in_last else x
 
     def _enter(self, batch: ForwardBatch) -> torch.Tensor:
-        """Return what the first of our layers reads."""
+        """Return the input of this stage's first layer."""
         if self.embed is None:
             shape = (batch.input_ids.shape[0], self.spec.hidden_size)
             return self._pipeline.receive(
@@ -350,7 +234,7 @@ class Decoder(nn.Module):
         if self.token_types is not None:
             types = (
                 batch.token_types if len(self.token_types) > 1 else None
-            )  # a tokenizer may know more than the model
+            )  # the tokenizer may have more types than the model
             x = x + (
                 self.token_types[0] if types is None else self._embedding(types, self.token_types)
             )
@@ -359,34 +243,25 @@ class Decoder(nn.Module):
         return self.embed_in(x) if self.embed_in is not None and self.spec.embed_in_last else x
 
     def pooled(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return float32 [n, numbers]: what the layers behind the pooler make of pooled hidden
-        states.
-        """
+        """Return float32 [n, numbers]: the pooling head's output for pooled hidden states."""
         assert self.pooling_head is not None, "only the last stage of a pooling model has one"
-        return self.pooling_head(self.logits(hidden) if self.head is not None else hidden)  # type: ignore[no-any-return]
+        result: torch.Tensor = self.pooling_head(
+            self.logits(hidden) if self.head is not None else hidden
+        )
+        return result
 
     @property
     def facts(self) -> dict[str, bytes]:
-        """What features at the edge are told of the model: what its encoder takes, where it has
-        one.
-        """
+        """Model facts for admission extensions: the encoder's limits, if there is one."""
         spec = self.spec.encoder
         if spec is None or self.encoder is None:
             return {}
-        most = self.encoder.max_len
-        frames = spec.frames
-        stated = EncoderFacts(
-            max_len=most,
-            vocab_size=0 if frames else spec.vocab_size or self.vocab_size,
-            shape=(frames.size, 2 * most) if frames else (0, 0),
-            start_tokens=spec.start_tokens,
-        )
-        return {"encoder": msgspec.msgpack.encode(stated)}
+        return {"encoder": _encoder_facts(spec, self.encoder.max_len, self.vocab_size)}
 
     def logits(self, hidden: torch.Tensor, tokens: Tokens | None = None) -> torch.Tensor:
-        """Return logits [n, vocab] in float32; `tokens` as `GeneratingModel.logits` has them."""
+        """Return logits [n, vocab] in float32; `tokens` as in `GeneratingModel.logits`."""
         assert self.head is not None, "only the last stage has a head"
-        if self._taps:
+        if self._captured_layers:
             hidden = hidden[:, : self.spec.hidden_size]
         if self.embed_out is not None:
             hidden = self.embed_out(hidden, tokens)
@@ -396,3 +271,153 @@ class Decoder(nn.Module):
         if self.spec.logit_softcap is not None:
             logits = self._softcap(logits, self.spec.logit_softcap)
         return logits
+
+
+def _ignored_patterns(spec: DecoderSpec, own: range, context: BuildContext) -> list[str]:
+    """Return patterns of tensors of other pipeline stages, and of a tied head."""
+    names = spec.names
+    stage = context.pipeline
+    others = [
+        f"{names.layer_prefix(index)}.*" for index in range(len(spec.layers)) if index not in own
+    ]
+    if not stage.is_first:
+        others += [
+            f"{prefix}.*"
+            for prefix in (names.positions, names.token_types, names.embed_in, names.embed_norm)
+        ]
+        if not (stage.is_last and spec.tied_head and spec.has_head):
+            others.append(f"{names.embed}.weight")
+    if not stage.is_last:
+        others += [f"{names.final_norm}.*", f"{names.embed_out}.*", f"{names.head}.*"]
+        head = spec.pooling.head if spec.pooling is not None else ()
+        others += [f"{name}.*" for dense in head for name in (dense.name, dense.norm_name) if name]
+    elif not spec.has_head:
+        others += [f"{names.embed_out}.*", f"{names.head}.*"]
+    elif spec.tied_head is True:
+        others.append(f"{names.head}.weight")
+    return others
+
+
+def _list_caching(
+    blocks: Sequence[Block], prefixes: Sequence[str]
+) -> list[tuple[Attending | Recurrent | CrossAttention, LayerKV]]:
+    """Return the caching parts, and give each layer the index of its plan."""
+    found: list[tuple[Attending | Recurrent | CrossAttention, LayerKV]] = []
+    for name, block in zip(prefixes, blocks, strict=True):
+        if block.source is not None:
+            block.attention_plan = block.source.attention_plan
+        elif block.attention is not None and block.attention.kv_spec is not None:
+            block.attention_plan = len(found)
+            found.append((block.attention, LayerKV(name, block.attention.kv_spec)))
+        if block.recurrent is not None:
+            block.recurrent_plan = len(found)
+            found.append((block.recurrent, LayerKV(name, block.recurrent.kv_spec)))
+        if block.cross is not None:
+            block.cross_plan = len(found)
+            found.append((block.cross, LayerKV(f"{name}.cross", block.cross.kv_spec)))
+    return found
+
+
+def _resize(
+    width: int,
+    to: int,
+    name: str,
+    context: BuildContext,
+    weights: WeightMap,
+    *,
+    bias: bool = False,
+) -> Linear | None:
+    """Return the projection between embedding width and hidden size, if they differ."""
+    if width == to:
+        return None
+    return Linear(context, weights, name, width, [Slice("out", to)], bias=bias)
+
+
+def _expect_table(
+    size: tuple[int, int], name: str, context: BuildContext, weights: WeightMap
+) -> nn.Parameter:
+    """Return the table of an embedding that is added to the tokens' own."""
+    table = empty_parameter(*size, dtype=context.dtype)
+    weights.add(f"{name}.weight", table.shape, lambda tensor: assign_weight(table, tensor))
+    return table
+
+
+def _position_table(
+    spec: DecoderSpec, width: int, context: BuildContext, weights: WeightMap
+) -> nn.Parameter | None:
+    """Return the learned or sinusoidal position embeddings; None without either."""
+    name = spec.names.positions
+    if spec.learned_positions:
+        size = (spec.learned_positions + spec.position_offset, width)
+        return _expect_table(size, name, context, weights)
+    if not spec.sinusoidal_positions:
+        return None
+    table = empty_parameter(spec.max_positions + spec.position_offset, width, dtype=context.dtype)
+    expect_sinusoids(table.data, spec.sinusoidal_positions, name, weights)
+    return table
+
+
+def _make_blocks(
+    spec: DecoderSpec, own: range, context: BuildContext, weights: WeightMap
+) -> tuple[list[Block], tuple[Rotary, ...]]:
+    """Return the layers of this stage and their rotary embeddings."""
+    rotaries: dict[RopeSpec, Rotary] = {}
+    blocks = []
+    stored: dict[int, Block] = {}
+    for index in own:
+        at = spec.stored_layers[index] if spec.stored_layers else index
+        if at in stored:
+            blocks.append(stored[at])
+            continue
+        layer = spec.layers[index]
+        rope = None if layer.attention is None else layer.attention.rope
+        if rope is not None and rope not in rotaries:
+            rotaries[rope] = Rotary(rope, spec.max_positions, context)
+        rotary = None if rope is None else rotaries[rope]
+        prefix = spec.names.layer_prefix(at)
+        stored[at] = Block(layer, spec, prefix, rotary, context, weights)
+        blocks.append(stored[at])
+    for index, block in zip(own, blocks, strict=True):
+        shares = spec.layers[index].kv_source_layer
+        if shares is not None:
+            block.attend_to(blocks[shares - own.start])
+    return blocks, tuple(rotaries.values())
+
+
+def _make_head(
+    spec: DecoderSpec,
+    width: int,
+    embed: Embedding | None,
+    context: BuildContext,
+    weights: WeightMap,
+) -> Head:
+    """Return the LM head; a tied one uses the embedding of the first stage."""
+    names = spec.names
+    tied_to: Embedding | None = None
+    if spec.tied_head:  # the last stage loads its own copy of the embedding
+        tied_to = embed or Embedding(
+            spec.vocab_size, width, context, weights, names.embed, is_head=True
+        )
+    return Head(
+        spec.vocab_size,
+        width,
+        context,
+        weights,
+        names.head,
+        tied_to=tied_to,
+        unless_stored=spec.tied_head == "unless stored",
+        bias=spec.head_bias,
+        row=names.final_bias,
+    )
+
+
+def _encoder_facts(spec: EncoderSpec, max_len: int, vocab_size: int) -> bytes:
+    """Return the encoder's limits as msgpack `EncoderFacts`."""
+    frames = spec.frames
+    facts = EncoderFacts(
+        max_len=max_len,
+        vocab_size=0 if frames else spec.vocab_size or vocab_size,
+        shape=(frames.size, 2 * max_len) if frames else (0, 0),
+        start_tokens=spec.start_tokens,
+    )
+    return msgspec.msgpack.encode(facts)

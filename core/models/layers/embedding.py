@@ -1,6 +1,4 @@
-"""Token embedding and output head, split over ranks along the vocabulary; the head may share the
-embedding.
-"""
+"""Token embedding and LM head, split over ranks along the vocabulary, and per-layer embeddings."""
 
 from __future__ import annotations
 
@@ -9,34 +7,41 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import nn
 
-from core.contracts.part import Part
-from core.models.layers.kept import KeptLayer, method_of, plain_method, put_onto
-from core.models.layers.linear import PlainLinear, Tokens
-from core.models.layers.weights import WeightMap, empty_parameter, place
+from core.model_spec.weight_shard import WeightShard
+from core.models.layers.linear import Linear, PlainLinear, Slice, Tokens
+from core.models.layers.mlp import make_activation
+from core.models.layers.norm import make_norm
+from core.models.layers.quantization import (
+    QuantizedLayer,
+    layer_method,
+    plain_method,
+    with_plain_method,
+)
+from core.models.layers.weights import WeightMap, assign_weight, empty_parameter
 
 if TYPE_CHECKING:
     from core.contracts import BuildContext, LinearMethod
+    from core.model_spec.layer import PerLayerInputSpec
+    from core.model_spec.names import WeightNames
+    from core.models.layers.weights import WeightMap
 
 
 class VocabAdapter(Protocol):
-    """Adds to what an embedding or a head gives, for this rank's part of the vocabulary."""
+    """Adapter (LoRA) of an embedding or a head, for this rank's part of the vocabulary."""
 
     def __call__(
         self, layer: nn.Module, x: torch.Tensor, out: torch.Tensor, tokens: Tokens | None = None
     ) -> torch.Tensor:
-        """Return the changed output, before the ranks' are put together. Changing `out` in place is
-        allowed.
+        """Return the adapted output, before the gather over ranks; may modify `out` in place.
 
-        x: token ids [n] of an embedding, which may be another rank's; hidden states [n, hidden] of
-        a head. `layer.parts` has this rank's rows of the vocabulary, by the checkpoint prefix of
-        the weights. `tokens`: as `Adapter`.
+        x: token ids [n] of an embedding, which may belong to other ranks, or hidden states
+        [n, hidden] of a head. `layer.parts` maps a checkpoint prefix to this rank's vocabulary
+        rows. `tokens`: as in `Adapter`.
         """
 
 
-class VocabWeight(KeptLayer):
-    """This rank's rows of a [vocab, hidden] matrix; the last rank may have fewer than it has room
-    for.
-    """
+class VocabWeight(QuantizedLayer):
+    """This rank's rows of a [vocab, hidden] matrix; the last rank may have padding rows."""
 
     def __init__(
         self,
@@ -54,11 +59,11 @@ class VocabWeight(KeptLayer):
         self.first_row = self.group.rank * self.num_rows
         own = slice(min(self.first_row, vocab), min(self.first_row + self.num_rows, vocab))
         pieces = ((own, slice(0, own.stop - own.start)),)
-        part = Part(
+        part = WeightShard(
             pieces=pieces, columns_in=slice(0, hidden), out_features=vocab, in_features=hidden
         )
         self.parts = {prefix: part}
-        self.method = put_onto(
+        self.method = with_plain_method(
             method or PlainLinear(), lambda: plain_method(context, "head", prefix) or PlainLinear()
         )
         self.method.create(self, hidden, self.num_rows, context.dtype)
@@ -66,7 +71,7 @@ class VocabWeight(KeptLayer):
 
 
 class Embedding(VocabWeight):
-    """Token ids to vectors."""
+    """Token embedding."""
 
     adapter: VocabAdapter | None
 
@@ -80,8 +85,8 @@ class Embedding(VocabWeight):
         *,
         is_head: bool = False,
     ) -> None:
-        """`is_head`: a head multiplies by its rows."""
-        method = method_of(context.quant, "embedding", prefix)
+        """`is_head`: a tied head uses the weight, too."""
+        method = layer_method(context.quant, "embedding", prefix)
         if method is None and is_head:
             method = plain_method(context, "head", prefix)
         super().__init__(vocab, hidden, context, weights, prefix, method)
@@ -105,7 +110,7 @@ class Embedding(VocabWeight):
 
 
 class Head(nn.Module):
-    """Hidden states to logits, float32, over the whole vocabulary."""
+    """LM head: float32 logits over the whole vocabulary."""
 
     adapter: VocabAdapter | None
 
@@ -122,9 +127,8 @@ class Head(nn.Module):
         bias: bool = False,
         row: str = "",
     ) -> None:
-        """`unless_stored`: it is tied where the checkpoint has no head of its own.
-
-        `row`: a bias that may be stored.
+        """`unless_stored`: tied only if the checkpoint has no head. `row`: name of an optional
+        bias.
         """
         super().__init__()
         self._vocab = vocab
@@ -133,7 +137,7 @@ class Head(nn.Module):
         self.adapter = None
 
         def own(expected: WeightMap) -> VocabWeight:
-            method = method_of(context.quant, "head", prefix) or plain_method(
+            method = layer_method(context.quant, "head", prefix) or plain_method(
                 context, "head", prefix
             )
             return VocabWeight(vocab, hidden, context, expected, prefix, method)
@@ -150,20 +154,25 @@ class Head(nn.Module):
             apart.load([(f"{prefix}.weight", tensor)])
 
         if unless_stored:
-            weights.add_instead(f"{prefix}.weight", (vocab, hidden), untie, of=())
-        whole = empty_parameter(vocab, dtype=context.dtype) if bias or row else None
+            weights.add_alternative(f"{prefix}.weight", (vocab, hidden), untie, of=())
         self.bias: nn.Parameter | None
+        self.register_parameter("bias", None)
+        if bias or row:
+            self._expect_bias(empty_parameter(vocab, dtype=context.dtype), weights, prefix, row)
+
+    def _expect_bias(self, whole: nn.Parameter, weights: WeightMap, prefix: str, row: str) -> None:
+        """Expect the bias of the whole vocabulary; zero without the optional tensor `row`."""
         self.register_parameter("bias", whole)
-        if whole is not None and row:
-            whole.data.zero_()
-            weights.add_instead(row, (1, vocab), lambda tensor: place(whole, tensor[0]), of=())
-        elif whole is not None:
-            weights.add(f"{prefix}.bias", (vocab,), lambda tensor: place(whole, tensor))
+        if not row:
+            weights.add(f"{prefix}.bias", whole.shape, lambda tensor: assign_weight(whole, tensor))
+            return
+        whole.data.zero_()
+        weights.add_alternative(
+            row, (1, self._vocab), lambda tensor: assign_weight(whole, tensor[0]), of=()
+        )
 
     def forward(self, hidden: torch.Tensor, tokens: Tokens | None = None) -> torch.Tensor:
-        """Return [n, vocab] float32; `tokens` says of which tokens of the step, where not of all in
-        their order.
-        """
+        """Return [n, vocab] float32; `tokens` selects tokens of the step, None: all in order."""
         out = self.rows.method.apply(self.rows, hidden)
         if self.adapter is not None:
             out = (
@@ -173,3 +182,63 @@ class Head(nn.Module):
             )
         logits = self._widen(self._group.all_gather(out)[:, : self._vocab])
         return logits if self.bias is None else logits + self.bias.float()
+
+
+class PerLayerInputs(nn.Module):
+    """Per-layer embeddings of all layers: a lookup plus a projection of the token embedding."""
+
+    def __init__(
+        self,
+        spec: PerLayerInputSpec,
+        num_layers: int,
+        hidden: int,
+        names: WeightNames,
+        context: BuildContext,
+        weights: WeightMap,
+    ) -> None:
+        super().__init__()
+        width = num_layers * spec.size
+        self.table = Embedding(spec.vocab_size, width, context, weights, names.layer_embed)
+        self.project = Linear(context, weights, names.layer_project, hidden, [Slice("out", width)])
+        self.norm = make_norm(spec.norm, spec.size, context, weights, names.layer_project_norm)
+        self._shape = (-1, num_layers, spec.size)
+        self._scale = spec.size**0.5
+        self._project_scale = hidden**-0.5
+
+    def forward(self, ids: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """Return [n, layers, size] for token ids and their embeddings."""
+        known = self.table(ids).view(self._shape) * self._scale
+        computed = self.norm((self.project(x) * self._project_scale).view(self._shape))
+        return (known + computed) * 0.5**0.5  # type: ignore[no-any-return]
+
+
+class PerLayerInput(nn.Module):
+    """Adds one layer's gated per-layer embedding to the residual stream."""
+
+    def __init__(
+        self,
+        spec: PerLayerInputSpec,
+        hidden: int,
+        names: WeightNames,
+        layer: str,
+        context: BuildContext,
+        weights: WeightMap,
+    ) -> None:
+        super().__init__()
+        self.gate = Linear(
+            context, weights, f"{layer}.{names.layer_gate}", hidden, [Slice("gate", spec.size)]
+        )
+        self.out = Linear(
+            context, weights, f"{layer}.{names.layer_out}", spec.size, [Slice("out", hidden)]
+        )
+        self.norm = make_norm(
+            spec.norm, hidden, context, weights, f"{layer}.{names.layer_out_norm}"
+        )
+        self.activate = make_activation(
+            spec.activation, gated=False, prefix="", context=context, weights=weights
+        )
+
+    def forward(self, x: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+        """Return the residual stream [n, hidden] after the addition; `own` is [n, size]."""
+        result: torch.Tensor = x + self.norm(self.out(self.activate(self.gate(x)) * own))
+        return result

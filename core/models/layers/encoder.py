@@ -1,8 +1,7 @@
-"""The encoder of a model that has one: layers of the common kind whose tokens see all of their
-input.
+"""The encoder of an encoder-decoder model: bidirectional layers over the inputs of new requests.
 
-It runs in the step in which a request enters the batch, over the inputs of all that enter; nothing
-of it is cached but the keys and values that the decoder's layers make of what it gives.
+It runs in the step in which requests enter the batch. Only the cross-attention keys and values of
+its output are cached.
 """
 
 from __future__ import annotations
@@ -18,29 +17,28 @@ from torch import nn
 from torch.nn.functional import conv1d
 
 from core.model_spec.encoder import EncoderInput
-from core.models.layers.activation import make_activation
 from core.models.layers.block import Block
 from core.models.layers.embedding import Embedding
+from core.models.layers.mlp import make_activation
 from core.models.layers.norm import optional_norm
-from core.models.layers.sinusoids import expect_sinusoids
-from core.models.layers.stream import Step, join
-from core.models.layers.weights import empty_parameter, place
+from core.models.layers.positions import expect_sinusoids
+from core.models.layers.residual import ForwardContext, add_residual
+from core.models.layers.weights import assign_weight, empty_parameter
 
 if TYPE_CHECKING:
     from core.contracts import BuildContext
-    from core.model_spec.decoder import DecoderSpec, FramesSpec
+    from core.model_spec.decoder import DecoderSpec
+    from core.model_spec.encoder import FramesSpec
     from core.models.layers.weights import WeightMap
     from core.step import NewRow
 
 
 POSITIONS_AT_ONCE: Final = 8192
-"""Inputs of more positions than this are encoded one after the other, so that a full batch needs no
-more memory.
-"""
+"""Positions encoded in one pass; bounds the activation memory of a full batch."""
 
 
 class Frames(nn.Module):
-    """Two convolutions over three frames each; the second leaves out every other one."""
+    """Two convolutions of kernel size 3; the second has stride 2."""
 
     def __init__(
         self, spec: FramesSpec, hidden: int, context: BuildContext, weights: WeightMap, prefix: str
@@ -57,7 +55,9 @@ class Frames(nn.Module):
             for name, shape in shapes.items():
                 parameter = empty_parameter(*shape, dtype=context.dtype)
                 self.register_parameter(f"{name}{index}", parameter)
-                weights.add(f"{prefix.format(index)}.{name}", shape, partial(place, parameter))
+                weights.add(
+                    f"{prefix.format(index)}.{name}", shape, partial(assign_weight, parameter)
+                )
 
     def forward(self, inputs: Sequence[EncoderInput]) -> torch.Tensor:
         """Return [positions, hidden]."""
@@ -78,24 +78,24 @@ class Frames(nn.Module):
 
 
 def _portions(lengths: Sequence[int]) -> Iterator[slice]:
-    """Yield which inputs to encode together."""
-    start = held = 0
+    """Yield slices of inputs to encode in one pass."""
+    start = num_positions = 0
     for index, length in enumerate(lengths):
-        if held and held + length > POSITIONS_AT_ONCE:
+        if num_positions and num_positions + length > POSITIONS_AT_ONCE:
             yield slice(start, index)
             start = index
-            held = 0
-        held += length
+            num_positions = 0
+        num_positions += length
     yield slice(start, len(lengths))
 
 
 def inputs_of(entering: Sequence[NewRow]) -> list[EncoderInput]:
-    """Return what the encoder is to read for requests that enter."""
+    """Return the encoder inputs of new requests."""
     return [msgspec.msgpack.decode(new.features["encoder"], type=EncoderInput) for new in entering]
 
 
 class Encoder(nn.Module):
-    """Turns inputs into what cross attention reads."""
+    """Computes the encoder states that cross attention reads."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Encoder(nn.Module):
         context: BuildContext,
         weights: WeightMap,
     ) -> None:
-        """`embed` is the decoder's, which serves here too where the encoder's names have no other."""
+        """`embed`: the decoder's embedding, used unless the encoder's names have another."""
         super().__init__()
         spec = decoder.encoder
         hidden = decoder.hidden_size
@@ -131,12 +131,14 @@ class Encoder(nn.Module):
         self.register_parameter("positions", table)
         if table is not None and spec.learned_positions:
             weights.add(
-                f"{names.positions}.weight", table.shape, lambda tensor: place(table, tensor)
+                f"{names.positions}.weight",
+                table.shape,
+                lambda tensor: assign_weight(table, tensor),
             )
         elif table is not None:
             expect_sinusoids(table.data, spec.sinusoidal_positions, names.positions, weights)
         self.embed_norm = optional_norm(spec.embed_norm, hidden, context, weights, names.embed_norm)
-        own = replace(decoder, names=names, encoder=None, layer_inputs=None)
+        own = replace(decoder, names=names, encoder=None, per_layer_inputs=None)
         self.layers = nn.ModuleList(
             Block(layer, own, names.layer.format(index), None, context, weights)
             for index, layer in enumerate(spec.layers)
@@ -145,8 +147,8 @@ class Encoder(nn.Module):
 
     def forward(self, inputs: Sequence[EncoderInput]) -> torch.Tensor:
         """Return [sum of lengths, hidden], input after input."""
-        made = [self._encode(inputs[part]) for part in _portions([one.length for one in inputs])]
-        return made[0] if len(made) == 1 else torch.cat(made)
+        states = [self._encode(inputs[part]) for part in _portions([one.length for one in inputs])]
+        return states[0] if len(states) == 1 else torch.cat(states)
 
     def _encode(self, inputs: Sequence[EncoderInput]) -> torch.Tensor:
         lengths = [one.length for one in inputs]
@@ -159,10 +161,10 @@ class Encoder(nn.Module):
         if self.embed_norm is not None:
             x = self.embed_norm(x)
         residual: torch.Tensor | None = None
-        step = Step(positions, [lengths])
+        step = ForwardContext(positions, [lengths])
         for block in self.layers:
             x, residual = block(x, residual, step)
-        return join(self.norm, x, residual)[0]
+        return add_residual(self.norm, x, residual)[0]
 
     def _enter(self, inputs: Sequence[EncoderInput]) -> torch.Tensor:
         if self.frames is not None:

@@ -1,30 +1,32 @@
-"""The experts of a layer: where checkpoints keep their weights, and what the chosen ones give.
-
-Knows no router.
-"""
+"""The experts of an MoE layer: their weights in a checkpoint, and their computation."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import nn
 
-from core.contracts.part import Part
 from core.errors import ModelError
-from core.models.layers.kept import KeptLayer, method_of, plain_method, put_onto
-from core.models.layers.weights import Slot, WeightMap, empty_parameter, fill
+from core.model_spec.weight_shard import WeightShard
+from core.models.layers.quantization import (
+    QuantizedLayer,
+    layer_method,
+    plain_method,
+    with_plain_method,
+)
+from core.models.layers.weights import WeightMap, WeightSlot, copy_weight, empty_parameter
 from core.models.ops.reference import EXPERTS
 
 if TYPE_CHECKING:
     from core.contracts import BuildContext
-    from core.model_spec.decoder import MoeSpec
+    from core.model_spec.layer import MoeSpec
     from core.model_spec.names import WeightNames
 
 
 class ExpertsAdapter(Protocol):
-    """Adds to the products of experts (low-rank adapters)."""
+    """Adapter (LoRA) of experts."""
 
     def __call__(
         self,
@@ -35,42 +37,38 @@ class ExpertsAdapter(Protocol):
         tokens: torch.Tensor,
         experts: torch.Tensor,
     ) -> torch.Tensor:
-        """Return the changed product, before the ranks' are summed. Changing `out` in place is
-        allowed.
+        """Return the adapted product, before the sum over ranks; may modify `out` in place.
 
-        Each row of x and out is of one token of the step, `tokens` [n], and of one expert,
-        `experts` [n]. `matrix` is "gate_up" or "down". `layer.prefixes` has the rows of `out` by
-        the checkpoint prefix of their weights, and `layer.parts` which matrix, which expert, and
-        which part of the weights this rank has.
+        Row i of x and out belongs to token `tokens[i]` of the step and to expert `experts[i]`.
+        `matrix` is "gate_up" or "down". `layer.prefixes` maps a checkpoint prefix to its rows of
+        `out`, and `layer.parts` to the matrix, the expert and this rank's weights.
         """
 
 
 class PlainExperts:
-    """Two tensors of all experts: gate_up [experts, 2 * width, hidden], down [experts, hidden,
-    width].
-    """
+    """Unquantized experts: gate_up [experts, 2 * width, hidden], down [experts, hidden, width]."""
 
     suffixes: tuple[str, ...] = ("weight",)
-    endings: tuple[str, ...] = ("",)
+    stacked_suffixes: tuple[str, ...] = ("",)
 
-    def shape(self, suffix: str, part: Part) -> tuple[int, ...] | None:
-        """Return the shape of one expert's weight, or of all experts'."""
+    def shape(self, suffix: str, part: WeightShard) -> tuple[int, ...] | None:
+        """Return the checkpoint shape of one expert's weight, or of all experts' weights."""
         return part.shape if suffix in ("weight", "") else None
 
     def create(
         self, layer: nn.Module, num_experts: int, width: int, hidden: int, dtype: torch.dtype
     ) -> None:
-        """Register both; without gates the former is [experts, width, hidden]."""
+        """Register both tensors; without gates, gate_up is [experts, width, hidden]."""
         rows = (1 + bool(layer.gated)) * width
         layer.register_parameter("gate_up", empty_parameter(num_experts, rows, hidden, dtype=dtype))
         layer.register_parameter("down", empty_parameter(num_experts, hidden, width, dtype=dtype))
 
-    def load(self, layer: nn.Module, suffix: str, tensor: torch.Tensor, part: Part) -> None:
-        """Copy the rank's part of one expert's weight, or of all experts'."""
+    def load(self, layer: nn.Module, suffix: str, tensor: torch.Tensor, part: WeightShard) -> None:
+        """Copy this rank's part of one expert's weight, or of all experts' weights."""
         del suffix
         weight = layer.get_parameter(part.matrix).data
         for rows, own in part.plain(tensor):
-            fill((weight if part.num_experts else weight[part.expert])[..., rows, :], own)
+            copy_weight((weight if part.num_experts else weight[part.expert])[..., rows, :], own)
 
     def finish(self, layer: nn.Module) -> None:
         """Nothing to repack."""
@@ -78,17 +76,16 @@ class PlainExperts:
     def apply(
         self, layer: nn.Module, x: torch.Tensor, shares: torch.Tensor, experts: torch.Tensor
     ) -> torch.Tensor:
-        """Return what the chosen experts give by the chosen `moe` op."""
+        """Return the output of the chosen experts, by the `moe` op."""
         bias = () if layer.bias is None else (layer.bias,)
-        out: torch.Tensor = layer.ops.moe(
-            x, layer.gate_up, layer.down, shares, experts, layer.activation, *bias
-        )  # type: ignore[union-attr,operator]
-        return out
+        moe: Any = layer.ops.moe  # type: ignore[union-attr]
+        args = (x, layer.gate_up, layer.down, shares, experts, layer.activation)
+        return moe(*args, *bias)  # type: ignore[no-any-return]
 
     def product(
         self, layer: nn.Module, matrix: str, x: torch.Tensor, experts: torch.Tensor
     ) -> torch.Tensor:
-        """Return each row's product with the matrix of its expert, expert after expert."""
+        """Return each row's product with the matrix of its expert, one expert at a time."""
         weight = layer.get_parameter(matrix)
         out = x.new_empty(len(x), weight.shape[1])
         for index, own in enumerate(weight.unbind(0)):
@@ -97,8 +94,8 @@ class PlainExperts:
         return out
 
 
-class Experts(KeptLayer):
-    """This rank's part of every expert's width; what it gives is still to be summed over the ranks."""
+class Experts(QuantizedLayer):
+    """This rank's part of every expert's width; outputs are not yet summed over ranks."""
 
     adapter: ExpertsAdapter | None
 
@@ -122,14 +119,14 @@ class Experts(KeptLayer):
         self.width = self._group.share(spec.width, "expert width")
         prefix = names.expert.format("") if names.expert else names.experts_gate_up
         prefix = f"{layer}.{prefix.rpartition('.')[0]}"
-        method = method_of(context.quant, "experts", prefix) or plain_method(
+        method = layer_method(context.quant, "experts", prefix) or plain_method(
             context, "experts", prefix
         )
-        self.method = put_onto(
+        self.method = with_plain_method(
             method or PlainExperts(),
             lambda: plain_method(context, "experts", prefix) or PlainExperts(),
         )
-        self.parts: dict[str, Part] = self._each(names, layer) if names.expert else {}
+        self.parts: dict[str, WeightShard] = self._each(names, layer) if names.expert else {}
         self.method.create(self, spec.experts, self.width, hidden, context.dtype)
         self.bias: nn.Parameter | None
         self.down_bias: nn.Parameter | None
@@ -142,22 +139,20 @@ class Experts(KeptLayer):
         elif names.experts_layout == "stacked":
             self._expect_stacked(names, layer, weights)
         else:
-            for name, slot in self._together(names, layer).items():
-                weights.add(name, slot.shape, slot.fill, slot.then)
+            for name, slot in self._stacked_slots(names, layer).items():
+                weights.add(name, slot.shape, slot.load, slot.after_load)
         if spec.bias:
             self._expect_biases(names, layer, context, weights)
         self.prefixes = {name: part.target for name, part in self.parts.items()}
-        """By checkpoint prefix: the rows of its weights in the products of their matrix."""
+        """Rows of each checkpoint prefix in the output of its matrix."""
 
     def forward(self, x: torch.Tensor, shares: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
-        """Return [n, hidden]: what each token's experts [n, k] give, times their shares, from this
-        rank's width.
-        """
+        """Return [n, hidden]: this rank's weighted sum of each token's experts [n, k]."""
         if self.adapter is None:
             return self.method.apply(self, x, shares, experts)  # type: ignore[no-any-return]
         if not hasattr(self.method, "product"):
             raise ModelError(
-                f"{type(self.method).__name__} has no `product`, so its experts take no adapter."
+                f"{type(self.method).__name__} has no `product`, so its experts support no adapter."
             )
         chosen = experts.flatten()
         tokens = torch.arange(len(x), device=x.device).repeat_interleave(experts.shape[1])
@@ -171,57 +166,59 @@ class Experts(KeptLayer):
     def _adapted(
         self, matrix: str, x: torch.Tensor, tokens: torch.Tensor, experts: torch.Tensor
     ) -> torch.Tensor:
-        assert self.adapter is not None, "without one the method applies all at once"
+        assert self.adapter is not None, "no adapter is set"
         return self.adapter(
             self, matrix, x, self.method.product(self, matrix, x, experts), tokens, experts
         )
 
     def _expect_each(self, names: WeightNames, layer: str, weights: WeightMap) -> None:
-        """Expect three tensors of each expert, or all experts' in a few."""
+        """Expect three tensors per expert, or stacked tensors of all experts."""
         found: list[str] = []
         for prefix, part in self.parts.items():
             self.expect(weights, prefix, part)
-            found += [f"{prefix}.{suffix}" for suffix in self.facts(prefix).suffixes]
-        weights.add_group_instead(self._together(names, layer), found)
+            found += [f"{prefix}.{suffix}" for suffix in self.tensor_spec(prefix).suffixes]
+        weights.add_alternatives(self._stacked_slots(names, layer), found)
 
     def _expect_all_or_each(self, names: WeightNames, layer: str, weights: WeightMap) -> None:
-        """Expect all experts' weights in two tensors, or each expert's in two."""
-        each: dict[str, Slot] = {}
+        """Expect two stacked tensors of all experts, or two tensors per expert."""
+        each: dict[str, WeightSlot] = {}
         for prefix, part in self.parts.items():
-            facts = self.facts(prefix)
+            facts = self.tensor_spec(prefix)
             each |= self.slots(prefix, ".", facts.suffixes, part)
             for name, slot in self.slots(
                 prefix, ".", getattr(facts, "optional_suffixes", ()), part
             ).items():
-                weights.add_instead(name, slot.shape, slot.fill, (), slot.then)
-        together = self._together(names, layer)
-        for name, slot in together.items():
-            weights.add(name, slot.shape, slot.fill, slot.then)
-        weights.add_group_instead(each, tuple(together))
+                weights.add_alternative(name, slot.shape, slot.load, (), slot.after_load)
+        stacked = self._stacked_slots(names, layer)
+        for name, slot in stacked.items():
+            weights.add(name, slot.shape, slot.load, slot.after_load)
+        weights.add_alternatives(each, tuple(stacked))
 
-    def _each(self, names: WeightNames, layer: str) -> dict[str, Part]:
-        """Return the part of every expert's matrices that is this rank's."""
-        parts: dict[str, Part] = {}
-        turns = bool(names.expert_gate_up) and names.experts_layout == "interleaved"
-        places = [(names.expert_gate, range(1)), (names.expert_up, range(1, 2))]
+    def _each(self, names: WeightNames, layer: str) -> dict[str, WeightShard]:
+        """Return this rank's part of every expert's matrices."""
+        parts: dict[str, WeightShard] = {}
+        interleaved = bool(names.expert_gate_up) and names.experts_layout == "interleaved"
+        matrices = [(names.expert_gate, range(1)), (names.expert_up, range(1, 2))]
         if names.expert_gate_up or not self.gated:
-            places = [(names.expert_gate_up or names.expert_up, range(1 + self.gated))]
+            matrices = [(names.expert_gate_up or names.expert_up, range(1 + self.gated))]
         for index in range(self._spec.experts):
             expert = f"{layer}.{names.expert.format(index)}"
-            for name, halves in places:
-                parts[f"{expert}.{name}"] = self._part("gate_up", halves, turns=turns, expert=index)
+            for name, halves in matrices:
+                parts[f"{expert}.{name}"] = self._part(
+                    "gate_up", halves, interleaved=interleaved, expert=index
+                )
             parts[f"{expert}.{names.expert_down}"] = self._part("down", expert=index)
         return parts
 
-    def _together(self, names: WeightNames, layer: str) -> dict[str, Slot]:
-        """Return where tensors of all experts go, in the checkpoint's layout."""
+    def _stacked_slots(self, names: WeightNames, layer: str) -> dict[str, WeightSlot]:
+        """Return the slots of stacked tensors, in the checkpoint's layout."""
         count = self._spec.experts
-        turns = names.experts_layout == "interleaved"
-        across = turns or names.experts_layout == "columns"
+        interleaved = names.experts_layout == "interleaved"
+        across = interleaved or names.experts_layout == "columns"
         halves = range(1 + self.gated)
         own = {
             f"{layer}.{names.experts_gate_up}": self._part(
-                "gate_up", halves, turns=turns, num_experts=count, transposed=across
+                "gate_up", halves, interleaved=interleaved, num_experts=count, transposed=across
             ),
             f"{layer}.{names.experts_down}": self._part(
                 "down", num_experts=count, transposed=across
@@ -231,7 +228,7 @@ class Experts(KeptLayer):
         return {
             name: slot
             for prefix, part in own.items()
-            for name, slot in self.slots(prefix, "", self.method.endings, part).items()
+            for name, slot in self.slots(prefix, "", self.method.stacked_suffixes, part).items()
         }
 
     def _expect_stacked(self, names: WeightNames, layer: str, weights: WeightMap) -> None:
@@ -246,26 +243,28 @@ class Experts(KeptLayer):
         }
         for name, part in own.items():
             self.parts[f"{layer}.{name}"] = part
-            for whole, slot in self.slots(f"{layer}.{name}", "", self.method.endings, part).items():
+            for whole, slot in self.slots(
+                f"{layer}.{name}", "", self.method.stacked_suffixes, part
+            ).items():
                 shape = (count * width, hidden) if slot.shape == (count, width, hidden) else None
-                weights.add(whole, shape, partial(self._unstack, slot), slot.then)
+                weights.add(whole, shape, partial(self._unstack, slot), slot.after_load)
 
-    def _unstack(self, slot: Slot, tensor: torch.Tensor) -> None:
-        slot.fill(tensor.view(self._spec.experts, -1, self._hidden))
+    def _unstack(self, slot: WeightSlot, tensor: torch.Tensor) -> None:
+        slot.load(tensor.view(self._spec.experts, -1, self._hidden))
 
     def _part(
         self,
         matrix: str,
         halves: range = range(1),
         *,
-        turns: bool = False,
+        interleaved: bool = False,
         expert: int = 0,
         num_experts: int = 0,
         transposed: bool = False,
-    ) -> Part:
-        """Return this rank's part of a tensor of one matrix.
+    ) -> WeightShard:
+        """Return this rank's part of a checkpoint tensor of one matrix.
 
-        `halves` of gate_up are in it, 0 and 1 or one of them; `turns`: their rows come in turn.
+        `halves` of gate_up are in the tensor: 0, 1 or both, with interleaved rows if `interleaved`.
         """
         whole = self._spec.width
         own = self._group.own(self._spec.width)
@@ -275,13 +274,13 @@ class Experts(KeptLayer):
             pieces = tuple(
                 (
                     slice(2 * own.start + at, 2 * own.stop, 2)
-                    if turns
+                    if interleaved
                     else slice(at * whole + own.start, at * whole + own.stop),
                     slice(half * self.width, (half + 1) * self.width),
                 )
                 for at, half in enumerate(halves)
             )
-        return Part(
+        return WeightShard(
             pieces=pieces,
             columns_in=own if matrix == "down" else hidden,
             out_features=self._hidden if matrix == "down" else len(halves) * whole,
@@ -295,7 +294,7 @@ class Experts(KeptLayer):
     def _expect_biases(
         self, names: WeightNames, layer: str, context: BuildContext, weights: WeightMap
     ) -> None:
-        """Expect the biases beside the tensors of all experts, or beside those of each."""
+        """Expect stacked biases of all experts, or one bias per tensor."""
         count = self._spec.experts
         name = f"{layer}.{names.experts_gate_up}"
         part = self.parts[name]
@@ -303,24 +302,25 @@ class Experts(KeptLayer):
         down_bias = empty_parameter(count, self._hidden, dtype=context.dtype)
         self.register_parameter("bias", bias)
         self.register_parameter("down_bias", down_bias)
-        together = {
-            f"{name}_bias": Slot(
-                (count, part.out_features), lambda tensor: fill(bias.data, part.rows(tensor, 1))
+        stacked = {
+            f"{name}_bias": WeightSlot(
+                (count, part.out_features),
+                lambda tensor: copy_weight(bias.data, part.rows(tensor, 1)),
             ),
-            f"{layer}.{names.experts_down}_bias": Slot(
-                (count, self._hidden), partial(fill, down_bias.data)
+            f"{layer}.{names.experts_down}_bias": WeightSlot(
+                (count, self._hidden), partial(copy_weight, down_bias.data)
             ),
         }
-        for name, slot in together.items():
-            weights.add(name, slot.shape, slot.fill)
+        for name, slot in stacked.items():
+            weights.add(name, slot.shape, slot.load)
         if names.expert:
             each = {
-                f"{prefix}.bias": Slot((own.out_features,), partial(self._take_bias, own))
+                f"{prefix}.bias": WeightSlot((own.out_features,), partial(self._take_bias, own))
                 for prefix, own in self.parts.items()
                 if not own.num_experts
             }
-            weights.add_group_instead(each, tuple(together))
+            weights.add_alternatives(each, tuple(stacked))
 
-    def _take_bias(self, part: Part, tensor: torch.Tensor) -> None:
+    def _take_bias(self, part: WeightShard, tensor: torch.Tensor) -> None:
         whole = self.get_parameter("bias" if part.matrix == "gate_up" else "down_bias").data
-        fill(whole[part.expert, part.target], part.rows(tensor))
+        copy_weight(whole[part.expert, part.target], part.rows(tensor))

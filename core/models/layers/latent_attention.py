@@ -1,8 +1,8 @@
-"""Latent attention of one layer, in the form that never expands the cache.
+"""Multi-head latent attention (MLA) with absorbed projections: the cache holds latents only.
 
-A head's key is W_k @ latent, so its score is query @ W_k @ latent: the query goes through W_k once,
-and all heads attend to the latents themselves as to one key. What they sum up are latents again,
-and W_v makes values of the sum.
+A head's key is W_k @ latent, so its score is query @ W_k @ latent. The query is multiplied by W_k
+once, and all heads attend to the latents as to one shared key. The weighted sum of latents is
+multiplied by W_v.
 """
 
 from __future__ import annotations
@@ -14,41 +14,39 @@ from torch import nn
 
 from core.contracts import AttentionParams
 from core.model_spec.kv import LatentKeys
-from core.models.layers.attention import growth
-from core.models.layers.cached_as import CachedAs
-from core.models.layers.linear import Linear, Slice
+from core.models.layers.attention import temperature_scale
+from core.models.layers.kv_cache import KVCacheDtype
+from core.models.layers.linear import Linear, Slice, UnpackedWeight
 from core.models.layers.norm import make_norm
-from core.models.layers.unpacked import Unpacked
-from core.models.layers.weights import empty_parameter, fill
+from core.models.layers.weights import copy_weight, empty_parameter
 
 if TYPE_CHECKING:
     from core.contracts import BuildContext
-    from core.model_spec.latent import LatentAttentionSpec
+    from core.model_spec.attention import LatentAttentionSpec
     from core.model_spec.names import WeightNames
-    from core.models.layers.rotary import Rotary
+    from core.models.layers.positions import Rotary
     from core.models.layers.weights import WeightMap
 
 
 class HeadsAdapter(Protocol):
-    """Adds to the products by which heads meet latents (low-rank adapters)."""
+    """Adapter (LoRA) of the absorbed key and value projections."""
 
     def __call__(
         self, layer: LatentAttention, side: str, x: torch.Tensor, out: torch.Tensor
     ) -> torch.Tensor:
-        """Return the changed product, for this rank's heads. Changing `out` in place is allowed.
+        """Return the adapted product for this rank's heads; may modify `out` in place.
 
-        `side` "key": x are queries [n, heads, key_size], out what they are of latents [n, heads,
-        rank]. "value": x are sums of latents [n, heads, rank], out values [n, heads, value_size].
-        `layer.parts` has the part of the weight that makes keys and values of a latent: of each
-        head first its key's rows.
+        `side` "key": x are queries [n, heads, key_size] and out latent queries [n, heads, rank].
+        "value": x are sums of latents [n, heads, rank] and out values [n, heads, value_size].
+        `layer.parts` holds the part of kv_b_proj: per head the key rows, then the value rows.
         """
 
 
 class LatentAttention(nn.Module):
-    """Heads are split over ranks; every rank caches the whole latents."""
+    """MLA with heads split over ranks; every rank caches the whole latents."""
 
     source = None
-    """No layer attends to another's latents."""
+    """Latents are never shared between layers."""
 
     def __init__(
         self,
@@ -68,18 +66,30 @@ class LatentAttention(nn.Module):
         self._rotary = rotary
         self._backend = context.attention
         stored = {"k": f"{layer}.{names.latent}", "v": f"{layer}.{names.latent_up}"}
-        kept = CachedAs(None, stored, 1, context, weights)
-        self.kv_spec = LatentKeys(1, spec.head_size, kept.dtype, scaled=kept.scaled)
+        cache_dtype = KVCacheDtype(None, stored, 1, context, weights)
+        self.kv_spec = LatentKeys(1, spec.head_size, cache_dtype.dtype, scaled=cache_dtype.scaled)
         self.params = AttentionParams(
             self.heads,
             1,
             spec.head_size,
             spec.scale,
             value_size=spec.rank,
-            kv_dtype=kept.other_dtype,
-            key_scale=kept.scales.get("k"),
+            kv_dtype=cache_dtype.other_dtype,
+            key_scale=cache_dtype.scales.get("k"),
         )
         self.cache: torch.Tensor | None = None
+        self._build_projections(hidden, names, layer, context, weights)
+
+    def _build_projections(
+        self,
+        hidden: int,
+        names: WeightNames,
+        layer: str,
+        context: BuildContext,
+        weights: WeightMap,
+    ) -> None:
+        """Build the projections to latents, queries and the output, with their norms."""
+        spec = self.spec
         parts = [Slice("latent", spec.head_size, f"{layer}.{names.latent}")]
         self.query_norm: nn.Module | None = None
         if spec.query_rank is not None:
@@ -111,9 +121,7 @@ class LatentAttention(nn.Module):
         )
 
     def _expect_up(self, context: BuildContext, weights: WeightMap, prefix: str) -> None:
-        """Expect the products that make keys and values of a latent: head by head, first its key's
-        rows.
-        """
+        """Expect kv_b_proj: per head the key rows, then the value rows."""
         spec = self.spec
         self.key_up = empty_parameter(self.heads, spec.key_size, spec.rank, dtype=context.dtype)
         self.value_up = empty_parameter(self.heads, spec.rank, spec.value_size, dtype=context.dtype)
@@ -121,17 +129,17 @@ class LatentAttention(nn.Module):
 
         def take(own: torch.Tensor) -> None:
             own = own.view(-1, rows, spec.rank)
-            fill(self.key_up.data, own[:, : spec.key_size])
-            fill(self.value_up.data, own[:, spec.key_size :].transpose(1, 2))
+            copy_weight(self.key_up.data, own[:, : spec.key_size])
+            copy_weight(self.value_up.data, own[:, spec.key_size :].transpose(1, 2))
 
         own = self._group.own(spec.heads * rows)
-        self.parts = Unpacked(
+        self.parts = UnpackedWeight(
             context, weights, prefix, (spec.heads * rows, spec.rank), own, take
         ).parts
         self.prefixes = {name: part.target for name, part in self.parts.items()}
 
     def forward(self, x: torch.Tensor, positions: torch.Tensor, plan: Any) -> torch.Tensor:
-        """Return attention's output [n, hidden]; latents go to the cache."""
+        """Return the attention output [n, hidden]; latents are written to the cache."""
         spec = self.spec
         down = self.down(x)
         latent, shared = down[:, self.down.slices["latent"]].split(
@@ -143,17 +151,21 @@ class LatentAttention(nn.Module):
         read = x if self.query_norm is None else self.query_norm(down[:, self.down.slices["query"]])
         query = self.query(read).view(-1, self.heads, spec.key_size + spec.shared_size)
         if spec.temperature is not None:
-            query = query * growth(spec.temperature, positions)[:, None, None].to(query.dtype)
-        plain, turning = query.split([spec.key_size, spec.shared_size], dim=-1)
+            query = query * temperature_scale(spec.temperature, positions)[:, None, None].to(
+                query.dtype
+            )
+        nope_query, rope_query = query.split([spec.key_size, spec.shared_size], dim=-1)
         shared = shared[:, None]
         if self._rotary is not None:
-            turning, shared = self._rotary(turning, shared, positions)
-        asked = torch.bmm(plain.transpose(0, 1), self.key_up).transpose(0, 1)  # [n, heads, rank]
+            rope_query, shared = self._rotary(rope_query, shared, positions)
+        latent_query = torch.bmm(nope_query.transpose(0, 1), self.key_up).transpose(
+            0, 1
+        )  # [n, heads, rank]
         if self.adapter is not None:
-            asked = self.adapter(self, "key", plain, asked)
+            latent_query = self.adapter(self, "key", nope_query, latent_query)
         key = torch.cat([latent[:, None], shared], dim=-1)
         assert self.cache is not None, "bind_kv was not called"
-        query = torch.cat([asked, turning], dim=-1)
+        query = torch.cat([latent_query, rope_query], dim=-1)
         sums = self._backend.attend(
             self.params, query, key, key[..., : spec.rank], self.cache, plan
         )

@@ -1,12 +1,12 @@
-"""Linear layers: split over ranks, fused over named slices, their weights kept by the quantization
-method.
+"""Linear layers, split over ranks and fused over named slices.
 
-Knows where rows and columns go; how weights are stored and multiplied is the `LinearMethod`'s.
+The layer maps checkpoint rows and columns to ranks. Its `LinearMethod` stores the weights and
+computes the product.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,56 +14,53 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import nn
 
-from core.contracts.part import Part, in_order, merged
 from core.errors import ModelError
-from core.models.layers.kept import KeptLayer, plain_method, put_onto
-from core.models.layers.weights import WeightMap, empty_parameter, fill, place
+from core.model_spec.weight_shard import WeightShard, in_order, merged
+from core.models.layers.quantization import QuantizedLayer, plain_method, with_plain_method
+from core.models.layers.weights import WeightMap, assign_weight, copy_weight, empty_parameter
 
 if TYPE_CHECKING:
+    import torch
+
     from core.contracts import BuildContext, LinearMethod
+    from core.models.layers.weights import WeightMap
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Output rows of a fused layer that belong together: the query, the gate."""
+    """Named output rows of a fused layer, such as the query or the gate."""
 
     name: str
     size: int
-    """Rows in the whole model."""
+    """Number of rows over all ranks."""
     prefix: str = ""
-    """Checkpoint prefix of its own tensors, or of those it shares with its neighbours; empty: the
-    layer's.
-    """
+    """Checkpoint prefix of its tensors, possibly shared with other slices; empty: the layer's."""
     parts: int | None = None
-    """Ranks that share the rows when fewer than the group (key-value heads); the others hold
-    copies.
-    """
+    """Ranks that the rows are split over; the others hold copies (KV heads). None: all ranks."""
     bias: bool = True
-    """False: it has no bias though the layer has one; rows with their own `prefix` only."""
+    """Whether its tensor has a bias, where the layer has one; only with its own `prefix`."""
 
 
 Tokens = torch.Tensor | slice
-"""Places of tokens in the step."""
+"""Indices of tokens in the step."""
 
 
 class Adapter(Protocol):
-    """Adds to a linear layer's product (low-rank adapters)."""
+    """Adapter (LoRA) of a linear layer."""
 
     def __call__(
         self, layer: nn.Module, x: torch.Tensor, out: torch.Tensor, tokens: Tokens | None = None
     ) -> torch.Tensor:
-        """Return the changed product, without bias and before the ranks' are summed. Changing `out`
-        in place is allowed.
+        """Return the adapted product, without bias and before the sum over ranks.
 
-        `layer.prefixes` has the rows of `out` by the checkpoint prefix of their weights, and
-        `layer.parts` which part of those weights this rank has: of split columns, x has the columns
-        of it alone. `tokens`: which tokens of the step x has, in its order; left out where it has
-        them all.
+        May modify `out` in place. `layer.prefixes` maps a checkpoint prefix to its rows of `out`,
+        and `layer.parts` to this rank's part of the weights; with split columns, x holds only this
+        rank's columns. `tokens`: the tokens of the step in x; None: all.
         """
 
 
 class PlainWeights:
-    """The quantization method of checkpoints without one: weights as they are."""
+    """Quantization method of unquantized checkpoints."""
 
     name = "none"
 
@@ -71,17 +68,17 @@ class PlainWeights:
         del config  # plain checkpoints have no quantization config
 
     def linear(self, prefix: str) -> LinearMethod:
-        """Return a fresh method."""
+        """Return a new method for one layer."""
         del prefix
         return PlainLinear()
 
 
 class PlainLinear:
-    """One weight matrix [out, in]."""
+    """Unquantized linear method: one weight matrix [out, in]."""
 
     suffixes: tuple[str, ...] = ("weight",)
 
-    def shape(self, suffix: str, part: Part) -> tuple[int, ...] | None:
+    def shape(self, suffix: str, part: WeightShard) -> tuple[int, ...] | None:
         """Return the shape of the weight."""
         return part.shape if suffix == "weight" else None
 
@@ -91,50 +88,49 @@ class PlainLinear:
         """Register `weight`."""
         layer.register_parameter("weight", empty_parameter(out_features, in_features, dtype=dtype))
 
-    def load(self, layer: nn.Module, suffix: str, tensor: torch.Tensor, part: Part | slice) -> None:
-        """Copy the rank's part to its rows, or take the tensor itself when that is the whole
-        weight.
-
-        With rows instead of a part the tensor is cut already, as methods of older plugins get it.
-        """
+    def load(self, layer: nn.Module, suffix: str, tensor: torch.Tensor, part: WeightShard) -> None:
+        """Copy this rank's part to its rows, or use the tensor itself if it is the whole weight."""
         weight = layer.get_parameter(suffix)
-        for rows, own in [(part, tensor)] if isinstance(part, slice) else part.plain(tensor):
+        for rows, own in part.plain(tensor):
             if own.shape == weight.shape:
-                place(weight, own)
+                assign_weight(weight, own)
             else:
-                fill(weight.data[rows], own)
+                copy_weight(weight.data[rows], own)
 
     def finish(self, layer: nn.Module) -> None:
         """Nothing to repack."""
 
     def apply(self, layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        """Return x @ weight.T by the chosen `linear` op."""
-        product: torch.Tensor = layer.ops.linear(x, layer.weight)  # type: ignore[union-attr,operator]
-        return product
+        """Return x @ weight.T, by the `linear` op."""
+        linear: Any = layer.ops.linear  # type: ignore[union-attr]
+        return linear(x, layer.weight)  # type: ignore[no-any-return]
 
     def embed(self, layer: nn.Module, ids: torch.Tensor) -> torch.Tensor:
-        """Return the rows of these numbers by the chosen `embedding` op."""
-        rows: torch.Tensor = layer.ops.embedding(ids, layer.weight)  # type: ignore[union-attr,operator]
-        return rows
+        """Return the rows of `ids`, by the `embedding` op."""
+        embedding: Any = layer.ops.embedding  # type: ignore[union-attr]
+        return embedding(ids, layer.weight)  # type: ignore[no-any-return]
 
 
 def linear_method(context: BuildContext, prefix: str) -> LinearMethod:
-    """Return the quantization method's for this layer; the device's, where that leaves the weight
-    as it is.
+    """Return the method of a layer: the quantization method's, or the device's for plain
+    weights.
     """
     method = context.quant.linear(prefix)
     if type(method) is PlainLinear:
         return plain_method(context, "linear", prefix) or method
-    return put_onto(method, lambda: plain_method(context, "linear", prefix) or PlainLinear())  # type: ignore[no-any-return]
+    result: LinearMethod = with_plain_method(
+        method, lambda: plain_method(context, "linear", prefix) or PlainLinear()
+    )
+    return result
 
 
-class Linear(KeptLayer):
+class Linear(QuantizedLayer):
     """y = x @ W.T + b for this rank's rows or columns.
 
-    `split="rows"`: each rank computes its part of the output. `split="columns"`: each rank takes
-    its part of the input and the outputs are summed. `split=""`: every rank computes all. `order`:
-    the checkpoint keeps the rows in as many blocks of equal size, the first of ours being its
-    `order[0]`-th.
+    `split="rows"`: each rank computes its part of the output. `split="columns"`: each rank
+    multiplies its part of the input and the outputs are summed. `split=""`: every rank computes
+    everything. `order`: order of equal row blocks in the checkpoint; our first block is block
+    `order[0]` there.
     """
 
     adapter: Adapter | None
@@ -172,7 +168,7 @@ class Linear(KeptLayer):
             name: self._part(parts, in_features, order, transposed) for name, parts in stored
         }
         self.prefixes = {name: part.target for name, part in self.parts.items()}
-        """By checkpoint prefix: the output rows of its weights."""
+        """Output rows of each checkpoint prefix."""
         self.method = linear_method(context, stored[0][0])
         self.method.create(self, self.in_features, self.out_features, context.dtype)
         self.bias: nn.Parameter | None
@@ -186,12 +182,12 @@ class Linear(KeptLayer):
     def forward(self, x: torch.Tensor, tokens: Tokens | None = None) -> torch.Tensor:
         """Return this rank's output rows, or the summed output of split columns.
 
-        `tokens` says which tokens of the step x has, where these are not all in their order.
+        `tokens`: the tokens of the step in x; None: all in order.
         """
         out = self.method.apply(self, x)
         if (
             self.adapter is not None
-        ):  # before the sum: of split columns, a rank adds what its part of x gives
+        ):  # before the sum: with split columns, a rank adds the product of its part of x
             out = (
                 self.adapter(self, x, out) if tokens is None else self.adapter(self, x, out, tokens)
             )
@@ -209,7 +205,7 @@ class Linear(KeptLayer):
                 parts = part.parts or self._group.size
                 if size % parts:
                     raise ModelError(
-                        f"{part.name} of size {size} does not divide over {parts} ranks."
+                        f"{part.name}: got size {size}; expected a multiple of {parts} ranks."
                     )
                 size //= parts
             out[part.name] = slice(start, start + size)
@@ -222,10 +218,8 @@ class Linear(KeptLayer):
         in_features: int,
         order: Sequence[int] | None,
         transposed: bool,
-    ) -> Part:
-        """Return what this rank takes of a tensor that holds the rows of `slices`, one after the
-        other.
-        """
+    ) -> WeightShard:
+        """Return this rank's part of a tensor with the consecutive rows of `slices`."""
         total = sum(part.size for part in slices)
 
         def pieces() -> Iterator[tuple[slice, slice]]:
@@ -243,7 +237,7 @@ class Linear(KeptLayer):
         columns = (
             self._group.own(in_features) if self._split == "columns" else slice(0, in_features)
         )
-        return Part(
+        return WeightShard(
             pieces=merged(pieces()),
             columns_in=columns,
             out_features=total,
@@ -258,7 +252,83 @@ class Linear(KeptLayer):
         rows = self.bias.data[self.prefixes[prefix]]
         if slices[0].bias:
             weights.add(
-                f"{prefix}.bias", (part.out_features,), lambda tensor: fill(rows, part.rows(tensor))
+                f"{prefix}.bias",
+                (part.out_features,),
+                lambda tensor: copy_weight(rows, part.rows(tensor)),
             )
         else:
             rows.zero_()
+
+
+class UnpackedWeight(QuantizedLayer):
+    """Passes this rank's rows [n, in] of a dequantized weight to `take` after each load.
+
+    Uses the quantization method if it can dequantize (`use_plain_method`); otherwise the weight is
+    read as stored. Holds no weight between loads.
+    """
+
+    def __init__(
+        self,
+        context: BuildContext,
+        weights: WeightMap,
+        prefix: str,
+        shape: tuple[int, int],
+        own: slice,
+        take: Callable[[torch.Tensor], None],
+    ) -> None:
+        super().__init__()
+        self.ops = context.ops
+        pieces = ((own, slice(0, own.stop - own.start)),)
+        part = WeightShard(
+            pieces=pieces,
+            columns_in=slice(0, shape[1]),
+            out_features=shape[0],
+            in_features=shape[1],
+        )
+        self.parts = {prefix: part}
+        self._sizes = (shape[1], own.stop - own.start)
+        self._dtype = context.dtype
+        self._give = take
+        method = context.quant.linear(prefix)
+        can_dequantize = hasattr(method, "use_plain_method")
+        self.method = with_plain_method(method, PlainLinear) if can_dequantize else PlainLinear()
+        self.expect(weights, prefix, part)
+
+    def finish(self) -> None:
+        """Let the method repack, then pass the weight on and drop it."""
+        if self._is_fresh:
+            super().finish()
+            self._give(self.weight.data)  # type: ignore[arg-type]
+            del self.weight
+
+    def _take(self, suffix: str, part: WeightShard, tensor: torch.Tensor) -> None:
+        if not hasattr(self, "weight"):
+            self.method.create(self, *self._sizes, self._dtype)
+        super()._take(suffix, part, tensor)
+
+
+class AdapterSlot(nn.Module):
+    """Adapter slot of a weight [out, in] that another module owns, such as a router.
+
+    Every rank has the whole weight.
+    """
+
+    adapter: Adapter | None
+
+    def __init__(self, prefix: str, out_features: int, in_features: int) -> None:
+        super().__init__()
+        self.adapter = None
+        rows = slice(0, out_features)
+        columns = slice(0, in_features)
+        part = WeightShard(
+            pieces=((rows, rows),),
+            columns_in=columns,
+            out_features=out_features,
+            in_features=in_features,
+        )
+        self.parts = {prefix: part}
+        self.prefixes = {prefix: rows}
+
+    def forward(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """Return `out`, the product of x, adapted if an adapter is set."""
+        return out if self.adapter is None else self.adapter(self, x, out)

@@ -1,7 +1,6 @@
-"""Builds a model and fills it: architecture, quantization method and weight loader come from the
-registry.
+"""Builds and loads a model, with architecture, quantization method and loader from the registry.
 
-Every fault of a checkpoint leaves here as one `ModelError` block: what is wrong, where, what to do.
+Every error of a checkpoint becomes one `ModelError` block: what is wrong, where, what to do.
 """
 
 from __future__ import annotations
@@ -26,25 +25,26 @@ from core.contracts import (
     ModuleSpec,
     WeightLoader,
 )
-from core.contracts.scheduling import LoadedParts
+from core.contracts.parallel import ParallelGroup, Pipeline
+from core.contracts.registry import Registry
+from core.contracts.workers import LoadedParts
 from core.errors import ModelError, did_you_mean
+from core.model_spec.attention import LatentAttentionSpec
 from core.model_spec.decoder import DecoderSpec
 from core.model_spec.kv import RecurrentState
-from core.model_spec.latent import LatentAttentionSpec
-from core.models.layers.cached_as import MEANT
 from core.models.layers.decoder import Decoder
-from core.models.layers.finite import checked
-from core.models.layers.parallel import ParallelGroup, Pipeline
-from core.models.layers.quantization import plain_weights, quant_method, tell_stored
+from core.models.layers.kv_cache import DTYPE_ALIASES
+from core.models.layers.quantization import pass_checkpoint_dtypes, plain_weights, quant_method
+from core.models.layers.weights import check_finite
 from core.models.ops.table import choose_ops
-from core.plugin import Registered, Registry
+from core.plugin import Registered
 
 log = logging.getLogger(__name__)
 
 ANY = "any architecture"
-"""What an entry gives that builds models of architectures without an entry of their own."""
+"""Capability of entries that build any architecture."""
 NATIVE = ("native", "vllm")
-"""Words of `--model-impl` for entries of the architecture's own name; the second is vLLM's."""
+"""Values of `--model-impl` for an architecture's own entry; "vllm" is vLLM's name."""
 
 
 def load_model(
@@ -59,14 +59,14 @@ def load_model(
     pipeline: Pipeline,
     facts: Mapping[str, Any] | None = None,
 ) -> tuple[Model, BuildContext]:
-    """Return the source's model, ready to run, and what it was built with.
+    """Return the loaded model and its build context.
 
     `facts` are the platform's, for the choice of op implementations. Raises `ModelError` with one
-    block for anything the checkpoint is to blame for.
+    block for any error of the checkpoint.
     """
     started = time.monotonic()
     spec, _ = read_model(config, source, registry)
-    with _as_block(source):
+    with _error_block(source):
         known = {**(facts or {}), "device": device, "dtype": str(dtype).removeprefix("torch.")}
         context = BuildContext(
             dtype=dtype,
@@ -84,25 +84,24 @@ def load_model(
         )
         loader = weight_loader(config, source, registry)
         if isinstance(spec, DecoderSpec) and hasattr(loader, "headers"):
-            tell_stored(context.quant, spec.names, loader.headers())
+            pass_checkpoint_dtypes(context.quant, spec.names, loader.headers())
         model = _build(spec, context)
         check_cached(model, config)
         _expect(loader, model)
-        tensors = checked(
-            _shown(loader, config.load.use_tqdm_on_load), loader, source.path or source.name
+        tensors = check_finite(
+            _with_progress(loader, config.load.use_tqdm_on_load), loader, source.path or source.name
         )
         model.load_weights(tensors)
     log.info("%s loaded in %.1f s", source.name, time.monotonic() - started)
     return model, context
 
 
-def load_alike(
+def load_companion_model(
     config: EngineConfig, source: ModelSource, registry: Registry, parts: LoadedParts
 ) -> Model:
-    """Return the source's model for the device, dtype, attention backend and rank that
-    `parts.model` was loaded for.
+    """Return a second model, for the device, dtype, backend and rank of `parts.model`.
 
-    Raises as `load_model` does.
+    Raises like `load_model`.
     """
     built = parts.context
     model, _ = load_model(
@@ -122,12 +121,11 @@ def load_alike(
 def read_model(
     config: EngineConfig, source: ModelSource, registry: Registry
 ) -> tuple[DecoderSpec | ModuleSpec, Registered]:
-    """Return what the source's model is, made for the context length that is served, and the runner
-    that takes it.
+    """Return the model spec for the served context length, and its runner.
 
     Reads no weight. Raises `ModelError` with one block for a config that cannot be served.
     """
-    with _as_block(source):
+    with _error_block(source):
         chosen = _architecture(config, source, registry)
         architecture = registry.load(chosen)
         try:
@@ -145,16 +143,17 @@ def read_model(
         if hasattr(spec, "max_positions") and served is not None and served > 0:
             if 0 < spec.learned_positions < served:
                 raise ModelError(
-                    f"the model has learned {spec.learned_positions} positions, fewer than "
-                    f"--max-model-len {served}; "
-                    "lower it."
+                    f"--max-model-len: got {served}; expected up to {spec.learned_positions}, the "
+                    "learned positions of the model."
                 )
             spec = replace(spec, max_positions=served)
         return spec, runner
 
 
 def _check_ends(source: ModelSource, spec: DecoderSpec | ModuleSpec) -> None:
-    """Raise `ModelError` for an end token the model does not have: no text would ever end."""
+    """Raise `ModelError` for an end token outside of the vocabulary, which would never be
+    sampled.
+    """
     missing = [token for token in source.eos_token_ids if token >= spec.vocab_size]
     if missing:
         raise ModelError(
@@ -168,43 +167,43 @@ def _check_ends(source: ModelSource, spec: DecoderSpec | ModuleSpec) -> None:
 def _settle(
     found: DecoderSpec | ModuleSpec, config: EngineConfig, source: ModelSource, registry: Registry
 ) -> tuple[Any, Registered]:
-    """Return the model as the first runner takes it, by priority, that does."""
+    """Return the spec settled by the first runner, by priority, that accepts the model."""
     if config.model.runner != "auto":
-        registry.choose("runners", config.model.runner)  # which names what there is
+        registry.choose("runners", config.model.runner)  # raises with the list of runners
     for registered, runner in _runners(registry):
         with registry.blame(registered):
-            spec = runner.settle(found, config, source)
+            spec = runner.adapt_spec(found, config, source)
         if spec is not None:
             return spec, registered
-    raise ModelError(f"no loaded runner takes it (--runner {config.model.runner}).")
+    raise ModelError(f"no loaded runner accepts the model (--runner {config.model.runner}).")
 
 
 def _runners(registry: Registry) -> Iterator[tuple[Registered, Any]]:
-    """Yield the runners that can be used here, by priority."""
+    """Yield the available runners, by priority."""
     for candidate in registry.rank("runners"):
         if not candidate.reason:
             yield candidate.registered, registry.load(candidate.registered, probe=True)(registry)
 
 
 def _architecture(config: EngineConfig, source: ModelSource, registry: Registry) -> Registered:
-    """Return the entry that builds the model: its own, or one for any architecture, as
-    `--model-impl` says.
-    """
-    entries = {registered.entry.name: registered for registered in registry.entries("models")}
+    """Return the entry that builds the model, by `--model-impl`: its own or a general one."""
+    entries: dict[str, Registered] = {
+        registered.entry.name: registered for registered in registry.entries("models")
+    }
     general = sorted(
         (r for r in entries.values() if ANY in r.entry.gives), key=lambda r: -r.entry.priority
     )
-    wanted = config.model.model_impl
+    choice = config.model.model_impl
     others = (
         name for _, runner in _runners(registry) for name in runner.aliases(source.architecture)
     )
     own = next((entries[name] for name in (source.architecture, *others) if name in entries), None)
-    if wanted in (r.entry.name for r in general):
-        return entries[wanted]
-    if wanted not in NATIVE and wanted != "auto":
+    if choice in (r.entry.name for r in general):
+        return entries[choice]
+    if choice not in NATIVE and choice != "auto":
         names = ["auto", *NATIVE, *(r.entry.name for r in general)]
-        raise ModelError(f"--model-impl {wanted!r} is not loaded; available: {', '.join(names)}.")
-    if own is None and (wanted in NATIVE or not general):
+        raise ModelError(f"--model-impl {choice!r} is not loaded; available: {', '.join(names)}.")
+    if own is None and (choice in NATIVE or not general):
         raise ModelError(_unknown(source, registry))
     return own or general[0]
 
@@ -213,23 +212,24 @@ def _unknown(source: ModelSource, registry: Registry) -> str:
     known = (r.entry.name for r in registry.entries("models") if ANY not in r.entry.gives)
     return (
         f"no loaded plugin knows the architecture {source.architecture!r}"
-        f"{did_you_mean(source.architecture, known, most=3) or '.'} `engine models` lists those "
+        f"{did_you_mean(source.architecture, known, limit=3) or '.'} `engine models` lists those "
         f"known. {_parts(source)}"
-        "Install a plugin that brings it, or correct `architectures` with --hf-overrides."
+        "Install a plugin that provides it, or correct `architectures` with --hf-overrides."
     )
 
 
 def _parts(source: ModelSource) -> str:
-    """Say of a model of several parts (text beside others) that it is one, since another of its
-    name may be known.
-    """
+    """Return a note for multi-part models: their text part may be a known architecture."""
     if getattr(source.hf_config, "text_config", None) is None:
         return ""
-    return "Its config.json describes several parts (text_config beside others), and the text part is not served alone. "
+    return (
+        "Its config.json describes several parts (text_config among others), and the text part is "
+        "not served alone. "
+    )
 
 
 def _build(spec: DecoderSpec | ModuleSpec, context: BuildContext) -> Model:
-    """Return the model without its weights; memory is reserved, not yet used."""
+    """Return the model without weights; its memory is reserved but not touched."""
     try:
         return Decoder(spec, context) if isinstance(spec, DecoderSpec) else spec.build(context)
     except (RuntimeError, MemoryError) as error:
@@ -242,28 +242,28 @@ def _build(spec: DecoderSpec | ModuleSpec, context: BuildContext) -> Model:
 
 
 def check_cached(model: Model, config: EngineConfig) -> None:
-    """Raise `ModelError` where keys and values are to be cached in a dtype, and no layer does so."""
-    asked = config.cache.kv_cache_dtype
+    """Raise `ModelError` if no layer uses the KV cache dtype of the flag."""
+    flag = config.cache.kv_cache_dtype
     dtypes = {
         layer.spec.dtype for layer in model.kv_layers if not isinstance(layer.spec, RecurrentState)
     }
-    if dtypes and asked != "auto" and MEANT.get(asked, asked) not in dtypes:
+    if dtypes and flag != "auto" and DTYPE_ALIASES.get(flag, flag) not in dtypes:
         raise ModelError(
-            f"--kv-cache-dtype {asked}: none of its layers caches so, they keep "
-            f"{', '.join(sorted(dtypes))}; leave it out."
+            f"--kv-cache-dtype {flag}: no layer of this model supports it (supported: "
+            f"{', '.join(sorted(dtypes))}); remove the flag."
         )
 
 
 def weight_loader(config: EngineConfig, source: ModelSource, registry: Registry) -> WeightLoader:
-    """Return the loader of `--load-format`, or of the source."""
-    wanted = config.load.load_format
-    chosen = registry.choose("weight_loaders", source.weight_loader if wanted == "auto" else wanted)
+    """Return the weight loader of `--load-format`, or of the source."""
+    choice = config.load.load_format
+    chosen = registry.choose("weight_loaders", source.weight_loader if choice == "auto" else choice)
     loader: WeightLoader = registry.load(chosen)(source, config)
     return loader
 
 
 def _expect(loader: WeightLoader, model: Model) -> None:
-    """Tell a loader that makes its tensors up which ones the model wants."""
+    """Pass the model's tensor shapes to a loader that generates tensors."""
     expect: Callable[[Mapping[str, tuple[int, ...]]], None] | None = getattr(loader, "expect", None)
     shapes: Callable[[], Mapping[str, tuple[int, ...]]] | None = getattr(
         model, "weight_shapes", None
@@ -272,9 +272,9 @@ def _expect(loader: WeightLoader, model: Model) -> None:
         expect({} if shapes is None else shapes())
 
 
-def _shown(loader: WeightLoader, wanted: bool) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the loader's tensors, with a progress bar when somebody watches."""
-    if not wanted or not sys.stderr.isatty():
+def _with_progress(loader: WeightLoader, enabled: bool) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the loader's tensors, with a progress bar on a terminal."""
+    if not enabled or not sys.stderr.isatty():
         yield from loader.tensors()
         return
     with tqdm(
@@ -286,8 +286,8 @@ def _shown(loader: WeightLoader, wanted: bool) -> Iterator[tuple[str, torch.Tens
 
 
 @contextmanager
-def _as_block(source: ModelSource) -> Iterator[None]:
-    """Say of every `ModelError` inside which model it is about, and where that is."""
+def _error_block(source: ModelSource) -> Iterator[None]:
+    """Add the model and its location to every `ModelError` raised inside."""
     try:
         yield
     except ModelError as error:
@@ -296,18 +296,20 @@ def _as_block(source: ModelSource) -> Iterator[None]:
 
 
 def attention_facts(spec: Any, config: EngineConfig) -> dict[str, Any]:
-    """Return what an attention backend must be able to do for this model."""
-    kept = {"kv_dtype": config.cache.kv_cache_dtype}
+    """Return the features that an attention backend needs for this model."""
+    common = {"kv_dtype": config.cache.kv_cache_dtype}
     if not isinstance(spec, DecoderSpec):
-        return kept
+        return common
     layers = [layer.attention for layer in spec.layers if layer.attention is not None]
-    own = [layer for layer in layers if layer.causal]  # others keep nothing, and attend without us
+    own = [
+        layer for layer in layers if layer.causal
+    ]  # bidirectional layers use no cache and no backend
 
     def has(name: str) -> bool:
         return any(getattr(layer, name, None) for layer in own)
 
     return {
-        **kept,
+        **common,
         **{name: has(name) for name in ("window", "chunk", "softcap", "alibi", "sinks")},
         "distance_bias": has("relative"),
         "head_size": sorted({layer.head_size for layer in own}),

@@ -1,19 +1,22 @@
-"""The feed-forward part of a layer: gated or plain."""
+"""The feed-forward part of a layer, gated or plain, and activation functions by name."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
-from core.models.layers.activation import make_activation
 from core.models.layers.linear import Linear, Slice
 from core.models.layers.norm import optional_norm
+from core.models.layers.weights import WeightMap, copy_weight, empty_parameter
 
 if TYPE_CHECKING:
     from core.contracts import BuildContext
-    from core.model_spec.decoder import MlpSpec
+    from core.model_spec.layer import MlpSpec
     from core.model_spec.names import WeightNames
     from core.models.layers.weights import WeightMap
 
@@ -79,3 +82,66 @@ class Mlp(nn.Module):
             x = self._group.cut(self.inner_norm(self._group.all_gather(x)), 1)
         x = self.down(x)
         return x if self._out_scale == 1.0 else x * self._out_scale
+
+
+Activation = Callable[[torch.Tensor], torch.Tensor]
+
+
+def make_activation(
+    name: str, *, gated: bool, prefix: str, context: BuildContext, weights: WeightMap
+) -> Activation:
+    """Return an activation function (one of `core.model_spec.layer.ACTIVATIONS`).
+
+    A gated one maps [..., gate | up] to half as many columns. Its parameters are read from
+    `prefix`.
+    """
+    op: Activation | None = getattr(context.ops, f"{name}_and_mul" if gated else name, None)
+    if op is not None:
+        return op
+    plain = Xielu(context, weights, prefix) if name == "xielu" else PLAIN[name]
+    return _gated(plain) if gated else plain
+
+
+class Xielu(nn.Module):
+    """xIELU: quadratic for positive inputs, exponential for negative ones, with learned factors."""
+
+    def __init__(self, context: BuildContext, weights: WeightMap, prefix: str) -> None:
+        super().__init__()
+        self.alpha_p: nn.Parameter
+        self.alpha_n: nn.Parameter
+        self.beta: nn.Parameter
+        self.eps: nn.Parameter
+        shapes: dict[str, tuple[int, ...]] = {
+            "alpha_p": (1,),
+            "alpha_n": (1,),
+            "beta": (),
+            "eps": (),
+        }
+        for name, shape in shapes.items():
+            parameter = empty_parameter(*shape, dtype=context.dtype)
+            self.register_parameter(name, parameter)
+            weights.add(f"{prefix}.{name}", shape, partial(copy_weight, parameter.data))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the activation of x, with the same shape."""
+        positive = F.softplus(self.alpha_p)
+        negative = self.beta + F.softplus(self.alpha_n)
+        above = positive * x * x
+        below = (torch.expm1(torch.minimum(x, self.eps)) - x) * negative
+        return torch.where(x > 0, above, below) + self.beta * x
+
+
+def _relu2(x: torch.Tensor) -> torch.Tensor:
+    return F.relu(x).square()
+
+
+def _gated(activation: Activation) -> Activation:
+    def gated(x: torch.Tensor) -> torch.Tensor:
+        gate, up = x.chunk(2, -1)
+        return activation(gate) * up
+
+    return gated
+
+
+PLAIN: Final[dict[str, Activation]] = {"relu2": _relu2}
+"""Activations without an op and without parameters."""

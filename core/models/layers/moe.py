@@ -1,6 +1,4 @@
-"""Mixture of experts: a router chooses for each token, the `moe` op computes; nothing is read back
-to the host.
-"""
+"""Mixture of experts (MoE): routing, experts and shared expert. Reads nothing back to the host."""
 
 from __future__ import annotations
 
@@ -10,22 +8,22 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from core.models.layers.adapted import Adapted
 from core.models.layers.experts import Experts
-from core.models.layers.linear import Linear, Slice
+from core.models.layers.linear import AdapterSlot, Linear, Slice
 from core.models.layers.mlp import Mlp
-from core.models.layers.norm import optional_norm
-from core.models.layers.routing import choose
-from core.models.layers.weights import WeightMap, empty_parameter, fill, place
+from core.models.layers.norm import make_norm, optional_norm
+from core.models.layers.weights import WeightMap, assign_weight, copy_weight, empty_parameter
 
 if TYPE_CHECKING:
     from core.contracts import BuildContext
-    from core.model_spec.decoder import MoeSpec
+    from core.model_spec.layer import MoeSpec, ParallelExpertsSpec
     from core.model_spec.names import WeightNames
 
 
 class Moe(nn.Module):
-    """Every rank holds a part of each expert's width; outputs are summed over the ranks."""
+    """MoE layer; each rank holds a part of every expert's width, and outputs are summed over
+    ranks.
+    """
 
     def __init__(
         self,
@@ -42,29 +40,26 @@ class Moe(nn.Module):
         self._ops = context.ops
         self._expect_router(hidden, names, layer, context, weights)
         self.experts = Experts(spec, spec.latent or hidden, names, layer, context, weights)
-        self.latent_in = self.latent_out = None
+        self.latent_in: Linear | None = None
+        self.latent_out: Linear | None = None
         if spec.latent:
-            latent_in = f"{layer}.{names.latent_in}"
-            latent_out = f"{layer}.{names.latent_out}"
-            self.latent_in = Linear(
-                context,
-                weights,
-                latent_in,
-                hidden,
-                [Slice("in", spec.latent)],
-                bias=spec.latent_bias,
-            )
-            self.latent_out = Linear(
-                context,
-                weights,
-                latent_out,
-                spec.latent,
-                [Slice("out", hidden)],
-                bias=spec.latent_bias,
-            )
+            into = [Slice("in", spec.latent)]
+            out = [Slice("out", hidden)]
+            bias = spec.latent_bias
+            name = f"{layer}.{names.latent_in}"
+            self.latent_in = Linear(context, weights, name, hidden, into, bias=bias)
+            name = f"{layer}.{names.latent_out}"
+            self.latent_out = Linear(context, weights, name, spec.latent, out, bias=bias)
+        self._expect_shared(hidden, names, layer, context, weights)
+
+    def _expect_shared(
+        self, hidden: int, names: WeightNames, layer: str, context: BuildContext, weights: WeightMap
+    ) -> None:
+        """Build the shared expert and its gate, if the layer has them."""
+        spec = self.spec
         self.shared: Mlp | None = None
-        self.shared_share: nn.Parameter | None
-        self.register_parameter("shared_share", None)
+        self.shared_expert_gate: nn.Parameter | None
+        self.register_parameter("shared_expert_gate", None)
         if spec.shared is not None:
             own = replace(
                 names, gate=names.shared_gate, up=names.shared_up, gate_up=names.shared_gate_up
@@ -72,34 +67,36 @@ class Moe(nn.Module):
             self.shared = Mlp(
                 spec.shared, hidden, replace(own, down=names.shared_down), layer, context, weights
             )
-        if spec.shared_gate:
+        if spec.shared_expert_gate:
             share = empty_parameter(1, hidden, dtype=context.dtype)
-            self.register_parameter("shared_share", share)
+            self.register_parameter("shared_expert_gate", share)
             weights.add(
-                f"{layer}.{names.shared_share}.weight",
+                f"{layer}.{names.shared_expert_gate}.weight",
                 (1, hidden),
-                lambda tensor: place(share, tensor),
+                lambda tensor: assign_weight(share, tensor),
             )
-            self.adapted_share = Adapted(f"{layer}.{names.shared_share}", 1, hidden)
+            self.shared_gate_adapter = AdapterSlot(f"{layer}.{names.shared_expert_gate}", 1, hidden)
 
     def _expect_router(
         self, hidden: int, names: WeightNames, layer: str, context: BuildContext, weights: WeightMap
     ) -> None:
         experts = self.spec.experts + self.spec.zero_experts
-        dtype = torch.float32 if self.spec.wide_router else context.dtype
+        dtype = torch.float32 if self.spec.router_fp32 else context.dtype
         self.router = empty_parameter(experts, hidden, dtype=dtype)
         weights.add(
             f"{layer}.{names.router}.weight",
             self.router.shape,
-            lambda tensor: place(self.router, tensor),
+            lambda tensor: assign_weight(self.router, tensor),
         )
-        self.adapted_router = Adapted(f"{layer}.{names.router}", experts, hidden)
+        self.router_adapter = AdapterSlot(f"{layer}.{names.router}", experts, hidden)
         bias = empty_parameter(experts, dtype=dtype) if self.spec.router_bias else None
-        chosen = empty_parameter(experts, dtype=torch.float32) if self.spec.choice_bias else None
+        chosen = (
+            empty_parameter(experts, dtype=torch.float32) if self.spec.correction_bias else None
+        )
         self.router_bias: nn.Parameter | None
-        self.choice_bias: nn.Parameter | None
+        self.correction_bias: nn.Parameter | None
         self.register_parameter("router_bias", bias)
-        self.register_parameter("choice_bias", chosen)
+        self.register_parameter("correction_bias", chosen)
         self.router_norm = optional_norm(
             self.spec.router_norm, hidden, context, weights, f"{layer}.{names.router_norm}"
         )
@@ -108,57 +105,64 @@ class Moe(nn.Module):
         self.register_parameter("expert_scale", scale)
         if scale is not None:
             weights.add(
-                f"{layer}.{names.expert_scale}", (experts,), lambda tensor: place(scale, tensor)
+                f"{layer}.{names.expert_scale}",
+                (experts,),
+                lambda tensor: assign_weight(scale, tensor),
             )
         if bias is not None:
             weights.add(
-                f"{layer}.{names.router}.bias", (experts,), lambda tensor: place(bias, tensor)
+                f"{layer}.{names.router}.bias",
+                (experts,),
+                lambda tensor: assign_weight(bias, tensor),
             )
         if chosen is not None:
-            shape = (1, experts) if names.choice_bias_row else (experts,)
+            shape = (1, experts) if names.correction_bias_row else (experts,)
             weights.add(
-                f"{layer}.{names.choice_bias}",
+                f"{layer}.{names.correction_bias}",
                 shape,
-                lambda tensor: fill(chosen.data, tensor.view(-1)),
+                lambda tensor: copy_weight(chosen.data, tensor.view(-1)),
             )
 
     def forward(self, x: torch.Tensor, routed_by: torch.Tensor | None = None) -> torch.Tensor:
-        """Return [n, hidden]; the router reads `routed_by` where it is not x."""
+        """Return [n, hidden]; the router reads `routed_by`, by default x."""
         read = x if routed_by is None else routed_by
         if self.router_norm is not None:
             read = self.router_norm(read)
         read = read.to(self.router.dtype)
-        logits = self.adapted_router(
+        logits = self.router_adapter(
             read, self._ops.linear(read, self.router, self.router_bias)
         ).float()  # [n, experts]
         if self.spec.router_scale != 1.0:
             logits = logits * self.spec.router_scale
-        shares, experts = choose(self.spec, logits, self.choice_bias)
+        shares, experts = select_experts(self.spec, logits, self.correction_bias)
         if self.expert_scale is not None:
             shares = shares * self.expert_scale[experts].float()
-        kept = None
+        identity_weight = None
         if self.spec.zero_experts:
-            whole = experts >= self.spec.experts
-            kept = (shares * whole).sum(-1, keepdim=True)
-            shares = shares.masked_fill(whole, 0.0)
-            experts = experts.masked_fill(whole, 0)
+            is_identity = experts >= self.spec.experts
+            identity_weight = (shares * is_identity).sum(-1, keepdim=True)
+            shares = shares.masked_fill(is_identity, 0.0)
+            experts = experts.masked_fill(is_identity, 0)
         out = self._routed(x if self.latent_in is None else self.latent_in(x), shares, experts)
-        if kept is not None:
-            out = out + x * kept.to(x.dtype)
+        if identity_weight is not None:
+            out = out + x * identity_weight.to(x.dtype)
         if self.latent_out is not None:
             out = self.latent_out(out)
         if self.shared is None:
             return out
         shared: torch.Tensor = self.shared(x)
-        if self.shared_share is not None:
+        if self.shared_expert_gate is not None:
             shared = (
-                shared * self.adapted_share(x, self._ops.linear(x, self.shared_share)).sigmoid()
+                shared
+                * self.shared_gate_adapter(
+                    x, self._ops.linear(x, self.shared_expert_gate)
+                ).sigmoid()
             )
         return out + shared
 
     def _routed(self, x: torch.Tensor, shares: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
-        """Return what the chosen experts give."""
-        if self.spec.scaled_input:
+        """Return the output of the chosen experts, summed over ranks."""
+        if self.spec.router_weight_on_input:
             return self._scaled(x, shares, experts)
         out = self._group.all_reduce(self.experts(x, shares, experts))
         if self.experts.down_bias is None:
@@ -176,3 +180,73 @@ class Moe(nn.Module):
         parts = (x[:, None] * shares[..., None].to(x.dtype)).flatten(0, 1)  # [n * k, hidden]
         out = self.experts(parts, torch.ones_like(shares).view(-1, 1), experts.view(-1, 1))
         return self._group.all_reduce(out.view(count, top_k, -1).sum(1))
+
+
+def select_experts(
+    spec: MoeSpec, logits: torch.Tensor, bias: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return expert weights and experts, [n, top_k] each, for float32 router logits [n,
+    experts].
+    """
+    if spec.score == "sparsemixer":
+        return _sparsemixer(logits, spec.top_k, spec.jitter)
+    scores = logits.softmax(-1) if spec.score == "softmax" else logits.sigmoid()
+    choice_scores = scores if bias is None else scores + bias
+    if spec.groups > 1:
+        choice_scores = _best_groups(spec, choice_scores)
+    shares, experts = choice_scores.topk(spec.top_k, dim=-1)
+    if choice_scores is not scores:
+        shares = scores.gather(-1, experts)
+    if spec.renormalize:
+        shares = shares / shares.sum(-1, keepdim=True)
+    return (shares if spec.scale == 1.0 else shares * spec.scale), experts
+
+
+def _best_groups(spec: MoeSpec, choice_scores: torch.Tensor) -> torch.Tensor:
+    """Return the scores, with -inf for experts outside the best groups."""
+    grouped = choice_scores.view(-1, spec.groups, spec.experts // spec.groups)
+    worth = grouped.topk(spec.group_top_k, dim=-1).values.sum(-1)  # [n, groups]
+    best = worth.topk(spec.topk_groups, dim=-1).indices
+    is_out = torch.ones_like(worth, dtype=torch.bool).scatter_(1, best, False)
+    return grouped.masked_fill(is_out[..., None], float("-inf")).view_as(choice_scores)
+
+
+def _sparsemixer(
+    logits: torch.Tensor, top_k: int, jitter: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return sparsemixer's experts one by one; each weight is a softmax over near-equal scores."""
+    left = logits
+    shares = []
+    experts = []
+    for _ in range(top_k):
+        best, expert = left.max(dim=-1, keepdim=True)
+        is_far = (best - logits) / logits.abs().clamp(min=best) > 2 * jitter
+        shares.append(left.masked_fill(is_far, float("-inf")).softmax(-1).gather(-1, expert))
+        experts.append(expert)
+        left = left.scatter(-1, expert, float("-inf"))
+    return torch.cat(shares, -1), torch.cat(experts, -1)
+
+
+class ParallelMoe(nn.Module):
+    """Experts next to a dense MLP; both outputs are normalised and summed."""
+
+    def __init__(
+        self,
+        spec: ParallelExpertsSpec,
+        hidden: int,
+        names: WeightNames,
+        layer: str,
+        context: BuildContext,
+        weights: WeightMap,
+    ) -> None:
+        super().__init__()
+        self.moe = Moe(spec.moe, hidden, names, layer, context, weights)
+        self.norm_in, self.norm_out, self.norm_mlp = (
+            make_norm(spec.norm, hidden, context, weights, f"{layer}.{name}")
+            for name in (names.moe_norm_in, names.moe_norm_out, names.mlp_norm_out)
+        )
+
+    def forward(self, fed: torch.Tensor, stream: torch.Tensor) -> torch.Tensor:
+        """Return the sum of what the MLP gave and of what experts make of the stream."""
+        experts = self.moe(self.norm_in(stream), routed_by=stream)
+        return self.norm_mlp(fed) + self.norm_out(experts)  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Normalisation layers, each with the fused form that adds to the residual stream first."""
+"""Norm layers, each with a fused form that adds to the residual stream first."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from core.models.layers.weights import WeightMap, empty_parameter, fill, place
+from core.models.layers.weights import WeightMap, assign_weight, copy_weight, empty_parameter
 
 if TYPE_CHECKING:
     from core.contracts import BuildContext
-    from core.model_spec.parts import NormSpec
+    from core.model_spec.attention import NormSpec
 
 
 class RmsNorm(nn.Module):
@@ -28,7 +28,9 @@ class RmsNorm(nn.Module):
         self._add_norm = context.ops.add_rms_norm
         if spec.weight:
             self.weight = empty_parameter(width, dtype=context.dtype)
-            weights.add(f"{prefix}.weight", (width,), lambda tensor: place(self.weight, tensor))
+            weights.add(
+                f"{prefix}.weight", (width,), lambda tensor: assign_weight(self.weight, tensor)
+            )
         else:
             self.weight = nn.Parameter(torch.ones(width, dtype=context.dtype), requires_grad=False)
 
@@ -37,7 +39,7 @@ class RmsNorm(nn.Module):
         return self._norm(x, self.weight, self._eps, self._offset)
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the normalised sum and the sum; either input may be overwritten."""
+        """Return the normalised sum and the sum; may modify both inputs."""
         return self._add_norm(x, residual, self.weight, self._eps, self._offset)
 
 
@@ -60,10 +62,10 @@ class LayerNorm(nn.Module):
             weights.add(
                 f"{prefix}.weight",
                 (width,),
-                lambda tensor: _place_plus(weight, tensor, spec.offset),
+                lambda tensor: _assign_with_offset(weight, tensor, spec.offset),
             )
         if bias is not None:
-            weights.add(f"{prefix}.bias", (width,), lambda tensor: place(bias, tensor))
+            weights.add(f"{prefix}.bias", (width,), lambda tensor: assign_weight(bias, tensor))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the normalised x."""
@@ -81,7 +83,7 @@ Norm = RmsNorm | LayerNorm
 def make_norm(
     spec: NormSpec, width: int, context: BuildContext, weights: WeightMap, prefix: str
 ) -> Norm:
-    """Return the layer a spec describes, reading its tensors from `prefix`."""
+    """Return the norm layer of a spec, with tensors under `prefix`."""
     kind = RmsNorm if spec.kind == "rms" else LayerNorm
     return kind(spec, width, context, weights, prefix)
 
@@ -89,15 +91,15 @@ def make_norm(
 def optional_norm(
     spec: NormSpec | None, width: int, context: BuildContext, weights: WeightMap, prefix: str
 ) -> Norm | None:
-    """Return the layer a spec describes, None for None."""
+    """Return the norm layer of a spec; None for None."""
     return None if spec is None else make_norm(spec, width, context, weights, prefix)
 
 
 class HeadsNorm(nn.Module):
-    """A norm over each head, every head with its own weights.
+    """A norm per head with separate weights for each head.
 
-    The checkpoint has them in one tensor [heads, head_size], or in one per head where `prefix` has
-    a `{}`. A rank holds the heads of its part of `parts`; ranks with an equal part hold copies.
+    The checkpoint has one tensor [heads, head_size], or one per head if `prefix` has a `{}`. Heads
+    are split into `parts`; with fewer parts than ranks, ranks hold copies.
     """
 
     def __init__(
@@ -117,12 +119,14 @@ class HeadsNorm(nn.Module):
         self.weight = empty_parameter(len(own), size, dtype=context.dtype)
         if "{}" not in prefix:
             weights.add(
-                f"{prefix}.weight", shape, lambda tensor: fill(self.weight.data, tensor[part])
+                f"{prefix}.weight",
+                shape,
+                lambda tensor: copy_weight(self.weight.data, tensor[part]),
             )
             return
         for head in range(heads):
             row = self.weight.data[head - own.start] if head in own else None
-            weights.add(f"{prefix.format(head)}.weight", (size,), partial(_fill_own, row))
+            weights.add(f"{prefix.format(head)}.weight", (size,), partial(_copy_own_row, row))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return x [n, heads, head_size] normalised."""
@@ -133,14 +137,14 @@ def _without_weight(spec: NormSpec) -> NormSpec:
     return type(spec)(kind=spec.kind, eps=spec.eps, weight=False)
 
 
-def _fill_own(row: torch.Tensor | None, tensor: torch.Tensor) -> None:
+def _copy_own_row(row: torch.Tensor | None, tensor: torch.Tensor) -> None:
     if row is not None:
-        fill(row, tensor)
+        copy_weight(row, tensor)
 
 
-def _place_plus(parameter: nn.Parameter, tensor: torch.Tensor, offset: float) -> None:
-    if offset:  # the file's own memory must not change
-        fill(parameter.data, tensor)
+def _assign_with_offset(parameter: nn.Parameter, tensor: torch.Tensor, offset: float) -> None:
+    if offset:  # the tensor may be mapped from the file and must not change
+        copy_weight(parameter.data, tensor)
         parameter.data += offset
     else:
-        place(parameter, tensor)
+        assign_weight(parameter, tensor)

@@ -1,5 +1,101 @@
-"""The ranks that hold one model, where models look for them."""
+"""Tensor-parallel groups and pipelines of rank processes, over torch.distributed.
+
+Ranks find each other through a file in a private folder and communicate over the loopback interface
+only. Nothing is pickled: only tensors of known shapes are sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Final
+
+import torch
+import torch.distributed
 
 from core.contracts.parallel import ParallelGroup, Pipeline
 
-__all__ = ["ParallelGroup", "Pipeline"]
+_dist: Any = torch.distributed  # its names have no type information
+LOOPBACK: Final = "127.0.0.1"
+COLLECTIVE_TIMEOUT: Final = timedelta(hours=1)
+"""Timeout of a collective; the executor detects a dead rank earlier."""
+
+Connect = Callable[[Any, int, int], Any]
+"""Maps a store, a rank and a size to a process group of torch.distributed."""
+
+
+def gloo(store: Any, rank: int, size: int) -> Any:
+    """Return a Gloo group of CPU ranks on this machine."""
+    backend = _dist.ProcessGroupGloo
+    options = backend._Options()
+    options._devices = [backend.create_device(hostname=LOOPBACK)]
+    options._timeout = COLLECTIVE_TIMEOUT
+    return backend(store, rank, size, options)
+
+
+def meet(
+    folder: str, rank: int, tensor: int, pipeline: int, connect: Connect = gloo
+) -> tuple[ParallelGroup, Pipeline]:
+    """Return this rank's tensor-parallel group and pipeline; blocks until both are complete.
+
+    `folder` is private to the ranks of one model. Ranks are numbered stage by stage, with `tensor`
+    ranks per stage.
+    """
+    store = _dist.FileStore(f"{folder}/ranks", tensor * pipeline)
+    stage, tensor_rank = divmod(rank, tensor)
+
+    def group_of(name: str, own: int, size: int) -> Any:
+        return connect(_dist.PrefixStore(name, store), own, size)
+
+    group = (
+        ParallelGroup()
+        if tensor == 1
+        else Group(group_of(f"tensor {stage}", tensor_rank, tensor), tensor, tensor_rank)
+    )
+    if pipeline == 1:
+        return group, Pipeline()
+    return group, Chain(group_of(f"pipeline {tensor_rank}", stage, pipeline), pipeline, stage)
+
+
+class Group(ParallelGroup):
+    """Tensor-parallel group: its ranks split every layer."""
+
+    def __init__(self, process_group: Any, size: int, rank: int) -> None:
+        super().__init__(size, rank)
+        self._group = process_group
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the sum of x over the ranks, bitwise equal on all ranks."""
+        x = x.contiguous()
+        self._group.allreduce([x]).wait()
+        return x
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the concatenation of all ranks' x along the last dimension."""
+        parts = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(self.size)]
+        self._group.allgather([parts], [x.contiguous()]).wait()
+        return torch.cat(parts, -1)
+
+
+class Chain(Pipeline):
+    """Pipeline of stages, each with a range of the layers."""
+
+    def __init__(self, process_group: Any, size: int, rank: int) -> None:
+        super().__init__(size, rank)
+        self._group = process_group
+        self._from_last = _dist.BroadcastOptions()
+        self._from_last.rootRank = size - 1
+
+    def send(self, x: torch.Tensor) -> None:
+        """Send x to the next stage."""
+        self._group.send([x.contiguous()], self.rank + 1, 0).wait()
+
+    def receive(self, x: torch.Tensor) -> torch.Tensor:
+        """Receive x from the previous stage."""
+        self._group.recv([x], self.rank - 1, 0).wait()
+        return x
+
+    def from_last(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the last stage's x on every stage."""
+        self._group.broadcast([x], self._from_last).wait()
+        return x

@@ -1,4 +1,4 @@
-"""What comes behind a pooler: small products. Computed in float32, on every rank."""
+"""The dense layers after a pooler, in float32 and on every rank."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from core.models.layers.weights import WeightMap, empty_parameter, place
+from core.models.layers.weights import WeightMap, assign_weight, empty_parameter
 from core.models.ops.reference import gelu_tanh, layer_norm, rms_norm
 
 if TYPE_CHECKING:
-    from core.model_spec.parts import NormSpec
+    from core.model_spec.attention import NormSpec
     from core.model_spec.pooling import DenseSpec, PoolingSpec
 
 ACTIVATIONS: Final[dict[str, Callable[[torch.Tensor], torch.Tensor]]] = {
@@ -28,7 +28,7 @@ ACTIVATIONS: Final[dict[str, Callable[[torch.Tensor], torch.Tensor]]] = {
 
 
 class PoolingHead(nn.Module):
-    """All the layers behind the pooler, one after the other."""
+    """The dense layers of a pooling model, in order."""
 
     def __init__(self, spec: PoolingSpec, width: int, weights: WeightMap) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class PoolingHead(nn.Module):
 
 
 class Dense(nn.Module):
-    """activation(x @ weight.T + bias), then perhaps a norm."""
+    """activation(x @ weight.T + bias), with an optional norm and residual."""
 
     def __init__(self, spec: DenseSpec, width: int, weights: WeightMap) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Dense(nn.Module):
     ) -> nn.Parameter:
         parameter = empty_parameter(*shape, dtype=torch.float32)
         self.register_parameter(name, parameter)
-        weights.add(stored, shape, lambda tensor: place(parameter, tensor))
+        weights.add(stored, shape, lambda tensor: assign_weight(parameter, tensor))
         return parameter
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

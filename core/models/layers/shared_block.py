@@ -1,10 +1,12 @@
-"""A transformer whose weights several layers share: each use has a cache, products of low rank and
-a last product of its own.
+"""Transformer block shared by several layers (Zamba2).
+
+Each use has its own cache, low-rank adapters and output projection.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,22 +14,20 @@ from torch import nn
 
 from core.contracts import AttentionParams
 from core.model_spec.kv import FullAttention
-from core.models.layers.activation import make_activation
 from core.models.layers.linear import Linear, Slice
+from core.models.layers.mlp import make_activation
 from core.models.layers.norm import make_norm
 
 if TYPE_CHECKING:
     from core.contracts import BuildContext
-    from core.model_spec.attention import AttentionSpec
-    from core.model_spec.decoder import SharedSpec
-    from core.models.layers.rotary import Rotary
+    from core.model_spec.attention import AttentionSpec, NormSpec
+    from core.model_spec.layer import SharedBlockSpec
+    from core.models.layers.positions import Rotary
     from core.models.layers.weights import WeightMap
 
 
 class LowRank(nn.Module):
-    """What one use adds to a shared product: for each prefix, a narrow product and one from there
-    to its slices.
-    """
+    """Low-rank adapters of one use: a down projection per prefix, then an up projection."""
 
     def __init__(
         self,
@@ -51,15 +51,58 @@ class LowRank(nn.Module):
         return torch.cat([up(part) for up, part in zip(self.ups, narrow, strict=True)], -1)
 
 
+@dataclass(frozen=True, slots=True)
+class _StoredLayers:
+    """The layers that all uses of the block share: built at the first use."""
+
+    prefix: str
+    context: BuildContext
+    weights: WeightMap
+
+    def linear(
+        self, name: str, width: int, slices: Sequence[Slice], split: str, bias: bool = False
+    ) -> Linear:
+        """Return the linear layer of this name."""
+        prefix = f"{self.prefix}.{name}"
+        return self.weights.shared(
+            prefix,
+            lambda: Linear(
+                self.context, self.weights, prefix, width, slices, split=split, bias=bias
+            ),
+        )
+
+    def norm(self, name: str, spec: NormSpec, width: int) -> Any:
+        """Return the norm of this name."""
+        prefix = f"{self.prefix}.{name}"
+        return self.weights.shared(
+            prefix, lambda: make_norm(spec, width, self.context, self.weights, prefix)
+        )
+
+
+def _attention_adapters(
+    spec: SharedBlockSpec,
+    sizes: Mapping[str, int],
+    width: int,
+    context: BuildContext,
+    weights: WeightMap,
+) -> LowRank | None:
+    """Return the adapters of queries, keys and values for this use; None without any."""
+    if not spec.adapts_attention:
+        return None
+    lists = f"{spec.stored}.self_attn.linear_{{}}_adapter_list.{spec.use}"
+    parts = [(lists.format(name), [Slice(name, size)]) for name, size in sizes.items()]
+    return LowRank(parts, width, spec.rank, context, weights)
+
+
 class SharedBlock(nn.Module):
-    """One use. Attention and MLP follow each other behind a norm each; nothing is added between."""
+    """One use of the shared block: norm, attention, norm, MLP, without residual connections."""
 
     source = None
-    """No layer attends to another's keys."""
+    """Keys and values are never shared between layers."""
 
     def __init__(
         self,
-        spec: SharedSpec,
+        spec: SharedBlockSpec,
         attention: AttentionSpec,
         hidden: int,
         layer: str,
@@ -72,10 +115,8 @@ class SharedBlock(nn.Module):
         stored = spec.stored
         mlp = spec.mlp
         read = 2 * hidden
-        heads, kv_heads = (
-            group.share(attention.heads, "heads"),
-            group.share(attention.kv_heads, "key-value heads"),
-        )
+        heads = group.share(attention.heads, "heads")
+        kv_heads = group.share(attention.kv_heads, "key-value heads")
         size = attention.head_size
         self.kv_spec = FullAttention(kv_heads, size, str(context.dtype).removeprefix("torch."))
         self.params = AttentionParams(
@@ -84,22 +125,7 @@ class SharedBlock(nn.Module):
         self.cache: torch.Tensor | None = None
         self._backend = context.attention
         self._rotary = rotary
-
-        def shared(
-            name: str, width: int, slices: Sequence[Slice], split: str, bias: bool = False
-        ) -> Linear:
-            prefix = f"{stored}.{name}"
-            return weights.once(
-                prefix,
-                lambda: Linear(context, weights, prefix, width, slices, split=split, bias=bias),
-            )
-
-        def norm(name: str, width: int) -> Any:
-            prefix = f"{stored}.{name}"
-            return weights.once(
-                prefix, lambda: make_norm(spec.norm, width, context, weights, prefix)
-            )
-
+        layers = _StoredLayers(stored, context, weights)
         sizes = {
             "q": attention.heads * size,
             "k": attention.kv_heads * size,
@@ -108,23 +134,19 @@ class SharedBlock(nn.Module):
         heads_of = [
             Slice(name, width, f"{stored}.self_attn.{name}_proj") for name, width in sizes.items()
         ]
-        self.norm_in = norm("input_layernorm", read)
-        self.norm_mlp = norm("pre_ff_layernorm", hidden)
-        self.qkv = shared("self_attn.qkv", read, heads_of, "rows")
-        self.out = shared("self_attn.o_proj", sizes["q"], [Slice("o", hidden)], "columns")
+        self.norm_in = layers.norm("input_layernorm", spec.norm, read)
+        self.norm_mlp = layers.norm("pre_ff_layernorm", spec.norm, hidden)
+        self.qkv = layers.linear("self_attn.qkv", read, heads_of, "rows")
+        self.out = layers.linear("self_attn.o_proj", sizes["q"], [Slice("o", hidden)], "columns")
         both = [Slice("gate", mlp.width), Slice("up", mlp.width)]
-        self.up = shared("feed_forward.gate_up_proj", hidden, both, "rows", mlp.bias)
-        self.down = shared(
+        self.up = layers.linear("feed_forward.gate_up_proj", hidden, both, "rows", mlp.bias)
+        self.down = layers.linear(
             "feed_forward.down_proj", mlp.width, [Slice("down", hidden)], "columns", mlp.bias
         )
         self.activate = make_activation(
             mlp.activation, gated=True, prefix="", context=context, weights=weights
         )
-        self.adapt_qkv: LowRank | None = None
-        if spec.adapts_attention:
-            lists = f"{stored}.self_attn.linear_{{}}_adapter_list.{spec.use}"
-            parts = [(lists.format(name), [Slice(name, width)]) for name, width in sizes.items()]
-            self.adapt_qkv = LowRank(parts, read, spec.rank, context, weights)
+        self.adapt_qkv = _attention_adapters(spec, sizes, read, context, weights)
         prefix = f"{stored}.feed_forward.gate_up_proj_adapter_list.{spec.use}"
         self.adapt_up = LowRank([(prefix, both)], hidden, spec.rank, context, weights)
         self.last = Linear(context, weights, f"{layer}.linear", hidden, [Slice("out", hidden)])
@@ -132,9 +154,7 @@ class SharedBlock(nn.Module):
     def forward(
         self, x: torch.Tensor, embedded: torch.Tensor, positions: torch.Tensor, plan: Any
     ) -> torch.Tensor:
-        """Return [n, hidden] for the stream and the tokens' embedding; keys and values go to the
-        cache.
-        """
+        """Return [n, hidden] for the residual stream and the token embedding."""
         x = self.norm_in(torch.cat([x, embedded], -1))
         product = self.qkv(x)
         if self.adapt_qkv is not None:
@@ -148,4 +168,5 @@ class SharedBlock(nn.Module):
         assert self.cache is not None, "bind_kv was not called"
         out = self._backend.attend(self.params, query, key, value, self.cache, plan)
         x = self.norm_mlp(self.out(out.reshape(len(x), -1)))
-        return self.last(self.down(self.activate(self.up(x) + self.adapt_up(x))))  # type: ignore[no-any-return]
+        result: torch.Tensor = self.last(self.down(self.activate(self.up(x) + self.adapt_up(x))))
+        return result

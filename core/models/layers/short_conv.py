@@ -1,4 +1,4 @@
-"""The short convolution in front of most recurrent layers: each channel with its last few tokens."""
+"""Short causal convolution over the last few tokens of each channel, and LFM2's gated form."""
 
 from __future__ import annotations
 
@@ -9,24 +9,27 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from core.models.layers.weights import empty_parameter, fill
+from core.model_spec.kv import RecurrentState
+from core.models.layers.linear import Linear, Slice
+from core.models.layers.weights import copy_weight, empty_parameter
 
 if TYPE_CHECKING:
     from core.contracts import BuildContext
+    from core.model_spec.recurrent import GatedConvSpec
     from core.models.layers.linear import Slice
-    from core.models.layers.state import Run
+    from core.models.layers.state import SegmentGroup, StatePlan, States
     from core.models.layers.weights import WeightMap
 
-Place = tuple[slice, slice]
-"""Channels of ours, and those of a checkpoint's tensor that they are."""
+
+ChannelMap = tuple[slice, slice]
+"""This rank's channels, and their rows in a checkpoint tensor."""
 
 
 class ShortConv(nn.Module):
-    """What it keeps of a sequence are its last `kernel - 1` inputs: `state_part`, one part of its
-    layer's state.
+    """Causal convolution per channel; its state (`state_part`) is the last `kernel - 1` inputs.
 
-    `slices` are the channels, split over ranks. Those without a prefix of their own are in one
-    tensor under `prefix`.
+    `slices` are the channels, split over ranks. Slices without their own prefix are in one tensor
+    under `prefix`.
     """
 
     def __init__(
@@ -51,27 +54,32 @@ class ShortConv(nn.Module):
         self.register_parameter(
             "bias", empty_parameter(channels, dtype=context.dtype) if bias else None
         )
-        places: dict[str, list[Place]] = {}
+        channel_maps: dict[str, list[ChannelMap]] = {}
         total: dict[str, int] = {}
         start = 0
         for part, rows in zip(slices, own, strict=True):
             name = part.prefix or prefix
             end = start + rows.stop - rows.start
             before = total.get(name, 0)
-            places.setdefault(name, []).append(
+            channel_maps.setdefault(name, []).append(
                 (slice(start, end), slice(before + rows.start, before + rows.stop))
             )
-            total[name], start = before + part.size, end
+            total[name] = before + part.size
+            start = end
         for name, size in total.items():
             weights.add(
                 f"{name}.weight",
                 (size, 1, kernel),
-                partial(_take, self.weight.data.T[:, None], places[name]),
+                partial(_load_channels, self.weight.data.T[:, None], channel_maps[name]),
             )
             if self.bias is not None:
-                weights.add(f"{name}.bias", (size,), partial(_take, self.bias.data, places[name]))
+                weights.add(
+                    f"{name}.bias",
+                    (size,),
+                    partial(_load_channels, self.bias.data, channel_maps[name]),
+                )
 
-    def forward(self, x: torch.Tensor, run: Run, states: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, run: SegmentGroup, states: torch.Tensor) -> torch.Tensor:
         """Return [n, length, channels] for the segments of a run; `states` is this part of the
         layer's cache.
         """
@@ -80,10 +88,58 @@ class ShortConv(nn.Module):
         return out
 
 
-def _take(target: torch.Tensor, places: Sequence[Place], tensor: torch.Tensor) -> None:
-    for to, rows in places:
-        fill(target[to], tensor[rows])
+def _load_channels(
+    target: torch.Tensor, channel_maps: Sequence[ChannelMap], tensor: torch.Tensor
+) -> None:
+    for to, rows in channel_maps:
+        copy_weight(target[to], tensor[rows])
 
 
 def _dtype(chosen: str, dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.") if chosen == "auto" else chosen
+
+
+class GatedConv(nn.Module):
+    """Short convolution between two gates (LFM2), its channels split over ranks.
+
+    State: the convolution's last inputs.
+    """
+
+    def __init__(
+        self,
+        spec: GatedConvSpec,
+        hidden: int,
+        prefix: str,
+        context: BuildContext,
+        weights: WeightMap,
+    ) -> None:
+        super().__init__()
+        slices = [Slice(name, hidden) for name in ("before", "after", "x")]
+        self.in_proj = Linear(
+            context, weights, f"{prefix}.in_proj", hidden, slices, split="rows", bias=spec.bias
+        )
+        self.conv = ShortConv(
+            slices[2:],
+            spec.kernel,
+            context,
+            weights,
+            f"{prefix}.conv",
+            bias=spec.bias,
+            activate=False,
+        )
+        out = [Slice("out", hidden)]
+        self.out_proj = Linear(
+            context, weights, f"{prefix}.out_proj", hidden, out, split="columns", bias=spec.bias
+        )
+        self.kv_spec = RecurrentState((self.conv.state_part,))
+        self.cache: States | None = None
+
+    def forward(self, x: torch.Tensor, plan: StatePlan) -> torch.Tensor:
+        """Return [num_tokens, hidden]; states go to the cache."""
+        before, after, x = self.in_proj(x).chunk(3, -1)
+        result: torch.Tensor = self.out_proj(after * plan.compute(self._segments, before * x))
+        return result
+
+    def _segments(self, run: SegmentGroup, fed: torch.Tensor) -> torch.Tensor:
+        assert self.cache is not None, "bind_kv was not called"
+        return self.conv(fed, run, self.cache[0])  # type: ignore[no-any-return]

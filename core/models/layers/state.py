@@ -1,15 +1,13 @@
-"""Which recurrent states a step reads and writes, and in which order: worked out on the host, once
-per step and group.
+"""Plans which recurrent states a step reads and writes; computed on the host, once per step and
+group.
 
-A step's tokens of one sequence are cut where blocks end. Such a segment reads the state of the
-block that holds the position before it and writes its own block's. Segments of equal length are
-computed together, as [n, length, ...]; those that read what others of the same step write come
-after them. That may be another sequence: one that begins alike is given the other's blocks in the
-step that fills them.
+A sequence's tokens of a step are split at block boundaries into segments. A segment reads the state
+of the block of the preceding position and writes the state of its own block. Segments of equal
+length are computed together, as [n, length, ...]. A segment that reads a state written in the same
+step is computed after it, even if another sequence with the same prefix writes it.
 
-Guesses are segments of one token each, whose states go to spare places. Once it is known how many
-hold, the state behind the last of these is copied to its block, and so are those at boundaries
-before it.
+Each draft token is its own segment, which writes a spare state. After verification, the state of
+the last accepted token, and accepted states at block boundaries, are copied to their blocks.
 """
 
 from __future__ import annotations
@@ -31,16 +29,13 @@ if TYPE_CHECKING:
 
 Ints = npt.NDArray[np.int64]
 States = tuple[torch.Tensor, ...]
-"""A layer's cache: for each part of its state, [num_blocks, *shape].
-
-Block 0 is the state before the first token.
-"""
+"""A layer's cache: [num_blocks, *shape] per part of the state. Block 0 is the initial state."""
 LayerCache = torch.Tensor | States
-"""What a caching layer is given: one tensor for attention, the parts of a state otherwise."""
+"""Cache of a layer: one tensor for attention, the parts of the state for recurrent layers."""
 
 
 def state_views(memory: torch.Tensor, spec: RecurrentState, num_blocks: int) -> States:
-    """Return a layer's memory, uint8, as its cache."""
+    """Return views of a layer's uint8 memory as its cache."""
     pages = torch.split(memory.view(num_blocks, -1), spec.part_bytes, dim=1)
     return tuple(
         page[:, : math.prod(shape) * DTYPE_BYTES[dtype]]
@@ -50,8 +45,8 @@ def state_views(memory: torch.Tensor, spec: RecurrentState, num_blocks: int) -> 
     )
 
 
-def with_spare(layers: Sequence[LayerKV], states: int, blocks: int) -> list[LayerKV]:
-    """Return what layers keep, with so many spare states, or blocks of attention, beside."""
+def with_spare_blocks(layers: Sequence[LayerKV], states: int, blocks: int) -> list[LayerKV]:
+    """Return the layers' cache specs with spare states, or spare blocks of attention."""
     return [
         LayerKV(
             each.name,
@@ -62,57 +57,57 @@ def with_spare(layers: Sequence[LayerKV], states: int, blocks: int) -> list[Laye
 
 
 def state_dtype(context: BuildContext) -> str:
-    """Return the dtype of what layers keep of all tokens."""
+    """Return the dtype of the recurrent state."""
     chosen = (context.state_dtype, context.conv_state_dtype)
     return next((dtype for dtype in chosen if dtype != "auto"), "float32")
 
 
 def prepare(backend: AttentionBackend, inputs: AttentionInputs | StatePlan) -> Any:
-    """Return what layers of one group are given in a step."""
+    """Return the plan that the layers of one group get in a step."""
     return inputs if isinstance(inputs, StatePlan) else backend.prepare(inputs)
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class SegmentGroup:
     """Segments of equal length, computed together."""
 
     count: int
     length: int
     tokens: slice | torch.Tensor
-    """Their places in the step, segment by segment."""
+    """Token indices in the step, segment by segment."""
     reads: torch.Tensor
-    """[count] int64: the block of each segment's first state, 0 for the beginning of a sequence."""
+    """[count] int64: block of each segment's initial state; 0 at the start of a sequence."""
     writes: torch.Tensor
-    """[count] int64: the block its last state goes to, often the same."""
+    """[count] int64: block of each segment's final state."""
 
     def take(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the rows of x [num_tokens, ...] that are computed here, as [count, length, ...]."""
+        """Return the segments' rows of x [num_tokens, ...], as [count, length, ...]."""
         return x[self.tokens].view(self.count, self.length, *x.shape[1:])
 
     def load(self, states: torch.Tensor) -> torch.Tensor:
-        """Return the first state of each segment [count, *shape], a copy."""
+        """Return a copy of the initial state of each segment, [count, *shape]."""
         return states.index_select(0, self.reads)
 
     def store(self, states: torch.Tensor, last: torch.Tensor) -> None:
-        """Keep the last state of each segment, in the dtype of the cache."""
+        """Write the final state of each segment, in the dtype of the cache."""
         states.index_copy_(0, self.writes, last.to(states.dtype))
 
 
 @dataclass(frozen=True, slots=True)
-class Guessed:
-    """Sequences with guesses. What does not hold is copied to where it stands."""
+class DraftStates:
+    """States of draft tokens. A rejected state is copied to itself, which changes nothing."""
 
     samples: torch.Tensor
-    """[n] their places among those that sample."""
+    """[n] index of each sequence among the sampling rows."""
     spare: torch.Tensor
-    """[n] the place of the state behind each one's first guess."""
+    """[n] spare block of the state after each sequence's first draft token."""
     blocks: torch.Tensor
-    """[n, most guesses] the block of each guess's position."""
+    """[n, max drafts] block of each draft token's position."""
     full: tuple[torch.Tensor, torch.Tensor]
-    """[m] of guesses at the end of a block: the sequence, and how many guesses stand before it."""
+    """[m] draft tokens that end a block: the sequence, and the number of drafts before."""
 
     def moves(self, accepted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the places of states that hold, and where they go."""
+        """Return source and destination blocks of the accepted states."""
         right = accepted[self.samples] - 1
         rows = torch.cat((torch.arange(len(right), device=right.device), self.full[0]))
         before = torch.cat((right - 1, self.full[1]))
@@ -123,27 +118,23 @@ class Guessed:
 
 @dataclass(frozen=True, slots=True)
 class StatePlan:
-    """One state group in one step.
+    """One state group in one step; every state is written before it is read."""
 
-    Runs are in an order in which every state is written before it is read.
-    """
-
-    runs: tuple[Run, ...]
-    guessed: Guessed | None = None
-    """Where states behind guesses are."""
+    runs: tuple[SegmentGroup, ...]
+    drafts: DraftStates | None = None
+    """States of draft tokens; None: the step has none."""
 
     def keep(self, accepted: torch.Tensor, cache: States) -> None:
-        """Copy what holds of a layer's states behind guesses; accepted: [rows that sample] tokens."""
-        if self.guessed is not None:
-            sources, blocks = self.guessed.moves(accepted)
+        """Copy a layer's accepted draft states to their blocks; `accepted` is per sampling row."""
+        if self.drafts is not None:
+            sources, blocks = self.drafts.moves(accepted)
             for states in cache:
                 states.index_copy_(0, blocks, states.index_select(0, sources))
 
     def compute(self, function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> torch.Tensor:
-        """Return `function(run, *inputs)` for the tokens of every run, in the order of the step.
+        """Return `function(run, *inputs)` for every run, in the token order of the step.
 
-        Inputs are [num_tokens, ...]; the function gets them as [count, length, ...] and returns
-        such a tensor.
+        Inputs are [num_tokens, ...]; the function gets and returns [count, length, ...].
         """
         if len(self.runs) == 1:
             return function(self.runs[0], *map(self.runs[0].take, inputs)).flatten(0, 1)
@@ -158,30 +149,40 @@ class StatePlan:
 
 
 @dataclass(frozen=True, slots=True)
-class EvenPlan(StatePlan):
-    """One token of each sequence, none of which reads what another writes: a step that graphs may
-    hold, so it can be kept as
-    the plans of attention can (`AttentionBackend.graph_support`)."""
+class DecodeStatePlan(StatePlan):
+    """Plan of a decode step: one token per sequence, independent of each other.
+
+    CUDA graphs may capture it, so it has static copies like attention plans
+    (`AttentionBackend.graph_support`).
+    """
 
     padding: int = 0
-    """The place for states of padding."""
+    """Block for the states of padding rows."""
 
     @classmethod
-    def of(cls, places: torch.Tensor, padding: int) -> EvenPlan:
-        """Return the plan whose sequences read and write these blocks [2 * count]."""
-        count = len(places) // 2
-        return cls((Run(count, 1, slice(0, count), places[:count], places[count:]),), None, padding)
+    def from_blocks(cls, blocks: torch.Tensor, padding: int) -> DecodeStatePlan:
+        """Return the plan that reads and writes these blocks [2 * count]."""
+        count = len(blocks) // 2
+        return cls(
+            (SegmentGroup(count, 1, slice(0, count), blocks[:count], blocks[count:]),),
+            None,
+            padding,
+        )
 
-    def kept(self, max_len: int) -> EvenPlan:
-        """Return a plan of as many sequences in memory of its own, which changes no state until it
-        has taken a step: who
-        records one computes it several times, and a state is that of each token once."""
+    def to_static(self, max_len: int) -> DecodeStatePlan:
+        """Return a plan with its own buffers for the same number of sequences.
+
+        It writes the padding block until the first `copy_from`, because a capture runs it several
+        times and a state must advance once per token.
+        """
         del max_len
         run = self.runs[0]
-        return self.of(torch.cat((run.reads, run.writes)).fill_(self.padding), self.padding)
+        return self.from_blocks(
+            torch.cat((run.reads, run.writes)).fill_(self.padding), self.padding
+        )
 
-    def take(self, other: EvenPlan) -> None:
-        """Copy what another step of as many sequences reads and writes."""
+    def copy_from(self, other: DecodeStatePlan) -> None:
+        """Copy the blocks of a plan with the same number of sequences."""
         own = self.runs[0]
         theirs = other.runs[0]
         own.reads.copy_(theirs.reads)
@@ -189,15 +190,15 @@ class EvenPlan(StatePlan):
 
 
 @dataclass(frozen=True, slots=True)
-class Guesses:
-    """What a step guesses of those of its sequences that sample."""
+class DraftTokens:
+    """Draft tokens of the step's sampling sequences."""
 
     samples: Sequence[int]
-    """Indices of these sequences."""
+    """Indices of the sampling sequences."""
     counts: Ints
-    """Guesses of each, which are its last tokens."""
+    """Draft tokens of each sequence; they are its last tokens."""
     spare: int
-    """The first place for states behind guesses; there are as many as guesses."""
+    """First spare block; there is one per draft token."""
 
 
 def plan_states(
@@ -206,63 +207,63 @@ def plan_states(
     tables: npt.NDArray[np.int32],
     block_size: int,
     to_device: Callable[[Ints], torch.Tensor] = torch.from_numpy,
-    guesses: Guesses | None = None,
+    drafts: DraftTokens | None = None,
     padding: int = 0,
 ) -> StatePlan:
-    """Return the plan of a step that computes `counts` tokens of each sequence from `starts` on.
+    """Return the plan of a step that computes `counts` tokens of each sequence, from `starts`.
 
-    `tables` [num_seqs, most blocks] are their block tables. A sequence that reads another's block
-    stands behind it. `padding` is the block of sequences that are none.
+    `tables` [num_seqs, max blocks] are the block tables. A sequence that reads another's block
+    comes after it. `padding` is the block of padding rows.
     """
     each = np.arange(len(starts))
-    if guesses is None and len(starts) == int(counts.sum()):
+    if drafts is None and len(starts) == int(counts.sum()):
         reads = np.where(
             starts > 0, tables[each, np.maximum(starts - 1, 0) // block_size], 0
         ).astype(np.int64)
         writes = tables[each, starts // block_size].astype(np.int64)
         if not np.isin(reads[reads != writes], writes).any():
-            return EvenPlan.of(to_device(np.concatenate((reads, writes))), padding)
-    guessed = np.zeros_like(counts)
+            return DecodeStatePlan.from_blocks(to_device(np.concatenate((reads, writes))), padding)
+    num_drafts = np.zeros_like(counts)
     spare = np.zeros_like(counts)
-    if guesses is not None:
-        guessed[guesses.samples] = guesses.counts
-        spare[guesses.samples] = guesses.spare + np.cumsum(guesses.counts) - guesses.counts
-    waves = _waves(starts, counts, tables, block_size, guessed, spare)
+    if drafts is not None:
+        num_drafts[drafts.samples] = drafts.counts
+        spare[drafts.samples] = drafts.spare + np.cumsum(drafts.counts) - drafts.counts
+    waves = _waves(starts, counts, tables, block_size, num_drafts, spare)
     runs = [_run(length, segments) for (_, length), segments in sorted(waves)]
-    known = (
+    draft_states = (
         None
-        if guesses is None
-        else _guessed(starts + counts, tables, block_size, guesses, spare, to_device)
+        if drafts is None
+        else _draft_states(starts + counts, tables, block_size, drafts, spare, to_device)
     )
-    return StatePlan(tuple(_on_device(runs, to_device)), known)
+    return StatePlan(tuple(_on_device(runs, to_device)), draft_states)
 
 
-def _guessed(
+def _draft_states(
     ends: Ints,
     tables: npt.NDArray[np.int32],
     block_size: int,
-    guesses: Guesses,
+    drafts: DraftTokens,
     spare: Ints,
     to_device: Callable[[Ints], torch.Tensor],
-) -> Guessed:
-    samples = guesses.counts.nonzero()[0]
-    own = np.asarray(guesses.samples, dtype=np.int64)[samples]
-    counts = guesses.counts[samples]
-    ahead = np.arange(int(counts.max(initial=0)))
-    positions = (ends[own] - counts)[:, None] + ahead
+) -> DraftStates:
+    samples = drafts.counts.nonzero()[0]
+    own = np.asarray(drafts.samples, dtype=np.int64)[samples]
+    counts = drafts.counts[samples]
+    offsets = np.arange(int(counts.max(initial=0)))
+    positions = (ends[own] - counts)[:, None] + offsets
     blocks = tables[own[:, None], np.minimum(positions // block_size, tables.shape[1] - 1)].astype(
         np.int64
     )
     rows, before = (
-        (positions % block_size == block_size - 1) & (ahead < counts[:, None])
+        (positions % block_size == block_size - 1) & (offsets < counts[:, None])
     ).nonzero()
     arrays = samples, spare[own], blocks, rows, before
     on_samples, on_spare, on_blocks, *full = map(to_device, arrays)
-    return Guessed(on_samples, on_spare, on_blocks, (full[0], full[1]))
+    return DraftStates(on_samples, on_spare, on_blocks, (full[0], full[1]))
 
 
 Segment = tuple[int, int, int]
-"""Its first place in the step, the block it reads, the block it writes."""
+"""First token index in the step, block read, block written."""
 
 
 def _waves(
@@ -270,24 +271,24 @@ def _waves(
     counts: Ints,
     tables: npt.NDArray[np.int32],
     block_size: int,
-    guessed: Ints,
+    num_drafts: Ints,
     spare: Ints,
 ) -> Sequence[tuple[tuple[int, int], list[Segment]]]:
-    """Return segments by (wave, length): a wave later than what writes the state they read."""
+    """Return segments by (wave, length); a segment's wave is after that of the state it reads."""
     written: dict[int, int] = {}  # block to the wave that writes it
     found: dict[tuple[int, int], list[Segment]] = {}
-    place = 0
+    next_token = 0
 
     def enter(length: int, read: int, write: int) -> None:
-        nonlocal place
+        nonlocal next_token
         wave = written.get(read, -1) + 1
         written[write] = wave
-        found.setdefault((wave, length), []).append((place, read, write))
-        place += length
+        found.setdefault((wave, length), []).append((next_token, read, write))
+        next_token += length
 
-    columns = (starts.tolist(), counts.tolist(), tables, guessed.tolist(), spare.tolist())
-    for start, count, table, ahead, first in zip(*columns, strict=True):
-        end = start + count - ahead
+    columns = (starts.tolist(), counts.tolist(), tables, num_drafts.tolist(), spare.tolist())
+    for start, count, table, drafts, first_spare in zip(*columns, strict=True):
+        end = start + count - drafts
         while start < end:
             stop = min(end, (start // block_size + 1) * block_size)
             enter(
@@ -296,28 +297,28 @@ def _waves(
                 int(table[start // block_size]),
             )
             start = stop
-        behind = int(table[(end - 1) // block_size])
-        for write in range(first, first + ahead):
-            enter(1, behind, write)
-            behind = write
+        previous = int(table[(end - 1) // block_size])
+        for write in range(first_spare, first_spare + drafts):
+            enter(1, previous, write)
+            previous = write
     return list(found.items())
 
 
 def _run(length: int, segments: list[Segment]) -> tuple[int, slice | Ints, Ints, Ints]:
-    places, reads, writes = np.array(segments, dtype=np.int64).T
-    if (np.diff(places) == length).all():
-        return length, slice(int(places[0]), int(places[-1]) + length), reads, writes
-    return length, (places[:, None] + np.arange(length)).ravel(), reads, writes
+    tokens, reads, writes = np.array(segments, dtype=np.int64).T
+    if (np.diff(tokens) == length).all():
+        return length, slice(int(tokens[0]), int(tokens[-1]) + length), reads, writes
+    return length, (tokens[:, None] + np.arange(length)).ravel(), reads, writes
 
 
 def _on_device(
     runs: list[tuple[int, slice | Ints, Ints, Ints]], to_device: Callable[[Ints], torch.Tensor]
-) -> list[Run]:
-    """Send all numbers in one piece."""
+) -> list[SegmentGroup]:
+    """Upload all arrays in one transfer."""
     arrays = [array for _, *parts in runs for array in parts if not isinstance(array, slice)]
     pieces = iter(torch.split(to_device(np.concatenate(arrays)), [len(array) for array in arrays]))
     made = []
     for length, tokens, reads, _ in runs:
-        places = tokens if isinstance(tokens, slice) else next(pieces)
-        made.append(Run(len(reads), length, places, next(pieces), next(pieces)))
+        indices = tokens if isinstance(tokens, slice) else next(pieces)
+        made.append(SegmentGroup(len(reads), length, indices, next(pieces), next(pieces)))
     return made

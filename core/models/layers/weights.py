@@ -1,55 +1,66 @@
-"""Which checkpoint tensor fills which parameter, and the strict rule: every tensor is used or
-ignored by name.
+"""Maps checkpoint tensors to parameters; every tensor must be used or ignored by name.
 
-Layers register what they expect when they are built; loading then streams the checkpoint once, in
-its own order, each tensor going straight to its final place. Knows names and shapes; knows no file
-and no layer.
+Layers register the tensors they expect when they are built. Loading streams the checkpoint once, in
+its own order, and each tensor goes straight to its parameter. Knows names and shapes, no file and
+no layer. Also: the check for NaN and infinity, and a loader for models without a checkpoint.
 """
 
 from __future__ import annotations
 
 import fnmatch
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import torch
 
+from core.config import EngineConfig
+from core.contracts import ModelSource
 from core.errors import ModelError, did_you_mean
 
+if TYPE_CHECKING:
+    import torch
+
+
 T = TypeVar("T")
-SHOWN = 6
-"""Tensors named in an error; the rest are counted."""
+MAX_NAMED = 6
+"""Maximum number of tensors named in an error."""
+MAX_CHECKED_WHOLE: Final = 4096
+"""Largest tensor with all elements checked for NaN during a load."""
+NUM_SAMPLES: Final = 256
+"""Elements checked of a larger tensor, spread evenly."""
+_PIECE: Final = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
-    """Where one checkpoint tensor goes."""
+class WeightSlot:
+    """Target of one checkpoint tensor."""
 
     shape: tuple[int, ...] | None
-    """What it must have; None: the taker checks by itself."""
-    fill: Callable[[torch.Tensor], None]
-    then: Callable[[], None] | None = None
-    """Called after the tensors of a load, once for all slots that name it."""
+    """Expected shape; None: `load` checks the shape itself."""
+    load: Callable[[torch.Tensor], None]
+    after_load: Callable[[], None] | None = None
+    """Called once after a load, for all slots that share it."""
 
 
 class WeightMap:
-    """Checkpoint names and their slots.
+    """Checkpoint names and their weight slots.
 
-    A map may hold others, each under a prefix and with renaming of its own.
+    A map may contain other maps, each under a prefix and with its own renaming.
     """
 
     def __init__(
         self, *, rename: Sequence[tuple[str, str]] = (), ignored: Sequence[str] = ()
     ) -> None:
-        self.times_filled = 0
-        """Each time, what was computed with the weights means something else."""
-        self._slots: dict[str, Slot] = {}
-        self._instead: dict[str, tuple[Mapping[str, Slot], Sequence[str]]] = {}
+        self.weights_version = 0
+        """Number of loads; KV computed with an earlier version is stale."""
+        self._slots: dict[str, WeightSlot] = {}
+        self._alternatives: dict[str, tuple[Mapping[str, WeightSlot], Sequence[str]]] = {}
         self._shared: dict[str, Any] = {}
         self._maps: dict[str, WeightMap] = {}
-        self._at_end: list[Callable[[], None]] = []
+        self._after_load: list[Callable[[], None]] = []
         self._rename = [(re.compile(pattern), replacement) for pattern, replacement in rename]
         self._ignored = [re.compile(fnmatch.translate(pattern)) for pattern in ignored]
 
@@ -57,95 +68,88 @@ class WeightMap:
         self,
         name: str,
         shape: Sequence[int] | None,
-        fill: Callable[[torch.Tensor], None],
-        then: Callable[[], None] | None = None,
+        load: Callable[[torch.Tensor], None],
+        after_load: Callable[[], None] | None = None,
     ) -> None:
-        """Expect a tensor; `fill` is called with it in each load that has it, and `then` after that
-        load.
-        """
+        """Expect a tensor: `load` is called with it, and `after_load` once after the load."""
         if name in self._slots:
             raise ModelError(
-                f"two parts of the model want the checkpoint tensor {name!r}; correct its weight "
-                "names."
+                f"two layers expect the checkpoint tensor {name!r}; correct the weight names."
             )
-        self._slots[name] = Slot(None if shape is None else tuple(shape), fill, then)
+        self._slots[name] = WeightSlot(None if shape is None else tuple(shape), load, after_load)
 
     def add_map(self, prefix: str, other: WeightMap) -> None:
-        """Give every tensor whose name, renamed by us, begins with `prefix` to another map, which
-        sees the rest of it.
+        """Delegate tensors with `prefix` (after renaming) to another map, without the prefix.
 
-        What it renames, ignores and misses is its own affair: a tower and a decoder under it need
-        not know each other.
+        The other map has its own renames, ignored patterns and missing tensors, so the parts of a
+        multi-part model need not know each other.
         """
         self._maps[prefix] = other
 
-    def at_end(self, call: Callable[[], None]) -> None:
-        """Have something called after every `load`: what is computed and in no checkpoint."""
-        self._at_end.append(call)
+    def after_load(self, call: Callable[[], None]) -> None:
+        """Register a call after every `load`, for values that no checkpoint stores."""
+        self._after_load.append(call)
 
-    def once(self, name: str, make: Callable[[], T]) -> T:
-        """Return what `make` gives for the first of several layers that share a checkpoint's
-        tensor.
+    def shared(self, name: str, make: Callable[[], T]) -> T:
+        """Return one object for all layers that share a checkpoint tensor; `make` is called
+        once.
         """
         if name not in self._shared:
             self._shared[name] = make()
         return cast("T", self._shared[name])
 
-    def add_instead(
+    def add_alternative(
         self,
         name: str,
         shape: Sequence[int] | None,
-        fill: Callable[[torch.Tensor], None],
+        load: Callable[[torch.Tensor], None],
         of: Sequence[str],
-        then: Callable[[], None] | None = None,
+        after_load: Callable[[], None] | None = None,
     ) -> None:
-        """Take a tensor in place of the expected ones named by `of`, where a checkpoint has it."""
-        self.add_group_instead(
-            {name: Slot(None if shape is None else tuple(shape), fill, then)}, of
+        """Accept a tensor instead of the expected tensors `of`, if the checkpoint has it."""
+        self.add_alternatives(
+            {name: WeightSlot(None if shape is None else tuple(shape), load, after_load)}, of
         )
 
-    def add_group_instead(self, slots: Mapping[str, Slot], of: Sequence[str]) -> None:
-        """Expect all of `slots` in place of those named by `of`, where a checkpoint has one of
-        them.
-        """
-        self._instead |= dict.fromkeys(slots, (slots, of))
+    def add_alternatives(self, slots: Mapping[str, WeightSlot], of: Sequence[str]) -> None:
+        """Accept all of `slots` instead of the tensors `of`, if the checkpoint has one of them."""
+        self._alternatives |= dict.fromkeys(slots, (slots, of))
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Return the name and shape of every expected tensor whose shape is known."""
+        """Return name and shape of every expected tensor with a known shape."""
         return {
             name: slot.shape for name, slot in self._all_slots().items() if slot.shape is not None
         }
 
     def load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Fill every slot.
-
-        Raises `ModelError` naming missing, unexpected and misshapen tensors together.
+        """Load every slot. Raises one `ModelError` for missing, unexpected and misshapen
+        tensors.
         """
         waiting = self._all_slots()
-        faults = Faults()
-        touched = _fill(self._matched(tensors, waiting, faults))
+        faults = LoadErrors()
+        touched = _load_slots(self._matched(tensors, waiting, faults))
         faults.check(waiting)
-        for call in (*touched, *self._calls_at_end()):
+        for call in (*touched, *self._after_load_calls()):
             call()
-        self.times_filled += 1
+        self.weights_version += 1
 
     def update(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Fill some of the slots again, in the memory they have.
+        """Reload some of the slots in place.
 
-        Raises `ModelError` naming unknown and misshapen tensors, and has changed nothing then.
+        Raises `ModelError` for unknown and misshapen tensors, without any change.
         """
-        faults = Faults(
-            "the tensors do not fit the model that is loaded",
-            "Send what its checkpoint would hold.",
+        faults = LoadErrors(
+            "the tensors do not fit the loaded model",
+            "Send tensors in the checkpoint's layout.",
         )
         matched = list(self._matched(tensors, self._all_slots(), faults))
         faults.check(())
-        for call in _fill(matched):
+        for call in _load_slots(matched):
             call()
-        self.times_filled += 1
+        self.weights_version += 1
 
-    def _all_slots(self) -> dict[str, Slot]:
-        """Return our slots and those of the maps we hold, by whole names."""
+    def _all_slots(self) -> dict[str, WeightSlot]:
+        """Return the slots of this map and of its inner maps, by full names."""
         below = (
             (prefix + name, slot)
             for prefix, part in self._maps.items()
@@ -153,76 +157,79 @@ class WeightMap:
         )
         return {**self._slots, **dict(below)}
 
-    def _calls_at_end(self) -> list[Callable[[], None]]:
+    def _after_load_calls(self) -> list[Callable[[], None]]:
         return [
-            *self._at_end,
-            *(call for part in self._maps.values() for call in part._calls_at_end()),
+            *self._after_load,
+            *(call for part in self._maps.values() for call in part._after_load_calls()),
         ]
 
     def _matched(
-        self, tensors: Iterable[tuple[str, torch.Tensor]], waiting: dict[str, Slot], faults: Faults
-    ) -> Iterator[tuple[str, Slot, torch.Tensor]]:
-        """Yield each tensor that fits, with its slot, which waits no longer; write down what does
-        not fit.
-        """
+        self,
+        tensors: Iterable[tuple[str, torch.Tensor]],
+        waiting: dict[str, WeightSlot],
+        faults: LoadErrors,
+    ) -> Iterator[tuple[str, WeightSlot, torch.Tensor]]:
+        """Yield each matching tensor with its slot; record the others in `faults`."""
         known = set(waiting)
         for found, tensor in tensors:
             name = self._name_of(found)
             slot = (
                 None
                 if name is None
-                else waiting.pop(name, None) or self._in_place_of(name, waiting)
+                else waiting.pop(name, None) or self._alternative_for(name, waiting)
             )
             if name is not None and slot is None:
                 faults.unexpected.append(
-                    f"{_shown(found)} (twice)" if name in known else _shown(found)
+                    f"{_printable(found)} (twice)" if name in known else _printable(found)
                 )
             elif slot is not None and slot.shape is not None and tuple(tensor.shape) != slot.shape:
                 sizes = f"expected {list(slot.shape)}, found {list(tensor.shape)}"
-                faults.misshapen.append(f"{_shown(found)}: {sizes}")
+                faults.misshapen.append(f"{_printable(found)}: {sizes}")
             elif slot is not None:
                 yield found, slot, tensor
 
-    def _in_place_of(self, name: str, waiting: dict[str, Slot], under: str = "") -> Slot | None:
+    def _alternative_for(
+        self, name: str, waiting: dict[str, WeightSlot], under: str = ""
+    ) -> WeightSlot | None:
         part = self._map_of(name)
         if part is not None:
-            return self._maps[part]._in_place_of(name.removeprefix(part), waiting, under + part)
-        slots, replaced = self._instead.get(name, ({}, ()))
+            return self._maps[part]._alternative_for(name.removeprefix(part), waiting, under + part)
+        slots, replaced = self._alternatives.get(name, ({}, ()))
         if not slots or not all(under + other in waiting for other in replaced):
-            return None  # twice, or beside some of what it would replace
+            return None  # a duplicate, or mixed with tensors that it replaces
         for other in replaced:
             del waiting[under + other]
         waiting.update({under + other: slot for other, slot in slots.items() if other != name})
         return slots[name]
 
     def renamed(self, name: str) -> str:
-        """Return the name that a tensor of a checkpoint has here, whether it is expected or not."""
+        """Return a checkpoint tensor's name after renaming, expected or not."""
         for pattern, replacement in self._rename:
             name = pattern.sub(replacement, name)
         part = self._map_of(name)
         return name if part is None else part + self._maps[part].renamed(name.removeprefix(part))
 
     def _name_of(self, name: str) -> str | None:
-        """Return the name under which a tensor is expected; None: it is ignored."""
+        """Return the name of an expected or unexpected tensor; None: it is ignored."""
         for pattern, replacement in self._rename:
             name = pattern.sub(replacement, name)
         part = self._map_of(name)
         if part is not None:
             below = self._maps[part]._name_of(name.removeprefix(part))
             return None if below is None else part + below
-        known = name in self._slots or name in self._instead
+        known = name in self._slots or name in self._alternatives
         return None if not known and any(pattern.match(name) for pattern in self._ignored) else name
 
     def _map_of(self, name: str) -> str | None:
-        """Return the longest prefix that has a map of its own."""
+        """Return the longest prefix with an inner map; None without one."""
         return max(
             (prefix for prefix in self._maps if name.startswith(prefix)), key=len, default=None
         )
 
 
 @dataclass(slots=True)
-class Faults:
-    """What is wrong with the names and shapes of tensors."""
+class LoadErrors:
+    """Unexpected and misshapen tensors of a load."""
 
     what: str = "the checkpoint does not fit the model its config.json describes"
     cure: str = (
@@ -232,7 +239,7 @@ class Faults:
     misshapen: list[str] = field(default_factory=list)
 
     def check(self, missing: Iterable[str]) -> None:
-        """Raise `ModelError` when there is any fault."""
+        """Raise `ModelError` if there are missing, unexpected or misshapen tensors."""
         faults = [
             _listed("missing tensors", [_near(name, self.unexpected) for name in missing]),
             _listed("unexpected tensors", self.unexpected),
@@ -243,44 +250,44 @@ class Faults:
             raise ModelError(f"{self.what}\n  {listed}\n  {self.cure}")
 
 
-def _fill(matched: Iterable[tuple[str, Slot, torch.Tensor]]) -> list[Callable[[], None]]:
-    """Give each tensor to its slot; return what is to be called after them."""
+def _load_slots(
+    matched: Iterable[tuple[str, WeightSlot, torch.Tensor]],
+) -> list[Callable[[], None]]:
+    """Load each tensor into its slot; return the calls to make after the load."""
     touched: dict[Callable[[], None], None] = {}
     for found, slot, tensor in matched:
         try:
-            slot.fill(tensor)
+            slot.load(tensor)
         except ModelError as error:
-            raise ModelError(f"{_shown(found)} {error}") from error
-        if slot.then is not None:
-            touched[slot.then] = None
+            raise ModelError(f"{_printable(found)} {error}") from error
+        if slot.after_load is not None:
+            touched[slot.after_load] = None
     return list(touched)
 
 
-def place(parameter: torch.nn.Parameter, tensor: torch.Tensor) -> None:
-    """Give a parameter the value of a whole checkpoint tensor, without a copy where the tensor can
-    serve as it is.
+def assign_weight(parameter: torch.nn.Parameter, tensor: torch.Tensor) -> None:
+    """Set a parameter to a whole checkpoint tensor, without a copy if dtype and device match.
 
-    A second time it is copied into the memory of the first: whoever runs the model may hold its
-    address.
+    A reload copies into the existing memory, because CUDA graphs hold its address.
     """
     same = tensor.dtype == parameter.dtype and tensor.device == parameter.device
-    # type: ignore[attr-defined]
-    again = getattr(parameter, "is_placed", False)
-    parameter.is_placed = True
-    if same and tensor.is_contiguous() and tensor.shape == parameter.shape and not again:
+    is_reload = getattr(parameter, "is_assigned", False)
+    parameter.is_assigned = True  # type: ignore[attr-defined]
+    can_share = same and tensor.is_contiguous() and tensor.shape == parameter.shape
+    if can_share and not is_reload:
         parameter.data = tensor
     else:
-        fill(parameter.data, tensor)
+        copy_weight(parameter.data, tensor)
 
 
-def fill(target: torch.Tensor, tensor: torch.Tensor) -> None:
+def copy_weight(target: torch.Tensor, tensor: torch.Tensor) -> None:
     """Copy a checkpoint tensor into a part of a parameter. Raises `ModelError` for integers."""
     refuse_integers(tensor)
     target.copy_(tensor)
 
 
 def refuse_integers(tensor: torch.Tensor) -> None:
-    """Raise `ModelError` for a plain weight that is stored as integers: they need a scale."""
+    """Raise `ModelError` for a plain weight stored as integers, which need a scale."""
     if not tensor.is_floating_point():
         raise ModelError(
             f"is stored as {str(tensor.dtype).removeprefix('torch.')}, but config.json names no "
@@ -291,21 +298,88 @@ def refuse_integers(tensor: torch.Tensor) -> None:
 
 
 def empty_parameter(*shape: int, dtype: torch.dtype) -> torch.nn.Parameter:
-    """Return an uninitialised parameter; its memory is not touched before it is filled."""
+    """Return an uninitialised parameter; its memory is not touched before loading."""
     return torch.nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
 
 
 def _listed(title: str, items: Sequence[str]) -> str:
     if not items:
         return ""
-    more = f" and {len(items) - SHOWN} more" if len(items) > SHOWN else ""
-    return f"{len(items)} {title}: {'; '.join(items[:SHOWN])}{more}"
+    more = f" and {len(items) - MAX_NAMED} more" if len(items) > MAX_NAMED else ""
+    return f"{len(items)} {title}: {'; '.join(items[:MAX_NAMED])}{more}"
 
 
-def _shown(name: str) -> str:
-    """Return a name from a file so that it can be printed: no control characters, no endless one."""
+def _printable(name: str) -> str:
+    """Return a checkpoint name that is safe to print: shortened, without control characters."""
     return name if name.isprintable() and len(name) <= 120 else ascii(name[:120])
 
 
 def _near(name: str, unexpected: Sequence[str]) -> str:
     return name + did_you_mean(name, unexpected[:200]) if len(unexpected) < 50 else name
+
+
+def check_finite(
+    tensors: Iterable[tuple[str, torch.Tensor]], loader: object, where: str
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the loader's tensors. Raises `ModelError` for the first with NaN or infinity.
+
+    Checks a sample of each tensor, which costs almost nothing and finds broken files;
+    `engine doctor --model` checks everything. Messages name the loader's `reading` file, else
+    `where`.
+    """
+    for name, tensor in tensors:
+        if not is_finite(sample(tensor)):
+            raise ModelError(not_finite(name, str(getattr(loader, "reading", None) or where)))
+        yield name, tensor
+        del tensor  # frees its pages before the next one is read
+
+
+def not_finite(name: str, where: str) -> str:
+    """Return the message about a tensor with NaN or infinity."""
+    return (
+        f"{where}: tensor {_printable(name)} holds NaN or infinite numbers. Download the file "
+        "again, or use another checkpoint."
+    )
+
+
+def numbers_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the elements to check in one dimension; empty for integers and single values.
+
+    A single infinite value is a mask in old checkpoints.
+    """
+    if not tensor.is_floating_point() or tensor.numel() < 2 or tensor.is_meta:
+        return tensor.new_empty(0)
+    return tensor.reshape(-1)
+
+
+def sample(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the elements that loading checks."""
+    flat = numbers_of(tensor)
+    return flat if flat.numel() <= MAX_CHECKED_WHOLE else flat[:: flat.numel() // NUM_SAMPLES]
+
+
+def is_finite(numbers: torch.Tensor) -> bool:
+    """Return whether all elements are finite, for any floating-point dtype."""
+    if numbers.numel() > _PIECE:
+        return all(is_finite(part) for part in torch.split(numbers, _PIECE))
+    if numbers.dtype.itemsize == 1:
+        numbers = numbers.float()  # one-byte dtypes have no sum
+    # A sum is not finite if one element is not; cheaper than a check per element.
+    return math.isfinite(numbers.sum(dtype=torch.float64).item())
+
+
+class NoWeights:
+    """Weight loader of models without checkpoint tensors
+    (`core.models.layers.weights:NoWeights`).
+    """
+
+    def __init__(self, source: ModelSource, config: EngineConfig) -> None:
+        pass
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield nothing."""
+        return iter(())
+
+    def total_bytes(self) -> int:
+        """Return 0."""
+        return 0

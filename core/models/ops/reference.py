@@ -1,9 +1,10 @@
-"""What every op means, in plain torch: the oracle that each implementation is compared with.
+"""Reference implementation of every op in plain torch, which all implementations are tested
+against.
 
-An implementation of an op is a function with the same signature. Inputs may be strided (query and
-key are views of one fused product); only the last dimension is sure to be contiguous. Leading
-dimensions may be zero. An implementation may compute in any order that stays within the tolerance
-of its dtype; it reads no value back to the host. Knows tensors; knows no layer and no device.
+An implementation is a function with the same signature. Inputs may be strided (query and key are
+views of one fused projection); only the last dimension is always contiguous. Leading dimensions may
+be zero. An implementation may use any order of operations within the tolerance of its dtype, but
+must not read values back to the host.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from core.models.ops.sampling import Cut, uniform
+from core.models.ops.sampling import Truncation, uniform
 
 Tensor = torch.Tensor
 
@@ -33,7 +34,7 @@ def add_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """Return (rms_norm(x + residual), x + residual); the sum is rounded to x's dtype first.
 
-    An implementation may overwrite x and residual with the two results.
+    An implementation may write the results into x and residual.
     """
     total = x + residual
     return rms_norm(total, weight, eps, offset), total
@@ -91,13 +92,13 @@ def relu(x: Tensor) -> Tensor:
 def rotary(
     query: Tensor, key: Tensor, cos_sin: Tensor, positions: Tensor, interleaved: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return query [n, heads, size] and key [n, kv_heads, size], rotated by their positions.
+    """Return query [n, heads, size] and key [n, kv_heads, size] after RoPE.
 
-    `cos_sin` is float32 [max_positions, rotary_size]: a row holds the cosines, then the sines, of
-    the rotary_size / 2 angles of its position; `positions` is int64 [n]. The first rotary_size
-    entries of each head turn, the others pass. Pairs are (i, i + rotary_size / 2), or (2i, 2i + 1)
-    when interleaved. Computed in float32. An implementation may change query and key in place and
-    return them.
+    `cos_sin` is float32 [max_positions, rotary_size]: row p holds the cosines, then the sines, of
+    the rotary_size / 2 angles of position p. `positions` is int64 [n]. The first rotary_size
+    elements of each head are rotated, the others are unchanged. Pairs are (i, i + rotary_size / 2),
+    or (2i, 2i + 1) when interleaved. Computed in float32. An implementation may modify query and
+    key in place.
     """
     cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, -1)  # [n, 1, rotary_size / 2] each
     return _rotate(query, cos, sin, interleaved), _rotate(key, cos, sin, interleaved)
@@ -105,17 +106,17 @@ def rotary(
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     size = 2 * cos.shape[-1]
-    turning = x[..., :size].float()
+    rotated = x[..., :size].float()
     if interleaved:
-        a = turning[..., 0::2]
-        b = turning[..., 1::2]
-        turned = torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2)
+        a = rotated[..., 0::2]
+        b = rotated[..., 1::2]
+        result = torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2)
     else:
-        a, b = turning.chunk(2, -1)
-        turned = torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+        a, b = rotated.chunk(2, -1)
+        result = torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
     if size == x.shape[-1]:
-        return turned.to(x.dtype)
-    return torch.cat((turned.to(x.dtype), x[..., size:]), -1)
+        return result.to(x.dtype)
+    return torch.cat((result.to(x.dtype), x[..., size:]), -1)
 
 
 def full_attention(
@@ -127,13 +128,12 @@ def full_attention(
     window: int | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Return attention [n, heads, size] of sequences in which every token sees those before and
-    behind it.
+    """Return bidirectional attention [n, heads, size] of concatenated sequences.
 
-    query is [n, heads, size], key and value [n, kv_heads, size]: the sequences one after the other,
-    `counts` tokens each. `window`: only tokens less than so many places away are seen. `bias`
-    [heads, 2 * m - 1] is added to the scores by distance: its column m - 1 + d is for keys d places
-    ahead of the query, m no less than the longest sequence.
+    query is [n, heads, size], key and value [n, kv_heads, size], with `counts` tokens per sequence.
+    `window`: a token attends to tokens less than `window` positions away. `bias` [heads, 2 * m - 1]
+    is added to the scores by distance: column m - 1 + d is for keys d positions after the query; m
+    is at least the longest sequence.
     """
     out = torch.empty_like(query)
     start = 0
@@ -157,9 +157,9 @@ def full_attention(
 
 
 def _by_distance(query: Tensor, count: int, window: int | None, bias: Tensor | None) -> Tensor:
-    """Return what is added to the scores [heads or 1, count, count] of a sequence."""
-    places = torch.arange(count, device=query.device)
-    distance = places[None] - places[:, None]
+    """Return the additive attention mask of a sequence, [heads or 1, count, count]."""
+    positions = torch.arange(count, device=query.device)
+    distance = positions[None] - positions[:, None]
     if bias is None:
         added = query.new_zeros(1, count, count)
     else:
@@ -199,10 +199,11 @@ def moe(
     """Return the weighted sum of each token's chosen experts, for x [n, hidden].
 
     `gate_up` is [num_experts, 2 * width, hidden] (gate rows, then up rows), `down` [num_experts,
-    hidden, width]; `experts` int64 [n, k] names the experts of a token and `weights` [n, k] their
-    shares. `activation` is the name of the gated op without `_and_mul`, or with `_alone` of one for
-    experts without gates, whose `gate_up` is half as high; `bias` [num_experts, 2 * width] is added
-    before it. Every expert sees every token here; implementations do less.
+    hidden, width]. `experts` int64 [n, k] are the chosen experts and `weights` [n, k] their
+    weights. `activation` is the gated op without `_and_mul`; with the suffix `_alone` experts have
+    no gate and `gate_up` has half the rows. `bias` [num_experts, 2 * width] is added before the
+    activation. The reference runs every expert on every token; implementations run only the chosen
+    ones.
     """
     act = EXPERTS[activation]
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
@@ -214,8 +215,9 @@ def moe(
 
 
 def swiglu_clamped_and_mul(x: Tensor) -> Tensor:
-    """Return gate * sigmoid(1.702 * gate) * (up + 1) for x = [..., gate | up], cut off at 7 (up on
-    both sides).
+    """Return gate * sigmoid(1.702 * gate) * (up + 1) for x = [..., gate | up].
+
+    gate is clamped to at most 7, up to [-7, 7].
     """
     gate, up = x.chunk(2, -1)
     gate = gate.clamp(max=7.0)
@@ -223,42 +225,42 @@ def swiglu_clamped_and_mul(x: Tensor) -> Tensor:
 
 
 def best(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the best logit and its token per row of logits [n, vocab], [n] each; the first of
-    equals, NaN before all.
+    """Return the largest logit and its token per row of logits [n, vocab], [n] each.
+
+    Ties return the lowest index; NaN counts as the largest value.
     """
     tokens = logits.argmax(dim=-1)
     return logits.gather(1, tokens[:, None])[:, 0], tokens
 
 
-def truncate(logits: Tensor, cut: Cut) -> Tensor:
-    """Return logits [n, vocab] with everything outside each row's top-k and top-p at -inf.
+def truncate(logits: Tensor, truncation: Truncation) -> Tensor:
+    """Return logits [n, vocab] with tokens outside each row's top-k and top-p at -inf.
 
-    Top-k first: with k of `cut.top_k` (0: all) stay the k best and those as good as the last of
-    them. Of what is left stay the best whose probabilities reach the share `cut.top_p` of theirs
-    together, equals of the last one among them, the best in any case. A row's outcome may not
-    depend on other rows. An implementation may overwrite its argument.
+    Top-k first: the k best tokens remain (`truncation.top_k`, 0: all), with ties of the last one.
+    Then top-p: the best tokens with a total probability of `truncation.top_p` remain, with ties of
+    the last one, and at least one token. A row's result must not depend on other rows. An
+    implementation may modify its argument.
     """
     vocab = logits.shape[-1]
     ordered = logits.sort(dim=-1, descending=True).values
-    last = torch.where(cut.top_k > 0, cut.top_k, vocab).clamp(max=vocab)[:, None] - 1
+    last = torch.where(truncation.top_k > 0, truncation.top_k, vocab).clamp(max=vocab)[:, None] - 1
     logits = logits.masked_fill(logits < ordered.gather(1, last), float("-inf"))
     ordered = ordered.masked_fill(torch.arange(vocab, device=logits.device) > last, float("-inf"))
     weights = ordered.softmax(dim=-1).double()
     before = weights.cumsum(dim=-1) - weights
-    needed = (before < weights.sum(dim=-1, keepdim=True) * cut.top_p[:, None]).sum(
+    needed = (before < weights.sum(dim=-1, keepdim=True) * truncation.top_p[:, None]).sum(
         dim=-1, keepdim=True
     )
-    needed = torch.where(cut.top_p[:, None] < 1, needed.clamp(min=1), vocab)
+    needed = torch.where(truncation.top_p[:, None] < 1, needed.clamp(min=1), vocab)
     return logits.masked_fill(logits < ordered.gather(1, needed - 1), float("-inf"))
 
 
 def draw(logits: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
-    """Return one token per row, [n] int64, drawn from final logits [n, vocab], where excluded
-    tokens are at -inf.
+    """Return one sampled token per row, [n] int64, from final logits [n, vocab].
 
-    It is the first at which the sum of probabilities, in vocabulary order, exceeds `uniform(seeds,
-    positions)` times that of all; where rounding finds none that is possible, the best one. `seeds`
-    and `positions` (of the tokens being chosen) are [n] int64.
+    Excluded tokens are at -inf. The result is the first token, in vocabulary order, with a
+    cumulative probability above `uniform(seeds, positions)`; if rounding selects an excluded token,
+    the most likely one. `seeds` and `positions` (of the sampled tokens) are [n] int64.
     """
     weights = logits.softmax(dim=-1)
     ends = weights.cumsum(dim=-1, dtype=torch.float64)
@@ -276,7 +278,7 @@ GATED = {
     "relu": relu_and_mul,
     "swiglu_clamped": swiglu_clamped_and_mul,
 }
-"""Activation name to the op that applies it to a fused gate and up."""
+"""Gated activations by name, applied to fused gate and up."""
 
 
 def relu2(x: Tensor) -> Tensor:
@@ -285,18 +287,17 @@ def relu2(x: Tensor) -> Tensor:
 
 
 EXPERTS = {**GATED, "relu2_alone": relu2}
-"""What the `moe` op knows."""
+"""Activations of the `moe` op by name."""
 
 
 def causal_conv(
     x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, activate: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """Return each channel's convolution with its last tokens, and the inputs that tokens to come
-    will see.
+    """Return the causal convolution of each channel, and the last `kernel - 1` inputs.
 
-    x is [n, length, channels]: n stretches of sequences; `state` [n, kernel - 1, channels] is what
-    came before each, `weight` [kernel, channels], the newest token's last. Computed in float32, in
-    x's dtype. `activate`: silu follows.
+    x is [n, length, channels]: n segments of sequences. `state` [n, kernel - 1, channels] holds the
+    inputs before each segment. `weight` is [kernel, channels], with the newest token last. Computed
+    in float32 and returned in x's dtype. `activate`: apply SiLU.
     """
     length = x.shape[1]
     kernel = weight.shape[0]
@@ -312,8 +313,7 @@ def causal_conv(
 def ssd_scan(
     x: Tensor, step: Tensor, decay: Tensor, write: Tensor, read: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return what a state space of heads (Mamba 2) gives for each token, and the states after the
-    last, in float32.
+    """Return the Mamba 2 scan of each token, and the final states, in float32.
 
     For each head: state = state * exp(step * decay) + step * x (outer) write; out = state @ read. x
     is [n, length, heads, head_size], `step` [n, length, heads], `decay` [heads] below zero, `write`
@@ -334,8 +334,7 @@ def ssd_scan(
 def selective_scan(
     x: Tensor, step: Tensor, decay: Tensor, write: Tensor, read: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return what a state space of channels (Mamba) gives for each token, and the states after the
-    last, in float32.
+    """Return the Mamba selective scan of each token, and the final states, in float32.
 
     For each channel: state = state * exp(step * decay) + step * x * write; out = state . read. x
     and `step` are [n, length, channels], `decay` [channels, state_size] below zero, `write` and
@@ -356,37 +355,35 @@ def selective_scan(
 def delta_scan(
     query: Tensor, key: Tensor, value: Tensor, decay: Tensor, write: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return what the gated delta rule gives for each token, and the states after the last, in
-    float32.
+    """Return the gated delta rule of each token, and the final states, in float32.
 
     For each head: state = state * exp(decay); state = state + key (outer) write * (value - key @
-    state); out = query @ state. query and key are [n, length, key_heads, key_size], each for as
-    many neighbouring heads of value [n, length, heads, value_size]; decay, at most 0, is [n,
-    length, heads] or [n, length, heads, key_size], `write` [n, length, heads], `state` [n, heads,
-    key_size, value_size].
+    state); out = query @ state. query and key are [n, length, key_heads, key_size], each shared by
+    consecutive heads of value [n, length, heads, value_size]; decay is not positive: [n, length,
+    heads] or [n, length, heads, key_size], `write` [n, length, heads], `state` [n, heads, key_size,
+    value_size].
     """
     each = value.shape[2] // key.shape[2]
     query, key = (part.float().repeat_interleave(each, 2) for part in (query, key))
-    kept = (
+    decay_factor = (
         (decay if decay.ndim == 4 else decay[..., None]).float().exp()[..., None]
     )  # [n, length, heads, key_size | 1, 1]
     state = state.float()
     out = torch.zeros(value.shape, dtype=torch.float32, device=value.device)
     for token in range(value.shape[1]):
-        state = state * kept[:, token]
+        state = state * decay_factor[:, token]
         found = (state * key[:, token, ..., None]).sum(-2)
-        wrong = (value[:, token].float() - found) * write[:, token, :, None].float()
-        state = state + key[:, token, ..., None] * wrong[..., None, :]
+        error = (value[:, token].float() - found) * write[:, token, :, None].float()
+        state = state + key[:, token, ..., None] * error[..., None, :]
         out[:, token] = (state * query[:, token, ..., None]).sum(-2)
     return out, state
 
 
-def fading_sum(x: Tensor, decay: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the running sum of x [n, length, channels], each time exp(decay) of it left, and the
-    last, in float32.
+def linear_recurrence(x: Tensor, decay: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the linear recurrence of x [n, length, channels], and the final state, in float32.
 
-    For each channel: state = state * exp(decay) + x; out = state. `decay`, at most 0, is like x;
-    `state` [n, channels].
+    For each channel: state = state * exp(decay) + x; out = state. `decay` is not positive and has
+    x's shape; `state` is [n, channels].
     """
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     state = state.float()

@@ -1,12 +1,11 @@
-"""Chooses the next token of every row: the ops `best`, `truncate` and `draw`, and what they have in
-common.
+"""Sampling ops in torch: greedy choice, top-k and top-p truncation, random sampling and logprobs.
 
-The token is the inverse of the cumulative distribution at one uniform number per row, in vocabulary
-order. What a row gets depends on its own logits, parameters, seed and position: no step takes
-another path because of its neighbours.
+A sampled token is the inverse of the cumulative distribution, in vocabulary order, at one uniform
+number per row. A row's token depends only on its own logits, parameters, seed and position, so
+sampling is batch invariant.
 
-The numbers are SplitMix64 (Steele, Lea, Flood 2014) over a mixed seed, alike on every device;
-integer arithmetic wraps modulo 2**64, which signed 64-bit tensors do as well.
+The uniform numbers are SplitMix64 (Steele, Lea, Flood 2014) over a mixed seed and equal on every
+device. Integer arithmetic wraps modulo 2**64, as signed 64-bit tensors do.
 """
 
 from __future__ import annotations
@@ -19,19 +18,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from core.step import Logprobs
+
 Numbers = Sequence[int] | Sequence[float] | npt.NDArray[Any]
-SORTED: Final = 1024
-"""Up to this top-k the candidates are sorted, and the nucleus is found among them; beyond it by
-bisection.
-"""
-LEAST_SHARE: Final = 1e-30
-"""Smaller shares are this one, which a float32 still holds: the best token always stays."""
+MAX_SORTED_TOP_K: Final = 1024
+"""Largest top-k with sorted candidates; a larger one uses bisection."""
+MIN_TOP_P: Final = 1e-30
+"""Lower bound of top-p; a float32 can hold it, so the best token always stays."""
 ONE_BITS: Final = 0x3F800000
-"""1.0 as a float32's bits; non-negative floats are ordered like their bits."""
+"""Bits of 1.0 as a float32; non-negative floats are ordered like their bits."""
 SPAN: Final = 128
-"""Neighbouring tokens that are reduced to one number first: the next step, over spans, is then
-cheap.
-"""
+"""Adjacent vocabulary entries reduced to one number first, which makes the second pass cheap."""
 
 
 def _signed(value: int) -> int:
@@ -44,27 +41,27 @@ SECOND: Final = _signed(0x94D049BB133111EB)
 
 
 @dataclass(frozen=True, slots=True)
-class Alike:
-    """Rows that are narrowed in the same way."""
+class UniformParams:
+    """Truncation parameters of rows that use the same algorithm."""
 
     rows: torch.Tensor | None
-    """[m] int64; None: all."""
+    """[m] int64 row indices; None: all rows."""
     counts: torch.Tensor
-    """[m, 1] int64: how many tokens may stay."""
+    """[m, 1] int64: top-k of each row."""
     shares: torch.Tensor
-    """[m, 1] float32: of the probability; 2 where all of it may."""
-    most: int
-    """Largest of the counts."""
+    """[m, 1] float32: top-p of each row; 2 where top-p is off."""
+    max_top_k: int
+    """Largest top-k."""
     nucleus: bool
-    """Some share is less than all."""
+    """Whether top-p is on for any row."""
 
 
-class Cut:
-    """How far the choice of rows is narrowed. Made once for rows that stay together: steps find
-    everything on the device.
+class Truncation:
+    """Top-k and top-p of a batch of rows, on the device.
 
-    `top_k` [n] int64 (0: all tokens) and `top_p` [n] float32 (1: all of them) are what requests
-    say; the groups of rows below are what the implementation in torch makes of them.
+    Built once for rows that stay together. `top_k` [n] int64 (0: all tokens) and `top_p` [n]
+    float32 (1: all tokens) are the requested values; the torch implementation reads the groups
+    below.
     """
 
     __slots__ = ("few", "many", "nucleus", "top_k", "top_p")
@@ -74,71 +71,75 @@ class Cut:
     ) -> None:
         counts = np.asarray(top_k, dtype=np.int64)
         shares = np.asarray(top_p, dtype=np.float64)
-        shares = shares.clip(LEAST_SHARE, 1.0)
+        shares = shares.clip(MIN_TOP_P, 1.0)
         limited = (counts > 0) & (counts < vocab_size)
-        small = limited & (counts <= SORTED)
+        small = limited & (counts <= MAX_SORTED_TOP_K)
         self.top_k = torch.from_numpy(counts).to(device, non_blocking=True)
         self.top_p = torch.from_numpy(shares.astype(np.float32)).to(device, non_blocking=True)
 
-        def alike(chosen: npt.NDArray[np.bool_], share: npt.NDArray[np.float64]) -> Alike | None:
-            places = np.flatnonzero(chosen)
-            if not len(places):
+        def group_of(
+            chosen: npt.NDArray[np.bool_], share: npt.NDArray[np.float64]
+        ) -> UniformParams | None:
+            indices = np.flatnonzero(chosen)
+            if not len(indices):
                 return None
             rows = (
                 None
-                if len(places) == len(chosen)
-                else torch.from_numpy(places).to(device, non_blocking=True)
+                if len(indices) == len(chosen)
+                else torch.from_numpy(indices).to(device, non_blocking=True)
             )
-            own = torch.from_numpy(counts[places][:, None]).to(device, non_blocking=True)
-            weights = torch.from_numpy(share[places][:, None].astype(np.float32)).to(
+            own = torch.from_numpy(counts[indices][:, None]).to(device, non_blocking=True)
+            weights = torch.from_numpy(share[indices][:, None].astype(np.float32)).to(
                 device, non_blocking=True
             )
-            return Alike(
-                rows, own, weights, int(counts[places].max()), bool((share[places] < 1).any())
+            return UniformParams(
+                rows, own, weights, int(counts[indices].max()), bool((share[indices] < 1).any())
             )
 
-        self.few = alike(small, np.where(shares < 1, shares, 2.0))
-        """Of those with few tokens, the nucleus is found among them."""
-        self.many = alike(limited & ~small, np.full_like(shares, 2.0))
-        self.nucleus = alike((shares < 1) & ~small, shares)
-        """Those whose nucleus is found among all tokens that are left."""
+        self.few = group_of(small, np.where(shares < 1, shares, 2.0))
+        """Rows with a small top-k; their top-p is applied to the sorted candidates."""
+        self.many = group_of(limited & ~small, np.full_like(shares, 2.0))
+        self.nucleus = group_of((shares < 1) & ~small, shares)
+        """Rows with top-p applied by bisection over all remaining tokens."""
 
     @property
-    def narrows(self) -> bool:
-        """Say whether anything is left out."""
+    def is_active(self) -> bool:
+        """Whether any row is truncated."""
         return any(group is not None for group in (self.few, self.many, self.nucleus))
 
 
 def best(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the best logit and its token per row, [n] each; the first of equals, NaN before all."""
+    """Return the largest logit and its token per row, [n] each.
+
+    Ties return the lowest index; NaN counts as the largest value.
+    """
     span = _by_span(logits, lambda part: part.amax(dim=-1)).argmax(dim=-1, keepdim=True)  # [n, 1]
-    values, places = _inside(logits, span).max(dim=-1)
-    return values, span[:, 0] * SPAN + places
+    values, indices = _inside(logits, span).max(dim=-1)
+    return values, span[:, 0] * SPAN + indices
 
 
-def truncate(logits: torch.Tensor, cut: Cut) -> torch.Tensor:
-    """Return logits with everything outside each row's top-k and top-p at -inf; may change its
+def truncate(logits: torch.Tensor, truncation: Truncation) -> torch.Tensor:
+    """Return logits with tokens outside each row's top-k and top-p at -inf; may modify its
     argument.
 
-    Tokens as good as the last one kept are kept as well.
+    Ties with the last remaining token remain as well.
     """
-    for group in (cut.few, cut.many):
+    for group in (truncation.few, truncation.many):
         if group is not None:
             part = logits if group.rows is None else logits[group.rows]
             _exclude(logits, group, part < _floor_by_sorting(part, group))
-    group = cut.nucleus
+    group = truncation.nucleus
     if group is not None:
         weights = (logits if group.rows is None else logits[group.rows]).softmax(dim=-1)
-        wanted = weights.sum(dim=-1, keepdim=True) * group.shares
-        _exclude(logits, group, weights < _floor_by_bisection(weights, wanted))
+        target_mass = weights.sum(dim=-1, keepdim=True) * group.shares
+        _exclude(logits, group, weights < _floor_by_bisection(weights, target_mass))
     return logits
 
 
 def draw(logits: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Return one token per row, [n] int64, from final logits [n, vocab]; excluded tokens are at
-    -inf.
+    """Return one sampled token per row, [n] int64, from final logits [n, vocab].
 
-    `seeds` and `positions` (of the tokens being chosen) are [n] int64.
+    Excluded tokens are at -inf. `seeds` and `positions` (of the sampled tokens) are [n] int64.
     """
     weights = logits.softmax(dim=-1)
     ends = _by_span(weights, lambda part: part.sum(dim=-1)).cumsum(
@@ -151,7 +152,7 @@ def draw(logits: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor) -> 
     tokens = (span * SPAN + torch.searchsorted(inside, rest, right=True)).clamp_(
         max=logits.shape[-1] - 1
     )[:, 0]
-    # Rounding may run past the last possible token; the best one is then as good a choice as any.
+    # Rounding may run past the last possible token; use the max_top_k likely one instead.
     return tokens.where(weights.gather(1, tokens[:, None])[:, 0] > 0, best(logits)[1])
 
 
@@ -165,12 +166,14 @@ def _by_span(values: torch.Tensor, reduce: Callable[[torch.Tensor], torch.Tensor
 
 
 def _inside(values: torch.Tensor, span: torch.Tensor) -> torch.Tensor:
-    """Return the values of one span per row, [n, SPAN]; past the last token it is said again."""
-    places = span * SPAN + torch.arange(SPAN, device=span.device)
-    return values.gather(1, places.clamp_(max=values.shape[-1] - 1))
+    """Return the values of one span per row, [n, SPAN]; indices past the vocabulary repeat its
+    end.
+    """
+    indices = span * SPAN + torch.arange(SPAN, device=span.device)
+    return values.gather(1, indices.clamp_(max=values.shape[-1] - 1))
 
 
-def _exclude(logits: torch.Tensor, group: Alike, excluded: torch.Tensor) -> None:
+def _exclude(logits: torch.Tensor, group: UniformParams, excluded: torch.Tensor) -> None:
     """Set excluded tokens [m, vocab] of the group's rows to -inf."""
     if group.rows is None:
         logits.masked_fill_(excluded, float("-inf"))
@@ -178,11 +181,11 @@ def _exclude(logits: torch.Tensor, group: Alike, excluded: torch.Tensor) -> None
         logits[group.rows] = logits[group.rows].masked_fill_(excluded, float("-inf"))
 
 
-def _floor_by_sorting(logits: torch.Tensor, group: Alike) -> torch.Tensor:
-    """Return the smallest logit to keep of each row, [m, 1]: of its top-k, and of their top-p where
-    k is small.
+def _floor_by_sorting(logits: torch.Tensor, group: UniformParams) -> torch.Tensor:
+    """Return the smallest remaining logit of each row, [m, 1], after top-k and the top-p
+    within it.
     """
-    found = torch.topk(logits, group.most, dim=-1).values  # [m, largest k], descending
+    found = torch.topk(logits, group.max_top_k, dim=-1).values  # [m, largest k], descending
     last = group.counts - 1
     if group.nucleus:
         weights = found.softmax(dim=-1)
@@ -194,17 +197,17 @@ def _floor_by_sorting(logits: torch.Tensor, group: Alike) -> torch.Tensor:
     return found.gather(1, last)
 
 
-def _floor_by_bisection(weights: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """Return the smallest weight of the best tokens that weigh `wanted`, [n, 1]: thirty sums
-    instead of a sort.
+def _floor_by_bisection(weights: torch.Tensor, target_mass: torch.Tensor) -> torch.Tensor:
+    """Return the smallest weight of the nucleus that reaches `target_mass`, [n, 1], by bisection
+    over 30 sums.
     """
-    low = wanted.new_zeros(wanted.shape).view(torch.int32)
+    low = target_mass.new_zeros(target_mass.shape).view(torch.int32)
     high = low + (ONE_BITS + 1)
-    kept = torch.empty_like(weights)
+    remaining = torch.empty_like(weights)
     for _ in range(ONE_BITS.bit_length()):
         middle = (low + high) >> 1
-        torch.ge(weights, middle.view(torch.float32), out=kept)
-        enough = kept.mul_(weights).sum(dim=-1, keepdim=True) >= wanted
+        torch.ge(weights, middle.view(torch.float32), out=remaining)
+        enough = remaining.mul_(weights).sum(dim=-1, keepdim=True) >= target_mass
         low = middle.where(enough, low)
         high = high.where(enough, middle)
     return low.view(torch.float32)
@@ -226,3 +229,52 @@ def _mix(x: torch.Tensor) -> torch.Tensor:
 def _shift(x: torch.Tensor, bits: int) -> torch.Tensor:
     """Shift right without sign."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class GatheredLogprobs:
+    """Logprobs at m positions, on the device."""
+
+    tokens: torch.Tensor
+    """[m] int64."""
+    values: torch.Tensor
+    """[m] float32."""
+    ranks: torch.Tensor
+    """[m] int64."""
+    best_tokens: torch.Tensor
+    """[m, k] int64, best first."""
+    best_values: torch.Tensor
+    counts: list[int]
+    """Requested top logprobs of each position."""
+
+
+def gather_logprobs(
+    scores: torch.Tensor, tokens: torch.Tensor, counts: list[int]
+) -> GatheredLogprobs:
+    """Return logprobs of `tokens` [m] and the top `counts[i]` of each row of scores [m, vocab].
+
+    A count of -1 means the whole vocabulary.
+    """
+    vocab = scores.shape[-1]
+    counts = [vocab if count < 0 else min(count, vocab) for count in counts]
+    values = scores.gather(1, tokens[:, None])
+    best = torch.topk(scores, max(counts, default=0), dim=-1)
+    # Summed as floats: summing booleans is thirty times slower on a CPU. Exact up to 2**24.
+    better = torch.gt(scores, values, out=torch.empty_like(scores)).sum(dim=-1)
+    ranks = better.to(torch.int64) + 1
+    return GatheredLogprobs(tokens, values[:, 0], ranks, best.indices, best.values, counts)
+
+
+def logprobs_to_lists(gathered: GatheredLogprobs) -> list[Logprobs]:
+    """Copy logprobs to the host; one entry per position."""
+    tokens = gathered.tokens.tolist()
+    values = gathered.values.tolist()
+    ranks = gathered.ranks.tolist()
+    best_tokens = gathered.best_tokens.tolist()
+    best_values = gathered.best_values.tolist()
+    return [
+        Logprobs(
+            [tokens[i], *best_tokens[i][:count]], [values[i], *best_values[i][:count]], ranks[i]
+        )
+        for i, count in enumerate(gathered.counts)
+    ]

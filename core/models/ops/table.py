@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from core.contracts.ops import OpTable
 from core.errors import PluginError, did_you_mean
-from core.models.ops import delta, reference, sampling, state_space
-from core.models.ops.moe import grouped_moe
+from core.models.ops import reference, sampling, torch_impls
+from core.models.ops.torch_impls import grouped_moe
 
 if TYPE_CHECKING:
     from core.contracts import Registry
@@ -37,10 +37,10 @@ def reference_ops() -> OpTable:
         widen=reference.widen,
         moe=grouped_moe,
         causal_conv=reference.causal_conv,
-        ssd_scan=state_space.ssd_scan,
-        selective_scan=state_space.selective_scan,
-        delta_scan=delta.delta_scan,
-        fading_sum=delta.fading_sum,
+        ssd_scan=torch_impls.ssd_scan,
+        selective_scan=torch_impls.selective_scan,
+        delta_scan=torch_impls.delta_scan,
+        linear_recurrence=torch_impls.linear_recurrence,
         best=sampling.best,
         truncate=sampling.truncate,
         draw=sampling.draw,
