@@ -2,7 +2,7 @@
 
 The truth is computed densely in float64. The cache starts as NaN everywhere, blocks are dealt at
 random, and table entries that no token may see any more point at a block of NaN: a backend that
-reads one place too many shows it.
+reads one position too many shows it.
 """
 
 from __future__ import annotations
@@ -83,14 +83,14 @@ class PagedSequences:
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
         spec: KVSpec | None = None,
-        kept: Callable[
+        stored: Callable[
             [torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]
         ] = lambda key, value: (
             key,
             value,
         ),
     ) -> None:
-        """`spec`: of a cache of another dtype than the queries; `kept`: what it makes of keys and
+        """`spec`: of a cache of another dtype than the queries; `stored`: what it makes of keys and
         values.
         """
         self.backend = backend
@@ -99,7 +99,7 @@ class PagedSequences:
         self.dtype = dtype
         self._random = torch.Generator().manual_seed(seed)
         self._spec = spec or _spec(params, dtype)
-        self._kept = kept
+        self._stored = stored
         per_sequence = -(-max_len // block_size)
         blocks = list(range(1, 1 + per_sequence * num_sequences))  # block 0 stays NaN
         random.Random(seed).shuffle(blocks)
@@ -107,9 +107,7 @@ class PagedSequences:
             blocks[i * per_sequence : (i + 1) * per_sequence] for i in range(num_sequences)
         ]
         shape = backend.cache_shape(self._spec, len(blocks) + 1, block_size)
-        cached: torch.dtype = getattr(
-            torch, self._spec.dtype
-        )  # whose numbers are none where all bits are set
+        cached: torch.dtype = getattr(torch, self._spec.dtype)  # all bits set make no number
         self.cache = (
             torch.full((math.prod(shape) * cached.itemsize,), 255, dtype=torch.uint8)
             .view(cached)
@@ -153,7 +151,8 @@ class PagedSequences:
         begun = self._blocks[first][start // size]
         self.cache[self._blocks[second][whole]] = self.cache[begun]
         self._blocks[second] = self._blocks[first][:whole] + self._blocks[second][whole:]
-        self._keys[second], self._values[second] = self._keys[first], self._values[first]
+        self._keys[second] = self._keys[first]
+        self._values[second] = self._values[first]
         key = self._draw(3, self.params.kv_heads)
         query = self._draw(3, self.params.heads)
         value = (self._draw(3, self.params.kv_heads) if self.params.value_size is None else key)[
@@ -206,7 +205,7 @@ class PagedSequences:
                 else self._draw(count, self.params.kv_heads)
             )
             values.append(own[..., : self.params.value_size])
-            key, value = self._kept(keys[-1], own)
+            key, value = self._stored(keys[-1], own)
             self._keys[sequence] = torch.cat([self._keys[sequence], key])
             self._values[sequence] = torch.cat(
                 [self._values[sequence], value[..., : self.params.value_size]]
@@ -230,7 +229,8 @@ class PagedSequences:
         )
 
     def _table(self, sequence: int, start: int) -> list[int]:
-        """Return the block table of a sequence whose step begins at `start`, what lies behind
+        """Return the block table of a sequence that starts at `start` in this step, with what comes
+        after
         replaced by NaN.
         """
         first = first_visible(self.params, start) // self.block_size

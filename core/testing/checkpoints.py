@@ -21,16 +21,16 @@ from core.errors import ConfigError, did_you_mean
 from core.testing.shrunken import causal_types, shrunken_config
 from core.testing.tiny_configs import (
     DENSE,
-    ENCODER_DECODERS,
     GPT_LIKE,
     MIXTURES,
-    RECURRENT,
     UNLIKE_OTHERS,
     VOCAB,
 )
+from core.testing.tiny_encoder_decoders import ENCODER_DECODERS
 from core.testing.tiny_encoders import POOLED
 from core.testing.tiny_latent import LATENT
 from core.testing.tiny_linear import LINEAR
+from core.testing.tiny_recurrent import RECURRENT
 
 CHAT_TEMPLATE: Final = (
     "{% for message in messages %}"
@@ -250,7 +250,8 @@ def write_tokenizer(folder: str | Path) -> None:
     while len(vocab) < VOCAB - len(_SPECIAL):
         vocab[f"<unused{len(vocab)}>"] = len(vocab)
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment,unused-ignore]
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = byte_level  # type: ignore[assignment,unused-ignore]
     tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment,unused-ignore]
     tokenizer.add_special_tokens(
         [AddedToken(token, special=True, normalized=False) for token in _SPECIAL]

@@ -1,4 +1,4 @@
-"""An engine without a model, for tests of HTTP routes: answers with the prompt, one byte a token."""
+"""An engine without a model, for tests of HTTP routes: it repeats the prompt byte by byte."""
 
 from __future__ import annotations
 
@@ -8,19 +8,16 @@ from types import SimpleNamespace
 from typing import Any
 
 from core.config import EngineConfig
-from core.engine.sinks import Sinks
+from core.contracts.clients import State
 from core.errors import EngineDead, InvalidRequest
+from core.frontend.metrics import MetricSinks
 from core.testing.byte_tokenizer import ByteTokenizer
 from core.types import CompletionOutput, Logprob, RequestOutput, RequestOutputKind, SamplingParams
-from core.types.keywords import Names
+from core.types.plugin_params import KnownNames
 
 
 class EchoEngine:
-    """What routes see of `AsyncLLM`, in one asyncio loop and without threads.
-
-    `gate` holds every request back while it is cleared; `aborted` lists requests closed before
-    their end.
-    """
+    """A `ServedEngine` in one asyncio loop, without threads."""
 
     def __init__(self, config: EngineConfig | None = None, max_model_len: int = 256) -> None:
         self.config = config or EngineConfig()
@@ -33,9 +30,10 @@ class EchoEngine:
         self.vocab_size = ByteTokenizer.vocab_size
         self.served_names = ["echo"]
         self.sampling_defaults: dict[str, Any] = {}
-        self.fields = Names()
-        self.sinks = Sinks()
+        self.fields = KnownNames()
+        self.sinks = MetricSinks()
         self.gate = asyncio.Event()
+        """Requests wait while this is cleared."""
         self.gate.set()
         self.sampling: list[SamplingParams] = []
         """Parameters of every request, in order of arrival."""
@@ -44,16 +42,17 @@ class EchoEngine:
         self.rendered: list[dict[str, Any]] = []
         """Options of every `render_chat`."""
         self.aborted: list[str] = []
+        """Ids of aborted requests."""
         self.open: list[str] = []
-        """Requests under way."""
-        self.status = "ready"
+        """Ids of unfinished requests."""
+        self.status: State = "ready"
         self.fail_at: int | None = None
         """Token index at which requests fail inside the engine."""
 
     async def tokenize(
         self, text: str, add_special_tokens: bool = True, **reading: Any
     ) -> list[int]:
-        """Return bytes."""
+        """Return the bytes of the text."""
         return self.tokenizer.encode(text)
 
     async def render_chat(
@@ -77,22 +76,20 @@ class EchoEngine:
             )
         self.sampling.append(sampling_params)
         self.options.append(options)
-        most = (
-            len(ids)
-            if sampling_params.max_tokens is None
-            else min(len(ids), sampling_params.max_tokens)
-        )
+        last = len(ids)
+        if sampling_params.max_tokens is not None:
+            last = min(last, sampling_params.max_tokens)
         delta = sampling_params.output_kind is RequestOutputKind.DELTA
         finished = False
         self.open.append(request_id)
         try:
-            for at in range(most) if delta else (most - 1,):
+            for at in range(last) if delta else (last - 1,):
                 await self.gate.wait()
                 await asyncio.sleep(0)
-                finished = at == most - 1
+                finished = at == last - 1
                 error = "made to fail" if self.fail_at is not None and at >= self.fail_at else None
-                tokens = ids[at : at + 1] if delta else ids[:most]
-                reason = ("length" if most < len(ids) else "stop") if finished else None
+                tokens = ids[at : at + 1] if delta else ids[:last]
+                reason = ("length" if last < len(ids) else "stop") if finished else None
                 outputs = [
                     self._completion(i, tokens, reason, sampling_params, at + 1)
                     for i in range(sampling_params.n)
@@ -140,32 +137,34 @@ class EchoEngine:
             32: Logprob(float("-inf"), 2, " "),
         }
 
-    def hand_to(self, request_id: str, taker: Callable[[CompletionOutput], bool]) -> None:
-        """Leave everything to the reader."""
+    def set_delivery_callback(
+        self, request_id: str, callback: Callable[[CompletionOutput], bool]
+    ) -> None:
+        """Ignore the callback; the reader gets all deltas."""
 
     def open_ids(self) -> list[str]:
-        """Return the requests under way."""
+        """Return the ids of unfinished requests."""
         return list(self.open)
 
-    async def reset_prefix_cache(self) -> bool:
-        """Say whether nothing is under way."""
+    async def reset_prefix_cache(self, **options: Any) -> bool:
+        """Return whether no request is unfinished."""
         return not self.open
 
     async def abort(self, request_id: str) -> None:
-        """Note the request."""
+        """Record the request as aborted."""
         self.aborted.append(request_id)
 
-    def state(self) -> str:
-        """Return what it was told to be."""
+    def state(self) -> State:
+        """Return the status set by the test."""
         return self.status
 
     def check_health(self) -> None:
-        """Raise `EngineDead` when told to be dead."""
+        """Raise `EngineDead` if the status is "dead"."""
         if self.status == "dead":
             raise EngineDead("the engine has stopped: made to")
 
     def health(self) -> dict[str, Any]:
-        """Return what probes show."""
+        """Return the body of `/health`."""
         reason = "" if self.status == "ready" else "made to"
         return {"status": self.status, "reason": reason, "sinks": list(self.sinks.faults())}
 

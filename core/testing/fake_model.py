@@ -1,4 +1,4 @@
-"""The plugin `core.testing.fake_model`: a tiny model without files whose tokens depend on the whole
+"""The plugin `core.testing.fake_model`: a tiny model without files; its tokens depend on the whole
 context.
 
 For tests of what surrounds a model. `LLM("fake:", plugins=["core.testing.fake_model"])` serves it;
@@ -14,20 +14,9 @@ from typing import Any, Final
 
 import torch
 
-from core.api import (
-    AttentionParams,
-    BuildContext,
-    EngineConfig,
-    Entry,
-    ForwardBatch,
-    FullAttention,
-    KVSpec,
-    LayerKV,
-    Model,
-    ModelSource,
-    SlidingWindow,
-    hookimpl,
-)
+from core.api import EngineConfig, Entry, hookimpl
+from core.api.models import AttentionParams, BuildContext, ForwardBatch, Model, ModelSource
+from core.model_spec.kv import FullAttention, KVSpec, LayerKV, SlidingWindow
 
 NAN_TOKEN: Final = 1
 _HEADS = 2
@@ -78,7 +67,7 @@ def engine_weight_loaders() -> list[Entry]:
     return [
         Entry(
             "fake",
-            "core.models.layers.no_weights:NoWeights",
+            "core.models.layers.weights:NoWeights",
             "for a model that makes its own weights",
         )
     ]

@@ -1,4 +1,4 @@
-"""The plugin `core.testing.kv_faults`: a connector that goes wrong as it is told, over one that
+"""The plugin `core.testing.kv_faults`: a connector with injected faults, over one that
 does not.
 
 `{"kv_connector": "faulty", "kv_connector_extra_config": {"over": "offload", "fault": "corrupting",
@@ -13,25 +13,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from core.api import (
-    BlockKey,
-    ConfigError,
-    EngineConfig,
-    Entry,
-    KVDirectory,
-    KVStore,
-    KVTransferConfig,
-    StoreParts,
-    hookimpl,
-)
+from core.api import ConfigError, EngineConfig, Entry, hookimpl
+from core.api.kv import BlockKey, KVDirectory, KVStore, KVTransferConfig, StoreParts
 from core.plugin import load_plan, make_plan
 
 if TYPE_CHECKING:
-    from core.contracts.kv_connectors import Block, Bytes
+    from core.contracts.kv import Block, Bytes
 
 FAULTS: Final = (
-    "none", "slow", "hanging", "hanging_writes", "failing", "failing_writes", "partial", "corrupting", "vanishing", "lying",
-)  # fmt: skip
+    *("none", "slow", "hanging", "hanging_writes", "failing", "failing_writes"),
+    *("partial", "corrupting", "vanishing", "lying"),
+)
 SLOW_S: Final = 0.02
 
 
@@ -57,7 +49,7 @@ class Faulty:
         )
 
     @staticmethod
-    def trial(folder: str) -> Mapping[str, Any]:
+    def example_settings(folder: str) -> Mapping[str, Any]:
         """Host memory without a fault."""
         return {"settings": {"cpu_bytes_to_use": 1 << 16}}
 
@@ -71,7 +63,7 @@ class Faulty:
         inner = self._inner.store(parts)
         return (
             FaultyMemory(inner, self._fault)
-            if hasattr(inner, "held")
+            if hasattr(inner, "locate")
             else FaultyStore(inner, self._fault)
         )
 
@@ -90,7 +82,7 @@ class FaultyStore:
     def __init__(self, inner: Any, fault: str) -> None:
         self._inner = inner
         self._fault = fault
-        self.seal = inner.seal
+        self.checksum = inner.checksum
         self.closed = threading.Event()
         """Ends what hangs."""
 
@@ -99,10 +91,10 @@ class FaultyStore:
         found: Iterable[BlockKey] = self._inner.survey()
         return found
 
-    def write(self, key: BlockKey, block: Block, seal: bytes) -> None:
+    def write(self, key: BlockKey, block: Block, checksum: bytes) -> None:
         """Write, or only say so."""
         if self._may_write():
-            self._inner.write(key, block, seal)
+            self._inner.write(key, block, checksum)
 
     def _may_write(self) -> bool:
         if self._fault == "failing_writes":
@@ -117,10 +109,10 @@ class FaultyStore:
         if self._fault == "partial":
             block[0][: len(block[0]) // 2] = 7
             raise OSError("the connection broke")
-        seal: bytes = self._inner.read(key, block)
+        checksum: bytes = self._inner.read(key, block)
         if self._fault == "corrupting":
             block[-1][len(block[-1]) // 3] ^= 1
-        return seal
+        return checksum
 
     def _before_reading(self, key: BlockKey) -> None:
         if self._fault in ("slow", "hanging"):
@@ -141,24 +133,24 @@ class FaultyStore:
 
 
 class FaultyMemory(FaultyStore):
-    """The same over a store whose blocks lie in memory."""
+    """The same over a store with blocks in memory."""
 
-    def place(self, key: BlockKey) -> Bytes:
-        """Return the other one's place."""
-        place: Bytes = self._inner.place(key)
-        return place
+    def allocate(self, key: BlockKey) -> Bytes:
+        """Return the other one's buffer."""
+        buffer: Bytes = self._inner.allocate(key)
+        return buffer
 
-    def keep(self, key: BlockKey, place: Bytes, seal: bytes) -> None:
+    def commit(self, key: BlockKey, buffer: Bytes, checksum: bytes) -> None:
         """Keep, or only say so."""
         if self._may_write():
-            self._inner.keep(key, place, seal)
+            self._inner.commit(key, buffer, checksum)
 
-    def held(self, key: BlockKey) -> tuple[Bytes, bytes]:
+    def locate(self, key: BlockKey) -> tuple[Bytes, bytes]:
         """Return what the fault leaves of it."""
         self._before_reading(key)
-        place, seal = self._inner.held(key)
+        buffer, checksum = self._inner.locate(key)
         if self._fault == "partial":
-            place[len(place) // 2 :] = 255
+            buffer[len(buffer) // 2 :] = 255
         elif self._fault == "corrupting":
-            place[len(place) // 3] ^= 1
-        return place, seal
+            buffer[len(buffer) // 3] ^= 1
+        return buffer, checksum

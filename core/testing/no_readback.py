@@ -26,7 +26,7 @@ _OPS: Final = frozenset(
         "aten::unique_dim",
     }
 )
-"""Operations whose answer, or the shape of whose answer, the host must wait for."""
+"""Operations with a result, or a result shape, that the host must wait for."""
 _METHODS: Final = frozenset(
     {
         torch.Tensor.__array__,
@@ -40,7 +40,7 @@ _METHODS: Final = frozenset(
 
 
 class ReadBack(AssertionError):
-    """Something inside a step asked the device for a value."""
+    """Something inside a step read a value back from the device."""
 
 
 @contextmanager

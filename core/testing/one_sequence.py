@@ -17,9 +17,9 @@ import numpy as np
 import torch
 
 from core.contracts import AttentionParams, BuildContext, ForwardBatch
+from core.contracts.parallel import ParallelGroup, Pipeline
 from core.model_spec.kv import CacheSpec, RecurrentState
 from core.models.layers.linear import PlainWeights
-from core.models.layers.parallel import ParallelGroup, Pipeline
 from core.models.layers.state import LayerCache, StatePlan, plan_states
 from core.models.ops.table import reference_ops
 
@@ -72,7 +72,7 @@ class OneSequenceAttention:
             reach = params.distance_bias.shape[1] // 2
             scores = scores + params.distance_bias[:, (seen - at).clamp(-reach, reach) + reach]
         scores = scores.masked_fill(hidden, float("-inf"))
-        if params.sinks is not None:  # one more column, whose weight is dropped
+        if params.sinks is not None:  # one more column; its weight is dropped
             sinks = params.sinks[:, None, None].expand(-1, scores.shape[1], 1)
             scores = torch.cat([scores, sinks.to(scores.dtype)], dim=-1)
         weights = scores.softmax(-1)[..., :end].to(values.dtype)
@@ -108,7 +108,9 @@ class Session:
 
     @torch.inference_mode()
     def step(self, ids: Sequence[int]) -> torch.Tensor:
-        """Compute the next tokens and return the log-probabilities after each, [len(ids), vocab]."""
+        """Compute the next tokens and return the log-probabilities after each, [len(ids),
+        vocab].
+        """
         start = self.position
         tokens = torch.tensor(list(ids))
         batch = ForwardBatch(

@@ -82,7 +82,7 @@ _NONE_MEANS_NONE: Final = frozenset(
         "intermediate_size_mlp",
     )
 )
-"""Fields whose absence is a form of the model, not a size to be derived."""
+"""Fields that are absent by design, not sizes to derive."""
 _PLAIN: Final[Mapping[str, Any]] = {
     "tie_word_embeddings": False,
     "bos_token_id": VOCAB - 3,
@@ -104,7 +104,7 @@ _FORMS: Final[Mapping[str, Mapping[str, Any]]] = {
     "zaya": {"num_experts_per_tok": 1},
     "mamba2": {"num_heads": 8, "head_dim": 16},
 }
-"""What cannot be told from the names of a type's fields."""
+"""What cannot be derived from the names of a type's fields."""
 
 
 def shrunken(config_class: Any, **fields: Any) -> dict[str, Any]:

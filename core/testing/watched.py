@@ -1,8 +1,8 @@
-"""Halves of features whose every answer is looked at as it is given; what breaks the contract is
+"""Extensions with every result checked as it is returned; a breach of the contract is
 written down.
 
-An error inside a half would only fail the request that it was called for, so breaches are kept for
-whoever runs the engine.
+An error inside an extension would only fail its request, so breaches are collected for
+the caller that runs the engine.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from core.plugin import Registry
 from core.testing.no_readback import ReadBack, no_readback
 
 _PAYLOADS: Final = ("planned", "after_sample")
-_TRUTHS: Final = ("finished", "pending", "rests", "steers")
+_TRUTHS: Final = ("finished", "pending", "skips_step", "is_active")
 _ON_DEVICE: Final = ("before_forward", "after_forward", "before_sample", "sampled")
 
 
 def watch(registry: Registry) -> list[str]:
-    """Have the halves that a registry gives looked at; return the list to which breaches are added."""
+    """Have the halves that a registry gives looked at; return the list to which breaches
+    are added.
+    """
     breaches: list[str] = []
     of_scheduler = registry.scheduler_extensions
     of_workers = registry.runner_extensions
@@ -67,8 +69,8 @@ class _Watched:
                 raise
             if name == "planned" and msgspec.msgpack.encode(arguments[0]) != before:
                 self._breaches.append("planned changed the plan; it may look at it only")
-            if said := _wrong(name, arguments, answer, finite):
-                self._breaches.append(said)
+            if breach := _wrong(name, arguments, answer, finite):
+                self._breaches.append(breach)
             return answer
 
         return called
@@ -77,16 +79,17 @@ class _Watched:
 def _wrong(name: str, arguments: tuple[Any, ...], answer: Any, finite: bool) -> str:
     """Return what is wrong with an answer, or an empty text."""
     if name in _PAYLOADS and not isinstance(answer, bytes | None):
-        return (
-            f"{name} returned {answer!r:.80}; return bytes, or None where there is nothing to tell"
-        )
+        return f"{name} returned {answer!r:.80}; return bytes, or None if there is nothing to send"
     if name in _TRUTHS and not isinstance(answer, bool):
         return f"{name} returned {answer!r:.80}; return True or False"
     if name == "may_start" and not isinstance(answer, int):
         return f"may_start returned {answer!r:.80}; return True, False or a MayStart"
     if name == "before_sample":
         if not isinstance(answer, torch.Tensor) or answer.shape != arguments[0].shape:
-            return f"before_sample returned {type(answer).__name__}; return logits of the shape {tuple(arguments[0].shape)}"
+            return (
+                f"before_sample returned {type(answer).__name__}; return logits of the shape "
+                f"{tuple(arguments[0].shape)}"
+            )
         if answer.isnan().any() and finite:
             return "before_sample made finite logits NaN"
     return ""

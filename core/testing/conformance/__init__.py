@@ -13,7 +13,9 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from importlib.metadata import entry_points
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
 
 from core.config import EngineConfig
 from core.config.build import config_from_kwargs
@@ -21,6 +23,9 @@ from core.errors import EngineError
 from core.plugin import KINDS, load_plan, make_plan
 from core.plugin.entry import Entry
 from core.testing.conformance.joints import JOINTS, joints
+
+SUITES: Final = "engine.conformance_suites"
+"""Entry-point group of suites that other packages provide."""
 
 if TYPE_CHECKING:
     from core.plugin import Registered, Registry
@@ -41,7 +46,7 @@ class Subject:
     registry: Registry | None = None
     """The plugins that were loaded with it."""
     builtin: bool = False
-    """True: the engine's own, whose examples are tests of ours and need not stand in its module."""
+    """True: one of the engine's own; its examples may be in the tests instead of its module."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +84,26 @@ class Case:
 
 def checks(kind: str) -> list[Check]:
     """Return the checks of a kind, those for all kinds first; or those of a joint."""
-    modules = [
-        importlib.import_module(f"{__name__}.{name}")
-        for name in (*(["contract"] if kind in KINDS else []), kind)
-    ]
+    modules = [_suite(kind)]
+    if kind in KINDS:
+        modules.insert(0, importlib.import_module(f"{__name__}.contract"))
     return [
         value
         for module in modules
         for name, value in vars(module).items()
         if name.startswith("check_") and inspect.isfunction(value)
     ]
+
+
+def _suite(kind: str) -> ModuleType:
+    """Return the module with the checks of a kind: a distribution's, or the one in this package.
+
+    A suite that needs a plugin's runtime comes with it, by an entry point of the kind's name.
+    """
+    for point in entry_points(group=SUITES, name=kind):
+        module: ModuleType = point.load()
+        return module
+    return importlib.import_module(f"{__name__}.{kind}")
 
 
 def cases(*selection: str) -> list[Case]:
@@ -132,13 +147,16 @@ def check_plugin(name: str) -> Iterator[CheckResult]:
         return
     yield CheckResult(name, "loads")
     heavy = "torch" in sys.modules and not had_torch
-    advice = "its module imports torch, which every process then waits for; import it in the target's module"
+    advice = (
+        "its module imports torch, which every process then waits for; import it in the "
+        "target's module"
+    )
     yield CheckResult(name, "imports nothing heavy", advice if heavy else None)
     try:
         config = config_from_kwargs({}, registry.options())
         halves = list(_joints(registry))
     except EngineError as error:
-        yield CheckResult(name, "its options and hooks can be asked", str(error))
+        yield CheckResult(name, "its options and hooks can be called", str(error))
         return
     for registered in entries_of_named_plugins(registry):
         try:
@@ -186,7 +204,7 @@ def _run(case: Case) -> CheckResult:
         case()
     except AssertionError as error:
         return CheckResult(label, statement(check), str(error), sentence(check))
-    except Exception as error:  # noqa: BLE001 - the code under test may raise anything; it becomes the check's outcome
+    except Exception as error:  # noqa: BLE001 - becomes the check's outcome
         return CheckResult(
             label, statement(check), f"raised {type(error).__name__}: {error}", sentence(check)
         )

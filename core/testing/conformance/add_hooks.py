@@ -19,20 +19,20 @@ def check_adds_a_hook(subject: Subject) -> None:
     )
 
 
-def check_hooks_say_what_they_ask_for(subject: Subject) -> None:
+def check_hooks_document_their_purpose(subject: Subject) -> None:
     """Authors of other plugins read the docstring, and nothing else."""
     for name, hook in _hooks(subject):
         assert inspect.getdoc(hook), (
-            f"{subject.entry.name}: hook {name} has no docstring; say what is asked, and of what "
+            f"{subject.entry.name}: hook {name} has no docstring; state what it returns and when "
             "type."
         )
 
 
-def check_hooks_can_be_asked(subject: Subject) -> None:
-    """`registry.ask` finds each: nobody implements it yet, or whoever does answers."""
+def check_hooks_can_be_called(subject: Subject) -> None:
+    """`registry.call_hook` finds each, with and without an implementation."""
     for name, hook in _hooks(subject):
         made_up = {
-            "str": "nobody/has-this",
+            "str": "absent/model",
             "EngineConfig": subject.target.config,
             "Registry": subject.target.registry,
         }
@@ -42,10 +42,10 @@ def check_hooks_can_be_asked(subject: Subject) -> None:
             for each in parameters
         }
         try:
-            subject.target.registry.ask(name, **arguments)
+            subject.target.registry.call_hook(name, **arguments)
         except AttributeError as error:
             raise AssertionError(
-                f"{subject.entry.name}: hook {name} cannot be asked: {error}"
+                f"{subject.entry.name}: hook {name} cannot be called: {error}"
             ) from error
 
 

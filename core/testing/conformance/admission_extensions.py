@@ -12,13 +12,13 @@ from collections.abc import Collection, Iterator, Mapping
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Final
 
-from core.contracts import Draft, Edge
+from core.contracts import AdmissionContext, PendingRequest
 from core.errors import InvalidRequest
 from core.testing.byte_tokenizer import ByteTokenizer
 from core.testing.conformance.extensions import check_methods_can_be_called_as_the_contract_says
-from core.text.prompts import Prompt
 from core.types import SamplingParams
-from core.types.outputs import FILLED_BY_FEATURES
+from core.types.outputs import EXTRA_FIELDS
+from core.types.prompts import Prompt
 
 if TYPE_CHECKING:
     from core.testing.conformance import Subject
@@ -58,20 +58,22 @@ def check_is_tried_with_an_example(subject: Subject) -> None:
         if _names(extension) and hasattr(extension, "prepare"):
             stated = subject.target.examples.get("EXAMPLE_REQUESTS")
             assert stated, (
-                f"{subject.entry.name}: state EXAMPLE_REQUESTS beside the hook: (keywords, prompt, "
+                f"{subject.entry.name}: define EXAMPLE_REQUESTS next to the hook: (keywords, "
+                "prompt, "
                 "prompt as it becomes)."
             )
 
 
 def check_requests_that_give_nothing_pass_unchanged(subject: Subject) -> None:
-    """Who asks for nothing pays nothing: neither `concerns` nor `wants` says yes to a request
+    """An unused extension costs nothing: neither `applies_to` nor `affects` says yes to a request
     without its names.
     """
     for extension in _made(subject):
-        if _names(extension) and hasattr(extension, "concerns"):
-            answer = extension.concerns(_draft("Hello.", {}))
+        if _names(extension) and hasattr(extension, "applies_to"):
+            answer = extension.applies_to(_draft("Hello.", {}))
             assert answer is False, (
-                f"{type(extension).__name__}: concerns() said {answer!r} to a request that gives "
+                f"{type(extension).__name__}: applies_to() returned {answer!r} for a request that "
+                "gives "
                 "nothing."
             )
 
@@ -85,20 +87,20 @@ def check_examples_become_what_they_say(subject: Subject) -> None:
             if not _reads(extension, given):
                 continue
             draft = _draft(prompt, given)
-            kept = deepcopy(draft)
+            original = deepcopy(draft)
             first, second = (_prepared(extension, draft) for _ in range(2))
-            who = type(extension).__name__
-            assert isinstance(first, Draft), (
-                f"{who}: prepare returned {first!r:.80}; return a Draft (dataclasses.replace)."
+            owner = type(extension).__name__
+            assert isinstance(first, PendingRequest), (
+                f"{owner}: prepare returned {first!r:.80}; return a Draft (dataclasses.replace)."
             )
-            assert draft == kept, (
-                f"{who}: prepare changed the draft it was given; return another one."
+            assert draft == original, (
+                f"{owner}: prepare changed the draft it was given; return another one."
             )
-            assert first == second, f"{who}: preparing {given!r} twice gave two results."
-            assert first.request_id == kept.request_id, f"{who}: prepare renamed the request."
+            assert first == second, f"{owner}: preparing {given!r} twice gave two results."
+            assert first.request_id == original.request_id, f"{owner}: prepare renamed the request."
             text = _TOKENIZER.decode(first.prompt_token_ids)
             assert becomes in (None, text), (
-                f"{who}: {prompt!r} with {given!r} becomes {text!r}, not {becomes!r}."
+                f"{owner}: {prompt!r} with {given!r} becomes {text!r}, not {becomes!r}."
             )
 
 
@@ -116,13 +118,13 @@ def check_nonsense_is_refused_by_name(subject: Subject) -> None:
 
 
 def check_parameters_stay_parameters(subject: Subject) -> None:
-    """`admit` returns `SamplingParams` for those whom `wants` says yes to."""
+    """`admit` returns `SamplingParams` for requests that `affects` accepts."""
     for extension in _made(subject):
         if hasattr(extension, "admit"):
             plain = SamplingParams()
-            wants = extension.wants(plain) if hasattr(extension, "wants") else True
+            wants = extension.affects(plain) if hasattr(extension, "affects") else True
             assert isinstance(wants, bool), (
-                f"{type(extension).__name__}: wants() said {wants!r}; say True or False."
+                f"{type(extension).__name__}: affects() returned {wants!r}; return True or False."
             )
             found = extension.admit(plain, [256]) if wants else plain
             good = isinstance(found, SamplingParams)
@@ -132,14 +134,16 @@ def check_parameters_stay_parameters(subject: Subject) -> None:
 
 
 def check_outputs_are_filled_where_they_may_be(subject: Subject) -> None:
-    """`finished` returns fields that are a feature's to fill, and none for what it never told."""
+    """`finished` returns fields that are a feature's to fill, and none for messages it
+    never sent.
+    """
     for extension in _made(subject):
         if hasattr(extension, "finished"):
             found = extension.finished({})
             assert isinstance(found, Mapping), (
                 f"{type(extension).__name__}: finished returned {found!r}; return a mapping."
             )
-            foreign = sorted(set(found) - set(FILLED_BY_FEATURES))
+            foreign = sorted(set(found) - set(EXTRA_FIELDS))
             assert not foreign, (
                 f"{type(extension).__name__}: finished fills {foreign}, which are the engine's own."
             )
@@ -147,7 +151,9 @@ def check_outputs_are_filled_where_they_may_be(subject: Subject) -> None:
 
 def _made(subject: Subject) -> Iterator[Any]:
     """Yield the extensions, attached to an edge without a model."""
-    edge = Edge(facts={}, read=_read, tokenizer=_TOKENIZER, vocab_size=257, max_model_len=256)
+    edge = AdmissionContext(
+        facts={}, read=_read, tokenizer=_TOKENIZER, vocab_size=257, max_model_len=256
+    )
     for extension in subject.target.given():
         if hasattr(extension, "attach"):
             extension.attach(edge)
@@ -160,13 +166,13 @@ def _read(prompt: Any, add_special_tokens: bool = True, max_tokens: int | None =
     return Prompt(_TOKENIZER.encode(prompt)[:max_tokens], prompt)
 
 
-def _draft(prompt: str, given: Mapping[str, Any]) -> Draft:
+def _draft(prompt: str, given: Mapping[str, Any]) -> PendingRequest:
     ids = _TOKENIZER.encode(prompt)
-    return Draft(
+    return PendingRequest(
         request_id="r",
         prompt_token_ids=ids,
         sampling=SamplingParams(),
-        given=dict(given),
+        plugin_fields=dict(given),
         text=prompt,
     )
 
@@ -179,7 +185,7 @@ def _reads(extension: Any, given: Mapping[str, Any]) -> bool:
     return hasattr(extension, "prepare") and any(name in given for name in _names(extension))
 
 
-def _prepared(extension: Any, draft: Draft) -> Any:
+def _prepared(extension: Any, draft: PendingRequest) -> Any:
     found = extension.prepare(draft)
     return asyncio.run(_awaited(found)) if inspect.isawaitable(found) else found
 
@@ -195,7 +201,9 @@ def _refusal(extension: Any, name: str, value: Any) -> str:
     except InvalidRequest as error:
         return error.field
     except Exception as error:
-        said = f"{name}={value!r:.40} raises {type(error).__name__}: {error}"
-        raise AssertionError(f"{said}; raise InvalidRequest({name!r}, ...).") from error
-    assert isinstance(found, Draft), f"{name}={value!r:.40} gives {found!r:.80}, which is no Draft."
+        found = f"{name}={value!r:.40} raises {type(error).__name__}: {error}"
+        raise AssertionError(f"{found}; raise InvalidRequest({name!r}, ...).") from error
+    assert isinstance(found, PendingRequest), (
+        f"{name}={value!r:.40} gives {found!r:.80}, which is no Draft."
+    )
     return name

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from core.contracts import AttentionParams
-from core.contracts.construct import construct
 from core.model_spec.kv import FullAttention, LatentKeys
-from core.plugin.fit import why_not
+from core.plugin.entry import construct
+from core.plugin.facts import why_not
 from core.testing.attention_oracle import CrossSequences, PagedSequences
 from core.testing.no_readback import no_readback
 
@@ -75,7 +75,7 @@ def check_cache_takes_the_bytes_of_its_spec(subject: Subject) -> None:
 
 
 def check_equals_dense_attention(subject: Subject) -> None:
-    """Prompts, chunks and decoding, mixed in a step; unseen places of cache and block table hold
+    """Prompts, chunks and decoding, mixed in a step; unused slots of cache and block table hold
     NaN.
     """
     for dtype, params in _variants(subject):
@@ -83,12 +83,17 @@ def check_equals_dense_attention(subject: Subject) -> None:
             sequences = _sequences(subject, params, dtype, block_size)
             for counts in _STEPS:
                 got, truth = sequences.step(counts)
-                where = f"{subject.entry.name} with {params} in {dtype}, blocks of {block_size}, tokens {counts}"
+                where = (
+                    f"{subject.entry.name} with {params} in {dtype}, blocks of {block_size}, "
+                    f"tokens {counts}"
+                )
                 _assert_close(where, got, truth, _TOLERANCE[dtype])
 
 
-def check_keeps_a_key_in_several_places_where_it_says_so(subject: Subject) -> None:
-    """Sequences may part behind a token that is computed once: each has its key among its own."""
+def check_writes_a_key_to_several_slots_if_declared(subject: Subject) -> None:
+    """Sequences may fork after a token that is computed once; each has its key in its own
+    blocks.
+    """
     if not getattr(_make(subject), "slot_tokens", False):
         return
     for dtype, params in _variants(subject):
@@ -97,7 +102,11 @@ def check_keeps_a_key_in_several_places_where_it_says_so(subject: Subject) -> No
             sequences.step({0: 1, 2: 15, 4: 33})
             for first in (0, 2, 4):
                 got, truth = sequences.branch(first, first + 1)
-                where = f"{subject.entry.name} with {params} in {dtype}, blocks of {block_size}, a key in two places"
+                where = (
+                    f"{subject.entry.name} with {params} in {dtype}, blocks of {block_size}, "
+                    "a "
+                    "key in two slots"
+                )
                 _assert_close(where, got, truth, _TOLERANCE[dtype])
 
 
@@ -113,7 +122,10 @@ def check_sees_all_of_what_an_encoder_made(subject: Subject) -> None:
             )
             for counts in ({0: 3, 1: 1, 3: 20}, {3: 1, 0: 1, 1: 1}, {1: 1, 2: 1, 0: 30}):
                 got, truth = sequences.step(counts)
-                where = f"{subject.entry.name}, a cross layer in {dtype}, blocks of {block_size}, tokens {counts}"
+                where = (
+                    f"{subject.entry.name}, a cross layer in {dtype}, blocks of {block_size}, "
+                    f"tokens {counts}"
+                )
                 _assert_close(where, got, truth, _TOLERANCE[dtype])
 
 
@@ -144,7 +156,7 @@ def check_nothing_is_read_back(subject: Subject) -> None:
                 backend.attend(params, query, key, value, sequences.cache, backend.prepare(inputs))
 
 
-def check_plans_are_kept_where_graphs_may_hold_steps(subject: Subject) -> None:
+def check_static_plans_take_later_steps(subject: Subject) -> None:
     """What a graph was recorded with is another step's, once that was taken."""
     if _make(subject).graph_support == "none":
         return
@@ -154,16 +166,16 @@ def check_plans_are_kept_where_graphs_may_hold_steps(subject: Subject) -> None:
         for counts in ({0: 9, 1: 30}, {0: 1, 1: 1}):
             sequences.step(counts)
         inputs, query, key, value = sequences.tokens({0: 1, 1: 1})
-        kept = backend.prepare(inputs).kept(64)
-        backend.attend(params, query, key, value, sequences.cache, kept)
+        static = backend.prepare(inputs).to_static(64)
+        backend.attend(params, query, key, value, sequences.cache, static)
         for _ in range(2):
             inputs, query, key, value = sequences.tokens({0: 1, 1: 1})
             plan = backend.prepare(inputs)
             expected = backend.attend(params, query, key, value, sequences.cache, plan)
-            kept.take(plan)
-            found = backend.attend(params, query, key, value, sequences.cache, kept)
+            static.copy_from(plan)
+            found = backend.attend(params, query, key, value, sequences.cache, static)
             assert torch.equal(found, expected), (
-                f"{subject.entry.name}: take(plan) does not bring all of a step."
+                f"{subject.entry.name}: copy_from(plan) does not copy all of a step."
             )
         if backend.graph_support == "full":
             _check_any(subject, backend, params, sequences)
@@ -172,10 +184,10 @@ def check_plans_are_kept_where_graphs_may_hold_steps(subject: Subject) -> None:
 def _check_any(
     subject: Subject, backend: Any, params: AttentionParams, sequences: PagedSequences
 ) -> None:
-    """A plan that was kept for any step takes each of as many tokens."""
+    """A static plan takes every step with the same number of tokens."""
     inputs, query, key, value = sequences.tokens({0: 5, 1: 1})
-    kept = backend.prepare(inputs).kept_for_any(64)
-    backend.attend(params, query, key, value, sequences.cache, kept)
+    static = backend.prepare(inputs).to_static_for_any(64)
+    backend.attend(params, query, key, value, sequences.cache, static)
     steps: tuple[dict[int, int], ...] = (
         {1: 6},
         {2: 1, 0: 2, 1: 3},
@@ -186,9 +198,9 @@ def _check_any(
         inputs, query, key, value = sequences.tokens(counts)
         plan = backend.prepare(inputs)
         expected = backend.attend(params, query, key, value, sequences.cache, plan)
-        kept.take(plan)
-        found = backend.attend(params, query, key, value, sequences.cache, kept)
-        wrong = f"{subject.entry.name}: a plan that was kept for any step gives something else for {counts}."
+        static.copy_from(plan)
+        found = backend.attend(params, query, key, value, sequences.cache, static)
+        wrong = f"{subject.entry.name}: a static plan gives another result for {counts}."
         torch.testing.assert_close(found, expected, atol=1e-2, rtol=1e-2, msg=wrong)
 
 

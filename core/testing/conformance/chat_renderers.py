@@ -13,7 +13,10 @@ from core.testing.conformance.examples import examples
 if TYPE_CHECKING:
     from core.testing.conformance import Subject
 
-_TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+_TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}{% if "
+    "add_generation_prompt %}<assistant>{% endif %}"
+)
 _MESSAGES = [{"role": "user", "content": "hello <there> é"}]
 
 
@@ -60,7 +63,7 @@ def check_is_a_pure_function(subject: Subject) -> None:
 
 
 def check_goes_on_from_the_final_message(subject: Subject) -> None:
-    """A continued final message ends the prompt, with no end mark behind it."""
+    """A continued final message ends the prompt, without an end mark after it."""
     messages = [*copy.deepcopy(_MESSAGES), {"role": "assistant", "content": "I was say"}]
     prompt = _renderer(subject).render(
         messages, add_generation_prompt=False, continue_final_message=True
@@ -70,8 +73,8 @@ def check_goes_on_from_the_final_message(subject: Subject) -> None:
     )
 
 
-def check_refuses_bad_messages_by_place(subject: Subject) -> None:
-    """A message that is none is an `InvalidRequest` whose field names it."""
+def check_refuses_bad_messages_by_index(subject: Subject) -> None:
+    """A malformed message is an `InvalidRequest` with the field of the message."""
     for bad in (
         [],
         [{"content": "no role"}],

@@ -15,14 +15,19 @@ from core.config.build import config_from_kwargs
 from core.contracts import Listener
 from core.errors import EngineDead, InvalidRequest
 from core.plugin import load_plan, make_plan
-from core.step import EngineRequest, RequestDelta, StepNews
+from core.step import EngineRequest, RequestDelta, StepOutputs
 from core.types import SamplingParams
 
 if TYPE_CHECKING:
     from core.contracts import Client
     from core.testing.conformance import Subject
 
-_PLUGINS: Final = ("core.testing.fake_model", "platform_cpu", "attention_reference")
+_PLUGINS: Final = (
+    "core.testing.fake_model",
+    "platform_cpu",
+    "attention_reference",
+    "runner_generate",
+)
 _LENGTH: Final = 64
 _WAIT_S: Final = 120.0
 """For what an engine says, on however busy a machine."""
@@ -38,7 +43,7 @@ class _Heard:
             self._deliver, None, died=lambda error: None, started=self.started.extend
         )
 
-    def _deliver(self, news: StepNews) -> None:
+    def _deliver(self, news: StepOutputs) -> None:
         for delta in news:
             self.deltas.put(delta)
 
@@ -48,7 +53,7 @@ class _Heard:
         while True:
             delta = self.deltas.get(timeout=_WAIT_S)
             assert delta.request_id == request_id, (
-                f"{delta.request_id!r} was delivered, which nobody has asked for."
+                f"{delta.request_id!r} was delivered without a request."
             )
             tokens += delta.token_ids
             if delta.finish_reason is not None:
@@ -66,7 +71,7 @@ def check_outputs_of_a_request_are_delivered(subject: Subject) -> None:
         client.add([_request("two")]).result(_WAIT_S)
         again, _ = heard.output("two")
     assert (len(tokens), reason) == (5, "length"), (
-        f"5 tokens were asked for, {len(tokens)} came, ended by {reason!r}."
+        f"5 tokens were requested, {len(tokens)} came, finish reason {reason!r}."
     )
     assert again == tokens, f"the same request gave {tokens} and then {again}."
     assert heard.started == ["one", "two"], (
@@ -115,12 +120,12 @@ def check_abort_ends_what_is_open_and_passes_over_the_rest(subject: Subject) -> 
                     "an aborted request was delivered as ended once more."
                 )
             assert delta.request_id == f"next to {name}", (
-                f"{delta.request_id!r} came, which nobody has asked for."
+                f"{delta.request_id!r} came without a request."
             )
             if delta.finish_reason is None:
                 heard.output(delta.request_id)
             assert [(d.request_id, d.finish_reason) for d in ended] in ([(name, "abort")], []), (
-                f"abort() said {ended}."
+                f"abort() returned {ended}."
             )
             aborted += len(ended)
     assert aborted, "abort() has ended none of three requests that were open."
@@ -135,7 +140,7 @@ def check_calls_are_answered(subject: Subject) -> None:
 
 
 def check_stop_is_safe_in_any_state(subject: Subject) -> None:
-    """Start-up may fail anywhere, and the end is announced more than once; futures asked for later
+    """Start-up may fail anywhere, and the end is announced more than once; futures requested later
     say so.
     """
     client = _make(subject, _Heard())

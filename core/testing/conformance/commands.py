@@ -55,7 +55,9 @@ def check_examples_print_what_they_say(subject: Subject) -> None:
 
 
 def check_arguments_can_be_added_again(subject: Subject) -> None:
-    """`add_arguments` only adds to the parser it is given, so that help and parsing can both ask."""
+    """`add_arguments` only adds to the parser it is given, so that help and parsing can both call
+    it.
+    """
     command = subject.target()
     added = []
     for _ in range(2):

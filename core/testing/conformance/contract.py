@@ -9,9 +9,9 @@ import inspect
 from typing import TYPE_CHECKING
 
 from core import contracts
-from core.contracts.facts import FACTS
 from core.errors import did_you_mean
 from core.plugin import KINDS
+from core.plugin.facts import FACTS
 from core.testing.conformance.signatures import assert_takes
 
 if TYPE_CHECKING:
@@ -28,18 +28,18 @@ def check_summary_is_one_line(subject: Subject) -> None:
         f"{subject.entry.name}: the summary has several lines; keep the first."
     )
     assert len(summary) <= 120, (
-        f"{subject.entry.name}: the summary has {len(summary)} characters; use at most 120."
+        f"{subject.entry.name}: the summary has {len(summary)} characters; use up to 120."
     )
 
 
-def check_facts_it_asks_for_are_stated(subject: Subject) -> None:
-    """An entry whose `when` names a fact that nobody states never fits."""
+def check_facts_in_when_are_known(subject: Subject) -> None:
+    """An entry never fits if its `when` names an unknown fact."""
     known = FACTS.get(subject.kind, {})
     if subject.entry.requires:
         return  # what it requires may be another's platform, which states more
     for name in subject.entry.when:
         assert name in known, (
-            f"{subject.entry.name}: when asks for {name!r}, which nobody states of {subject.kind}"
+            f"{subject.entry.name}: when has {name!r}; expected a fact of {subject.kind}"
             f"{did_you_mean(name, known) or '.'} Known: "
             f"{', '.join(known) or 'none, they are chosen without facts'}."
         )
@@ -51,7 +51,10 @@ def check_target_is_what_the_contract_says(subject: Subject) -> None:
     """
     contract = getattr(contracts, KINDS[subject.kind].contract)
     if isinstance(contract, type) and dataclasses.is_dataclass(contract):
-        found = f"{subject.entry.name}: the target is {subject.target!r}; make it a {contract.__name__}."
+        found = (
+            f"{subject.entry.name}: the target is {subject.target!r}; make it a "
+            f"{contract.__name__}."
+        )
         assert isinstance(subject.target, contract), found
     else:
         assert callable(subject.target), (
@@ -64,11 +67,11 @@ def check_has_the_methods_of_its_contract(subject: Subject) -> None:
     contract = getattr(contracts, KINDS[subject.kind].contract)
     if not (isinstance(contract, type) and isinstance(subject.target, type)):
         return
-    for name, asked in vars(contract).items():
-        if name.startswith("_") or not inspect.isfunction(asked):
+    for name, method in vars(contract).items():
+        if name.startswith("_") or not inspect.isfunction(method):
             continue
         given = getattr(subject.target, name, None)
         assert callable(given), (
-            f"{subject.target.__name__} has no method {name}; {contract.__name__} asks for it."
+            f"{subject.target.__name__} has no method {name}; {contract.__name__} requires it."
         )
-        assert_takes(subject.target, name, asked)
+        assert_takes(subject.target, name, method)

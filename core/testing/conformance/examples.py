@@ -1,7 +1,7 @@
 """What an entry's module states for its suite: examples of what it makes of what, an oracle, a
 bound.
 
-They stand beside the entry's target, in its module. A suite cannot know what an author means; it
+They are next to the entry's target, in its module. A suite cannot know what an author means; it
 can hold the entry to it.
 """
 
@@ -28,7 +28,7 @@ def examples(subject: Subject, form: str, name: str = "EXAMPLES") -> Any:
     """
     found = stated(subject, name)
     assert found or subject.builtin, (
-        f"{subject.entry.name}: state {name} beside it, such as {form}."
+        f"{subject.entry.name}: define {name} next to it, such as {form}."
     )
     return found or []
 

@@ -23,13 +23,18 @@ if TYPE_CHECKING:
     from core.contracts import Executor
     from core.testing.conformance import Subject
 
-_PLUGINS: Final = ("core.testing.fake_model", "platform_cpu", "attention_reference")
+_PLUGINS: Final = (
+    "core.testing.fake_model",
+    "platform_cpu",
+    "attention_reference",
+    "runner_generate",
+)
 _PROMPT: Final = [5, 9, 30, 7]
 _LENGTH: Final = 32
 _BLOCK: Final = 4
 
 
-def check_start_tells_what_the_model_needs(subject: Subject) -> None:
+def check_start_returns_the_model_info(subject: Subject) -> None:
     """Memory is divided by what `start` returns."""
     executor = _make(subject)
     try:
@@ -104,16 +109,16 @@ def check_a_failing_step_is_raised_by_collect(subject: Subject) -> None:
             assert executor.collect().tokens, "after a failed step the next one gave no token."
 
 
-def check_a_call_that_nobody_answers_is_empty(subject: Subject) -> None:
+def check_an_unknown_call_returns_nothing(subject: Subject) -> None:
     """A feature may have no half in the workers; calls come between steps, also while one is in
     flight.
     """
     with _running(subject, asynchronous=True) as executor:
-        assert executor.call("nobody.asks", b"data") == [], (
+        assert executor.call("no.feature", b"data") == [], (
             "call() answers for a feature that is not there."
         )
         executor.submit(_plan(0))
-        assert executor.call("nobody.asks", b"") == [], (
+        assert executor.call("no.feature", b"") == [], (
             "call() answers for a feature that is not there."
         )
         assert executor.collect().tokens, "after a call the step in flight gave no token."

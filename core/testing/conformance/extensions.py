@@ -1,7 +1,7 @@
 """What every half of a feature must keep, whichever it is: a name, methods that can be called, and
 requests that end.
 
-The halves beside scheduler and worker run in an engine of the fake model, with every answer looked
+The scheduler and worker extensions run in an engine of the fake model, with every answer looked
 at as it is given.
 """
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from core import contracts
 from core.config.build import config_from_kwargs
-from core.engine.llm import LLM
+from core.frontend.llm import LLM
 from core.plugin import load_plan, make_plan
 from core.testing.conformance.joints import JOINTS, Joint
 from core.testing.conformance.signatures import assert_takes
@@ -24,10 +24,10 @@ from core.types import SamplingParams
 if TYPE_CHECKING:
     from core.testing.conformance import Subject
 
-MOST_STEPS: Final = 600
+MAX_STEPS: Final = 600
 """Far more than the requests below take, even one after the other."""
-MOST_IDLE: Final = 20
-"""Steps in a row in which nobody may compute; behind each the engine waits a moment for a wake."""
+MAX_IDLE_STEPS: Final = 20
+"""Consecutive steps without computation; after each the engine waits briefly for a wake-up."""
 _FAKE: Final = "core.testing.fake_model"
 _SETTINGS: Final[Mapping[str, Any]] = {
     "model": "fake:",
@@ -57,44 +57,44 @@ def check_has_a_name(subject: Subject) -> None:
 def check_methods_can_be_called_as_the_contract_says(subject: Subject) -> None:
     """Those that are there are called; none has to be, but one under another name never is."""
     contract = getattr(contracts, JOINTS[subject.kind].contract)
-    asked = {
+    methods = {
         name: value
         for name, value in vars(contract).items()
         if inspect.isfunction(value) and name[0] != "_"
     }
     for extension in subject.target.given():
-        present = [name for name in asked if callable(getattr(extension, name, None))]
+        present = [name for name in methods if callable(getattr(extension, name, None))]
         says = any(hasattr(extension, name) for name in contract.__annotations__.keys() - {"name"})
         assert present or says, (
-            f"{type(extension).__name__} has none of the methods {', '.join(asked)}; it would do "
+            f"{type(extension).__name__} has none of the methods {', '.join(methods)}; it would do "
             "nothing."
         )
         for name in present:
-            assert_takes(type(extension), name, asked[name])
+            assert_takes(type(extension), name, methods[name])
 
 
 def check_every_request_ends(subject: Subject) -> None:
-    """Whoever is parked is woken, nobody is held back for ever, and no request fails."""
+    """Every parked request is woken, none is held back forever, and none fails."""
     for ahead in (False, True):
         for tokens, reason in outcomes(subject, async_scheduling=ahead):
             assert reason in ("stop", "length", "abort"), (
-                f"{_who(subject)}: a request ended with {reason!r}: {tokens}."
+                f"{_owner(subject)}: a request ended with {reason!r}: {tokens}."
             )
 
 
 def check_what_was_held_is_given_back(subject: Subject) -> None:
-    """Behind the last request no block is in use: whoever keeps some in `finished` calls `release`."""
+    """After the last request no block is in use; blocks retained in `finished` are released."""
     with _engine(subject) as llm:
         _run(subject, llm)
         llm.core.scheduler.check()
-        usage = llm.core.scheduler.kv_usage
+        usage = llm.core.scheduler.kv.usage
         parked = llm.core.scheduler.num_parked
         assert not usage, (
-            f"{_who(subject)}: {usage:.0%} of the blocks are still held when every request has "
+            f"{_owner(subject)}: {usage:.0%} of the blocks are still held when every request has "
             "ended."
         )
         assert not parked, (
-            f"{_who(subject)}: {parked} requests are parked when every request has ended."
+            f"{_owner(subject)}: {parked} requests are parked when every request has ended."
         )
 
 
@@ -109,7 +109,9 @@ def check_tokens_are_the_same_again(subject: Subject) -> None:
         ("with few blocks (preemption)", {"num_gpu_blocks_override": 17}),
     ):
         found = outcomes(subject, **settings)[:-1]
-        assert found == expected, f"{_who(subject)}: {what}, {found} was generated, not {expected}."
+        assert found == expected, (
+            f"{_owner(subject)}: {what}, {found} was generated, not {expected}."
+        )
 
 
 def check_tokens_do_not_depend_on_neighbours(subject: Subject) -> None:
@@ -118,7 +120,7 @@ def check_tokens_do_not_depend_on_neighbours(subject: Subject) -> None:
     for index in (0, 1):
         alone = outcomes(subject, [_PROMPTS[index]])
         assert alone[0] == together[index], (
-            f"{_who(subject)}: alone {alone[0]}, among others {together[index]}."
+            f"{_owner(subject)}: alone {alone[0]}, among others {together[index]}."
         )
 
 
@@ -140,7 +142,7 @@ def _run(subject: Subject, llm: LLM, prompts: Sequence[list[int]] = _PROMPTS) ->
             temperature=0.7, seed=len(prompt), max_tokens=9, ignore_eos=True, detokenize=False
         )
         llm.add_request(str(index), {"prompt_token_ids": prompt}, sampling)
-    for step in range(MOST_STEPS):
+    for step in range(MAX_STEPS):
         for output in llm.step():
             if output.finished:
                 found[output.request_id] = (
@@ -151,11 +153,12 @@ def _run(subject: Subject, llm: LLM, prompts: Sequence[list[int]] = _PROMPTS) ->
             llm.abort(str(len(prompts) - 1))
             found.setdefault(str(len(prompts) - 1), ([], "abort"))
         idle = idle + 1 if llm.core.blocked else 0
-        if idle > MOST_IDLE or not llm.has_unfinished_requests():
+        if idle > MAX_IDLE_STEPS or not llm.has_unfinished_requests():
             break
     lost = [index for index in range(len(prompts)) if str(index) not in found]
     assert not lost, (
-        f"{_who(subject)}: requests {lost} of {len(prompts)} have not ended: they wait for a wake, "
+        f"{_owner(subject)}: requests {lost} of {len(prompts)} have not ended: they wait for a "
+        "wake, "
         "or for ever."
     )
     return [found[str(index)] for index in range(len(prompts))]
@@ -173,8 +176,8 @@ def _engine(subject: Subject, **settings: Any) -> Iterator[LLM]:
     breaches = watch(registry)
     with LLM.from_config(config, registry) as llm:
         yield llm
-    assert not breaches, f"{_who(subject)}: {breaches[0]}."
+    assert not breaches, f"{_owner(subject)}: {breaches[0]}."
 
 
-def _who(subject: Subject) -> str:
+def _owner(subject: Subject) -> str:
     return f"the {JOINTS[subject.kind].noun} of {subject.entry.name!r}"

@@ -1,4 +1,4 @@
-"""What every finder of models must keep. `EXAMPLE_MODELS = ("acme:small",)` beside the hook names
+"""What every finder of models must keep. `EXAMPLE_MODELS = ("acme:small",)` next to the hook names
 models that it
 knows without any files."""
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _FOREIGN: Final = (
     "",
-    "nobody/has-this",
+    "absent/model",
     "/no/such/folder",
     "no-such-scheme:x",
     "x" * 3_000,
@@ -40,7 +40,7 @@ def check_leaves_other_names_to_others(subject: Subject) -> None:
 
 
 def check_knows_its_examples(subject: Subject) -> None:
-    """A name of its own gives a `ModelSource`, or another name to ask for; the same each time."""
+    """A name of its own gives a `ModelSource`, or another name; the same each time."""
     for name in subject.target.examples.get("EXAMPLE_MODELS", ()):
         found = _find(subject, name)
         again = _find(subject, name)

@@ -24,7 +24,7 @@ _VOCABULARY: Final = Vocabulary((*(bytes([i]) for i in range(256)), *_WORDS), (2
 _NUM_TOKENS: Final = len(_VOCABULARY.tokens)
 _END: Final = 263
 _SPECIAL: Final = 264
-_MOST_TOKENS: Final = 400
+_MAX_TOKENS: Final = 400
 _SCHEMA: Final = {
     "type": "object",
     "properties": {
@@ -98,7 +98,10 @@ _EXAMPLES: Final[tuple[tuple[Constraint, Callable[[str], Any]], ...]] = (
         ["yes", 'n"o\n', "été"].__contains__,
     ),
 )
-_ELSEWHERE: Final = '{"type": "object", "properties": {"a": {"$ref": "http://localhost/a.json"}}, "required": ["a"]}'
+_ELSEWHERE: Final = (
+    '{"type": "object", "properties": {"a": {"$ref": "http://localhost/a.json"}}, '
+    '"required": ["a"]}'
+)
 _BROKEN: Final = (
     Constraint("json", '{"type": "objekt"}'),
     Constraint("json", _ELSEWHERE),
@@ -108,7 +111,7 @@ _OPEN: Final = {"type": "object", "properties": {"wet": {"type": "boolean"}}, "r
 
 
 def check_outputs_along_the_masks_match(subject: Subject) -> None:
-    """Whatever tokens are drawn from the masks, an output that ends is of the form asked for."""
+    """Whatever tokens are drawn from the masks, a finished output matches the constraint."""
     ended = 0
     for constraint, matches in _served(subject):
         grammar = subject.target(_VOCABULARY).compile(constraint)
@@ -139,7 +142,7 @@ def check_tokens_outside_the_mask_are_refused(subject: Subject) -> None:
 
 
 def check_rollback_goes_back(subject: Subject) -> None:
-    """After going back the masks are those of before, also from behind the end."""
+    """After a rollback the masks are those of before, also from after the end."""
     for constraint, _ in _served(subject):
         grammar = subject.target(_VOCABULARY).compile(constraint)
         tokens = [*_walk(grammar.start(), random.Random(1)), _END]
@@ -156,7 +159,7 @@ def check_rollback_goes_back(subject: Subject) -> None:
             state.rollback(back)
             same = _allowed(state) == masks[-back]
             assert same, (
-                f"{subject.entry.name}: rollback({back}) leads to another place than it came from."
+                f"{subject.entry.name}: rollback({back}) leads to another state than before."
             )
             state.replay(tokens[-back:])
 
@@ -193,28 +196,28 @@ def check_states_are_independent(subject: Subject) -> None:
 
 
 def check_a_finished_output_takes_end_tokens_only(subject: Subject) -> None:
-    """Rows go on for a step or two behind their end."""
+    """Rows continue for a step or two after their end."""
     constraint = Constraint("choice", '["a", "ab"]')
     state = subject.target(_VOCABULARY).compile(constraint).start()
     assert state.accept(ord("a"))
     assert not state.is_done()
     assert state.accept(_END)
-    assert state.is_done(), f"{subject.entry.name}: is_done() is false behind the end token."
+    assert state.is_done(), f"{subject.entry.name}: is_done() is false after the end token."
     assert _allowed(state) == [_END], (
-        f"{subject.entry.name}: behind the end only end tokens may come."
+        f"{subject.entry.name}: after the end only end tokens may come."
     )
     assert state.accept(_END)
 
 
 def check_objects_have_the_properties_their_schema_names(subject: Subject) -> None:
-    """And no others, an empty name among them, whether or not that was asked for."""
+    """And no others, an empty name among them, requested or not."""
     for additional in (True, False):
         constraint = Constraint("json", json.dumps(_OPEN), additional_properties=additional)
         if _refusal(subject, constraint) is not None:
             continue
         grammar = subject.target(_VOCABULARY).compile(constraint)
         assert grammar.start().replay([*b'{"wet":true}', _END]), (
-            f"{subject.entry.name}: refuses what {_OPEN} asks for."
+            f"{subject.entry.name}: refuses {_OPEN}."
         )
         for more in (b'"extra":1', b'"":1'):
             took = grammar.start().replay([*b'{"wet":true,', *more, *b"}"])
@@ -227,10 +230,10 @@ def check_broken_constraints_are_refused(subject: Subject) -> None:
     """At the edge, with the field."""
     for constraint in _BROKEN:
         field = f"structured_outputs.{constraint.kind}"
-        said = _refusal(subject, constraint)
-        assert said is not None, f"{subject.entry.name}: check lets {constraint} through."
-        assert said.field == field, (
-            f"{subject.entry.name}: the refusal names {said.field!r}, not {field!r}."
+        refusal = _refusal(subject, constraint)
+        assert refusal is not None, f"{subject.entry.name}: check lets {constraint} through."
+        assert refusal.field == field, (
+            f"{subject.entry.name}: the refusal names {refusal.field!r}, not {field!r}."
         )
 
 
@@ -262,7 +265,7 @@ def _allowed(state: Any) -> list[int]:
 def _walk(state: Any, choose: random.Random) -> list[int]:
     """Return an output drawn from the masks; it ends when it may, or after some hundred tokens."""
     tokens: list[int] = []
-    while len(tokens) < _MOST_TOKENS:
+    while len(tokens) < _MAX_TOKENS:
         allowed = _allowed(state)
         assert allowed, f"after {len(tokens)} tokens nothing may come, not even the end."
         printable = [t for t in allowed if t == _END or _VOCABULARY.tokens[t].isascii()]

@@ -44,7 +44,7 @@ class Joint:
     config: EngineConfig
     """With the plugin's `EXAMPLE_OPTIONS`."""
     given: Callable[[], Any]
-    """Asks the plugin's hook again and returns its answer."""
+    """Calls the plugin's hook again and returns its result."""
     examples: Mapping[str, Any] = field(default_factory=dict)
     """What the plugin's module states: its names that begin with `EXAMPLE_`."""
 
@@ -55,7 +55,9 @@ class Joint:
 
 
 def joints(registry: Registry, ref: PluginRef) -> Iterator[tuple[str, Joint]]:
-    """Yield each joint that a plugin implements, by name; of a half only where its hook gives one."""
+    """Yield each joint that a plugin implements, by name; of a half only where its hook
+    gives one.
+    """
     module = sys.modules[f"engine_local_{ref.name}" if ref.is_file else ref.target]
     stated = {name: value for name, value in vars(module).items() if name.startswith("EXAMPLE_")}
     config = config_from_kwargs(stated.get("EXAMPLE_OPTIONS", {}), registry.options())

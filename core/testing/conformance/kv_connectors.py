@@ -29,19 +29,19 @@ LAYOUT = KVLayout(
     pools=[PoolLayout(8, _SLOT_BYTES[0], _SLOTS[0]), PoolLayout(8, _SLOT_BYTES[1], _SLOTS[1])],
     hash_block_size=4,
 )
-"""Two groups whose blocks have unequal bytes."""
+"""Two groups with blocks of unequal bytes."""
 
 
 def check_what_is_written_is_read(subject: Subject) -> None:
-    """Every byte of every part, and the seal, of several groups in any order."""
+    """Every byte of every part, and the checksum, of several groups in any order."""
     with _opened(subject) as (_, store):
         blocks = {_key(i): _block(i) for i in range(6)}
         for key, block in blocks.items():
-            store.write(key, block, _seal(key))
+            store.write(key, block, _checksum(key))
         for key, block in reversed(blocks.items()):
             found = _empty(key.group)
-            assert store.read(key, found) == _seal(key), (
-                f"{subject.entry.name}: another seal came back."
+            assert store.read(key, found) == _checksum(key), (
+                f"{subject.entry.name}: another checksum came back."
             )
             assert all(map(np.array_equal, found, block)), (
                 f"{subject.entry.name}: other bytes came back."
@@ -53,14 +53,16 @@ def check_what_is_written_again_is_the_newer(subject: Subject) -> None:
     with _opened(subject) as (_, store):
         key = _key(0)
         block = _block(1, group=0)
-        store.write(key, block, _seal(key))
+        store.write(key, block, _checksum(key))
         store.drop(key)
         newer = [part + 1 for part in block]
         store.write(key, newer, b"n" * 16)
         for part in newer:
             part += 1
         found = _empty(0)
-        assert store.read(key, found) == b"n" * 16, f"{subject.entry.name}: the old seal came back."
+        assert store.read(key, found) == b"n" * 16, (
+            f"{subject.entry.name}: the old checksum came back."
+        )
         expected = [part + 1 for part in block]
         assert all(map(np.array_equal, found, expected)), (
             f"{subject.entry.name}: it is not what was written last."
@@ -68,34 +70,34 @@ def check_what_is_written_again_is_the_newer(subject: Subject) -> None:
 
 
 def check_what_lies_in_memory_is_what_is_read(subject: Subject) -> None:
-    """What a store of that kind was given a place for is read like what was written, and what was
+    """A block reserved in such a store reads like a written one, and what was
     written lies in memory.
     """
     with _opened(subject) as (_, store):
-        if not hasattr(store, "held"):
+        if not hasattr(store, "locate"):
             return
-        assert store.seal == "sum", f"{subject.entry.name}: what is copied is sealed by sums."
+        assert store.checksum == "sum", f"{subject.entry.name}: what is copied is sealed by sums."
         for i in range(4):
             key = _key(i)
             data = np.concatenate(_block(i))
             if i < 2:
-                place = store.place(key)
-                assert place.nbytes == data.nbytes, (
-                    f"{subject.entry.name}: a place is as large as a block."
+                buffer = store.allocate(key)
+                assert buffer.nbytes == data.nbytes, (
+                    f"{subject.entry.name}: a reserved buffer is as large as a block."
                 )
-                np.copyto(place, data)
-                store.keep(key, place, _seal(key))
+                np.copyto(buffer, data)
+                store.commit(key, buffer, _checksum(key))
             else:
-                store.write(key, _block(i), _seal(key))
+                store.write(key, _block(i), _checksum(key))
         for i in range(4):
             key = _key(i)
             found = _empty(_key(i).group)
-            held, seal = store.held(key)
+            held, checksum = store.locate(key)
             assert np.array_equal(held, np.concatenate(_block(i))), (
                 f"{subject.entry.name}: other bytes lie there."
             )
-            assert seal == store.read(key, found) == _seal(key), (
-                f"{subject.entry.name}: another seal came back."
+            assert checksum == store.read(key, found) == _checksum(key), (
+                f"{subject.entry.name}: another checksum came back."
             )
             assert all(map(np.array_equal, found, _block(i))), (
                 f"{subject.entry.name}: other bytes came back."
@@ -105,7 +107,7 @@ def check_what_lies_in_memory_is_what_is_read(subject: Subject) -> None:
 def check_what_it_does_not_have_is_no_block(subject: Subject) -> None:
     """Reading what was never written, or was dropped, raises; dropping it does nothing."""
     with _opened(subject) as (_, store):
-        store.write(_key(0), _block(0), _seal(_key(0)))
+        store.write(_key(0), _block(0), _checksum(_key(0)))
         store.drop(_key(0))
         store.drop(_key(2))
         for key in (_key(0), _key(1), _key(2)):
@@ -118,27 +120,29 @@ def check_what_it_does_not_have_is_no_block(subject: Subject) -> None:
             )
 
 
-def check_keys_of_groups_are_told_apart(subject: Subject) -> None:
+def check_keys_of_groups_differ(subject: Subject) -> None:
     """One chain's key names a block in each group."""
     with _opened(subject) as (_, store):
         first = BlockKey(0, b"k" * 32)
         second = BlockKey(1, b"k" * 32)
         store.write(first, _block(0, group=0), b"a" * 16)
         store.write(second, _block(1, group=1), b"b" * 16)
-        seals = store.read(first, _empty(0)), store.read(second, _empty(1))
-        assert seals == (b"a" * 16, b"b" * 16), (
+        checksums = store.read(first, _empty(0)), store.read(second, _empty(1))
+        assert checksums == (b"a" * 16, b"b" * 16), (
             f"{subject.entry.name}: keys of two groups are taken for one."
         )
 
 
 def check_the_survey_names_what_can_be_read(subject: Subject) -> None:
-    """Another store over the same place has what it says it has, of its own fingerprint only."""
+    """Another store over the same folder has what its directory lists, of its own
+    fingerprint only.
+    """
     with _opened(subject) as (connector, store):
         for i in range(4):
-            store.write(_key(i), _block(i), _seal(_key(i)))
+            store.write(_key(i), _block(i), _checksum(_key(i)))
         again = connector.store(_parts())
         for key in again.survey():
-            assert again.read(key, _empty(key.group)) == _seal(key), (
+            assert again.read(key, _empty(key.group)) == _checksum(key), (
                 f"{subject.entry.name}: the survey names what is not there."
             )
         again.close()
@@ -150,18 +154,18 @@ def check_the_survey_names_what_can_be_read(subject: Subject) -> None:
 
 
 def check_a_look_finds_what_can_be_read(subject: Subject) -> None:
-    """A store that is asked says yes to what was written and not dropped, and to no other."""
+    """A lookup finds what was written and not deleted, and nothing else."""
     with _opened(subject) as (connector, store):
-        if not getattr(connector, "looks", False):
+        if not getattr(connector, "supports_lookup", False):
             return
         for i in range(4):
-            store.write(_key(i), _block(i), _seal(_key(i)))
+            store.write(_key(i), _block(i), _checksum(_key(i)))
         store.drop(_key(2))
-        found = {*store.look([_key(i) for i in range(6)])}
+        found = {*store.lookup([_key(i) for i in range(6)])}
         assert found == {_key(0), _key(1), _key(3)}, (
             f"{subject.entry.name}: it says of other blocks that it has them."
         )
-        assert not {*store.look([_key(4), _key(5)])}, (
+        assert not {*store.lookup([_key(4), _key(5)])}, (
             f"{subject.entry.name}: it says that it has what it has not."
         )
 
@@ -175,34 +179,34 @@ def check_the_directory_keeps_to_its_bytes(subject: Subject) -> None:
         sizes = [LAYOUT.pools[group.pool].block_bytes for group in LAYOUT.groups]
         held: set[BlockKey] = set()
         pinned = {_key(0), _key(1)}
-        for i in range(3 * directory.most_bytes // min(sizes)):
+        for i in range(3 * directory.capacity_bytes // min(sizes)):
             key = _key(i)
             going = directory.admit(key, pinned)
             if going is None:
                 continue
             assert not pinned & {*going}, f"{subject.entry.name}: a pinned block was let go."
             assert not directory.holds(key), (
-                f"{subject.entry.name}: it holds a block that nobody has stored yet."
+                f"{subject.entry.name}: it lists a block that was not stored."
             )
             held -= {*going}
             if i % 5 == 2:
-                directory.lost(key)
+                directory.discard(key)
             else:
-                directory.stored(key)
+                directory.mark_stored(key)
                 held.add(key)
-            directory.used(_key(i // 2))
-            assert directory.num_bytes <= directory.most_bytes, (
+            directory.touch(_key(i // 2))
+            assert directory.num_bytes <= directory.capacity_bytes, (
                 f"{subject.entry.name}: it holds more than it may."
             )
             assert directory.num_bytes == sum(sizes[each.group] for each in held), (
                 f"{subject.entry.name}: it miscounts."
             )
         assert held, f"{subject.entry.name}: it holds nothing."
-        for i in range(3 * directory.most_bytes // min(sizes)):
+        for i in range(3 * directory.capacity_bytes // min(sizes)):
             assert directory.holds(_key(i)) == (_key(i) in held), (
                 f"{subject.entry.name}: it holds others than were stored."
             )
-        directory.lost(_key(10**6))
+        directory.discard(_key(10**6))
 
 
 def check_a_lost_block_may_come_again(subject: Subject) -> None:
@@ -213,7 +217,7 @@ def check_a_lost_block_may_come_again(subject: Subject) -> None:
             assert directory.admit(_key(0), ()) is not None, (
                 f"{subject.entry.name}: a key that was lost is not admitted."
             )
-            directory.lost(_key(0))
+            directory.discard(_key(0))
             assert directory.num_bytes == 0, (
                 f"{subject.entry.name}: a block that was lost is counted."
             )
@@ -222,7 +226,7 @@ def check_a_lost_block_may_come_again(subject: Subject) -> None:
 @contextmanager
 def _opened(subject: Subject) -> Iterator[tuple[Any, Any]]:
     with tempfile.TemporaryDirectory() as folder:
-        extra = subject.target.trial(folder)
+        extra = subject.target.example_settings(folder)
         settings = KVTransferConfig(
             subject.entry.name, kv_connector_extra_config=extra, kv_buffer_size=1 << 16
         )
@@ -255,5 +259,5 @@ def _empty(group: int) -> list[Any]:
     return [np.zeros(_SLOT_BYTES[group], np.uint8) for _ in range(_SLOTS[group])]
 
 
-def _seal(key: BlockKey) -> bytes:
+def _checksum(key: BlockKey) -> bytes:
     return key.key[-16:]

@@ -1,4 +1,4 @@
-"""What every order of eviction must hold to: of the blocks that nobody holds each goes once, and no
+"""What every eviction order must pass: each free block is evicted once, and no
 other does.
 """
 
@@ -8,27 +8,27 @@ import random
 from typing import TYPE_CHECKING, Any
 
 from core.contracts import Retention
-from core.contracts.construct import construct
+from core.plugin.entry import construct
 
 if TYPE_CHECKING:
     from core.testing.conformance import Subject
 
 _NUM_BLOCKS = 40
-_SAID = (None, Retention(0), Retention(90, 5.0), Retention(100, 3600.0), Retention(50))
+_RETENTIONS = (None, Retention(0), Retention(90, 5.0), Retention(100, 3600.0), Retention(50))
 
 
 def check_each_block_goes_once_and_no_other(subject: Subject) -> None:
-    """Whatever was said of blocks, held or not: those that are free are there, in some order, and
+    """Free blocks are there in some order, whatever their retention, and
     go.
     """
     _run(subject, seed=1)
 
 
 def check_the_same_happens_again(subject: Subject) -> None:
-    """Told the same, two orders let the same blocks go: a replay of the scheduler depends on it."""
+    """Equal calls evict equal blocks: a replay of the scheduler depends on it."""
     first = _run(subject, seed=2)
     second = _run(subject, seed=2)
-    assert first == second, f"{subject.entry.name}: told the same, other blocks went."
+    assert first == second, f"{subject.entry.name}: equal calls evicted other blocks."
 
 
 def check_pools_are_apart(subject: Subject) -> None:
@@ -73,16 +73,16 @@ def _run(subject: Subject, seed: int) -> list[int]:
         elif what == 2 and free:
             block, _ = order.popitem(last=False)
             assert block in free, (
-                f"{subject.entry.name}: block {block} went, which somebody holds or which had gone."
+                f"{subject.entry.name}: block {block} was evicted while in use or twice."
             )
             free.remove(block)
             gone.append(block)
             if numbers.random() < 0.8:
-                order.forgotten(block)
+                order.invalidate(block)
         elif what == 3:
-            order.used(numbers.sample(range(_NUM_BLOCKS), 4), numbers.choice(_SAID), now_s)
+            order.touch(numbers.sample(range(_NUM_BLOCKS), 4), numbers.choice(_RETENTIONS), now_s)
         elif what == 4 and numbers.random() < 0.2:
-            order.forgotten(block)
+            order.invalidate(block)
         assert len(order) == len(free), (
             f"{subject.entry.name}: it says that {len(order)} are free, {len(free)} are."
         )

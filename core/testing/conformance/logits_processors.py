@@ -1,6 +1,6 @@
-"""What every logits processor must hold to, whoever wrote it.
+"""What every logits processor must pass.
 
-Fields of `SamplingParams` are tried with values of ours. A processor that is asked for in another
+Fields of `SamplingParams` are tried with values of ours. A processor that is enabled in another
 way says how in its module: `EXAMPLE_PARAMS = {"extra_args": {...}}`, keywords of `SamplingParams`.
 """
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from core.contracts import SamplerContext, SampleRows
-from core.contracts.construct import construct
+from core.plugin.entry import construct
 from core.testing.conformance.examples import examples
 from core.testing.no_readback import ReadBack, no_readback
 from core.types import SamplingParams
@@ -38,7 +38,7 @@ _PROMPT_LENS: Final = (2, 3, 1, 4)
 
 
 def check_states_its_fields(subject: Subject) -> None:
-    """`params` names fields of `SamplingParams`: requests that set them are refused where nobody
+    """`params` names fields of `SamplingParams`: requests that set them are refused if nothing
     does.
     """
     params = subject.target.params
@@ -62,8 +62,8 @@ def check_says_whether_it_changes_the_best_token(subject: Subject) -> None:
 def check_default_requests_do_without_it(subject: Subject) -> None:
     """A request that set none of its fields costs nothing."""
     if subject.target.params:
-        wanted = _make(subject).wants(SamplingParams())
-        assert not wanted, (
+        wants_default = _make(subject).wants(SamplingParams())
+        assert not wants_default, (
             f"{subject.entry.name}: wants() a request with default parameters; look at its own "
             "fields."
         )
@@ -105,7 +105,7 @@ def check_examples_become_what_they_say(subject: Subject) -> None:
 
 
 def check_examples_in_one_batch_stay_apart(subject: Subject) -> None:
-    """Rows that ask for different things get, together, what each gets alone."""
+    """Rows with different parameters get in one batch what each gets alone."""
     stated = examples(subject, "")
     together = [each for each in stated if len(each[2]) == len(stated[0][2])]
     if not together:
@@ -154,7 +154,9 @@ def check_rows_do_not_influence_each_other(subject: Subject) -> None:
 
 
 def check_state_follows_from_the_tokens(subject: Subject) -> None:
-    """After preemption `added` comes again with the tokens so far, and must bring the same state."""
+    """After preemption `added` comes again with the tokens so far, and must bring the
+    same state.
+    """
     for sampling in _examples(subject):
         steady = _make(subject)
         resumed = _make(subject)
@@ -255,7 +257,7 @@ def _make(subject: Subject) -> Any:
 
 
 def _examples(subject: Subject) -> list[SamplingParams]:
-    """Return parameters that ask for the processor: one field each, all together, and the module's
+    """Return parameters that enable the processor: one field each, all together, and the module's
     own.
     """
     own = getattr(sys.modules.get(subject.target.__module__), "EXAMPLE_PARAMS", None)

@@ -71,7 +71,7 @@ def check_takes_every_request(subject: Subject) -> None:
     sink.request(RequestStats("length", 5, 100, 2.0, 0.1, 0.05, 60, 4, 2, 60, "an id"))
 
 
-def check_takes_what_it_asks_for(subject: Subject) -> None:
+def check_methods_take_their_arguments(subject: Subject) -> None:
     """The optional methods accept empty deliveries, unknown paths, and the configuration."""
     sink = _sink(subject)
     for name, values in (
@@ -86,7 +86,7 @@ def check_takes_what_it_asks_for(subject: Subject) -> None:
 
 
 def check_totals_are_what_its_traffic_makes(subject: Subject) -> None:
-    """Behind the traffic of `TRAFFIC` its totals are those it states: nothing is dropped, nothing
+    """After the traffic of `TRAFFIC` its totals are those it states: nothing is dropped, nothing
     counted twice.
 
     `EXAMPLE_TOTALS` maps series as they are exposed, labels and all, or attributes of a sink that
@@ -101,7 +101,7 @@ def check_totals_are_what_its_traffic_makes(subject: Subject) -> None:
     for name, total in dict(totals).items():
         found = getattr(sink, name, None) if series is None else series.get(name)
         assert found == total, (
-            f"{subject.entry.name}: {name} is {found} behind TRAFFIC, EXAMPLE_TOTALS says {total}."
+            f"{subject.entry.name}: {name} is {found} after TRAFFIC, EXAMPLE_TOTALS says {total}."
         )
 
 

@@ -1,4 +1,4 @@
-"""What every architecture must hold to, whoever wrote it."""
+"""What every architecture must pass."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def check_equals_its_oracle(subject: Subject) -> None:
     oracle = stated(subject, "ORACLE")
     form = 'ORACLE = "LlamaForCausalLM", or a function (config, weights, token_ids) -> logits'
     assert oracle or subject.builtin, (
-        f"{subject.entry.name}: state {form} beside it: what computes the truth."
+        f"{subject.entry.name}: define {form} next to it: the reference."
     )
     config = _example(subject)
     if config is None or not oracle:
@@ -105,9 +105,7 @@ def check_equals_its_oracle(subject: Subject) -> None:
 def check_states_a_tiny_config(subject: Subject) -> None:
     """`EXAMPLE_CONFIG`, a small config.json as a mapping, is what the model is built from here."""
     known = subject.builtin or _example(subject) is not None
-    assert known, (
-        f"{subject.entry.name}: state EXAMPLE_CONFIG beside it, or nothing can be computed."
-    )
+    assert known, f"{subject.entry.name}: define EXAMPLE_CONFIG next to it."
 
 
 def _truth(

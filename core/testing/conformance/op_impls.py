@@ -14,8 +14,8 @@ import torch
 from core.contracts.ops import OpTable
 from core.errors import did_you_mean
 from core.models.ops import reference
-from core.models.ops.sampling import Cut
-from core.plugin.fit import why_not
+from core.models.ops.sampling import Truncation
+from core.plugin.facts import why_not
 
 if TYPE_CHECKING:
     from core.testing.conformance import Subject
@@ -79,7 +79,7 @@ def _tuple(result: Any) -> tuple[Any, ...]:
 
 
 def _copies(arguments: tuple[Any, ...]) -> list[Any]:
-    """Return arguments an implementation may overwrite, strides kept."""
+    """Return arguments an implementation may overwrite, with the same strides."""
     return [_strided_copy(a) if isinstance(a, torch.Tensor) else a for a in arguments]
 
 
@@ -164,7 +164,7 @@ def _sampling_examples(op: str, draw: Draw) -> Iterator[tuple[Any, ...]]:
             else:
                 top_k = [0, 1, 3, 39, 299, 1 << 20][:rows] * 2
                 top_p = [1.0, 0.9, 0.3, 1e-50][:rows] * 3
-                yield logits, Cut(top_k[:rows], top_p[:rows], vocab, logits.device)
+                yield logits, Truncation(top_k[:rows], top_p[:rows], vocab, logits.device)
 
 
 def _rotary_examples(draw: Draw) -> Iterator[tuple[Any, ...]]:

@@ -31,7 +31,7 @@ def check_says_what_it_is_for(subject: Subject) -> None:
 
 
 def check_default_is_of_its_type(subject: Subject) -> None:
-    """Who writes the default down gets what the default gives."""
+    """An explicit default value equals an unset option."""
     known = subject.target.registry.options()
     for option in subject.target.given():
         if option.default is None or option.refuse:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from core.contracts import Platform
     from core.testing.conformance import Subject
 
-_ASKED_BYTES: Final = 123 << 20
+_REQUESTED_BYTES: Final = 123 << 20
 
 
 def check_is_named_like_its_entry(subject: Subject) -> None:
@@ -37,7 +37,7 @@ def check_device_is_one_torch_knows(subject: Subject) -> None:
 
 
 def check_availability_is_answered_without_start(subject: Subject) -> None:
-    """It is asked on every machine, also on those without the device, so it must not raise."""
+    """It is called on every machine, also without the device, so it must not raise."""
     answer = _make(subject).is_available()
     assert isinstance(answer, bool), f"is_available() returned {answer!r}; return True or False."
 
@@ -57,22 +57,22 @@ def check_facts_name_the_device(subject: Subject) -> None:
     platform = _make(subject)
     if platform.is_available():
         facts = platform.facts()
-        said = facts.get("device")
-        assert said == platform.device, (
-            f"facts() says device {said!r}, the platform's is {platform.device!r}."
+        device = facts.get("device")
+        assert device == platform.device, (
+            f"facts() has device {device!r}, the platform's is {platform.device!r}."
         )
 
 
-def check_asked_cache_size_is_obeyed(subject: Subject) -> None:
+def check_requested_cache_size_is_used(subject: Subject) -> None:
     """`--kv-cache-memory-bytes` is exact; otherwise some memory must be left to serve with."""
     platform = _make(subject)
     if not platform.is_available():
         return
     config = subject.config
-    asked = replace(config, cache=replace(config.cache, kv_cache_memory_bytes=_ASKED_BYTES))
-    given = platform.kv_memory_bytes(asked, 0)
-    assert given == _ASKED_BYTES, (
-        f"{_ASKED_BYTES} bytes were asked for, kv_memory_bytes returned {given}."
+    requested = replace(config, cache=replace(config.cache, kv_cache_memory_bytes=_REQUESTED_BYTES))
+    given = platform.kv_memory_bytes(requested, 0)
+    assert given == _REQUESTED_BYTES, (
+        f"{_REQUESTED_BYTES} bytes were requested, kv_memory_bytes returned {given}."
     )
     assert platform.kv_memory_bytes(config, 0) > 0, "kv_memory_bytes left nothing for the cache."
 

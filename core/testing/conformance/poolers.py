@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from core.contracts.construct import construct
+from core.plugin.entry import construct
 from core.testing.conformance.examples import examples
 from core.testing.no_readback import no_readback
 from core.types.pooling import PoolingParams
@@ -19,8 +19,8 @@ SIZE = 8
 
 
 def check_says_what_it_needs_and_gives(subject: Subject) -> None:
-    """`whole` and `per_token` are set."""
-    for name in ("whole", "per_token"):
+    """`needs_whole_prompt` and `per_token` are set."""
+    for name in ("needs_whole_prompt", "per_token"):
         found = getattr(subject.target, name, None)
         assert isinstance(found, bool), (
             f"{subject.entry.name}: {name} is {found!r}; set it to True or False."
@@ -71,7 +71,7 @@ def check_reads_no_device_value_back(subject: Subject) -> None:
 def check_needs_no_more_than_it_says(subject: Subject) -> None:
     """Without `whole`, the last token alone gives the same."""
     pooler = _make(subject)
-    if pooler.whole:
+    if pooler.needs_whole_prompt:
         return
     hidden = torch.randn(6, SIZE, generator=torch.Generator().manual_seed(0))
     found = [pooler.pool(part, list(range(6)), PoolingParams()) for part in (hidden, hidden[-1:])]

@@ -1,4 +1,4 @@
-"""What every quantization method must hold to, whoever wrote it."""
+"""What every quantization method must pass."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from core.contracts.construct import construct
+from core.contracts.parallel import ParallelGroup
 from core.models.layers.linear import Linear, Slice
-from core.models.layers.parallel import ParallelGroup
 from core.models.layers.weights import WeightMap
+from core.plugin.entry import construct
 from core.testing.conformance.examples import stated
 from core.testing.one_sequence import plain_context
 
@@ -73,10 +73,10 @@ def check_fused_slices_multiply_like_their_weights(subject: Subject) -> None:
             f"{subject.entry.name}: the product has shape {tuple(found.shape)}."
         )
         error = (found - expected).norm() / expected.norm().clamp(min=1e-6)
-        most = _most_error(subject)
-        assert error <= most, (
+        limit = _max_error(subject)
+        assert error <= limit, (
             f"{subject.entry.name}: the product is off by {error:.2%} of its size, more than "
-            f"{most:.2%}."
+            f"{limit:.2%}."
         )
 
 
@@ -117,11 +117,11 @@ def check_ranks_load_their_parts_of_whole_tensors(subject: Subject) -> None:
         else:
             together = torch.stack(found).sum(0)
         error = (together - expected).norm() / expected.norm()
-        most = _most_error(subject)
+        limit = _max_error(subject)
         where = f"split by {split or 'nothing'}"
-        assert error <= most, (
+        assert error <= limit, (
             f"{subject.entry.name}: {where}, the product is off by {error:.2%}, more than "
-            f"{most:.2%}."
+            f"{limit:.2%}."
         )
 
 
@@ -149,23 +149,24 @@ _HALVES = [Slice("first", 128), Slice("second", 128)]
 
 
 def check_states_how_far_it_may_be_off(subject: Subject) -> None:
-    """`MOST_ERROR` is the bound of the product's error, relative to its size, for weights drawn
+    """`MAX_ERROR` is the bound of the product's error, relative to its size, for weights drawn
     from a bell curve.
     """
-    most = stated(subject, "MOST_ERROR")
+    limit = stated(subject, "MAX_ERROR")
     method = _make(subject).linear("a")
     if method.suffixes != ("weight",) and not hasattr(method, "example"):
         return  # its products are not computed here
-    good = subject.builtin or (isinstance(most, float) and 0 <= most < 0.5)
+    good = subject.builtin or (isinstance(limit, float) and 0 <= limit < 0.5)
     assert good, (
-        f"{subject.entry.name}: state MOST_ERROR = 0.01 beside it, the share that products may be "
+        f"{subject.entry.name}: define MAX_ERROR = 0.01 next to it, the relative error that "
+        "products may be "
         "off by."
     )
 
 
-def _most_error(subject: Subject) -> float:
-    most = stated(subject, "MOST_ERROR")
-    return 0.1 if most is None else most
+def _max_error(subject: Subject) -> float:
+    limit = stated(subject, "MAX_ERROR")
+    return 0.1 if limit is None else limit
 
 
 def _make(subject: Subject) -> Any:

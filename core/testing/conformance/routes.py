@@ -53,7 +53,7 @@ def check_serves_no_path_twice(subject: Subject) -> None:
             seen.add(key)
 
 
-def check_routes_can_be_asked_for_again(subject: Subject) -> None:
+def check_routes_can_be_listed_again(subject: Subject) -> None:
     """`routes()` has no side effect: a second call gives the same paths."""
     group = _group(subject)
     first, second = ([route.path for route in group.routes()] for _ in range(2))

@@ -24,11 +24,11 @@ def check_says_whether_it_generates(subject: Subject) -> None:
 
 
 def check_leaves_a_model_to_the_runner_that_was_chosen(subject: Subject) -> None:
-    """With `--runner` of another name, nobody else takes the model."""
+    """With `--runner` of another name, no other runner takes the model."""
     spec: Any = FakeArchitecture(FakeConfig())
     model = replace(subject.config.model, model="fake:", runner="another")
     config = replace(subject.config, model=model)
-    found = _make(subject).settle(spec, config, fake_source())
+    found = _make(subject).adapt_spec(spec, config, fake_source())
     assert found is None, (
         f"{subject.entry.name}: settle took a model under --runner another; return None."
     )
@@ -38,7 +38,7 @@ def check_refuses_parameters_that_are_none(subject: Subject) -> None:
     """What a client sends by mistake is refused with the field, before it is queued."""
     wrong: Any = object()
     try:
-        _make(subject).admit(PoolingInfo(tasks=("embed",), size=1), wrong)
+        _make(subject).read_params(PoolingInfo(tasks=("embed",), size=1), wrong)
     except InvalidRequest:
         return
     raise AssertionError(
@@ -47,5 +47,5 @@ def check_refuses_parameters_that_are_none(subject: Subject) -> None:
 
 
 def _make(subject: Subject) -> Runner:
-    runner: Runner = subject.target(load_plan(make_plan(["none"])))
+    runner: Runner = subject.target(load_plan(make_plan(["none", "runner_generate"])))
     return runner

@@ -1,4 +1,4 @@
-"""What every scheduling policy must hold to, whoever wrote it."""
+"""What every scheduling policy must pass."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from core.contracts import QueuedRequest
-from core.contracts.construct import construct
+from core.plugin.entry import construct
 from core.testing.conformance.examples import examples
 
 if TYPE_CHECKING:
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 def check_constructs_with_the_configuration_or_without(subject: Subject) -> None:
-    """The engine makes a policy from its class, given the configuration where it takes an argument."""
+    """The engine makes a policy from its class, given the configuration where it takes an
+    argument.
+    """
     _make(subject)
 
 
@@ -38,7 +40,9 @@ def check_keys_have_one_length(subject: Subject) -> None:
 
 
 def check_key_is_pure(subject: Subject) -> None:
-    """The same facts give the same key, in any order and however often asked; replay depends on it."""
+    """The same facts give the same key, in any order and however often called; replay depends on
+    it.
+    """
     policy = _make(subject)
     other = _make(subject)
     requests = _requests()
@@ -63,9 +67,9 @@ def check_runs_requests_in_the_order_it_states(subject: Subject) -> None:
     requests = [QueuedRequest(f"r{i}", **{**alike, **fields}) for i, fields in enumerate(stated)]
     for waiting in (requests, requests[::-1]):
         found = sorted(waiting, key=lambda request: (policy.key(request), request.request_id))
-        said = [stated[requests.index(request)] for request in found]
+        order = [stated[requests.index(request)] for request in found]
         assert found == requests, (
-            f"{subject.entry.name}: requests run in the order {said}, EXAMPLE_ORDER is {stated}."
+            f"{subject.entry.name}: requests run in the order {order}, EXAMPLE_ORDER is {stated}."
         )
 
 

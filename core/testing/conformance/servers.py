@@ -24,17 +24,17 @@ def check_is_made_without_listening(subject: Subject) -> None:
     )
 
 
-def check_asks_each_group_for_its_routes(subject: Subject) -> None:
-    """Every group it is given is carried: its `routes` are asked for when the server is made."""
-    asked = []
+def check_calls_each_group_for_its_routes(subject: Subject) -> None:
+    """Every group it is given is carried: its `routes` are called when the server is made."""
+    called = []
 
     class Group:
         def routes(self) -> list[Any]:
-            asked.append(self)
+            called.append(self)
             return []
 
     config = subject.config
     subject.target(EchoEngine(config), config, {"one": Group(), "two": Group()})
-    assert len({id(group) for group in asked}) == 2, (
-        f"{subject.entry.name}: some route groups were never asked."
+    assert len({id(group) for group in called}) == 2, (
+        f"{subject.entry.name}: some route groups were never called."
     )

@@ -6,12 +6,12 @@ import inspect
 from typing import Any
 
 
-def assert_takes(target: type, name: str, asked: Any) -> None:
+def assert_takes(target: type, name: str, expected: Any) -> None:
     """Bind the contract's own arguments to the given method.
 
     Raises `AssertionError` naming both signatures.
     """
-    own = list(inspect.signature(asked).parameters.values())[1:]
+    own = list(inspect.signature(expected).parameters.values())[1:]
     keywords = {p.name: None for p in own if p.kind is p.KEYWORD_ONLY}
     static = isinstance(inspect.getattr_static(target, name), (staticmethod, classmethod))
     positional = [None] * (len(own) - len(keywords) + (0 if static else 1))

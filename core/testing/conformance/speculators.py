@@ -1,4 +1,4 @@
-"""What every speculator that finds its guesses in text must hold to; those with models are tested
+"""What every speculator that finds draft tokens in text must pass; those with models are tested
 with theirs.
 """
 
@@ -20,60 +20,62 @@ TEXTS = ([1], [1, 2, 3], [4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6], [9] * 20, list(range
 
 
 def check_says_whether_it_finds(subject: Subject) -> None:
-    """`finds` is set on the class."""
-    found = getattr(subject.target, "finds", None)
+    """`is_lookup` is set on the class."""
+    found = getattr(subject.target, "is_lookup", None)
     assert isinstance(found, bool), (
         f"{subject.entry.name}: finds is {found!r}; set it to True or False."
     )
 
 
-def check_guesses_no_more_than_asked(subject: Subject) -> None:
-    """For every row, in their order, come none to `most` tokens, those that it gets alone."""
-    if not subject.target.finds:
+def check_proposes_no_more_than_requested(subject: Subject) -> None:
+    """For every row, in their order, come none to `max_draft_tokens` tokens, those that it gets
+    alone.
+    """
+    if not subject.target.is_lookup:
         return
-    for most in (1, 4):
-        drafts = _make(subject).drafts(_rows(most))
+    for limit in (1, 4):
+        drafts = _make(subject).propose(_rows(limit))
         assert len(drafts) == len(TEXTS), (
             f"{subject.entry.name}: {len(drafts)} drafts for {len(TEXTS)} rows."
         )
-        alone = [_make(subject).drafts([row])[0] for row in _rows(most)]
+        alone = [_make(subject).propose([row])[0] for row in _rows(limit)]
         same = [list(draft) for draft in drafts] == [list(draft) for draft in alone]
         assert same, f"{subject.entry.name}: rows together are given {drafts}, each alone {alone}."
         longest = max(map(len, drafts))
-        assert longest <= most, (
-            f"{subject.entry.name}: {longest} guesses where {most} were asked for."
+        assert longest <= limit, (
+            f"{subject.entry.name}: {longest} draft tokens where {limit} were requested."
         )
 
 
-def check_examples_are_guessed_as_they_say(subject: Subject) -> None:
-    """Tokens so far, how many guesses are asked for, and those that come."""
-    if not subject.target.finds:
+def check_examples_are_proposed(subject: Subject) -> None:
+    """Tokens so far, the number of draft tokens requested, and those proposed."""
+    if not subject.target.is_lookup:
         return
-    for tokens, most, guesses in examples(subject, "EXAMPLES = [([1, 2, 1, 2], 2, [1, 2])]"):
-        found = list(_make(subject).drafts([DraftRow(0, _owner(), np.array(tokens), most)])[0])
-        assert found == list(guesses), (
-            f"{subject.entry.name}: behind {tokens} comes {found}, its example says {guesses}."
+    for tokens, limit, expected in examples(subject, "EXAMPLES = [([1, 2, 1, 2], 2, [1, 2])]"):
+        found = list(_make(subject).propose([DraftRow(0, _owner(), np.array(tokens), limit)])[0])
+        assert found == list(expected), (
+            f"{subject.entry.name}: after {tokens} comes {found}, its example says {expected}."
         )
 
 
-def check_guesses_the_same_again(subject: Subject) -> None:
-    """All ranks must guess alike, so that the same tokens give the same guesses."""
-    if subject.target.finds:
+def check_proposals_are_deterministic(subject: Subject) -> None:
+    """All ranks must propose the same draft tokens for the same tokens."""
+    if subject.target.is_lookup:
         first, other = (
-            [list(draft) for draft in _make(subject).drafts(_rows(4))] for _ in range(2)
+            [list(draft) for draft in _make(subject).propose(_rows(4))] for _ in range(2)
         )
-        assert first == other, f"{subject.entry.name}: a second instance guessed otherwise."
+        assert first == other, f"{subject.entry.name}: a second instance proposed other tokens."
 
 
 def check_a_row_given_to_another_is_new(subject: Subject) -> None:
     """What was known of a row's last owner is not mixed with what the next one says."""
-    if subject.target.finds:
+    if subject.target.is_lookup:
         speculator = _make(subject)
-        speculator.drafts([DraftRow(0, _owner(), np.array([4, 5, 6, 7, 4, 5, 6]), 4)])
-        late = speculator.drafts([DraftRow(0, _owner(), np.array([7, 8, 9, 7, 8]), 4)])
-        early = _make(subject).drafts([DraftRow(0, _owner(), np.array([7, 8, 9, 7, 8]), 4)])
+        speculator.propose([DraftRow(0, _owner(), np.array([4, 5, 6, 7, 4, 5, 6]), 4)])
+        late = speculator.propose([DraftRow(0, _owner(), np.array([7, 8, 9, 7, 8]), 4)])
+        early = _make(subject).propose([DraftRow(0, _owner(), np.array([7, 8, 9, 7, 8]), 4)])
         assert list(late[0]) == list(early[0]) or not early[0], (
-            f"{subject.entry.name}: guessed from another's tokens."
+            f"{subject.entry.name}: proposed from another request's tokens."
         )
 
 
@@ -85,5 +87,5 @@ def _owner() -> NewRow:
     return NewRow(0, "request", [], 1, SamplingParams(), 0, (), [])
 
 
-def _rows(most: int) -> list[DraftRow]:
-    return [DraftRow(row, _owner(), np.array(text), most) for row, text in enumerate(TEXTS)]
+def _rows(limit: int) -> list[DraftRow]:
+    return [DraftRow(row, _owner(), np.array(text), limit) for row, text in enumerate(TEXTS)]

@@ -1,4 +1,4 @@
-"""What every tokenizer must hold to, whoever wrote it."""
+"""What every tokenizer must pass."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def check_empty_text_has_no_tokens(subject: Subject) -> None:
         assert tokenizer.decode([]) == "", f"{subject.entry.name}: no tokens decode to a text."
 
 
-def check_special_tokens_are_left_out_when_asked(subject: Subject) -> None:
+def check_special_tokens_are_skipped_on_request(subject: Subject) -> None:
     """`skip_special_tokens` hides exactly them; written in a text they become their ids."""
     with _opened(subject) as tokenizer:
         plain = list(tokenizer.encode("hello", add_special_tokens=False))
@@ -78,7 +78,7 @@ def check_special_tokens_are_left_out_when_asked(subject: Subject) -> None:
 
 
 def check_end_of_sequence_is_special(subject: Subject) -> None:
-    """The token that ends a sequence is never shown."""
+    """The token that ends a sequence is never part of the text."""
     with _opened(subject) as tokenizer:
         end = tokenizer.eos_token_id
         assert end is None or end in tokenizer.special_ids, (
@@ -87,7 +87,9 @@ def check_end_of_sequence_is_special(subject: Subject) -> None:
 
 
 def check_any_ids_can_be_decoded(subject: Subject) -> None:
-    """A model may say any id in any order; half a character comes out as U+FFFD, never as an error."""
+    """A model may say any id in any order; half a character comes out as U+FFFD, never as
+    an error.
+    """
     with _opened(subject) as tokenizer:
         ids = list(range(min(tokenizer.vocab_size, 500)))
         for part in (ids, ids[::-1], ids[1::2]):

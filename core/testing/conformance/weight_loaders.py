@@ -1,4 +1,4 @@
-"""What every weight loader must hold to, whoever wrote it."""
+"""What every weight loader must pass."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check_yields_named_tensors_once(subject: Subject) -> None:
 
 
 def check_tensors_are_those_of_the_files(subject: Subject) -> None:
-    """Who reads a safetensors checkpoint at all yields each of its tensors as it is stored."""
+    """A loader of safetensors yields each tensor as it is stored."""
     with tempfile.TemporaryDirectory() as folder:
         loader = _open(subject, folder)
         held = load_file(Path(folder) / "model.safetensors")
@@ -98,8 +98,9 @@ def _read(subject: Subject) -> list[tuple[str, torch.Tensor]]:
 
 
 def _open(subject: Subject, folder: str) -> Any:
-    """Return a loader of a tiny checkpoint, written as safetensors and as .pt, told what to expect
-    if it asks.
+    """Return a loader of a tiny checkpoint, written as safetensors and as .pt, with the expected
+    tensors
+    if it takes them.
     """
     make_checkpoint("LlamaForCausalLM", folder, num_hidden_layers=1)
     torch.save({"a.weight": torch.ones(3, 4)}, Path(folder) / "model.pt")

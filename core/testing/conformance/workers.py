@@ -22,14 +22,19 @@ if TYPE_CHECKING:
     from core.contracts import Worker
     from core.testing.conformance import Subject
 
-_PLUGINS: Final = ("core.testing.fake_model", "platform_cpu", "attention_reference")
+_PLUGINS: Final = (
+    "core.testing.fake_model",
+    "platform_cpu",
+    "attention_reference",
+    "runner_generate",
+)
 _PROMPTS: Final = ([5, 9, 30, 7], [22, 3, 4, 5, 6, 8])
 _LENGTH: Final = 32
 _BLOCK: Final = 4
 _PAGES: Final = _LENGTH // _BLOCK
 
 
-def check_start_tells_what_the_model_needs(subject: Subject) -> None:
+def check_start_returns_the_model_info(subject: Subject) -> None:
     """Memory is divided by what `start` returns."""
     info = _make(subject).start()
     assert info.layers, "start() returned no caching layers."
@@ -38,7 +43,7 @@ def check_start_tells_what_the_model_needs(subject: Subject) -> None:
 
 
 def check_tokens_do_not_depend_on_chunks_or_neighbours(subject: Subject) -> None:
-    """How a prompt is cut, and who computes in the same step, is an optimisation."""
+    """Chunks and batch composition do not change results."""
     alone = [[_tokens(subject, [(index, len(prompt))])[0]] for index, prompt in enumerate(_PROMPTS)]
     together = _tokens(subject, [(0, len(_PROMPTS[0])), (1, len(_PROMPTS[1]))])
     cut = _tokens(subject, [(0, 3), (1, 2)])
@@ -72,11 +77,11 @@ def check_a_failed_step_does_not_end_the_worker(subject: Subject) -> None:
     assert found.tokens, "after a failed step the next one gave no token."
 
 
-def check_nobody_answers_for_a_feature_that_is_not_there(subject: Subject) -> None:
+def check_a_call_of_an_absent_feature_returns_none(subject: Subject) -> None:
     """Features may have no half in the worker."""
     with _running(subject) as worker:
         assert not worker.reports, "`reports` is true although no feature has a half here."
-        assert worker.call("nobody.asks", b"data") is None, (
+        assert worker.call("no.feature", b"data") is None, (
             "call() answers for a feature that is not there."
         )
 

@@ -1,0 +1,74 @@
+"""Tiny configs of models with an encoder and a decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from core.testing.tiny_configs import VOCAB, Tiny
+
+_T5: Final = {
+    "vocab_size": VOCAB,
+    "d_model": 64,
+    "d_kv": 24,
+    "d_ff": 96,
+    "num_layers": 3,
+    "num_decoder_layers": 2,
+    "num_heads": 4,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 20,
+    "feed_forward_proj": "gated-gelu",
+    "decoder_start_token_id": 0,
+}
+_BART: Final = {
+    "vocab_size": VOCAB,
+    "d_model": 64,
+    "encoder_layers": 3,
+    "encoder_attention_heads": 4,
+    "encoder_ffn_dim": 96,
+    "decoder_layers": 2,
+    "decoder_attention_heads": 2,
+    "decoder_ffn_dim": 80,
+    "max_position_embeddings": 128,
+    "scale_embedding": True,
+    "decoder_start_token_id": 2,
+    "forced_eos_token_id": None,
+}
+_APART: Final = {
+    "tie_word_embeddings": False,
+    "share_encoder_decoder_embeddings": False,
+    "decoder_vocab_size": 290,
+    "bos_token_id": None,  # the others' are beyond it
+    "eos_token_id": None,
+}
+_WHISPER: Final = {
+    **{
+        name: value
+        for name, value in _BART.items()
+        if name not in ("max_position_embeddings", "forced_eos_token_id")
+    },
+    "num_mel_bins": 10,
+    "max_source_positions": 20,
+    "max_target_positions": 128,
+}
+
+ENCODER_DECODERS: Final[Mapping[str, Tiny]] = {
+    "T5ForConditionalGeneration": ("T5Config", {**_T5, "tie_word_embeddings": False}),
+    "MT5ForConditionalGeneration": ("MT5Config", _T5),
+    "UMT5ForConditionalGeneration": ("UMT5Config", {**_T5, "feed_forward_proj": "relu"}),
+    "BartForConditionalGeneration": ("BartConfig", _BART),
+    "MBartForConditionalGeneration": ("MBartConfig", {**_BART, "tie_word_embeddings": False}),
+    "PLBartForConditionalGeneration": ("PLBartConfig", _BART),
+    "MarianMTModel": ("MarianConfig", {**_BART, **_APART}),
+    "PegasusForConditionalGeneration": ("PegasusConfig", {**_BART, "tie_word_embeddings": False}),
+    "M2M100ForConditionalGeneration": ("M2M100Config", {**_BART, "pad_token_id": 1}),
+    "BlenderbotForConditionalGeneration": (
+        "BlenderbotConfig",
+        {**_BART, "tie_word_embeddings": False},
+    ),
+    "WhisperForConditionalGeneration": (
+        "WhisperConfig",
+        {**_WHISPER, "tie_word_embeddings": False},
+    ),
+}
+"""Those that have an encoder, and so get two prompts."""
