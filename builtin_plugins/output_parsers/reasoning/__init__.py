@@ -1,1 +1,1 @@
-"""How model families tell thoughts from answers."""
+"""Reasoning syntax of the model families."""

@@ -1,147 +1,95 @@
-"""Families that write messages on channels: thoughts on one of their own; calls stay as they are,
-for the tool parser.
-
-Formats: OpenAI's harmony response format (openai/gpt-oss-20b), the chat templates of
-thinkingmachines/Inkling and meta's Muse Glimmer, and the XTML encoding published with
-moonshotai/Kimi-K3.
-"""
+"""Reasoning on a channel of its own. Calls stay content, for the tool parser."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from core.api import Channels, Kind, ParseRequest, Reading, ReasoningFormat, Scan, read_channels
-
-
-def kind(thoughts: str, call: str, header: str, hidden: str = "(?!)") -> Kind:
-    """Tell a message by what is found in its header; all others are answers."""
-    kinds: tuple[tuple[Kind, str], ...] = (
-        ("thoughts", thoughts),
-        ("hidden", hidden),
-        ("call", call),
-    )
-    return next((name for name, found in kinds if re.search(found, header)), "answer")
-
-
-HARMONY: Final = Channels(
-    starts=("<|start|>", "<|channel|>", "commentary<|channel|>", "assistant<|channel|>"),
-    heads=("<|message|>",),
-    ends=("<|end|>", "<|return|>", "<|call|>"),
-    kind=partial(
-        kind,
-        r"^(?!.*to=).*<\|channel\|>\s*analysis",
-        "to=",
-        hidden=r"to=(?:assistant|browser|container|python)(?![^\s<])",
-    ),
-    goes_on=("to=",),
-    apart="\n",
+from builtin_plugins.output_parsers.api import (
+    Channels,
+    MessageKind,
+    OutputReader,
+    Reading,
+    read_channels,
 )
-INKLING: Final = Channels(
-    starts=("<|message_model|>",),
-    heads=("<|content_thinking|>", "<|content_text|>", "<|content_invoke_tool_json|>"),
-    ends=("<|end_message|>", "<|content_model_end_sampling|>"),
-    kind=partial(kind, "thinking", "invoke"),
-    goes_on=("<|content_thinking|>", "<|content_text|>", "<|content_invoke_tool_json|>"),
+from builtin_plugins.output_parsers.channel_families import (
+    HARMONY,
+    INKLING_REASONING,
+    KIMI_K3_REASONING,
+    MUSE,
+    muse_inline_headers,
+    no_inline_headers,
+    tag_markers,
+    template_hints,
 )
-KIMI_K3: Final = Channels(
-    starts=("<|open|>",),
-    heads=("<|sep|>",),
-    ends=(
-        *(f"<|close|>{name}<|sep|>" for name in ("think", "response", "message")),
-        "<|close|>think",
-    ),
-    kind=partial(kind, ">think<", "(?<!>response)(?<!>message)<.sep"),
-)
-MUSE: Final = Channels(
-    starts=("<|start|>",),
-    heads=("<|message|>",),
-    ends=("<|eom|>", "<|eot|>"),
-    kind=partial(
-        kind,
-        r"to=self(?![\w.-])|^(?!.*to=)",
-        r"to=(?!(?:user|commentary)(?![\w.-]))",
-        hidden=r"to=developer(?![\w.-])",
-    ),
-    goes_on=("to=", "<|message|>"),
-    stops=("<|eot|>",),
-)
+from core.api.serving import ParseRequest, ReasoningFormat
 
 
-def form(
+def channel_format(
     channels: Channels,
     end: str,
     before_end: str,
-    inside: Callable[[ParseRequest], Kind | None],
+    inside: Callable[[ParseRequest], MessageKind | None],
     *more: str,
-    inline: Callable[[ParseRequest], tuple[str, ...]] = lambda request: (),
+    inline: Callable[[ParseRequest], tuple[str, ...]] = no_inline_headers,
 ) -> ReasoningFormat:
-    """Return the format of some channels; `before_end` closes thoughts in front of the end.
+    """Return the format of some channels.
 
-    `inside`: which message the prompt has begun.
+    `end` starts the content; `before_end` closes reasoning before it. `inside` returns the kind of
+    the message that the prompt has started. `more`: additional special tokens.
     """
 
-    def read(scan: Scan, request: ParseRequest) -> Reading:
-        yield from read_channels(channels, scan, None, inside(request), inline(request))
+    def read(reader: OutputReader, request: ParseRequest) -> Reading:
+        yield from read_channels(channels, reader, None, inside(request), inline(request))
 
-    tags = [text for text in channels.markers if text.startswith("<") and text.count("<|") == 1]
     return ReasoningFormat(
         read,
-        markers=(*tags, *more),
+        markers=(*tag_markers(channels), *more),
         ends=(end,),
         closes=before_end + end,
-        signs=channels.heads + channels.ends[:1],
+        template_hints=template_hints(channels),
     )
 
 
-def begun(thoughts: str, request: ParseRequest) -> Kind | None:
-    """Say that the prompt has begun thoughts where it ends so."""
-    return "thoughts" if thoughts and request.prompt_end.rstrip().endswith(thoughts) else None
+def prompt_kind(reasoning: str, request: ParseRequest) -> MessageKind | None:
+    """Return "reasoning" if the prompt ends with its start, else None."""
+    if reasoning and request.prompt_end.rstrip().endswith(reasoning):
+        return "reasoning"
+    return None
 
 
-def begun_by_kimi(request: ParseRequest) -> Kind:
-    """Say what the prompt has begun: thoughts unless it says otherwise, or the request."""
+def kimi_prompt_kind(request: ParseRequest) -> MessageKind:
+    """Return what the prompt has started: reasoning unless prompt or request say otherwise."""
     given = [
         request.template_kwargs[name]
         for name in ("enable_thinking", "thinking")
         if name in request.template_kwargs
     ]
-    answer = request.prompt_end.rstrip().endswith("<|open|>response<|sep|>")
-    return "answer" if answer or (given and not given[0]) else "thoughts"
+    in_content = request.prompt_end.rstrip().endswith("<|open|>response<|sep|>")
+    return "content" if in_content or (given and not given[0]) else "reasoning"
 
 
-def muse_inline(request: ParseRequest) -> tuple[str, ...]:
-    """Return the headers that the model may write into a message that it does not end."""
-    tools = [str(tool.get("function", tool).get("name")) for tool in request.tools]
-    recipients = (
-        "self",
-        "user",
-        "commentary",
-        "developer",
-        *tools,
-        *(f"{tool}.{tool}" for tool in tools),
-    )
-    return ("<|message|>", *(f"to={recipient}<|message|>" for recipient in recipients))
-
-
-KIMI_K3_FORMAT: Final = form(
-    KIMI_K3, "<|open|>response<|sep|>", "<|close|>think<|sep|>", begun_by_kimi, "<|close|>"
+KIMI_K3_FORMAT: Final = channel_format(
+    KIMI_K3_REASONING,
+    "<|open|>response<|sep|>",
+    "<|close|>think<|sep|>",
+    kimi_prompt_kind,
+    "<|close|>",
 )
-HARMONY_FORMAT: Final = form(
-    HARMONY, "<|channel|>final<|message|>", "<|end|><|start|>assistant", partial(begun, "")
+HARMONY_FORMAT: Final = channel_format(
+    HARMONY, "<|channel|>final<|message|>", "<|end|><|start|>assistant", partial(prompt_kind, "")
 )
-INKLING_FORMAT: Final = form(
-    INKLING,
+INKLING_FORMAT: Final = channel_format(
+    INKLING_REASONING,
     "<|content_text|>",
     "<|end_message|><|message_model|>",
-    partial(begun, "<|content_thinking|>"),
+    partial(prompt_kind, "<|content_thinking|>"),
 )
-MUSE_FORMAT: Final = form(
+MUSE_FORMAT: Final = channel_format(
     MUSE,
     "to=user<|message|>",
     "<|eom|><|start|>assistant ",
-    partial(begun, "to=self<|message|>"),
-    inline=muse_inline,
+    partial(prompt_kind, "to=self<|message|>"),
+    inline=muse_inline_headers,
 )

@@ -1,5 +1,4 @@
-"""Thoughts between two tags: families differ in the tags, in who writes the first one, and in the
-switch.
+"""Reasoning between two tags. Families differ in the tags, the start of the output and the switch.
 
 Formats: the chat templates of deepseek-ai/DeepSeek-R1, DeepSeek-V3.1 and the encoding published
 with V3.2 and V4, Qwen/Qwen3-8B, zai-org/GLM-4.5 and GLM-4.7, ibm-granite/granite-3.2-8b-instruct
@@ -7,107 +6,113 @@ and granite-4.2-8b, tencent/Hunyuan-A13B-Instruct, Hy3 and Hy4, mistralai/Magist
 allenai/Olmo-3-7B-Think, ByteDance-Seed/Seed-OSS-36B-Instruct, stepfun-ai/step3 and Step-3.5-Flash,
 baidu/ERNIE-4.5-21B-A3B-Thinking, MiniMaxAI/MiniMax-M2 and MiniMax-M3, moonshotai/Kimi-K2-Thinking,
 nvidia/NVIDIA-Nemotron-3-Nano, Hcompany/Holo2-8B, google/gemma-4, XiaomiMiMo/MiMo-V2-Flash,
-LLM360/K2-Horizon, inclusionAI/Ling-3 and pfnet/plamo-3; for Cohere's Command A Reasoning,
-openbmb/MiniCPM5 and MiniCPM-V, Step 5 and poolside's Laguna what llama.cpp and vLLM say of theirs.
+LLM360/K2-Horizon, inclusionAI/Ling-3 and pfnet/plamo-3. Cohere's Command A Reasoning,
+openbmb/MiniCPM5 and MiniCPM-V, Step 5 and poolside's Laguna follow llama.cpp and vLLM.
+The parser `hf` follows the checkpoint's own response template.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any, Final
 
-from core.api import ParseRequest, Reading, ReasoningFormat, Scan
+from builtin_plugins.output_parsers.api import OutputReader, Reading, read_response_template
+from core.api import ConfigError
+from core.api.serving import ParseRequest, ReasoningFormat
 
 OFF: Final = (False, None, "", "no_think", "disabled")
-"""Values of a template's switch that say no."""
+"""Values that switch reasoning off."""
 CODER_CALLS: Final = tuple(
     f"<tool_call>{space}{begin}" for space in ("", "\n") for begin in ("<function=", "{")
 )
-"""Thoughts often name the tag alone: a call it begins with what follows."""
+"""Starts of calls; the tag alone often occurs within reasoning."""
 DEEPSEEK_CALLS: Final = "<｜tool▁calls▁begin｜>"
 KIMI_CALLS: Final = ("<|tool_calls_section_begin|>", "<|tool_call_begin|>")
 
 
 @dataclass(frozen=True, slots=True)
 class Think:
-    """How a family writes its thoughts. What the prompt ends with counts more than any switch."""
+    """A family's reasoning syntax. The end of the prompt takes precedence over any switch."""
 
     starts: tuple[str, ...] = ("<think>",)
+    """Start tags."""
     ends: tuple[str, ...] = ("</think>",)
+    """End tags, one per start tag."""
     begun: bool = True
-    """The output begins with thoughts, with a start tag or without; False: only with a start tag.
-    """
+    """The output starts with reasoning even without a start tag."""
     switches: tuple[str, ...] = ("enable_thinking", "thinking")
-    """Names of the template's argument that turns thoughts on and off."""
+    """Names of the template argument that switches reasoning on and off."""
     on: bool = True
-    """Without a switch there are thoughts."""
+    """Reasoning is on by default."""
     begins: tuple[str, ...] = ()
-    """Values of the switch with which the output begins with thoughts, where else a start tag must
-    say so.
-    """
+    """Values of the switch with which the output starts with reasoning, without a start tag."""
     again: bool = False
-    """Thoughts may come again behind content or calls."""
+    """Reasoning may resume after content or calls."""
     label: str = ""
-    """What may stand behind a start tag and is no thought."""
+    """Optional text after a start tag that is not reasoning."""
     calls: tuple[str, ...] = ()
-    """What begins calls, and so ends thoughts that no tag ends."""
+    """Texts that start calls, and end reasoning without an end tag."""
     answer: tuple[str, ...] = ()
-    """What may be around the answer."""
+    """Tags around the content."""
     dropped: tuple[str, ...] = ()
-    """What else is never shown."""
+    """Further texts that are never visible."""
     once: bool = False
-    """Behind the first, an end is text like any other."""
+    """Only the first end counts; later ones are text."""
 
 
-def read(think: Think, scan: Scan, request: ParseRequest) -> Reading:
-    """Read thoughts, then the answer, and perhaps both again."""
+def read_think(think: Think, reader: OutputReader, request: ParseRequest) -> Reading:
+    """Read reasoning, then content, and both again if the family repeats them."""
     opened = prompt_opens(think, request)
-    on = switched(think, request)
+    on = reasoning_switch(think, request)
     may_begin = on is not False if opened is None else opened
     if may_begin:
-        found = yield from scan.maybe(*think.starts)
+        found = yield from reader.skip_optional(*think.starts)
         opened = opened or think.begun or found is not None or on in think.begins
     if opened:
-        yield from thoughts(think, scan)
-    elif (
-        may_begin and request.whole
-    ):  # nobody sees the answer before it is known whether thoughts end in it
-        found = yield from scan.thoughts_or_text(think.starts, think.ends)
+        yield from read_reasoning(think, reader)
+    elif may_begin and request.whole:  # nothing is sent yet, so a later end tag still counts
+        found = yield from reader.reasoning_or_content(think.starts, think.ends)
         if found in think.ends:
-            scan.drop()
+            reader.drop()
         elif found:
-            scan.unread(found)
+            reader.unread(found)
     if not (opened and think.once):
-        yield from answer(think, scan)
+        yield from read_content(think, reader)
 
 
-def answer(think: Think, scan: Scan) -> Reading:
-    """Show the answer without the tags that have no place in it, and the thoughts that come in it."""
+def read_content(think: Think, reader: OutputReader) -> Reading:
+    """Show content without stray tags, and the reasoning within it."""
     starts = think.starts if think.again else ()
-    while found := (yield from scan.text(*starts, *think.ends, *think.answer, *think.dropped)):
+    while found := (
+        yield from reader.content_until_call(*starts, *think.ends, *think.answer, *think.dropped)
+    ):
         if found in starts:
-            yield from thoughts(think, scan)
+            yield from read_reasoning(think, reader)
         elif found in think.answer:
-            scan.drop()
+            reader.drop()
 
 
-def thoughts(think: Think, scan: Scan) -> Reading:
-    """Show what is thought up to an end tag, or without one up to a call."""
+def read_reasoning(think: Think, reader: OutputReader) -> Reading:
+    """Show reasoning up to an end tag, or without one up to a call."""
     found = think.starts[0]
     while found in think.starts or found in think.dropped:
         if think.label:
-            yield from scan.maybe(think.label)
-        found = yield from scan.reasoning(*think.starts, *think.ends, *think.calls, *think.dropped)
-        if found in think.calls:  # unless they end behind it: thoughts about calls call nothing
-            scan.unread(found)
-            found = yield from scan.thoughts_or_text(think.starts, think.ends)
+            yield from reader.skip_optional(think.label)
+        found = yield from reader.reasoning_until(
+            *think.starts, *think.ends, *think.calls, *think.dropped
+        )
+        if found in think.calls:  # a call that an end tag follows is reasoning
+            reader.unread(found)
+            found = yield from reader.reasoning_or_content(think.starts, think.ends)
             if found is not None:
-                scan.drop()
+                reader.drop()
 
 
 def prompt_opens(think: Think, request: ParseRequest) -> bool | None:
-    """Say whether the prompt ends inside of thoughts, behind them, or says nothing."""
+    """Return True if the prompt ends inside reasoning, False if after it, None if unknown."""
     for start, end in zip(think.starts, think.ends, strict=True):
         opened = request.prompt_opens(start, end)
         if opened is not None:
@@ -115,91 +120,111 @@ def prompt_opens(think: Think, request: ParseRequest) -> bool | None:
     return None
 
 
-def switched(think: Think, request: ParseRequest) -> Any:
-    """Return what the request says of thoughts: False if it wants none, else True or how it wants
-    them.
-    """
+def reasoning_switch(think: Think, request: ParseRequest) -> Any:
+    """Return the request's reasoning switch: False if off, else True or a string value."""
     given = [
         request.template_kwargs[name] for name in think.switches if name in request.template_kwargs
     ]
     if not given:
         return think.on
-    return given[0] not in OFF and (given[0] if isinstance(given[0], str) else True)
+    if given[0] in OFF:
+        return False
+    return given[0] if isinstance(given[0], str) else True
 
 
-def form(*signs: str, **given: object) -> ReasoningFormat:
-    """Return the format of thoughts between tags that are special tokens where the tokenizer has
-    them.
-    """
+def think_format(*template_hints: str, **given: object) -> ReasoningFormat:
+    """Return the format of reasoning between tags, which may be special tokens."""
     think = Think(**given)  # type: ignore[arg-type]
     calls = [call[: call.find(">") + 1] or call for call in think.calls]
     markers = (*think.starts, *think.ends, *calls, *think.answer, *think.dropped)
     return ReasoningFormat(
-        partial(read, think),
+        partial(read_think, think),
         markers=tuple(dict.fromkeys(markers)),
         starts=() if think.begun else think.starts,
         ends=think.ends,
-        signs=(*think.ends[:1], *signs),
+        template_hints=(*think.ends[:1], *template_hints),
     )
 
 
-def read_none(scan: Scan, request: ParseRequest) -> Reading:
+def read_none(reader: OutputReader, request: ParseRequest) -> Reading:
     """Leave everything content."""
     yield from ()
 
 
-def read_appended(scan: Scan, request: ParseRequest) -> Reading:
-    """Leave everything content, with the start tag that the prompt has, or is taken to have if it
-    does not say.
-    """
-    if (yield from scan.maybe("<think>")) or request.prompt_opens(
+def read_appended(reader: OutputReader, request: ParseRequest) -> Reading:
+    """Leave everything content, after the start tag that the prompt has or is assumed to have."""
+    if (yield from reader.skip_optional("<think>")) or request.prompt_opens(
         "<think>", "</think>"
     ) is not False:
-        scan.say("<think>")
+        reader.add_content("<think>")
 
 
-def optional(*signs: str, **given: object) -> ReasoningFormat:
-    """Return the format of thoughts that begin with a start tag where there are any."""
-    return form(*signs, begun=False, **given)
+def format_from_template(template: Mapping[str, Any] | None) -> ReasoningFormat:
+    """Return the format of a checkpoint's template. Raises `ConfigError` for unsupported parts."""
+    found = read_response_template(template)
+    if found.thinking is None:
+        raise ConfigError(
+            "response_template.fields.thinking: is missing. Remove --reasoning-parser, or use the "
+            "model family's own instead of hf."
+        )
+    pairs = product(found.thinking.start_texts, found.thinking.end_texts)
+    starts, ends = zip(*pairs, strict=True)
+    tags = (*starts, *ends)
+    made = think_format(
+        starts=starts,
+        ends=ends,
+        begun=found.thinking.begun,
+        again=True,
+        calls=found.tool_calls.start_texts if found.tool_calls else (),
+        answer=tuple(text for text in found.around_content if text not in tags),
+        dropped=tuple(text for text in found.dropped if text not in tags),
+    )
+    return replace(made, markers=found.markers, template_hints=())
 
 
-COHERE_COMMAND: Final = optional(
+def optional_think(*template_hints: str, **given: object) -> ReasoningFormat:
+    """Return the format of optional reasoning, which needs a start tag."""
+    return think_format(*template_hints, begun=False, **given)
+
+
+COHERE_COMMAND: Final = optional_think(
     "<|START_RESPONSE|>",
     starts=("<|START_THINKING|>",),
     ends=("<|END_THINKING|>",),
     calls=("<|START_ACTION|>",),
     answer=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
 )
-DEEPSEEK_R1: Final = form(switches=(), calls=(DEEPSEEK_CALLS,))
-DEEPSEEK_V3: Final = form("<｜Assistant｜>", "thinking", on=False, calls=(DEEPSEEK_CALLS,))
-DEEPSEEK_V4: Final = form(
+DEEPSEEK_R1: Final = think_format(switches=(), calls=(DEEPSEEK_CALLS,))
+DEEPSEEK_V3: Final = think_format("<｜Assistant｜>", "thinking", on=False, calls=(DEEPSEEK_CALLS,))
+DEEPSEEK_V4: Final = think_format(
     "｜DSML｜", on=False, again=True, calls=("<｜DSML｜tool_calls>", "<｜DSML｜ calls>")
 )
-ERNIE45: Final = form("<response>", answer=("<response>", "</response>"), calls=CODER_CALLS)
-GEMMA4: Final = optional(
+ERNIE45: Final = think_format("<response>", answer=("<response>", "</response>"), calls=CODER_CALLS)
+GEMMA4: Final = optional_think(
     starts=("<|channel>",),
     ends=("<channel|>",),
     again=True,
     label="thought\n",
     calls=("<|tool_call>",),
 )
-GLM45: Final = form("enable_thinking", "[gMASK]", again=True, calls=("<tool_call>",))
-GRANITE: Final = optional(
+GLM45: Final = think_format("enable_thinking", "[gMASK]", again=True, calls=("<tool_call>",))
+GRANITE: Final = optional_think(
     starts=("Here is my thought process:", "Here's my thought process:"),
     ends=("Here is my response:", "Here's my response:"),
     once=True,
 )
-HUNYUAN_A13B: Final = optional(
+HF: Final = ReasoningFormat(read_none, from_template=format_from_template)
+HUNYUAN_A13B: Final = optional_think(
     "<answer>", answer=("<answer>", "</answer>"), calls=("<tool_calls>",)
 )
-HY_V3: Final = form(
+HY_V3: Final = think_format(
     "reasoning_effort",
     switches=("reasoning_effort",),
     on=False,
     again=True,
     calls=("<tool_calls>", "<tool_call>"),
 )
-HY_V4: Final = form(
+HY_V4: Final = think_format(
     "reasoning_effort",
     starts=("<think:opensource>", "<think>"),
     ends=("</think:opensource>", "</think>"),
@@ -208,28 +233,28 @@ HY_V4: Final = form(
     calls=("<tool_calls:opensource>", "<tool_call:opensource>", "<tool_calls>", "<tool_call>"),
 )
 IDENTITY: Final = ReasoningFormat(read_none)
-K2_HORIZON: Final = form(
+K2_HORIZON: Final = think_format(
     starts=("<ifm|think>", "<ifm|think_fast>", "<ifm|think_faster>"),
     ends=("</ifm|think>", "</ifm|think_fast>", "</ifm|think_faster>"),
     calls=("<ifm|tool_calls>",),
 )
-KIMI_K2: Final = form(KIMI_CALLS[0], calls=KIMI_CALLS, again=True)
-MINICPM5: Final = replace(optional(calls=("<function name=",)), signs=())
+KIMI_K2: Final = think_format(KIMI_CALLS[0], calls=KIMI_CALLS, again=True)
+MINICPM5: Final = replace(optional_think(calls=("<function name=",)), template_hints=())
 MINICPMV: Final = replace(
-    form(
+    think_format(
         calls=CODER_CALLS,
         dropped=(
             "<|im_end|>",
             *(f"<{bar}reserved_{i}{bar}>" for i in range(12, 16) for bar in ("", "|")),
         ),
     ),
-    signs=(),
+    template_hints=(),
 )
-MINIMAX_M2: Final = form(
+MINIMAX_M2: Final = think_format(
     "<minimax:tool_call>", switches=(), again=True, calls=("<minimax:tool_call>",)
 )
 MINIMAX_M2_APPEND: Final = ReasoningFormat(read_appended, markers=("<think>",), ends=("</think>",))
-MINIMAX_M3: Final = optional(
+MINIMAX_M3: Final = optional_think(
     starts=("<mm:think>",),
     ends=("</mm:think>",),
     switches=("thinking_mode",),
@@ -237,27 +262,29 @@ MINIMAX_M3: Final = optional(
     again=True,
     calls=("]<]minimax[>[<tool_call>",),
 )
-MISTRAL: Final = optional(
+MISTRAL: Final = optional_think(
     starts=("[THINK]", "<think>"),
     ends=("[/THINK]", "</think>"),
     switches=(),
     again=True,
     calls=("[TOOL_CALLS]",),
 )
-OLMO3: Final = replace(form(switches=(), calls=("<function_calls>",)), signs=())
-ON_BY_DEFAULT: Final = replace(form(calls=CODER_CALLS), signs=())
-PLAMO3: Final = form(
+OLMO3: Final = replace(think_format(switches=(), calls=("<function_calls>",)), template_hints=())
+ON_BY_DEFAULT: Final = replace(think_format(calls=CODER_CALLS), template_hints=())
+PLAMO3: Final = think_format(
     starts=("<|plamo:begin_think:plamo|>",),
     ends=("<|plamo:end_think:plamo|>",),
     again=True,
     calls=("<|plamo:begin_tool_requests:plamo|>",),
     dropped=("<|plamo:tag|>",),
 )
-POOLSIDE_V1: Final = replace(form(on=False, calls=("<tool_call>",)), signs=())
-QWEN3: Final = replace(form(calls=CODER_CALLS), signs=())
-SEED_OSS: Final = form(
+POOLSIDE_V1: Final = replace(think_format(on=False, calls=("<tool_call>",)), template_hints=())
+QWEN3: Final = replace(think_format(calls=CODER_CALLS), template_hints=())
+SEED_OSS: Final = think_format(
     starts=("<seed:think>",), ends=("</seed:think>",), calls=("<seed:tool_call>",)
 )
-STEP3: Final = replace(form(switches=(), calls=("<｜tool_calls_begin｜>",)), signs=())
-STEP3P5: Final = replace(form(switches=(), calls=CODER_CALLS), signs=())
-THINK: Final = optional("enable_thinking", calls=CODER_CALLS)
+STEP3: Final = replace(
+    think_format(switches=(), calls=("<｜tool_calls_begin｜>",)), template_hints=()
+)
+STEP3P5: Final = replace(think_format(switches=(), calls=CODER_CALLS), template_hints=())
+THINK: Final = optional_think("enable_thinking", calls=CODER_CALLS)

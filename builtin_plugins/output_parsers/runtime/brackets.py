@@ -1,6 +1,4 @@
-"""Where a JSON value, or a Python list of calls, ends: brackets counted outside of strings, piece
-by piece.
-"""
+"""Finds where a JSON value, or a Python list of calls, ends in text that arrives in chunks."""
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ import re
 from typing import Final
 
 MAX_DEPTH: Final = 200
-"""Brackets inside brackets; deeper is no call anybody made."""
+"""Maximum nesting of brackets; deeper text is not a tool call."""
 _OPEN: Final = {"{": "}", "[": "]", "(": ")"}
 _JSON: Final = re.compile(r"[^\s\w:,.+\-]")
 _PYTHON: Final = re.compile(r"[\[\](){}\"'<>|`\\]")
@@ -16,25 +14,21 @@ _STRING_END: Final = {quote: re.compile(rf"[{quote}\\]") for quote in "\"'"}
 
 
 class Brackets:
-    """Reads from an opening bracket to the one that closes it.
-
-    Checks no more of the grammar than it needs.
-    """
+    """Scans from an opening bracket to its closing one. Skips strings; validates little else."""
 
     __slots__ = ("_escaped", "_interesting", "_open", "_quote")
 
     def __init__(self, *, json: bool) -> None:
-        """`json`: no round brackets, no single quotes, and only what JSON has outside of strings."""
+        """`json`: accept JSON only, so no round brackets, no single quotes, no other symbols."""
         self._interesting = _JSON if json else _PYTHON
         self._open: list[str] = []
         self._quote = ""
         self._escaped = False
 
     def end(self, text: str, at: int, stop: int) -> int | None:
-        """Return the index behind the value's last character, or None if it goes on behind
-        `text[at:stop]`.
+        """Return the index after the value's last character; None if `text[at:stop]` is not enough.
 
-        Raises ValueError with the index of a character that cannot stand there.
+        Raises ValueError with the index of a character that is invalid there.
         """
         while at < stop:
             if self._quote:
@@ -54,9 +48,7 @@ class Brackets:
 
     @property
     def missing(self) -> str:
-        """What would close all that is open; empty inside of a string, which may go on with
-        anything.
-        """
+        """The brackets that would close the value; empty inside a string."""
         return "" if self._quote else "".join(reversed(self._open))
 
     def _string(self, text: str, at: int, stop: int) -> int:
@@ -73,14 +65,15 @@ class Brackets:
         return found.end()
 
     def _take(self, char: str, at: int) -> None:
-        if char in _OPEN and (char != "(" or self._interesting is _PYTHON):
+        is_python = self._interesting is _PYTHON
+        if char in _OPEN and (char != "(" or is_python):
             self._open.append(_OPEN[char])
             if len(self._open) <= MAX_DEPTH:
                 return
         elif self._open and char == self._open[-1]:
             self._open.pop()
             return
-        elif self._open and (char == '"' or (char == "'" and self._interesting is _PYTHON)):
+        elif self._open and (char == '"' or (char == "'" and is_python)):
             self._quote = char
             return
         raise ValueError(at)

@@ -1,6 +1,4 @@
-"""Outputs that are messages, each with a header that says what it is for: thoughts, the answer, or
-a tool's call.
-"""
+"""Outputs made of messages with headers: reasoning, content or tool calls."""
 
 from __future__ import annotations
 
@@ -8,124 +6,157 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from builtin_plugins.output_parsers.runtime.formats import Reading
 from builtin_plugins.output_parsers.runtime.json_text import Broken
-from builtin_plugins.output_parsers.runtime.scan import Scan
+from builtin_plugins.output_parsers.runtime.reader import OutputReader
+from builtin_plugins.output_parsers.runtime.text_stream import Reading
 
-Kind = Literal["thoughts", "answer", "call", "hidden"]
-"""What a message is: `hidden` is one for nobody who reads the answer."""
+MessageKind = Literal["reasoning", "content", "call", "hidden"]
+"""What a message is; a `hidden` message is not sent to the client."""
 
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """How a family writes messages: `start header head text end`."""
+    """A family's message syntax: `start header header-end text message-end`."""
 
-    starts: tuple[str, ...]
-    """Where headers begin."""
-    heads: tuple[str, ...]
-    """What ends a header."""
-    ends: tuple[str, ...]
-    """What ends a message."""
-    kind: Callable[[str], Kind]
-    """Says what a message is for, from its header with what is around it."""
-    goes_on: tuple[str, ...] = ()
-    """How the output may begin where the prompt has begun a header."""
-    named: tuple[str, ...] = ()
-    """Heads that may stand there behind a name."""
-    stops: tuple[str, ...] = ()
-    """Which of the ends ends the whole output: behind it nothing counts."""
-    apart: str = ""
-    """What stands between two messages of an answer."""
+    header_starts: tuple[str, ...]
+    """Markers that start a header."""
+    header_ends: tuple[str, ...]
+    """Markers that end a header."""
+    message_ends: tuple[str, ...]
+    """Markers that end a message."""
+    classify: Callable[[str], MessageKind]
+    """Returns the kind of a message from its header, markers included."""
+    continuations: tuple[str, ...] = ()
+    """Texts that may start the output when the prompt has started a header."""
+    named_ends: tuple[str, ...] = ()
+    """Header ends that may follow a name there."""
+    output_ends: tuple[str, ...] = ()
+    """Message ends that end the whole output; the text after them is dropped."""
+    separator: str = ""
+    """Text between two content messages."""
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """All of its tags."""
-        return (*self.starts, *self.heads, *self.ends)
+        """All markers."""
+        return (*self.header_starts, *self.header_ends, *self.message_ends)
 
 
 def read_channels(
     channels: Channels,
-    scan: Scan,
-    call: Callable[[Scan, str], Reading] | None,
-    inside: Kind | None = None,
+    reader: OutputReader,
+    call: Callable[[OutputReader, str], Reading] | None,
+    inside: MessageKind | None = None,
     inline: tuple[str, ...] = (),
 ) -> Reading:
-    """Show thoughts as reasoning and answers as content; `call` reads the text of a call, whose
-    header it is given.
+    """Read messages: show reasoning and content, and let `call` read the text of calls.
 
-    It returns what ended the call, if that may end all. Without `call`, calls are content as they
-    are written, for the tool parser to read. `inside`: the prompt has begun such a message.
-    `inline`: headers with their heads that begin one without a start.
+    `call` gets the header and returns the marker that ended the call. Without it calls stay
+    content, for the tool parser. `inside`: kind of the message that the prompt has started.
+    `inline`: complete headers that start a message without a start marker.
     """
-    starts = (*channels.starts, *inline)
+    starts = (*channels.header_starts, *inline)
+    bare_starts = (*channels.header_ends, *inline)
+    begins = [text for text in starts if text == starts[0] or text in bare_starts]
     first = inside is None
     end = None
     if inside is not None:
-        end = yield from _text(channels, scan, inside, starts)
-    begins = [text for text in starts if text == starts[0] or text in (*channels.heads, *inline)]
-    answered = inside == "answer"
+        end = yield from _text(channels, reader, inside, starts)
+    answered = inside == "content"
     bare = False
     while True:
-        kind: Kind | None = None
+        kind: MessageKind | None = None
         start = None
         if not first:
-            if end in channels.stops:
-                yield from scan.skip()
-                return
-            ends = channels.ends if bare or scan.fresh else ()
-            start = yield from scan.text(*starts, *ends, begins=begins)
+            start = yield from _next_start(channels, reader, starts, begins, end, bare=bare)
             if start is None:
                 return
-            if start in channels.ends:  # written twice, or of an answer that was not begun
-                scan.drop()
-                end = start
-                bare = False
-                continue
         end = None
         bare = False
-        with scan.attempt():
+        with reader.attempt():
             if first:
-                start = yield from scan.maybe(*channels.goes_on)
-                if start is None and channels.named:
-                    yield from scan.word()
-                    start = yield from scan.maybe(*channels.named)
+                start = yield from _continuation(channels, reader)
                 bare = start is None
-                if bare:
-                    raise Broken
-            header = ""
-            head = start
-            if start not in channels.heads and start not in inline:
-                header, head = yield from scan.take(
-                    *channels.heads, *channels.ends, channels.starts[0]
-                )
-                if (
-                    head not in channels.heads
-                ):  # the header is broken, and what follows is not part of it
-                    raise Broken
-            header = f"{start}{header}{head}" if start != head else f"{start}"
-            kind = channels.kind(header)
+            header = yield from _header(channels, reader, start, bare_starts)
+            kind = channels.classify(header)
             if kind == "call":
                 if call is None:
                     raise Broken
-                end = yield from call(scan, header)
+                end = yield from call(reader, header)
             else:
-                scan.drop()
-        if kind == "answer" and answered:
-            scan.apart(channels.apart)
+                reader.drop()
+        if kind == "content" and answered:
+            reader.separate(channels.separator)
         if kind is not None and kind != "call":
-            end = yield from _text(channels, scan, kind, starts)
-        answered = answered or kind == "answer"
+            end = yield from _text(channels, reader, kind, starts)
+        answered = answered or kind == "content"
         first = False
 
 
-def _text(channels: Channels, scan: Scan, kind: Kind, starts: tuple[str, ...]) -> Reading:
-    """Show the text of a message; return what ended it, None where the next one begins or the
-    output ends.
+def _next_start(
+    channels: Channels,
+    reader: OutputReader,
+    starts: tuple[str, ...],
+    begins: list[str],
+    end: str | None,
+    *,
+    bare: bool,
+) -> Reading:
+    """Show text up to the next start marker; return it, or None at the end of the output.
+
+    `end`: marker that ended the previous message. `bare`: the text after it has no header.
     """
-    show = {"thoughts": scan.reasoning, "answer": scan.content, "hidden": scan.skip}[kind]
-    end = yield from show(*channels.ends, *starts)
+    while end not in channels.output_ends:
+        ends = channels.message_ends if bare or reader.at_block_start else ()
+        start = yield from reader.content_until_call(*starts, *ends, begins=begins)
+        if start not in channels.message_ends:
+            return start
+        reader.drop()  # the end marker is doubled, or ends a bare text
+        end = start
+        bare = False
+    yield from reader.skip_until()
+    return None
+
+
+def _continuation(channels: Channels, reader: OutputReader) -> Reading:
+    """Read the rest of a header that the prompt has started; return its marker, or None."""
+    start = yield from reader.skip_optional(*channels.continuations)
+    if start is None and channels.named_ends:
+        yield from reader.read_name()
+        start = yield from reader.skip_optional(*channels.named_ends)
+    return start
+
+
+def _header(
+    channels: Channels, reader: OutputReader, start: str | None, bare_starts: tuple[str, ...]
+) -> Reading:
+    """Return the header after a start marker, markers included.
+
+    Raises `Broken` without a start marker or a header end.
+    """
+    if start is None:
+        raise Broken
+    if start in bare_starts:
+        return start
+    text, end = yield from reader.read_until(
+        *channels.header_ends, *channels.message_ends, channels.header_starts[0]
+    )
+    if end not in channels.header_ends:  # the text after a broken header is separate
+        raise Broken
+    return f"{start}{text}{end}" if start != end else start
+
+
+def _text(
+    channels: Channels, reader: OutputReader, kind: MessageKind, starts: tuple[str, ...]
+) -> Reading:
+    """Show a message's text; return its end marker, or None if another start or nothing ends it."""
+    show = {
+        "reasoning": reader.reasoning_until,
+        "content": reader.content_until,
+        "hidden": reader.skip_until,
+    }[kind]
+    end = yield from show(*channels.message_ends, *starts)
     if end in starts:
-        scan.unread(end)
+        reader.unread(end)
         return None
-    scan.drop()
+    reader.drop()
     return end

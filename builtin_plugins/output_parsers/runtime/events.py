@@ -1,4 +1,4 @@
-"""What a format finds in model text. Plain data."""
+"""Events that a format finds in model text. Plain data."""
 
 from __future__ import annotations
 
@@ -7,64 +7,62 @@ from collections.abc import Iterable
 import msgspec
 
 Ranges = tuple[tuple[int, int], ...]
-"""Where in a text special tokens are spelled: (start, end) of each, in order."""
+"""(start, end) of each special token spelled in a text, in order."""
 
 
 class Text(msgspec.Struct, frozen=True):
-    """Content, as it goes to the user."""
+    """A piece of content."""
 
     text: str
     specials: Ranges = ()
     broken: bool = False
-    """It was begun as a call and is none: all of it is shown, special tokens too."""
+    """True for the text of a broken call: all of it is visible, special tokens included."""
 
 
 class Reasoning(msgspec.Struct, frozen=True):
-    """What the model thought before, or between, what it said."""
+    """A piece of reasoning."""
 
     text: str
     specials: Ranges = ()
 
 
 class Call(msgspec.Struct, frozen=True):
-    """One whole tool call."""
+    """One complete tool call."""
 
     name: str
     arguments: str
     """JSON text of an object."""
     id: str | None = None
-    """Where the model itself gives its calls ids."""
+    """Id that the model itself wrote."""
 
 
 class CallBegun(msgspec.Struct, frozen=True):
-    """A tool is called; its arguments follow."""
+    """A tool call starts; its arguments follow."""
 
     index: int
-    """Of the call in the answer, from 0."""
+    """Position of the call in the answer, from 0."""
     name: str
     id: str = ""
-    """Empty only where nobody has given it one yet."""
+    """Call id; empty until one is assigned."""
 
 
 class ArgumentsPiece(msgspec.Struct, frozen=True):
-    """Some of a call's arguments: the pieces of a whole call are the JSON text of an object."""
+    """A piece of a call's arguments. Joined, the pieces of a complete call are a JSON object."""
 
     index: int
     text: str
 
 
 class CallEnded(msgspec.Struct, frozen=True):
-    """No more comes of a call."""
+    """A call has ended."""
 
     index: int
     whole: bool = True
-    """Else it broke behind its beginning: its arguments are the beginning of JSON, and never all of
-    it.
-    """
+    """False if the call broke after its start: its arguments are an unclosed JSON prefix."""
 
 
 class Recovery(msgspec.Struct, frozen=True):
-    """How something was read that is not as its format has it. Clients do not see it."""
+    """How malformed text was read. Not visible to clients."""
 
     what: str
 
@@ -74,11 +72,9 @@ Event = Text | Reasoning | CallEvent | Recovery
 
 
 def joined(pieces: Iterable[tuple[str, Ranges]]) -> tuple[str, list[tuple[int, int]]]:
-    """Return the text that pieces are, one behind the other, and where in it special tokens are
-    spelled.
-    """
-    texts = []
-    specials = []
+    """Return consecutive pieces as one text, with the ranges of its special tokens."""
+    texts: list[str] = []
+    specials: list[tuple[int, int]] = []
     at = 0
     for text, found in pieces:
         texts.append(text)
@@ -88,12 +84,12 @@ def joined(pieces: Iterable[tuple[str, Ranges]]) -> tuple[str, list[tuple[int, i
 
 
 def without_specials(event: Text | Reasoning) -> str:
-    """Return the text without the special tokens spelled in it, unless all of it is to be shown."""
+    """Return the text without its special tokens; all of it for a broken call."""
     if not event.specials or (isinstance(event, Text) and event.broken):
         return event.text
-    kept = []
+    parts: list[str] = []
     at = 0
     for start, end in event.specials:
-        kept.append(event.text[at:start])
+        parts.append(event.text[at:start])
         at = max(at, end)
-    return "".join([*kept, event.text[at:]])
+    return "".join([*parts, event.text[at:]])

@@ -1,4 +1,4 @@
-"""One output from first to last token: text in, deltas of reasoning, content and tool calls out."""
+"""Parses one output: text in, deltas of reasoning, content and tool calls out."""
 
 from __future__ import annotations
 
@@ -20,25 +20,20 @@ from builtin_plugins.output_parsers.runtime.events import (
     Text,
     without_specials,
 )
-from builtin_plugins.output_parsers.runtime.formats import (
-    ParseRequest,
-    Reading,
-    ReasoningFormat,
-    ToolFormat,
-    random_call_id,
-)
 from builtin_plugins.output_parsers.runtime.json_text import Broken
-from builtin_plugins.output_parsers.runtime.scan import Scan
+from builtin_plugins.output_parsers.runtime.reader import OutputReader
+from builtin_plugins.output_parsers.runtime.text_stream import Reading
+from core.api.serving import ParseRequest, ReasoningFormat, ToolFormat, random_call_id
 
 
 class ReasoningPiece(msgspec.Struct, frozen=True):
-    """Some of what the model thinks."""
+    """A piece of reasoning."""
 
     text: str
 
 
 class TextPiece(msgspec.Struct, frozen=True):
-    """Some of what it says."""
+    """A piece of content."""
 
     text: str
 
@@ -47,19 +42,16 @@ Piece = ReasoningPiece | TextPiece | CallEvent
 
 
 class ParsedDelta(msgspec.Struct):
-    """What became known with some text.
-
-    The deltas of an output joined are the same however its text came.
-    """
+    """What a chunk of text adds. The joined deltas of an output do not depend on the chunking."""
 
     pieces: list[Piece] = []
-    """In the order of the text; every call has an id."""
+    """Pieces in text order; every call has an id."""
     recoveries: list[str] = []
-    """How what is not as the formats have it was read all the same."""
+    """Descriptions of how malformed text was read."""
 
     @classmethod
     def joined(cls, deltas: Iterable[ParsedDelta]) -> ParsedDelta:
-        """Return several as one."""
+        """Return several deltas as one."""
         found = list(deltas)
         return cls(
             _merged(piece for delta in found for piece in delta.pieces),
@@ -68,22 +60,22 @@ class ParsedDelta(msgspec.Struct):
 
     @property
     def reasoning(self) -> str:
-        """All thoughts."""
+        """All reasoning text."""
         return "".join(piece.text for piece in self.pieces if isinstance(piece, ReasoningPiece))
 
     @property
     def content(self) -> str:
-        """All of the answer that is text."""
+        """All content text."""
         return "".join(piece.text for piece in self.pieces if isinstance(piece, TextPiece))
 
     @property
     def calls(self) -> list[Call]:
-        """The calls of which all is here."""
+        """The complete calls."""
         return [call for call, whole in self._calls if whole]
 
     @property
     def broken(self) -> list[Call]:
-        """The calls of which all is here that there was to come, and which are not whole."""
+        """The calls that ended incomplete."""
         return [call for call, whole in self._calls if not whole]
 
     @property
@@ -102,7 +94,7 @@ class ParsedDelta(msgspec.Struct):
 
 
 def _merged(pieces: Iterable[Piece]) -> list[Piece]:
-    """Return pieces, neighbours of one kind as one."""
+    """Return pieces with adjacent ones of a kind merged."""
     found: list[Piece] = []
     for _, group in groupby(pieces, key=lambda piece: (type(piece), getattr(piece, "index", None))):
         first, *more = group
@@ -114,40 +106,38 @@ def _merged(pieces: Iterable[Piece]) -> list[Piece]:
 
 
 class _Stage:
-    """A format at work."""
+    """A running format."""
 
-    def __init__(self, reading: Reading, scan: Scan) -> None:
+    def __init__(self, reading: Reading, reader: OutputReader) -> None:
         self._reading: Reading | None = reading
-        self._scan = scan
+        self._reader = reader
         self._advance()
 
-    def take(self, text: str, specials: Ranges) -> list[Event]:
-        self._scan.feed(text, specials)
+    def feed(self, text: str, specials: Ranges) -> list[Event]:
+        self._reader.feed(text, specials)
         return self._advance()
 
     def finish(self) -> list[Event]:
-        self._scan.close()
+        self._reader.close()
         found = self._advance()
-        if (
-            self._reading is not None
-        ):  # it still asks: no format should, and none may lose text by it
+        if self._reading is not None:  # a format that waits after the end must not lose text
             self._reading.close()
-        self._scan.end()
-        return found + self._scan.events()
+        self._reader.finish()
+        return found + self._reader.pop_events()
 
     def _advance(self) -> list[Event]:
         if self._reading is not None:
             try:
                 next(self._reading)
-            except (StopIteration, Broken):  # whatever it read last is content
+            except (StopIteration, Broken):  # the text it read last is content
                 self._reading = None
         if self._reading is None:
-            self._scan.pass_on()
-        return self._scan.events()
+            self._reader.flush_as_content()
+        return self._reader.pop_events()
 
 
 class OutputParser:
-    """Reasoning is told from content first, tool calls are read from the content."""
+    """Splits an output into reasoning and content, then reads tool calls from the content."""
 
     def __init__(
         self,
@@ -158,50 +148,48 @@ class OutputParser:
         special: frozenset[str] = frozenset(),
         show_special: bool = False,
     ) -> None:
-        """`special`: texts of the tokenizer's special tokens; `show_special` leaves them in what is
-        shown.
-        """
+        """`special`: texts of the tokenizer's special tokens; `show_special` keeps them visible."""
         formats = [given for given in (reasoning, tools) if given is not None]
         self._stages = [_stage(given, request, special) for given in formats]
         self._call_id = random_call_id if tools is None else tools.call_id
         self._show_special = show_special
 
     def feed(self, text: str, specials: Sequence[tuple[int, int]] = ()) -> ParsedDelta:
-        """Take text, and where in it special tokens are spelled; return what is certain now."""
+        """Add text, with the ranges of its special tokens; return what is certain now."""
         return self._delta(self._through([Text(text, tuple(specials))], 0))
 
     def finish(self) -> ParsedDelta:
-        """The output has ended: return the rest. What is broken, or not whole, is content."""
+        """Return the rest of the complete output. Broken and incomplete calls are content."""
         events: list[Event] = []
         for index, stage in enumerate(self._stages):
             events += self._through(stage.finish(), index + 1)
         return self._delta(events)
 
     def whole(self, text: str, specials: Sequence[tuple[int, int]] = ()) -> ParsedDelta:
-        """Return what a whole output says."""
+        """Return the parsed form of a complete output."""
         return ParsedDelta.joined([self.feed(text, specials), self.finish()])
 
     def _through(self, events: Sequence[Event], first: int) -> list[Event]:
-        """Pass content on through the stages from the given one; the rest stays what it is."""
+        """Pass content through the stages from index `first`; other events stay unchanged."""
         for stage in self._stages[first:]:
-            events = [
-                out
-                for event in events
-                for out in (
-                    stage.take(event.text, event.specials) if isinstance(event, Text) else [event]
-                )
-            ]
+            passed: list[Event] = []
+            for event in events:
+                if isinstance(event, Text):
+                    passed += stage.feed(event.text, event.specials)
+                else:
+                    passed.append(event)
+            events = passed
         return list(events)
 
     def _delta(self, events: Sequence[Event]) -> ParsedDelta:
-        shown = (self._piece(event) for event in events if not isinstance(event, Recovery))
+        pieces = (self._piece(event) for event in events if not isinstance(event, Recovery))
         return ParsedDelta(
-            _merged(piece for piece in shown if piece is not None),
+            _merged(piece for piece in pieces if piece is not None),
             [event.what for event in events if isinstance(event, Recovery)],
         )
 
     def _piece(self, event: Text | Reasoning | CallEvent) -> Piece | None:
-        """Return what a client sees of an event; None where that is nothing."""
+        """Return the client's view of an event; None if nothing is visible."""
         match event:
             case Text() | Reasoning():
                 text = event.text if self._show_special else without_specials(event)
@@ -215,11 +203,10 @@ class OutputParser:
 def _stage(
     given: ToolFormat | ReasoningFormat, request: ParseRequest, special: frozenset[str]
 ) -> _Stage:
-    ends = given.call_ends if isinstance(given, ToolFormat) else ()
-    scan = Scan(
+    reader = OutputReader(
         special & frozenset(given.markers),
-        ends=ends,
+        ends=given.call_ends if isinstance(given, ToolFormat) else (),
         parameters=request.parameters,
-        tells=request.in_pieces,
+        stream_calls=request.stream_calls,
     )
-    return _Stage(given.read(scan, request), scan)
+    return _Stage(given.read(reader, request), reader)

@@ -1,9 +1,8 @@
-"""Response templates: a checkpoint's own words on how its model writes, taken apart into texts to
-look for.
+"""Response templates: a checkpoint's own description of its output syntax.
 
-Format: the page "Response Parsing" of the transformers documentation. Its patterns are not run on
-what a model writes: those that are texts with names and gaps between them are read as such, in
-linear time; all others are refused.
+Format: the page "Response Parsing" of the transformers documentation. Patterns are not run as
+regular expressions. Those made of texts, names and gaps are converted to reader steps, which take
+linear time; all others are rejected.
 """
 
 from __future__ import annotations
@@ -13,13 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NoReturn
 
-from builtin_plugins.output_parsers.runtime.scan import Scan
-from builtin_plugins.output_parsers.runtime.source import Waits
-from core.errors import ConfigError
+from builtin_plugins.output_parsers.runtime.reader import OutputReader
+from builtin_plugins.output_parsers.runtime.text_stream import Reading
+from core.api import ConfigError
 
-_INSTEAD: Final = (
-    "Name the model family's own parser instead of one that reads the response template."
-)
+_INSTEAD: Final = "Use the model family's own parser instead of `hf`."
 _FIELDS: Final = ("thinking", "content", "tool_calls")
 _TEMPLATE_KEYS: Final = {"version", "defaults", "fields", "start_anchor", "start_anchor_pattern"}
 _TEXT_KEYS: Final = {
@@ -44,7 +41,10 @@ _OR: Final = re.compile(r"(?<!\\)\|")
 _AT_BEGIN: Final = "^"
 _AT_END: Final = ("$", r"\Z")
 _PIECE: Final = re.compile(
-    r"""\(\?P<(?P<name>\w+)>(?:(?P<word>(?:\\[wS]|\[(?!\^)(?:\\.|[^\]\\])+\])[+*])|\.[+*]\?|\[\^(?:\\.|[^\]\\])+\][+*]\??)\)
+    r"""\(\?P<(?P<name>\w+)>
+        (?:(?P<word>(?:\\[wS]|\[(?!\^)(?:\\.|[^\]\\])+\])[+*])
+            |\.[+*]\?|\[\^(?:\\.|[^\]\\])+\][+*]\??)
+        \)
     |(?P<gap>\.[*+]\?|\[\^(?:\\.|[^\]\\])+\][*+]\??)
     |(?P<space>(?:\\[sn]|[ \n])[*+?]\??|\\s)
     |(?P<text>(?:\\n|\\[^\w\s]|[^\\()\[\]{}.*+?|^$])(?![*+?{]))""",
@@ -55,39 +55,35 @@ _TAG: Final = re.compile(r"<[^<>]+>|\[[^\[\]\s]+\]")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing that a delimiter goes on with, white space in front of it or not."""
+    """One part of a delimiter after its first text; white space before it is skipped."""
 
     kind: Literal["text", "word", "gap"]
-    """A text, a name, or all up to a text."""
+    """A literal text, a name, or everything up to a text."""
     text: str = ""
     name: str = ""
-    """Under which a name, or what stands in a gap, is known; empty: it is left out."""
+    """Key of the captured name or gap; empty if it is not captured."""
     exact: bool = True
-    """White space around what stands in a gap is its own."""
+    """White space around a gap belongs to its value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delimiter:
-    """What begins or ends something: a text, and what follows it."""
+    """The start or end of a field: a text and the steps after it."""
 
     text: str
     steps: tuple[Step, ...] = ()
 
-    def rest(self, scan: Scan) -> Waits:
-        """Return what has names behind the text, which was read.
-
-        Raises `Broken` where it does not go on as it should.
-        """
+    def read_rest(self, reader: OutputReader) -> Reading:
+        """Return the captured values after the text. Raises `Broken` on a mismatch."""
         named: dict[str, str] = {}
         for step in self.steps:
             if step.kind == "text":
-                yield from scan.expect(step.text)
+                yield from reader.expect(step.text)
                 continue
-            value = (
-                (yield from scan.word())
-                if step.kind == "word"
-                else (yield from scan.take(step.text))[0]
-            )
+            if step.kind == "word":
+                value = yield from reader.read_name()
+            else:
+                value, _ = yield from reader.read_until(step.text)
             if step.name:
                 named[step.name] = value if step.exact else value.strip()
         return named
@@ -95,32 +91,32 @@ class Delimiter:
 
 @dataclass(frozen=True, slots=True)
 class TemplateField:
-    """Where a field of the message stands, and what it says of itself."""
+    """A field of the message: its delimiters and its settings."""
 
     opens: tuple[Delimiter, ...]
-    """What begins it: one of these; of content none, where it is what nothing else claims."""
+    """Delimiters that start it. Content may have none: it is then all unclaimed text."""
     ends: tuple[Delimiter, ...]
-    """What ends it; none: the end of the output alone."""
+    """Delimiters that end it; empty if only the end of the output does."""
     begun: bool
-    """The message begins with it where nothing else says so."""
-    stated: Mapping[str, Any]
+    """The message starts with this field by default."""
+    settings: Mapping[str, Any]
+    """The field's settings as the template states them."""
 
     @property
-    def texts(self) -> tuple[str, ...]:
-        """The texts that begin it, or with which what begins it begins."""
+    def start_texts(self) -> tuple[str, ...]:
+        """First texts of the delimiters that start it."""
         return tuple(dict.fromkeys(delimiter.text for delimiter in self.opens))
 
     @property
-    def closes(self) -> tuple[str, ...]:
-        """The texts that end it, or with which what ends it begins."""
+    def end_texts(self) -> tuple[str, ...]:
+        """First texts of the delimiters that end it."""
         return tuple(dict.fromkeys(delimiter.text for delimiter in self.ends))
 
     @property
-    def behind(self) -> tuple[str, ...]:
-        """The texts with which its ends go on."""
-        return tuple(
-            dict.fromkeys(step.text for delimiter in self.ends for step in delimiter.steps)
-        )
+    def later_end_texts(self) -> tuple[str, ...]:
+        """The other texts of the delimiters that end it."""
+        texts = (step.text for delimiter in self.ends for step in delimiter.steps)
+        return tuple(dict.fromkeys(texts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,36 +127,30 @@ class ResponseTemplate:
     content: TemplateField | None
     tool_calls: TemplateField | None
     dropped: tuple[str, ...]
-    """What may be written again in front of a field: the begin of the message, where it is a tag.
-    """
+    """Tags of the message start, which the model may repeat before a field."""
 
     @property
     def around_content(self) -> tuple[str, ...]:
-        """The texts around the answer, which are none of it."""
-        return (*self.content.texts, *self.content.closes) if self.content else ()
+        """Delimiter texts around the content."""
+        return (*self.content.start_texts, *self.content.end_texts) if self.content else ()
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """The texts that may be special tokens: all tags in all delimiters."""
+        """Texts that may be special tokens: all tags in all delimiters."""
         texts = [*self.dropped]
         for field in filter(None, (self.thinking, self.content, self.tool_calls)):
             steps = [step.text for delimiter in field.opens for step in delimiter.steps]
-            texts += [*field.texts, *steps, *field.closes, *field.behind]
+            texts += [*field.start_texts, *steps, *field.end_texts, *field.later_end_texts]
         return tuple(dict.fromkeys(tag for text in texts for tag in _TAG.findall(text)))
 
 
 def read_response_template(stated: Mapping[str, Any] | None) -> ResponseTemplate:
-    """Return a template that tokenizer_config.json states.
-
-    Raises `ConfigError`, naming the field, for what is not read.
-    """
+    """Return the parsed template. Raises `ConfigError` naming the field."""
     if stated is None:
-        raise ConfigError(
-            f"The checkpoint has no `response_template` in its tokenizer_config.json. {_INSTEAD}"
-        )
+        raise ConfigError(f"response_template: is missing in tokenizer_config.json. {_INSTEAD}")
     _object("response_template", stated, _TEMPLATE_KEYS)
     if stated.get("version", 1) != 1:
-        _refuse("response_template.version", f"is {stated['version']!r}, and only 1 is read")
+        _refuse("response_template.version", f"got {stated['version']!r}; expected 1")
     _object("response_template.defaults", stated.get("defaults", {}), {"role"})
     fields = _object("response_template.fields", stated.get("fields"), {*_FIELDS})
     thinking, content, tool_calls = (
@@ -174,19 +164,17 @@ def read_response_template(stated: Mapping[str, Any] | None) -> ResponseTemplate
 
 
 def read_pattern(where: str, pattern: object) -> Delimiter:
-    """Return a delimiter that a pattern describes.
-
-    Raises `ConfigError` for patterns that are no texts, names and gaps.
-    """
+    """Return the delimiter of a pattern. Raises `ConfigError` beyond texts, names and gaps."""
     if not isinstance(pattern, str):
-        _refuse(where, "must be a text")
+        _refuse(where, f"got {pattern!r}; expected a string")
     steps: list[Step] = []
-    spaced = open_gap = False
+    spaced = False
+    open_gap = False
     at = 0
     while at < len(pattern):
         found = _PIECE.match(pattern, at)
         if found is None:
-            _refuse(where, f"is a pattern that is not read here from {pattern[at : at + 40]!r} on")
+            _refuse(where, f"unsupported pattern at {pattern[at : at + 40]!r}")
         at = found.end()
         if found["space"]:
             spaced = True
@@ -204,21 +192,21 @@ def read_pattern(where: str, pattern: object) -> Delimiter:
             spaced = open_gap = False
             continue
         if open_gap:
-            _refuse(where, "has two gaps with no text between them")
+            _refuse(where, "got two adjacent gaps; expected a text between them")
         steps.append(
             Step("word" if found["word"] else "gap", "", found["name"] or "", exact=not spaced)
         )
         open_gap = not found["word"]
         spaced = False
-    kept = _without_space(steps)
-    if not kept or kept[0].kind != "text" or open_gap:
-        _refuse(where, "must begin with a text, and a gap must end with one")
-    return Delimiter(kept[0].text, tuple(kept[1:]))
+    stripped = _without_space(steps)
+    if not stripped or stripped[0].kind != "text" or open_gap:
+        _refuse(where, f"got {pattern!r}; expected a text first and after each gap")
+    return Delimiter(stripped[0].text, tuple(stripped[1:]))
 
 
 def _without_space(steps: Sequence[Step]) -> list[Step]:
-    """Return steps whose texts have no white space around them, but for a gap that it ends."""
-    kept = []
+    """Return steps with stripped texts; white space that ends a gap stays."""
+    stripped: list[Step] = []
     before = ""
     for step in steps:
         exact = step.exact and not (before[-1:].isspace() or step.text[:1].isspace())
@@ -226,36 +214,38 @@ def _without_space(steps: Sequence[Step]) -> list[Step]:
         if step.kind == "gap":
             text = text or step.text
         if text or step.kind == "word":
-            kept.append(Step(step.kind, text, step.name, exact))
+            stripped.append(Step(step.kind, text, step.name, exact))
         before = step.text
-    return kept
+    return stripped
 
 
 def _field(where: str, given: object, name: str) -> TemplateField:
     stated = _object(where, given, _FIELD_KEYS[name])
     for side in ("open", "close"):
         if side in stated and f"{side}_pattern" in stated:
-            _refuse(f"{where}.{side}_pattern", f"stands beside `{side}`, and only one of them may")
+            _refuse(f"{where}.{side}_pattern", f"got both it and `{side}`; expected one of them")
     opens, begun = _delimiters(where, stated, "open")
     ends, _ = _delimiters(where, stated, "close")
     if any(step.kind != "text" for delimiter in ends for step in delimiter.steps):
-        _refuse(f"{where}.close_pattern", "must be texts alone")
+        _refuse(f"{where}.close_pattern", "got a name or a gap; expected texts only")
     if name == "tool_calls" and begun:
         _refuse(
             f"{where}.open_pattern",
-            "matches where the message begins: calls must have a text in front",
+            "matches at the start of the message; expected a text before each call",
         )
     if name != "content" and not opens:
-        _refuse(f"{where}.open", "is missing: only `content` may be what nothing else claims")
+        _refuse(f"{where}.open", "is missing; only `content` may be unclaimed text")
     if name == "thinking" and not ends:
-        _refuse(f"{where}.close", "is missing: thoughts must end")
+        _refuse(f"{where}.close", "is missing; reasoning needs an end")
     if name != "tool_calls":
         if any(delimiter.steps for delimiter in (*opens, *ends)):
-            _refuse(where, "must have one text in front of it, and one behind it")
+            _refuse(
+                where, "got a pattern of several parts; expected one text before and one after it"
+            )
         if stated.get("join"):
-            _refuse(f"{where}.join", f"is {stated['join']!r}, and nothing is put between pieces")
+            _refuse(f"{where}.join", f"got {stated['join']!r}; expected an empty text")
         if stated.get("content", "text") != "text":
-            _refuse(f"{where}.content", f"is {stated['content']!r}, and must be 'text'")
+            _refuse(f"{where}.content", f"got {stated['content']!r}; expected 'text'")
         _object(f"{where}.content_args", stated.get("content_args", {}), {"strip"})
     return TemplateField(opens, ends, begun, stated)
 
@@ -263,19 +253,18 @@ def _field(where: str, given: object, name: str) -> TemplateField:
 def _delimiters(
     where: str, stated: Mapping[str, Any], side: str
 ) -> tuple[tuple[Delimiter, ...], bool]:
-    """Return what stands on one side of a field, and whether the begin of the message may, too."""
+    """Return the delimiters of one side, and whether the message start is one of them."""
     pattern = stated.get(f"{side}_pattern")
     if pattern is None:
         return tuple(map(Delimiter, _texts(f"{where}.{side}", stated.get(side, ())))), False
     choices = _choices(pattern) if isinstance(pattern, str) else [pattern]
     read = [choice for choice in choices if choice != _AT_BEGIN and choice not in _AT_END]
-    return tuple(
-        read_pattern(f"{where}.{side}_pattern", choice) for choice in read
-    ), _AT_BEGIN in choices
+    delimiters = tuple(read_pattern(f"{where}.{side}_pattern", choice) for choice in read)
+    return delimiters, _AT_BEGIN in choices
 
 
 def _choices(pattern: str) -> list[str]:
-    """Return the patterns of which one is to be there, where those are plain."""
+    """Return the alternatives of a pattern, if it has plain ones."""
     group = _GROUP.fullmatch(pattern)
     plain = group[1] if group else pattern
     return [pattern] if _BRACKET.search(plain) else _OR.split(plain)
@@ -286,19 +275,19 @@ def _texts(where: str, stated: object) -> tuple[str, ...]:
     if not isinstance(texts, Sequence) or not all(
         isinstance(text, str) and text.strip() for text in texts
     ):
-        _refuse(where, f"must be a text or several, none of them empty, not {stated!r}")
+        _refuse(where, f"got {stated!r}; expected a non-empty string or a list of them")
     return tuple(dict.fromkeys(text.strip() for text in texts))
 
 
 def _object(where: str, stated: object, keys: set[str]) -> Mapping[str, Any]:
-    """Return an object. Raises `ConfigError` for what is none, or has other keys than these."""
+    """Return a mapping. Raises `ConfigError` for another type or an unknown key."""
     if not isinstance(stated, Mapping):
-        _refuse(where, "must be an object")
+        _refuse(where, f"got {stated!r:.100}; expected an object")
     for key in stated:
         if key not in keys:
-            _refuse(f"{where}.{key}", "is not read here")
+            _refuse(f"{where}.{key}", "is not supported")
     return stated
 
 
 def _refuse(where: str, what: str) -> NoReturn:
-    raise ConfigError(f"{where} {what}. {_INSTEAD}")
+    raise ConfigError(f"{where}: {what}. {_INSTEAD}")

@@ -1,6 +1,4 @@
-"""Arguments get the types their tool's schema states, whether a format writes them as plain text or
-as JSON.
-"""
+"""Converts arguments to the types of their tool's JSON schema, from plain text or from JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from typing import Any
 from builtin_plugins.output_parsers.runtime.json_text import Broken, read_json, write_json
 
 _TYPES_OF_NUMBERS = {"integer", "number"}
-_OTHER_NAMES = {
+_TYPE_ALIASES = {
     **dict.fromkeys(("str", "text"), "string"),
     **dict.fromkeys(
         ("int", "int32", "int64", "uint", "uint32", "uint64", "long", "short"), "integer"
@@ -22,50 +20,47 @@ _OTHER_NAMES = {
     **dict.fromkeys(("list", "tuple"), "array"),
     **dict.fromkeys(("dict", "map"), "object"),
 }
-"""What clients write for JSON's types, though no standard has it."""
+"""Non-standard names of JSON types that clients write."""
 _BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
 _INTEGER = re.compile(r"[+-]?[0-9]{1,300}")
 _CHOICES = ("anyOf", "oneOf", "allOf")
 _WRAPPERS = ("arguments", "parameters", "properties", "input")
-"""What models write around arguments that have no such property."""
+"""Keys of wrappers that models put around the arguments."""
 
 
-def fitting_arguments(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return arguments as the JSON schema of a tool's parameters has them: unwrapped, and texts of
-    the types it states.
+def coerce_arguments(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return arguments unwrapped and converted to the types of a tool's parameter schema.
 
-    Only what it says is changed: without a word on an argument, that stays what it is.
+    Arguments without a schema stay unchanged.
     """
     known = schema.get("properties")
     if not isinstance(known, Mapping):
         return arguments
     while len(arguments) == 1:
         ((name, value),) = arguments.items()
-        inner = _object_in(value) if is_wrapper(name, schema) else None
+        inner = _as_object(value) if is_wrapper(name, schema) else None
         if inner is None:
             break
         arguments = inner
     return {
-        name: fitting_value(value, argument_schema(name, schema))
+        name: coerce_value(value, argument_schema(name, schema))
         for name, value in arguments.items()
     }
 
 
 def argument_schema(name: str, schema: Mapping[str, Any]) -> Any:
-    """Return the schema of an argument in that of all arguments, or what it refers to there; None
-    if none is stated.
-    """
+    """Return the schema of one argument, its `$ref` resolved; None if there is none."""
     known = schema.get("properties")
-    return _referred(known.get(name), schema) if isinstance(known, Mapping) else None
+    return _resolve_ref(known.get(name), schema) if isinstance(known, Mapping) else None
 
 
 def is_wrapper(name: str, schema: Mapping[str, Any]) -> bool:
-    """Say whether an argument, if it is the only one, may be a wrapper around the arguments."""
+    """Return whether a lone argument may be a wrapper around the arguments."""
     known = schema.get("properties")
     return isinstance(known, Mapping) and name in _WRAPPERS and name not in known
 
 
-def _object_in(value: Any) -> Mapping[str, Any] | None:
+def _as_object(value: Any) -> Mapping[str, Any] | None:
     if isinstance(value, str):
         try:
             value = read_json(value)
@@ -74,11 +69,11 @@ def _object_in(value: Any) -> Mapping[str, Any] | None:
     return value if isinstance(value, Mapping) else None
 
 
-def fitting_value(value: Any, schema: Any) -> Any:
-    """Return a value in which texts, where the schema allows none, are what it does allow; as they
-    are if they can't.
+def coerce_value(value: Any, schema: Any) -> Any:
+    """Return a value converted to its schema, through objects and lists.
 
-    Where it allows nothing but texts, other values are their JSON.
+    Strings become an allowed type if they can. If only strings are allowed, other values become
+    JSON text.
     """
     allowed = schema_types(schema)
     if isinstance(value, str):
@@ -86,41 +81,38 @@ def fitting_value(value: Any, schema: Any) -> Any:
     elif allowed == {"string"} and value is not None:
         return write_json(value)
     if isinstance(value, Mapping):
-        known = stated(schema, "properties")
-        return {name: fitting_value(inner, known.get(name)) for name, inner in value.items()}
+        known = keyword_schema(schema, "properties")
+        return {name: coerce_value(inner, known.get(name)) for name, inner in value.items()}
     if isinstance(value, list):
-        items = stated(schema, "items")
-        return [fitting_value(inner, items) for inner in value]
+        items = keyword_schema(schema, "items")
+        return [coerce_value(inner, items) for inner in value]
     return value
 
 
-def stated(schema: Any, keyword: str) -> Mapping[str, Any]:
-    """Return what a schema, or the first of its choices that does, states under a keyword; empty if
-    none does.
-    """
+def keyword_schema(schema: Any, keyword: str) -> Mapping[str, Any]:
+    """Return the mapping that a schema, or the first of its choices, has under a keyword."""
     if not isinstance(schema, Mapping):
         return {}
     lists = (schema[name] for name in _CHOICES if isinstance(schema.get(name), (list, tuple)))
-    stating = (
-        choice.get(keyword) for choice in [schema, *chain(*lists)] if isinstance(choice, Mapping)
-    )
-    return next((stated for stated in stating if isinstance(stated, Mapping)), {})
+    for choice in [schema, *chain(*lists)]:
+        found = choice.get(keyword) if isinstance(choice, Mapping) else None
+        if isinstance(found, Mapping):
+            return found
+    return {}
 
 
 def typed_arguments(
     texts: Mapping[str, str], schema: Mapping[str, Any], *, literal: bool = True
 ) -> dict[str, Any]:
-    """Return arguments with the types that the JSON schema of a tool's parameters states for them."""
+    """Return text arguments converted to the types of a tool's parameter schema."""
     return {
         name: typed_value(text, argument_schema(name, schema), literal=literal)
         for name, text in texts.items()
     }
 
 
-def _referred(schema: Any, root: Mapping[str, Any]) -> Any:
-    """Return what an argument's schema refers to in that of all arguments, or else the schema
-    itself.
-    """
+def _resolve_ref(schema: Any, root: Mapping[str, Any]) -> Any:
+    """Return the target of a schema's `$ref` within the root schema, or the schema itself."""
     if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
         return schema
     found: Any = root
@@ -130,11 +122,9 @@ def _referred(schema: Any, root: Mapping[str, Any]) -> Any:
 
 
 def typed_value(text: str, schema: Any, *, literal: bool = True) -> Any:
-    """Return the value a text stands for: of a type that the schema allows, or else the text
-    itself.
+    """Return the value of a text as a type that the schema allows, or the text itself.
 
-    Where the schema says nothing, what reads as JSON other than a string is that, if `literal`; all
-    else is text.
+    Without a schema, and if `literal`, JSON other than a string is parsed; the rest stays text.
     """
     allowed = schema_types(schema)
     if allowed == {"string"} or not (allowed or literal):
@@ -142,7 +132,7 @@ def typed_value(text: str, schema: Any, *, literal: bool = True) -> Any:
     try:
         value = read_json(text, exact=True)
     except Broken:
-        return _spelled(text, allowed)
+        return _lenient_value(text, allowed)
     if (
         not allowed
         or _type_of(value) in allowed
@@ -151,13 +141,11 @@ def typed_value(text: str, schema: Any, *, literal: bool = True) -> Any:
         return value
     if allowed & _TYPES_OF_NUMBERS and isinstance(value, float) and value.is_integer():
         return int(value)
-    return _spelled(text, allowed)
+    return _lenient_value(text, allowed)
 
 
-def _spelled(text: str, allowed: set[str]) -> Any:
-    """Return what JSON says otherwise: words for true, false and nothing, numbers that begin with 0
-    or +, escapes twice.
-    """
+def _lenient_value(text: str, allowed: set[str]) -> Any:
+    """Return a value that is not valid JSON: True, None, 007, +1, or doubly escaped JSON."""
     word = text.strip().lower()
     if word in _BOOLEANS and "boolean" in allowed:
         return _BOOLEANS[word]
@@ -175,14 +163,14 @@ def _spelled(text: str, allowed: set[str]) -> Any:
 
 
 def schema_types(schema: Any) -> set[str]:
-    """Return the JSON types a schema allows; empty if it does not say."""
+    """Return the JSON types that a schema allows; empty if it does not restrict them."""
     if not isinstance(schema, Mapping):
         return set()
     stated = schema.get("type")
     if isinstance(stated, str):
         stated = [stated]
     if isinstance(stated, (list, tuple)):
-        return {_OTHER_NAMES.get(name, name) for name in stated if isinstance(name, str)}
+        return {_TYPE_ALIASES.get(name, name) for name in stated if isinstance(name, str)}
     for choice in _CHOICES:
         if isinstance(schema.get(choice), (list, tuple)):
             return set().union(*map(schema_types, schema[choice]))

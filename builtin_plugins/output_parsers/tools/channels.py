@@ -1,10 +1,4 @@
-"""Families that write messages on channels, thoughts, answers and calls alike.
-
-Formats: OpenAI's harmony response format (openai/gpt-oss-20b), the chat templates of
-thinkingmachines/Inkling and meta's Muse Glimmer, CohereLabs/c4ai-command-a-03-2025 and Command A+,
-and the XTML encoding published with moonshotai/Kimi-K3. Thoughts are reasoning here, too, so that
-each of these parsers can stand alone.
-"""
+"""Calls in messages on channels. Handles reasoning too, so each parser works alone."""
 
 from __future__ import annotations
 
@@ -14,248 +8,155 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from builtin_plugins.output_parsers.tools.json_calls import ARGUMENTS, one_or_list
-from builtin_plugins.output_parsers.tools.tagged import read_arguments, read_name
-from builtin_plugins.output_parsers.tools.tagged_families import invokes
-from core.api import (
+from builtin_plugins.output_parsers.api import (
     Broken,
     CallKeys,
     Channels,
-    Kind,
-    ParseRequest,
+    OutputReader,
     Reading,
-    Scan,
-    ToolFormat,
+    StreamedCall,
     read_channels,
     typed_value,
 )
+from builtin_plugins.output_parsers.channel_families import (
+    COHERE,
+    HARMONY,
+    INKLING,
+    KIMI_K3,
+    MUSE,
+    RECIPIENT,
+    muse_inline_headers,
+    no_inline_headers,
+    tag_markers,
+    template_hints,
+)
+from builtin_plugins.output_parsers.tools.json_calls import ARGUMENTS, read_one_or_list
+from builtin_plugins.output_parsers.tools.tagged import read_arguments, read_name
+from builtin_plugins.output_parsers.tools.tagged_families import invokes
+from core.api.serving import ParseRequest, ToolFormat
 
-_TO: Final = re.compile(r"to=([^\s<]+)")
-_NO_TOOLS: Final = ("assistant", "browser", "container", "python")
-"""Recipients of harmony that are the model itself or its own, which no client offers."""
+ATEM: Final = invokes("<atem:function_calls>", "</atem:function_calls>", "atem:", literal=True)
+COHERE_KEYS: Final = CallKeys(names=("tool_name",), ids=("tool_call_id",))
 _ATTRIBUTE: Final = re.compile(r'(\w+)="([^"]*)"')
 _ATTRIBUTES: Final = re.compile(r'(?:\s*\w++="[^"]*+")*+\s*')
-ATEM: Final = invokes("<atem:function_calls>", "</atem:function_calls>", "atem:", literal=True)
-MUSE_KINDS: Final[Mapping[str, Kind]] = {
-    "self": "thoughts",
-    "user": "answer",
-    "commentary": "answer",
-    "developer": "hidden",
-}
-"""By recipient; all others are tools."""
+_KIMI_SECTION: Final = "<|open|>tools<|sep|>"
+_KIMI_SECTION_END: Final = "<|close|>tools<|sep|>"
+_KIMI_CALL: Final = "<|open|>call"
+_KIMI_CALL_END: Final = "<|close|>call<|sep|>"
+_KIMI_ARGUMENT: Final = "<|open|>argument"
+_KIMI_ARGUMENT_END: Final = "<|close|>argument<|sep|>"
 
 
-def harmony_kind(header: str) -> Kind:
-    """Tell a message by its recipient, or else its channel."""
-    found = _TO.search(header)
-    if found:
-        return "hidden" if found[1] in _NO_TOOLS else "call"
-    return "thoughts" if re.search(r"<\|channel\|>\s*analysis", header) else "answer"
+def close_message(channels: Channels, reader: OutputReader) -> Reading:
+    """Skip the end of a message, which the next start may replace; return the end."""
+    return (yield from reader.close_call(*channels.message_ends, before=channels.header_starts))
 
 
-def muse_kind(header: str) -> Kind:
-    """Tell a message by its recipient: the model itself, the user, or a tool."""
-    found = _TO.search(header)
-    return MUSE_KINDS.get(found[1] if found else "self", "call")
-
-
-def inkling_kind(header: str) -> Kind:
-    """Tell a message by the tag in front of its text."""
-    return (
-        "thoughts" if "thinking" in header else "call" if "invoke_tool_json" in header else "answer"
-    )
-
-
-def kimi_kind(header: str) -> Kind:
-    """Tell a message by the name behind its tag.
-
-    Raises `Broken` for what is no message, but part of one.
-    """
-    found = re.match(r"<\|open\|>(think|tools|response|message)\b", header)
-    if found is None:
-        raise Broken
-    return "thoughts" if found[1] == "think" else "call" if found[1] == "tools" else "answer"
-
-
-def cohere_kind(header: str) -> Kind:
-    """Tell a message by its tag, which is all of its header."""
-    return "thoughts" if "THINKING" in header else "call" if "ACTION" in header else "answer"
-
-
-INKLING_HEADS: Final = (
-    "<|content_thinking|>",
-    "<|content_text|>",
-    "<|content_invoke_tool_json|>",
-    "<|content_invoke_tool_text|>",
-    "<|content_tool_error|>",
-)
-HARMONY: Final = Channels(
-    starts=("<|start|>", "<|channel|>", "commentary<|channel|>", "assistant<|channel|>"),
-    heads=("<|message|>",),
-    ends=("<|end|>", "<|return|>", "<|call|>"),
-    kind=harmony_kind,
-    goes_on=("to=",),
-    apart="\n",
-)
-INKLING: Final = Channels(
-    starts=("<|message_model|>",),
-    heads=INKLING_HEADS,
-    ends=("<|end_message|>", "<|content_model_end_sampling|>"),
-    kind=inkling_kind,
-    goes_on=INKLING_HEADS,
-    named=INKLING_HEADS[2:3],
-)
-KIMI_K3: Final = Channels(
-    starts=("<|open|>",),
-    heads=("<|sep|>",),
-    ends=tuple(f"<|close|>{name}<|sep|>" for name in ("think", "response", "message", "tools")),
-    kind=kimi_kind,
-)
-COHERE: Final = Channels(
-    starts=tuple(f"<|START_{name}|>" for name in ("THINKING", "RESPONSE", "TEXT", "ACTION")),
-    heads=tuple(f"<|START_{name}|>" for name in ("THINKING", "RESPONSE", "TEXT", "ACTION")),
-    ends=tuple(f"<|END_{name}|>" for name in ("THINKING", "RESPONSE", "TEXT", "ACTION")),
-    kind=cohere_kind,
-    goes_on=tuple(f"<|START_{name}|>" for name in ("THINKING", "RESPONSE", "TEXT", "ACTION")),
-)
-MUSE: Final = Channels(
-    starts=("<|start|>",),
-    heads=("<|message|>",),
-    ends=("<|eom|>", "<|eot|>"),
-    kind=muse_kind,
-    goes_on=("to=", "<|message|>"),
-    stops=("<|eot|>",),
-)
-
-
-COHERE_KEYS: Final = CallKeys(names=("tool_name",), ids=("tool_call_id",))
-
-
-def end_of(channels: Channels, scan: Scan) -> Reading:
-    """Skip the end of a message, in whose place the next one's start may stand; return what it was."""
-    return (yield from scan.close_call(*channels.ends, before=channels.starts))
-
-
-def end_if_any(channels: Channels, scan: Scan) -> Reading:
-    """Skip the end of a message, perhaps cut off, whose call is complete whatever follows; return
-    what it was.
-    """
-    found = yield from scan.maybe(*channels.ends, "<|")
+def skip_message_end(channels: Channels, reader: OutputReader) -> Reading:
+    """Skip the optional, perhaps cut off, end of a message with a complete call; return it."""
+    found = yield from reader.skip_optional(*channels.message_ends, "<|")
     if found == "<|":
-        scan.unread(found)
-        found = yield from end_of(channels, scan)
+        reader.unread(found)
+        found = yield from close_message(channels, reader)
     return found
 
 
-def harmony_call(request: ParseRequest, scan: Scan, header: str) -> Reading:
-    """Read the arguments of a call to whom the header says; there may be none."""
-    found = _TO.search(header)
+def harmony_call(request: ParseRequest, reader: OutputReader, header: str) -> Reading:
+    """Read the optional arguments of a call to the header's recipient."""
+    found = RECIPIENT.search(header)
     name = found[1].removeprefix("functions.") if found else ""
     arguments: Any = {}
-    if not (yield from scan.maybe(*HARMONY.ends)):
-        arguments = yield from scan.arguments(scan.begin(name))
-        yield from end_if_any(HARMONY, scan)
-    scan.call(name, arguments)
+    if not (yield from reader.skip_optional(*HARMONY.message_ends)):
+        arguments = yield from reader.read_arguments(reader.begin_call(name))
+        yield from skip_message_end(HARMONY, reader)
+    reader.add_call(name, arguments)
 
 
-def inkling_call(request: ParseRequest, scan: Scan, header: str) -> Reading:
+def inkling_call(request: ParseRequest, reader: OutputReader, header: str) -> Reading:
     """Read `{"name": ..., "args": {...}}`."""
-    call = yield from scan.object(keys=CallKeys(arguments=("args",)))
-    yield from end_of(INKLING, scan)
-    scan.call(call.get("name"), call.get("args") or {})
+    call = yield from reader.read_object(keys=CallKeys(arguments=("args",)))
+    yield from close_message(INKLING, reader)
+    reader.add_call(call.get("name"), call.get("args") or {})
 
 
-def cohere_call(request: ParseRequest, scan: Scan, header: str) -> Reading:
+def cohere_call(request: ParseRequest, reader: OutputReader, header: str) -> Reading:
     """Read a list of `{"tool_call_id": ..., "tool_name": ..., "parameters": {...}}`."""
-    yield from one_or_list(scan, (yield from scan.expect("[", "{")), cohere_note, COHERE_KEYS)
-    yield from end_of(COHERE, scan)
+    bracket = yield from reader.expect("[", "{")
+    yield from read_one_or_list(reader, bracket, add_cohere_call, COHERE_KEYS)
+    yield from close_message(COHERE, reader)
 
 
-def cohere_note(scan: Scan, call: Mapping[str, Any]) -> None:
-    """Note a call with the id that the model gives it."""
-    given = call.get("tool_call_id")
+def add_cohere_call(reader: OutputReader, call: Mapping[str, Any]) -> None:
+    """Add a call with the id that the model wrote."""
+    call_id = call.get("tool_call_id")
+    name = call.get("tool_name", call.get("name"))
     arguments = next((call[key] for key in call if key in ARGUMENTS), None)
-    scan.call(
-        call.get("tool_name", call.get("name")),
-        arguments or {},
-        None if given is None else str(given),
-    )
+    reader.add_call(name, arguments or {}, None if call_id is None else str(call_id))
 
 
-def muse_call(request: ParseRequest, scan: Scan, header: str) -> Reading:
+def muse_call(request: ParseRequest, reader: OutputReader, header: str) -> Reading:
     """Read one or more `<atem:invoke>`."""
-    yield from scan.maybe(ATEM.section[0])
-    while (yield from scan.maybe(*ATEM.call)):
-        name = undoubled((yield from read_name(ATEM, scan)), request)
-        scan.call(name, (yield from read_arguments(ATEM, scan, scan.begin(name))))
-    if (yield from scan.maybe(ATEM.section[1])):
-        return (yield from end_if_any(MUSE, scan))
-    return (yield from end_of(MUSE, scan))
+    yield from reader.skip_optional(ATEM.section[0])
+    while (yield from reader.skip_optional(*ATEM.call)):
+        name = without_namespace((yield from read_name(ATEM, reader)), request)
+        reader.add_call(name, (yield from read_arguments(ATEM, reader, reader.begin_call(name))))
+    if (yield from reader.skip_optional(ATEM.section[1])):
+        return (yield from skip_message_end(MUSE, reader))
+    return (yield from close_message(MUSE, reader))
 
 
-def undoubled(name: str, request: ParseRequest) -> str:
-    """Return the tool that `name.name` means: Muse's template lists tools as namespaces of their
-    own name.
-    """
+def without_namespace(name: str, request: ParseRequest) -> str:
+    """Return the tool of `name.name`: Muse's template puts each tool in a namespace of its name."""
     space, _, inner = name.partition(".")
     known = [str(tool.get("function", tool).get("name")) for tool in request.tools]
     return space if space == inner and space in known and name not in known else name
 
 
-def muse_inline(request: ParseRequest) -> tuple[str, ...]:
-    """Return the headers that the model may write into a message that it does not end."""
-    tools = [str(tool.get("function", tool).get("name")) for tool in request.tools]
-    recipients = (*MUSE_KINDS, *tools, *(f"{tool}.{tool}" for tool in tools))
-    return ("<|message|>", *(f"to={recipient}<|message|>" for recipient in recipients))
-
-
-def kimi_call(request: ParseRequest, scan: Scan, header: str) -> Reading:
-    """Read calls up to the end of their section, arguments with their types."""
-    section, call, argument, call_end, section_end = (
-        "<|open|>tools<|sep|>",
-        "<|open|>call",
-        "<|open|>argument",
-        "<|close|>call<|sep|>",
-        "<|close|>tools<|sep|>",
-    )
-    while (yield from scan.maybe(section)):
-        scan.recovered("a begin written twice")
-    if (yield from scan.maybe(section_end)):
-        scan.recovered("a begin and an end with nothing between them")
-        scan.drop()
+def kimi_call(request: ParseRequest, reader: OutputReader, header: str) -> Reading:
+    """Read the calls of a section; arguments declare their types."""
+    while (yield from reader.skip_optional(_KIMI_SECTION)):
+        reader.note_recovery("a begin written twice")
+    if (yield from reader.skip_optional(_KIMI_SECTION_END)):
+        reader.note_recovery("a begin and an end with nothing between them")
+        reader.drop()
         return
-    while (yield from scan.maybe(call)):
-        tool = (yield from attributes(scan)).get("tool")
-        told = scan.begin(tool or "")
-        arguments: dict[str, Any] = {}
-        while found := (yield from scan.maybe(argument, "{")):
-            if found == "{":
-                more = yield from scan.arguments(told, "{")
-                arguments = arguments | more | arguments
-                break
-            given = yield from attributes(scan)
-            key = given.get("key", "")
-            declared = given.get("type") == "string"
-            feed = told.text(key, declared=True) if declared else None
-            text, end = yield from scan.take(
-                "<|close|>argument<|sep|>", argument, call_end, feed=feed
-            )
-            if end in (argument, call_end):
-                scan.unread(end)
-            value = text if declared else typed_value(text, None)
-            told.argument(key, value)
-            arguments.setdefault(key, value)
-        ended = yield from scan.close_call(call_end, before=(call, section_end))
-        if not (arguments or ended):  # the output ends where arguments may have been to come
+    while (yield from reader.skip_optional(_KIMI_CALL)):
+        tool = (yield from read_attributes(reader)).get("tool")
+        arguments = yield from read_kimi_arguments(reader, reader.begin_call(tool or ""))
+        before = (_KIMI_CALL, _KIMI_SECTION_END)
+        ended = yield from reader.close_call(_KIMI_CALL_END, before=before)
+        if not (arguments or ended):  # at the end of the output arguments may be missing
             raise Broken
-        scan.call(tool, arguments)
-        scan.keep()
-    yield from scan.close_call(section_end, before=KIMI_K3.ends)
+        reader.add_call(tool, arguments)
+        reader.keep_calls()
+    yield from reader.close_call(_KIMI_SECTION_END, before=KIMI_K3.message_ends)
 
 
-def attributes(scan: Scan) -> Reading:
-    """Return what a tag says of itself."""
-    written, _ = yield from scan.take("<|sep|>")
+def read_kimi_arguments(reader: OutputReader, call: StreamedCall) -> Reading:
+    """Return the arguments of a call. Of duplicate names the first counts."""
+    arguments: dict[str, Any] = {}
+    while found := (yield from reader.skip_optional(_KIMI_ARGUMENT, "{")):
+        if found == "{":
+            more = yield from reader.read_arguments(call, "{")
+            return arguments | more | arguments
+        given = yield from read_attributes(reader)
+        key = given.get("key", "")
+        declared = given.get("type") == "string"
+        feed = call.stream_text(key, declared=True) if declared else None
+        text, end = yield from reader.read_until(
+            _KIMI_ARGUMENT_END, _KIMI_ARGUMENT, _KIMI_CALL_END, feed=feed
+        )
+        if end in (_KIMI_ARGUMENT, _KIMI_CALL_END):
+            reader.unread(end)
+        value = text if declared else typed_value(text, None)
+        call.add_argument(key, value)
+        arguments.setdefault(key, value)
+    return arguments
+
+
+def read_attributes(reader: OutputReader) -> Reading:
+    """Return the attributes of a tag."""
+    written, _ = yield from reader.read_until("<|sep|>")
     if not _ATTRIBUTES.fullmatch(written):
         raise Broken
     return {
@@ -264,28 +165,29 @@ def attributes(scan: Scan) -> Reading:
     }
 
 
-def form(
+def channel_format(
     channels: Channels,
-    call: Callable[[ParseRequest, Scan, str], Reading],
+    call: Callable[[ParseRequest, OutputReader, str], Reading],
     *more: str,
-    inline: Callable[[ParseRequest], tuple[str, ...]] = lambda request: (),
+    inline: Callable[[ParseRequest], tuple[str, ...]] = no_inline_headers,
 ) -> ToolFormat:
-    """Return the format of some channels; their special tokens may be parts of what stands there as
-    one text.
-    """
+    """Return the format of some channels. `more`: special tokens within their markers."""
 
-    def read(scan: Scan, request: ParseRequest) -> Reading:
-        yield from read_channels(channels, scan, partial(call, request), inline=inline(request))
+    def read(reader: OutputReader, request: ParseRequest) -> Reading:
+        yield from read_channels(channels, reader, partial(call, request), inline=inline(request))
 
-    tags = [text for text in channels.markers if text.startswith("<") and text.count("<|") == 1]
-    signs = channels.heads + channels.ends[:1]
-    return ToolFormat(read, markers=(*tags, *more), call_ends=channels.ends, signs=signs)
+    return ToolFormat(
+        read,
+        markers=(*tag_markers(channels), *more),
+        call_ends=channels.message_ends,
+        template_hints=template_hints(channels),
+    )
 
 
-KIMI_K3_FORMAT: Final = form(KIMI_K3, kimi_call, "<|close|>")
+KIMI_K3_FORMAT: Final = channel_format(KIMI_K3, kimi_call, "<|close|>")
 COHERE_FORMAT: Final = replace(
-    form(COHERE, cohere_call), signs=("<|START_ACTION|>", "tool_call_id")
+    channel_format(COHERE, cohere_call), template_hints=("<|START_ACTION|>", "tool_call_id")
 )
-HARMONY_FORMAT: Final = form(HARMONY, harmony_call, "<|constrain|>")
-INKLING_FORMAT: Final = form(INKLING, inkling_call)
-MUSE_FORMAT: Final = form(MUSE, muse_call, inline=muse_inline)
+HARMONY_FORMAT: Final = channel_format(HARMONY, harmony_call, "<|constrain|>")
+INKLING_FORMAT: Final = channel_format(INKLING, inkling_call)
+MUSE_FORMAT: Final = channel_format(MUSE, muse_call, inline=muse_inline_headers)

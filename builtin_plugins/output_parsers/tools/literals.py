@@ -1,4 +1,4 @@
-"""Values as Python writes them, or as the Gemmas do: read by hand, nothing is evaluated."""
+"""Reader of Python literals and of the Gemmas' values. Nothing is evaluated."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Final
 
-from core.api import Broken, read_json
+from builtin_plugins.output_parsers.api import Broken, read_json
 
 WORDS: Final = {
     "true": True,
@@ -19,9 +19,7 @@ WORDS: Final = {
 MAX_DEPTH: Final = 100
 _QUOTED: Final = r'"(?:[^"\\]++|\\.)*+"'
 _BARE: Final = r"""|(?P<bare>[^\W\d][^,:{}\[\]"<>|]{0,200}+(?=[,}\]]))"""
-"""Words that should have been between quotes, up to what ends a value; of a bounded length, so that
-time is linear.
-"""
+"""Strings without quotes, up to the end of a value; the length bound keeps time linear."""
 _REST: Final = r"""
     |(?P<number>[+-]?(?:\d[\d_]*+(?:\.\d*+)?+|\.\d++)(?:[eE][+-]?\d++)?+(?![\w.]))
     |(?P<word>[^\W\d][\w.\-]*+)
@@ -31,18 +29,21 @@ PYTHON: Final = re.compile(
     r"""(?P<text>"(?:[^"\\]++|\\.)*+"|'(?:[^'\\]++|\\.)*+')""" + _REST, re.DOTALL | re.VERBOSE
 )
 _ESCAPE: Final = re.compile(
-    r"\\(?:(?P<hex>x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8})|(?P<octal>[0-7]{1,3})|(?P<one>.))",
+    r"\\(?:(?P<hex>x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8})"
+    r"|(?P<octal>[0-7]{1,3})|(?P<one>.))",
     re.DOTALL,
 )
 _ARGUMENT: Final = re.compile(
-    r"""\s*+(?P<name>\w++)\s*+=\s*+(?:(?P<text>(?P<quote>["']).*?(?P=quote))|(?P<plain>[^"',()]++))\s*+(?:,(?=\s*+\w++\s*+=)|\Z)""",
+    r"""\s*+(?P<name>\w++)\s*+=\s*+"""
+    r"""(?:(?P<text>(?P<quote>["']).*?(?P=quote))|(?P<plain>[^"',()]++))"""
+    r"""\s*+(?:,(?=\s*+\w++\s*+=)|\Z)""",
     re.DOTALL,
 )
 _ONE: Final = dict(zip("abfnrtv\\'\"\n", "\a\b\f\n\r\t\v\\'\"", strict=False)) | {"\n": ""}
 
 
-class Literals:
-    """Reads one text, token by token."""
+class LiteralReader:
+    """Parses one text, token by token."""
 
     def __init__(
         self,
@@ -52,9 +53,9 @@ class Literals:
         *,
         commas: bool = True,
     ) -> None:
-        """`grammar` finds tokens, `string` gives the text that a string token stands for.
+        """`grammar` matches tokens; `string` converts a string token to its text.
 
-        `commas`: they must stand between pairs; else they may be left out, and so may values.
+        `commas`: commas between pairs are required; otherwise commas and values may be missing.
         """
         self._tokens = [(str(found.lastgroup), found[0]) for found in grammar.finditer(text)]
         self._tokens.append(("end", ""))
@@ -64,9 +65,7 @@ class Literals:
         self._depth = 0
 
     def pairs(self, sign: str, end: str) -> dict[str, Any]:
-        """Return `name sign value, ...` up to the bracket that ends it; its opening bracket was
-        read.
-        """
+        """Return `name sign value, ...` after an opening bracket, reading through its end."""
         found: dict[str, Any] = {}
         while not self._take(end):
             kind, name = self._next()
@@ -79,7 +78,7 @@ class Literals:
         return found
 
     def value(self) -> Any:
-        """Return the value that follows."""
+        """Return the next value."""
         kind, text = self._next()
         match kind, text:
             case "text", _:
@@ -95,7 +94,7 @@ class Literals:
         raise Broken
 
     def finish(self) -> None:
-        """Raise `Broken` unless everything is read."""
+        """Raise `Broken` if text is left."""
         if self._tokens[self._at][0] != "end":
             raise Broken
 
@@ -111,9 +110,7 @@ class Literals:
         return value
 
     def _is_set(self) -> bool:
-        """Say whether no `:` follows what is first in curly brackets; JSON has no sets, they are
-        lists there.
-        """
+        """Return whether curly brackets hold a set: no `:` after the first item."""
         return self._tokens[self._at][1] != "}" and self._tokens[self._at + 1 : self._at + 2] != [
             ("mark", ":")
         ]
@@ -139,13 +136,12 @@ class Literals:
 
 
 def python_arguments(text: str) -> dict[str, Any]:
-    """Return the arguments of a Python call, from bracket to bracket, all of them by name.
+    """Return the keyword arguments of a Python call, brackets included.
 
-    More than Python allows: names that are its keywords, JSON's words, line breaks and unescaped
-    quotes in strings.
+    Beyond Python: keywords as names, JSON's literals, line breaks and unescaped quotes in strings.
     """
     try:
-        literals = Literals(text[1:], PYTHON, _python_text)
+        literals = LiteralReader(text[1:], PYTHON, _python_text)
         found = literals.pairs("=", ")")
         literals.finish()
     except Broken:
@@ -154,9 +150,7 @@ def python_arguments(text: str) -> dict[str, Any]:
 
 
 def _loosely_quoted(text: str) -> dict[str, Any]:
-    """Return arguments whose strings have quotes in them: one ends where the next argument, or
-    nothing, follows.
-    """
+    """Return arguments with quotes in strings: a string ends before the next argument."""
     found: dict[str, Any] = {}
     at = 0
     while at < len(text):
@@ -171,7 +165,7 @@ def _loosely_quoted(text: str) -> dict[str, Any]:
 
 
 def _literal(text: str) -> Any:
-    literals = Literals(text, PYTHON, _python_text)
+    literals = LiteralReader(text, PYTHON, _python_text)
     value = literals.value()
     literals.finish()
     return value
@@ -182,13 +176,11 @@ def _python_text(token: str) -> str:
 
 
 def gemma_arguments(text: str, quote: str) -> dict[str, Any]:
-    """Return arguments as `name:value,...` with strings between two of some quote, from bracket to
-    bracket.
-    """
+    """Return the arguments of `{name:value,...}` with strings between `quote` texts."""
     between = re.escape(quote)
     texts = rf"(?P<text>{between}(?:(?!{between}).)*+{between}|{_QUOTED}){_BARE}"
     grammar = re.compile(texts + _REST, re.DOTALL | re.VERBOSE)
-    literals = Literals(text, grammar, lambda token: _unquoted(token, quote), commas=False)
+    literals = LiteralReader(text, grammar, lambda token: _unquoted(token, quote), commas=False)
     value = literals.value()
     literals.finish()
     if not isinstance(value, dict):
@@ -205,7 +197,7 @@ def _unquoted(token: str, quote: str) -> str:
 def _number(text: str) -> int | float:
     try:
         return float(text) if re.search(r"[.eE]", text) else int(text)
-    except ValueError as error:  # more digits than Python reads
+    except ValueError as error:  # more digits than Python parses
         raise Broken from error
 
 

@@ -1,5 +1,4 @@
-"""MiniMax M3: arguments as elements of their own name, objects and lists as elements inside of
-elements.
+"""MiniMax M3: arguments are elements with their names, objects and lists are nested elements.
 
 Format: the chat template of MiniMaxAI/MiniMax-M3.
 """
@@ -9,94 +8,98 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from builtin_plugins.output_parsers.tools.tagged import up_to
-from core.api import Broken, ParseRequest, Reading, Scan, ToolFormat, schema_types, typed_value
+from builtin_plugins.output_parsers.api import (
+    Broken,
+    OutputReader,
+    Reading,
+    schema_types,
+    typed_value,
+)
+from builtin_plugins.output_parsers.tools.tagged import read_text_until
+from core.api.serving import ParseRequest, ToolFormat
 
 MARK: Final = "]<]minimax[>["
-"""In front of every tag."""
+"""Text before every tag."""
 NEXT: Final = "<invoke name="
 MAX_DEPTH: Final = 50
+"""Maximum nesting of elements."""
 
 
-def read(scan: Scan, request: ParseRequest) -> Reading:
-    """Read `<invoke name="..."><argument>value</argument></invoke>`, one or more in `<tool_call>`."""
+def read_calls(reader: OutputReader, request: ParseRequest) -> Reading:
+    """Read `<invoke name="..."><argument>value</argument></invoke>` in `<tool_call>`."""
     invoke = MARK + NEXT
     section = f"{MARK}<tool_call>"
-    while start := (yield from scan.text(section, invoke)):
-        with scan.attempt():
+    while start := (yield from reader.content_until_call(section, invoke)):
+        with reader.attempt():
             if start == section:
-                yield from scan.expect(invoke)
+                yield from reader.expect(invoke)
             ended = NEXT
-            while (
-                ended == NEXT
-            ):  # where the end of a call is missing, the next one's begin was read for it
-                yield from scan.maybe('"', "'")
-                name = yield from scan.word()
-                yield from up_to(scan, ">")
-                found, _, ended = yield from inside(scan, "invoke", request.parameters(name))
-                scan.call(name, joined(found, ""))
-        yield from scan.layout(f"{MARK}</tool_call>")
+            while ended == NEXT:  # the next call may start where an end is missing
+                yield from reader.skip_optional('"', "'")
+                name = yield from reader.read_name()
+                yield from read_text_until(reader, ">")
+                found, _, ended = yield from read_element(
+                    reader, "invoke", request.parameters(name)
+                )
+                reader.add_call(name, merge_elements(found, ""))
+        yield from reader.skip_layout(f"{MARK}</tool_call>")
 
 
-def inside(scan: Scan, name: str, schema: Any, depth: int = 0) -> Reading:
-    """Return the elements in one whose start tag was read, its text, and what ended it."""
+def read_element(reader: OutputReader, name: str, schema: Any, depth: int = 0) -> Reading:
+    """Return (elements, text, end tag) of an element after its start tag."""
     parts: list[str] = []
     found: list[tuple[str, Any]] = []
     soft = () if depth else ("</tool_call>", NEXT)
     while True:
-        if not (soft and (yield from scan.maybe(MARK))):
-            if soft and found and scan.ended:
+        if not (soft and (yield from reader.skip_optional(MARK))):
+            if soft and found and reader.ended:
                 return found, "", ""
-            text, _ = yield from scan.take(MARK)
+            text, _ = yield from reader.read_until(MARK)
             parts.append(text)
-        tag = yield from scan.maybe(f"</{name}>", *soft, "<")
-        if (
-            tag is None
-        ):  # some models leave out the start tag of the first argument: its end tag says its name
-            text, _ = yield from scan.take(MARK)
-            yield from scan.expect("</")
-            inner, _ = yield from up_to(scan, ">")
-            found.append((inner, typed_value(text, schema_of(schema, inner))))
+        tag = yield from reader.skip_optional(f"</{name}>", *soft, "<")
+        if tag is None:  # the start tag of the first argument may be missing: use its end tag
+            text, _ = yield from reader.read_until(MARK)
+            yield from reader.expect("</")
+            inner, _ = yield from read_text_until(reader, ">")
+            found.append((inner, typed_value(text, element_schema(schema, inner))))
             continue
         if tag != "<":
             return found, "".join(parts), tag
         if depth > MAX_DEPTH:
             raise Broken
-        inner, _ = yield from up_to(scan, ">")
-        stated = schema_of(schema, inner)
-        nested, text, _ = yield from inside(scan, inner, stated, depth + 1)
-        found.append((inner, value_of(nested, text, stated)))
+        inner, _ = yield from read_text_until(reader, ">")
+        element_type = element_schema(schema, inner)
+        nested, text, _ = yield from read_element(reader, inner, element_type, depth + 1)
+        found.append((inner, element_value(nested, text, element_type)))
 
 
-def value_of(found: list[tuple[str, Any]], text: str, schema: Any) -> Any:
-    """Return what an element stands for: a list of its items, an object of its elements, or its
-    text.
-    """
+def element_value(found: list[tuple[str, Any]], text: str, schema: Any) -> Any:
+    """Return an element's value: a list of its items, an object of its elements, or its text."""
     kinds = schema_types(schema)
     if found and all(name == "item" for name, _ in found) and not (kinds and "array" not in kinds):
         return [value for _, value in found]
     if found:
-        return joined(found, text)
-    if (
-        not text and kinds and "string" not in kinds
-    ):  # the template writes empty lists and objects so
-        return [] if "array" in kinds else {} if "object" in kinds else text
+        return merge_elements(found, text)
+    if not text and kinds and "string" not in kinds:  # empty lists and objects have no text
+        if "array" in kinds:
+            return []
+        return {} if "object" in kinds else text
     return typed_value(text, schema)
 
 
-def joined(found: list[tuple[str, Any]], text: str) -> dict[str, Any]:
-    """Return elements as one object: those of one name as a list, text between them under a name of
-    its own.
-    """
+def merge_elements(found: list[tuple[str, Any]], text: str) -> dict[str, Any]:
+    """Return elements as one object: repeated names as a list, text under `$text`."""
     values: dict[str, list[Any]] = {}
     for name, value in found:
         values.setdefault(name, []).append(value)
-    joint = {name: several[0] if len(several) == 1 else several for name, several in values.items()}
-    return joint | {"$" * (1 + ("$text" in joint)) + "text": text} if text.strip() else joint
+    merged = {
+        name: several[0] if len(several) == 1 else several for name, several in values.items()
+    }
+    return merged | {"$" * (1 + ("$text" in merged)) + "text": text} if text.strip() else merged
 
 
-def schema_of(schema: Any, name: str) -> Any:
-    """Return the schema of an element inside another."""
+def element_schema(schema: Any, name: str) -> Any:
+    """Return the schema of a nested element; None if there is none."""
     if not isinstance(schema, Mapping):
         return None
     choices = [
@@ -112,5 +115,5 @@ def schema_of(schema: Any, name: str) -> Any:
 
 
 MINIMAX_M3: Final = ToolFormat(
-    read, markers=(MARK,), call_ends=(f"{MARK}</tool_call>",), signs=(MARK,)
+    read_calls, markers=(MARK,), call_ends=(f"{MARK}</tool_call>",), template_hints=(MARK,)
 )

@@ -1,4 +1,4 @@
-"""Tool call parsers, one entry per name people know from vLLM."""
+"""Tool call parsers, one entry per vLLM name."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ FORMATS = (
         "call:name{argument:value} between tags: FunctionGemma",
     ),
     ("gemma4", "pythonic:GEMMA4", "call:name{argument:value} between tags: Gemma 4"),
-    ("gigachat3", "json_calls:GIGACHAT3", "JSON behind a function call's header: GigaChat 3"),
+    ("gigachat3", "json_calls:GIGACHAT3", "JSON after a function call's header: GigaChat 3"),
     ("gigachat35", "tagged_families:GIGACHAT35", "GCML invokes, as DSML: GigaChat 3.5"),
     ("glm45", "tagged_families:GLM45", "<arg_key> and <arg_value> in <tool_call>: GLM 4.5, 4.6"),
     ("glm47", "tagged_families:GLM45", "<arg_key> and <arg_value> in <tool_call>: GLM 4.7"),
-    ("granite", "json_calls:GRANITE", "a list of JSON behind a tag: Granite 3"),
+    ("granite", "json_calls:GRANITE", "a list of JSON after a tag: Granite 3"),
     (
         "granite-20b-fc",
         "json_calls:GRANITE_20B_FC",
-        "JSON behind <function_call>: Granite 20B function calling",
+        "JSON after <function_call>: Granite 20B function calling",
     ),
     ("granite4", "json_calls:GRANITE4", "<tool_call>{json}</tool_call>: Granite 4"),
     (
         "hermes",
-        "hermes:HERMES",
+        "json_calls:HERMES",
         "<tool_call>{json}</tool_call>: Hermes 2 Pro and 3, Qwen 2.5 and 3",
     ),
     ("hf", "hf:HF", "what the checkpoint's own `response_template` describes"),
@@ -88,7 +88,7 @@ FORMATS = (
     ("minimax_m3", "nested:MINIMAX_M3", "elements in elements: MiniMax M3"),
     (
         "mistral",
-        "mistral:MISTRAL",
+        "json_calls:MISTRAL",
         "[TOOL_CALLS], a list of JSON or name[ARGS]{json}: Mistral, both tokenizer generations",
     ),
     ("muse", "channels:MUSE_FORMAT", "<atem:invoke> in messages to tools: Muse Glimmer"),
@@ -105,7 +105,7 @@ FORMATS = (
     ),
     ("pythonic", "pythonic:PYTHONIC", "[f(a=1), g(b=2)]: Llama 3.2, ToolACE"),
     ("qwen3_coder", "tagged_families:QWEN3_CODER", "<function=name><parameter=name>: Qwen3 Coder"),
-    ("qwen3_json", "hermes:HERMES", "<tool_call>{json}</tool_call>: Qwen 3"),
+    ("qwen3_json", "json_calls:HERMES", "<tool_call>{json}</tool_call>: Qwen 3"),
     (
         "qwen3_xml",
         "tagged_families:QWEN3_CODER",
@@ -119,11 +119,11 @@ FORMATS = (
     ("step3", "tagged_families:STEP3", "<steptml:invoke> between special tokens: Step 3"),
     ("step3p5", "tagged_families:QWEN3_CODER", "<function=name><parameter=name>: Step 3.5"),
     ("step5", "tagged_families:QWEN3_CODER", "<function=name><parameter=name>: Step 5"),
-    ("xlam", "json_calls:XLAM", "a list of JSON, bare, in a code block or behind a tag: xLAM"),
+    ("xlam", "json_calls:XLAM", "a list of JSON, bare, in a code block or after a tag: xLAM"),
 )
-"""Name, module and format in it, summary."""
-USUAL = {"glm45", "hermes", "llama3_json", "llama4_pythonic", "qwen3_coder"}
-"""Names to suggest where several are the same format."""
+"""(name, module:format, summary)."""
+PREFERRED = {"glm45", "hermes", "llama3_json", "llama4_pythonic", "qwen3_coder"}
+"""Preferred names of formats with several."""
 
 
 @hookimpl
@@ -133,7 +133,7 @@ def engine_tool_parsers() -> list[Entry]:
             name,
             f"builtin_plugins.output_parsers.tools.{target}",
             summary,
-            priority=int(name in USUAL),
+            priority=int(name in PREFERRED),
         )
         for name, target, summary in FORMATS
     ]

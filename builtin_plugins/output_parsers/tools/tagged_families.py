@@ -1,4 +1,4 @@
-"""The families that write calls between tags, each by what stands where.
+"""The families that write calls between tags.
 
 Formats: the chat templates of deepseek-ai/DeepSeek-V3-0324 and DeepSeek-V3.1 and the encoding
 published with DeepSeek-V3.2, V4 and V4.1 (DSML), moonshotai/Kimi-K2-Instruct,
@@ -13,20 +13,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
-from builtin_plugins.output_parsers.tools.tagged import Tags, form
-from core.api import CallText, ToolFormat
+from builtin_plugins.output_parsers.tools.tagged import TagSyntax, tag_format
+from core.api.serving import CallText, ToolFormat
 
 
-def call_id_of_kimi(name: str, index: int) -> str:
-    """Return an id as Kimi K2 writes them."""
+def kimi_call_id(name: str, index: int) -> str:
+    """Return a call id in Kimi K2's tag_format."""
     return f"functions.{name}:{index}"
 
 
-def dsml(section: str, invoke: str, parameter: str, mark: str = "｜DSML｜") -> Tags:
-    """Return DeepSeek's markup, whose versions differ in the names of its tags, and others' in the
-    mark in all of them.
-    """
-    return Tags(
+def dsml(section: str, invoke: str, parameter: str, mark: str = "｜DSML｜") -> TagSyntax:
+    """Return DeepSeek's markup: versions differ in tag names, other families in the mark."""
+    return TagSyntax(
         section=(f"<{mark}{section}>", f"</{mark}{section}>"),
         call=(f'<{mark}{invoke} name="',),
         named=('">',),
@@ -40,14 +38,16 @@ def dsml(section: str, invoke: str, parameter: str, mark: str = "｜DSML｜") ->
 
 
 def deepseek_dsml(section: str, invoke: str, parameter: str) -> ToolFormat:
-    """Return DeepSeek's format; one special token stands in each tag."""
-    return form(
-        dsml(section, invoke, parameter), markers=("｜DSML｜",), signs=("｜DSML｜", section)
+    """Return DeepSeek's format; each tag contains one special token."""
+    return tag_format(
+        dsml(section, invoke, parameter),
+        markers=("｜DSML｜",),
+        template_hints=("｜DSML｜", section),
     )
 
 
-def invokes(begin: str, close: str, prefix: str = "", **given: Any) -> Tags:
-    """Return calls as `<invoke name="..."><parameter name="...">` between tags."""
+def invokes(begin: str, close: str, prefix: str = "", **given: Any) -> TagSyntax:
+    """Return the syntax `<invoke name="..."><parameter name="...">` between tags."""
     stated: dict[str, Any] = {
         "section": (begin, close),
         "call": (f"<{prefix}invoke name=",),
@@ -58,12 +58,12 @@ def invokes(begin: str, close: str, prefix: str = "", **given: Any) -> Tags:
         "end": (f"</{prefix}invoke>",),
         "quoted": True,
     }
-    return Tags(**{**stated, **given})
+    return TagSyntax(**{**stated, **given})
 
 
-def functions(tag: str, *, lines: bool = False) -> Tags:
-    """Return calls as `<function=name><parameter=name>value</parameter></function>` between tags."""
-    return Tags(
+def functions(tag: str, *, lines: bool = False) -> TagSyntax:
+    """Return the syntax `<function=name><parameter=name>value</parameter></function>`."""
+    return TagSyntax(
         section=(f"<{tag}>", f"</{tag}>"),
         call=("<function=",),
         named=(">",),
@@ -75,11 +75,9 @@ def functions(tag: str, *, lines: bool = False) -> Tags:
     )
 
 
-def pairs(prefix: str = "", suffix: str = "", **given: Any) -> Tags:
-    """Return calls as
-    `<tool_call>name<arg_key>...</arg_key><arg_value>...</arg_value></tool_call>`.
-    """
-    tags = Tags(
+def pairs(prefix: str = "", suffix: str = "", **given: Any) -> TagSyntax:
+    """Return the syntax `<tool_call>name<arg_key>k</arg_key><arg_value>v</arg_value>`."""
+    tags = TagSyntax(
         call=(f"<{prefix}tool_call{suffix}>",),
         named=(),
         key=f"<{prefix}arg_key{suffix}>",
@@ -99,28 +97,27 @@ def deepseek(
     call: tuple[str, ...] = (),
     end: tuple[str, ...] = (),
 ) -> ToolFormat:
-    """Return calls between DeepSeek's special tokens; `before` and `after` are what is written
-    around arguments.
-    """
-    begin, close = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
+    """Return the format between DeepSeek's special tokens; `before` and `after` wrap arguments."""
+    begin = "<｜tool▁call▁begin｜>"
+    close = "<｜tool▁call▁end｜>"
     section = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
-    read = form(
-        Tags(section=section, call=(begin, *call), named=named, end=(*end, close)),
-        signs=(begin, *call, *named),
+    read = tag_format(
+        TagSyntax(section=section, call=(begin, *call), named=named, end=(*end, close)),
+        template_hints=(begin, *call, *named),
     )
     return replace(
         read, writes=CallText(f"{begin}{before}", f"{after}{close}", after[:1], *section)
     )
 
 
-KIMI_TAGS: Final = Tags(
+KIMI_TAGS: Final = TagSyntax(
     section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
     call=("<|tool_call_begin|>",),
     named=("<|tool_call_argument_begin|>",),
     end=("<|tool_call_end|>",),
     ids=True,
 )
-PLAMO_TAGS: Final = Tags(
+PLAMO_TAGS: Final = TagSyntax(
     section=("<|plamo:begin_tool_requests:plamo|>", "<|plamo:end_tool_requests:plamo|>"),
     call=("<|plamo:begin_tool_request:plamo|>", "<|plamo:begin_tool_name:plamo|>"),
     named=(
@@ -134,7 +131,7 @@ PLAMO_TAGS: Final = Tags(
     optional=("<|plamo:begin_tool_request:plamo|>", "<|plamo:constrain|>", "json", "<|plamo:msg|>"),
     between=("<|plamo:tag|>",),
 )
-MINICPM_TAGS: Final = Tags(
+MINICPM_TAGS: Final = TagSyntax(
     call=("<function name=",),
     named=(),
     key="<param name=",
@@ -142,7 +139,7 @@ MINICPM_TAGS: Final = Tags(
     value_end="</param>",
     end=("</function>",),
     quoted=True,
-    # byte-level tokenizers' sign for a space, and none at all
+    # with the byte-level sign for a space, and without a space
     spelled={
         tag: tuple(tag.replace(" ", space) for space in ("\u0120", ""))
         for tag in ("<function name=", "<param name=")
@@ -160,7 +157,7 @@ DEEPSEEK_V31: Final = deepseek(("<｜tool▁sep｜>",), "{name}<｜tool▁sep｜
 DEEPSEEK_V32: Final = deepseek_dsml("function_calls", "invoke", "parameter")
 DEEPSEEK_V4: Final = deepseek_dsml("tool_calls", "invoke", "parameter")
 DEEPSEEK_V41: Final = deepseek_dsml(" calls", " invoke", " parameter")
-GIGACHAT35: Final = form(
+GIGACHAT35: Final = tag_format(
     dsml("tool_calls", "invoke", "parameter", "｜GCML｜"),
     markers=(
         "<｜GCML｜tool_calls>",
@@ -170,12 +167,14 @@ GIGACHAT35: Final = form(
         "<｜GCML｜parameter",
         "</｜GCML｜parameter>",
     ),
-    signs=("｜GCML｜",),
+    template_hints=("｜GCML｜",),
 )
-DOTS: Final = form(replace(invokes("<dots_function_call>", "</dots_function_call>"), objects=True))
-GLM45: Final = form(pairs())
-HY_V3: Final = form(pairs(named=("<tool_sep>",), section=("<tool_calls>", "</tool_calls>")))
-HY_V4: Final = form(
+DOTS: Final = tag_format(
+    replace(invokes("<dots_function_call>", "</dots_function_call>"), objects=True)
+)
+GLM45: Final = tag_format(pairs())
+HY_V3: Final = tag_format(pairs(named=("<tool_sep>",), section=("<tool_calls>", "</tool_calls>")))
+HY_V4: Final = tag_format(
     pairs(section=("<tool_calls>", "</tool_calls>"), literal=False),
     pairs(
         suffix=":opensource",
@@ -183,7 +182,7 @@ HY_V4: Final = form(
         literal=False,
     ),
 )
-K2_HORIZON: Final = form(
+K2_HORIZON: Final = tag_format(
     pairs(
         "ifm|",
         section=("<ifm|tool_calls>", "</ifm|tool_calls>"),
@@ -191,14 +190,14 @@ K2_HORIZON: Final = form(
         objects=True,
     )
 )
-KIMI_K2: Final = form(KIMI_TAGS, call_id=call_id_of_kimi)
-MINICPM5: Final = form(MINICPM_TAGS)
-MINIMAX_M2: Final = form(invokes("<minimax:tool_call>", "</minimax:tool_call>"))
-PLAMO3: Final = form(PLAMO_TAGS)
-MIMO: Final = form(functions("tool_call"))
-QWEN3_CODER: Final = form(functions("tool_call", lines=True))
-SEED_OSS: Final = form(functions("seed:tool_call", lines=True))
-STEP3: Final = form(
+KIMI_K2: Final = tag_format(KIMI_TAGS, call_id=kimi_call_id)
+MINICPM5: Final = tag_format(MINICPM_TAGS)
+MINIMAX_M2: Final = tag_format(invokes("<minimax:tool_call>", "</minimax:tool_call>"))
+PLAMO3: Final = tag_format(PLAMO_TAGS)
+MIMO: Final = tag_format(functions("tool_call"))
+QWEN3_CODER: Final = tag_format(functions("tool_call", lines=True))
+SEED_OSS: Final = tag_format(functions("seed:tool_call", lines=True))
+STEP3: Final = tag_format(
     invokes(
         "<｜tool_calls_begin｜>",
         "<｜tool_calls_end｜>",

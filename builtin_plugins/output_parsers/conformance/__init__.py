@@ -1,0 +1,1 @@
+"""Conformance suites of tool and reasoning parsers, registered in `engine.conformance_suites`."""
