@@ -1,13 +1,47 @@
-"""What other distributions' quantization methods are built on.
+"""Public API for quantization methods of other distributions; as stable as `core.api`."""
 
-What is here is promised as `core.api` is.
-"""
-
-from builtin_plugins.quant_methods.bitsandbytes.format import (
-    USUAL_BLOCK,
+from builtin_plugins.quant_methods.bitsandbytes.method import (
+    DEFAULT_BLOCK_SIZE,
+    BitsAndBytes,
     EightBitFormat,
     FourBitFormat,
 )
-from builtin_plugins.quant_methods.bitsandbytes.method import BitsAndBytes
+from builtin_plugins.quant_methods.stored.backends import (
+    DequantizedBackend,
+    DequantizedFallback,
+    select_backend,
+)
+from builtin_plugins.quant_methods.stored.experts import BackendExperts
+from builtin_plugins.quant_methods.stored.formats import StoredFormat
+from builtin_plugins.quant_methods.stored.layers import StoredLinear
+from builtin_plugins.quant_methods.stored.layouts import (
+    GroupedInts,
+    Layout,
+    LayoutSpec,
+    ScaledFloats,
+)
+from builtin_plugins.quant_methods.stored.method import StoredMethod, mentions
+from builtin_plugins.quant_methods.stored.packing import e8m0_to_float, unpack_fp4
+from builtin_plugins.quant_methods.stored.patterns import Pattern
 
-__all__ = ["USUAL_BLOCK", "BitsAndBytes", "EightBitFormat", "FourBitFormat"]
+__all__ = [
+    "DEFAULT_BLOCK_SIZE",
+    "BackendExperts",
+    "BitsAndBytes",
+    "DequantizedBackend",
+    "DequantizedFallback",
+    "EightBitFormat",
+    "FourBitFormat",
+    "GroupedInts",
+    "Layout",
+    "LayoutSpec",
+    "Pattern",
+    "ScaledFloats",
+    "StoredFormat",
+    "StoredLinear",
+    "StoredMethod",
+    "e8m0_to_float",
+    "mentions",
+    "select_backend",
+    "unpack_fp4",
+]

@@ -1,31 +1,29 @@
-"""Which layers of an AutoRound checkpoint are packed, and how: GPTQ's or AWQ's layout, with bits
-and groups by layer.
-"""
+"""AutoRound checkpoints: GPTQ's or AWQ's layout, with bits and group size per layer."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final
 
-from builtin_plugins.quant_methods.awq.format import BITS as AWQ_BITS
-from builtin_plugins.quant_methods.awq.format import AwqFormat
-from builtin_plugins.quant_methods.common.names import SIGNS, Fits, Listed
-from builtin_plugins.quant_methods.gptq.format import BITS, GptqFormat
+from builtin_plugins.quant_methods.awq.method import BITS as AWQ_BITS
+from builtin_plugins.quant_methods.awq.method import AwqFormat
+from builtin_plugins.quant_methods.common.module_names import REGEX_CHARS, Matcher, NameList
+from builtin_plugins.quant_methods.gptq.method import BITS, GptqFormat
+from builtin_plugins.quant_methods.stored.config_fields import read_names, read_objects
 from builtin_plugins.quant_methods.stored.formats import StoredFormat
 from builtin_plugins.quant_methods.stored.method import StoredMethod
 from builtin_plugins.quant_methods.stored.patterns import Pattern
-from builtin_plugins.quant_methods.stored.stated import names, sections
 from core.api import ModelError
 
 PLAIN_BITS: Final = 16
-LESS: Final = {"auto_round": 0, "auto_round:auto_gptq": 1, "auto_round:gptq": 1}
-"""By packing: what GPTQ's zero points are stored less by."""
-BLOCKS: Final = ("block_name_to_quantize", "to_quant_block_names")
+ZERO_POINT_OFFSET: Final = {"auto_round": 0, "auto_round:auto_gptq": 1, "auto_round:gptq": 1}
+"""By packing format: the offset subtracted from GPTQ zero points."""
+BLOCK_FIELDS: Final = ("block_name_to_quantize", "to_quant_block_names")
 AWQ: Final = ("auto_round:auto_awq", "auto_round:awq")
 
 
 class AutoRound(StoredMethod):
-    """What Intel's AutoRound writes."""
+    """Checkpoints of Intel's AutoRound."""
 
     name = "auto-round"
     example_config: Final = {
@@ -43,37 +41,39 @@ class AutoRound(StoredMethod):
         self._packing = str(
             config.get("packing_format") or config.get("backend") or "auto_round:auto_gptq"
         )
-        if self._packing not in (*LESS, *AWQ) or config.get("data_type", "int") != "int":
+        if (
+            self._packing not in (*ZERO_POINT_OFFSET, *AWQ)
+            or config.get("data_type", "int") != "int"
+        ):
             raise ModelError(
-                f"quantization_config: packing_format is {self._packing!r:.80}, data_type "
-                f"{config.get('data_type')!r:.80}; read are "
-                f"{', '.join((*LESS, *AWQ))} of type int. Export the checkpoint in one of them."
+                f"quantization_config: packing_format: got {self._packing!r:.80} with data_type "
+                f"{config.get('data_type')!r:.80}; expected one of "
+                f"{', '.join((*ZERO_POINT_OFFSET, *AWQ))} with data_type int. Export the "
+                "checkpoint in one of these."
             )
-        self._special = sections(config, "extra_config")
-        self._named = Listed(self._special, _found_anywhere)
-        self._blocks = Listed(_blocks(config))
+        self._overrides = read_objects(config, "extra_config")
+        self._named = NameList(self._overrides, _read_regex)
+        self._blocks = NameList(_blocks(config))
         self._has_blocks = bool(_blocks(config))
         self._format(config)
 
-    def decide(self, prefix: str) -> StoredFormat | None:
-        """Return the layer's format: its own settings where it has some, else those of all in the
-        blocks that are named.
-        """
-        special = self._settings(prefix)
-        if special is not None:
-            return self._format({**self._config, **special})
+    def choose_format(self, prefix: str) -> StoredFormat | None:
+        """Return the format from the layer's own settings, or from those of its quantized block."""
+        override = self._settings(prefix)
+        if override is not None:
+            return self._format({**self._config, **override})
         inside = not self._has_blocks or self._blocks.find(prefix) is not None
         return self._format(self._config) if inside else None
 
-    def decide_head(self, prefix: str) -> StoredFormat | None:
-        """Return the head's format where it has settings of its own."""
-        special = self._settings(prefix)
-        return None if special is None else self._format({**self._config, **special})
+    def choose_head_format(self, prefix: str) -> StoredFormat | None:
+        """Return the head's format if the head has settings of its own."""
+        override = self._settings(prefix)
+        return None if override is None else self._format({**self._config, **override})
 
     def _settings(self, prefix: str) -> Mapping[str, Any] | None:
-        """Return a layer's settings, by its name or by a pattern."""
+        """Return a layer's own settings, matched by name or pattern."""
         named = self._named.find(prefix)
-        return None if named is None else self._special[named]
+        return None if named is None else self._overrides[named]
 
     def _format(self, facts: Mapping[str, Any]) -> StoredFormat | None:
         bits = facts.get("bits")
@@ -88,29 +88,31 @@ class AutoRound(StoredMethod):
             or not (group == -1 or group > 0)
         ):
             raise ModelError(
-                f"quantization_config: {bits!r:.80} bits in groups of {group!r:.80}; "
-                f"{self._packing} has "
-                f"{', '.join(map(str, allowed))} bits and groups of -1 (a row) or more inputs."
+                f"quantization_config: got {bits!r:.80} bits with group_size {group!r:.80}; "
+                f"{self._packing} expects {', '.join(map(str, allowed))} bits and group_size -1 (a "
+                "row) or more."
             )
         if self._packing in AWQ:
             return AwqFormat(group)
         symmetric = facts.get("sym") is True
         return GptqFormat(
-            bits, group, is_symmetric=symmetric, is_ordered=False, stored_less=LESS[self._packing]
+            bits,
+            group,
+            is_symmetric=symmetric,
+            has_g_idx=False,
+            zero_point_offset=ZERO_POINT_OFFSET[self._packing],
         )
 
 
-def _found_anywhere(text: str) -> Fits | None:
-    """Read a regular expression, which fits any part of a name."""
-    return Pattern(text).is_in if any(sign in text for sign in SIGNS) else None
+def _read_regex(text: str) -> Matcher | None:
+    """Read a regular expression that matches any part of a name."""
+    return Pattern(text).search if any(sign in text for sign in REGEX_CHARS) else None
 
 
 def _blocks(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of what holds the layers that are packed: of a list, or of words with commas
-    between.
-    """
-    field = next((field for field in BLOCKS if config.get(field)), BLOCKS[0])
+    """Return the names of the quantized blocks, from a list or a comma-separated text."""
+    field = next((field for field in BLOCK_FIELDS if config.get(field)), BLOCK_FIELDS[0])
     stated = config.get(field)
     if isinstance(stated, str):
         return tuple(block.strip() for block in stated.split(",") if block.strip())
-    return names(config, field)
+    return read_names(config, field)

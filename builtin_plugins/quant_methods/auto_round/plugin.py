@@ -5,7 +5,7 @@ from core.api import Entry, hookimpl
 
 @hookimpl
 def engine_quant_methods() -> list[Entry]:
-    """Return the method."""
+    """Return the method's entry."""
     return [
         Entry(
             "auto-round",

@@ -1,11 +1,11 @@
-"""Checkpoints that bitsandbytes wrote; its library is not needed to read them."""
+"""bitsandbytes checkpoints; read without the bitsandbytes library."""
 
 from core.api import Entry, hookimpl
 
 
 @hookimpl
 def engine_quant_methods() -> list[Entry]:
-    """Return the method."""
+    """Return the method's entry."""
     target = "builtin_plugins.quant_methods.bitsandbytes.method:BitsAndBytes"
     return [
         Entry(

@@ -1,1 +1,1 @@
-"""Ways of storing weights that several tools share, with the names of tensors as parameters."""
+"""Formats that several tools share, with tensor names as parameters."""

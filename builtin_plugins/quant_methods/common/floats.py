@@ -1,4 +1,4 @@
-"""Weights of eight-, six- and four-bit floats."""
+"""Formats of eight-, six- and four-bit floats."""
 
 from __future__ import annotations
 
@@ -8,167 +8,178 @@ from typing import Final
 
 import torch
 
-from builtin_plugins.quant_methods.common.scales import Shared
+from builtin_plugins.quant_methods.common.scales import GroupShape
 from builtin_plugins.quant_methods.stored.formats import StoredFormat
-from builtin_plugins.quant_methods.stored.layouts import Grouping, ScaledFloats
+from builtin_plugins.quant_methods.stored.layouts import LayoutSpec, ScaledFloats
 from builtin_plugins.quant_methods.stored.packing import (
-    four_bit_floats,
-    powers_of_two,
-    six_bit_floats,
+    e8m0_to_float,
+    unpack_fp4,
+    unpack_fp6,
 )
-from core.api import ModelError, Part
+from core.api import ModelError
+from core.model_spec.weight_shard import WeightShard
 
-EIGHT_BIT: Final = (torch.float8_e4m3fn, torch.float8_e5m2)
-EXPONENTS: Final = (torch.uint8, torch.float8_e8m0fnu)
+FP8_DTYPES: Final = (torch.float8_e4m3fn, torch.float8_e5m2)
+E8M0_DTYPES: Final = (torch.uint8, torch.float8_e8m0fnu)
 
 
 class FloatsFormat(StoredFormat):
-    """Weights under one name, scales under another. `optional`: what a checkpoint may have for
-    activations.
+    """A weight tensor and a scale tensor.
 
-    `other`: a name that scales have as well. `in_powers`: scales are stored as exponents of two,
-    and as nothing else.
-
-    `x_bits`: what activations may be rounded to: 8 where the checkpoint was made for that. They are
-    as they come, so what it says of their scales is not needed.
+    `other`: alternative name of the scales. `optional`: names of activation tensors.
+    `e8m0_scales`: scales must be exponents of two. `activation_bits`: 8 if the checkpoint expects
+    activations rounded to 8 bits. Their scales are computed at run time, so stored ones are not
+    needed.
     """
 
     def __init__(
         self,
-        shared: Shared,
+        group_shape: GroupShape,
         *,
         weight: str = "weight",
         scale: str = "weight_scale",
         other: str = "",
         optional: str = "",
-        in_powers: bool = False,
-        x_bits: int = 16,
+        e8m0_scales: bool = False,
+        activation_bits: int = 16,
     ) -> None:
-        self._shared = shared
+        self._group_shape = group_shape
         self._weight = weight
         self._scale = scale
         self.suffixes: tuple[str, ...] = (weight, scale)
         self.optional_suffixes = tuple(optional.split())
         self.other_names = {other: scale} if other else {}
-        self.grouping = Grouping(
-            8, shared.columns or -1, is_float=True, has_powers=in_powers, x_bits=x_bits
+        self.layout_spec = LayoutSpec(
+            8,
+            group_shape.columns or -1,
+            is_float=True,
+            has_e8m0_scales=e8m0_scales,
+            activation_bits=activation_bits,
         )
-        self.stored_bits = 8 + (32 / shared.columns if shared.columns and shared.rows == 1 else 0)
+        self.bits_per_weight = 8 + (
+            32 / group_shape.columns if group_shape.columns and group_shape.rows == 1 else 0
+        )
 
-    def check(self, part: Part) -> None:
-        """Refuse blocks that ranks would cut."""
-        self._shared.check(part)
+    def check(self, shard: WeightShard) -> None:
+        """Reject shards that cut a block."""
+        self._group_shape.check(shard)
 
-    def shape(self, suffix: str, part: Part) -> tuple[int, ...] | None:
-        """Return the shape of the weight; scales come in several."""
-        return (part.out_features, part.in_features) if suffix == self._weight else None
+    def shape(self, suffix: str, shard: WeightShard) -> tuple[int, ...] | None:
+        """Return the shape of the weight; scales have several valid shapes."""
+        return (shard.out_features, shard.in_features) if suffix == self._weight else None
 
-    def unpack(self, tensors: Mapping[str, torch.Tensor], part: Part) -> ScaledFloats:
-        """Return the rank's part."""
-        values = self.values(tensors[self._weight], part)
+    def unpack(self, tensors: Mapping[str, torch.Tensor], shard: WeightShard) -> ScaledFloats:
+        """Return this rank's shard."""
+        values = self.values(tensors[self._weight], shard)
         scales = tensors[self._scale]
-        scales = scales.view(torch.uint8) if scales.dtype in EXPONENTS else scales
-        scales = self.scales(self._shared.of_rank(scales, part))
+        scales = scales.view(torch.uint8) if scales.dtype in E8M0_DTYPES else scales
+        scales = self.scales(self._group_shape.for_rank(scales, shard))
         return ScaledFloats(
-            values, scales, self._shared.group(part), factors=self.factors(tensors, len(values))
+            values,
+            scales,
+            self._group_shape.group_size(shard),
+            global_scales=self.global_scales(tensors, len(values)),
         )
 
-    def values(self, tensor: torch.Tensor, part: Part) -> torch.Tensor:
-        """Return the rank's numbers."""
-        if tensor.dtype not in EIGHT_BIT:
-            raise ModelError(
-                f"has a {self._weight} of {_name(tensor)}, which is none of eight-bit floats."
-            )
-        return part.columns(part.rows(tensor))
+    def values(self, tensor: torch.Tensor, shard: WeightShard) -> torch.Tensor:
+        """Return this rank's values."""
+        if tensor.dtype not in FP8_DTYPES:
+            raise ModelError(f"has a {self._weight} of {_name(tensor)}; expected an FP8 dtype.")
+        return shard.columns(shard.rows(tensor))
 
     def scales(self, own: torch.Tensor) -> torch.Tensor:
-        """Return the rank's scales in float32."""
-        if own.dtype in EXPONENTS:
-            return powers_of_two(own)
-        if self.grouping is not None and self.grouping.has_powers:
-            raise ModelError(f"has a {self._scale} of {_name(own)}; they are exponents of a byte.")
+        """Return this rank's scales in float32."""
+        if own.dtype in E8M0_DTYPES:
+            return e8m0_to_float(own)
+        if self.layout_spec is not None and self.layout_spec.has_e8m0_scales:
+            raise ModelError(
+                f"has a {self._scale} of {_name(own)}; expected eight-bit exponents (E8M0)."
+            )
         return own.float()
 
-    def factors(self, tensors: Mapping[str, torch.Tensor], rows: int) -> torch.Tensor | None:
-        """Return what multiplies the scales of so many rows, float32 [rows, 1]."""
+    def global_scales(self, tensors: Mapping[str, torch.Tensor], rows: int) -> torch.Tensor | None:
+        """Return the second-level scale of each row, float32 [rows, 1]."""
         return None
 
 
 class PackedFloatsFormat(FloatsFormat):
-    """Two four-bit floats in a byte, or four six-bit ones in three; scales are exponents of two, or
-    a second one belongs to the
-    whole tensor.
+    """Two FP4 numbers per byte, or four six-bit ones in three bytes.
 
-    `whole`: its name. `divides`: scales are divided by it. `exponent_bits`: of six-bit floats, 2 or
-    3.
+    Scales are exponents of two, unless `global_scale` names a second-level scale of the tensor.
+    `divides_scales`: scales are divided by it. `exponent_bits`: of six-bit floats, 2 or 3.
     """
 
     def __init__(
         self,
-        shared: Shared,
+        group_shape: GroupShape,
         *,
         bits: int = 4,
         exponent_bits: int = 2,
         weight: str = "weight_packed",
         scale: str = "weight_scale",
-        whole: str = "",
-        divides: bool = False,
+        global_scale: str = "",
+        divides_scales: bool = False,
         optional: str = "",
     ) -> None:
-        super().__init__(shared, weight=weight, scale=scale, optional=optional)
+        super().__init__(group_shape, weight=weight, scale=scale, optional=optional)
         self._bits = bits
         self._exponent_bits = exponent_bits
-        self._whole = whole
-        self._divides = divides
-        self.suffixes = (*self.suffixes, *([whole] if whole else []))
-        self.grouping = Grouping(
-            bits, shared.columns or -1, is_float=True, has_factors=bool(whole), has_powers=not whole
+        self._global_scale = global_scale
+        self._divides_scales = divides_scales
+        self.suffixes = (*self.suffixes, *([global_scale] if global_scale else []))
+        self.layout_spec = LayoutSpec(
+            bits,
+            group_shape.columns or -1,
+            is_float=True,
+            has_global_scales=bool(global_scale),
+            has_e8m0_scales=not global_scale,
         )
-        self.stored_bits = bits + 8 / (shared.columns or 32)
+        self.bits_per_weight = bits + 8 / (group_shape.columns or 32)
 
-    def shape(self, suffix: str, part: Part) -> tuple[int, ...] | None:
-        """Return the shape of the bytes."""
-        size = part.in_features * self._bits // 8
-        return (part.out_features, size) if suffix == self._weight else None
+    def shape(self, suffix: str, shard: WeightShard) -> tuple[int, ...] | None:
+        """Return the shape of the packed bytes."""
+        size = shard.in_features * self._bits // 8
+        return (shard.out_features, size) if suffix == self._weight else None
 
-    def values(self, tensor: torch.Tensor, part: Part) -> torch.Tensor:
-        """Return the rank's numbers."""
+    def values(self, tensor: torch.Tensor, shard: WeightShard) -> torch.Tensor:
+        """Return this rank's values."""
         if tensor.dtype != torch.uint8:
-            raise ModelError(f"has a {self._weight} of {_name(tensor)}; packed floats are bytes.")
-        rows = part.rows(tensor)
-        return part.columns(
-            four_bit_floats(rows) if self._bits == 4 else six_bit_floats(rows, self._exponent_bits)
+            raise ModelError(f"has a {self._weight} of {_name(tensor)}; expected uint8.")
+        rows = shard.rows(tensor)
+        return shard.columns(
+            unpack_fp4(rows) if self._bits == 4 else unpack_fp6(rows, self._exponent_bits)
         )
 
     def scales(self, own: torch.Tensor) -> torch.Tensor:
-        """Return the rank's scales in float32; those that a factor multiplies are floats of eight
-        bits.
-        """
-        if self._whole and own.dtype != torch.float8_e4m3fn:
+        """Return this rank's scales in float32; with a global scale they must be float8_e4m3fn."""
+        if self._global_scale and own.dtype != torch.float8_e4m3fn:
             raise ModelError(
-                f"has a {self._scale} of {_name(own)}; beside a {self._whole} they are "
-                "float8_e4m3fn."
+                f"has a {self._scale} of {_name(own)}; expected float8_e4m3fn with "
+                f"{self._global_scale}."
             )
         return super().scales(own)
 
-    def factors(self, tensors: Mapping[str, torch.Tensor], rows: int) -> torch.Tensor | None:
-        """Return the tensor's own scale, for each row."""
-        if not self._whole:
+    def global_scales(self, tensors: Mapping[str, torch.Tensor], rows: int) -> torch.Tensor | None:
+        """Return the tensor's scale, for each row."""
+        if not self._global_scale:
             return None
-        whole = one_number(self._whole, tensors[self._whole])
-        return (1 / whole if self._divides else whole).expand(rows, 1)
+        scale = scalar_scale(self._global_scale, tensors[self._global_scale])
+        return (1 / scale if self._divides_scales else scale).expand(rows, 1)
 
 
-def one_number(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Return the scale of a whole tensor, float32 of no dimension.
+def scalar_scale(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Return the scale of a whole tensor as a float32 scalar.
 
-    Raises `ModelError` for several, or for none that can be one.
+    Raises `ModelError` for several numbers, or an unusable one.
     """
     if tensor.numel() != 1:
-        raise ModelError(f"has a {name} of shape {list(tensor.shape)}; it is one number.")
+        raise ModelError(f"has a {name} of shape {list(tensor.shape)}; expected one number.")
     found = float(tensor)
     if not math.isfinite(found) or found == 0:
-        raise ModelError(f"has a {name} of {found}, which scales nothing. Download the file again.")
+        raise ModelError(
+            f"has a {name} of {found}; expected a finite number other than 0. Download the file "
+            "again."
+        )
     return tensor.float().reshape(())
 
 

@@ -1,75 +1,75 @@
-"""Scales as checkpoints have them (of a tensor, of rows, of groups, of blocks) as one for each row
-and group.
-"""
+"""Expands checkpoint scales (per tensor, row, group or block) to one per row and group."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 import torch
 
-from core.api import ModelError, Part
+from core.api import ModelError
+from core.model_spec.weight_shard import WeightShard
 
-WHOLE = 0
-"""As many as there are."""
+ALL = 0
+"""All rows, or all columns."""
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
-    """Rows and columns of a weight that have one scale together."""
+class GroupShape:
+    """Rows and columns of a weight that share one scale."""
 
     rows: int
     columns: int
 
-    def counts(self, part: Part) -> tuple[int, int]:
-        """Return how many scales there are along either axis of the whole weight."""
-        rows = self.rows or part.out_features
-        columns = self.columns or part.in_features
-        return -(-part.out_features // rows), -(-part.in_features // columns)
+    def num_scales(self, shard: WeightShard) -> tuple[int, int]:
+        """Return the number of scales along each axis of the whole weight."""
+        rows = self.rows or shard.out_features
+        columns = self.columns or shard.in_features
+        return -(-shard.out_features // rows), -(-shard.in_features // columns)
 
-    def group(self, part: Part) -> int:
-        """Return the columns that share a scale on this rank."""
-        return self.columns or part.columns_in.stop - part.columns_in.start
+    def group_size(self, shard: WeightShard) -> int:
+        """Return the number of this rank's columns that share a scale."""
+        return self.columns or shard.columns_in.stop - shard.columns_in.start
 
-    def check(self, part: Part) -> None:
-        """Raise `ModelError` where ranks would cut a group of columns."""
+    def check(self, shard: WeightShard) -> None:
+        """Raise `ModelError` if a shard cuts a group of columns."""
         if self.columns:
-            part.columns(torch.empty(1, self.counts(part)[1], device="meta"), per=self.columns)
+            shard.columns(
+                torch.empty(1, self.num_scales(shard)[1], device="meta"), per=self.columns
+            )
 
-    def of_rank(self, scales: torch.Tensor, part: Part) -> torch.Tensor:
-        """Return the rank's [rows, groups], each row with its own.
+    def for_rank(self, scales: torch.Tensor, shard: WeightShard) -> torch.Tensor:
+        """Return this rank's scales [rows, groups].
 
-        Raises `ModelError` for another number of them.
+        Raises `ModelError` for a wrong number of scales.
         """
-        return self.columns_of(self.rows_of(scales, part), part)
+        return self.shard_columns(self.shard_rows(scales, shard), shard)
 
-    def rows_of(self, scales: torch.Tensor, part: Part) -> torch.Tensor:
-        """Return those of all groups of the rank's rows."""
-        rows, columns = self.counts(part)
+    def shard_rows(self, scales: torch.Tensor, shard: WeightShard) -> torch.Tensor:
+        """Return the scales of this rank's rows, for all groups."""
+        rows, columns = self.num_scales(shard)
         if scales.numel() != rows * columns:
             raise ModelError(
-                f"has scales of shape {list(scales.shape)}; the quantization config says one for "
-                f"{self.rows or 'all'} rows "
-                f"and {self.columns or 'all'} columns of [{part.out_features}, "
-                f"{part.in_features}], which is "
-                f"[{rows}, {columns}]."
+                f"has scales of shape {list(scales.shape)}; expected [{rows}, {columns}], one per "
+                f"{self.rows or 'all'} rows and {self.columns or 'all'} columns of "
+                f"[{shard.out_features}, {shard.in_features}]."
             )
         scales = scales.reshape(rows, columns)
         if rows == 1:
-            scales = scales.expand(part.out_features, columns)
-        elif rows != part.out_features:
-            return scales[row_numbers(part) // self.rows]
-        return part.rows(scales)
+            scales = scales.expand(shard.out_features, columns)
+        elif rows != shard.out_features:
+            return scales[row_indices(shard) // self.rows]
+        return shard.rows(scales)
 
-    def columns_of(self, scales: torch.Tensor, part: Part) -> torch.Tensor:
-        """Return those of the rank's inputs."""
-        return part.columns(scales, per=self.columns) if scales.shape[1] > 1 else scales
+    def shard_columns(self, scales: torch.Tensor, shard: WeightShard) -> torch.Tensor:
+        """Return the scales of this rank's inputs."""
+        return shard.columns(scales, per=self.columns) if scales.shape[1] > 1 else scales
 
 
-def is_pair(block: Any) -> TypeGuard[Sequence[int]]:
-    """Say whether it is how many rows and columns a block has, as configs state them."""
+def is_block_shape(block: Any) -> TypeGuard[Sequence[int]]:
+    """Return whether `block` is a pair of positive sizes, as configs state blocks."""
     return (
         isinstance(block, (list, tuple))
         and len(block) == 2
@@ -77,6 +77,32 @@ def is_pair(block: Any) -> TypeGuard[Sequence[int]]:
     )
 
 
-def row_numbers(part: Part) -> torch.Tensor:
-    """Return which of the weight's rows are the rank's, in the layer's order."""
-    return torch.cat([torch.arange(own.start, own.stop, own.step or 1) for own, _ in part.pieces])
+def row_indices(shard: WeightShard) -> torch.Tensor:
+    """Return the indices of this rank's rows, in the layer's order."""
+    return torch.cat([torch.arange(own.start, own.stop, own.step or 1) for own, _ in shard.pieces])
+
+
+def read_shard(shard: WeightShard, read: Callable[[int, int], torch.Tensor]) -> torch.Tensor:
+    """Return this rank's [rows, columns]; `read` returns a range of the flat weight."""
+    width = shard.in_features
+    found = [
+        read(own.start * width, own.stop * width).view(-1, width)[:: own.step]
+        for own, _ in shard.pieces
+    ]
+    return shard.columns(torch.cat(found))
+
+
+def block_index(shard: WeightShard, size: int) -> tuple[int, torch.Tensor]:
+    """Return (group size, int64 [rows, groups]: the flat block of each group) of this rank's rows.
+
+    `size`: numbers per block. If blocks end inside rows, a group is a part of a block. Raises
+    `ModelError` if blocks do not span rows and a shard cuts one.
+    """
+    own = shard.columns_in
+    width = shard.in_features
+    if size < width and width % size == 0:
+        shard.columns(torch.empty(1, width // size, device="meta"), per=size)
+    group = math.gcd(size, width, own.start, own.stop)
+    return group, (
+        row_indices(shard).unsqueeze(1) * width + torch.arange(own.start, own.stop, group)
+    ) // size

@@ -1,4 +1,4 @@
-"""Checkpoints of eight-bit floats."""
+"""FP8 checkpoints and FP8 quantization on load."""
 
 from core.api import Entry, hookimpl
 
@@ -7,23 +7,23 @@ FOLDER = "builtin_plugins.quant_methods.fp8"
 
 @hookimpl
 def engine_quant_methods() -> list[Entry]:
-    """Return the methods."""
+    """Return the methods' entries."""
     return [
         Entry(
             "fp8",
             f"{FOLDER}.method:make_fp8",
-            "eight-bit floats with a scale for a tensor or a block; of plain weights, for a row, "
-            "rounded while they load",
+            "FP8 checkpoints with one scale per tensor or block; plain checkpoints are quantized "
+            "per row on load",
             gives=frozenset({"ptpc_fp8"}),
         ),
         Entry(
             "fbgemm_fp8",
             f"{FOLDER}.method:FbgemmFp8",
-            "eight-bit floats with a scale for each row, as FBGEMM writes them",
+            "FP8 checkpoints of FBGEMM, one scale per row",
         ),
         Entry(
             "deepspeedfp",
-            f"{FOLDER}.rounding:DeepSpeedFp",
-            "plain weights that DeepSpeed was to round: as fp8 rounds them",
+            f"{FOLDER}.method:DeepSpeedFp",
+            "plain checkpoints configured for DeepSpeed floats; quantized on load like fp8",
         ),
     ]

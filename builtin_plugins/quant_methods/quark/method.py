@@ -1,36 +1,36 @@
-"""Which layers of an AMD Quark checkpoint are quantized, and how: one setting for all, others by
-name, and names of plain ones.
-"""
+"""Checkpoints of AMD Quark: one setting for all layers, others by name, and an exclude list."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final
 
+from builtin_plugins.quant_methods.common.excluded_modules import ExcludeListMethod
 from builtin_plugins.quant_methods.common.floats import FloatsFormat, PackedFloatsFormat
 from builtin_plugins.quant_methods.common.ints import IntsFormat
-from builtin_plugins.quant_methods.common.left_out import AllButListed
-from builtin_plugins.quant_methods.common.names import Listed, wildcards
-from builtin_plugins.quant_methods.common.scales import WHOLE, Shared
+from builtin_plugins.quant_methods.common.module_names import NameList, read_glob
+from builtin_plugins.quant_methods.common.scales import ALL, GroupShape
+from builtin_plugins.quant_methods.stored.config_fields import read_names, read_object, read_objects
 from builtin_plugins.quant_methods.stored.formats import StoredFormat
-from builtin_plugins.quant_methods.stored.stated import names, section, sections
 from core.api import ModelError
 
-BESIDE: Final = "input_scale input_zero_point output_scale output_zero_point weight_zero_point"
-"""Of activations, which are not rounded here; zero points of symmetric weights are all zero."""
+ACTIVATION_TENSORS: Final = (
+    "input_scale input_zero_point output_scale output_zero_point weight_zero_point"
+)
+"""Activation tensors and zero points of symmetric weights, neither of which are needed."""
 EIGHT: Final = ("fp8_e4m3", "fp8_e5m2")
 SIX: Final = {"fp6_e2m3": 2, "fp6_e3m2": 3}
-"""Floats of six bits, and how many of these are an exponent's."""
+"""Six-bit float dtypes, with their number of exponent bits."""
 LINEAR: Final = "Linear"
-"""The kind of layer that a setting by kind may be about; what others have is no weight of ours."""
+"""The layer type with quantized weights; settings of other types are not needed."""
 ROTATIONS: Final = ("online_r1_rotation", "r4")
-"""Of keys and queries alike (r3) products stay as they are."""
+"""Online rotations, which change products. An equal rotation of keys and queries (r3) does not."""
 MX_GROUP: Final = 32
-"""Floats of four and six bits that share an exponent."""
+"""Four- and six-bit floats per shared exponent."""
 
 
-class Quark(AllButListed):
-    """What AMD's Quark exports as safetensors."""
+class Quark(ExcludeListMethod):
+    """Checkpoints that AMD Quark exports as safetensors."""
 
     name = "quark"
     example_config: Final = {
@@ -42,42 +42,41 @@ class Quark(AllButListed):
     }
 
     def __init__(self, config: Any = None) -> None:
-        super().__init__(config, Listed(names(config or {}, "exclude"), wildcards))
-        export = section(config, "export")
+        super().__init__(config, NameList(read_names(config or {}, "exclude"), read_glob))
+        export = read_object(config, "export")
         if export.get("weight_format", "real_quantized") != "real_quantized":
             raise ModelError(
-                f"quantization_config: export.weight_format is {export['weight_format']!r:.80}; "
-                "read is real_quantized. Export "
-                "the checkpoint so."
+                f"quantization_config: export.weight_format: got {export['weight_format']!r:.80}; "
+                "expected real_quantized. Export the checkpoint again."
             )
-        turned = sorted(_turned(config.get("algo_config")))
-        if turned:
+        rotations = sorted(_online_rotations(config.get("algo_config")))
+        if rotations:
             raise ModelError(
-                f"quantization_config: algo_config has {', '.join(turned)}: activations are "
-                "rotated before they are multiplied by "
-                "these weights, which is not computed here. Quantize the model without them."
+                f"quantization_config: algo_config: got {', '.join(rotations)}; online activation "
+                "rotations are not supported. Quantize the model without them."
             )
         self._layers = {
-            name: _format(facts) for name, facts in sections(config, "layer_quant_config").items()
+            name: _format(facts)
+            for name, facts in read_objects(config, "layer_quant_config").items()
         }
-        self._named = Listed(self._layers, wildcards)
-        kinds = sections(config, "layer_type_quant_config")
+        self._named = NameList(self._layers, read_glob)
+        kinds = read_objects(config, "layer_type_quant_config")
         self._format = _format(
-            kinds[LINEAR] if LINEAR in kinds else section(config, "global_quant_config")
+            kinds[LINEAR] if LINEAR in kinds else read_object(config, "global_quant_config")
         )
 
     def stored(self, prefix: str) -> StoredFormat | None:
-        """Return the format of the first name or pattern that fits, or that of all others."""
-        named = self._named.first(prefix)
+        """Return the format of the first name or pattern that matches, or the default format."""
+        named = self._named.find_first(prefix)
         return self._format if named is None else self._layers[named]
 
-    def decide_head(self, prefix: str) -> StoredFormat | None:
-        """Return the same for the head, which is a linear layer to the tool."""
-        return self.decide(prefix)
+    def choose_head_format(self, prefix: str) -> StoredFormat | None:
+        """Return the head's format; the head is a linear layer to the tool."""
+        return self.choose_format(prefix)
 
 
-def _turned(algorithms: Any) -> set[str]:
-    """Return the rotations that a model computes; others are part of its weights."""
+def _online_rotations(algorithms: Any) -> set[str]:
+    """Return the rotations that are computed online; others are part of the weights."""
     stated = algorithms if isinstance(algorithms, (list, tuple)) else [algorithms]
     return {
         name for own in stated if isinstance(own, Mapping) for name in ROTATIONS if own.get(name)
@@ -85,28 +84,35 @@ def _turned(algorithms: Any) -> set[str]:
 
 
 def _format(facts: Mapping[str, Any]) -> StoredFormat | None:
-    """Return the format of weights; None: they are plain."""
-    weights = section(facts, "weight")
+    """Return the format of a setting; None: its weights are plain."""
+    weights = read_object(facts, "weight")
     if not weights:
         return None
     dtype = str(weights.get("dtype"))
     scheme = str(weights.get("qscheme"))
     group = weights.get("group_size")
-    shared = {"per_tensor": Shared(WHOLE, WHOLE), "per_channel": Shared(1, WHOLE)}.get(scheme)
-    if dtype in EIGHT and shared is not None:
-        return FloatsFormat(shared, optional=BESIDE)
-    if dtype == "int8" and shared is not None and weights.get("symmetric", True):
-        return IntsFormat(8, shared, optional=BESIDE)
+    group_shape = {"per_tensor": GroupShape(ALL, ALL), "per_channel": GroupShape(1, ALL)}.get(
+        scheme
+    )
+    if dtype in EIGHT and group_shape is not None:
+        return FloatsFormat(group_shape, optional=ACTIVATION_TENSORS)
+    if dtype == "int8" and group_shape is not None and weights.get("symmetric", True):
+        return IntsFormat(8, group_shape, optional=ACTIVATION_TENSORS)
     if scheme == "per_group" and group == MX_GROUP and dtype == "fp4":
-        return PackedFloatsFormat(Shared(1, group), weight="weight", optional=BESIDE)
+        return PackedFloatsFormat(
+            GroupShape(1, group), weight="weight", optional=ACTIVATION_TENSORS
+        )
     if scheme == "per_group" and group == MX_GROUP and dtype in SIX:
         return PackedFloatsFormat(
-            Shared(1, group), bits=6, exponent_bits=SIX[dtype], weight="weight", optional=BESIDE
+            GroupShape(1, group),
+            bits=6,
+            exponent_bits=SIX[dtype],
+            weight="weight",
+            optional=ACTIVATION_TENSORS,
         )
     raise ModelError(
-        f"quantization_config: weights of dtype {dtype!r:.80}, {scheme!r:.80}, group_size "
-        f"{group!r:.80}, symmetric "
-        f"{weights.get('symmetric')!r:.80} are not read. Read are {', '.join(EIGHT)} and symmetric "
-        "int8 per_tensor and per_channel, "
-        f"and fp4, {', '.join(SIX)} per_group of {MX_GROUP}."
+        f"quantization_config: got weights of dtype {dtype!r:.80}, {scheme!r:.80}, group_size "
+        f"{group!r:.80}, symmetric {weights.get('symmetric')!r:.80}; expected {', '.join(EIGHT)} "
+        f"or symmetric int8 per_tensor or per_channel, or fp4, {', '.join(SIX)} per_group of "
+        f"{MX_GROUP}."
     )

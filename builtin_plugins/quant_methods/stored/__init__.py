@@ -1,6 +1,5 @@
-"""What reads stored formats: canonical layouts, unpacking of words, and layers whose checkpoints
-have them.
+"""Reads quantized checkpoints: canonical layouts, word unpacking, and the layers that use them.
 
-Public for plugins, like `core.models.layers`. A format is a page of facts (`StoredFormat`); what a device
-multiplies by is a keeper.
+Public for plugins, like `core.models.layers`. A format (`StoredFormat`) is a set of facts about
+tensors; a backend is what a device multiplies with.
 """

@@ -1,6 +1,6 @@
-"""What a stored format is: facts about the tensors of one linear layer, or of one expert's.
+"""The description of a stored format: the tensors of one linear layer or expert.
 
-Knows no config and no layer.
+Independent of configs and layers.
 """
 
 from __future__ import annotations
@@ -11,111 +11,120 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from builtin_plugins.quant_methods.stored.layouts import Grouping, Layout
+from builtin_plugins.quant_methods.stored.layouts import Layout, LayoutSpec
 from builtin_plugins.quant_methods.stored.packing import WORD, unpack_words
-from core.errors import ModelError
+from core.api import ModelError
 
 if TYPE_CHECKING:
-    from core.contracts.part import Part
+    from core.model_spec.weight_shard import WeightShard
 
 
-UNPACKED: Final = (1 << 15) - 1
-"""Numbers that are unpacked at once. Pieces of memory as small as these are used again, not left
-between weights; and torch
-does so much, and no number more, in one thread, where two would wait for each other on cores that
-others use.
+MAX_CHUNK_NUMBERS: Final = (1 << 15) - 1
+"""Numbers unpacked at once.
+
+Buffers this small are reused by the allocator, and torch processes them in one thread. More
+threads would only wait for each other on cores that serve requests.
 """
-LEAST_ROWS: Final = 8
-"""Rows that are unpacked at once, however long they are."""
+MIN_CHUNK_ROWS: Final = 8
+"""Minimum number of rows unpacked at once, whatever their length."""
 
 
 class StoredFormat:
-    """How one weight [out, in] lies in tensors. Stateless: layers of one kind may share it.
+    """How one weight [out, in] is stored in tensors. Stateless: layers may share an instance.
 
-    A subclass names its tensors, says their shapes, and unpacks them to a canonical layout.
+    A subclass names its tensors, gives their shapes, and unpacks them to a canonical layout.
     """
 
     suffixes: tuple[str, ...] = ()
-    """Tensors behind a layer's prefix that a checkpoint must have."""
+    """Suffixes of the required tensors of a layer."""
     optional_suffixes: tuple[str, ...] = ()
-    """Tensors that it may have and that weights do not depend on."""
+    """Suffixes of optional tensors, which do not affect the weights."""
     other_names: Mapping[str, str] = {}
-    """Other suffixes by which checkpoints name required tensors, and which those are."""
-    reads_plain: bool = False
-    """It rounds the plain weight, its only tensor, so experts' may come all in one tensor as well.
-    """
-    grouping: Grouping | None = None
-    """Facts of the integers or floats that it unpacks to; None: it unpacks to something else."""
-    stored_bits: float = 8
-    """Of a number with its share of scales, about; for what is said in the log."""
+    """Alternative suffixes of required tensors, with the suffix each stands for."""
+    quantizes_on_load: bool = False
+    """Whether the format quantizes a plain weight, its only tensor.
 
-    def shape(self, suffix: str, part: Part) -> tuple[int, ...] | None:
-        """Return what the whole tensor must have; None: `unpack` looks at it by itself."""
+    Stacked experts then work, too.
+    """
+    layout_spec: LayoutSpec | None = None
+    """Spec of the layout that it unpacks to; None for a layout of its own."""
+    bits_per_weight: float = 8
+    """Approximate stored bits per weight, scales included; used in log lines."""
+
+    def shape(self, suffix: str, shard: WeightShard) -> tuple[int, ...] | None:
+        """Return the required shape of the whole tensor; None if `unpack` checks it."""
         return None
 
-    def check(self, part: Part) -> None:
-        """Raise `ModelError` where a weight of these sizes cannot be stored so, or not cut so."""
+    def check(self, shard: WeightShard) -> None:
+        """Raise `ModelError` if this format cannot store or shard a weight of these sizes."""
 
-    def check_optional(self, suffix: str, tensor: torch.Tensor, part: Part) -> None:
-        """Raise `ModelError` for an optional tensor that says something else than the config."""
+    def check_optional(self, suffix: str, tensor: torch.Tensor, shard: WeightShard) -> None:
+        """Raise `ModelError` for an optional tensor that contradicts the config."""
 
-    def unpack(self, tensors: Mapping[str, torch.Tensor], part: Part) -> Layout:
-        """Return the rank's part of the weight, rows in the layer's order. `tensors` are whole, by
-        suffix.
+    def unpack(self, tensors: Mapping[str, torch.Tensor], shard: WeightShard) -> Layout:
+        """Return this rank's shard of the weight, rows in the layer's order.
 
-        Parts are few rows of a weight: one must cost its share of the whole's time and memory.
+        `tensors` are whole, by suffix.
+
+        A shard may be a few rows of a weight; time and memory must be proportional to it.
         """
         raise NotImplementedError
 
-    def unpacked(
-        self, tensors: Mapping[str, torch.Tensor], part: Part
+    def unpack_chunks(
+        self, tensors: Mapping[str, torch.Tensor], shard: WeightShard
     ) -> Iterator[tuple[slice, Layout]]:
-        """Yield rows of the layer and what belongs there, few at a time."""
-        for own in part.blocks(_rows_at_once(part)):
+        """Yield (rows of the layer, their layout), a few rows at a time."""
+        for own in shard.blocks(_chunk_rows(shard)):
             yield own.target, self.unpack(tensors, own)
 
 
-def _rows_at_once(part: Part) -> int:
-    return max(LEAST_ROWS, UNPACKED // max(part.in_features, 1) // LEAST_ROWS * LEAST_ROWS)
+def _chunk_rows(shard: WeightShard) -> int:
+    return max(
+        MIN_CHUNK_ROWS,
+        MAX_CHUNK_NUMBERS // max(shard.in_features, 1) // MIN_CHUNK_ROWS * MIN_CHUNK_ROWS,
+    )
 
 
-def groups_of(part: Part, group: int) -> int:
-    """Return how many groups a row has. Raises `ModelError` where they do not divide it."""
-    size = part.in_features if group <= 0 else group
-    if part.in_features % size:
-        raise ModelError(
-            f"has {part.in_features} inputs, which do not divide into groups of {size} as its "
-            "quantization config says; "
-            "restore the config from where the model came."
-        )
-    return part.in_features // size
+def num_groups(shard: WeightShard, group: int) -> int:
+    """Return the number of groups of a row.
 
-
-def groups_of_columns(order: torch.Tensor, part: Part, groups: int) -> torch.Tensor:
-    """Return int64 [columns]: the group of each of the rank's.
-
-    Raises `ModelError` where there is no such group.
+    Raises `ModelError` if the group size does not divide it.
     """
-    own = part.columns(order, 0).long()
+    size = shard.in_features if group <= 0 else group
+    if shard.in_features % size:
+        raise ModelError(
+            f"has {shard.in_features} inputs; the quantization config expects a multiple of group "
+            f"size {size}. Restore the original config."
+        )
+    return shard.in_features // size
+
+
+def column_groups(order: torch.Tensor, shard: WeightShard, groups: int) -> torch.Tensor:
+    """Return int64 [columns]: the group of each of this rank's columns.
+
+    Raises `ModelError` for an unknown group.
+    """
+    own = shard.columns(order, 0).long()
     wrong = own[(own < 0) | (own >= groups)]
     if len(wrong):
         raise ModelError(
-            f"has columns of group {int(wrong[0])}; there are groups 0 to {groups - 1}."
+            f"has columns of group {int(wrong[0])}; expected groups 0 to {groups - 1}."
         )
     return own
 
 
-def outputs_of(words: torch.Tensor, bits: int, part: Part) -> torch.Tensor:
-    """Return uint8 [..., rows]: the rank's outputs of int32 words along the last axis, of which
-    only those are unpacked.
+def unpack_outputs(words: torch.Tensor, bits: int, shard: WeightShard) -> torch.Tensor:
+    """Return uint8 [..., rows]: this rank's outputs of int32 words packed along the last axis.
+
+    Only the words of those outputs are unpacked.
     """
     words_each = bits // math.gcd(bits, WORD)
     each = WORD // math.gcd(bits, WORD)
     found = []
-    for source, _ in part.pieces:
+    for source, _ in shard.pieces:
         first = source.start // each
         last = -(-source.stop // each)
-        count = min(last * each, part.out_features) - first * each
+        count = min(last * each, shard.out_features) - first * each
         numbers = unpack_words(words[..., first * words_each : last * words_each], bits, count)
         found.append(
             numbers[..., source.start - first * each : source.stop - first * each : source.step]
@@ -123,6 +132,6 @@ def outputs_of(words: torch.Tensor, bits: int, part: Part) -> torch.Tensor:
     return torch.cat(found, -1)
 
 
-def cut_groups(tensor: torch.Tensor, part: Part, group: int) -> torch.Tensor:
-    """Return the rank's columns of a tensor [out, groups]; a single group is everybody's."""
-    return tensor if tensor.shape[1] == 1 else part.columns(tensor, per=group)
+def shard_groups(tensor: torch.Tensor, shard: WeightShard, group: int) -> torch.Tensor:
+    """Return this rank's columns of a tensor [out, groups]; a single group belongs to all ranks."""
+    return tensor if tensor.shape[1] == 1 else shard.columns(tensor, per=group)

@@ -1,7 +1,7 @@
-"""Linear layers whose weights are stored in formats: tensors are collected, unpacked once, and kept
-as the device can.
+"""Linear layers with quantized checkpoint weights: collects tensors, unpacks them, fills a backend.
 
-A fused layer whose parts are stored unlike is kept part by part. Knows no format and no kernel.
+A fused layer with parts of different formats has one backend per part. Independent of formats
+and kernels.
 """
 
 from __future__ import annotations
@@ -13,19 +13,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from builtin_plugins.quant_methods.stored.keeping import Formats, PlainKeeper, keeper_of
-from core.errors import ModelError
+from builtin_plugins.quant_methods.stored.backends import (
+    DequantizedBackend,
+    Formats,
+    select_backend,
+)
+from core.api import ModelError
 
 if TYPE_CHECKING:
     from builtin_plugins.quant_methods.stored.formats import StoredFormat
-    from core.contracts.part import Part
+    from core.model_spec.weight_shard import WeightShard
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """Rows of a layer that one keeper has, and the module with their parameters."""
+class BackendRows:
+    """Rows of a layer on one backend, and the module with their parameters."""
 
-    keeper: Any
+    backend: Any
     holder: nn.Module
     rows: slice
 
@@ -37,30 +41,30 @@ class StoredLinear:
         self._formats = formats
         stored = formats.format_of(prefix)
         self.suffixes: tuple[str, ...] = ("weight",) if stored is None else stored.suffixes
-        """Of the first part; `facts` has those of each."""
+        """Suffixes of the first part; `tensor_spec` has those of each."""
         self._plain: Callable[[], Any] = _nothing
-        self._kept: dict[str, Kept] = {}
-        self._distinct: list[Kept] = []
-        self._arrived = Arrived()
+        self._by_prefix: dict[str, BackendRows] = {}
+        self._distinct: list[BackendRows] = []
+        self._pending = PendingTensors()
 
-    def onto(self, plain: Callable[[], Any]) -> None:
-        """Take what makes the device's method for plain weights."""
+    def use_plain_method(self, plain: Callable[[], Any]) -> None:
+        """Set the factory of the device's method for plain weights."""
         self._plain = plain
 
-    def facts(self, prefix: str) -> Any:
-        """Return who knows the tensors under a prefix: its format, or the method for plain weights."""
+    def tensor_spec(self, prefix: str) -> Any:
+        """Return what describes the tensors of a prefix: its format or the plain method."""
         return self._formats.format_of(prefix) or self._plain()
 
     def create(
         self, layer: nn.Module, in_features: int, out_features: int, dtype: torch.dtype
     ) -> None:
-        """Register parameters: once, where all parts are stored alike, or for each part."""
-        parts: dict[str, Part] = layer.parts  # type: ignore[assignment]
-        stored = self._formats.formats_of(parts)
+        """Register parameters: once if all parts share a format, otherwise per part."""
+        parts: dict[str, WeightShard] = layer.parts  # type: ignore[assignment]
+        stored = self._formats.checked_formats(parts)
         kinds = {_kind(own) for own in stored.values()}
-        if len(parts) == 1 or (len(kinds) == 1 and not _is_ordered(next(iter(stored.values())))):
-            kept = Kept(
-                keeper_of(
+        if len(parts) == 1 or (len(kinds) == 1 and not _has_g_idx(next(iter(stored.values())))):
+            own_rows = BackendRows(
+                select_backend(
                     next(iter(stored.values())),
                     self._plain,
                     next(iter(parts.values())),
@@ -69,79 +73,95 @@ class StoredLinear:
                 layer,
                 slice(0, out_features),
             )
-            self._distinct = [kept]
-            self._kept = dict.fromkeys(parts, kept)
+            self._distinct = [own_rows]
+            self._by_prefix = dict.fromkeys(parts, own_rows)
         else:
-            for index, (prefix, part) in enumerate(parts.items()):
+            for index, (prefix, shard) in enumerate(parts.items()):
                 holder = nn.Module()
                 holder.ops = layer.ops
                 layer.add_module(f"part{index}", holder)
-                self._kept[prefix] = Kept(
-                    keeper_of(stored[prefix], self._plain, part, [in_features]), holder, part.target
+                self._by_prefix[prefix] = BackendRows(
+                    select_backend(stored[prefix], self._plain, shard, [in_features]),
+                    holder,
+                    shard.target,
                 )
-            self._distinct = sorted(self._kept.values(), key=lambda kept: kept.rows.start)
-        for kept in self._distinct:
-            kept.keeper.create(kept.holder, in_features, kept.rows.stop - kept.rows.start, dtype)
-        for prefix, part in parts.items():
-            if isinstance(self._kept[prefix].keeper, PlainKeeper):
-                self._formats.unaided.add(
-                    in_features * (part.target.stop - part.target.start), stored[prefix], dtype
+            self._distinct = sorted(
+                self._by_prefix.values(), key=lambda own_rows: own_rows.rows.start
+            )
+        for own_rows in self._distinct:
+            own_rows.backend.create(
+                own_rows.holder, in_features, own_rows.rows.stop - own_rows.rows.start, dtype
+            )
+        for prefix, shard in parts.items():
+            if isinstance(self._by_prefix[prefix].backend, DequantizedBackend):
+                self._formats.fallback.add(
+                    in_features * (shard.target.stop - shard.target.start), stored[prefix], dtype
                 )
 
-    def load(self, layer: nn.Module, suffix: str, tensor: torch.Tensor, part: Part) -> None:
-        """Keep a tensor until the others of its prefix are there; then unpack them."""
-        prefix = next(prefix for prefix, own in layer.parts.items() if own is part)  # type: ignore[union-attr,operator]
-        kept = self._kept[prefix]
+    def load(self, layer: nn.Module, suffix: str, tensor: torch.Tensor, shard: WeightShard) -> None:
+        """Hold a tensor until its prefix is complete, then unpack it."""
+        prefix = next(prefix for prefix, own in layer.parts.items() if own is shard)  # type: ignore[union-attr,operator]
+        own_rows = self._by_prefix[prefix]
         stored = self._formats.format_of(prefix)
-        first = kept.rows.start
+        first = own_rows.rows.start
         if stored is None:
             local = tuple(
-                (own, slice(to.start - first, to.stop - first)) for own, to in part.pieces
+                (own, slice(to.start - first, to.stop - first)) for own, to in shard.pieces
             )
-            kept.keeper.method.load(kept.holder, suffix, tensor, replace(part, pieces=local))
+            own_rows.backend.method.load(
+                own_rows.holder, suffix, tensor, replace(shard, pieces=local)
+            )
             return
-        tensors = self._arrived.take(prefix, stored, suffix, tensor, part)
+        tensors = self._pending.add(prefix, stored, suffix, tensor, shard)
         if tensors is not None:
-            self._formats.unaided.say()
-            for rows, layout in stored.unpacked(tensors, part):
-                kept.keeper.put(kept.holder, slice(rows.start - first, rows.stop - first), layout)
+            self._formats.fallback.log_once()
+            for rows, layout in stored.unpack_chunks(tensors, shard):
+                own_rows.backend.write_rows(
+                    own_rows.holder, slice(rows.start - first, rows.stop - first), layout
+                )
 
     def finish(self, layer: nn.Module) -> None:
-        """Refuse tensors that came without the others of their prefix, and let methods of plain
-        weights repack.
-        """
-        self._arrived.check()
-        for kept in self._distinct:
-            if isinstance(kept.keeper, PlainKeeper):
-                kept.keeper.method.finish(kept.holder)
+        """Reject incomplete prefixes and let plain methods repack their weights."""
+        self._pending.check_complete()
+        for own_rows in self._distinct:
+            if isinstance(own_rows.backend, DequantizedBackend):
+                own_rows.backend.method.finish(own_rows.holder)
 
     def apply(self, layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
         """Return x @ weight.T."""
-        found: list[torch.Tensor] = [kept.keeper.apply(kept.holder, x) for kept in self._distinct]
+        found: list[torch.Tensor] = [
+            own_rows.backend.apply(own_rows.holder, x) for own_rows in self._distinct
+        ]
         return found[0] if len(found) == 1 else torch.cat(found, -1)
 
     def embed(self, layer: nn.Module, ids: torch.Tensor) -> torch.Tensor:
-        """Return the rows of these numbers."""
-        (kept,) = self._distinct
-        rows: torch.Tensor = kept.keeper.embed(kept.holder, ids)
+        """Return the rows with these ids."""
+        (own_rows,) = self._distinct
+        rows: torch.Tensor = own_rows.backend.embed(own_rows.holder, ids)
         return rows
 
 
-class Arrived:
-    """Tensors whose others have not come yet, by prefix."""
+class PendingTensors:
+    """Tensors of incomplete weights, by prefix."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, dict[str, torch.Tensor]] = {}
 
-    def take(
-        self, prefix: str, stored: StoredFormat, suffix: str, tensor: torch.Tensor, part: Part
+    def add(
+        self,
+        prefix: str,
+        stored: StoredFormat,
+        suffix: str,
+        tensor: torch.Tensor,
+        shard: WeightShard,
     ) -> dict[str, torch.Tensor] | None:
-        """Return all tensors of a prefix when this is the last one; none of a model that is only
-        planned.
+        """Return all tensors of a prefix once it is complete.
+
+        Meta tensors (a planned model) return None.
         """
         if suffix in stored.optional_suffixes:
             if not tensor.is_meta:
-                stored.check_optional(suffix, tensor, part)
+                stored.check_optional(suffix, tensor, shard)
             return None
         waiting = self._waiting.setdefault(prefix, {})
         waiting[suffix] = tensor
@@ -150,26 +170,27 @@ class Arrived:
         del self._waiting[prefix]
         return None if tensor.is_meta else waiting
 
-    def check(self) -> None:
-        """Raise `ModelError` for tensors that came alone."""
+    def check_complete(self) -> None:
+        """Raise `ModelError` for tensors of incomplete weights."""
         alone = [
             f"{prefix}.{suffix}" for prefix, found in self._waiting.items() for suffix in found
         ]
         self._waiting.clear()
         if alone:
             raise ModelError(
-                f"{', '.join(alone[:6])} came alone; send all tensors of a layer's weight together."
+                f"{', '.join(alone[:6])} arrived without the other tensors of the weight; send "
+                "them together."
             )
 
 
 def _kind(stored: StoredFormat | None) -> Any:
-    """Return what parts have in common that one keeper may have together."""
-    return None if stored is None else stored.grouping or "floats"
+    """Return the key that parts on one backend have in common."""
+    return None if stored is None else stored.layout_spec or "floats"
 
 
-def _is_ordered(stored: StoredFormat | None) -> bool:
-    return stored is not None and stored.grouping is not None and stored.grouping.is_ordered
+def _has_g_idx(stored: StoredFormat | None) -> bool:
+    return stored is not None and stored.layout_spec is not None and stored.layout_spec.has_g_idx
 
 
 def _nothing() -> Any:
-    raise AssertionError("the layer calls `onto` before anything else")
+    raise AssertionError("`use_plain_method` is called before all else")

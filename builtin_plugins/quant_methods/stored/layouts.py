@@ -1,8 +1,6 @@
-"""The canonical layouts: what formats unpack to, and what each means. Knows no format, no kernel
-and no layer.
+"""Canonical layouts: what formats unpack to. Independent of formats, kernels and layers.
 
-`plain` is the reference of every product with a layout: make the weight plain in float32, then
-multiply.
+`dequantize` is the reference of every product with a layout: dequantize to float32, then multiply.
 """
 
 from __future__ import annotations
@@ -15,53 +13,51 @@ import torch
 
 Tensor = torch.Tensor
 
-PIECE: Final = 1 << 22
-"""Numbers that are made plain at once, so that a large weight needs little memory beside its own.
-"""
+CHUNK_NUMBERS: Final = 1 << 22
+"""Numbers dequantized at once, which bounds the temporary memory for a large weight."""
 
 
 class Layout(Protocol):
-    """A weight [out, in] of one rank in numbers that need a scale. A plugin may bring another."""
+    """One rank's weight [out, in] in numbers that need a scale. A plugin may define another."""
 
     @property
     def shape(self) -> tuple[int, int]:
         """Output rows and input columns."""
 
-    def rows(self, own: slice) -> Layout:
+    def slice_rows(self, own: slice) -> Layout:
         """Return some of the rows, as views."""
 
-    def plain(self) -> Tensor:
+    def dequantize(self) -> Tensor:
         """Return the weight [out, in] in float32."""
 
 
 @dataclass(frozen=True, slots=True)
-class Grouping:
-    """What is known of a layout before any is read: it says which kernel may keep it."""
+class LayoutSpec:
+    """What is known of a layout before loading; selects the backend."""
 
     bits: int
-    """Of a number as it is stored, 1 to 8."""
-    group: int
-    """Neighbouring inputs of a row that share a scale; the row's length where a row has one."""
+    """Stored bits per number, 1 to 8."""
+    group_size: int
+    """Adjacent inputs of a row that share a scale; -1: one scale per row."""
     has_zeros: bool = False
     has_float_zeros: bool = False
-    """They are no integers."""
-    is_ordered: bool = False
-    """Each input column names its group: they do not lie together."""
+    """Whether zero points are fractional."""
+    has_g_idx: bool = False
+    """Whether columns name their groups (g_idx) instead of being in order."""
     is_float: bool = False
-    """It is of `ScaledFloats`, not of `GroupedInts`."""
-    has_factors: bool = False
-    """Of floats: their scales are floats of eight bits (e4m3), and a number multiplies all scales
-    of a row.
-    """
-    has_powers: bool = False
-    """Of floats: their scales are powers of two."""
-    has_table: bool = False
-    """Of floats: they are codes of a table that comes with them."""
-    runs_on: bool = False
-    """Groups run on from one row to the next: rows may end inside of them."""
-    x_bits: int = 16
-    """What rows of inputs are rounded to, each with one scale, as the checkpoint was made for;
-    float32 never is.
+    """Whether the layout is `ScaledFloats`, not `GroupedInts`."""
+    has_global_scales: bool = False
+    """Floats: group scales are e4m3, and a second scale multiplies all scales of a row."""
+    has_e8m0_scales: bool = False
+    """Floats: scales are powers of two."""
+    has_codebook: bool = False
+    """Floats: numbers are indices into a codebook."""
+    spans_rows: bool = False
+    """Groups continue from one row to the next: a row may end inside a group."""
+    activation_bits: int = 16
+    """Bits that the checkpoint expects inputs to be rounded to, with one scale per row.
+
+    Float32 inputs are never rounded.
     """
 
 
@@ -70,33 +66,31 @@ class GroupedInts:
     """Integers with a scale for each group of a row's inputs: (code - zero) * scale."""
 
     codes: Tensor
-    """int8 [out, in]; unsigned ones have their middle taken off, as `zeros` have."""
+    """int8 [out, in]; unsigned codes and zero points are shifted by half their range."""
     scales: Tensor
-    """Any floating type [out, groups]."""
+    """Scales [out, groups], any floating dtype."""
     zeros: Tensor | None = None
-    """int16 [out, groups], or any floating type; None: all are 0."""
-    order: Tensor | None = None
-    """int64 [in]: the group of each column; None: groups lie one after the other and are equally
-    long.
-    """
+    """Zero points [out, groups], int16 or floating; None: all are 0."""
+    g_idx: Tensor | None = None
+    """int64 [in]: the group of each column; None: groups are in order and of equal size."""
 
     @property
     def shape(self) -> tuple[int, int]:
         """Output rows and input columns."""
         return self.codes.shape[0], self.codes.shape[1]
 
-    def rows(self, own: slice) -> GroupedInts:
+    def slice_rows(self, own: slice) -> GroupedInts:
         """Return some of the rows."""
         zeros = None if self.zeros is None else self.zeros[own]
         return replace(self, codes=self.codes[own], scales=self.scales[own], zeros=zeros)
 
-    def plain(self) -> Tensor:
+    def dequantize(self) -> Tensor:
         """Return the weight in float32."""
-        if self.order is not None:
+        if self.g_idx is not None:
             codes = self.codes.float()
             if self.zeros is not None:
-                codes -= self.zeros.float()[:, self.order]
-            return codes * self.scales.float()[:, self.order]
+                codes -= self.zeros.float()[:, self.g_idx]
+            return codes * self.scales.float()[:, self.g_idx]
         rows, groups = self.scales.shape
         codes = self.codes.float().view(rows, groups, -1)
         if self.zeros is not None:
@@ -106,54 +100,55 @@ class GroupedInts:
 
 @dataclass(frozen=True, slots=True)
 class ScaledFloats:
-    """Floating-point numbers of few bits with a scale for each group of a row's inputs: value *
-    scale.
+    """Low-bit floats with a scale for each group of a row's inputs: value * scale.
 
-    A scale that is shared by rows (a tensor's, a block's) stands in each of them. Four- and six-bit
-    numbers are those of float8_e4m3fn that they are equal to, or codes of a table.
+    A scale shared by rows (a tensor's, a block's) is repeated in each. Four- and six-bit numbers
+    are stored as the equal float8_e4m3fn, or as codebook indices.
     """
 
     values: Tensor
-    """Any floating type [out, in]; uint8 where there is a table."""
+    """Values [out, in], any floating dtype; uint8 with a codebook."""
     scales: Tensor
     """Float32 [out, groups]."""
-    group: int
-    """Neighbouring inputs that share a scale; those of the last group may be fewer."""
-    table: Tensor | None = None
-    """Float32: what each code stands for."""
-    factors: Tensor | None = None
-    """Float32 [out, 1]: what multiplies all scales of a row; None: nothing does."""
+    group_size: int
+    """Adjacent inputs that share a scale; the last group may be smaller."""
+    codebook: Tensor | None = None
+    """Float32: the value of each code."""
+    global_scales: Tensor | None = None
+    """Float32 [out, 1]: second-level scale of each row; None: there is none."""
 
     @property
     def shape(self) -> tuple[int, int]:
         """Output rows and input columns."""
         return self.values.shape[0], self.values.shape[1]
 
-    def rows(self, own: slice) -> ScaledFloats:
+    def slice_rows(self, own: slice) -> ScaledFloats:
         """Return some of the rows."""
-        factors = None if self.factors is None else self.factors[own]
-        return replace(self, values=self.values[own], scales=self.scales[own], factors=factors)
+        global_scales = None if self.global_scales is None else self.global_scales[own]
+        return replace(
+            self, values=self.values[own], scales=self.scales[own], global_scales=global_scales
+        )
 
-    def all_of_scales(self) -> Tensor:
-        """Return the scales times what multiplies them."""
-        return self.scales if self.factors is None else self.scales * self.factors
+    def full_scales(self) -> Tensor:
+        """Return the group scales times the global scales."""
+        return self.scales if self.global_scales is None else self.scales * self.global_scales
 
-    def plain(self) -> Tensor:
+    def dequantize(self) -> Tensor:
         """Return the weight in float32."""
         rows, width = self.shape
-        values = self.values.float() if self.table is None else self.table[self.values.int()]
-        scales = self.all_of_scales()
+        values = self.values.float() if self.codebook is None else self.codebook[self.values.int()]
+        scales = self.full_scales()
         if scales.shape[1] == 1:
             return values * scales
-        if width % self.group:
-            return values * scales.repeat_interleave(self.group, 1)[:, :width]
-        return (values.view(rows, -1, self.group) * scales.unsqueeze(-1)).view(rows, width)
+        if width % self.group_size:
+            return values * scales.repeat_interleave(self.group_size, 1)[:, :width]
+        return (values.view(rows, -1, self.group_size) * scales.unsqueeze(-1)).view(rows, width)
 
 
-def pieces(layout: Layout) -> Iterator[tuple[slice, Tensor]]:
-    """Yield rows and the float32 weight that they are, few numbers at a time."""
+def dequantize_chunks(layout: Layout) -> Iterator[tuple[slice, Tensor]]:
+    """Yield (rows, their float32 weight), a bounded number of elements at a time."""
     out, width = layout.shape
-    step = max(1, PIECE // max(width, 1))
+    step = max(1, CHUNK_NUMBERS // max(width, 1))
     for start in range(0, out, step):
         own = slice(start, min(start + step, out))
-        yield own, layout.rows(own).plain()
+        yield own, layout.slice_rows(own).dequantize()

@@ -1,4 +1,4 @@
-"""Numbers of few bits out of words and bytes, as formats pack them. Knows no format."""
+"""Unpacks low-bit numbers from words and bytes. Independent of formats."""
 
 from __future__ import annotations
 
@@ -8,21 +8,19 @@ from typing import Final
 
 import torch
 
-from core.errors import ModelError
+from core.api import ModelError
 
 Tensor = torch.Tensor
 
 E2M1: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""What the lower three bits of a four-bit float mean; the fourth is the sign."""
+"""Values of the lower three bits of an FP4 number; the fourth bit is the sign."""
 WORD: Final = 32
 
 
 def unpack_words(words: Tensor, bits: int, count: int) -> Tensor:
-    """Return uint8 [..., count] out of int32 [..., words]: a stream of `bits` each, lowest first,
-    along the last axis.
+    """Return uint8 [..., count] from int32 [..., words], `bits` each, lowest bits first.
 
-    A number may begin in one word and end in the next (3, 5, 6 and 7 bits). Raises `ModelError` for
-    other sizes.
+    A number of 3, 5, 6 or 7 bits may straddle two words. Raises `ModelError` for other sizes.
     """
     if (
         words.dtype != torch.int32
@@ -30,20 +28,16 @@ def unpack_words(words: Tensor, bits: int, count: int) -> Tensor:
         or words.shape[-1] != -(-count * bits // WORD)
     ):
         raise ModelError(
-            f"holds {_name(words.dtype)} {list(words.shape)}, which are not {count} numbers of "
-            f"{bits} bits packed into "
-            "words of int32."
+            f"holds {_name(words.dtype)} {list(words.shape)}; expected int32 words of {count} "
+            f"numbers of {bits} bits."
         )
     if WORD % bits == 0 and sys.byteorder == "little":
-        words = words.clone(
-            memory_format=torch.contiguous_format
-        )  # one column of many is called contiguous, and is not
+        # A single column of many reports contiguous but is not
+        words = words.clone(memory_format=torch.contiguous_format)
         return unpack_bytes(words.view(torch.uint8), bits)[..., :count]
     missing = -words.shape[-1] % bits
     padded = torch.nn.functional.pad(words, (0, missing)).long() & 0xFFFFFFFF
-    streams = padded.view(
-        *padded.shape[:-1], -1, bits
-    )  # 32 numbers in as many words as they have bits
+    streams = padded.view(*padded.shape[:-1], -1, bits)  # 32 numbers fill `bits` words
     out = torch.empty(*streams.shape[:-1], WORD, dtype=torch.uint8, device=words.device)
     for index in range(WORD):
         word, shift = divmod(index * bits, WORD)
@@ -55,7 +49,7 @@ def unpack_words(words: Tensor, bits: int, count: int) -> Tensor:
 
 
 def unpack_bytes(packed: Tensor, bits: int) -> Tensor:
-    """Return uint8 [..., bytes * 8 / bits] out of bytes, lowest bits first; `bits` divides 8."""
+    """Return uint8 [..., bytes * 8 / bits] from bytes, lowest bits first; `bits` divides 8."""
     if bits == 8:
         return packed
     per = 8 // bits
@@ -65,27 +59,25 @@ def unpack_bytes(packed: Tensor, bits: int) -> Tensor:
     return out.flatten(-2)
 
 
-def centred(codes: Tensor, bits: int) -> Tensor:
-    """Return unsigned numbers of so many bits as int8 with their middle taken off."""
-    return (
-        (codes ^ 0x80).view(torch.int8) if bits == 8 else codes.view(torch.int8) - (1 << (bits - 1))
-    )
+def to_signed(codes: Tensor, bits: int) -> Tensor:
+    """Return unsigned `bits`-bit numbers as int8, shifted by half their range."""
+    if bits == 8:
+        return (codes ^ 0x80).view(torch.int8)
+    return codes.view(torch.int8) - (1 << (bits - 1))
 
 
-def four_bit_floats(packed: Tensor) -> Tensor:
-    """Return float8_e4m3fn [..., 2 * bytes] out of bytes of two E2M1 floats each, the lower one
-    first.
-    """
-    # In one thread: an index of this size is shared out, and threads wait for each other.
+def unpack_fp4(packed: Tensor) -> Tensor:
+    """Return float8_e4m3fn [..., 2 * bytes] from bytes of two E2M1 floats, the lower one first."""
+    # index_select runs in one thread; indexing would use several, which wait for each other.
     found = _pairs(packed.device).index_select(0, packed.flatten().int())
     return found.view(torch.float8_e4m3fn).view(*packed.shape[:-1], 2 * packed.shape[-1])
 
 
 @cache
 def _pairs(device: torch.device) -> Tensor:
-    """Return int16 [256]: the bytes of the two numbers that each byte has.
+    """Return int16 [256]: the two float8 numbers of each byte.
 
-    Rows are unpacked few at a time, so it is kept.
+    Cached, as rows are unpacked a few at a time.
     """
     values = (
         torch.tensor([*E2M1, *(-value for value in E2M1)], device=device)
@@ -99,10 +91,8 @@ def _pairs(device: torch.device) -> Tensor:
     )
 
 
-def six_bit_floats(packed: Tensor, exponent_bits: int = 2) -> Tensor:
-    """Return float8_e4m3fn [..., 4 * bytes / 3] out of four E2M3 or E3M2 floats in three bytes
-    each, lowest bits first.
-    """
+def unpack_fp6(packed: Tensor, exponent_bits: int = 2) -> Tensor:
+    """Return float8_e4m3fn [..., 4 * bytes / 3] from packed E2M3 or E3M2 floats, lowest first."""
     triples = packed.int().view(*packed.shape[:-1], -1, 3)
     word = triples[..., 0] | triples[..., 1] << 8 | triples[..., 2] << 16
     codes = torch.stack([word >> shift & 63 for shift in (0, 6, 12, 18)], -1).flatten(-2)
@@ -111,24 +101,25 @@ def six_bit_floats(packed: Tensor, exponent_bits: int = 2) -> Tensor:
 
 @cache
 def _six_bit_numbers(exponent_bits: int, device: torch.device) -> Tensor:
-    """Return uint8 [64]: the float8_e4m3fn that each code is."""
+    """Return uint8 [64]: the float8_e4m3fn of each code."""
     mantissa_bits = 5 - exponent_bits
     values = []
     for code in range(32):
         exponent = code >> mantissa_bits
         fraction = (code & ((1 << mantissa_bits) - 1)) / (1 << mantissa_bits)
-        least = 2 - (
-            1 << (exponent_bits - 1)
-        )  # the exponent of subnormal numbers and of the first normal ones
+        # Exponent of subnormals and of the smallest normals
+        min_exponent = 2 - (1 << (exponent_bits - 1))
         values.append(
-            (1 + fraction) * 2.0 ** (least + exponent - 1) if exponent else fraction * 2.0**least
+            (1 + fraction) * 2.0 ** (min_exponent + exponent - 1)
+            if exponent
+            else fraction * 2.0**min_exponent
         )
     numbers = torch.tensor([*values, *(-value for value in values)], device=device)
     return numbers.to(torch.float8_e4m3fn).view(torch.uint8)
 
 
-def powers_of_two(exponents: Tensor) -> Tensor:
-    """Return float32 out of scales that are stored as exponents of eight bits (E8M0)."""
+def e8m0_to_float(exponents: Tensor) -> Tensor:
+    """Return float32 from scales stored as eight-bit exponents (E8M0)."""
     return torch.exp2(exponents.view(torch.uint8).float() - 127)
 
 

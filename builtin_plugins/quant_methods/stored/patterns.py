@@ -1,9 +1,7 @@
-"""Patterns by which a checkpoint's config names layers, matched in bounded time: a stranger wrote
-them. Knows no format.
+"""Matches regular expressions from checkpoint configs in bounded time, as configs are untrusted.
 
-`re` tries one way after the other in which a pattern may fit. Where there can be many, all are
-followed at once here, from place to place of the name; so time grows with the square of its length
-at most.
+`re` backtracks over alternatives one by one. A pattern with many alternatives is simulated here as
+an automaton over positions of the name, in time quadratic in its length.
 """
 
 from __future__ import annotations
@@ -15,12 +13,10 @@ from re import _constants as ops  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any, Final
 
-from core.errors import ModelError
+from core.api import ModelError
 
-FEW: Final = 3
-"""Choices that `re` may have in a pattern: repeats and alternatives, of which none is inside of a
-repeat.
-"""
+MAX_RE_CHOICES: Final = 3
+"""Repeats and alternatives of a pattern that `re` may match; none may be nested in a repeat."""
 REPEATS: Final = (ops.MAX_REPEAT, ops.MIN_REPEAT)
 CATEGORIES: Final[dict[Any, Callable[[str], bool]]] = {
     ops.CATEGORY_DIGIT: str.isdecimal,
@@ -35,76 +31,72 @@ OPPOSITES: Final = {
 
 
 class Pattern:
-    """A regular expression of Python's. Raises `ModelError` for a text that is none, or refers to
-    what it matched before.
+    """A Python regular expression. Raises `ModelError` if it is invalid or uses a backreference.
 
-    `place`: where it was given, for that error.
+    `source`: the config field, named in errors.
     """
 
-    def __init__(self, text: str, place: str = "quantization_config") -> None:
+    def __init__(self, text: str, source: str = "quantization_config") -> None:
         self._text = text
-        self._place = place
+        self._source = source
         try:
-            with warnings.catch_warnings():  # of what a later version of Python may read otherwise
+            with warnings.catch_warnings():  # syntax that a later Python may read differently
                 warnings.simplefilter("ignore")
                 self._tree: Any = parser.parse(text)
                 choices = list(_choices(self._tree, inside=False))
-                is_quick = len(choices) <= FEW and not any(choices)
+                is_quick = len(choices) <= MAX_RE_CHOICES and not any(choices)
                 self._quick = re.compile(text) if is_quick else None
         except (re.error, RecursionError, OverflowError) as error:
             raise self._fault(str(error)) from error
 
-    def begins(self, name: str) -> bool:
-        """Say whether it fits the beginning of a name, or all of it."""
-        return (
-            bool(self._ends(name, [0]))
-            if self._quick is None
-            else self._quick.match(name) is not None
-        )
+    def match(self, name: str) -> bool:
+        """Return whether it matches at the beginning of a name."""
+        if self._quick is None:
+            return bool(self._ends(name, [0]))
+        return self._quick.match(name) is not None
 
-    def is_in(self, name: str) -> bool:
-        """Say whether it fits anywhere in a name."""
+    def search(self, name: str) -> bool:
+        """Return whether it matches anywhere in a name."""
         if self._quick is None:
             return bool(self._ends(name, range(len(name) + 1)))
         return self._quick.search(name) is not None
 
-    def is_all_of(self, name: str) -> bool:
-        """Say whether it fits a whole name."""
-        return (
-            len(name) in self._ends(name, [0])
-            if self._quick is None
-            else self._quick.fullmatch(name) is not None
-        )
+    def fullmatch(self, name: str) -> bool:
+        """Return whether it matches a whole name."""
+        if self._quick is None:
+            return len(name) in self._ends(name, [0])
+        return self._quick.fullmatch(name) is not None
 
     def _ends(self, name: str, starts: Iterable[int]) -> set[int]:
         try:
-            return _Ways(name, ignores_case=bool(self._tree.state.flags & re.IGNORECASE)).after(
-                self._tree, set(starts)
-            )
+            return _Alternatives(
+                name, ignores_case=bool(self._tree.state.flags & re.IGNORECASE)
+            ).after(self._tree, set(starts))
         except (NotImplementedError, RecursionError) as error:
             raise self._fault(str(error)) from error
 
     def _fault(self, reason: str) -> ModelError:
         return ModelError(
-            f"{self._place}: {self._text!r:.80} is no pattern that is matched here: {reason}."
+            f"{self._source}: got {self._text!r:.80}; expected a supported regular expression "
+            f"({reason})."
         )
 
 
-class _Ways:
-    """Where in one text the items of a pattern may end, for each place where they may begin."""
+class _Alternatives:
+    """End positions of pattern items in one text, for each start position."""
 
     def __init__(self, text: str, *, ignores_case: bool) -> None:
         self._text = text
         self._ignores_case = ignores_case
         self._known: dict[tuple[Any, int, int], set[int]] = {}
 
-    def after(self, items: Any, places: set[int]) -> set[int]:
-        """Return where they may end, one behind the other."""
+    def after(self, items: Any, ends: set[int]) -> set[int]:
+        """Return the end positions of a sequence of items."""
         for op, facts in items:
-            places = {end for start in places for end in self._after(op, facts, start)}
-            if not places:
+            ends = {end for start in ends for end in self._after(op, facts, start)}
+            if not ends:
                 break
-        return places
+        return ends
 
     def _after(self, op: Any, facts: Any, at: int) -> set[int]:
         key = op, id(facts), at
@@ -114,18 +106,16 @@ class _Ways:
 
     def _found(self, op: Any, facts: Any, at: int) -> set[int]:
         if op in (ops.LITERAL, ops.NOT_LITERAL, ops.ANY, ops.IN):
-            return (
-                {at + 1}
-                if at < len(self._text) and self._fits(op, facts, self._text[at])
-                else set()
-            )
+            if at < len(self._text) and self._fits(op, facts, self._text[at]):
+                return {at + 1}
+            return set()
         if op is ops.BRANCH:
             return {end for items in facts[1] for end in self.after(items, {at})}
         if op is ops.SUBPATTERN and not (facts[1] or facts[2]):
             return self.after(facts[3], {at})
         if op in REPEATS:
-            least, most, items = facts
-            return self._repeated(least, most, items, at)
+            low, high, items = facts
+            return self._repeated(low, high, items, at)
         if op is ops.AT:
             return {at} if self._is_at(facts, at) else set()
         if op in (ops.ASSERT, ops.ASSERT_NOT):
@@ -134,21 +124,21 @@ class _Ways:
             ends = self.after(items, {start}) if start >= 0 else set()
             holds = bool(ends) if direction > 0 else at in ends
             return {at} if holds is (op is ops.ASSERT) else set()
-        raise NotImplementedError(f"it has {str(op).lower()}")
+        raise NotImplementedError(f"unsupported: {str(op).lower()}")
 
-    def _repeated(self, least: int, most: int, items: Any, at: int) -> set[int]:
-        places = {at}
-        for _ in range(least):
-            before = places
-            places = self.after(items, places)
-            if places == before:  # and so it stays
+    def _repeated(self, low: int, high: int, items: Any, at: int) -> set[int]:
+        ends = {at}
+        for _ in range(low):
+            before = ends
+            ends = self.after(items, ends)
+            if ends == before:  # a fixed point
                 break
-        found = set(places)
-        for _ in range(most - least):
-            places = self.after(items, places) - found
-            if not places:
+        found = set(ends)
+        for _ in range(high - low):
+            ends = self.after(items, ends) - found
+            if not ends:
                 break
-            found |= places
+            found |= ends
         return found
 
     def _is_at(self, what: Any, at: int) -> bool:
@@ -158,7 +148,7 @@ class _Ways:
             return at == len(self._text)
         is_word = CATEGORIES[ops.CATEGORY_WORD]
         sides = [
-            0 <= place < len(self._text) and is_word(self._text[place]) for place in (at - 1, at)
+            0 <= index < len(self._text) and is_word(self._text[index]) for index in (at - 1, at)
         ]
         return (sides[0] != sides[1]) is (what is ops.AT_BOUNDARY)
 
@@ -172,23 +162,21 @@ class _Ways:
 
 
 def _is_one(item: tuple[Any, Any], char: str) -> bool:
-    """Say whether a character is the one, in the range, or of the category that an item names."""
+    """Return whether a character is in the literal, range or category of an item."""
     op, facts = item
     if op is ops.LITERAL:
         return bool(ord(char) == facts)
     if op is ops.RANGE:
         return bool(facts[0] <= ord(char) <= facts[1])
     if op is ops.CATEGORY:
-        return (
-            not CATEGORIES[OPPOSITES[facts]](char)
-            if facts in OPPOSITES
-            else CATEGORIES[facts](char)
-        )
+        if facts in OPPOSITES:
+            return not CATEGORIES[OPPOSITES[facts]](char)
+        return CATEGORIES[facts](char)
     return False
 
 
 def _choices(items: Any, *, inside: bool) -> Iterable[bool]:
-    """Yield for each repeat and each set of alternatives whether it is inside of a repeat."""
+    """Yield, for each repeat and each alternative, whether it is nested in a repeat."""
     for op, facts in items:
         if op in REPEATS or op is ops.POSSESSIVE_REPEAT:
             yield inside

@@ -1,6 +1,4 @@
-"""How torchao's tensor types lie in a safetensors file: each of their tensors by itself, under the
-name of the weight.
-"""
+"""torchao's tensor types in a safetensors file: components are stored under the weight's name."""
 
 from __future__ import annotations
 
@@ -9,159 +7,150 @@ from typing import Final
 
 import torch
 
-from builtin_plugins.quant_methods.common.floats import EIGHT_BIT, EXPONENTS, one_number
+from builtin_plugins.quant_methods.common.floats import E8M0_DTYPES, FP8_DTYPES, scalar_scale
 from builtin_plugins.quant_methods.common.ints import IntsFormat
-from builtin_plugins.quant_methods.stored.formats import StoredFormat, cut_groups, groups_of
-from builtin_plugins.quant_methods.stored.layouts import GroupedInts, Grouping, ScaledFloats
+from builtin_plugins.quant_methods.stored.formats import StoredFormat, num_groups, shard_groups
+from builtin_plugins.quant_methods.stored.layouts import GroupedInts, LayoutSpec, ScaledFloats
 from builtin_plugins.quant_methods.stored.packing import (
-    four_bit_floats,
-    powers_of_two,
+    e8m0_to_float,
     unpack_bytes,
+    unpack_fp4,
 )
-from core.api import ModelError, Part
+from core.api import ModelError
+from core.model_spec.weight_shard import WeightShard
 
 CODES: Final = "_weight_qdata"
 SCALES: Final = "_weight_scale"
 ZEROS: Final = "_weight_zero_point"
-WHOLE_SCALE: Final = "_weight_per_tensor_scale"
+TENSOR_SCALE: Final = "_weight_per_tensor_scale"
 BLOCK_ROWS: Final = 128
 BLOCK_COLUMNS: Final = 4
-"""Scales of so many rows and groups lie together in the order of a GPU's kernel."""
+"""Rows and groups of one swizzled block of scales."""
 
 
-class SymmetricInts(IntsFormat):
-    """Integers whose zero points are stored, and are all 0."""
+class SymmetricIntsFormat(IntsFormat):
+    """Integers with stored zero points that must all be 0."""
 
-    def check_optional(self, suffix: str, tensor: torch.Tensor, part: Part) -> None:
-        """Refuse zero points that the config does not speak of."""
+    def check_optional(self, suffix: str, tensor: torch.Tensor, shard: WeightShard) -> None:
+        """Reject zero points that contradict the config."""
         if suffix == ZEROS and bool(tensor.any()):
             raise ModelError(
-                "has zero points, and the quantization config says that there are none; restore "
-                "the config."
+                "has zero points, but the quantization config has none. Restore the original "
+                "config."
             )
 
 
-class NibblesFormat(StoredFormat):
-    """Signed integers of four bits, two in a byte, the first in the lower half; what a zero stands
-    for is stored beside them.
+class PackedInt4Format(StoredFormat):
+    """Signed four-bit integers, two per byte, the first in the lower half.
+
+    The value of code 0 is stored per group.
     """
 
     suffixes = (CODES, SCALES, ZEROS)
 
     def __init__(self, group: int) -> None:
         self._group = group
-        self.grouping = Grouping(4, group, has_zeros=True, has_float_zeros=True)
-        self.stored_bits = 4 + 32 / group
+        self.layout_spec = LayoutSpec(4, group, has_zeros=True, has_float_zeros=True)
+        self.bits_per_weight = 4 + 32 / group
 
-    def check(self, part: Part) -> None:
-        """Refuse groups that do not divide the inputs, or that ranks would cut."""
-        if groups_of(part, self._group) > 1:
-            part.columns(
-                torch.empty(1, groups_of(part, self._group), device="meta"), per=self._group
+    def check(self, shard: WeightShard) -> None:
+        """Reject group sizes that do not divide the inputs, and shards that cut a group."""
+        if num_groups(shard, self._group) > 1:
+            shard.columns(
+                torch.empty(1, num_groups(shard, self._group), device="meta"), per=self._group
             )
 
-    def shape(self, suffix: str, part: Part) -> tuple[int, ...] | None:
+    def shape(self, suffix: str, shard: WeightShard) -> tuple[int, ...] | None:
         """Return the shape of one of the tensors."""
-        groups = groups_of(part, self._group)
-        return (
-            (part.out_features, part.in_features // 2)
-            if suffix == CODES
-            else (groups, part.out_features)
-        )
+        groups = num_groups(shard, self._group)
+        if suffix == CODES:
+            return (shard.out_features, shard.in_features // 2)
+        return (groups, shard.out_features)
 
-    def unpack(self, tensors: Mapping[str, torch.Tensor], part: Part) -> GroupedInts:
-        """Return the rank's part."""
-        codes = unpack_bytes(part.rows(tensors[CODES]).contiguous().view(torch.uint8), 4)
+    def unpack(self, tensors: Mapping[str, torch.Tensor], shard: WeightShard) -> GroupedInts:
+        """Return this rank's shard."""
+        codes = unpack_bytes(shard.rows(tensors[CODES]).contiguous().view(torch.uint8), 4)
         codes = (codes ^ 8).view(torch.int8) - 8
         scales, middles = (
-            cut_groups(part.rows(tensors[name], 1).T, part, self._group).float()
+            shard_groups(shard.rows(tensors[name], 1).T, shard, self._group).float()
             for name in (SCALES, ZEROS)
         )
         zeros = -middles / torch.where(scales == 0, 1, scales)
-        return GroupedInts(part.columns(codes), scales, zeros)
+        return GroupedInts(shard.columns(codes), scales, zeros)
 
 
-class SwizzledFloats(StoredFormat):
-    """Floats of eight or four bits with a scale for each group, in rows or in the order of a GPU's
-    kernel.
+class SwizzledFloatsFormat(StoredFormat):
+    """Eight- or four-bit floats with group scales, row-major or swizzled for a GPU kernel.
 
-    `is_scaled`: the scales have one of their own. `in_powers`: they are exponents of two.
+    `is_scaled`: a second-level scale multiplies the scales. `e8m0_scales`: scales are exponents of
+    two.
     """
 
     def __init__(
-        self, group: int, *, is_packed: bool, is_scaled: bool = False, in_powers: bool = False
+        self, group: int, *, is_packed: bool, is_scaled: bool = False, e8m0_scales: bool = False
     ) -> None:
         self._group = group
         self._is_packed = is_packed
-        self._in_powers = in_powers
-        self.suffixes = (CODES, SCALES, *([WHOLE_SCALE] if is_scaled else []))
+        self._e8m0_scales = e8m0_scales
+        self.suffixes = (CODES, SCALES, *([TENSOR_SCALE] if is_scaled else []))
         bits = 4 if is_packed else 8
-        self.grouping = Grouping(
-            bits, group, is_float=True, has_factors=is_scaled, has_powers=in_powers
+        self.layout_spec = LayoutSpec(
+            bits, group, is_float=True, has_global_scales=is_scaled, has_e8m0_scales=e8m0_scales
         )
-        self.stored_bits = bits + 8 / group
+        self.bits_per_weight = bits + 8 / group
 
-    def check(self, part: Part) -> None:
-        """Refuse groups that do not divide the inputs, or that ranks would cut."""
-        part.columns(torch.empty(1, groups_of(part, self._group), device="meta"), per=self._group)
-
-    def shape(self, suffix: str, part: Part) -> tuple[int, ...] | None:
-        """Return the shape of the numbers; scales come in two."""
-        return (
-            (part.out_features, part.in_features // (1 + self._is_packed))
-            if suffix == CODES
-            else None
+    def check(self, shard: WeightShard) -> None:
+        """Reject group sizes that do not divide the inputs, and shards that cut a group."""
+        shard.columns(
+            torch.empty(1, num_groups(shard, self._group), device="meta"), per=self._group
         )
 
-    def unpack(self, tensors: Mapping[str, torch.Tensor], part: Part) -> ScaledFloats:
-        """Return the rank's part."""
+    def shape(self, suffix: str, shard: WeightShard) -> tuple[int, ...] | None:
+        """Return the shape of the numbers; scales have two valid shapes."""
+        if suffix == CODES:
+            return (shard.out_features, shard.in_features // (1 + self._is_packed))
+        return None
+
+    def unpack(self, tensors: Mapping[str, torch.Tensor], shard: WeightShard) -> ScaledFloats:
+        """Return this rank's shard."""
         stored = tensors[CODES]
-        if not (self._is_packed or stored.dtype in EIGHT_BIT):
+        if not (self._is_packed or stored.dtype in FP8_DTYPES):
             raise ModelError(
-                f"has numbers of {str(stored.dtype).removeprefix('torch.')}; they are eight-bit "
-                "floats."
+                f"has numbers of {str(stored.dtype).removeprefix('torch.')}; expected an FP8 dtype."
             )
-        values = part.rows(stored)
-        values = (
-            four_bit_floats(values.contiguous().view(torch.uint8)) if self._is_packed else values
-        )
-        scales = in_rows(tensors[SCALES], part, groups_of(part, self._group))
-        if self._in_powers != (scales.dtype in EXPONENTS):
-            wanted = "exponents of a byte" if self._in_powers else "floats"
+        values = shard.rows(stored)
+        values = unpack_fp4(values.contiguous().view(torch.uint8)) if self._is_packed else values
+        scales = unswizzle(tensors[SCALES], shard, num_groups(shard, self._group))
+        if self._e8m0_scales != (scales.dtype in E8M0_DTYPES):
+            expected = "exponents of a byte" if self._e8m0_scales else "floats"
             raise ModelError(
-                f"has scales of {str(scales.dtype).removeprefix('torch.')}; they are {wanted}."
+                f"has scales of {str(scales.dtype).removeprefix('torch.')}; expected {expected}."
             )
-        scales = powers_of_two(scales) if self._in_powers else scales.float()
-        factors = None
-        if WHOLE_SCALE in tensors:
-            factors = one_number(WHOLE_SCALE, tensors[WHOLE_SCALE]).expand(len(values), 1)
-        scales = cut_groups(scales, part, self._group)
-        return ScaledFloats(part.columns(values), scales, self._group, factors=factors)
+        scales = e8m0_to_float(scales) if self._e8m0_scales else scales.float()
+        global_scales = None
+        if TENSOR_SCALE in tensors:
+            global_scales = scalar_scale(TENSOR_SCALE, tensors[TENSOR_SCALE]).expand(len(values), 1)
+        scales = shard_groups(scales, shard, self._group)
+        return ScaledFloats(shard.columns(values), scales, self._group, global_scales=global_scales)
 
 
-def in_rows(scales: torch.Tensor, part: Part, groups: int) -> torch.Tensor:
-    """Return the rank's [rows, groups] of scales that are so, or in the order of a GPU's kernel,
-    filled up to whole blocks.
-    """
-    rows = part.out_features
+def unswizzle(scales: torch.Tensor, shard: WeightShard, groups: int) -> torch.Tensor:
+    """Return this rank's scales [rows, groups] from row-major or swizzled scales."""
+    rows = shard.out_features
     if tuple(scales.shape) == (rows, groups):
-        return part.rows(scales)
+        return shard.rows(scales)
     down = -(-rows // BLOCK_ROWS)
     across = -(-groups // BLOCK_COLUMNS)
     if scales.dtype.itemsize != 1 or scales.numel() != down * BLOCK_ROWS * across * BLOCK_COLUMNS:
-        raise ModelError(
-            f"has scales of shape {list(scales.shape)}; [{rows}, {groups}] are needed."
-        )
-    lines = (
-        BLOCK_ROWS // BLOCK_COLUMNS
-    )  # torch moves bytes in any order, and not every type of a byte
+        raise ModelError(f"has scales of shape {list(scales.shape)}; expected [{rows}, {groups}].")
+    lines = BLOCK_ROWS // BLOCK_COLUMNS  # torch cannot permute every one-byte dtype
     blocks = (
         scales.contiguous()
         .view(torch.uint8)
         .view(down, across, lines, BLOCK_COLUMNS, BLOCK_COLUMNS)
     )
     found = []
-    for source, _ in part.pieces:
+    for source, _ in shard.pieces:
         first = source.start // BLOCK_ROWS
         own = (
             blocks[first : -(-source.stop // BLOCK_ROWS)]

@@ -1,11 +1,11 @@
-"""Checkpoints that torchao wrote."""
+"""torchao checkpoints."""
 
 from core.api import Entry, hookimpl
 
 
 @hookimpl
 def engine_quant_methods() -> list[Entry]:
-    """Return the method."""
+    """Return the method's entry."""
     target = "builtin_plugins.quant_methods.torchao.method:TorchAo"
     return [
         Entry(

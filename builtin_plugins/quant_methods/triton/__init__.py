@@ -1,1 +1,1 @@
-"""Numbers of few bits on GPUs, kept as they are stored and multiplied so by Triton."""
+"""Triton kernels that multiply quantized weights on GPUs in their stored format."""

@@ -1,4 +1,4 @@
-"""Who keeps weights on GPUs: plain ones as they are, numbers of few bits in as many."""
+"""Weights on GPUs: plain and quantized ones."""
 
 from core.api import Entry, hookimpl
 
@@ -7,13 +7,13 @@ FOLDER = "builtin_plugins.quant_methods.triton.method"
 
 @hookimpl
 def engine_quant_methods() -> list[Entry]:
-    """Return the method, and that of devices which multiply eight-bit floats."""
+    """Return the method's entry, and that of devices that multiply FP8."""
     gives = frozenset({"plain weights"})
     return [
         Entry(
             "triton",
             f"{FOLDER}:TritonWeights",
-            "Triton: plain weights as they are, numbers of few bits as they are stored",
+            "Triton: plain weights, and quantized weights in their stored format",
             priority=10,
             when={"triton": [True]},
             gives=gives,
@@ -21,8 +21,7 @@ def engine_quant_methods() -> list[Entry]:
         Entry(
             "triton_float8",
             f"{FOLDER}:Float8Weights",
-            "the same, and eight-bit floats by torch, where checkpoints were made for inputs of "
-            "eight bits",
+            "the same, with FP8 products by torch for checkpoints made for 8-bit activations",
             priority=20,
             when={"triton": [True], "float8": [True], "dtype": ["bfloat16"]},
             gives=gives,

@@ -1,6 +1,4 @@
-"""Experts whose weights are packed as they load: rows are sorted by expert, and each expert
-multiplies its own.
-"""
+"""Experts packed on load. Rows are sorted by expert; each expert multiplies its own."""
 
 from __future__ import annotations
 
@@ -8,55 +6,53 @@ import torch
 from core_kernels.packed import PackedOps
 from torch import nn
 
-from core.api import Part
+from core.model_spec.weight_shard import WeightShard
 from core.models.layers.weights import refuse_integers
 from core.models.ops.reference import EXPERTS
 
 
 class PackedExperts:
-    """Two tensors of all experts, as of plain ones: gate_up and down."""
+    """Two tensors of all experts: gate_up and down."""
 
     suffixes: tuple[str, ...] = ("weight",)
-    endings: tuple[str, ...] = ("",)
+    stacked_suffixes: tuple[str, ...] = ("",)
 
     def __init__(self, ops: PackedOps) -> None:
         self._ops = ops
         self._rows: dict[str, int] = {}
 
-    def shape(self, suffix: str, part: Part) -> tuple[int, ...] | None:
+    def shape(self, suffix: str, shard: WeightShard) -> tuple[int, ...] | None:
         """Return the shape of one expert's weight, or of all experts'."""
-        return part.shape if suffix in ("weight", "") else None
+        return shard.shape if suffix in ("weight", "") else None
 
     def create(
         self, layer: nn.Module, num_experts: int, width: int, hidden: int, dtype: torch.dtype
     ) -> None:
-        """Register both, packed; without gates the former has half as many rows."""
+        """Register both packed tensors. Without gates, gate_up has half as many rows."""
         sizes = {"gate_up": ((1 + bool(layer.gated)) * width, hidden), "down": (hidden, width)}
         for name, (rows, across) in sizes.items():
             self._rows[name] = rows
             empty = self._ops.empty(rows, across, dtype, num_experts)
             layer.register_parameter(name, nn.Parameter(empty, requires_grad=False))
 
-    def load(self, layer: nn.Module, suffix: str, tensor: torch.Tensor, part: Part) -> None:
-        """Pack the rank's part of one expert's weight, or of all experts'."""
+    def load(self, layer: nn.Module, suffix: str, tensor: torch.Tensor, shard: WeightShard) -> None:
+        """Pack this rank's shard of one expert's weight, or of all experts'."""
         del suffix
         refuse_integers(tensor)
-        weight = layer.get_parameter(part.matrix).data
-        for rows, own in part.plain(tensor):
-            for expert, matrix in enumerate(own) if part.num_experts else [(part.expert, own)]:
-                self._ops.pack(weight[expert], self._rows[part.matrix], rows.start, matrix)
+        weight = layer.get_parameter(shard.matrix).data
+        for rows, own in shard.plain(tensor):
+            for expert, matrix in enumerate(own) if shard.num_experts else [(shard.expert, own)]:
+                self._ops.pack(weight[expert], self._rows[shard.matrix], rows.start, matrix)
 
     def finish(self, layer: nn.Module) -> None:
-        """Nothing to repack."""
+        """There is nothing to repack."""
 
     def apply(
         self, layer: nn.Module, x: torch.Tensor, shares: torch.Tensor, experts: torch.Tensor
     ) -> torch.Tensor:
-        """Return what the chosen experts give: each token sums its own results in the order of its
-        choice.
-        """
+        """Return the weighted sum of the chosen experts' outputs, in order of choice."""
         top_k = experts.shape[1]
-        order = experts.flatten().argsort(stable=True)  # pairs of token and choice, by expert
+        order = experts.flatten().argsort(stable=True)  # (token, choice) pairs by expert
         bias = layer.bias
         inner = self._ops.grouped(x[order // top_k], layer.gate_up, self._rows["gate_up"], experts)  # type: ignore[arg-type]
         if bias is not None:
@@ -69,9 +65,7 @@ class PackedExperts:
             -1
         )
         out = chosen[:, 0]
-        for choice in range(
-            1, top_k
-        ):  # one after the other: torch sums in an order that depends on the batch
+        for choice in range(1, top_k):  # torch.sum adds in an order that depends on the batch
             out = out + chosen[:, choice]
         return out.to(x.dtype)
 

@@ -1,24 +1,23 @@
-"""The same weights and products in plain torch, for machines without the C++ library: right, as
-small, and slow.
-"""
+"""Round-to-nearest weights in plain torch, for machines without the C++ library; slow."""
 
 from __future__ import annotations
 
 from typing import Final
 
 import torch
-from core_kernels.quantized import FILLED, row_bytes
+from core_kernels.quantized import WIDTH_MULTIPLE, row_bytes
 from torch.nn.functional import linear, pad
 
 Tensor = torch.Tensor
 
 
 class TorchOps:
-    """The calls of `core_kernels.quantized.QuantizedOps`. A row lies by itself: scales, then
-    integers above their least.
+    """Same methods as `core_kernels.quantized.QuantizedOps`.
 
-    Of four bits, a byte has the integer of the first half of a row in its lower half. Weights are
-    made plain for each product.
+    A row is stored by itself: scales, then offset integers.
+
+    With four bits, a byte's lower half is from the first half of the row. Weights are dequantized
+    for each product.
     """
 
     def __init__(self, bits: int, group: int) -> None:
@@ -35,36 +34,36 @@ class TorchOps:
     def pack(self, weight: Tensor, rows: int, first: int, tensor: Tensor) -> None:
         """Round a plain [n, width] to rows from `first` on."""
         count, width = tensor.shape
-        filled = -(-width // FILLED) * FILLED
+        filled = -(-width // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
         groups = -(-width // self.group)
         numbers = pad(tensor.float(), (0, groups * self.group - width)).view(
             count, groups, self.group
         )
-        least = numbers.amin(-1, keepdim=True)
-        most = numbers.amax(-1, keepdim=True)
+        low = numbers.amin(-1, keepdim=True)
+        high = numbers.amax(-1, keepdim=True)
         if (
             self.bits == 4
-            # the number furthest from zero becomes -8: there is one more integer below zero than
-            # above it
+            # The number furthest from zero becomes -8: int4 has one more negative than positive
+            # integer.
         ):
-            scales = torch.where(-least > most, least, most) / -self._zero
+            scales = torch.where(-low > high, low, high) / -self._zero
         else:
-            scales = torch.maximum(-least, most) / (self._zero - 1)
+            scales = torch.maximum(-low, high) / (self._zero - 1)
         scales = scales.bfloat16()
         codes = (numbers / torch.where(scales == 0, 1, scales).float()).round()
         codes = (
             codes.clamp(1 - self._zero if self.bits == 8 else -self._zero, self._zero - 1)
             + self._zero
         )
-        kept = codes.to(torch.uint8).flatten(1)[:, :filled]
+        packed = codes.to(torch.uint8).flatten(1)[:, :filled]
         if self.bits == 4:
-            kept = kept[:, : filled // 2] | kept[:, filled // 2 :] << 4
-        weight[first : first + count] = torch.cat((scales.flatten(1).view(torch.uint8), kept), 1)
+            packed = packed[:, : filled // 2] | packed[:, filled // 2 :] << 4
+        weight[first : first + count] = torch.cat((scales.flatten(1).view(torch.uint8), packed), 1)
 
     def rows(
         self, weight: Tensor, rows: int, width: int, ids: Tensor, dtype: torch.dtype = torch.float32
     ) -> Tensor:
-        """Return the rows [n, width] of numbers [n]. Raises `IndexError` for one that there is not."""
+        """Return the rows [n, width] with ids [n]. Raises `IndexError` for an unknown id."""
         return self._plain(weight[ids], width).to(dtype)
 
     def linear(self, x: Tensor, weight: Tensor, rows: int) -> Tensor:
@@ -72,9 +71,7 @@ class TorchOps:
         return linear(x, self._plain(weight, x.shape[-1]).to(x.dtype))
 
     def grouped(self, x: Tensor, weights: Tensor, rows: int, choices: Tensor) -> Tensor:
-        """Return the product of each row of x with one of `weights`; rows are sorted by `choices`,
-        in any order.
-        """
+        """Return each row's product with one of `weights`; rows are sorted by choice."""
         chosen = choices.flatten().sort().values
         out = x.new_empty(len(x), rows)
         for index in set(chosen.tolist()):
@@ -84,7 +81,7 @@ class TorchOps:
     def _plain(self, weight: Tensor, width: int) -> Tensor:
         groups = -(-width // self.group)
         scales = weight[:, : 2 * groups].contiguous().view(torch.bfloat16)
-        kept = weight[:, 2 * groups :]
-        codes = torch.cat((kept & 15, kept >> 4), 1) if self.bits == 4 else kept
+        packed = weight[:, 2 * groups :]
+        codes = torch.cat((packed & 15, packed >> 4), 1) if self.bits == 4 else packed
         numbers = codes.float() - self._zero
         return numbers[:, :width] * scales.float().repeat_interleave(self.group, 1)[:, :width]

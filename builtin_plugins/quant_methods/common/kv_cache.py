@@ -1,4 +1,4 @@
-"""In which numbers a checkpoint wants keys and values cached."""
+"""The KV cache dtype that a checkpoint requests."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ EIGHT_BITS: Final = "float8_e4m3fn"
 NAMES: Final = ("FP8", "fp8", "fp8_e4m3")
 
 
-def kv_dtype_of(scheme: Any) -> str | None:
-    """Return the dtype that a scheme of caches names; None, the model's own, where there is no
-    scheme or another one.
+def kv_cache_dtype_of(scheme: Any) -> str | None:
+    """Return the KV cache dtype of a scheme; None: the model's dtype.
 
-    `scheme` is a name, or an object as compressed-tensors has it for weights. What is not known is
-    never worse than what was asked for: keys and values are then cached as they are.
+    `scheme` is a name, or an object as compressed-tensors uses for weights. An unknown scheme is
+    logged and gives None: the model's dtype is never less exact than the requested one.
     """
     if not scheme:
         return None
@@ -29,9 +28,8 @@ def kv_dtype_of(scheme: Any) -> str | None:
         known = scheme in NAMES
     if not known:
         log.warning(
-            "the checkpoint's scheme of cached keys and values is not known (%.200s); they are "
-            "cached in the model's dtype. Known is "
-            "fp8 with a factor for all heads or one for each.",
+            "kv_cache_scheme: got %.200s; expected fp8 with one scale per tensor or per head. "
+            "Keys and values are cached in the model's dtype.",
             scheme,
         )
     return EIGHT_BITS if known else None

@@ -1,4 +1,4 @@
-"""`--quantization int8` and `int4`: plain weights of any checkpoint are rounded while they load."""
+"""`--quantization int8` and `int4`: plain checkpoints are rounded to nearest on load."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Literal
 
 from core.api import Entry, Option, hookimpl
 
-FOLDER = "builtin_plugins.quant_methods.rounded.method"
+FOLDER = "builtin_plugins.quant_methods.rtn.method"
 
 
 @hookimpl
 def engine_options() -> list[Option]:
-    """How finely weights are rounded."""
+    """Options of round-to-nearest quantization."""
     text = (
         "Inputs that share a scale, with --quantization int8 (default: 128) or int4 (default: 32)."
     )
@@ -20,7 +20,7 @@ def engine_options() -> list[Option]:
 
 @hookimpl
 def engine_quant_methods() -> list[Entry]:
-    """Return a method for each number of bits."""
+    """Return one entry per number of bits."""
     return [
         Entry(
             "int8",

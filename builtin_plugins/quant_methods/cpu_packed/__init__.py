@@ -1,0 +1,1 @@
+"""Plain weights packed in the order of the C++ kernels."""

@@ -1,1 +1,0 @@
-"""Plain weights in the order in which the C++ kernels read them."""

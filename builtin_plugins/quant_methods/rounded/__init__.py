@@ -1,1 +1,0 @@
-"""Weights rounded to integers while they load."""

@@ -1,0 +1,1 @@
+"""Round-to-nearest quantization on load."""
