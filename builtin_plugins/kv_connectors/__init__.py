@@ -1,1 +1,1 @@
-"""Blocks of the KV cache beyond the device: host memory, disk, and whatever plugins bring."""
+"""KV connectors: stores of cache blocks beyond the device, in memory, files or other engines."""

@@ -1,32 +1,46 @@
-"""What KV connectors of other distributions are written with: their settings, a bounded directory,
-names of blocks, and a way for
-blocks between engines.
+"""Public API for KV connectors of other distributions, with the promises of `core.api`.
 
-What is here is promised as `core.api` is, and `core.contracts` says what a connector is.
+Connector settings, a bounded directory, block file names, and the base of transports between
+engines. `core.contracts` defines what a connector is.
 """
 
-from builtin_plugins.kv_connectors.bounded import BoundedDirectory
-from builtin_plugins.kv_connectors.eviction import Name
-from builtin_plugins.kv_connectors.names import MAGIC, SEAL_BYTES, Damaged, key_of, path_of
-from builtin_plugins.kv_connectors.offload import parts_of
-from builtin_plugins.kv_connectors.settings import EXTRA, FLAG, read_extra
-from builtin_plugins.kv_connectors.tcp.asking import Wire
-from builtin_plugins.kv_connectors.tcp.connector import Settings as WiredSettings
-from builtin_plugins.kv_connectors.tcp.wired import Wired
+from builtin_plugins.kv_connectors.block_files import (
+    CHECKSUM_BYTES,
+    MAGIC,
+    Damaged,
+    block_path,
+    parse_block_name,
+)
+from builtin_plugins.kv_connectors.directory import BoundedDirectory, PolicyName
+from builtin_plugins.kv_connectors.offload import split_like
+from builtin_plugins.kv_connectors.settings import (
+    EXTRA,
+    FLAG,
+    read_extra,
+    read_fields,
+    require_positive,
+    unknown_key,
+)
+from builtin_plugins.kv_connectors.tcp.client import Transport
+from builtin_plugins.kv_connectors.tcp.connector import Settings as TransportSettings
+from builtin_plugins.kv_connectors.tcp.transport import TransportConnector
 
 __all__ = [
+    "CHECKSUM_BYTES",
     "EXTRA",
     "FLAG",
     "MAGIC",
-    "SEAL_BYTES",
     "BoundedDirectory",
     "Damaged",
-    "Name",
-    "Wire",
-    "Wired",
-    "WiredSettings",
-    "key_of",
-    "parts_of",
-    "path_of",
+    "PolicyName",
+    "Transport",
+    "TransportConnector",
+    "TransportSettings",
+    "block_path",
+    "parse_block_name",
     "read_extra",
+    "read_fields",
+    "require_positive",
+    "split_like",
+    "unknown_key",
 ]

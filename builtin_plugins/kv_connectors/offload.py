@@ -1,6 +1,4 @@
-"""Host memory behind the cache: blocks that the device has no room for, as long as the engine
-lives.
-"""
+"""Connector `offload`: blocks in host memory, for the lifetime of the engine."""
 
 from __future__ import annotations
 
@@ -11,31 +9,31 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
-from builtin_plugins.kv_connectors.bounded import BoundedDirectory
-from builtin_plugins.kv_connectors.eviction import Name
+from builtin_plugins.kv_connectors.directory import BoundedDirectory, PolicyName
 from builtin_plugins.kv_connectors.settings import EXTRA, FLAG, read_extra
-from core.api import BlockKey, ConfigError, EngineConfig, KVLayout, KVTransferConfig, StoreParts
-from core.model_spec.kv import RecurrentState
+from core.api import ConfigError, EngineConfig
+from core.api.kv import BlockKey, KVTransferConfig, StoreParts
+from core.model_spec.kv import KVLayout, RecurrentState
 
 if TYPE_CHECKING:
-    from core.contracts.kv_connectors import Block, Bytes
+    from core.api.kv import Block, Bytes
 
-LEAST_BYTES: Final = 1 << 12
+MIN_BYTES: Final = 1 << 12
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The connector's own; names as in vLLM where it has any."""
+    """The connector's own settings; named as in vLLM."""
 
     cpu_bytes_to_use: int = 0
-    """Of all ranks together."""
+    """Bytes of all ranks together."""
     num_cpu_blocks: int = 0
-    """Or room for so many blocks of all layers, on each rank,"""
+    """Blocks of all layers on each rank, instead of bytes."""
     block_size: int = 0
-    """of so many tokens; 0: as on the device, in whose blocks everything moves."""
-    eviction_policy: Name = "lru"
+    """Tokens of one of `num_cpu_blocks`; 0: the device's block size."""
+    eviction_policy: PolicyName = "lru"
     spec_name: Literal["CPUOffloadingSpec"] = "CPUOffloadingSpec"
-    """What else vLLM has there is not here."""
+    """Name of vLLM's offloading spec; only this one is supported."""
 
 
 class Offload:
@@ -51,34 +49,33 @@ class Offload:
             raise ConfigError(f"{FLAG}.{EXTRA} needs 'cpu_bytes_to_use' or 'num_cpu_blocks'.")
         if own.cpu_bytes_to_use and own.num_cpu_blocks:
             raise ConfigError(
-                f"{FLAG}.{EXTRA}: cpu_bytes_to_use and num_cpu_blocks both say how much it is; "
-                "leave one out."
+                f"{FLAG}.{EXTRA}: got cpu_bytes_to_use and num_cpu_blocks; expected one of them. "
+                "Remove the other."
             )
-        if own.cpu_bytes_to_use and own.cpu_bytes_to_use < LEAST_BYTES:
+        if own.cpu_bytes_to_use and own.cpu_bytes_to_use < MIN_BYTES:
             raise ConfigError(
-                f"{FLAG}.{EXTRA}.cpu_bytes_to_use {own.cpu_bytes_to_use} holds no block; state "
-                "bytes of host memory."
+                f"{FLAG}.{EXTRA}.cpu_bytes_to_use: got {own.cpu_bytes_to_use}; expected bytes of "
+                f"host memory, {MIN_BYTES} or more."
             )
         for name in ("num_cpu_blocks", "block_size"):
-            if getattr(own, name) < 0:
-                raise ConfigError(
-                    f"{FLAG}.{EXTRA}.{name} must be more than 0, not {getattr(own, name)}."
-                )
+            value = getattr(own, name)
+            if value < 0:
+                raise ConfigError(f"{FLAG}.{EXTRA}.{name}: got {value}; expected more than 0.")
 
     @staticmethod
-    def trial(folder: str) -> Mapping[str, Any]:
-        """Some memory."""
+    def example_settings(folder: str) -> Mapping[str, Any]:
+        """Return settings with a little memory."""
         return {"cpu_bytes_to_use": 1 << 16}
 
     def directory(self, layout: KVLayout, num_ranks: int) -> BoundedDirectory:
-        """Return a directory of this rank's share, however many stages the layers are split into."""
+        """Return a directory with this rank's share."""
         group_bytes = [layout.pools[group.pool].block_bytes for group in layout.groups]
         sizes = [group.block_size for group in layout.groups]
-        most_bytes = self._most_bytes(num_ranks, zip(sizes, group_bytes, strict=True))
-        return BoundedDirectory(most_bytes, group_bytes, self._settings.eviction_policy)
+        capacity = self._rank_bytes(num_ranks, zip(sizes, group_bytes, strict=True))
+        return BoundedDirectory(capacity, group_bytes, self._settings.eviction_policy)
 
     def store(self, parts: StoreParts) -> HostMemory:
-        """Return the memory, which is taken as it fills."""
+        """Return the store. It allocates memory as it fills."""
         return HostMemory(parts)
 
     def host_bytes(self, model: Any, config: EngineConfig) -> int:
@@ -86,16 +83,15 @@ class Offload:
         cache = config.cache
         blocks = list[tuple[int, int]]()
         for spec in (layer.spec for layer in model.kv_layers):
-            usual = cache.mamba_block_size if isinstance(spec, RecurrentState) else cache.block_size
-            size = spec.block_size or usual
+            default = cache.block_size
+            if isinstance(spec, RecurrentState):
+                default = cache.mamba_block_size
+            size = spec.block_size or default
             blocks.append((size, spec.page_bytes(size)))
-        return self._most_bytes(self._num_ranks, blocks)
+        return self._rank_bytes(self._num_ranks, blocks)
 
-    def _most_bytes(self, num_ranks: int, blocks: Iterable[tuple[int, int]]) -> int:
-        """Return one rank's share.
-
-        `blocks`: tokens and bytes of a block of each group or layer there.
-        """
+    def _rank_bytes(self, num_ranks: int, blocks: Iterable[tuple[int, int]]) -> int:
+        """Return one rank's bytes. `blocks`: (tokens, bytes) of a block of each group or layer."""
         own = self._settings
         if not own.num_cpu_blocks:
             return own.cpu_bytes_to_use // num_ranks
@@ -105,62 +101,58 @@ class Offload:
 
 
 class HostMemory:
-    """A buffer for each block; those of blocks that have gone are used again, so that memory is
-    touched once.
-    """
+    """A store of one buffer for each block. Freed buffers are reused, so pages fault in once."""
 
-    seal: Literal["sum", "crc32"] = "sum"
+    checksum: Literal["sum", "crc32"] = "sum"
 
     def __init__(self, parts: StoreParts) -> None:
         self._block_bytes = parts.block_bytes
         self._held: dict[BlockKey, tuple[Bytes, bytes]] = {}
         self._free: dict[int, list[Bytes]] = {}
-        """By size."""
+        """Free buffers by size."""
         self._lock = threading.Lock()
 
     def survey(self) -> Iterable[BlockKey]:
-        """Return nothing: it had nothing before, and nobody else writes to it."""
+        """Return nothing: the memory starts empty, and no other process writes to it."""
         return ()
 
-    def place(self, key: BlockKey) -> Bytes:
-        """Return memory for a block."""
-        return self._room(self._block_bytes[key.group])
+    def allocate(self, key: BlockKey) -> Bytes:
+        """Return a buffer for a block."""
+        return self._allocate(self._block_bytes[key.group])
 
-    def keep(self, key: BlockKey, place: Bytes, seal: bytes) -> None:
-        """Have it."""
+    def commit(self, key: BlockKey, buffer: Bytes, checksum: bytes) -> None:
+        """Store a filled buffer."""
         with self._lock:
-            self._held[key] = place, seal
+            self._held[key] = buffer, checksum
 
-    def held(self, key: BlockKey) -> tuple[Bytes, bytes]:
-        """Return where it lies."""
+    def locate(self, key: BlockKey) -> tuple[Bytes, bytes]:
+        """Return a block's buffer and checksum."""
         with self._lock:
             return self._held[key]
 
-    def _room(self, size: int) -> Bytes:
-        """Return memory for a block: where there are blocks of several sizes, that of others is
-        given back first.
-        """
+    def _allocate(self, size: int) -> Bytes:
+        """Return a buffer. Free buffers of other sizes are released first."""
         if self._free.get(size):
             return self._free[size].pop()
         self._free.clear()
         return np.empty(size, np.uint8)
 
-    def write(self, key: BlockKey, block: Block, seal: bytes) -> None:
-        """Copy a block."""
-        place = self.place(key)
-        for part, piece in zip(block, parts_of(place, block), strict=True):
+    def write(self, key: BlockKey, block: Block, checksum: bytes) -> None:
+        """Copy a block into the memory."""
+        buffer = self.allocate(key)
+        for part, piece in zip(block, split_like(buffer, block), strict=True):
             np.copyto(piece, part)
-        self.keep(key, place, seal)
+        self.commit(key, buffer, checksum)
 
     def read(self, key: BlockKey, block: Block) -> bytes:
-        """Copy it back."""
-        place, seal = self.held(key)
-        for part, piece in zip(block, parts_of(place, block), strict=True):
+        """Copy a block out of the memory."""
+        buffer, checksum = self.locate(key)
+        for part, piece in zip(block, split_like(buffer, block), strict=True):
             np.copyto(part, piece)
-        return seal
+        return checksum
 
     def drop(self, key: BlockKey) -> None:
-        """Use its memory for another."""
+        """Free a block's buffer."""
         with self._lock:
             buffer, _ = self._held.pop(key, (None, b""))
         if buffer is not None:
@@ -170,14 +162,14 @@ class HostMemory:
         self._free.setdefault(buffer.nbytes, []).append(buffer)
 
     def close(self) -> None:
-        """Give all of it back."""
+        """Release all buffers."""
         self._held.clear()
         self._free.clear()
 
 
-def parts_of(buffer: Bytes, block: Block) -> Iterable[Bytes]:
-    """Yield a buffer in pieces as long as the parts of a block."""
-    at = 0
+def split_like(buffer: Bytes, block: Block) -> Iterable[Bytes]:
+    """Yield consecutive slices of a buffer with the sizes of a block's parts."""
+    offset = 0
     for part in block:
-        yield buffer[at : at + part.nbytes]
-        at += part.nbytes
+        yield buffer[offset : offset + part.nbytes]
+        offset += part.nbytes

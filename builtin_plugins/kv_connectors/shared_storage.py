@@ -1,8 +1,7 @@
-"""A folder that engines share, without an index: what is there is looked for whenever somebody
-asks. The reference connector.
+"""Connector `shared_storage`: a folder shared by several engines, without an index.
 
-One file for each block and rank, as `disk` writes them. Whatever another engine has put there is
-found with the next request, at the price of a look into the folder for each block of it.
+The reference connector. It writes one file for each block and rank, as `disk` does. A request
+finds the blocks of other engines at once, at the cost of one file lookup for each of its blocks.
 """
 
 from __future__ import annotations
@@ -17,27 +16,26 @@ from typing import Any, Final
 
 import msgspec
 
-from builtin_plugins.kv_connectors.bounded import BoundedDirectory
+from builtin_plugins.kv_connectors.block_files import MAGIC, block_path
+from builtin_plugins.kv_connectors.directory import BoundedDirectory, PolicyName
 from builtin_plugins.kv_connectors.disk import Folder, check_writable
-from builtin_plugins.kv_connectors.eviction import Name
-from builtin_plugins.kv_connectors.names import MAGIC, path_of
 from builtin_plugins.kv_connectors.settings import EXTRA, FLAG, read_extra
-from core.api import BlockKey, ConfigError, EngineConfig, KVLayout, KVTransferConfig, StoreParts
+from core.api import ConfigError, EngineConfig
+from core.api.kv import BlockKey, KVTransferConfig, StoreParts
+from core.model_spec.kv import KVLayout
 
-MOST_SEEN: Final = 1 << 20
-"""Blocks of others that are remembered; one request has fewer."""
+MAX_SEEN: Final = 1 << 20
+"""Remembered blocks of other engines; one request has fewer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The connector's own; names as in vLLM where it has any."""
+    """The connector's own settings; named as in vLLM."""
 
     shared_storage_path: str
     max_bytes: int = 16 << 30
-    """What this engine writes and leaves there, of all ranks together; what others write is theirs
-    to remove.
-    """
-    eviction_policy: Name = "lru"
+    """Bytes that this engine may store, of all ranks together."""
+    eviction_policy: PolicyName = "lru"
 
 
 class SharedStorage:
@@ -48,16 +46,16 @@ class SharedStorage:
         self._config = config
         if self._settings.max_bytes <= 0:
             raise ConfigError(
-                f"{FLAG}.{EXTRA}.max_bytes must be more than 0, not {self._settings.max_bytes}."
+                f"{FLAG}.{EXTRA}.max_bytes: got {self._settings.max_bytes}; expected more than 0."
             )
 
     @staticmethod
-    def trial(folder: str) -> Mapping[str, Any]:
-        """The folder."""
+    def example_settings(folder: str) -> Mapping[str, Any]:
+        """Return settings for the given folder."""
         return {"shared_storage_path": folder, "max_bytes": 1 << 16}
 
     def directory(self, layout: KVLayout, num_ranks: int) -> SharedDirectory:
-        """Return what looks into the folders of all ranks."""
+        """Return a directory that reads the folders of all ranks."""
         stages = self._config.parallel.pipeline_parallel_size
         folders = [self._folder(layout, rank) for rank in range(num_ranks * stages)]
         group_bytes = [layout.pools[group.pool].block_bytes for group in layout.groups]
@@ -69,11 +67,11 @@ class SharedStorage:
         )
 
     def store(self, parts: StoreParts) -> SharedFolder:
-        """Return this rank's folder. Raises `ConfigError` where it cannot be written to."""
+        """Return this rank's folder. Raises `ConfigError` if it is not writable."""
         path = self._folder(parts.layout, parts.rank)
         check_writable(path, "shared_storage_path", self._settings.shared_storage_path)
-        # Whoever looks for files knows less than what bears on their bytes: the rest is asked of
-        # each file.
+        # The folder name covers only the facts that the scheduler half knows. The fingerprint in
+        # each file's magic covers all of them.
         return SharedFolder(path, parts.block_bytes, MAGIC + bytes.fromhex(parts.fingerprint))
 
     def _folder(self, layout: KVLayout, rank: int) -> Path:
@@ -89,43 +87,46 @@ class SharedStorage:
         return Path(self._settings.shared_storage_path).expanduser() / digest[:16] / f"rank-{rank}"
 
     def host_bytes(self, model: Any, config: EngineConfig) -> int:
-        """Return nothing: what the system keeps of files, it gives back."""
+        """Return 0: the page cache is reclaimable."""
         return 0
 
 
 class SharedDirectory(BoundedDirectory):
-    """Holds what every rank has a file of, whoever wrote it, and counts what this engine wrote."""
+    """Holds every block with a file on all ranks. Its size counts only this engine's blocks."""
 
     def __init__(
-        self, folders: Sequence[Path], most_bytes: int, group_bytes: Sequence[int], order: Name
+        self,
+        folders: Sequence[Path],
+        capacity_bytes: int,
+        group_bytes: Sequence[int],
+        policy: PolicyName,
     ) -> None:
-        super().__init__(most_bytes, group_bytes, order)
+        """`folders`: the folder of each rank."""
+        super().__init__(capacity_bytes, group_bytes, policy)
         self._folders = folders
         self._seen: OrderedDict[BlockKey, None] = OrderedDict()
-        """Of others, and still there as far as anybody knows: what was said once must hold until it
-        is read.
-        """
+        """Blocks of other engines. A hit must stay one until the block is read."""
 
     def holds(self, key: BlockKey) -> bool:
-        """Look for the files, unless they are known."""
+        """Return whether all ranks have a file of a block."""
         if super().holds(key) or key in self._seen:
             return True
-        if not all((folder / path_of(key)).exists() for folder in self._folders):
+        if not all((folder / block_path(key)).exists() for folder in self._folders):
             return False
         self._seen[key] = None
-        if len(self._seen) > MOST_SEEN:
+        if len(self._seen) > MAX_SEEN:
             self._seen.popitem(last=False)
         return True
 
-    def lost(self, key: BlockKey) -> None:
-        """Look again."""
+    def discard(self, key: BlockKey) -> None:
+        """Remove a block; the next `holds` checks its files again."""
         self._seen.pop(key, None)
-        super().lost(key)
+        super().discard(key)
 
 
 class SharedFolder(Folder):
-    """A rank's part of the folder."""
+    """The folder of one rank."""
 
     def survey(self) -> Iterable[BlockKey]:
-        """Return nothing: who wants to know looks."""
+        """Return nothing: the directory checks the files itself."""
         return ()

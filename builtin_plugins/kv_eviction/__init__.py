@@ -1,1 +1,1 @@
-"""Which cached block goes first."""
+"""Eviction policies of the prefix cache."""

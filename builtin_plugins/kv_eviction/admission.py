@@ -1,7 +1,4 @@
-"""`kv_retention`: what a request says of the blocks that it leaves in the cache.
-
-The half at the edge.
-"""
+"""Admission half: checks `kv_retention`, the priority of the blocks that a request leaves."""
 
 from __future__ import annotations
 
@@ -11,51 +8,51 @@ from typing import Any, Final
 
 import msgspec
 
-from core.api import Draft, InvalidRequest, Retention
+from core.api import InvalidRequest
+from core.api.features import PendingRequest
+from core.api.kv import Retention
 
 NAME: Final = "kv_eviction"
 FIELD: Final = "kv_retention"
-MOST_PRIORITY: Final = 100
-MOST_S: Final = 86_400.0
-_PLACE: Final = re.compile(r" - at `\$\.?(.*?)`$")
+MAX_PRIORITY: Final = 100
+MAX_DURATION_S: Final = 86_400.0
+_PATH: Final = re.compile(r" - at `\$\.?(.*?)`$")
 
 
 class Admission:
-    """Reads the field, and hands it on."""
+    """Reads the field and passes it to the scheduler half."""
 
     keywords = (FIELD,)
     fields = (FIELD,)
 
     def __init__(self, ignored_with: str = "") -> None:
-        """`ignored_with`: the flag with which nobody heeds it; empty: it is heeded."""
+        """`ignored_with`: flag that disables retention; empty: it is enabled."""
         self._ignored_with = ignored_with
 
-    async def prepare(self, draft: Draft) -> Draft:
-        """Check it. Raises `InvalidRequest` naming what is wrong."""
-        said = read(draft.given[FIELD])
+    async def prepare(self, pending: PendingRequest) -> PendingRequest:
+        """Check the field. Raises `InvalidRequest` naming what is wrong."""
+        retention = read(pending.plugin_fields[FIELD])
         if self._ignored_with:
-            raise InvalidRequest(
-                FIELD, f"is heeded by nobody with {self._ignored_with}; leave it out."
-            )
-        return replace(draft, features={**draft.features, NAME: msgspec.msgpack.encode(said)})
+            raise InvalidRequest(FIELD, f"has no effect with {self._ignored_with}. Remove it.")
+        encoded = msgspec.msgpack.encode(retention)
+        return replace(pending, features={**pending.features, NAME: encoded})
 
 
 def read(given: Any) -> Retention:
-    """Return what is said. Raises `InvalidRequest` naming what is wrong with it."""
+    """Return the parsed field. Raises `InvalidRequest` naming what is wrong."""
     try:
-        said = msgspec.convert(given, Retention)
+        retention = msgspec.convert(given, Retention)
     except msgspec.ValidationError as error:
-        place = _PLACE.search(str(error))
-        name = f"{FIELD}.{place.group(1)}" if place and place.group(1) else FIELD
-        raise InvalidRequest(name, f"{_PLACE.sub('', str(error))}.") from error
-    for name, value, most in (
-        ("priority", said.priority, MOST_PRIORITY),
-        ("duration_s", said.duration_s, MOST_S),
+        path = _PATH.search(str(error))
+        name = f"{FIELD}.{path.group(1)}" if path and path.group(1) else FIELD
+        raise InvalidRequest(name, f"{_PATH.sub('', str(error))}.") from error
+    for name, value, limit in (
+        ("priority", retention.priority, MAX_PRIORITY),
+        ("duration_s", retention.duration_s, MAX_DURATION_S),
     ):
-        if not 0 <= value <= most:
-            raise InvalidRequest(f"{FIELD}.{name}", f"must be from 0 to {most:g}, not {value!r}.")
-    if said.first_tokens is not None and not 0 < said.first_tokens < 1 << 31:
-        raise InvalidRequest(
-            f"{FIELD}.first_tokens", f"must be 1 or more, not {said.first_tokens!r}."
-        )
-    return said
+        if not 0 <= value <= limit:
+            raise InvalidRequest(f"{FIELD}.{name}", f"must be from 0 to {limit:g}, not {value!r}.")
+    first_tokens = retention.first_tokens
+    if first_tokens is not None and not 0 < first_tokens < 1 << 31:
+        raise InvalidRequest(f"{FIELD}.first_tokens", f"must be 1 or more, not {first_tokens!r}.")
+    return retention

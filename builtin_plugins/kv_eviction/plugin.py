@@ -1,15 +1,13 @@
-"""Which cached block goes first: the options, the orders that are shipped, and the halves at the
-edge and beside the scheduler.
-"""
+"""KV eviction: the options, the shipped policies, and the halves of the feature."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Final
 
-from core.api import EngineConfig, Entry, Option, Within, hookimpl
+from core.api import EngineConfig, Entry, Option, Range, Registry, hookimpl
 
 EXAMPLE_REQUESTS = [({"kv_retention": {"priority": 90}}, "there", "there")]
-"""What the conformance suite gives."""
+"""Requests for the conformance suite."""
 DEFAULT: Final = "retention"
 
 
@@ -20,53 +18,50 @@ def engine_options() -> list[Option]:
             "kv_eviction_policy",
             str | None,
             None,
-            "Which cached block goes first: retention (what requests say, kv_retention, then the "
-            "least recently used; "
-            "the default), lru, or a plugin's.",
+            "Eviction policy of the prefix cache: retention (priorities of kv_retention, then the "
+            "least recently used; the default), lru, or a plugin's.",
         ),
         Option(
             "kv_retention_share",
-            Annotated[float, Within(0, 1)],
+            Annotated[float, Range(0, 1)],
             0.5,
-            "Share of the cache that may be kept longer because requests say so.",
+            "Share of the cache that requests may retain by kv_retention.",
         ),
     ]
 
 
 @hookimpl
 def engine_kv_eviction() -> list[Entry]:
-    eviction = "builtin_plugins.kv_eviction"
+    policies = "builtin_plugins.kv_eviction.policies"
     return [
         Entry(
             "retention",
-            f"{eviction}.retention:Retaining",
-            "what requests say, then the least recently used first",
+            f"{policies}:RetentionPolicy",
+            "priorities of requests, then the least recently used first",
         ),
         Entry(
             "lru",
-            f"{eviction}.lru:LeastRecentlyUsed",
-            "the least recently used first, whatever requests say",
+            f"{policies}:LRUPolicy",
+            "the least recently used first, without priorities",
         ),
     ]
 
 
 @hookimpl
-def engine_admission_extensions(config: EngineConfig, registry: Any) -> list[Any]:
-    from builtin_plugins.kv_eviction.admission import Admission  # lazy: start-up stays quick
+def engine_admission_extensions(config: EngineConfig, registry: Registry) -> list[Any]:
+    from builtin_plugins.kv_eviction.admission import Admission  # lazy: faster start-up
 
     if config.cache.enable_prefix_caching is False:
         return [Admission("--no-enable-prefix-caching")]
-    return [
-        Admission(
-            "--kv-eviction-policy lru" if config.options.get("kv_eviction_policy") == "lru" else ""
-        )
-    ]
+    if config.options.get("kv_eviction_policy") == "lru":
+        return [Admission("--kv-eviction-policy lru")]
+    return [Admission()]
 
 
 @hookimpl
-def engine_scheduler_extensions(config: EngineConfig, registry: Any) -> list[Any]:
-    from builtin_plugins.kv_eviction.scheduling import Eviction  # lazy: start-up stays quick
+def engine_scheduler_extensions(config: EngineConfig, registry: Registry) -> list[Any]:
+    from builtin_plugins.kv_eviction.scheduling import Eviction  # lazy: faster start-up
 
-    wanted = config.options.get("kv_eviction_policy")
-    policy = registry.make(registry.choose("kv_eviction", wanted or DEFAULT), config)[0]
-    return [Eviction(policy, at_once=bool(wanted))]
+    policy_name = config.options.get("kv_eviction_policy")
+    policy = registry.make(registry.choose("kv_eviction", policy_name or DEFAULT), config)[0]
+    return [Eviction(policy, at_once=bool(policy_name))]

@@ -1,1 +1,1 @@
-"""Speculative decoding: proposers of drafts, and what has them checked, counted and paced."""
+"""Speculators: methods that propose draft tokens for speculative decoding."""

@@ -1,10 +1,9 @@
-"""Heads that guess one token behind the other, or several: a layer or a few with keys and values of
-their own.
+"""Autoregressive heads: one or a few layers with their own KV cache.
 
-At position p they read the embedding of token p + 1 and the hidden state of p, which the model has
-made or, of a guess, they themselves. What is cached of a row is caught up with when it is guessed
-for. It begins where hidden states are known from without a gap: behind a prefix that was found in
-the cache, or behind a time in which nothing was guessed.
+At position p they read the embedding of token p + 1 and the hidden state of p, which comes from
+the target model or, for draft tokens, from the head itself. A row's cache catches up when the row
+is drafted. It starts where hidden states are known without a gap: after a prefix cache hit, or
+after a time without drafts.
 """
 
 from __future__ import annotations
@@ -15,30 +14,30 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from builtin_plugins.speculators.heads import Heads
-from builtin_plugins.speculators.own_layers import OwnLayers, kept
-from builtin_plugins.speculators.trees import Grown, fill
+from builtin_plugins.speculators.draft_kv_layers import DraftKVLayers, draft_layers
+from builtin_plugins.speculators.draft_trees import LevelNode, fill_trees
+from builtin_plugins.speculators.heads import HeadSpeculator
 
 if TYPE_CHECKING:
-    from core.api import DraftRow, LayerKV
-    from core.contracts.scheduling import LoadedParts, WorkerParts
+    from core.api.execution import LoadedParts, NewRow, WorkerParts
+    from core.api.sampling import DraftRow
+    from core.model_spec.kv import LayerKV
     from core.models.layers.state import LayerCache
-    from core.step import NewRow
 
 
 class ChainHead(Protocol):
-    """What is built of a checkpoint."""
+    """The module of an autoregressive head."""
 
     kv_layers: Sequence[LayerKV]
 
     def bind_kv(self, caches: Sequence[LayerCache]) -> None:
-        """Take the cache of each caching layer."""
+        """Set the cache of each KV layer."""
 
     def embedded(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Return the embedding of tokens [n], as it reads it."""
+        """Return the embeddings of tokens [n]."""
 
     def first(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return what the head reads of the model's hidden states [n, width of what is kept]."""
+        """Return the head's input from captured hidden states [n, captured width]."""
 
     def __call__(
         self,
@@ -47,121 +46,136 @@ class ChainHead(Protocol):
         positions: torch.Tensor,
         plans: Sequence[Any],
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what its logits are made of, and what it reads as hidden states of these
-        positions, [n, hidden] each.
-        """
+        """Return the input of `best`, and the hidden states for the next step, [n, hidden] each."""
 
     def best(self, out: torch.Tensor, count: int) -> torch.Tensor:
-        """Return the most likely tokens [n, count], or fewer of each where its vocabulary is
-        smaller.
-        """
+        """Return the top tokens [n, count], or fewer in a small vocabulary."""
 
 
 @dataclass(slots=True)
-class _Row:
-    """What is cached of a row."""
+class _CachedRow:
+    """The cached positions of a row."""
 
     owner: NewRow
     origin: int
-    """The first position."""
+    """First cached position."""
     end: int
-    """That behind the last one whose hidden state was the model's."""
+    """Position after the last one computed from the target's hidden states."""
 
 
-class Chain(Heads):
-    """A subclass builds the head."""
+class ChainSpeculator(HeadSpeculator):
+    """Drafts with an autoregressive head, which a subclass builds."""
 
     _head: Any
 
     def _layers(self, parts: LoadedParts) -> Sequence[LayerKV]:
         self._backend = parts.context.attention
-        return kept(self._head.kv_layers, f"--speculative-config.method {self._settings.method!r}")
+        source = f"--speculative-config.method {self._settings.method!r}"
+        return draft_layers(self._head.kv_layers, source)
 
     def attach(self, parts: WorkerParts) -> None:
-        """Take the cache."""
+        """Bind the head's KV cache."""
         super().attach(parts)
-        self._own = OwnLayers(parts, self._backend, self._settings.tree)
-        self._head.bind_kv(self._own.caches)
-        self._known: dict[int, _Row] = {}
+        self._kv_layers = DraftKVLayers(parts, self._backend, self._settings.tree)
+        self._head.bind_kv(self._kv_layers.caches)
+        self._cached_rows: dict[int, _CachedRow] = {}
 
-    def drafts(self, rows: Sequence[DraftRow]) -> list[list[int]]:
-        """Return the most likely tokens of each row, as the head continues what the model has made
-        of it.
-        """
+    def propose(self, rows: Sequence[DraftRow]) -> list[list[int]]:
+        """Return the head's top tokens for each row."""
         drafts: list[list[int]] = [[] for _ in rows]
-        fresh = {
-            place: found
-            for place, asked in enumerate(rows)
-            if (found := self._caught_up(asked)) is not None
+        new_states = {
+            index: states
+            for index, row in enumerate(rows)
+            if (states := self._catch_up(row)) is not None
         }
-        places = [place for place in fresh if rows[place].most]
-        if not places:
+        indices = [index for index in new_states if rows[index].max_draft_tokens]
+        if not indices:
             return drafts
-        asked = [rows[place] for place in places]
-        origins = [self._known[rows[place].row].origin for place in places]
-        starts = [fresh[place][0] for place in places]
-        stream = self._head.first(torch.cat([fresh[place][1] for place in places]))
-        ends = [len(each.tokens) - 1 for each in asked]
+        draft_rows = [rows[index] for index in indices]
+        origins = [self._cached_rows[row.row].origin for row in draft_rows]
+        starts = [new_states[index][0] for index in indices]
+        hidden = self._head.first(torch.cat([new_states[index][1] for index in indices]))
+        ends = [len(row.tokens) - 1 for row in draft_rows]
 
-        def begin(count: int) -> list[list[int]]:
-            nonlocal stream
-            own = [
-                each.tokens[start + 1 :].tolist() for each, start in zip(asked, starts, strict=True)
-            ]
-            counts = [len(tokens) for tokens in own]
-            plans = self._own.attention([each.row for each in asked], origins, starts, counts)
-            positions = [
-                at for start, end in zip(starts, ends, strict=True) for at in range(start, end)
-            ]
-            out, stream = self._compute(
-                [token for tokens in own for token in tokens], stream, positions, plans, counts
-            )
-            lasts = torch.tensor(counts, device=self._device).cumsum(0) - 1
-            stream = stream[lasts]
-            return self._best(out[lasts], count)
-
-        def go_on(level: list[Grown], tokens: list[list[int]], count: int) -> list[list[int]]:
-            nonlocal stream
-            positions, plans = self._own.further(asked, origins, ends, level)
-            ids = [tokens[node.row][node.place - 1] for node in level]
-            read = stream[torch.tensor([node.parent for node in level], device=self._device)]
-            out, stream = self._compute(ids, read, positions, plans, [1] * len(level))
+        def first_level(count: int) -> list[list[int]]:
+            nonlocal hidden
+            out, hidden = self._compute_new_tokens(draft_rows, origins, starts, hidden)
             return self._best(out, count)
 
-        for place, draft in zip(places, fill(asked, begin, go_on), strict=True):
-            drafts[place] = draft
+        def next_level(
+            level: list[LevelNode], tokens: list[list[int]], count: int
+        ) -> list[list[int]]:
+            nonlocal hidden
+            positions, plans = self._kv_layers.level_attention(draft_rows, origins, ends, level)
+            token_ids = [tokens[node.row][node.node - 1] for node in level]
+            parents = torch.tensor([node.parent for node in level], device=self._device)
+            ones = [1] * len(level)
+            out, hidden = self._compute(token_ids, hidden[parents], positions, plans, ones)
+            return self._best(out, count)
+
+        filled = fill_trees(draft_rows, first_level, next_level)
+        for index, draft in zip(indices, filled, strict=True):
+            drafts[index] = draft
         return drafts
 
     def _best(self, out: torch.Tensor, count: int) -> list[list[int]]:
         best: list[list[int]] = self._head.best(out, count).tolist()
         return best
 
-    def _caught_up(self, asked: DraftRow) -> tuple[int, torch.Tensor] | None:
-        """Return the first position whose keys are to be computed, and hidden states from there on;
-        take them for cached.
+    def _catch_up(self, row: DraftRow) -> tuple[int, torch.Tensor] | None:
+        """Return the first uncached position, and the hidden states from it on.
+
+        Marks these positions as cached. None: the hidden states are unknown.
         """
-        known = self._known.get(asked.row)
-        end = len(asked.tokens) - 1
-        if known is None or known.owner is not asked.owner:
-            known = self._known[asked.row] = _Row(asked.owner, 0, 0)
-        start, hidden = self._history.take(asked.row, asked.owner, min(known.end, end - 1), end)
+        cached = self._cached_rows.get(row.row)
+        end = len(row.tokens) - 1
+        if cached is None or cached.owner is not row.owner:
+            cached = _CachedRow(row.owner, 0, 0)
+            self._cached_rows[row.row] = cached
+        start, hidden = self._history.states(row.row, row.owner, min(cached.end, end - 1), end)
         if hidden is None:
             return None
-        if start > known.end:
-            known.origin = start
-        known.end = end
+        if start > cached.end:
+            cached.origin = start
+        cached.end = end
         return start, hidden
+
+    def _compute_new_tokens(
+        self,
+        rows: Sequence[DraftRow],
+        origins: list[int],
+        starts: list[int],
+        hidden: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run the head on each row's uncached positions.
+
+        Returns the output and the hidden states of each row's last position.
+        """
+        new_tokens = [
+            row.tokens[start + 1 :].tolist() for row, start in zip(rows, starts, strict=True)
+        ]
+        counts = [len(tokens) for tokens in new_tokens]
+        plans = self._kv_layers.attention([row.row for row in rows], origins, starts, counts)
+        positions = [
+            position
+            for start, count in zip(starts, counts, strict=True)
+            for position in range(start, start + count)
+        ]
+        token_ids = [token for tokens in new_tokens for token in tokens]
+        out, next_hidden = self._compute(token_ids, hidden, positions, plans, counts)
+        last = torch.tensor(counts, device=self._device).cumsum(0) - 1
+        return out[last], next_hidden[last]
 
     def _compute(
         self,
-        ids: list[int],
+        token_ids: list[int],
         hidden: torch.Tensor,
         positions: list[int],
         plans: Sequence[Any],
         counts: list[int],
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what the head gives at each of these tokens."""
-        embedded = self._head.embedded(torch.tensor(ids, device=self._device))
-        at = torch.tensor(positions, device=self._device)
-        out, stream = self._head(embedded, hidden, at, [*plans, counts])
-        return out, stream
+        """Run the head on tokens. Returns its output and its hidden states."""
+        embedded = self._head.embedded(torch.tensor(token_ids, device=self._device))
+        position_ids = torch.tensor(positions, device=self._device)
+        out, next_hidden = self._head(embedded, hidden, position_ids, [*plans, counts])
+        return out, next_hidden

@@ -1,8 +1,7 @@
-"""A small model of the same vocabulary guesses: what it finds most likely, token by token, or
-several at a time.
+"""Method `draft_model`: a small model with the target's vocabulary drafts tokens or trees.
 
-It has caching layers of its own behind the model's, in the same pools. Its keys and values of a row
-are computed when the row is first guessed for, and from then on those of new tokens only.
+Its KV layers share the target's block pools. A row's prefix is computed when the row is first
+drafted, and then only its new tokens.
 """
 
 from __future__ import annotations
@@ -15,43 +14,46 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from builtin_plugins.speculators.own_layers import OwnLayers, kept, positions_of
-from builtin_plugins.speculators.trees import Grown, fill, likely_tokens
-from core.api import ConfigError, ForwardBatch, TokenTree
-from core.models.layers.loading import load_alike
+from builtin_plugins.speculators.draft_kv_layers import (
+    DraftKVLayers,
+    consecutive_positions,
+    draft_layers,
+)
+from builtin_plugins.speculators.draft_trees import LevelNode, fill_trees, top_tokens
+from core.api import ConfigError
+from core.api.models import ForwardBatch
+from core.api.sampling import TokenTree
+from core.models.layers.loading import load_companion_model
 
 if TYPE_CHECKING:
-    from core.api import (
-        DraftRow,
-        EngineConfig,
-        GeneratingModel,
-        LayerKV,
-        ModelSource,
-        SpeculativeConfig,
-    )
-    from core.contracts.scheduling import LoadedParts, WorkerParts
-    from core.step import NewRow
+    from core.api import EngineConfig, Registry
+    from core.api.execution import LoadedParts, NewRow, WorkerParts
+    from core.api.models import GeneratingModel, ModelSource
+    from core.api.sampling import DraftRow, SpeculativeConfig
+    from core.model_spec.kv import LayerKV
 
 
 @dataclass(slots=True)
-class _Known:
-    """What is cached of a row."""
+class _CachedRow:
+    """The cached tokens of a row."""
 
     owner: NewRow
     count: int = 0
-    """Leading tokens whose keys and values are ..."""
-    guesses: list[int] = field(default_factory=list)
-    """... and what was guessed behind them, likewise."""
+    """Known tokens in the cache."""
+    draft: list[int] = field(default_factory=list)
+    """Draft tokens in the cache after them."""
 
 
 class DraftModel:
-    """Holds the model; knows of every row what is cached."""
+    """Runs the draft model, and tracks which tokens of each row are cached."""
 
-    finds = False
-    branches = True
+    is_lookup = False
+    supports_trees = True
 
-    def __init__(self, config: EngineConfig, settings: SpeculativeConfig, registry: Any) -> None:
-        """Raises `ConfigError` where `model` is missing, or is no model."""
+    def __init__(
+        self, config: EngineConfig, settings: SpeculativeConfig, registry: Registry
+    ) -> None:
+        """Raises `ConfigError` without a usable `model`."""
         if not settings.model:
             raise ConfigError(
                 "--speculative-config: the method draft_model needs a `model`, a folder or hub id."
@@ -59,10 +61,9 @@ class DraftModel:
         ranks = config.parallel.tensor_parallel_size
         if settings.draft_tensor_parallel_size not in (0, ranks):
             raise ConfigError(
-                "--speculative-config.draft_tensor_parallel_size "
-                f"{settings.draft_tensor_parallel_size} is not "
-                f"--tensor-parallel-size {ranks}: the draft model is split as the model is. Leave "
-                "it out."
+                "--speculative-config.draft_tensor_parallel_size: got "
+                f"{settings.draft_tensor_parallel_size}; expected --tensor-parallel-size {ranks}, "
+                "because the draft model is split as the target is. Remove it."
             )
         own = replace(
             config.model,
@@ -79,136 +80,135 @@ class DraftModel:
         self._source: ModelSource = source
         self._tree = settings.tree
         self._registry = registry
-        self._limit = min(settings.max_model_len or source.max_model_len, source.max_model_len)
-        self._chunk = config.scheduler.max_num_batched_tokens or 2048
-        self._known: dict[int, _Known] = {}
+        self._max_length = min(settings.max_model_len or source.max_model_len, source.max_model_len)
+        self._chunk_size = config.scheduler.max_num_batched_tokens or 2048
+        self._cached_rows: dict[int, _CachedRow] = {}
 
     def loaded(self, parts: LoadedParts) -> list[LayerKV]:
-        """Load the model as the engine's was; return its caching layers.
-
-        Raises `ConfigError` for one that does not fit.
-        """
-        made = load_alike(self._config, self._source, self._registry, parts)
-        self._model: GeneratingModel = made  # type: ignore[assignment]  # its vocabulary says that it generates
-        if made.vocab_size != parts.model.vocab_size:
+        """Load the draft model. Raises `ConfigError` for another vocabulary."""
+        model = load_companion_model(self._config, self._source, self._registry, parts)
+        self._model: GeneratingModel = model  # type: ignore[assignment]  # it has a vocabulary
+        if model.vocab_size != parts.model.vocab_size:
             raise ConfigError(
-                f"--speculative-config.model {self._source.name!r} has {made.vocab_size} tokens, "
-                "the model "
-                f"{parts.model.vocab_size}: both must have the same vocabulary."
+                f"--speculative-config.model {self._source.name!r}: got a vocabulary of "
+                f"{model.vocab_size} tokens; expected the target's {parts.model.vocab_size}."
             )
         self._backend = parts.context.attention
-        return kept(made.kv_layers, f"--speculative-config.model {self._source.name!r}")
+        return draft_layers(model.kv_layers, f"--speculative-config.model {self._source.name!r}")
 
     def attach(self, parts: WorkerParts) -> None:
-        """Take the cache."""
-        self._own = OwnLayers(parts, self._backend, self._tree)
-        self._model.bind_kv(self._own.caches)
+        """Bind the draft model's KV cache."""
+        self._kv_layers = DraftKVLayers(parts, self._backend, self._tree)
+        self._model.bind_kv(self._kv_layers.caches)
         self._forward = parts.wrap(self._model)
         self._batch = parts.batch
         self._device = parts.device
 
-    def drafts(self, rows: Sequence[DraftRow]) -> list[list[int]]:
-        """Return the most likely tokens of each row."""
+    def propose(self, rows: Sequence[DraftRow]) -> list[list[int]]:
+        """Return the top tokens of each row."""
         drafts: list[list[int]] = [[] for _ in rows]
-        places = [
-            i
-            for i, each in enumerate(rows)
-            if each.most and len(each.tokens) + each.most <= self._limit
+        indices = [
+            index
+            for index, row in enumerate(rows)
+            if row.max_draft_tokens and len(row.tokens) + row.max_draft_tokens <= self._max_length
         ]
-        if not places:
+        if not indices:
             return drafts
-        asked = [rows[i] for i in places]
-        numbers = [each.row for each in asked]
-        ends = [len(each.tokens) for each in asked]
-        branching = any(each.tree is not None for each in asked)
+        draft_rows = [rows[index] for index in indices]
+        numbers = [row.row for row in draft_rows]
+        ends = [len(row.tokens) for row in draft_rows]
+        branched = any(row.tree is not None for row in draft_rows)
 
-        def begin(count: int) -> list[list[int]]:
-            return self._behind(numbers, [self._fresh(each) for each in asked], count)
+        def first_level(count: int) -> list[list[int]]:
+            new_tokens = [self._new_tokens(row) for row in draft_rows]
+            return self._compute_chunked(numbers, new_tokens, count)
 
-        def go_on(level: list[Grown], tokens: list[list[int]], count: int) -> list[list[int]]:
-            positions, plans = self._own.further(asked, [0] * len(asked), ends, level)
-            ids = [tokens[node.row][node.place - 1] for node in level]
-            own = [numbers[node.row] for node in level]
+        def next_level(
+            level: list[LevelNode], tokens: list[list[int]], count: int
+        ) -> list[list[int]]:
+            origins = [0] * len(draft_rows)
+            positions, plans = self._kv_layers.level_attention(draft_rows, origins, ends, level)
+            token_ids = [tokens[node.row][node.node - 1] for node in level]
+            level_rows = [numbers[node.row] for node in level]
             ones = [1] * len(level)
-            return self._compute(own, ids, positions, ones, plans, count, branching=branching)
+            return self._compute(
+                level_rows, token_ids, positions, ones, plans, count, branched=branched
+            )
 
-        for i, each, draft in zip(places, asked, fill(asked, begin, go_on), strict=True):
-            drafts[i] = draft
-            first = (each.tree or TokenTree.chain(each.most)).paths[0]
-            self._known[each.row].guesses = [draft[place - 1] for place in first[:-1]]
+        filled = fill_trees(draft_rows, first_level, next_level)
+        for index, row, draft in zip(indices, draft_rows, filled, strict=True):
+            drafts[index] = draft
+            first_path = (row.tree or TokenTree.chain(row.max_draft_tokens)).paths[0]
+            self._cached_rows[row.row].draft = [draft[node - 1] for node in first_path[:-1]]
         return drafts
 
-    def _fresh(self, asked: DraftRow) -> tuple[int, list[int]]:
-        """Return the first position that is not cached, and the tokens from there on; take them for
-        cached.
-        """
-        known = self._known.get(asked.row)
-        if known is None or known.owner is not asked.owner:
-            known = self._known[asked.row] = _Known(asked.owner)
-        behind = zip(known.guesses, asked.tokens[known.count :].tolist(), strict=False)
-        right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], behind))
-        # The last one is computed in any case: what follows it is wanted.
-        start = min(known.count + right, len(asked.tokens) - 1)
-        known.count = len(asked.tokens)
-        known.guesses = []
-        return start, asked.tokens[start:].tolist()
+    def _new_tokens(self, row: DraftRow) -> tuple[int, list[int]]:
+        """Return the first uncached position and the tokens from it on. Marks them as cached."""
+        cached = self._cached_rows.get(row.row)
+        if cached is None or cached.owner is not row.owner:
+            cached = _CachedRow(row.owner)
+            self._cached_rows[row.row] = cached
+        pairs = zip(cached.draft, row.tokens[cached.count :].tolist(), strict=False)
+        num_accepted = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        # The last token is always computed, because its logits are needed.
+        start = min(cached.count + num_accepted, len(row.tokens) - 1)
+        cached.count = len(row.tokens)
+        cached.draft = []
+        return start, row.tokens[start:].tolist()
 
-    def _behind(
-        self, rows: list[int], fresh: list[tuple[int, list[int]]], count: int
+    def _compute_chunked(
+        self, rows: list[int], new_tokens: list[tuple[int, list[int]]], count: int
     ) -> list[list[int]]:
-        """Compute tokens from a position on, for each of these rows; return what is likely behind
-        the last one of each.
-        """
+        """Compute (start, tokens) of each row in chunks. Return the top next tokens."""
         best: list[list[int]] = [[]] * len(rows)
-        while fresh:
-            room = self._chunk
+        while new_tokens:
+            budget = self._chunk_size
             chunk = []
             rest = []
-            for start, tokens in fresh:
-                now = tokens[:room]
+            for start, tokens in new_tokens:
+                now = tokens[:budget]
                 chunk.append((start, now))
                 rest.append((start + len(now), tokens[len(now) :]))
-                room -= len(now)
-            places = [i for i, (_, now) in enumerate(chunk) if now]
-            own = [rows[i] for i in places]
-            starts = [chunk[i][0] for i in places]
-            counts = [len(chunk[i][1]) for i in places]
-            ids = [token for i in places for token in chunk[i][1]]
-            plans = self._own.attention(own, [0] * len(own), starts, counts)
-            for i, tokens in zip(
-                places, self._compute(own, ids, starts, counts, plans, count), strict=True
-            ):
-                best[i] = tokens
-            fresh = rest if any(tokens for _, tokens in rest) else []
+                budget -= len(now)
+            indices = [index for index, (_, now) in enumerate(chunk) if now]
+            chunk_rows = [rows[index] for index in indices]
+            starts = [chunk[index][0] for index in indices]
+            counts = [len(chunk[index][1]) for index in indices]
+            token_ids = [token for index in indices for token in chunk[index][1]]
+            origins = [0] * len(chunk_rows)
+            plans = self._kv_layers.attention(chunk_rows, origins, starts, counts)
+            likely = self._compute(chunk_rows, token_ids, starts, counts, plans, count)
+            for index, tokens in zip(indices, likely, strict=True):
+                best[index] = tokens
+            new_tokens = rest if any(tokens for _, tokens in rest) else []
         return best
 
     def _compute(
         self,
         rows: list[int],
-        ids: list[int],
+        token_ids: list[int],
         starts: list[int],
         counts: list[int],
         plans: list[Any],
         count: int,
         *,
-        branching: bool = False,
+        branched: bool = False,
     ) -> list[list[int]]:
-        """Return the `count` likeliest tokens behind the last of each row's `counts` tokens."""
+        """Return the `count` top tokens after each row's `counts` tokens."""
+        positions = consecutive_positions(np.array(starts), np.array(counts))
         batch = ForwardBatch(
-            input_ids=torch.tensor(ids, device=self._device),
-            positions=torch.from_numpy(positions_of(np.array(starts), np.array(counts))).to(
-                self._device
-            ),
+            input_ids=torch.tensor(token_ids, device=self._device),
+            positions=torch.from_numpy(positions).to(self._device),
             attention=plans,
             rows=rows,
             starts=starts,
             counts=counts,
             prompt_lens=[0] * len(rows),
             token_ids=self._batch.token_ids,
-            branched=branching,
+            branched=branched,
         )
         hidden = self._forward(batch)
         if len(hidden) > len(rows):
             hidden = hidden[torch.tensor(counts, device=self._device).cumsum(0) - 1]
-        best: list[list[int]] = likely_tokens(self._model.logits(hidden), count).tolist()
+        best: list[list[int]] = top_tokens(self._model.logits(hidden), count).tolist()
         return best

@@ -1,7 +1,6 @@
-"""EAGLE: layers of Llama's kind behind a product of a token's embedding and the model's hidden
-state before it.
+"""EAGLE: Llama-like layers over a token's embedding and the preceding hidden state.
 
-Embedding and head are the model's.
+Embedding and LM head are the target's.
 """
 
 from __future__ import annotations
@@ -13,19 +12,22 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import nn
 
-from builtin_plugins.speculators.chain import Chain
-from builtin_plugins.speculators.trees import likely_tokens
-from core.api import ConfigError, LayerKV, WeightNames
+from builtin_plugins.speculators.chain import ChainSpeculator
+from builtin_plugins.speculators.draft_trees import top_tokens
+from core.api import ConfigError
+from core.model_spec.kv import LayerKV
+from core.model_spec.names import WeightNames
 from core.models.layers.block import Block
 from core.models.layers.linear import Linear, Slice
 from core.models.layers.norm import optional_norm
-from core.models.layers.rotary import Rotary
-from core.models.layers.stream import Step, join
+from core.models.layers.positions import Rotary
+from core.models.layers.residual import ForwardContext, add_residual
 from core.models.layers.weights import WeightMap
 
 if TYPE_CHECKING:
-    from core.api import BuildContext, DecoderSpec
-    from core.contracts.scheduling import LoadedParts
+    from core.api.execution import LoadedParts
+    from core.api.models import BuildContext
+    from core.model_spec.decoder import DecoderSpec
     from core.models.layers.decoder import Decoder
     from core.models.layers.norm import Norm
     from core.models.layers.state import LayerCache
@@ -37,35 +39,31 @@ RENAME: Final = (
     (r"^embedding_layernorm\.", "enorm."),
     (r"^(?:pre_lm_head_layernorm|lm_head_layernorm)\.", "norm."),
 )
-"""Other names that checkpoints give to the same."""
+"""Alternative tensor names of checkpoints."""
 IGNORED: Final = ("embed_tokens.*", "lm_head.*", "*.rotary_emb.inv_freq", "t2d", "d2t")
 
 
-class Eagle(Chain):
-    """Reads what the model's head reads."""
+class Eagle(ChainSpeculator):
+    """Method `eagle`: reads the target's final hidden states."""
 
     def _build(self, parts: LoadedParts, spec: DecoderSpec) -> Sequence[LayerKV]:
-        source, stated = self._checkpoint()
-        inner = stated.get("transformer_layer_config") or stated.get("model") or stated
-        own = self._decoder(inner if isinstance(inner, Mapping) else stated)
+        source, config = self._checkpoint()
+        inner = config.get("transformer_layer_config") or config.get("model") or config
+        own = self._decoder_spec(inner if isinstance(inner, Mapping) else config)
         if own.hidden_size != spec.hidden_size:
             raise ConfigError(
-                f"--speculative-config.model {source.name!r} continues hidden states of "
-                f"{own.hidden_size} numbers, those of "
-                f"the model have {spec.hidden_size}: it is a head of another model."
+                f"--speculative-config.model {source.name!r}: got hidden_size {own.hidden_size}; "
+                f"expected the target's {spec.hidden_size}. Use a head of this model."
             )
         names = WeightMap(rename=RENAME)
-        stored = {names.renamed(name) for name in self._stored(source)}
-        self._head = EagleHead(own, stored, parts.model, parts.context)  # type: ignore[arg-type]  # a `Decoder`, as `loaded` has seen
-        self._fill(self._head.weights, source)
+        stored = {names.renamed(name) for name in self._stored_shapes(source)}
+        self._head = EagleHead(own, stored, self._target, parts.context)
+        self._load_weights(self._head.weights, source)
         return self._layers(parts)
 
 
 class EagleHead(nn.Module):
-    """A `ChainHead`.
-
-    The first layer reads the product without a norm, mostly; `stored` says which norms there are.
-    """
+    """The `ChainHead` of EAGLE. Usually the first layer has no input norm."""
 
     def __init__(
         self, spec: DecoderSpec, stored: set[str], target: Decoder, context: BuildContext
@@ -98,16 +96,17 @@ class EagleHead(nn.Module):
             blocks.append(block)
         self.layers = nn.ModuleList(blocks)
         self.kv_layers = [
-            LayerKV(f"layers.{i}", block.attention.kv_spec) for i, block in enumerate(blocks)
-        ]  # type: ignore[union-attr,arg-type]
+            LayerKV(f"layers.{i}", block.attention.kv_spec)  # type: ignore[union-attr,arg-type]
+            for i, block in enumerate(blocks)
+        ]
 
     def bind_kv(self, caches: Sequence[LayerCache]) -> None:
-        """Take the cache of each layer."""
+        """Set the cache of each layer."""
         for block, cache in zip(self.layers, caches, strict=True):
             block.attention.cache = cache  # type: ignore[union-attr]
 
     def first(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return them as they are."""
+        """Return the hidden states unchanged."""
         return hidden
 
     def forward(
@@ -117,29 +116,29 @@ class EagleHead(nn.Module):
         positions: torch.Tensor,
         plans: Sequence[Any],
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what the head reads, and what the next step does."""
+        """Return the input of `best`, and the hidden states for the next step."""
         if self.token_norm is not None:
             embedded = self.token_norm(embedded)
         if self.hidden_norm is not None:
             hidden = self.hidden_norm(hidden)
         x = self.fc(torch.cat((embedded, hidden), dim=-1))
         residual = None
-        step = Step(positions, plans)
+        step = ForwardContext(positions, plans)
         for block in self.layers:
             x, residual = block(x, residual, step)
-        out, stream = join(self.final_norm, x, residual)
+        out, stream = add_residual(self.final_norm, x, residual)
         return out, stream
 
     def best(self, out: torch.Tensor, count: int) -> torch.Tensor:
-        """Return the most likely tokens, by the model's own head."""
-        return likely_tokens(self._logits(out), count)
+        """Return the top tokens, with the target's LM head."""
+        return top_tokens(self._logits(out), count)
 
 
 def rotary_of(spec: DecoderSpec, context: BuildContext, weights: WeightMap) -> Rotary | None:
-    """Return what turns queries and keys of its layers; its table is made once the weights are in."""
+    """Return the rotary embedding of the layers. Its table is built after loading."""
     attention = spec.layers[0].attention
     if attention is None or attention.rope is None:
         return None
     rotary = Rotary(attention.rope, spec.max_positions, context)
-    weights.at_end(rotary.finish)
+    weights.after_load(rotary.finish)
     return rotary

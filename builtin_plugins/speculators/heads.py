@@ -1,6 +1,4 @@
-"""What all heads have in common: they read hidden states of the model, share its embedding and
-head, and have weights of their own.
-"""
+"""Base class of heads: they read the target's hidden states and share its embedding and head."""
 
 from __future__ import annotations
 
@@ -13,49 +11,44 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from builtin_plugins.speculators.checkpoints import LAYERS, find_checkpoint
-from builtin_plugins.speculators.history import History
-from core.api import ConfigError, DecoderSpec
+from builtin_plugins.speculators.checkpoints import HEAD_ARCHITECTURE, find_checkpoint
+from builtin_plugins.speculators.hidden_states import HiddenStateHistory
+from core.api import ConfigError
+from core.model_spec.decoder import DecoderSpec
 from core.models.layers.decoder import Decoder
-from core.models.layers.finite import checked
 from core.models.layers.loading import weight_loader
+from core.models.layers.weights import check_finite
 
 if TYPE_CHECKING:
-    from core.api import (
-        DraftRow,
-        EngineConfig,
-        ForwardBatch,
-        LayerKV,
-        ModelSource,
-        SpeculativeConfig,
-    )
-    from core.contracts.scheduling import LoadedParts, WorkerParts
+    from core.api import EngineConfig, Registry
+    from core.api.execution import LoadedParts, WorkerParts
+    from core.api.models import ForwardBatch, ModelSource
+    from core.api.sampling import DraftRow, SpeculativeConfig
+    from core.model_spec.kv import LayerKV
     from core.models.layers.weights import WeightMap
 
 
-class Heads(ABC):
-    """Keeps what the model makes of tokens; who guesses from it is a subclass."""
+class HeadSpeculator(ABC):
+    """Keeps hidden states and loads a head, which a subclass builds."""
 
-    finds = False
-    branches = True
+    is_lookup = False
+    supports_trees = True
 
-    def __init__(self, config: EngineConfig, settings: SpeculativeConfig, registry: Any) -> None:
-        """Raises `ConfigError` where `model` is wanted and missing."""
+    def __init__(
+        self, config: EngineConfig, settings: SpeculativeConfig, registry: Registry
+    ) -> None:
         self._config = config
         self._settings = settings
         self._registry = registry
-        self._history = History()
+        self._history = HiddenStateHistory()
 
     def loaded(self, parts: LoadedParts) -> Sequence[LayerKV]:
-        """Build and fill what guesses; return its caching layers.
-
-        Raises `ConfigError` for a model it cannot continue.
-        """
+        """Build and load the head. Raises `ConfigError` for an unsupported target."""
         if not isinstance(parts.model, Decoder):
             raise ConfigError(
-                f"--speculative-config.method {self._settings.method!r} continues hidden states of "
-                "a decoder; "
-                f"{parts.source.name} is built otherwise. Use ngram, suffix or draft_model."
+                f"--speculative-config.method {self._settings.method!r}: got the model "
+                f"{parts.source.name}; expected one built from `Decoder`. Use ngram, suffix or "
+                "draft_model."
             )
         self._target = parts.model
         with torch.device(parts.context.device):
@@ -63,36 +56,32 @@ class Heads(ABC):
 
     @abstractmethod
     def _build(self, parts: LoadedParts, spec: DecoderSpec) -> Sequence[LayerKV]:
-        """Make the modules that guess, on the device of the model; return what they keep in the
-        cache.
-        """
+        """Build the head on the target's device. Return its KV layers."""
 
     def attach(self, parts: WorkerParts) -> None:
-        """Take the rows."""
+        """Remember the batch."""
         self._batch = parts.batch
         self._device = parts.device
 
-    def seen(self, batch: ForwardBatch, hidden: torch.Tensor) -> None:
-        """Keep what the model has made of a step."""
+    def on_hidden_states(self, batch: ForwardBatch, hidden: torch.Tensor) -> None:
+        """Add a step's hidden states to the history."""
         owners = [self._batch.requests[row] for row in batch.rows]
-        self._history.note(batch, owners, hidden)
+        self._history.add(batch, owners, hidden)
 
     def _last_hidden(self, rows: Sequence[DraftRow]) -> tuple[list[int], torch.Tensor | None]:
-        """Return which rows have a hidden state behind the last token but one, of which the last
-        was made, and those.
-        """
-        places = []
-        found = []
-        for place, asked in enumerate(rows):
-            end = len(asked.tokens) - 1
-            _, hidden = self._history.take(asked.row, asked.owner, end - 1, end)
+        """Return the rows with a known hidden state of their second last token, and the states."""
+        indices = []
+        states = []
+        for index, row in enumerate(rows):
+            end = len(row.tokens) - 1
+            _, hidden = self._history.states(row.row, row.owner, end - 1, end)
             if hidden is not None:
-                places.append(place)
-                found.append(hidden)
-        return places, torch.cat(found) if found else None
+                indices.append(index)
+                states.append(hidden)
+        return indices, torch.cat(states) if states else None
 
     def _checkpoint(self) -> tuple[ModelSource, Mapping[str, Any]]:
-        """Return the checkpoint that `model` names, and its config.json. Raises `ConfigError`."""
+        """Return the head's checkpoint and its config.json. Raises `ConfigError`."""
         if not self._settings.model:
             raise ConfigError(
                 f"--speculative-config: the method {self._settings.method} needs a `model`, the "
@@ -101,35 +90,35 @@ class Heads(ABC):
         found = find_checkpoint(self._config, self._settings, self._registry)
         return found, vars(found.hf_config)
 
-    def _stored(self, source: ModelSource) -> Mapping[str, tuple[int, ...]]:
-        """Return the shapes of a checkpoint's tensors by name."""
+    def _stored_shapes(self, source: ModelSource) -> Mapping[str, tuple[int, ...]]:
+        """Return the shapes of a checkpoint's tensors, by name."""
         loader = weight_loader(self._config, source, self._registry)
         listed = getattr(loader, "headers", loader.tensors)
         return {name: tuple(tensor.shape) for name, tensor in listed()}
 
-    def _decoder(self, stated: Mapping[str, Any], **changes: Any) -> DecoderSpec:
-        """Return the facts of a config.json of Llama's kind, for the context that is served.
+    def _decoder_spec(self, config: Mapping[str, Any], **changes: Any) -> DecoderSpec:
+        """Return the spec of a Llama-like config.json, with the target's context length.
 
         Raises `ModelError`.
         """
         entries = {
             registered.entry.name: registered for registered in self._registry.entries("models")
         }
-        own = {"vocab_size": self._target.vocab_size, "num_hidden_layers": 1, **stated, **changes}
-        spec: DecoderSpec = self._registry.load(entries[LAYERS])(SimpleNamespace(**own))
+        defaults = {"vocab_size": self._target.vocab_size, "num_hidden_layers": 1}
+        fields = SimpleNamespace(**{**defaults, **config, **changes})
+        spec: DecoderSpec = self._registry.load(entries[HEAD_ARCHITECTURE])(fields)
         return replace(spec, max_positions=self._target.spec.max_positions)
 
-    def _fill(
-        self, weights: WeightMap, source: ModelSource, tensors: Sequence[str] = ("*",)
+    def _load_weights(
+        self, weights: WeightMap, source: ModelSource, patterns: Sequence[str] = ("*",)
     ) -> None:
-        """Fill parameters from those tensors of a checkpoint that any of the patterns matches."""
+        """Load the tensors of a checkpoint with names that match any of the patterns."""
         loader = weight_loader(self._config, source, self._registry)
         expect = getattr(loader, "expect", None)
         if expect is not None:
             expect(weights.shapes())
-        weights.load(
-            _matching(checked(loader.tensors(), loader, source.path or source.name), tensors)
-        )
+        checked = check_finite(loader.tensors(), loader, source.path or source.name)
+        weights.load(_matching(checked, patterns))
 
 
 def _matching(

@@ -1,6 +1,4 @@
-"""Medusa: a head for each of the next tokens, all of which read the model's hidden state behind the
-last token but one.
-"""
+"""Medusa: one head for each of the next tokens, all over the same hidden state of the target."""
 
 from __future__ import annotations
 
@@ -12,16 +10,20 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from builtin_plugins.speculators.heads import Heads
-from builtin_plugins.speculators.trees import likely_tokens
-from core.api import ConfigError, LayerKV, TokenTree
+from builtin_plugins.speculators.draft_trees import top_tokens
+from builtin_plugins.speculators.heads import HeadSpeculator
+from core.api import ConfigError
+from core.api.sampling import TokenTree
+from core.model_spec.kv import LayerKV
 from core.models.layers.embedding import Head
 from core.models.layers.linear import Linear, Slice
 from core.models.layers.weights import WeightMap
 
 if TYPE_CHECKING:
-    from core.api import BuildContext, DecoderSpec, DraftRow
-    from core.contracts.scheduling import LoadedParts
+    from core.api.execution import LoadedParts
+    from core.api.models import BuildContext
+    from core.api.sampling import DraftRow
+    from core.model_spec.decoder import DecoderSpec
     from core.models.layers.decoder import Decoder
 
 RENAME: Final = (
@@ -29,58 +31,55 @@ RENAME: Final = (
     (r"^blocks\.(\d+)\.layers\.(\d+)\.(?:linear\.)?", r"\1.\2.linear."),
     (r"^lm_heads\.(\d+)\.", r"\1.head."),
 )
-"""Other names that checkpoints give to the same; where the product of a head stands, the number of
-its layers says.
-"""
+"""Alternative tensor names of checkpoints. The LM head's index depends on the number of layers."""
 
 
-class Medusa(Heads):
-    """Guesses as many tokens as there are heads."""
+class Medusa(HeadSpeculator):
+    """Method `medusa`: drafts as many tokens as there are heads."""
 
     def _build(self, parts: LoadedParts, spec: DecoderSpec) -> Sequence[LayerKV]:
         source, _ = self._checkpoint()
-        stored = self._stored(source)
+        stored = self._stored_shapes(source)
         self._head = MedusaHead(stored, self._target, parts.context)
-        self._fill(self._head.weights, source)
+        self._load_weights(self._head.weights, source)
         if self._head.vocab_size > self._target.vocab_size:
             raise ConfigError(
-                f"--speculative-config.model {source.name!r} has {self._head.vocab_size} tokens, "
-                "the model "
-                f"{self._target.vocab_size}: it is a head of another model."
+                f"--speculative-config.model {source.name!r}: got a vocabulary of "
+                f"{self._head.vocab_size} tokens; expected up to {self._target.vocab_size}. Use a "
+                "head of this model."
             )
         tree = self._settings.tree
         if tree is not None and max(tree.depths) > self._head.count:
             raise ConfigError(
-                f"--speculative-config.speculative_token_tree is {max(tree.depths)} tokens deep; "
-                f"{source.name!r} has "
-                f"{self._head.count} heads, one for each."
+                "--speculative-config.speculative_token_tree: got a depth of "
+                f"{max(tree.depths)}; expected up to {self._head.count}, the heads of "
+                f"{source.name!r}."
             )
         return []
 
-    def drafts(self, rows: Sequence[DraftRow]) -> list[list[int]]:
-        """Return what each head finds most likely."""
+    def propose(self, rows: Sequence[DraftRow]) -> list[list[int]]:
+        """Return the top tokens of each head."""
         drafts: list[list[int]] = [[] for _ in rows]
-        places, hidden = self._last_hidden(rows)
+        indices, hidden = self._last_hidden(rows)
         if hidden is None:
             return drafts
-        asked = [rows[place] for place in places]
-        nodes = [(each.tree or TokenTree.chain(each.most)).nodes for each in asked]
-        deepest = min(max(len(node) for own in nodes for node in own), self._head.count)
-        widest = 1 + max(node[-1] for own in nodes for node in own)
-        best = likely_tokens(self._head(hidden, deepest), widest).tolist()
-        for place, own, likely in zip(places, nodes, best, strict=True):
-            drafts[place] = [
-                likely[len(node) - 1][node[-1]] for node in own if len(node) <= deepest
+        trees = [
+            rows[index].tree or TokenTree.chain(rows[index].max_draft_tokens) for index in indices
+        ]
+        max_depth = min(max(max(tree.depths) for tree in trees), self._head.count)
+        max_rank = max(node[-1] for tree in trees for node in tree.nodes)
+        best = top_tokens(self._head(hidden, max_depth), 1 + max_rank).tolist()
+        for index, tree, likely in zip(indices, trees, best, strict=True):
+            drafts[index] = [
+                likely[len(node) - 1][node[-1]] for node in tree.nodes if len(node) <= max_depth
             ]
         return drafts
 
 
 class MedusaHead(nn.Module):
-    """Heads of equal shape: products whose activations are added to what they read, then one to the
-    vocabulary.
+    """Medusa heads: residual SiLU layers, then an LM head, which may be the target's.
 
-    Of heads that store none, that is the model's. So all of them are two products: one of their
-    first layers, and one to the vocabulary of what they make of a hidden state.
+    The first layers of all heads are one matrix product.
     """
 
     def __init__(
@@ -92,19 +91,7 @@ class MedusaHead(nn.Module):
         """`stored`: the checkpoint's shapes by name."""
         super().__init__()
         hidden = target.spec.hidden_size
-        naming = WeightMap(rename=RENAME)
-        shapes = {naming.renamed(name): shape for name, shape in stored.items()}
-        places = [
-            (int(m[1]), int(m[2]))
-            for name in shapes
-            if (m := re.match(r"(\d+)\.(\d+)\.linear\.weight$", name))
-        ]
-        if not places:
-            raise ConfigError(
-                "--speculative-config.model holds no heads of Medusa: no tensor is called "
-                "0.0.linear.weight."
-            )
-        self.count, num_layers = (1 + max(part) for part in zip(*places, strict=True))
+        self.count, num_layers = _count_layers(stored)
         rename = (*RENAME, (rf"^(\d+)\.{num_layers}\.(weight|bias)$", r"\1.head.\2"))
         naming = WeightMap(rename=rename)
         shapes = {naming.renamed(name): shape for name, shape in stored.items()}
@@ -112,39 +99,56 @@ class MedusaHead(nn.Module):
         width = shapes["0.0.linear.weight"][1]
         if width != hidden:
             raise ConfigError(
-                f"--speculative-config.model reads hidden states of {width} numbers, those of the "
-                "model "
-                f"have {hidden}: it is a head of another model."
+                f"--speculative-config.model: got hidden size {width}; expected the target's "
+                f"{hidden}. Use a head of this model."
             )
         self.vocab_size = shapes.get("0.head.weight", (target.vocab_size,))[0]
-        numbers = range(self.count)
+        heads = range(self.count)
 
-        def product(names: Sequence[str]) -> Linear:
+        def linear(names: Sequence[str]) -> Linear:
             biased = [f"{name}.bias" in shapes for name in names]
             slices = [
-                Slice(name, hidden, name, bias=own) for name, own in zip(names, biased, strict=True)
+                Slice(name, hidden, name, bias=has_bias)
+                for name, has_bias in zip(names, biased, strict=True)
             ]
             return Linear(context, weights, names[0], hidden, slices, bias=any(biased))
 
-        self._first = product([f"{head}.0.linear" for head in numbers])
-        self._further = [
-            [product([f"{head}.{at}.linear"]) for head in numbers] for at in range(1, num_layers)
+        self._first = linear([f"{head}.0.linear" for head in heads])
+        self._deeper = [
+            [linear([f"{head}.{layer}.linear"]) for head in heads] for layer in range(1, num_layers)
         ]
-        own = any(name.endswith(".head.weight") for name in shapes)
-        self._heads = [
-            Head(self.vocab_size, hidden, context, weights, f"{at}.head") for at in numbers if own
-        ]
+        self._heads: list[Head] = []
+        if any(name.endswith(".head.weight") for name in shapes):
+            self._heads = [
+                Head(self.vocab_size, hidden, context, weights, f"{head}.head") for head in heads
+            ]
         self._logits = target.logits
 
     def forward(self, hidden: torch.Tensor, count: int) -> torch.Tensor:
         """Return the logits of the first `count` heads [n, count, vocab]."""
         n, width = hidden.shape
         x = hidden[:, None] + F.silu(self._first(hidden)).view(n, -1, width)[:, :count]
-        for layers in self._further:
-            made = [layer(part) for layer, part in zip(layers, x.unbind(1), strict=False)]
-            x = x + F.silu(torch.stack(made, dim=1))
+        for layers in self._deeper:
+            outputs = [layer(part) for layer, part in zip(layers, x.unbind(1), strict=False)]
+            x = x + F.silu(torch.stack(outputs, dim=1))
         if self._heads:
             return torch.stack(
                 [head(part) for head, part in zip(self._heads, x.unbind(1), strict=False)], dim=1
             )
         return self._logits(x.reshape(-1, width)).view(n, count, -1)
+
+
+def _count_layers(stored: Mapping[str, tuple[int, ...]]) -> tuple[int, int]:
+    """Return the number of heads and of layers in each head. Raises `ConfigError`."""
+    naming = WeightMap(rename=RENAME)
+    layers = [
+        (int(match[1]), int(match[2]))
+        for name in stored
+        if (match := re.match(r"(\d+)\.(\d+)\.linear\.weight$", naming.renamed(name)))
+    ]
+    if not layers:
+        raise ConfigError(
+            "--speculative-config.model: got a checkpoint without the tensor "
+            "0.0.linear.weight; expected Medusa heads."
+        )
+    return 1 + max(head for head, _ in layers), 1 + max(layer for _, layer in layers)

@@ -1,133 +1,186 @@
-"""Suffix decoding: tokens are guessed that most often followed the longest agreeing end of the
-text, in it or in earlier outputs.
+"""Method `suffix` (suffix decoding): drafts the majority continuation of the longest match.
 
-Needs no model. Of the places that agree longest the next tokens are counted; the most frequent one
-is guessed as long as it followed often enough, and only those places count on that it followed at.
-Outputs may be there from the start, in a file.
+Matches are searched in the request's own text and in earlier outputs. The majority decides on the
+next token, if it is frequent enough. Only its occurrences count for the following tokens.
+Initial outputs may come from a file.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import torch
+from safetensors.torch import load_file, save_file
+
 from builtin_plugins.speculators.checkpoints import find_checkpoint
-from builtin_plugins.speculators.index import Index, Texts
-from builtin_plugins.speculators.outputs import END, read_outputs
+from builtin_plugins.speculators.ngram import RequestIndexes, TokenIndex
+from core.api import ConfigError
 
 if TYPE_CHECKING:
-    from core.api import DraftRow, EngineConfig, LayerKV, Registry, SpeculativeConfig
-    from core.contracts.scheduling import LoadedParts
+    from core.api import EngineConfig, Registry
+    from core.api.execution import LoadedParts
+    from core.api.models import ModelSource
+    from core.api.sampling import DraftRow, SpeculativeConfig
+    from core.model_spec.kv import LayerKV
 
-LEAST: Final = 2
-"""Tokens that must agree."""
-OTHERS: Final = (LEAST, 5)
-"""In outputs of others, of which there are many: the longest that is found counts."""
-OWN: Final = 2
-"""Tokens that count as agreeing besides where it is the text itself that is found: what it has said
-it says again.
-"""
-CASES: Final = 8
-"""Places that are counted where more agree; those of a text itself first."""
+MIN_MATCH: Final = 2
+"""Shortest match, in tokens."""
+OUTPUT_NGRAM_SIZES: Final = (MIN_MATCH, 5)
+"""N-gram sizes of the indexes of earlier outputs, which are large."""
+OWN_TEXT_BONUS: Final = 2
+"""Tokens added to the match length of the request's own text, which tends to repeat itself."""
+MAX_MATCHES: Final = 8
+"""Matches that are counted; those of the own text first."""
+FILE: Final = "outputs.safetensors"
+END: Final = -1
+"""Separator after each output."""
 
 
 class Suffix:
-    """Looks into each request's own text, and into outputs of those that had their row before.
+    """Searches each request's own text, and the outputs of finished requests.
 
-    Ranks see rows at different times, so that with several of them only a request's own text is
-    read: they must agree.
+    Ranks see requests leave at different times and must draft the same, so with several ranks only
+    the own text is searched.
     """
 
-    finds = True
+    is_lookup = True
 
     def __init__(
         self, config: EngineConfig, settings: SpeculativeConfig, registry: Registry
     ) -> None:
-        self._depth = settings.suffix_decoding_max_tree_depth
-        self._factor = settings.suffix_decoding_max_spec_factor
-        self._share = settings.suffix_decoding_min_token_prob
-        alone = config.parallel.tensor_parallel_size == 1
-        self._remembered = settings.suffix_decoding_max_cached_requests if alone else 0
-        self._texts = Texts(LEAST)
-        self._earlier = Index(*OTHERS)
-        self._latest = Index(*OTHERS)
-        self._num_latest = 0
-        """Outputs in two generations: when the later one is full, the earlier one is forgotten."""
-        self._given = Index(*OTHERS)
-        """Those of the file, which all ranks have."""
-        self._find = (
-            partial(find_checkpoint, config, settings, registry) if settings.model else None
-        )
+        self._max_depth = settings.suffix_decoding_max_tree_depth
+        self._spec_factor = settings.suffix_decoding_max_spec_factor
+        self._min_probability = settings.suffix_decoding_min_token_prob
+        has_one_rank = config.parallel.tensor_parallel_size == 1
+        self._max_outputs = 0
+        if has_one_rank:
+            self._max_outputs = settings.suffix_decoding_max_cached_requests
+        self._indexes = RequestIndexes(MIN_MATCH)
+        self._older = TokenIndex(*OUTPUT_NGRAM_SIZES)
+        self._newer = TokenIndex(*OUTPUT_NGRAM_SIZES)
+        """Outputs in two generations: when the newer one is full, the older one is dropped."""
+        self._num_newer = 0
+        self._initial = TokenIndex(*OUTPUT_NGRAM_SIZES)
+        """Outputs of the file, which are equal on all ranks."""
+        self._find_outputs = None
+        if settings.model:
+            self._find_outputs = partial(find_checkpoint, config, settings, registry)
 
     def loaded(self, parts: LoadedParts) -> Sequence[LayerKV]:
-        """Read the outputs that `model` holds. Raises `ConfigError` for those of another model."""
-        if self._find is not None:
-            self._given.extend(read_outputs(self._find(), parts.model.vocab_size))
+        """Load the outputs of `model`. Raises `ConfigError` for those of another model."""
+        if self._find_outputs is not None:
+            self._initial.extend(read_outputs(self._find_outputs(), parts.model.vocab_size))
         return ()
 
-    def drafts(self, rows: Sequence[DraftRow]) -> list[list[int]]:
-        """Return what is found for each row."""
-        for asked in rows:
-            self._remember(asked)
-        return [self._draft(asked) for asked in rows]
+    def propose(self, rows: Sequence[DraftRow]) -> list[list[int]]:
+        """Return the draft of each row; empty without a match."""
+        for row in rows:
+            self._add_finished_output(row)
+        return [self._draft(row) for row in rows]
 
-    def _remember(self, asked: DraftRow) -> None:
-        """Keep the output of who had the row before, if that is another request."""
-        left = self._texts.leaving(asked)
-        if left is None or not self._remembered:
+    def _add_finished_output(self, row: DraftRow) -> None:
+        """Index the output of the row's previous request, if it has left."""
+        previous = self._indexes.previous_of(row)
+        if previous is None or not self._max_outputs:
             return
-        if 2 * self._num_latest >= self._remembered:
-            self._earlier = self._latest
-            self._latest = Index(*OTHERS)
-            self._num_latest = 0
-        owner, index = left
-        self._latest.extend(index.tokens[owner.prompt_len :])
-        self._latest.extend([END])
-        self._num_latest += 1
+        if 2 * self._num_newer >= self._max_outputs:
+            self._older = self._newer
+            self._newer = TokenIndex(*OUTPUT_NGRAM_SIZES)
+            self._num_newer = 0
+        owner, index = previous
+        self._newer.extend(index.tokens[owner.prompt_len :])
+        self._newer.extend([END])
+        self._num_newer += 1
 
-    def _draft(self, asked: DraftRow) -> list[int]:
-        text = self._texts.of(asked)
+    def _draft(self, row: DraftRow) -> list[int]:
+        text = self._indexes.index_of(row)
         longest = 0
-        most_alike = 0
-        found: list[tuple[array[int], int]] = []
-        for index, more in ((text, OWN), (self._latest, 0), (self._earlier, 0), (self._given, 0)):
-            if longest == self._depth and len(found) >= CASES:
+        best_score = 0
+        matches: list[tuple[array[int], int]] = []
+        for index, bonus in (
+            (text, OWN_TEXT_BONUS),
+            (self._newer, 0),
+            (self._older, 0),
+            (self._initial, 0),
+        ):
+            if longest == self._max_depth and len(matches) >= MAX_MATCHES:
                 break
-            agree, places = index.longest(text.tokens, self._depth, CASES)
-            if places and agree + more > most_alike:
-                longest = agree
-                most_alike = agree + more
-                found = []
-            if places and agree + more == most_alike:
-                found += [(index.tokens, place) for place in places]
-        most = min(asked.most, self._depth, int(self._factor * longest))
-        return _most_followed(
-            [tokens[place : place + most] for tokens, place in found[:CASES]], self._share
-        )
+            length, positions = index.longest(text.tokens, self._max_depth, MAX_MATCHES)
+            if positions and length + bonus > best_score:
+                longest = length
+                best_score = length + bonus
+                matches = []
+            if positions and length + bonus == best_score:
+                matches += [(index.tokens, position) for position in positions]
+        count = min(row.max_draft_tokens, self._max_depth, int(self._spec_factor * longest))
+        continuations = [
+            tokens[position : position + count] for tokens, position in matches[:MAX_MATCHES]
+        ]
+        return _majority(continuations, self._min_probability)
 
 
-def _most_followed(ways: Sequence[array[int]], share: float) -> list[int]:
-    """Return the token that most of the ways begin with, then that which most of these go on with,
-    and so on.
+def _majority(continuations: Sequence[array[int]], min_share: float) -> list[int]:
+    """Return the majority's first token, then the majority's next one after it, and so on.
 
-    It ends where fewer than `share` of them go on alike. What all agree in is taken at once.
+    Ends when a token's share falls below `min_share`. Common prefixes are copied at once.
     """
     draft: list[int] = []
-    while ways:
-        if ways.count(ways[0]) == len(ways):
-            draft += ways[0]
+    while continuations:
+        if continuations.count(continuations[0]) == len(continuations):
+            draft += continuations[0]
             break
-        low = min(ways)
-        high = max(ways)
-        same = next(
-            (at for at, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), len(low)
+        low = min(continuations)
+        high = max(continuations)
+        common = next(
+            (index for index, (a, b) in enumerate(zip(low, high, strict=False)) if a != b),
+            len(low),
         )
-        draft += low[:same]
-        ahead = [way[same] if len(way) > same else END for way in ways]
-        token = max(ahead, key=ahead.count)
-        if token == END or ahead.count(token) < share * len(ways):
+        draft += low[:common]
+        next_tokens = [tokens[common] if len(tokens) > common else END for tokens in continuations]
+        token = max(next_tokens, key=next_tokens.count)
+        if token == END or next_tokens.count(token) < min_share * len(continuations):
             break
-        ways = [way[same:] for way, first in zip(ways, ahead, strict=True) if first == token]
+        continuations = [
+            tokens[common:]
+            for tokens, next_token in zip(continuations, next_tokens, strict=True)
+            if next_token == token
+        ]
     return draft[: draft.index(END)] if END in draft else draft
+
+
+def write_outputs(folder: Path, outputs: Iterable[Sequence[int]]) -> None:
+    """Write outputs to a folder, as int16 if all token ids fit."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokens = torch.tensor(
+        [token for output in outputs for token in (*output, END)], dtype=torch.int32
+    )
+    if int(tokens.max()) <= torch.iinfo(torch.int16).max:
+        tokens = tokens.to(torch.int16)
+    save_file({"tokens": tokens}, folder / FILE, metadata={"format": "pt"})
+
+
+def read_outputs(source: ModelSource, vocab_size: int) -> array[int]:
+    """Return all tokens, with `END` after each output. Raises `ConfigError` for invalid files."""
+    path = Path(source.path or source.name) / FILE
+    if not path.is_file():
+        raise ConfigError(
+            f"--speculative-config.model {source.name!r} has no {FILE}, the initial outputs of the "
+            "method suffix."
+        )
+    tokens = load_file(path).get("tokens")
+    if (
+        tokens is None
+        or tokens.ndim != 1
+        or tokens.dtype not in (torch.int16, torch.int32, torch.int64)
+    ):
+        raise ConfigError(f"{path} needs a one-dimensional integer tensor 'tokens'.")
+    if len(tokens) and not (int(tokens.min()) >= END and int(tokens.max()) < vocab_size):
+        raise ConfigError(
+            f"{path}: got tokens from {int(tokens.min())} to {int(tokens.max())}; expected the "
+            f"model's, up to {vocab_size - 1}. Use outputs of this model."
+        )
+    return array("i", tokens.tolist())

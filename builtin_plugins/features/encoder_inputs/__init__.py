@@ -1,1 +1,1 @@
-"""Prompts of models with an encoder."""
+"""Encoder inputs: prompts of encoder-decoder models."""

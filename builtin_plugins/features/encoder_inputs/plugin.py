@@ -1,16 +1,15 @@
-"""Requests of models with an encoder: two prompts, of which the encoder reads one."""
+"""Encoder inputs: requests with a prompt for the encoder and one for the decoder."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from core.api import EngineConfig, hookimpl
+from core.api import EngineConfig, Registry, hookimpl
 
 
 @hookimpl
-def engine_admission_extensions(config: EngineConfig, registry: Any) -> list[Any]:
-    from builtin_plugins.features.encoder_inputs.admission import (
-        EncoderPrompts,
-    )  # lazy: start-up stays quick
+def engine_admission_extensions(config: EngineConfig, registry: Registry) -> list[Any]:
+    # Imported lazily for a fast start.
+    from builtin_plugins.features.encoder_inputs.admission import EncoderPrompts
 
     return [EncoderPrompts()]

@@ -1,1 +1,1 @@
-"""Rows are shared evenly among clients."""
+"""Fair scheduling: clients share the rows of the batch evenly."""

@@ -1,20 +1,20 @@
-"""The half at the edge: a request tells the scheduler whose it is."""
+"""Admission half: passes each request's client to the scheduler half."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from core.api import Draft
+from core.api.features import PendingRequest
 
-NAME = "fair_clients"
+NAME = "fair_scheduling"
 
 
 class Admission:
-    """Reads who sent a request, where whoever serves knows that."""
+    """Reads the `client` of a request, if the server knows it."""
 
     keywords = ("client",)
 
-    async def prepare(self, draft: Draft) -> Draft:
-        """Return the request with the name of its client for the other half."""
-        client = str(draft.given["client"])
-        return replace(draft, features={**draft.features, NAME: client.encode()})
+    async def prepare(self, request: PendingRequest) -> PendingRequest:
+        """Return the request with its client's name for the scheduler half."""
+        client = str(request.plugin_fields["client"])
+        return replace(request, features={**request.features, NAME: client.encode()})

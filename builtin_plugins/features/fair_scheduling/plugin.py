@@ -1,51 +1,48 @@
-"""Rows are shared evenly among clients while several of them want some: the option, and the halves
-at the edge and beside
-the scheduler.
-"""
+"""Fair scheduling: the option, and the halves in admission and scheduler."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-from core.api import EngineConfig, Option, Within, hookimpl
+from core.api import EngineConfig, Option, Range, Registry, hookimpl
 
 EXAMPLE_REQUESTS = [({"client": "a"}, "there", "there")]
-"""What the conformance suite gives."""
+"""Example requests of the conformance suite."""
+
+CPU_ROWS = 8
+"""Default number of shared rows on CPUs, where more rows slow every step down."""
 
 
 @hookimpl
 def engine_options() -> list[Option]:
-    text = "Rows that clients share evenly while several want some; default: --max-num-seqs, 8 on CPUs; 0: not shared."
-    return [Option("fair_rows", Annotated[int, Within(0, 1 << 24)] | None, None, text)]
+    text = (
+        "Rows that clients share evenly while several want some; "
+        "default: --max-num-seqs, 8 on CPUs; 0: not shared."
+    )
+    return [Option("fair_rows", Annotated[int, Range(0, 1 << 24)] | None, None, text)]
 
 
 @hookimpl
-def engine_admission_extensions(config: EngineConfig, registry: Any) -> list[Any]:
-    from builtin_plugins.features.fair_scheduling.admission import (
-        Admission,  # lazy: start-up stays quick
-    )
+def engine_admission_extensions(config: EngineConfig, registry: Registry) -> list[Any]:
+    # Imported lazily for a fast start.
+    from builtin_plugins.features.fair_scheduling.admission import Admission
 
-    return [Admission()] if _rows(config) else []
+    return [Admission()] if _shared_rows(config) else []
 
 
 @hookimpl
-def engine_scheduler_extensions(config: EngineConfig, registry: Any) -> list[Any]:
-    from builtin_plugins.features.fair_scheduling.scheduling import (
-        Shares,  # lazy: start-up stays quick
-    )
+def engine_scheduler_extensions(config: EngineConfig, registry: Registry) -> list[Any]:
+    # Imported lazily for a fast start.
+    from builtin_plugins.features.fair_scheduling.scheduling import FairScheduler
 
-    rows = _rows(config)
-    return [Shares(config.scheduler.max_num_seqs or 1, rows)] if rows else []
-
-
-CPU_ROWS = 8
-"""Beyond about so many, every row makes a CPU's steps longer for all others."""
+    rows = _shared_rows(config)
+    return [FairScheduler(config.scheduler.max_num_seqs or 1, rows)] if rows else []
 
 
-def _rows(config: EngineConfig) -> int:
-    """Return how many rows are shared; 0: none."""
-    wanted: int | None = config.options.get("fair_rows")
+def _shared_rows(config: EngineConfig) -> int:
+    """Return the number of shared rows; 0: fair scheduling is off."""
+    requested: int | None = config.options.get("fair_rows")
     rows = config.scheduler.max_num_seqs or 1
-    if wanted is None:
-        return min(rows, CPU_ROWS) if config.device.device == "cpu" else rows
-    return min(rows, wanted)
+    if requested is not None:
+        return min(rows, requested)
+    return min(rows, CPU_ROWS) if config.device.device == "cpu" else rows

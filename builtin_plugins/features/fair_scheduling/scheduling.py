@@ -1,14 +1,12 @@
-"""The scheduler half: while several clients want rows, nobody gets more than an even share of them.
+"""Scheduler half: while several clients want rows, each gets up to an even share of them.
 
-Looks at requests when they arrive, when they may start and when they end, at no running one. What
-is running goes on: a client that was alone may have more than its share until its requests end. And
-a client whose last request has ended keeps its share for a while: who asks one thing after the
-other is gone between two of them, and would find its place taken.
+Requests are limited when they start, not while they run: a client that was alone may keep more than
+its share until its requests end. A client without requests holds its share for a number of steps,
+so a client that sends one request after another finds a row again.
 
-Where there are more clients than rows to share, a row each is more than a share. Then they take
-turns: who has had more tokens than the others on average waits until they caught up, unless nothing
-else would run (the virtual counters of "Fairness in Serving Large Language Models", Sheng et al.,
-OSDI 2024).
+With more clients than shared rows they take turns: a client with more tokens than the average waits
+until the others have caught up, unless no request would run. These are the virtual counters of
+"Fairness in Serving Large Language Models" (Sheng et al., OSDI 2024).
 """
 
 from __future__ import annotations
@@ -18,77 +16,73 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from builtin_plugins.features.fair_scheduling.admission import NAME
-from core.api import StepPlan
+from core.api.execution import StepPlan
 
-KEPT_STEPS: Final = 256
-"""Steps for which a client that has left keeps its share: those of a usual answer."""
+HOLD_STEPS: Final = 256
+"""Steps that an idle client holds its share: those of a typical answer."""
 CROWD_WEIGHT: Final = 2
-"""By how much a token counts of a client with several requests open: a crowd costs the others more
-than its tokens.
-"""
-REMEMBERED: Final = 1000
-"""Requests after which a client that has sent none of them is forgotten."""
+"""Weight of a token of a client with several open requests, which delay the other clients."""
+REMEMBERED_REQUESTS: Final = 1000
+"""Number of requests after which a client without any of them is forgotten."""
 
 
 @dataclass(slots=True)
 class _Client:
-    """One client's requests: all that have not ended, of these the ones that may start or have, and
-    those that were parked.
-    """
+    """The open requests of one client."""
 
     num_open: int = 0
     admitted: set[str] = field(default_factory=set)
+    """Requests that may start or have started."""
     parked: deque[str] = field(default_factory=deque)
 
 
-class Shares:
-    """Requests that say nobody's name are not held back, and take nobody's share."""
+class FairScheduler:
+    """Limits the rows per client. Requests without a client are neither limited nor counted."""
 
     name = NAME
 
-    def __init__(self, num_rows: int, shared_rows: int, kept_steps: int = KEPT_STEPS) -> None:
+    def __init__(self, num_rows: int, shared_rows: int, hold_steps: int = HOLD_STEPS) -> None:
         self._num_rows = num_rows
         self._shared_rows = shared_rows
-        self._kept_steps = kept_steps
+        self._hold_steps = hold_steps
         self._scheduler: Any = None
         self._clients: dict[bytes, _Client] = {}
-        """Those that want rows now."""
-        self._left: dict[bytes, int] = {}
-        """Those that wanted some until a while ago: the last step for which their share is kept,
-        the earliest first.
-        """
+        """Clients with open requests."""
+        self._idle: dict[bytes, int] = {}
+        """Last step that an idle client holds its share, earliest first."""
         self._step = 0
-        self._seen: dict[bytes, int] = {}
-        """By client, the number of its newest request; the oldest of these stands first."""
-        self._had: dict[bytes, int] = {}
-        """Tokens of the requests that have ended, of those that are here or left a while ago; who
-        comes anew has had as
-        many as the one with the fewest."""
-        self._num_seen = 0
+        self._last_seen: dict[bytes, int] = {}
+        """Number of each client's newest request, oldest first."""
+        self._used_tokens: dict[bytes, int] = {}
+        """Tokens of ended requests per active or idle client.
+
+        A new client starts with the minimum of the others.
+        """
+        self._num_requests = 0
 
     def attach(self, scheduler: Any) -> None:
-        """Remember whom to wake."""
+        """Store the scheduler, to wake requests."""
         self._scheduler = scheduler
 
     def arrived(self, request: Any) -> None:
-        """Count who wants rows."""
+        """Count the request for its client."""
         name = request.features.get(NAME)
-        if name is not None:
-            self._clients.setdefault(name, _Client()).num_open += 1
-            self._left.pop(name, None)
-            self._had.setdefault(name, min(self._had.values(), default=0))
-            self._see(name)
+        if name is None:
+            return
+        self._clients.setdefault(name, _Client()).num_open += 1
+        self._idle.pop(name, None)
+        fewest = min(self._used_tokens.values(), default=0)
+        self._used_tokens.setdefault(name, fewest)
+        self._remember(name)
 
     def may_start(self, request: Any) -> bool:
-        """Let it start while its client has less than its share."""
+        """Return whether the request's client has less than its share."""
         name = request.features.get(NAME)
         if name is None:
             return True
         client = self._clients[name]
-        if (
-            request.request_id in client.admitted
-        ):  # woken, or asked again for want of room or after it was preempted
-            return True
+        if request.request_id in client.admitted:
+            return True  # woken, waiting for blocks, or preempted
         if len(client.admitted) < self._share() and self._has_turn(name):
             client.admitted.add(request.request_id)
             return True
@@ -96,81 +90,82 @@ class Shares:
         return False
 
     def finished(self, request: Any) -> bool:
-        """Let others start in its place, as far as the shares go."""
+        """Wake requests that the ended one made room for."""
         name = request.features.get(NAME)
         if name is None:
             return False
         client = self._clients[name]
-        if request.request_id in client.admitted:  # else it left before it had anything
-            self._had[name] += request.num_tokens * (CROWD_WEIGHT if client.num_open > 1 else 1)
+        if request.request_id in client.admitted:  # else it never started
+            weight = CROWD_WEIGHT if client.num_open > 1 else 1
+            self._used_tokens[name] += request.num_tokens * weight
         client.num_open -= 1
         client.admitted.discard(request.request_id)
         if request.request_id in client.parked:
             client.parked.remove(request.request_id)
         if not client.num_open:
             del self._clients[name]
-            if self._kept_steps:
-                self._left[name] = self._step + self._kept_steps
+            if self._hold_steps:
+                self._idle[name] = self._step + self._hold_steps
             else:
-                del self._had[name]
+                del self._used_tokens[name]
         self._wake()
         return False
 
     def planned(self, plan: StepPlan) -> bytes | None:
-        """Count steps; share out what nobody came back for."""
+        """Count steps and free the shares that idle clients have held long enough."""
         self._step = plan.step
-        lapsed = False
-        while self._left and next(iter(self._left.values())) <= plan.step:
-            name = next(iter(self._left))
-            del self._left[name], self._had[name]
-            lapsed = True
-        if lapsed:
+        expired = False
+        while self._idle and next(iter(self._idle.values())) <= plan.step:
+            name = next(iter(self._idle))
+            del self._idle[name]
+            del self._used_tokens[name]
+            expired = True
+        if expired:
             self._wake()
         return None
 
     def _wake(self) -> None:
+        """Wake parked requests of clients below their share, fewest tokens first."""
         share = self._share()
-        waiting = [
-            name
-            for name, each in self._clients.items()
-            if each.parked and len(each.admitted) < share
-        ]
-        for name in sorted(waiting, key=lambda name: self._had[name]):
+        clients = self._clients.items()
+        waiting = [name for name, c in clients if c.parked and len(c.admitted) < share]
+        for name in sorted(waiting, key=lambda name: self._used_tokens[name]):
             if not self._has_turn(name):
-                return  # nor has who had more
-            each = self._clients[name]
-            while each.parked and len(each.admitted) < share:
-                request_id = each.parked.popleft()
-                each.admitted.add(request_id)
+                return  # nor have clients with more tokens
+            client = self._clients[name]
+            while client.parked and len(client.admitted) < share:
+                request_id = client.parked.popleft()
+                client.admitted.add(request_id)
                 self._scheduler.wake(request_id)
 
     def _share(self) -> int:
-        """Return how many rows each client may have now.
+        """Return the rows that each client may have now.
 
-        One that is alone may have all but a few, which are kept for those that were there a while
-        ago.
+        A single client may have all rows, except a few for clients seen recently.
         """
-        num_clients = len(self._clients) + len(self._left)
+        num_clients = len(self._clients) + len(self._idle)
         if num_clients > 1:
             return -(-self._shared_rows // num_clients)
-        return (
-            self._num_rows if len(self._seen) < 2 else max(1, self._num_rows - self._num_rows // 8)
-        )
+        if len(self._last_seen) < 2:
+            return self._num_rows
+        return max(1, self._num_rows - self._num_rows // 8)
 
     def _has_turn(self, name: bytes) -> bool:
-        """Say whether a client has had no more than its due, where there are too many for a row
-        each.
-        """
-        if len(self._had) <= self._shared_rows or not any(
-            each.admitted for each in self._clients.values()
-        ):
-            return True
-        return self._had[name] * len(self._had) <= sum(self._had.values())
+        """Return whether a client has had up to the average of tokens.
 
-    def _see(self, name: bytes) -> None:
-        self._num_seen += 1
-        self._seen.pop(name, None)
-        self._seen[name] = self._num_seen
-        oldest = next(iter(self._seen))
-        if self._seen[oldest] <= self._num_seen - REMEMBERED:
-            del self._seen[oldest]
+        Applies only with more clients than shared rows, and while any request runs.
+        """
+        used = self._used_tokens
+        if len(used) <= self._shared_rows:
+            return True
+        if not any(client.admitted for client in self._clients.values()):
+            return True
+        return used[name] * len(used) <= sum(used.values())
+
+    def _remember(self, name: bytes) -> None:
+        self._num_requests += 1
+        self._last_seen.pop(name, None)
+        self._last_seen[name] = self._num_requests
+        oldest = next(iter(self._last_seen))
+        if self._last_seen[oldest] <= self._num_requests - REMEMBERED_REQUESTS:
+            del self._last_seen[oldest]

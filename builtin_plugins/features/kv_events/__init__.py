@@ -1,3 +1,1 @@
-"""KV events: what the prefix cache and the tiers behind it remember and forget, published in vLLM's
-format.
-"""
+"""KV events: block changes of the prefix cache and its tiers, published in vLLM's format."""

@@ -1,6 +1,6 @@
-"""Events in vLLM's format: msgpack arrays, a tag before each event's fields.
+"""Events in vLLM's format: msgpack arrays with a tag before the fields of each event.
 
-Fields were only ever added at the end.
+New fields are only added at the end.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from core.api import KVLayout
 from core.model_spec.kv import (
     CacheSpec,
     ChunkedLocal,
     CrossAttention,
     FullAttention,
+    KVLayout,
     LatentKeys,
     RecurrentState,
     SlidingWindow,
@@ -23,7 +23,7 @@ from core.model_spec.kv import (
 
 BlockHash = int | bytes
 DEVICE: Final = "GPU"
-"""vLLM's name of the device's own cache, whatever the device."""
+"""vLLM's name of the device cache, on every device."""
 KINDS: Final[Mapping[type[CacheSpec], str]] = {
     FullAttention: "full_attention",
     LatentKeys: "mla_attention",
@@ -35,13 +35,13 @@ KINDS: Final[Mapping[type[CacheSpec], str]] = {
 
 
 class BlockStored(msgspec.Struct, array_like=True, gc=False, tag=True):
-    """Blocks that follow one another in one prompt are there."""
+    """Consecutive blocks of one prompt were stored."""
 
     block_hashes: list[BlockHash]
     parent_block_hash: BlockHash | None
-    """Of the block before the first; None: it begins the prompt, or nobody knows."""
+    """Hash of the block before the first; None: the first of the prompt, or unknown."""
     token_ids: list[int]
-    """Of all blocks; none where nobody knows, as of a tier's."""
+    """Tokens of all blocks; empty if unknown, as for tiers."""
     block_size: int
     lora_id: int | None
     medium: str | None
@@ -53,7 +53,7 @@ class BlockStored(msgspec.Struct, array_like=True, gc=False, tag=True):
 
 
 class BlockRemoved(msgspec.Struct, array_like=True, gc=False, tag=True):
-    """Blocks are gone."""
+    """Blocks were removed."""
 
     block_hashes: list[BlockHash]
     medium: str | None
@@ -61,23 +61,23 @@ class BlockRemoved(msgspec.Struct, array_like=True, gc=False, tag=True):
 
 
 class AllBlocksCleared(msgspec.Struct, array_like=True, gc=False, tag=True):
-    """Nothing is there."""
+    """All blocks were removed."""
 
 
 Event = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 class EventBatch(msgspec.Struct, array_like=True, gc=False):
-    """What happened since the batch before."""
+    """The events since the previous batch."""
 
     ts: float
-    """Seconds since 1970."""
+    """Unix time in seconds."""
     events: list[Event]
     data_parallel_rank: int | None = None
 
 
 class Stored(NamedTuple):
-    """A change as it happens: blocks of one group that follow one another are there."""
+    """Change: consecutive blocks of one KV group were stored."""
 
     medium: str
     group: int
@@ -87,7 +87,7 @@ class Stored(NamedTuple):
 
 
 class Removed(NamedTuple):
-    """A change: a block is gone."""
+    """Change: a block was removed."""
 
     medium: str
     group: int
@@ -95,14 +95,14 @@ class Removed(NamedTuple):
 
 
 class Cleared(NamedTuple):
-    """A change: nothing is there any more."""
+    """Change: all blocks were removed."""
 
 
 Change = Stored | Removed | Cleared
 
 
-class Writer:
-    """Puts changes into events."""
+class EventEncoder:
+    """Converts changes to events."""
 
     def __init__(self, layout: KVLayout, *, as_bytes: bool) -> None:
         self._as_bytes = as_bytes
@@ -112,11 +112,11 @@ class Writer:
         ]
 
     def events(self, changes: Iterable[Change]) -> list[Event]:
-        """Return events of the same meaning, as few as there can be in this order."""
+        """Return the fewest events that describe the changes in order."""
         events: list[Event] = []
         for change in changes:
             if isinstance(change, Cleared):
-                events = [AllBlocksCleared()]  # what was before makes no difference to anybody
+                events = [AllBlocksCleared()]  # it makes all earlier events redundant
             elif isinstance(change, Removed):
                 last = events[-1] if events else None
                 if isinstance(last, BlockRemoved) and (last.medium, last.group_idx) == change[:2]:

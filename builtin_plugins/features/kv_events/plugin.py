@@ -1,10 +1,10 @@
-"""`--kv-events-config`, and the half beside the scheduler that tells."""
+"""KV events: the option `--kv-events-config`, and the scheduler half that publishes."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from core.api import EngineConfig, Option, hookimpl
+from core.api import EngineConfig, Option, Registry, hookimpl
 
 
 @hookimpl
@@ -14,26 +14,24 @@ def engine_options() -> list[Option]:
             "kv_events_config",
             dict[str, Any] | None,
             None,
-            "Who is told what the prefix cache remembers and forgets: enable_kv_cache_events, "
-            "publisher (null, zmq), endpoint, "
-            "replay_endpoint, buffer_steps, hwm, max_queue_size, topic, block_hashes (int, bytes).",
+            "Publish the block changes of the prefix cache: enable_kv_cache_events, publisher "
+            "(null, zmq), endpoint, replay_endpoint, buffer_steps, hwm, max_queue_size, topic, "
+            "block_hashes (int, bytes).",
         )
     ]
 
 
 @hookimpl
-def engine_scheduler_extensions(config: EngineConfig, registry: Any) -> list[Any]:
-    from builtin_plugins.features.kv_events.settings import (
-        settings_of,  # lazy: start-up stays quick
-    )
+def engine_scheduler_extensions(config: EngineConfig, registry: Registry) -> list[Any]:
+    from builtin_plugins.features.kv_events.settings import settings_of  # lazy: faster start-up
 
     settings = settings_of(config)
     if settings is None:
         return []
-    from builtin_plugins.features.kv_events.publisher import Publisher  # lazy: it opens sockets
-    from builtin_plugins.features.kv_events.watching import Watching
-    from core.contracts.kv_watchers import watchers_of
+    from builtin_plugins.features.kv_events.event_source import EventSource
+    from builtin_plugins.features.kv_events.publisher import Publisher  # lazy: it needs sockets
+    from core.api.kv import tier_listeners
 
-    watching = Watching(Publisher(settings), as_bytes=settings.block_hashes == "bytes")
-    watchers_of(registry).append(watching.tier_changed)
-    return [watching]
+    source = EventSource(Publisher(settings), as_bytes=settings.block_hashes == "bytes")
+    tier_listeners(registry).append(source.tier_changed)
+    return [source]

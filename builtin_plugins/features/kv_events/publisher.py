@@ -1,9 +1,8 @@
-"""Publishes events over ZeroMQ, from a thread of its own, and again to whoever asks for what it has
-missed.
+"""Publishes events over ZeroMQ from its own thread, and replays missed batches on request.
 
-A message is (topic, number, batch), numbers counting up from 0 as eight bytes, big-endian. Asked
-with a number, the replay socket answers with (number, batch) for each batch from there on that is
-still kept, then (-1, nothing).
+A message is (topic, sequence number, batch). Numbers count up from 0, as 8 bytes, big-endian. A
+replay request names a number. The answer is (number, batch) for each retained batch from that
+number on, then (-1, empty).
 """
 
 from __future__ import annotations
@@ -26,74 +25,69 @@ from core.api import ConfigError
 log = logging.getLogger(__name__)
 END: Final = (-1).to_bytes(8, "big", signed=True)
 LINGER_MS: Final = 1000
-"""For so long a closed publisher tries to bring its last batches to subscribers."""
+"""How long a closed publisher tries to deliver its last batches."""
 RANK: Final = 0
-"""Of data parallelism: engines here are alone."""
+"""Data-parallel rank of all events: there is no data parallelism."""
 
 
 class Publisher:
-    """Takes changes from one thread, and sends those that came meanwhile as one batch."""
+    """Queues changes from one thread, and sends the queued ones as one batch."""
 
     def __init__(self, settings: Settings) -> None:
-        """Open the sockets. Raises `ConfigError` naming the endpoint that cannot be had."""
+        """Open the sockets. Raises `ConfigError` naming an endpoint that cannot be opened."""
         self._settings = settings
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._events = self._context.socket(zmq.PUB)
         self._events.set_hwm(settings.hwm)
         self._replay = self._context.socket(zmq.ROUTER)
-        self._replay.sndhwm = (
-            settings.buffer_steps + 1
-        )  # an answer fits; who does not read it gets no second one
-        binds = (
-            settings.endpoint.startswith("ipc://")
-            or "*" in settings.endpoint
-            or "::" in settings.endpoint
-        )
-        self._open(
-            "endpoint", settings.endpoint, self._events.bind if binds else self._events.connect
-        )
+        # Room for one whole answer. A client that does not read it gets no second one.
+        self._replay.sndhwm = settings.buffer_steps + 1
+        endpoint = settings.endpoint
+        binds = endpoint.startswith("ipc://") or "*" in endpoint or "::" in endpoint
+        self._open("endpoint", endpoint, self._events.bind if binds else self._events.connect)
         if settings.replay_endpoint is not None:
             self._open("replay_endpoint", settings.replay_endpoint, self._replay.bind)
-        self._waiting: deque[Change] = deque()
+        self._queue: deque[Change] = deque()
         self._lost = False
-        """Changes came that had no room."""
-        self._kept: deque[tuple[int, bytes]] = deque(maxlen=settings.buffer_steps)
-        self._next = 0
+        """True if a change found the queue full."""
+        self._batches: deque[tuple[int, bytes]] = deque(maxlen=settings.buffer_steps)
+        """Batches retained for replays, by sequence number."""
+        self._next_number = 0
         self._woken = False
         self._closing = False
-        self._wakes, self._wake = os.pipe()
+        self._wake_read, self._wake_write = os.pipe()
         self._thread = threading.Thread(target=self._run, name="kv-events", daemon=True)
 
-    def start(self, write: Callable[[list[Change]], list[Event]]) -> None:
-        """Send from now on what `write` makes of changes."""
-        self._write = write
+    def start(self, to_events: Callable[[list[Change]], list[Event]]) -> None:
+        """Start the thread. `to_events`: converts changes to events."""
+        self._to_events = to_events
         self._thread.start()
 
     def send(self, change: Change) -> None:
-        """Take a change. Never waits: one that has no room is lost, and subscribers see that."""
-        if len(self._waiting) >= self._settings.max_queue_size:
+        """Queue a change. Never blocks: a change that finds the queue full is lost."""
+        if len(self._queue) >= self._settings.max_queue_size:
             self._lost = True
             return
-        self._waiting.append(change)
+        self._queue.append(change)
         if not self._woken:
             self._woken = True
-            os.write(self._wake, b"\0")
+            os.write(self._wake_write, b"\0")
 
     def close(self) -> None:
-        """Send what waits, and give the endpoints back; may be called twice."""
+        """Send the queued changes and close the endpoints. May be called twice."""
         if self._closing:
             return
         self._closing = True
-        os.write(self._wake, b"\0")
+        os.write(self._wake_write, b"\0")
         if self._thread.ident is not None:
             self._thread.join()
         self._context.destroy(LINGER_MS)
-        os.close(self._wake)
-        os.close(self._wakes)
+        os.close(self._wake_write)
+        os.close(self._wake_read)
 
-    def _open(self, name: str, endpoint: str, how: Callable[[str], object]) -> None:
+    def _open(self, name: str, endpoint: str, open_: Callable[[str], object]) -> None:
         try:
-            how(endpoint)
+            open_(endpoint)
         except zmq.ZMQError as error:
             self._context.destroy(0)
             raise ConfigError(
@@ -105,46 +99,47 @@ class Publisher:
     def _run(self) -> None:
         poller = zmq.Poller()
         poller.register(self._replay, zmq.POLLIN)
-        poller.register(self._wakes, zmq.POLLIN)
+        poller.register(self._wake_read, zmq.POLLIN)
         while not self._closing:
             ready = dict(poller.poll())
             if self._replay in ready:
                 self._answer(self._replay.recv_multipart())
-            if self._wakes in ready:
-                os.read(self._wakes, 2)
-                self._woken = False  # first: what comes from here on wakes again
+            if self._wake_read in ready:
+                os.read(self._wake_read, 2)
+                self._woken = False  # before `_publish`: later changes must wake it again
                 self._publish()
         self._publish()
 
     def _publish(self) -> None:
-        changes = [self._waiting.popleft() for _ in range(len(self._waiting))]
+        changes = [self._queue.popleft() for _ in range(len(self._queue))]
         if changes:
-            batch = msgspec.msgpack.encode(EventBatch(time.time(), self._write(changes), RANK))
-            self._kept.append((self._next, batch))
+            batch = EventBatch(time.time(), self._to_events(changes), RANK)
+            encoded = msgspec.msgpack.encode(batch)
+            number = self._next_number
+            self._batches.append((number, encoded))
             self._events.send_multipart(
-                (self._settings.topic.encode(), self._next.to_bytes(8, "big"), batch)
+                (self._settings.topic.encode(), number.to_bytes(8, "big"), encoded)
             )
-            self._next += 1
+            self._next_number += 1
         if self._lost:
             self._lost = False
-            self._next += 1  # a number that nobody ever gets
+            self._next_number += 1  # subscribers see the gap
             log.warning(
-                "more than %d KV events waited, and some are lost; raise %s.max_queue_size",
+                "the queue of %d KV events was full, and some are lost; raise %s.max_queue_size",
                 self._settings.max_queue_size,
                 FLAG,
             )
 
     def _answer(self, request: list[bytes]) -> None:
-        who, *rest = request
+        client, *rest = request
         if len(rest) != 2 or rest[0] or len(rest[1]) != len(END):
             log.debug(
-                "a replay was asked for with %d frames; give an empty one and a number of eight "
-                "bytes",
+                "ignored a replay request of %d frames; expected an empty frame and 8 bytes",
                 len(rest),
             )
             return
         since = int.from_bytes(rest[1], "big")
-        for number, batch in self._kept:
+        for number, batch in self._batches:
             if number >= since:
-                self._replay.send_multipart((who, b"", number.to_bytes(8, "big"), batch))
-        self._replay.send_multipart((who, b"", END, b""))
+                self._replay.send_multipart((client, b"", number.to_bytes(8, "big"), batch))
+        self._replay.send_multipart((client, b"", END, b""))

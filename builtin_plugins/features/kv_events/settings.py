@@ -14,35 +14,29 @@ Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
 
 
 class Settings(msgspec.Struct, kw_only=True, frozen=True):
-    """What is published, and where."""
+    """The values of the option."""
 
     enable_kv_cache_events: bool = False
     publisher: Literal["null", "zmq"] | None = None
-    """None: ZeroMQ, if events are on."""
+    """None: zmq, if events are enabled."""
     endpoint: str = "tcp://*:5557"
-    """Bound where it names every interface (`*`, `::`) or a file; else connected to."""
+    """Address of the PUB socket. Bound for `*`, `::` and ipc; otherwise connected."""
     replay_endpoint: str | None = None
-    """Bound, for subscribers that ask again for what they have missed."""
+    """Address of the replay socket, which is bound."""
     buffer_steps: Count = 10_000
-    """Batches that are kept for them."""
+    """Batches retained for replays."""
     hwm: Count = 100_000
-    """Batches that wait for one slow subscriber; it misses those that come then."""
+    """Batches queued for one slow subscriber; it misses further ones."""
     max_queue_size: Count = 100_000
-    """Events that wait to be published; of those that come then, subscribers see a gap that no
-    replay fills.
-    """
+    """Changes queued for publication. Further ones are lost, and leave a gap in the numbers."""
     topic: str = ""
+    """ZeroMQ topic of all messages."""
     block_hashes: Literal["int", "bytes"] = "int"
-    """How keys are spelled: their last eight bytes as a number, which vLLM's subscribers expect, or
-    whole.
-    """
+    """Format of block hashes: their last eight bytes as an integer, as in vLLM, or all bytes."""
 
 
 def settings_of(config: EngineConfig) -> Settings | None:
-    """Return the settings of a configuration; None: nothing is published.
-
-    Raises `ConfigError` naming the key.
-    """
+    """Return the settings; None: events are off. Raises `ConfigError` naming the key."""
     given = config.options.get("kv_events_config") or {}
     known = Settings.__struct_fields__
     for key in given:
@@ -67,6 +61,6 @@ def settings_of(config: EngineConfig) -> Settings | None:
             )
     if not config.cache.enable_prefix_caching:
         raise ConfigError(
-            f"{FLAG} tells of the prefix cache; leave out --no-enable-prefix-caching."
+            f"{FLAG} needs the prefix cache. Remove --no-enable-prefix-caching or the flag."
         )
     return settings

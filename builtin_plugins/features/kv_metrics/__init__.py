@@ -1,3 +1,1 @@
-"""How long blocks of the prefix cache stay, and how long it takes until they are wanted again
-(`--kv-cache-metrics`).
-"""
+"""Lifetime and reuse metrics of prefix cache blocks (`--kv-cache-metrics`)."""

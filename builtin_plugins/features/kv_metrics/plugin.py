@@ -1,10 +1,10 @@
-"""`--kv-cache-metrics` and its sample."""
+"""KV metrics: the options `--kv-cache-metrics` and `--kv-cache-metrics-sample`."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-from core.api import ConfigError, EngineConfig, Option, Within, hookimpl
+from core.api import ConfigError, EngineConfig, Option, Range, Registry, hookimpl
 
 
 @hookimpl
@@ -14,29 +14,27 @@ def engine_options() -> list[Option]:
             "kv_cache_metrics",
             bool,
             False,
-            "Measure how long cached blocks stay and how soon they are wanted again.",
+            "Measure how long cached blocks stay and how soon they are used again.",
         ),
         Option(
             "kv_cache_metrics_sample",
-            Annotated[float, Within(0, 1)],
+            Annotated[float, Range(0, 1)],
             0.01,
-            "Share of blocks that are looked at.",
+            "Share of blocks that are sampled.",
         ),
     ]
 
 
 @hookimpl
-def engine_scheduler_extensions(config: EngineConfig, registry: Any) -> list[Any]:
+def engine_scheduler_extensions(config: EngineConfig, registry: Registry) -> list[Any]:
     if not config.options.get("kv_cache_metrics"):
         return []
     share = config.options["kv_cache_metrics_sample"]
     if not share:
-        raise ConfigError("--kv-cache-metrics-sample 0 looks at no block; give more, up to 1.")
-    from builtin_plugins.features.kv_metrics.residency import (
-        Residency,  # lazy: start-up stays quick
-    )
-    from core.contracts.infos import spreads_of
+        raise ConfigError("--kv-cache-metrics-sample: got 0; expected more than 0, up to 1.")
+    from builtin_plugins.features.kv_metrics.residency import BlockResidency  # lazy: start-up
+    from core.api.telemetry import histogram_providers
 
-    residency = Residency(share)
-    spreads_of(registry)["kv_metrics"] = residency.spreads
+    residency = BlockResidency(share)
+    histogram_providers(registry)["kv_metrics"] = residency.histograms
     return [residency]

@@ -1,7 +1,6 @@
-"""Watches some blocks of the prefix cache from when they can be found until they no longer can.
-Knows no tier.
+"""Samples prefix cache blocks from publication to removal, and measures lifetime and reuse.
 
-What vLLM calls an access is a request that begins with the block. Names of metrics are vLLM's.
+vLLM calls it an access when a request starts with the block. Metric names are vLLM's.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any, Final
 
-from core.contracts.spreads import Spread
-from core.step import StepPlan
+from core.api.execution import StepPlan
+from core.api.telemetry import Histogram
 
 NAME: Final = "kv_metrics"
 SECONDS: Final = (
@@ -24,76 +23,80 @@ IDLE: Final = "kv_block_idle_before_evict_seconds"
 GAP: Final = "kv_block_reuse_gap_seconds"
 
 
-class Residency:
-    """Measures; what is computed or forgotten is none of its business."""
+class BlockResidency:
+    """Fills the histograms of sampled blocks. It never changes the cache."""
 
     name = NAME
 
     def __init__(self, share: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """`share`: of blocks that are watched, above 0 and up to 1."""
+        """`share`: of blocks that are sampled, above 0 and up to 1."""
         self._share = share
         self._clock = clock
         self._random = Random().random
-        self._watched: dict[tuple[int, bytes], tuple[float, float]] = {}
-        """When a block came, and when a request last began with it."""
-        self._spreads = {name: Spread(SECONDS) for name in (LIFETIME, IDLE, GAP)}
+        self._sampled: dict[tuple[int, bytes], tuple[float, float]] = {}
+        """Times of publication and of the last use of sampled blocks."""
+        self._histograms = {name: Histogram(SECONDS) for name in (LIFETIME, IDLE, GAP)}
         self._requests: dict[str, Any] = {}
 
-    def spreads(self) -> Mapping[str, Spread]:
-        """Return what was measured since the start."""
-        return self._spreads
+    def histograms(self) -> Mapping[str, Histogram]:
+        """Return the histograms, by metric."""
+        return self._histograms
 
     def attach(self, scheduler: Any) -> None:
-        """Watch its cache."""
+        """Listen to the cache."""
         kv = scheduler.kv
-        self._links = [group.block_size // kv.layout.hash_block_size for group in kv.layout.groups]
-        self._sizes = [group.block_size for group in kv.layout.groups]
-        self._found = [
-            kv.pools[group.pool].find(index) for index, group in enumerate(kv.layout.groups)
+        layout = kv.layout
+        self._hashes_per_block = [
+            group.block_size // layout.hash_block_size for group in layout.groups
         ]
-        kv.watch(self._offered, self._forgotten)
+        self._block_sizes = [group.block_size for group in layout.groups]
+        self._cached = [
+            kv.pools[group.pool].cached_blocks(index) for index, group in enumerate(layout.groups)
+        ]
+        kv.add_listener(self._on_published, self._on_removed)
 
     def arrived(self, request: Any) -> None:
-        """Remember who it is until it ends."""
+        """Remember a request until it ends."""
         self._requests[request.request_id] = request
 
     def finished(self, request: Any) -> bool:
-        """Forget it."""
+        """Forget a request."""
         self._requests.pop(request.request_id, None)
         return False
 
     def planned(self, plan: StepPlan) -> None:
-        """See which blocks requests begin with that start in this step."""
-        if not (plan.new and self._watched):
+        """Count the cached blocks of the requests that start in this step as used."""
+        if not (plan.new and self._sampled):
             return
         starts = dict(zip(plan.rows, plan.starts, strict=True))
         now_s = self._clock()
         for new in plan.new:
             keys = self._requests[new.request_id].keys
-            for group, (size, links, blocks) in enumerate(
-                zip(self._sizes, self._links, new.blocks, strict=True)
+            for group, (size, hashes_per_block, blocks) in enumerate(
+                zip(self._block_sizes, self._hashes_per_block, new.blocks, strict=True)
             ):
-                for place in range(starts[new.row] // size):
-                    key = (group, keys[(place + 1) * links - 1])
-                    if blocks[place] and key in self._watched:
-                        came_s, used_s = self._watched[key]
-                        self._spreads[GAP].observe(now_s - used_s)
-                        self._watched[key] = came_s, now_s
+                for index in range(starts[new.row] // size):
+                    key = (group, keys[(index + 1) * hashes_per_block - 1])
+                    if blocks[index] and key in self._sampled:
+                        published_s, used_s = self._sampled[key]
+                        self._histograms[GAP].observe(now_s - used_s)
+                        self._sampled[key] = published_s, now_s
 
-    def _offered(self, lease: Any, tokens: Any, start: int) -> None:
+    def _on_published(self, lease: Any, tokens: Any, start: int) -> None:
         now_s = self._clock()
-        for group, (size, links, found) in enumerate(
-            zip(self._sizes, self._links, self._found, strict=True)
+        for group, (size, hashes_per_block, cached) in enumerate(
+            zip(self._block_sizes, self._hashes_per_block, self._cached, strict=True)
         ):
-            for key in lease.keys[
-                (start // size + 1) * links - 1 : lease.offered // size * links : links
-            ]:
-                if self._random() < self._share and key in found:
-                    self._watched.setdefault((group, key), (now_s, now_s))
+            first = (start // size + 1) * hashes_per_block - 1
+            end = lease.num_published // size * hashes_per_block
+            for key in lease.keys[first:end:hashes_per_block]:
+                if self._random() < self._share and key in cached:
+                    self._sampled.setdefault((group, key), (now_s, now_s))
 
-    def _forgotten(self, group: int, key: bytes, block: int, right: bool) -> None:
-        times = self._watched.pop((group, key), None)
+    def _on_removed(self, group: int, key: bytes, block: int, valid: bool) -> None:
+        times = self._sampled.pop((group, key), None)
         if times is not None:
+            published_s, used_s = times
             now_s = self._clock()
-            self._spreads[LIFETIME].observe(now_s - times[0])
-            self._spreads[IDLE].observe(now_s - times[1])
+            self._histograms[LIFETIME].observe(now_s - published_s)
+            self._histograms[IDLE].observe(now_s - used_s)

@@ -1,1 +1,1 @@
-"""LoRA: many low-rank adapters in one batch, each request with its own or none."""
+"""LoRA: many low-rank adapters in one batch; each request has its own or none."""

@@ -1,6 +1,4 @@
-"""The half at the edge: a request is completed by its adapter, whose content is part of what its
-cache depends on.
-"""
+"""Admission half: resolves a request's adapter, which is part of its prefix cache key."""
 
 from __future__ import annotations
 
@@ -10,9 +8,10 @@ from typing import Any
 
 import msgspec
 
-from builtin_plugins.features.lora.edge import FIELD, Adapters
+from builtin_plugins.features.lora.registry import FIELD, AdapterRegistry
 from builtin_plugins.features.lora.settings import NAME
-from core.api import Draft, InvalidRequest
+from core.api import InvalidRequest
+from core.api.features import PendingRequest
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -22,24 +21,24 @@ class Admission:
 
     keywords = (FIELD,)
 
-    def __init__(self, adapters: Adapters) -> None:
+    def __init__(self, adapters: AdapterRegistry) -> None:
         self._adapters = adapters
 
-    async def prepare(self, draft: Draft) -> Draft:
+    async def prepare(self, draft: PendingRequest) -> PendingRequest:
         """Return the request with its adapter.
 
-        Raises `InvalidRequest` for one that cannot be served.
+        Raises `InvalidRequest` if the adapter cannot be served.
         """
-        request = draft.given[FIELD]
-        wanted = await self._adapters.wanted(request)
+        request = draft.plugin_fields[FIELD]
+        ref = await self._adapters.ref(request)
         return replace(
             draft,
-            cache_domains=(*draft.cache_domains, (NAME, wanted.digest)),
-            features={**draft.features, NAME: _encode(wanted)},
-            shown={**draft.shown, FIELD: request},
+            cache_domains=(*draft.cache_domains, (NAME, ref.digest)),
+            features={**draft.features, NAME: _encode(ref)},
+            extra_fields={**draft.extra_fields, FIELD: request},
         )
 
     def finished(self, features: Mapping[str, bytes]) -> Mapping[str, Any]:
-        """Return why a request failed, where its adapter was to blame."""
+        """Return why a request failed, if its adapter was the cause."""
         error = features.get(NAME)
         return {} if error is None else {"refusal": InvalidRequest(FIELD, error.decode())}

@@ -1,6 +1,4 @@
-"""What one adapter adds to one module, on this rank: plain torch, the meaning that faster code is
-compared with.
-"""
+"""An adapter's delta of one module on this rank, in plain torch: the reference of kernels."""
 
 from __future__ import annotations
 
@@ -10,25 +8,25 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 if TYPE_CHECKING:
-    from core.api import ParallelGroup
+    from core.api.models import ParallelGroup
 
 Tensor = torch.Tensor
 
 
 class Delta(Protocol):
-    """One adapter's part of one module. Changes `out` in place, for rows that are this adapter's."""
+    """One adapter's delta of one module. Changes `out` in place, for rows of this adapter."""
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All it keeps."""
+        """All tensors of the delta."""
 
     def add(self, layer: Any, x: Tensor, out: Tensor, *given: Any) -> Tensor:
-        """Return `out` with what the adapter adds for x; both have the adapter's rows alone."""
+        """Return `out` plus the adapter's delta for x; both hold the adapter's rows only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """A product of low rank for some rows of a layer's product: out[:, rows] += (x @ a.T) @ b.T."""
+    """A low-rank product for some rows of a layer's product: out[:, rows] += (x @ a.T) @ b.T."""
 
     rows: slice
     a: Tensor
@@ -36,36 +34,32 @@ class Factors:
     b: Tensor
     """[rows, rank], scaled."""
     group: ParallelGroup | None = None
-    """Set where ranks share out both factors: they put together, or sum, what is between them."""
+    """Set if both factors are sharded: ranks gather or all-reduce the intermediate."""
     gathers: bool = False
-    """The ranks' first factors have a share of the rank each; else their second ones a share of the
-    rows.
-    """
+    """Whether ranks shard the rank axis of A (all-gather); else they shard the rows of B."""
 
     def between(self, x: Tensor) -> Tensor:
-        """Return x @ a.T, of all ranks together."""
+        """Return x @ a.T, combined over all ranks."""
         narrow = x @ self.a.T
         if self.group is None:
             return narrow
-        return (
-            self.group.all_gather(narrow.contiguous())
-            if self.gathers
-            else self.group.all_reduce(narrow)
-        )
+        if self.gathers:
+            return self.group.all_gather(narrow.contiguous())
+        return self.group.all_reduce(narrow)
 
 
 @dataclass(slots=True)
 class LinearDelta:
-    """Of a linear layer, whose weights may be several of the checkpoint's."""
+    """Delta of a linear layer, which may be fused from several checkpoint weights."""
 
     parts: list[Factors] = field(default_factory=list)
     bias: Tensor | None = None
-    """[out]: what is added to every row."""
+    """[out]: added to every row."""
     stacked: Tensor | None = None
-    """[all parts' ranks, inputs]: x is read once for all parts."""
+    """[sum of the parts' ranks, inputs]: reads x once for all parts."""
 
     def finish(self) -> None:
-        """Lay the first factors of all parts behind each other."""
+        """Stack the A factors of all parts."""
         if self.parts and all(part.group is None for part in self.parts):
             self.stacked = torch.cat([part.a for part in self.parts])
             at = 0
@@ -76,7 +70,7 @@ class LinearDelta:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All it keeps."""
+        """All tensors of the delta."""
         first = [part.a for part in self.parts] if self.stacked is None else [self.stacked]
         return [
             *first,
@@ -101,7 +95,7 @@ class LinearDelta:
 
 @dataclass(slots=True)
 class VocabDelta:
-    """Of an embedding or a head: this rank's rows of the vocabulary."""
+    """Delta of an embedding or head: this rank's rows of the vocabulary."""
 
     rows: int
     a: Tensor | None = None
@@ -109,13 +103,13 @@ class VocabDelta:
     b: Tensor | None = None
     """[own vocabulary, rank], scaled."""
     weight: Tensor | None = None
-    """[own vocabulary, hidden], in place of the model's."""
+    """[own vocabulary, hidden]: replaces the model's weight."""
     bias: Tensor | None = None
-    """[own vocabulary]: what is added to logits."""
+    """[own vocabulary]: added to logits."""
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All it keeps."""
+        """All tensors of the delta."""
         return [each for each in (self.a, self.b, self.weight, self.bias) if each is not None]
 
     def add(self, layer: Any, x: Tensor, out: Tensor, *given: Any) -> Tensor:
@@ -124,7 +118,8 @@ class VocabDelta:
 
     def _embed(self, layer: Any, ids: Tensor, out: Tensor) -> Tensor:
         local = ids - getattr(layer, "first_row", 0)
-        own = ((local >= 0) & (local < self.rows)).unsqueeze(-1)  # the others are another rank's
+        # The others belong to another rank
+        own = ((local >= 0) & (local < self.rows)).unsqueeze(-1)
         local = local.clamp(0, max(0, self.rows - 1))
         if not self.rows:
             return out
@@ -146,7 +141,7 @@ class VocabDelta:
 
 @dataclass(frozen=True, slots=True)
 class ExpertFactors:
-    """Products of low rank for some rows of one matrix of all experts."""
+    """Low-rank products for some rows of one matrix of all experts."""
 
     rows: slice
     a: Tensor
@@ -157,20 +152,20 @@ class ExpertFactors:
 
 @dataclass(slots=True)
 class ExpertsDelta:
-    """Of the experts of a layer."""
+    """Delta of the experts of a layer."""
 
     parts: dict[str, list[ExpertFactors]] = field(default_factory=dict)
     """By matrix, "gate_up" or "down"."""
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All it keeps."""
+        """All tensors of the delta."""
         return [
             each for parts in self.parts.values() for part in parts for each in (part.a, part.b)
         ]
 
     def add(self, layer: Any, x: Tensor, out: Tensor, *given: Any) -> Tensor:
-        """Add to the products of one matrix; each row is of the expert that `given` says."""
+        """Add to the products of one matrix; `given` has the matrix and each row's expert."""
         matrix, experts = given
         for part in self.parts.get(matrix, ()):
             for index in experts.unique().tolist():
@@ -182,7 +177,7 @@ class ExpertsDelta:
 
 @dataclass(slots=True)
 class LatentDelta:
-    """Of the weight that makes keys and values of latents, in the form that never makes them."""
+    """Delta of the weight that expands latents to keys and values, in absorbed form."""
 
     a: Tensor
     """[rank, latent]"""
@@ -193,11 +188,11 @@ class LatentDelta:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All it keeps."""
+        """All tensors of the delta."""
         return [self.a, self.key, self.value]
 
     def add(self, layer: Any, x: Tensor, out: Tensor, *given: Any) -> Tensor:
-        """Change what queries are of latents, or values; x and out are [n, heads, ...]."""
+        """Change latent queries or values; x and out are [n, heads, ...]."""
         x = x.to(self.a.dtype)
         if given[0] == "key":
             return out + (torch.einsum("nhk,hkr->nhr", x, self.key) @ self.a).to(out.dtype)

@@ -1,4 +1,4 @@
-"""Hooks that this plugin adds, for those who know where adapters are."""
+"""Hooks of this plugin: locate and resolve adapters."""
 
 from __future__ import annotations
 
@@ -8,30 +8,25 @@ from typing import TYPE_CHECKING, Any, Protocol
 from core.api import hookspec
 
 if TYPE_CHECKING:
-    from core.api import EngineConfig
-    from core.familiar.adapters import LoRARequest
+    from core.api import EngineConfig, LoRARequest
 
 
 class LoRAResolver(Protocol):
-    """Finds adapters that nobody has named: asked for each unknown model name that a request comes
-    with.
-    """
+    """Resolves adapters that are not configured; called for each unknown model name."""
 
     name: str
 
     async def resolve_lora(self, base_model_name: str, lora_name: str) -> LoRARequest | None:
-        """Return the adapter, its files in a local folder by now, or None for a name that is not
-        its own.
+        """Return the adapter with its files in a local folder, or None for an unknown name.
 
-        `lora_name` comes from whoever sends requests: it must lead nowhere but to adapters. Raises
-        what says why one that is its own cannot be had; the client is told. The request's id does
-        not matter, it gets one of its own.
+        `lora_name` is client input: it must resolve to adapters only. An exception for an adapter
+        that cannot be served is reported to the client. The request's id is replaced.
         """
 
 
 @hookspec
 def engine_find_adapter(path: str) -> str | None:
-    """Return the folder of an adapter's path such as `demo:pirate`; None if it is not yours.
+    """Return the folder of an adapter path such as `demo:pirate`, or None.
 
     The first answer counts.
     """
@@ -40,8 +35,8 @@ def engine_find_adapter(path: str) -> str | None:
 
 @hookspec
 def engine_lora_resolvers(config: EngineConfig) -> Sequence[Any]:
-    """Resolvers (`LoRAResolver`) that the configuration switches on.
+    """Return the configured resolvers (`LoRAResolver`).
 
-    They are asked in the order of plugins' names.
+    They are called in the order of plugin names.
     """
     raise NotImplementedError

@@ -1,45 +1,45 @@
-"""What the halves tell each other."""
+"""Messages between the halves of the feature."""
 
 from __future__ import annotations
 
 import msgspec
 
 
-class Wanted(msgspec.Struct, array_like=True, frozen=True):
+class AdapterRef(msgspec.Struct, array_like=True, frozen=True):
     """An adapter, as a request carries it."""
 
     digest: bytes
-    """Of its content, which is what it is known by everywhere but at the edge."""
+    """Hash of its content, which identifies it outside the frontend."""
     folder: str
     name: str
 
 
-class News(msgspec.Struct, array_like=True, frozen=True):
-    """What a step changes: to the worker halves."""
+class StepUpdate(msgspec.Struct, array_like=True, frozen=True):
+    """Changes of a step, sent to the worker halves."""
 
-    load: list[Wanted] = []
-    """To be read beside the steps."""
+    load: list[AdapterRef] = []
+    """Adapters to read in the background."""
     drop: list[bytes] = []
-    """To be forgotten."""
+    """Digests of adapters to release."""
     slots: list[tuple[int, bytes]] = []
-    """Slots, and the adapters that are in them from this step on."""
+    """(slot, digest) of slots that change with this step."""
     rows: list[tuple[int, int]] = []
-    """Rows, and their slots from this step on; -1: none."""
+    """(row, slot) of rows that change with this step; -1: no adapter."""
 
 
-class Told(msgspec.Struct, array_like=True, frozen=True):
-    """What became of a load on one rank."""
+class LoadResult(msgspec.Struct, array_like=True, frozen=True):
+    """Result of a load on one rank."""
 
     digest: bytes
     rank: int
     error: str = ""
-    unplaced: list[str] = []
-    """Tensors without a place on this rank."""
+    unmatched: list[str] = []
+    """Names of tensors without a target on this rank."""
     num_bytes: int = 0
 
 
-class Held(msgspec.Struct, frozen=True):
-    """How an adapter stands: what the call `lora.list` answers, as JSON."""
+class AdapterStatus(msgspec.Struct, frozen=True):
+    """Status of an adapter: the JSON answer of the call `lora.list`."""
 
     name: str
     digest: str
@@ -49,6 +49,6 @@ class Held(msgspec.Struct, frozen=True):
     slot: int = -1
     pinned: bool = False
     running: int = 0
-    """Requests that hold it."""
+    """Number of running requests with the adapter."""
     waiting: int = 0
     num_bytes: int = 0

@@ -1,6 +1,6 @@
-"""What `adapter_config.json` says, as PEFT writes it: ranks, scales, targets.
+"""PEFT's adapter format: `adapter_config.json` (ranks, scales, targets) and the names of tensors.
 
-What is not served is refused by name.
+Unsupported settings are rejected by name.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from builtin_plugins.features.lora.stored import BadAdapter
+from builtin_plugins.features.lora.adapter_file import BadAdapter
 from core.api import did_you_mean
 
 _KNOWN: Final = frozenset(
@@ -49,10 +49,10 @@ _KNOWN: Final = frozenset(
         "ensure_weight_tying",
     }
 )
-"""Keys that are read, or bear on training alone."""
+"""Supported keys, and keys that concern training only."""
 _REFUSED: Final[Mapping[str, str]] = {
-    "use_dora": "DoRA rescales whole weights, which many adapters in one batch cannot share",
-    "use_qalora": "QA-LoRA pools what its products read",
+    "use_dora": "DoRA rescales whole weights, which adapters in one batch cannot share",
+    "use_qalora": "QA-LoRA pools the inputs of its products",
     "use_bdlora": "block-diagonal adapters are stored in another form",
     "layer_replication": "the adapter stands for a model with other layers",
     "alora_invocation_tokens": "an activated adapter begins in the middle of a prompt",
@@ -61,13 +61,13 @@ _REFUSED: Final[Mapping[str, str]] = {
     "megatron_config": "it is split for Megatron",
     "velora_config": "it is stored in another form",
 }
-LARGEST: Final = 1e30
-"""Of a scale: what is larger is no finite number once it is multiplied."""
+MAX_SCALE: Final = 1e30
+"""Upper bound of a scale; products with a larger one are not finite."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeftConfig:
-    """The facts of an adapter."""
+    """The settings of an adapter."""
 
     rank: int
     alpha: float
@@ -75,41 +75,41 @@ class PeftConfig:
     rank_pattern: Mapping[str, int]
     alpha_pattern: Mapping[str, float]
     targets: str | tuple[str, ...]
-    """Ends of modules' names, or a regex for whole names; "all-linear": every linear layer but the
-    head.
-    """
+    """Suffixes of module names, or a regex; "all-linear": all linear layers but the head."""
     modules_to_save: tuple[str, ...]
     layers: tuple[int, ...] | None
-    """Those that are adapted; None: all."""
+    """Numbers of the adapted layers; None: all."""
     bias: str
     base_model: str
-    ties: bool
-    """An adapter of the embedding is one of a head that is tied to it, too."""
+    ties_embedding: bool
+    """Whether an adapter of the embedding applies to a tied head, too."""
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> PeftConfig:
-        """Raises `BadAdapter` naming what is not served."""
+    def parse(cls, config: Mapping[str, Any]) -> PeftConfig:
+        """Return the settings. Raises `BadAdapter` naming what is not supported."""
         kind = config.get("peft_type", "LORA")
         if kind != "LORA":
-            raise BadAdapter(f"peft_type is {kind!r:.50}; only LORA is served.")
+            raise BadAdapter(
+                f"peft_type: got {kind!r:.50}; expected LORA. Convert or merge the adapter."
+            )
         for key, value in config.items():
             if key in _REFUSED and value:
                 raise BadAdapter(
-                    f"{key} is not served: {_REFUSED[key]}. Merge the adapter into its model "
+                    f"{key} is not supported: {_REFUSED[key]}. Merge the adapter into its model "
                     "instead."
                 )
             if key not in _KNOWN and key not in _REFUSED and value:
                 hint = did_you_mean(key, _KNOWN)
                 raise BadAdapter(
-                    f"{key!r:.100} of adapter_config.json is not known{hint}; it may change what "
-                    "is meant."
+                    f"{key!r:.100} of adapter_config.json is unknown{hint}; it may change the "
+                    "result. Remove it if it does not."
                 )
         targets = config.get("target_modules")
         saved = config.get("modules_to_save")
         layers = config.get("layers_to_transform")
         bias = config.get("bias") or "none"
         if bias not in ("none", "all", "lora_only"):
-            raise BadAdapter(f"bias is {bias!r:.50}; it must be none, all or lora_only.")
+            raise BadAdapter(f"bias: got {bias!r:.50}; expected none, all or lora_only.")
         return cls(
             rank=_rank("r", config.get("r")),
             alpha=_number("lora_alpha", config.get("lora_alpha")),
@@ -127,12 +127,12 @@ class PeftConfig:
             layers=None if layers is None else _layers(layers),
             bias=bias,
             base_model=str(config.get("base_model_name_or_path") or ""),
-            ties=bool(config.get("ensure_weight_tying")),
+            ties_embedding=bool(config.get("ensure_weight_tying")),
         )
 
     @property
-    def most_rank(self) -> int:
-        """The largest rank that is stated."""
+    def max_rank(self) -> int:
+        """The largest configured rank."""
         return max(self.rank, *self.rank_pattern.values()) if self.rank_pattern else self.rank
 
     def rank_of(self, module: str) -> int:
@@ -141,14 +141,14 @@ class PeftConfig:
         return self.rank if key is None else self.rank_pattern[key]
 
     def scale_of(self, module: str) -> float:
-        """Return what a module's product of low rank is multiplied by."""
+        """Return the scale of a module's low-rank product."""
         key = _match(self.alpha_pattern, module)
         alpha = self.alpha if key is None else self.alpha_pattern[key]
         rank = self.rank_of(module)
         return alpha / (math.sqrt(rank) if self.rslora else rank)
 
-    def wants(self, module: str) -> bool:
-        """Say whether the targets name a module."""
+    def targets_module(self, module: str) -> bool:
+        """Return whether the targets include a module."""
         if isinstance(self.targets, str):
             named = self.targets == "all-linear" or _full(self.targets, module)
         else:
@@ -162,7 +162,7 @@ class PeftConfig:
 
 
 def _match(patterns: Mapping[str, Any], module: str) -> str | None:
-    """Return the first key that is the end of a name, or a regex for it, as PEFT looks."""
+    """Return the first key that is a suffix of a name or a regex for it, as in PEFT."""
     return next((key for key in patterns if _full(rf"(.*\.)?({key})$", module)), None)
 
 
@@ -171,33 +171,33 @@ def _full(pattern: str, text: str) -> bool:
         return re.fullmatch(pattern, text) is not None
     except re.error as error:
         raise BadAdapter(
-            f"{pattern!r:.100} of adapter_config.json is no regular expression ({error})."
+            f"{pattern!r:.100} of adapter_config.json: expected a regular expression ({error})."
         ) from error
 
 
 def _pattern(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     found = config.get(key) or {}
     if not isinstance(found, dict):
-        raise BadAdapter(f"{key} must be an object, not {found!r:.50}.")
+        raise BadAdapter(f"{key}: got {found!r:.50}; expected an object.")
     return found
 
 
 def _rank(key: str, value: Any) -> int:
     if type(value) is not int or value < 1:
-        raise BadAdapter(f"{key} is {value!r:.50}; a rank is a whole number from 1 on.")
+        raise BadAdapter(f"{key}: got {value!r:.50}; expected an integer rank of at least 1.")
     return value
 
 
 def _number(key: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < LARGEST:
-        raise BadAdapter(f"{key} is {value!r:.50}; it must be a number.")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < MAX_SCALE:
+        raise BadAdapter(f"{key}: got {value!r:.50}; expected a finite number.")
     return float(value)
 
 
 def _layers(value: Any) -> tuple[int, ...]:
     listed = [value] if type(value) is int else value
     if not isinstance(listed, list) or not all(type(each) is int for each in listed):
-        raise BadAdapter(f"layers_to_transform must be a list of numbers, not {value!r:.50}.")
+        raise BadAdapter(f"layers_to_transform: got {value!r:.50}; expected a list of integers.")
     return tuple(listed)
 
 
@@ -208,5 +208,42 @@ def _texts(key: str, value: Any) -> tuple[str, ...]:
         or not isinstance(listed, Sequence)
         or not all(isinstance(each, str) for each in listed)
     ):
-        raise BadAdapter(f"{key} must be a list of names, not {value!r:.50}.")
+        raise BadAdapter(f"{key}: got {value!r:.50}; expected a list of names.")
     return tuple(listed)
+
+
+_ROOT: Final = re.compile(r"^base_model\.model\.")
+_FORMS: Final = (
+    (re.compile(r"(.+)\.lora_(A|B)(?:\.default)?\.weight"), "{}"),
+    (re.compile(r"(.+)\.lora_embedding_(A|B)(?:\.default)?(?:\.weight)?"), "embedding {}"),
+    (re.compile(r"(.+)\.lora_(B)(?:\.default)?\.bias"), "added bias"),
+    (re.compile(r"(.+?)(?:\.modules_to_save(?:\.default)?|\.base_layer)?\.(weight|bias)"), "{}"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRole:
+    """Module and role of an adapter tensor."""
+
+    module: str
+    """Name of the module in the trained model."""
+    role: str
+    """"A", "B", "embedding A", "embedding B", "added bias", "weight" or "bias"."""
+
+
+def parse_tensor_name(name: str) -> TensorRole:
+    """Return the module and role of a tensor by its name. Raises `BadAdapter`."""
+    inner = _ROOT.sub("", name)
+    if "lora_magnitude_vector" in inner:
+        raise BadAdapter(
+            f"{name!r:.200} belongs to DoRA, which is not supported. Merge the adapter into its "
+            "model instead."
+        )
+    for form, role in _FORMS:
+        found = form.fullmatch(inner)
+        if found is not None:
+            return TensorRole(found[1], role.format(found[2]))
+    raise BadAdapter(
+        f"{name!r:.200}: expected the name of a LoRA tensor. Remove the tensor, or save the "
+        "adapter again."
+    )

@@ -1,6 +1,4 @@
-"""What the user has set of adapters: how many, how large, which ones from the start, and where
-files may lie.
-"""
+"""LoRA settings: limits, adapters loaded at startup, and allowed folders."""
 
 from __future__ import annotations
 
@@ -15,126 +13,126 @@ from core.api import ConfigError, EngineConfig, did_you_mean
 NAME: Final = "lora"
 RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 DTYPES: Final = ("auto", "float16", "bfloat16", "float32")
-MOST_ADAPTER_BYTES: Final = 8 << 30
-"""Of one adapter's file: more is no low-rank adapter, whatever it says."""
+DEFAULT_MAX_BYTES: Final = 8 << 30
+"""Default maximum size of an adapter's file, in bytes; a low-rank adapter is smaller."""
 Rank = Literal[1, 8, 16, 32, 64, 128, 256, 320, 512]
 
 
 @dataclass(frozen=True, slots=True)
-class Module:
-    """An adapter that is served from the start."""
+class LoraModule:
+    """An adapter that is served from startup."""
 
     name: str
     path: str
-    """A folder, a hub id, or a name that a plugin knows, as `demo:pirate`."""
+    """A folder, a hub id, or a name known to a plugin, such as `demo:pirate`."""
     base_model_name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The options of this plugin, checked."""
+    """The options of this plugin, validated."""
 
     max_loras: int
     """Slots: adapters in one batch."""
     max_rank: int
-    max_held: int
-    """Adapters in host memory, those in slots among them."""
+    max_cpu_loras: int
+    """Adapters in host memory, slots included."""
     dtype: str
     fully_sharded: bool
-    modules: tuple[Module, ...]
+    modules: tuple[LoraModule, ...]
     roots: tuple[Path, ...]
-    """Folders that adapters named at run time may lie in; none: anywhere."""
-    most_bytes: int
+    """Folders that run-time adapters may lie in; empty: any."""
+    max_bytes: int
 
     @classmethod
     def of(cls, config: EngineConfig) -> Settings | None:
-        """Return the settings, None where adapters are off.
-
-        Raises `ConfigError` for what cannot be served.
-        """
+        """Return the settings, None if LoRA is off. Raises `ConfigError` for unsupported ones."""
         options = config.options
         modules = tuple(read_module(text) for text in options.get("lora_modules") or ())
         if options.get("default_mm_loras"):
             raise ConfigError(
                 "--default-mm-loras: Default modality-specific LoRA(s) were provided for a non "
-                "multimodal model; images "
-                "and audio are not part of this version. Leave it out."
+                "multimodal model; images and audio are not supported. Remove the flag."
             )
         if not (options.get("enable_lora") or modules):
             return None
         names = [module.name for module in modules]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ConfigError(
-                f"--lora-modules names {twice!r} twice; give each adapter a name of its own."
+                f"--lora-modules: got {twice!r} twice; expected distinct names. Rename one adapter."
             )
         slots = options.get("max_loras", 1)
         held = options.get("max_cpu_loras") or 0
         if 0 < held < slots:
             raise ConfigError(
-                f"--max-cpu-loras {held} is less than --max-loras {slots}; use at least {slots}."
+                f"--max-cpu-loras: got {held}; expected at least --max-loras {slots}. Raise it."
             )
-        _check_guesses(config)
+        _check_token_budget(config)
         dtype = options.get("lora_dtype") or "auto"
         if dtype not in DTYPES:
             raise ConfigError(
-                f"--lora-dtype {dtype!r:.50} is not served; it is one of {', '.join(DTYPES)}."
+                f"--lora-dtype: got {dtype!r:.50}; expected one of {', '.join(DTYPES)}."
             )
         return cls(
             max_loras=slots,
             max_rank=options.get("max_lora_rank", 16),
-            max_held=max(held, slots),
+            max_cpu_loras=max(held, slots),
             dtype=dtype,
             fully_sharded=bool(options.get("fully_sharded_loras")),
             modules=modules,
             roots=tuple(
                 Path(root).expanduser().resolve() for root in options.get("lora_roots") or ()
             ),
-            most_bytes=options.get("max_lora_bytes", MOST_ADAPTER_BYTES),
+            max_bytes=options.get("max_lora_bytes", DEFAULT_MAX_BYTES),
         )
 
 
-def _check_guesses(config: EngineConfig) -> None:
-    """Raise `ConfigError` where a step has no room for every row's token and guesses: rows of one
-    adapter would wait.
-    """
-    guesses = (config.options.get("speculative_config") or {}).get("num_speculative_tokens") or 0
-    room = config.scheduler.max_num_batched_tokens
+def _check_token_budget(config: EngineConfig) -> None:
+    """Raise `ConfigError` if a step has no budget for the token and draft tokens of every row."""
+    num_draft_tokens = (config.options.get("speculative_config") or {}).get(
+        "num_speculative_tokens"
+    ) or 0
+    budget = config.scheduler.max_num_batched_tokens
     rows = config.scheduler.max_num_seqs
-    if guesses and room is not None and rows is not None and room < rows * (guesses + 1):
+    if (
+        num_draft_tokens
+        and budget is not None
+        and rows is not None
+        and budget < rows * (num_draft_tokens + 1)
+    ):
         raise ConfigError(
-            f"--max-num-batched-tokens {room} is less than {rows} rows of {guesses + 1} tokens, "
-            "which adapters and guesses need "
-            "together. Consider increasing max_num_batched_tokens or decreasing "
-            "num_speculative_tokens."
+            f"--max-num-batched-tokens: got {budget}; expected at least {rows} rows of "
+            f"{num_draft_tokens + 1} tokens for LoRA with draft tokens. Consider increasing "
+            "max_num_batched_tokens or decreasing num_speculative_tokens."
         )
 
 
 _KEYS: Final = ("name", "path", "base_model_name")
 
 
-def read_module(text: str) -> Module:
-    """Return an adapter as `NAME=PATH` or JSON has it. Raises `ConfigError`."""
-    shown = f"--lora-modules {text!r:.200}"
+def read_module(text: str) -> LoraModule:
+    """Return an adapter from `NAME=PATH` or JSON. Raises `ConfigError`."""
+    given = f"--lora-modules {text!r:.200}"
     if not text.lstrip().startswith("{"):
         name, equals, path = text.partition("=")
         if not (equals and name.strip() and path.strip()):
             raise ConfigError(
-                f"{shown} is neither NAME=PATH nor JSON such as "
-                f'{{"name": "a", "path": "/adapters/a"}}.'
+                f'{given}: expected NAME=PATH or JSON such as {{"name": "a", "path": '
+                '"/adapters/a"}.'
             )
-        return Module(name.strip(), path.strip())
+        return LoraModule(name.strip(), path.strip())
     try:
         found: Mapping[str, Any] = json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"{shown} is no JSON ({error}).") from error
+        raise ConfigError(f"{given}: expected JSON ({error}).") from error
     for key, value in found.items():
         if key not in _KEYS:
             raise ConfigError(
-                f"{shown}: {key!r} is not known{did_you_mean(key, _KEYS)}; known: "
+                f"{given}: got key {key!r}{did_you_mean(key, _KEYS)}; expected one of "
                 f"{', '.join(_KEYS)}."
             )
         if not isinstance(value, str) and not (value is None and key == "base_model_name"):
-            raise ConfigError(f"{shown}: {key} must be a text, not {value!r}.")
+            raise ConfigError(f"{given}: {key}: got {value!r}; expected a string.")
     if not (found.get("name") and found.get("path")):
-        raise ConfigError(f"{shown} needs name and path.")
-    return Module(found["name"], found["path"], found.get("base_model_name"))
+        raise ConfigError(f"{given}: expected both name and path.")
+    return LoraModule(found["name"], found["path"], found.get("base_model_name"))

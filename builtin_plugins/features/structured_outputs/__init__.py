@@ -1,1 +1,1 @@
-"""Structured outputs: requests whose outputs must match a schema, a regex or a grammar."""
+"""Structured outputs: outputs that must match a JSON schema, a regex or a grammar."""

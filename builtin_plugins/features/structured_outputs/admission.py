@@ -1,7 +1,6 @@
-"""At the edge: a constraint that is known to explode is refused; else the backends are chosen that
-shall be asked.
+"""The admission half: rejects exponential constraints and ranks the backends for the others.
 
-No backend is imported here: what only a library can say is said by the process that keeps grammars.
+Imports no backend: checks that need a grammar library run in a grammar process.
 """
 
 from __future__ import annotations
@@ -11,45 +10,47 @@ from typing import Any, Final
 
 import msgspec
 
-from builtin_plugins.features.structured_outputs.explosive import explodes, remote_reference
-from builtin_plugins.features.structured_outputs.keepers import Keepers
-from builtin_plugins.features.structured_outputs.news import NAME, Outcome
+from builtin_plugins.features.structured_outputs.complexity_check import (
+    find_blowup,
+    remote_reference,
+)
+from builtin_plugins.features.structured_outputs.grammar_pool import GrammarProcessPool
+from builtin_plugins.features.structured_outputs.messages import NAME, Outcome
+from builtin_plugins.features.structured_outputs.resources import backend_names
 from builtin_plugins.features.structured_outputs.settings import (
-    BEAR_AMBIGUITY,
+    AMBIGUITY_TOLERANT,
     StructuredOutputsConfig,
 )
-from builtin_plugins.features.structured_outputs.tools import backends
-from core.api import ConfigError, Constraint, EngineConfig, InvalidRequest, SamplingParams
+from core.api import ConfigError, EngineConfig, InvalidRequest, Registry, SamplingParams
+from core.api.sampling import Constraint
 
 _ANY: Final = "auto"
 _decode = msgspec.msgpack.Decoder(Outcome).decode
 
 
 class Admission:
-    """Looks at each constraint."""
+    """Checks the constraint of each request."""
 
     params: tuple[str, ...] = ("structured_outputs",)
 
-    def __init__(self, config: EngineConfig, registry: Any, keepers: Keepers) -> None:
-        """Raises `ConfigError` for a backend or reasoning parser that is not there: no request
-        would be served.
-        """
+    def __init__(self, config: EngineConfig, registry: Registry, pool: GrammarProcessPool) -> None:
+        """Raises `ConfigError` for an unknown backend or reasoning parser."""
         self._settings = StructuredOutputsConfig.of(config)
         self._settings.reasoning_parser_of(config, registry)
         self._registry = registry
-        self._keepers = keepers
-        if self._settings.wanted != "auto":
+        self._pool = pool
+        if self._settings.backend_entry != "auto":
             try:
-                registry.choose("grammar_backends", self._settings.wanted)
+                registry.choose("grammar_backends", self._settings.backend_entry)
             except ConfigError as error:
-                raise ConfigError(f"{error}{self._settings.cure}.") from error
+                raise ConfigError(f"{error}{self._settings.install_hint}.") from error
 
-    def wants(self, sampling: SamplingParams) -> bool:
-        """Say whether the request is constrained."""
+    def affects(self, sampling: SamplingParams) -> bool:
+        """Return whether the request is constrained."""
         return sampling.structured_outputs is not None
 
     def admit(self, sampling: SamplingParams, end_ids: Sequence[int]) -> SamplingParams:
-        """Return the parameters with the backends that are to serve them, best first."""
+        """Return the parameters with the backends to try, best first."""
         params = sampling.structured_outputs
         assert params is not None
         if not end_ids:
@@ -57,26 +58,27 @@ class Admission:
                 "structured_outputs", "the model has no end token, so no output could be complete."
             )
         settings = self._settings
-        asked = msgspec.structs.replace(
+        fixed_layout = params.disable_any_whitespace or settings.disable_any_whitespace
+        closed = params.disable_additional_properties or settings.disable_additional_properties
+        request = msgspec.structs.replace(
             params,
-            disable_any_whitespace=params.disable_any_whitespace or settings.disable_any_whitespace,
-            disable_additional_properties=params.disable_additional_properties
-            or settings.disable_additional_properties,
-            backend=_ANY,  # it was checked when it came
+            disable_any_whitespace=fixed_layout,
+            disable_additional_properties=closed,
+            backend=_ANY,  # it is validated already
         )
         names = self._backends()
-        if asked.disable_fallback or settings.disable_fallback:
+        if request.disable_fallback or settings.disable_fallback:
             del names[1:]
-        constraint = asked.constraint()
+        constraint = request.constraint()
         names = _fit(constraint, names)
-        if self._keepers.is_here:
-            self._keepers.check((tuple(names), constraint))
+        if self._pool.is_local:
+            self._pool.check((tuple(names), constraint))
         return sampling.clone(
-            structured_outputs=msgspec.structs.replace(asked, backend=",".join(names))
+            structured_outputs=msgspec.structs.replace(request, backend=",".join(names))
         )
 
     def _backends(self) -> list[str]:
-        names = backends(self._settings, self._registry)
+        names = backend_names(self._settings, self._registry)
         if not names:
             try:
                 self._registry.choose("grammar_backends")
@@ -87,9 +89,7 @@ class Admission:
         return names
 
     def finished(self, features: Mapping[str, bytes]) -> Mapping[str, Any]:
-        """Return what a request has failed of, as an error of the client's or ours, and what is
-        counted of it.
-        """
+        """Return the request's error, if any, and its values for the metrics."""
         if NAME not in features:
             return {}
         outcome = _decode(features[NAME])
@@ -97,28 +97,18 @@ class Admission:
 
 
 def _fit(constraint: Constraint, names: list[str]) -> list[str]:
-    """Return the backends in the order to ask them for a constraint.
-
-    Raises `InvalidRequest` for one nobody should be asked for.
-    """
+    """Return the backends to try for a constraint, in order. Raises `InvalidRequest` for none."""
     field = f"structured_outputs.{constraint.kind}"
-    if (
-        constraint.kind in ("json", "structural_tag")
-        and (ref := remote_reference(constraint.text)) is not None
-    ):
-        raise InvalidRequest(
-            field,
-            f"has the $ref {ref!r:.80}, which leads out of the schema; nothing is fetched, so put "
-            "it into $defs.",
-        )
-    what = explodes(constraint)
+    ref = None
+    if constraint.kind in ("json", "structural_tag"):
+        ref = remote_reference(constraint.text)
+    if ref is not None:
+        text = f"got the $ref {ref!r:.80} to another document; expected a local one"
+        raise InvalidRequest(field, f"{text}. Move it to $defs.")
+    what = find_blowup(constraint)
     if what is None:
         return names
-    patient = [name for name in names if name in BEAR_AMBIGUITY]
-    if not patient:
-        raise InvalidRequest(
-            field,
-            f"holds {what}, which would take more work than any output is worth; write it in a "
-            "simpler way.",
-        )
-    return [*patient, *(name for name in names if name not in patient)]
+    tolerant = [name for name in names if name in AMBIGUITY_TOLERANT]
+    if not tolerant:
+        raise InvalidRequest(field, f"contains {what}, which takes exponential work. Simplify it.")
+    return [*tolerant, *(name for name in names if name not in tolerant)]

@@ -1,106 +1,100 @@
-"""What a process that computes and the keepers of its grammars say to each other: plain structs in
-packets.
-"""
+"""Messages between the scheduler half and the worker halves; opaque bytes to the kernel."""
 
 from __future__ import annotations
 
 import msgspec
 
-from core.api import Constraint
+from core.api import EngineError
+from core.api.execution import RemoteError
+from core.api.sampling import StructuredOutputsParams
+
+NAME = "structured_outputs"
 
 
-class Make(msgspec.Struct, array_like=True, frozen=True, tag=True):
-    """The first message to a keeper: the constraint it keeps."""
+class PrepareMask(msgspec.Struct, array_like=True, frozen=True):
+    """A request needs a mask before it can start or resume."""
 
-    constraint: Constraint
-    backends: list[str]
-    """Those to ask, best first."""
-
-
-class Open(msgspec.Struct, array_like=True, frozen=True, tag=True):
-    """An output begins, or goes on behind the tokens it has: make its first mask."""
-
-    line: int
+    request_id: str
+    params: StructuredOutputsParams
+    length: int
+    """Number of its tokens so far."""
     prompt_end: list[int]
-    """The last tokens of the prompt: reasoning may end there."""
     output: list[int]
-    """Tokens generated so far, by an earlier life or before a preemption."""
     stops: list[int]
-    """Tokens that end it."""
-    skip_reasoning: bool
 
 
-class Advance(msgspec.Struct, array_like=True, frozen=True, tag=True):
-    """An output goes on by tokens: make its next mask."""
+class StepChanges(msgspec.Struct, array_like=True, frozen=True):
+    """What a step changes for the workers."""
 
-    line: int
-    tokens: list[int]
-
-
-class Points(msgspec.Struct, array_like=True, frozen=True, tag=True):
-    """An output is sampled behind guesses, too: make the masks of all these points."""
-
-    line: int
-    back: int
-    """Tokens of the last step that were not kept after all."""
-    tokens: list[int]
-    """Tokens that were, and are not known yet."""
-    guesses: list[int]
+    ended: list[int] = []
+    """Rows that are free now."""
+    new: list[tuple[int, str]] = []
+    """(row, request id) of new constrained rows."""
+    soon: list[PrepareMask] = []
+    """Masks to prepare."""
+    gone: list[str] = []
+    """Ids of finished requests."""
 
 
-class Close(msgspec.Struct, array_like=True, frozen=True, tag=True):
-    """An output has ended; its number may be another's."""
+class MaskReady(msgspec.Struct, array_like=True, frozen=True, tag=True):
+    """The mask after `length` tokens is ready."""
 
-    line: int
-
-
-ToKeeper = Make | Open | Advance | Points | Close
-
-
-class Here(msgspec.Struct, array_like=True, frozen=True, tag=True):
-    """The keeper runs."""
-
-    pid: int
+    request_id: str
+    rank: int
+    length: int
+    compile_s: float = 0.0
+    """CPU time of the constraint's compilation; 0 if it was cached."""
 
 
-class Checked(msgspec.Struct, array_like=True, frozen=True, tag=True):
-    """A backend can hold outputs to the constraint, and compiles it now."""
+class MaskTiming(msgspec.Struct, array_like=True, frozen=True, tag=True):
+    """A request's masks now take longer than a step may wait, or no longer do."""
 
-    backend: str
-
-
-class Made(msgspec.Struct, array_like=True, frozen=True, tag=True):
-    """The grammar is compiled."""
-
-    used_s: float
-    """CPU time of the keeper so far, here and below."""
+    request_id: str
+    rank: int
+    is_slow: bool
 
 
-class Refused(msgspec.Struct, array_like=True, frozen=True, tag=True):
-    """The constraint cannot be served. The keeper ends."""
+class MaskLate(msgspec.Struct, array_like=True, frozen=True, tag=True):
+    """The step ran without the request's mask, so its sampled token is invalid."""
 
-    field: str
-    """The request's field that is wrong; empty where something else is."""
-    message: str
-
-
-class Masked(msgspec.Struct, array_like=True, frozen=True, tag=True):
-    """An output's mask lies in the shared memory."""
-
-    line: int
-    work_s: float
-    """CPU time it took."""
-    used_s: float
-    more: list[bytes]
-    """The masks behind guesses."""
-    error: str = ""
-    """What went wrong instead."""
+    request_id: str
+    rank: int
 
 
-class Closed(msgspec.Struct, array_like=True, frozen=True, tag=True):
-    """Nothing of an output is left here."""
+class MaskFailed(msgspec.Struct, array_like=True, frozen=True, tag=True):
+    """The request gets no further masks."""
 
-    line: int
+    request_id: str
+    rank: int
+    fault: RemoteError
+    budget: str = ""
+    """The exceeded budget's setting; empty for other failures."""
 
 
-FromKeeper = Here | Checked | Made | Refused | Masked | Closed
+MaskMessage = MaskReady | MaskTiming | MaskLate | MaskFailed
+
+
+class Outcome(msgspec.Struct, array_like=True, frozen=True):
+    """Per-request results for the admission half."""
+
+    num_late: int = 0
+    wait_s: float = 0.0
+    """Seconds from the request's turn to its first mask."""
+    compile_s: float = 0.0
+    fault: RemoteError | None = None
+    budget: str = ""
+
+    def counts(self) -> dict[str, float]:
+        """Return the values for the metrics."""
+        counted = {
+            "constraint_late_masks": float(self.num_late),
+            "constraint_compile_cpu_seconds": self.compile_s,
+        }
+        if self.budget:
+            stage = "compile" if self.budget.startswith("compile") else "mask"
+            counted[f"constraint_{stage}_failures"] = 1.0
+        return {**counted, "constraint_wait_seconds": self.wait_s}
+
+    def error(self) -> EngineError | None:
+        """Return the error that the request failed with, if any."""
+        return None if self.fault is None else self.fault.error()

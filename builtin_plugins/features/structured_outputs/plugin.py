@@ -1,12 +1,10 @@
-"""Structured outputs: the option, and what happens at admission, in the scheduler and in the
-worker.
-"""
+"""Structured outputs: the option, and the extensions of admission, scheduler and worker."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from core.api import EngineConfig, Option, hookimpl
+from core.api import EngineConfig, Option, Registry, hookimpl
 
 
 @hookimpl
@@ -16,41 +14,36 @@ def engine_options() -> list[Option]:
             "structured_outputs_config",
             dict[str, Any],
             {},
-            "How outputs are held to a form: backend (auto), disable_fallback, "
-            "disable_any_whitespace, "
-            "disable_additional_properties, reasoning_parser, enable_in_reasoning, "
-            "compile_timeout_s, compile_memory_bytes, mask_budget_s, output_budget_s, "
-            "max_constraints, cache_bytes, "
-            "warm_up.",
+            "How outputs are constrained: backend (auto), disable_fallback, "
+            "disable_any_whitespace, disable_additional_properties, reasoning_parser, "
+            "enable_in_reasoning, compile_timeout_s, compile_memory_bytes, mask_budget_s, "
+            "output_budget_s, max_constraints, cache_bytes, warm_up.",
         )
     ]
 
 
 @hookimpl
-def engine_admission_extensions(config: EngineConfig, registry: Any) -> list[Any]:
-    from builtin_plugins.features.structured_outputs.admission import (
-        Admission,  # lazy: start-up stays quick
-    )
-    from builtin_plugins.features.structured_outputs.keepers import keepers_of
+def engine_admission_extensions(config: EngineConfig, registry: Registry) -> list[Any]:
+    # lazy: start-up stays quick
+    from builtin_plugins.features.structured_outputs.admission import Admission
+    from builtin_plugins.features.structured_outputs.grammar_pool import grammar_pool_of
 
-    return [Admission(config, registry, keepers_of(config, registry))]
+    return [Admission(config, registry, grammar_pool_of(config, registry))]
 
 
 @hookimpl
 def engine_scheduler_extensions(config: EngineConfig) -> list[Any]:
-    from builtin_plugins.features.structured_outputs.scheduling import (
-        Gate,  # lazy: start-up stays quick
-    )
+    # lazy: start-up stays quick
+    from builtin_plugins.features.structured_outputs.scheduling import MaskScheduler
 
-    return [Gate(config.parallel.tensor_parallel_size)]
+    return [MaskScheduler(config.parallel.tensor_parallel_size)]
 
 
 @hookimpl
 def engine_runner_extensions(config: EngineConfig, registry: Any) -> list[Any]:
-    from builtin_plugins.features.structured_outputs.keepers import (
-        keepers_of,
-    )  # lazy: only workers need torch
-    from builtin_plugins.features.structured_outputs.masks import MaskMaker
+    # lazy: only workers need torch
+    from builtin_plugins.features.structured_outputs.grammar_pool import grammar_pool_of
+    from builtin_plugins.features.structured_outputs.worker import MaskWorker
 
     serves = registry.hooks.process != "main" and config.model.runner != "pooling"
-    return [MaskMaker(keepers_of(config, registry), serves=serves)]
+    return [MaskWorker(grammar_pool_of(config, registry), serves=serves)]

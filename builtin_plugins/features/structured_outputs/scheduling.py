@@ -1,6 +1,4 @@
-"""The scheduler half: parks requests until their mask is there, and holds back those whose masks
-come slowly.
-"""
+"""The scheduler half: holds requests until their mask is ready, and paces rows with slow masks."""
 
 from __future__ import annotations
 
@@ -10,98 +8,99 @@ from typing import Any, Final
 
 import msgspec
 
-from builtin_plugins.features.structured_outputs.news import (
+from builtin_plugins.features.structured_outputs.messages import (
     NAME,
-    Late,
-    News,
+    MaskLate,
+    MaskMessage,
+    MaskReady,
+    MaskTiming,
     Outcome,
-    Pace,
-    Prepare,
-    Ready,
-    Told,
+    PrepareMask,
+    StepChanges,
 )
-from core.api import EngineError, RequestFailed, StepPlan
-from core.contracts.scheduling import RunningRows
+from core.api import EngineError, RequestFailed
+from core.api.execution import StepPlan
+from core.api.features import RunningRows
 
 PROMPT_END_TOKENS: Final = 64
+"""Number of prompt tokens in which the end of reasoning is searched."""
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(list[Told]).decode
+_decode = msgspec.msgpack.Decoder(list[MaskMessage]).decode
 _NEVER: Final = -1
 
 
 @dataclass(slots=True)
-class _Life:
-    """A constrained request from its first look to its end."""
+class _ConstrainedRequest:
+    """A constrained request from its first admission attempt to its end."""
 
     request: Any
     length: int = _NEVER
-    """Tokens behind which its mask was asked for."""
+    """Number of tokens for which its mask was requested."""
     ready: set[int] = field(default_factory=set)
     """Ranks that have this mask."""
     slow: dict[int, int] = field(default_factory=dict)
-    """Ranks whose masks come slowly, each with the tokens behind which it has one."""
+    """Ranks with slow masks, and the number of tokens for which each has one."""
     since_s: float = field(default_factory=time.monotonic)
     outcome: Outcome = field(default_factory=Outcome)
-    """Of its masks so far."""
+    """Results so far, for the admission half."""
     fault: EngineError | None = None
 
-    def note(self, **facts: Any) -> None:
-        """Take down what the edge will be told."""
+    def record(self, **facts: Any) -> None:
+        """Update the outcome."""
         self.outcome = msgspec.structs.replace(self.outcome, **facts)
 
 
-class Gate:
-    """Asks nothing of unconstrained requests; looks at no running one whose masks come in time."""
+class MaskScheduler:
+    """Holds constrained requests. Costs nothing for unconstrained rows and masks in time."""
 
     name = NAME
 
     def __init__(self, num_ranks: int) -> None:
-        """`num_ranks` hold the layers that sample, and make masks."""
+        """`num_ranks`: number of ranks that sample and make masks."""
         self._num_ranks = num_ranks
         self._scheduler: Any = None
-        self._lives: dict[str, _Life] = {}
-        self._slow: dict[str, _Life] = {}
+        self._requests: dict[str, _ConstrainedRequest] = {}
+        self._slow: dict[str, _ConstrainedRequest] = {}
         self._rows: set[int] = set()
-        self._soon: list[Prepare] = []
+        self._soon: list[PrepareMask] = []
         self._gone: list[str] = []
 
     def attach(self, scheduler: Any) -> None:
-        """Remember whom to wake."""
+        """Store the scheduler that is woken."""
         self._scheduler = scheduler
 
     def may_start(self, request: Any) -> bool:
-        """Let it start once every rank has its mask. Raises what there will be none for."""
+        """Return whether every rank has the request's mask. Raises the request's failure."""
         params = request.sampling.structured_outputs
         if params is None:
             return True
-        life = self._lives.get(request.request_id)
-        if life is None:
-            life = self._lives[request.request_id] = _Life(request)
-        if life.fault is not None:
-            raise RequestFailed(str(life.fault)) from life.fault
-        if life.length != request.num_tokens:
-            life.length = request.num_tokens
-            life.ready.clear()
+        known = self._requests.get(request.request_id)
+        if known is None:
+            known = _ConstrainedRequest(request)
+            self._requests[request.request_id] = known
+        if known.fault is not None:
+            raise RequestFailed(str(known.fault)) from known.fault
+        if known.length != request.num_tokens:
+            known.length = request.num_tokens
+            known.ready.clear()
             self._soon.append(_preparation(request, params))
-        return len(life.ready) == self._num_ranks
+        return len(known.ready) == self._num_ranks
 
     def finished(self, request: Any) -> bool:
-        """Let the workers forget it."""
-        life = self._lives.pop(request.request_id, None)
-        if life is not None:
+        """Remove a request here and on the workers."""
+        known = self._requests.pop(request.request_id, None)
+        if known is not None:
             self._slow.pop(request.request_id, None)
             self._gone.append(request.request_id)
-            request.news[NAME] = _encode(life.outcome)
+            request.feature_outputs[NAME] = _encode(known.outcome)
         return False
 
     def pending(self) -> bool:
-        """Say whether workers have to begin with something, or can stop."""
+        """Return whether the workers need a message."""
         return bool(self._soon or self._gone)
 
     def planned(self, plan: StepPlan) -> bytes | None:
-        """Say which rows are constrained from this step on, which no longer are, and who waits for
-        a mask.
-        """
+        """Return the changes of constrained rows in a step, if any."""
         if not (plan.new or plan.ended or self._soon or self._gone):
             return None
         left = self._rows.intersection((*plan.ended, *(new.row for new in plan.new)))
@@ -113,80 +112,81 @@ class Gate:
         if not (left or new or self._soon or self._gone):
             return None
         self._rows = (self._rows - left) | {row for row, _ in new}
-        soon = self._soon
-        gone = self._gone
+        changes = StepChanges(sorted(left), new, self._soon, self._gone)
         self._soon = []
         self._gone = []
-        return _encode(News(sorted(left), new, soon, gone))
+        return _encode(changes)
 
-    # --- those whose masks come slowly
+    # --- requests with slow masks
 
-    def steers(self) -> bool:
-        """Say whether there are any."""
+    def is_active(self) -> bool:
+        """Return whether there are any."""
         return bool(self._slow)
 
     def limits(self, rows: RunningRows) -> dict[int, int]:
-        """Let a slow row sit steps out until its mask is there; then it computes one token."""
-        most: dict[int, int] = {}
+        """Return 0 tokens for slow rows until their mask is ready, then one token."""
+        limits: dict[int, int] = {}
         decoding = frozenset(rows.rows.tolist())
-        for life in self._slow.values():
-            row = life.request.row
+        for known in self._slow.values():
+            row = known.request.row
             if row in decoding:
-                known = rows.num_tokens[row]
-                is_settled = rows.planned[row] + 1 == known and not rows.in_flight[row]
-                most[row] = int(is_settled and min(life.slow.values()) >= known)
-        return most
+                length = rows.num_tokens[row]
+                is_settled = rows.planned[row] + 1 == length and not rows.num_unverified[row]
+                limits[row] = int(is_settled and min(known.slow.values()) >= length)
+        return limits
 
     def result(self, payload: bytes) -> None:
-        """Take what a rank says of masks."""
-        for told in _decode(payload):
-            life = self._lives.get(told.request_id)
-            if life is not None:
-                self._hear(told, life)
+        """Handle a rank's messages."""
+        for message in _decode(payload):
+            known = self._requests.get(message.request_id)
+            if known is not None:
+                self._on_message(message, known)
 
-    def _hear(self, told: Told, life: _Life) -> None:
-        request_id = told.request_id
-        if isinstance(told, Ready):
-            life.note(compile_s=life.outcome.compile_s + told.compile_s)
-            if told.rank in life.slow:
-                life.slow[told.rank] = told.length
-            if told.length == life.length:
-                life.ready.add(told.rank)
-                if len(life.ready) == self._num_ranks:
-                    if not life.outcome.wait_s:
-                        life.note(wait_s=time.monotonic() - life.since_s)
-                    self._scheduler.wake(request_id)
-        elif isinstance(told, Pace):
-            if told.is_slow:
-                life.slow[told.rank] = _NEVER
-                self._slow[request_id] = life
-            elif life.slow.pop(told.rank, None) is not None and not life.slow:
+    def _on_message(self, message: MaskMessage, known: _ConstrainedRequest) -> None:
+        request_id = message.request_id
+        if isinstance(message, MaskReady):
+            self._on_ready(message, known)
+        elif isinstance(message, MaskTiming):
+            if message.is_slow:
+                known.slow[message.rank] = _NEVER
+                self._slow[request_id] = known
+            elif known.slow.pop(message.rank, None) is not None and not known.slow:
                 self._slow.pop(request_id, None)
-        elif isinstance(told, Late):
-            life.note(num_late=life.outcome.num_late + 1)
-            self._take_back(life)
+        elif isinstance(message, MaskLate):
+            known.record(num_late=known.outcome.num_late + 1)
+            self._recompute(known)
         else:
-            if life.fault is None:
-                life.fault = told.fault.error()
-                life.note(fault=told.fault, budget=told.budget)
-            # There will be no mask that a row could sit steps out for. In its next step it is told
-            # of again, and taken back.
+            if known.fault is None:
+                known.fault = message.fault.error()
+                known.record(fault=message.fault, budget=message.budget)
+            # No mask will end its pause. Its next step reports again and is then recomputed.
             self._slow.pop(request_id, None)
-            self._take_back(life)
+            self._recompute(known)
             self._scheduler.wake(request_id)
 
-    def _take_back(self, life: _Life) -> None:
-        """Drop the tokens that were sampled without a mask: the request starts again behind those
-        that were not.
-        """
-        life.length = _NEVER
-        if life.request.row >= 0:
-            self._scheduler.recompute(life.request.request_id, life.request.num_tokens - 1)
+    def _on_ready(self, message: MaskReady, known: _ConstrainedRequest) -> None:
+        known.record(compile_s=known.outcome.compile_s + message.compile_s)
+        if message.rank in known.slow:
+            known.slow[message.rank] = message.length
+        if message.length != known.length:
+            return
+        known.ready.add(message.rank)
+        if len(known.ready) == self._num_ranks:
+            if not known.outcome.wait_s:
+                known.record(wait_s=time.monotonic() - known.since_s)
+            self._scheduler.wake(message.request_id)
+
+    def _recompute(self, known: _ConstrainedRequest) -> None:
+        """Drop the tokens that were sampled without a mask: the request restarts before them."""
+        known.length = _NEVER
+        if known.request.row >= 0:
+            self._scheduler.recompute(known.request.request_id, known.request.num_tokens - 1)
 
 
-def _preparation(request: Any, params: Any) -> Prepare:
+def _preparation(request: Any, params: Any) -> PrepareMask:
     tokens = list(map(int, request.tokens))
     prompt_len = request.prompt_len
     stops = [*request.source.eos_token_ids, *request.sampling.stop_token_ids]
-    end = tokens[max(0, prompt_len - PROMPT_END_TOKENS) : prompt_len]
-    return Prepare(request.request_id, params, len(tokens), end, tokens[prompt_len:], stops)
+    prompt_end = tokens[max(0, prompt_len - PROMPT_END_TOKENS) : prompt_len]
+    output = tokens[prompt_len:]
+    return PrepareMask(request.request_id, params, len(tokens), prompt_end, output, stops)

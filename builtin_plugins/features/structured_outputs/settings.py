@@ -1,55 +1,58 @@
-"""`--structured-outputs-config`: typed, checked once."""
+"""`--structured-outputs-config`: typed and validated."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from typing import Any
 
-from core.api import ConfigError, EngineConfig, did_you_mean
+from core.api import ConfigError, EngineConfig, Registry, did_you_mean
 
 BACKENDS = {
     "guidance": "llguidance",
     "outlines": "outlines_core",
     "lm-format-enforcer": "lm_format_enforcer",
 }
-"""vLLM's names of backends to ours."""
-BEAR_AMBIGUITY = frozenset(["llguidance"])
-"""Backends that follow all ways to read a text at once, so that their number costs nothing."""
+"""Backend entries by vLLM's names."""
+AMBIGUITY_TOLERANT = frozenset(["llguidance"])
+"""Backends that follow all parses of a text at once, so ambiguity costs nothing."""
 DISTRIBUTIONS = {
     "llguidance": "engine-llguidance",
     "outlines_core": "engine-outlines-core",
     "lm_format_enforcer": "engine-lm-format-enforcer",
 }
-"""What brings the backends that are installed apart."""
+"""Distributions of backends that are installed separately."""
 
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutputsConfig:
-    """The option's values; names and defaults as in vLLM, and bounds of what one client may cost."""
+    """The option's values: vLLM's names and defaults, and bounds on the cost of one client."""
 
     backend: str = "auto"
+    """Name of the grammar backend, or "auto"."""
     disable_fallback: bool = False
-    """Refuse what the first backend cannot serve, rather than try the next."""
+    """Reject what the first backend cannot serve instead of trying the next."""
     disable_any_whitespace: bool = False
+    """Generate JSON in one fixed layout."""
     disable_additional_properties: bool = False
-    """What backends do in any case: objects have the properties their schema names."""
+    """Accepted for compatibility: objects only have the properties that their schema names."""
     reasoning_parser: str = ""
+    """Reasoning parser, if `--reasoning-parser` is not set."""
     enable_in_reasoning: bool = False
-    """Hold thoughts to the form too."""
+    """Constrain the reasoning too."""
     compile_timeout_s: float = 10.0
-    """Most CPU time that reading and compiling one constraint may take."""
+    """Maximum CPU time of compiling one constraint."""
     compile_memory_bytes: int = 1 << 30
-    """Most memory of one compiled constraint and the masks under it."""
+    """Maximum memory of one compiled constraint and its masks."""
     mask_budget_s: float = 1.0
-    """Most CPU time for the mask of one token."""
+    """Maximum CPU time of the mask of one token."""
     output_budget_s: float = 60.0
-    """Most CPU time for all masks of one output together."""
+    """Maximum CPU time of all masks of one output."""
     max_constraints: int = 64
-    """Constraints that are kept at once; each has a process of its own."""
+    """Maximum number of constraints in use or cached; each has its own process."""
     cache_bytes: int = 512 << 20
-    """Room for compiled constraints that nobody uses at the moment."""
+    """Maximum memory of cached constraints that no output uses."""
     warm_up: bool = True
-    """A server has loaded what the first constraint needs before it is ready."""
+    """Load the grammar library before the server is ready."""
 
     def __post_init__(self) -> None:
         bounds = (
@@ -63,12 +66,11 @@ class StructuredOutputsConfig:
             value = getattr(self, name)
             if not 0 < value < float("inf"):
                 raise ConfigError(
-                    f"--structured-outputs-config.{name} must be a positive number, not {value!r}."
+                    f"--structured-outputs-config.{name}: got {value!r}; expected a number > 0."
                 )
         if self.cache_bytes < 0:
             raise ConfigError(
-                "--structured-outputs-config.cache_bytes must not be negative, not "
-                f"{self.cache_bytes}."
+                f"--structured-outputs-config.cache_bytes: got {self.cache_bytes}; expected >= 0."
             )
         if self.disable_any_whitespace and self.backend not in (
             "xgrammar",
@@ -86,50 +88,47 @@ class StructuredOutputsConfig:
         known = {field.name: type(field.default) for field in fields(cls)}
         for name, value in given.items():
             if name not in known:
-                raise ConfigError(
-                    "--structured-outputs-config has no "
-                    f"{name!r}{did_you_mean(name, known) or '; known: '}"
-                    f"{'' if did_you_mean(name, known) else ', '.join(known)}."
-                )
+                hint = did_you_mean(name, known) or f"; known: {', '.join(known)}"
+                raise ConfigError(f"--structured-outputs-config has no {name!r}{hint}.")
             if known[name] is float and type(value) is int:
                 value = float(value)
             if type(value) is not known[name]:
                 raise ConfigError(
-                    f"--structured-outputs-config.{name} must be of type {known[name].__name__}, "
-                    f"not {value!r}."
+                    f"--structured-outputs-config.{name}: got {value!r}; expected type "
+                    f"{known[name].__name__}."
                 )
         return cls(**given)
 
     @property
-    def wanted(self) -> str:
+    def backend_entry(self) -> str:
         """Name of the backend's entry, or "auto"."""
         return BACKENDS.get(self.backend, self.backend)
 
     @property
-    def cure(self) -> str:
-        """Return what to do when the wanted backend is not loaded."""
-        distribution = DISTRIBUTIONS.get(self.wanted)
+    def install_hint(self) -> str:
+        """How to install the backend if it is not loaded; "" if it is not a known one."""
+        distribution = DISTRIBUTIONS.get(self.backend_entry)
         if distribution is None:
             return ""
         return (
-            f". The backend {self.backend!r} is installed apart: `pip install "
-            f"plugins/{distribution}` in a checkout of "
-            "the engine"
+            f". The backend {self.backend!r} is installed separately: `pip install "
+            f"plugins/{distribution}` in a checkout of the engine"
         )
 
-    def reasoning_parser_of(self, config: EngineConfig, registry: Any) -> Any:
-        """Return the entry of what tells thoughts from the answer; None where all of an output is
-        held to the form.
+    def reasoning_parser_of(self, config: EngineConfig, registry: Registry) -> Any:
+        """Return the entry of the reasoning parser; None if the whole output is constrained.
 
-        Raises `ConfigError` for a parser that is not there.
+        Raises `ConfigError` for an unknown parser.
         """
-        asked = config.options.get("reasoning_parser")
-        name = asked or self.reasoning_parser
+        flagged = config.options.get("reasoning_parser")
+        name = flagged or self.reasoning_parser
         if not name:
             return None
         try:
             found = registry.choose("reasoning_parsers", name)
         except ConfigError as error:
-            flag = "--reasoning-parser" if asked else "--structured-outputs-config.reasoning_parser"
+            flag = (
+                "--reasoning-parser" if flagged else "--structured-outputs-config.reasoning_parser"
+            )
             raise ConfigError(f"{flag}: {error}") from error
         return None if self.enable_in_reasoning else found

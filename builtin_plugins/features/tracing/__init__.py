@@ -1,1 +1,1 @@
-"""OpenTelemetry traces: what became of a request, from its client's span to the engine's steps."""
+"""OpenTelemetry traces of requests, from the client's span to the engine's steps."""

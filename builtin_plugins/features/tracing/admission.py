@@ -1,7 +1,7 @@
-"""The half at the edge: where a request's span is found, told to the engine and kept until its end.
+"""Admission extension that gives sampled requests a span, and exports the engine's spans.
 
-The span's parent is the one that is current: the HTTP request's, or that of a program that has an
-`AsyncLLM` and is traced itself. `trace_headers`, a keyword of `generate`, names another one.
+The parent is the current span: the HTTP request's, or that of a traced program with an `AsyncLLM`.
+`trace_headers`, a keyword of `generate`, selects another parent.
 """
 
 from __future__ import annotations
@@ -14,27 +14,30 @@ import msgspec
 from opentelemetry import trace
 from opentelemetry.trace import SpanContext
 
-from builtin_plugins.features.tracing.detail import NAME, Stay
-from builtin_plugins.features.tracing.tracer import HEADERS, Tracer, headers_of, read_headers
-from core.api import Draft, EngineConfig, InvalidRequest, RequestStats
+from builtin_plugins.features.tracing.messages import BatchResidency
+from builtin_plugins.features.tracing.settings import NAME
+from builtin_plugins.features.tracing.tracer import HEADERS, Tracer, from_headers, to_headers
+from core.api import EngineConfig, InvalidRequest
+from core.api.features import PendingRequest
+from core.api.telemetry import RequestStats
 
 SPAN: Final = "llm_request"
 
 
 @dataclass(frozen=True, slots=True)
 class RequestTrace:
-    """What the span of one request is made of when the request has ended."""
+    """Data of one request's span until the request ends."""
 
     tracer: Tracer
-    place: SpanContext
+    context: SpanContext
     parent: SpanContext
     model: str
-    draft: Draft
+    request: PendingRequest
 
     def ended(self, stats: RequestStats) -> None:
-        """Export the span. Names of attributes are vLLM's, and OpenTelemetry's for generative AI."""
-        sampling = self.draft.sampling
-        begun_s = self.draft.arrival_s
+        """Export the span, with the attribute names of vLLM and OpenTelemetry's generative AI."""
+        sampling = self.request.sampling
+        begun_s = self.request.arrival_s
         attributes = {
             "gen_ai.request.id": stats.request_id,
             "gen_ai.request.model": self.model,
@@ -57,14 +60,17 @@ class RequestTrace:
         }
         error = "the request failed inside the engine" if stats.finish_reason == "error" else ""
         self.tracer.emit(
-            SPAN, self.place, self.parent, (begun_s, begun_s + stats.e2e_s), attributes, error=error
+            SPAN,
+            self.context,
+            self.parent,
+            (begun_s, begun_s + stats.e2e_s),
+            attributes,
+            error=error,
         )
 
 
 class Admission:
-    """Gives every request that is sampled a place in its trace, and exports what the engine saw of
-    it.
-    """
+    """Gives sampled requests a span, and exports the engine's part of it."""
 
     keywords = ("trace_headers",)
 
@@ -72,54 +78,53 @@ class Admission:
         self._tracer = tracer
         self._model = (config.model.served_model_name or [config.model.model])[0]
 
-    def concerns(self, draft: Draft) -> bool:
-        """Say yes: whether a request is sampled is found out below."""
+    def applies_to(self, request: PendingRequest) -> bool:
+        """Return True; `prepare` decides whether a request is sampled."""
         return True
 
-    async def prepare(self, draft: Draft) -> Draft:
+    async def prepare(self, request: PendingRequest) -> PendingRequest:
         """Return the request with the trace headers of its span as a feature.
 
         Raises `InvalidRequest`.
         """
-        given = draft.given.get("trace_headers")
-        parent = (
-            trace.get_current_span().get_span_context()
-            if given is None
-            else read_headers(_checked(given))
-        )
-        place = self._tracer.place(SPAN, parent)
-        if not place.trace_flags.sampled:
-            return draft
-        kept = RequestTrace(self._tracer, place, parent, self._model, draft)
-        told = msgspec.json.encode(headers_of(place))
+        given = request.plugin_fields.get("trace_headers")
+        if given is None:
+            parent = trace.get_current_span().get_span_context()
+        else:
+            parent = from_headers(_checked(given))
+        context = self._tracer.new_context(SPAN, parent)
+        if not context.trace_flags.sampled:
+            return request
+        request_trace = RequestTrace(self._tracer, context, parent, self._model, request)
+        headers = msgspec.json.encode(to_headers(context))
         return replace(
-            draft, features={**draft.features, NAME: told}, shown={**draft.shown, "trace": kept}
+            request,
+            features={**request.features, NAME: headers},
+            extra_fields={**request.extra_fields, "trace": request_trace},
         )
 
     def finished(self, features: Mapping[str, bytes]) -> Mapping[str, Any]:
-        """Export a sequence's stay in the engine: its time in the queue, and each place in the
-        batch.
-        """
-        told = features.get(NAME)
-        if told is not None:
-            self._show(msgspec.msgpack.decode(told, type=Stay))
+        """Export a sequence's time in the queue, and each of its spans in the batch."""
+        residency = features.get(NAME)
+        if residency is not None:
+            self._export(msgspec.msgpack.decode(residency, type=BatchResidency))
         return {}
 
-    def _show(self, stay: Stay) -> None:
-        parent = read_headers(msgspec.json.decode(stay.context, type=dict[str, str]))
-        common = {"gen_ai.request.id": stay.engine_id, "process.pid": stay.pid}
-        queued = (stay.arrived_s, stay.places[0][0]) if stay.places else None
+    def _export(self, residency: BatchResidency) -> None:
+        parent = from_headers(msgspec.json.decode(residency.context, type=dict[str, str]))
+        common = {"gen_ai.request.id": residency.engine_id, "process.pid": residency.pid}
+        queued = (residency.arrived_s, residency.spans[0][0]) if residency.spans else None
         if queued is not None:
             self._emit("engine.queue", parent, queued, common)
-        for number, times_s in enumerate(stay.places):
+        for number, times_s in enumerate(residency.spans):
             own: dict[str, Any] = {
                 "engine.place": number,
-                "engine.preempted": number < len(stay.places) - 1,
+                "engine.preempted": number < len(residency.spans) - 1,
             }
-            if number == len(stay.places) - 1:
-                own["engine.preemptions"] = stay.preemptions
-                own["gen_ai.latency.time_in_model_forward"] = stay.forward_s
-                own["gen_ai.latency.time_in_model_execute"] = stay.execute_s
+            if number == len(residency.spans) - 1:
+                own["engine.preemptions"] = residency.preemptions
+                own["gen_ai.latency.time_in_model_forward"] = residency.forward_s
+                own["gen_ai.latency.time_in_model_execute"] = residency.execute_s
             self._emit("engine.compute", parent, times_s, {**common, **own})
 
     def _emit(
@@ -129,11 +134,11 @@ class Admission:
         times_s: tuple[float, float],
         attributes: Mapping[str, Any],
     ) -> None:
-        self._tracer.emit(name, self._tracer.place(name, parent), parent, times_s, attributes)
+        self._tracer.emit(name, self._tracer.new_context(name, parent), parent, times_s, attributes)
 
 
 def _checked(given: Any) -> dict[str, str]:
-    """Return those of the headers that are about traces."""
+    """Return the trace headers. Raises `InvalidRequest`."""
     if not isinstance(given, Mapping) or not all(
         isinstance(part, str) for pair in given.items() for part in pair
     ):

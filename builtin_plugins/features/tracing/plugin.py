@@ -1,23 +1,20 @@
-"""The options, and the halves: in front of the routes, at the edge, beside the scheduler, on every
-rank.
+"""Options of tracing, and its parts in the API process, the scheduler and the workers.
 
-Only what runs in the serving process needs OpenTelemetry's library, and only when an endpoint is
-given.
+Only the API process needs OpenTelemetry's library, and only with an endpoint.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from core.api import EngineConfig, Entry, Option, hookimpl
+from core.api import EngineConfig, Entry, Option, Registry, hookimpl
 
 
 @hookimpl
 def engine_options() -> list[Option]:
     endpoint = (
         "Where spans go: http://HOST:4318/v1/traces (OTLP over HTTP), or grpc://HOST:4317; needs "
-        "opentelemetry-sdk and an "
-        "exporter."
+        "opentelemetry-sdk and an exporter."
     )
     detailed = "Further times in spans: `model` (forward passes), `worker` (whole steps), or `all`."
     return [
@@ -31,15 +28,15 @@ def engine_metric_sinks() -> list[Entry]:
     return [
         Entry(
             "tracing",
-            "builtin_plugins.features.tracing.sink:TraceSink",
-            "a span for each request that has ended",
+            "builtin_plugins.features.tracing.serving:TraceSink",
+            "a span for each ended request",
         )
     ]
 
 
 @hookimpl
 def engine_routes() -> list[Entry]:
-    target = "builtin_plugins.features.tracing.front:TracedRequests"
+    target = "builtin_plugins.features.tracing.serving:TracedRequests"
     return [
         Entry(
             "tracing",
@@ -51,31 +48,31 @@ def engine_routes() -> list[Entry]:
 
 
 @hookimpl
-def engine_admission_extensions(config: EngineConfig, registry: Any) -> list[Any]:
+def engine_admission_extensions(config: EngineConfig, registry: Registry) -> list[Any]:
     if not config.options.get("otlp_traces_endpoint"):
         return []
     from builtin_plugins.features.tracing.admission import Admission  # lazy: an optional library
-    from builtin_plugins.features.tracing.tracer import tracer_of
+    from builtin_plugins.features.tracing.tracer import shared_tracer
 
-    return [Admission(tracer_of(registry, config), config)]
-
-
-@hookimpl
-def engine_scheduler_extensions(config: EngineConfig, registry: Any) -> list[Any]:
-    if not config.options.get("otlp_traces_endpoint"):
-        return []
-    from builtin_plugins.features.tracing.detail import Detail  # lazy: start-up stays quick
-    from builtin_plugins.features.tracing.scheduling import Stays
-
-    return [Stays(detailed=bool(Detail.of(config)))]
+    return [Admission(shared_tracer(registry, config), config)]
 
 
 @hookimpl
-def engine_runner_extensions(config: EngineConfig, registry: Any) -> list[Any]:
+def engine_scheduler_extensions(config: EngineConfig, registry: Registry) -> list[Any]:
     if not config.options.get("otlp_traces_endpoint"):
         return []
-    from builtin_plugins.features.tracing.detail import Detail  # lazy: start-up stays quick
-    from builtin_plugins.features.tracing.timing import StepTimes
+    from builtin_plugins.features.tracing.scheduling import ResidencyTracker
+    from builtin_plugins.features.tracing.settings import Detail  # lazy: quick start
+
+    return [ResidencyTracker(detailed=bool(Detail.of(config)))]
+
+
+@hookimpl
+def engine_runner_extensions(config: EngineConfig, registry: Registry) -> list[Any]:
+    if not config.options.get("otlp_traces_endpoint"):
+        return []
+    from builtin_plugins.features.tracing.settings import Detail  # lazy: quick start
+    from builtin_plugins.features.tracing.worker import StepTimer
 
     detail = Detail.of(config)
-    return [StepTimes(detail)] if detail else []
+    return [StepTimer(detail)] if detail else []

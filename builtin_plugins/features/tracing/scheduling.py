@@ -1,7 +1,6 @@
-"""The scheduler half: when each traced sequence came, got a place in the batch, lost it and ended.
+"""Scheduler extension that records when traced sequences arrive, run and end.
 
-Looks at requests when they come, start and end; at those that run in steps only where detailed
-times are asked for.
+It looks at running requests only for detailed step times.
 """
 
 from __future__ import annotations
@@ -13,14 +12,13 @@ from typing import Any
 
 import msgspec
 
-from builtin_plugins.features.tracing.detail import NAME, Stay, StepTime
-from core.api import StepPlan
+from builtin_plugins.features.tracing.messages import BatchResidency, StepTime
+from builtin_plugins.features.tracing.settings import NAME
+from core.api.execution import StepPlan
 
 
-class Stays:
-    """Follows the requests whose feature says where their span is found; what it saw goes back to
-    the edge with their end.
-    """
+class ResidencyTracker:
+    """Tracks requests with a trace context, and sends their times to the admission extension."""
 
     name = NAME
 
@@ -29,74 +27,74 @@ class Stays:
     ) -> None:
         self._detailed = detailed
         self._clock = clock
-        self._stays: dict[str, Stay] = {}
-        self._placed: dict[int, tuple[Stay, float]] = {}
-        """By row: who has it, and since when."""
-        self._steps: dict[int, list[Stay]] = {}
-        """Steps in flight, and whom of the traced they compute."""
-        self._seen: dict[int, tuple[float | None, float | None]] = {}
+        self._residencies: dict[str, BatchResidency] = {}
+        self._placed: dict[int, tuple[BatchResidency, float]] = {}
+        """Residency and start time of the traced sequence, by row."""
+        self._steps: dict[int, list[BatchResidency]] = {}
+        """Traced sequences that a step computes, by in-flight step."""
+        self._step_times: dict[int, tuple[float | None, float | None]] = {}
+        """Times of the current step, the largest of the ranks so far."""
 
     def arrived(self, request: Any) -> None:
-        """Begin to follow a request that is traced."""
+        """Start to track a traced request."""
         context = request.features.get(NAME)
         if context is not None:
-            self._stays[request.request_id] = Stay(
+            self._residencies[request.request_id] = BatchResidency(
                 context, request.request_id, os.getpid(), self._clock()
             )
 
     def planned(self, plan: StepPlan) -> bytes | None:
-        """Note who gets a place and who has lost it; tell the worker half that somebody wants to
-        know its times.
-        """
+        """Record rows that enter and leave the batch; request the step's times if needed."""
         for row in plan.ended:
             self._leave(row)
         for new in plan.new:
-            stay = self._stays.get(new.request_id)
-            if stay is not None:
-                self._placed[new.row] = stay, self._clock()
+            residency = self._residencies.get(new.request_id)
+            if residency is not None:
+                self._placed[new.row] = residency, self._clock()
         if not self._detailed or not self._placed:
             return None
-        rows = {*plan.steady, *plan.rows}
-        computed = [stay for row, (stay, _) in self._placed.items() if row in rows]
+        rows = {*plan.decode_rows, *plan.rows}
+        computed = [residency for row, (residency, _) in self._placed.items() if row in rows]
         if not computed:
             return None
         self._steps[plan.step] = computed
         return plan.step.to_bytes(8, "little")
 
     def result(self, payload: bytes) -> None:
-        """Add the times of a step to those that it computed; of several ranks the slowest counts."""
+        """Add a step's times to the sequences that it computed; the slowest rank counts."""
         time_ = msgspec.msgpack.decode(payload, type=StepTime)
-        before = self._seen.get(time_.step, (None, None))
-        self._seen = {
-            time_.step: (_most(before[0], time_.forward_s), _most(before[1], time_.execute_s))
+        before = self._step_times.get(time_.step, (None, None))
+        self._step_times = {
+            time_.step: (_max(before[0], time_.forward_s), _max(before[1], time_.execute_s))
         }
-        forward_s, execute_s = self._seen[time_.step]
+        forward_s, execute_s = self._step_times[time_.step]
         for step in [step for step in self._steps if step < time_.step]:
             del self._steps[step]
-        for stay in self._steps.get(time_.step, ()):
-            stay.forward_s = _grown(stay.forward_s, before[0], forward_s)
-            stay.execute_s = _grown(stay.execute_s, before[1], execute_s)
+        for residency in self._steps.get(time_.step, ()):
+            residency.forward_s = _replace_step(residency.forward_s, before[0], forward_s)
+            residency.execute_s = _replace_step(residency.execute_s, before[1], execute_s)
 
     def finished(self, request: Any) -> bool:
-        """Send what was seen to the edge."""
-        stay = self._stays.pop(request.request_id, None)
-        if stay is not None:
-            for row in [row for row, (each, _) in self._placed.items() if each is stay]:
+        """Send the times to the admission extension."""
+        residency = self._residencies.pop(request.request_id, None)
+        if residency is not None:
+            for row in [row for row, (each, _) in self._placed.items() if each is residency]:
                 self._leave(row)
-            stay.preemptions = request.num_preemptions
-            request.news[NAME] = msgspec.msgpack.encode(stay)
+            residency.preemptions = request.num_preemptions
+            request.feature_outputs[NAME] = msgspec.msgpack.encode(residency)
         return False
 
     def _leave(self, row: int) -> None:
-        stay, since_s = self._placed.pop(row, (None, 0.0))
-        if stay is not None:
-            stay.places.append((since_s, self._clock()))
+        residency, since_s = self._placed.pop(row, (None, 0.0))
+        if residency is not None:
+            residency.spans.append((since_s, self._clock()))
 
 
-def _most(one: float | None, other: float | None) -> float | None:
-    return other if one is None else one if other is None else max(one, other)
+def _max(one: float | None, other: float | None) -> float | None:
+    known = [each for each in (one, other) if each is not None]
+    return max(known, default=None)
 
 
-def _grown(total: float | None, before: float | None, now: float | None) -> float | None:
-    """Return a sum in which a step's time replaces what an earlier rank said of it."""
+def _replace_step(total: float | None, before: float | None, now: float | None) -> float | None:
+    """Return a total in which a step's time replaces that of an earlier rank."""
     return total if now is None else (total or 0.0) + now - (before or 0.0)

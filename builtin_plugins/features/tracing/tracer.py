@@ -1,9 +1,7 @@
-"""Spans as finished pieces of data, and the thread that takes them to the collector. Knows
-OpenTelemetry, no request.
+"""Exports finished spans to an OpenTelemetry collector, in the background.
 
-A span's place in its trace is decided when the work begins, because others have to be told of it;
-the span itself is made when the work has ended. So nothing is kept open, and what never ends leaves
-nothing behind.
+A span's context is made when the work starts, because other parts need it. The span itself is made
+when the work has ended, so unfinished work leaves nothing open.
 """
 
 from __future__ import annotations
@@ -31,55 +29,52 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from builtin_plugins.features.tracing.endpoint import speaks_grpc
-from core.api import EngineConfig
+from builtin_plugins.features.tracing.settings import speaks_grpc
+from core.api import EngineConfig, Registry
 
 HEADERS: Final = ("traceparent", "tracestate")
-"""Of the W3C's recommendation "Trace Context"."""
+"""Headers of W3C Trace Context."""
 DRIFT_NS: Final = 10_000_000
-"""By how much the two clocks may differ from what was read before; less is the time between two
-looks.
-"""
+"""Largest change of the offset between the two clocks that is not a set time of day, in ns."""
 _PROPAGATOR: Final = TraceContextTextMapPropagator()
 
 
 class Tracer:
-    """Makes spans and exports them in batches, off the threads that serve.
+    """Makes spans and exports them in batches from a background thread.
 
-    What a collector does not take is dropped.
+    Spans that the collector rejects are dropped.
     """
 
     def __init__(self, exporter: SpanExporter) -> None:
-        resource = Resource.create()  # with what OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say
+        resource = Resource.create()  # reads OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES
         if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
             resource = resource.merge(Resource({SERVICE_NAME: "engine"}))
         self._provider = TracerProvider(resource=resource)
         self._spans = BatchSpanProcessor(exporter)
-        self._provider.add_span_processor(self._spans)  # which is then ended with the interpreter
+        self._provider.add_span_processor(self._spans)  # ended at interpreter exit
         self._epoch_ns = _epoch_ns()
         self._scope = InstrumentationScope("engine", metadata.version("core"))
 
-    def place(self, name: str, parent: SpanContext) -> SpanContext:
-        """Return the place of a new span below `parent`, or, where that is not valid, in a trace of
-        its own.
+    def new_context(self, name: str, parent: SpanContext) -> SpanContext:
+        """Return the context of a new span below `parent`; an invalid parent starts a new trace.
 
-        Whether it is sampled its parent has decided, or the sampler that OTEL_TRACES_SAMPLER names.
+        The parent, or the sampler in OTEL_TRACES_SAMPLER, decides whether it is sampled.
         """
         ids = self._provider.id_generator
         inherited = parent.is_valid
         trace_id = parent.trace_id if inherited else ids.generate_trace_id()
-        asked = self._provider.sampler.should_sample(context_of(parent), trace_id, name)
+        sampled = self._provider.sampler.should_sample(as_context(parent), trace_id, name)
         flags = TraceFlags(
             TraceFlags.SAMPLED
-            if asked.decision is Decision.RECORD_AND_SAMPLE
+            if sampled.decision is Decision.RECORD_AND_SAMPLE
             else TraceFlags.DEFAULT
         )
-        return SpanContext(trace_id, ids.generate_span_id(), False, flags, asked.trace_state)
+        return SpanContext(trace_id, ids.generate_span_id(), False, flags, sampled.trace_state)
 
     def emit(
         self,
         name: str,
-        place: SpanContext,
+        context: SpanContext,
         parent: SpanContext,
         times_s: tuple[float, float],
         attributes: Mapping[str, Any],
@@ -87,14 +82,12 @@ class Tracer:
         kind: SpanKind = SpanKind.INTERNAL,
         error: str = "",
     ) -> None:
-        """Export a span that lasted from the first to the second of two times of the monotonic
-        clock, if it is sampled.
-        """
+        """Export a sampled span. `times_s` are its start and end on the monotonic clock."""
         epoch_ns = self._epoch()
         begun_ns, ended_ns = (epoch_ns + int(seconds * 1e9) for seconds in times_s)
         span = ReadableSpan(
             name,
-            context=place,
+            context=context,
             parent=parent if parent.is_valid else None,
             resource=self._provider.resource,
             attributes={key: value for key, value in attributes.items() if value is not None},
@@ -107,9 +100,9 @@ class Tracer:
         self._spans.on_end(span)
 
     def _epoch(self) -> int:
-        """Return when the monotonic clock was zero.
+        """Return the Unix time of the monotonic clock's zero, in ns.
 
-        The same for all spans, unless the time of day was set meanwhile.
+        It is the same for all spans, unless the time of day is set.
         """
         found_ns = _epoch_ns()
         if abs(found_ns - self._epoch_ns) > DRIFT_NS:
@@ -117,32 +110,32 @@ class Tracer:
         return self._epoch_ns
 
     def flush(self) -> None:
-        """Export what is left, within the library's own limit of time."""
+        """Export pending spans, within the library's timeout."""
         self._spans.force_flush()
 
 
-def tracer_of(registry: Any, config: EngineConfig) -> Tracer:
-    """Return the tracer that all of the serving process shares."""
+def shared_tracer(registry: Registry, config: EngineConfig) -> Tracer:
+    """Return the tracer of this process."""
     shared: Tracer = registry.shared(
         "tracer", lambda: Tracer(_exporter(config.options["otlp_traces_endpoint"]))
     )
     return shared
 
 
-def context_of(place: SpanContext) -> Context:
-    """Return a place as OpenTelemetry's current span."""
-    return trace.set_span_in_context(NonRecordingSpan(place), Context())
+def as_context(context: SpanContext) -> Context:
+    """Return a context with the span as the current one."""
+    return trace.set_span_in_context(NonRecordingSpan(context), Context())
 
 
-def read_headers(headers: Mapping[str, str]) -> SpanContext:
-    """Return the place that trace headers name; an invalid one where they name none."""
+def from_headers(headers: Mapping[str, str]) -> SpanContext:
+    """Return the span context in trace headers; an invalid one without any."""
     return trace.get_current_span(_PROPAGATOR.extract(headers, Context())).get_span_context()
 
 
-def headers_of(place: SpanContext) -> dict[str, str]:
-    """Return the trace headers that name a place."""
+def to_headers(context: SpanContext) -> dict[str, str]:
+    """Return the trace headers of a span context."""
     headers: dict[str, str] = {}
-    _PROPAGATOR.inject(headers, context_of(place))
+    _PROPAGATOR.inject(headers, as_context(context))
     return headers
 
 
@@ -151,18 +144,14 @@ def _epoch_ns() -> int:
 
 
 def _exporter(endpoint: str) -> SpanExporter:
-    """Return what speaks to the collector; certificates, headers and time limits are those of
-    OTEL_EXPORTER_OTLP_*.
-    """
+    """Return the exporter; OTEL_EXPORTER_OTLP_* set certificates, headers and timeouts."""
     if not speaks_grpc(endpoint):
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import (
-            OTLPSpanExporter,
-        )  # lazy: one of two
+        # lazy: only one of the two exporters is installed
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
         return OTLPSpanExporter(endpoint=endpoint)
-    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import (
-        OTLPSpanExporter as OverGrpc,
-    )  # lazy: the other
+    # lazy: as above
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as OverGrpc
 
     address = urlsplit(endpoint)
     exporter: SpanExporter = OverGrpc(

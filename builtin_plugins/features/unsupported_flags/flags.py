@@ -1,9 +1,7 @@
-"""Flags people know from vLLM whose feature is missing here: they parse, and asking for the feature
-is refused.
+"""Flags of vLLM with an unsupported feature: parsed, but rejected when they request it.
 
-A plugin that brings a feature contributes the options itself; the rows here then give way. A value
-equal to the default asks for nothing and is let through, so that scripts which spell defaults out
-keep working; so does one that switches off what is not there.
+A plugin that adds the feature contributes the options itself and replaces the entries here. A value
+equal to the default, or one that disables the feature, is accepted.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ Text = str | None
 Number = int | None
 
 PLANNED: Final[Mapping[str, Mapping[str, tuple[Any, Any]]]] = {
-    "Inputs and outputs of a form of their own": {
+    "Custom input and output processors": {
         "io_processor_plugin": (Text, None),
     },
     "Images, audio and video in prompts": {
@@ -38,16 +36,16 @@ PLANNED: Final[Mapping[str, Mapping[str, tuple[Any, Any]]]] = {
         "video_pruning_rate": (float | None, None),
         "disable_chunked_mm_input": (bool, False),
     },
-    "Encoding inputs in another engine": {"ec_transfer_config": (Json | None, None)},
+    "Encoder disaggregation": {"ec_transfer_config": (Json | None, None)},
     "Prompts given as embeddings": {"enable_prompt_embeds": (bool, False)},
-    "Tool calls and reasoning parsed on the server": {
+    "Tool servers": {
         "tool_server": (Text, None),
     },
     "Logits processors by dotted path (write a plugin: `engine plugins new NAME --kind "
     "logits_processors`)": {
         "logits_processor_pattern": (Text, None),
     },
-    "Other formats of models and weights": {
+    "Other model and weight formats": {
         "hf_config_path": (Text, None),
         "config_format": (str, "auto"),
         "code_revision": (Text, None),
@@ -57,26 +55,24 @@ PLANNED: Final[Mapping[str, Mapping[str, tuple[Any, Any]]]] = {
         "pt_load_map_location": (str | Json, "cpu"),
         "max_parallel_loading_workers": (Number, None),
     },
-    "Prompts without the layers that have others' caches": {
-        "kv_sharing_fast_prefill": (bool, False)
-    },
-    "One group of blocks for layers that keep different things": {
+    "Fast prefill with KV sharing": {"kv_sharing_fast_prefill": (bool, False)},
+    "One block group for different kinds of layers": {
         "disable_hybrid_kv_cache_manager": (bool | None, None),
     },
-    "Moving weights and caches out of device memory": {
+    "Offloading of weights and caches": {
         "swap_space": (float, 4.0),
         "cpu_offload_gb": (float, 0.0),
     },
     "Graph capture and compilation": {
         "cudagraph_metrics": (bool, False),
     },
-    "Special variants of attention": {
+    "Attention variants": {
         "attention_config": (Json, {}),
         "disable_sliding_window": (bool, False),
         "disable_cascade_attn": (bool, False),
         "override_attention_dtype": (Text, None),
     },
-    "Several engines side by side (data parallelism)": {
+    "Data parallelism": {
         "data_parallel_size": (int, 1),
         "data_parallel_rank": (Number, None),
         "data_parallel_start_rank": (Number, None),
@@ -91,7 +87,7 @@ PLANNED: Final[Mapping[str, Mapping[str, tuple[Any, Any]]]] = {
         "headless": (bool, False),
         "api_server_count": (Number, 1),
     },
-    "More than one machine, and splitting the context": {
+    "Multi-node and context parallelism": {
         "master_addr": (str, "127.0.0.1"),
         "master_port": (int, 29501),
         "nnodes": (int, 1),
@@ -103,7 +99,7 @@ PLANNED: Final[Mapping[str, Mapping[str, tuple[Any, Any]]]] = {
         "ray_workers_use_nsight": (bool, False),
         "disable_custom_all_reduce": (bool, False),
     },
-    "Expert parallelism and micro-batches": {
+    "Expert parallelism and micro-batching": {
         "enable_expert_parallel": (bool, False),
         "all2all_backend": (Text, None),
         "enable_dbo": (bool, False),
@@ -114,7 +110,7 @@ PLANNED: Final[Mapping[str, Mapping[str, tuple[Any, Any]]]] = {
         "eplb_config": (Json, {}),
         "expert_placement_strategy": (Literal["linear", "round_robin"], "linear"),
     },
-    "Replacing scheduler or worker by a class (use plugin kinds and extensions)": {
+    "Custom scheduler or worker classes (use plugin kinds and extensions)": {
         "scheduler_cls": (Text, None),
         "worker_cls": (str, "auto"),
         "worker_extension_cls": (str, ""),
@@ -122,18 +118,18 @@ PLANNED: Final[Mapping[str, Mapping[str, tuple[Any, Any]]]] = {
         "max_long_partial_prefills": (int, 1),
         "additional_config": (Json, {}),
     },
-    "Tracing, profiling and further metrics": {
+    "Profiling and further metrics": {
         "show_hidden_metrics_for_version": (Text, None),
         "enable_layerwise_nvtx_tracing": (bool, False),
         "enable_mfu_metrics": (bool, False),
     },
-    "This setting of the HTTP server": {
+    "HTTP server setting": {
         "middleware": (list[str], []),
         "enable_log_outputs": (bool, False),
         "log_error_stack": (bool, False),
     },
 }
-"""What is missing, and the options that belong to it: name to (type, default)."""
+"""Options by unsupported feature, as (type, default)."""
 
 
 NEVER: Final[Mapping[str, str]] = {
@@ -141,13 +137,11 @@ NEVER: Final[Mapping[str, str]] = {
     "max_num_partial_prefills": "Concurrent Partial Prefill",
     "max_long_partial_prefills": "Concurrent Partial Prefill",
 }
-"""What vLLM itself refuses: option to the name of the feature in its words, which scripts may look
-for.
-"""
+"""Options that vLLM itself rejects, with its feature name; scripts may match the message."""
 
 
 def _all_zero(value: Any) -> bool:
-    """Say whether no item of any kind is allowed, as options of kinds say it, too."""
+    """Return whether a multimodal limit allows no item."""
     counts = (
         [v.get("count") if isinstance(v, Mapping) else v for v in value.values()]
         if isinstance(value, Mapping)
@@ -156,15 +150,15 @@ def _all_zero(value: Any) -> bool:
     return all(type(count) is int and count == 0 for count in counts)
 
 
-def _from(least: int) -> Callable[[Any], bool]:
-    """Return what says whether a value is a number, this one or more."""
-    return lambda value: isinstance(value, (int, float)) and value >= least
+def _from(minimum: int) -> Callable[[Any], bool]:
+    """Return a predicate for numbers of at least `minimum`."""
+    return lambda value: isinstance(value, (int, float)) and value >= minimum
 
 
 NEUTRAL: Final[Mapping[str, Callable[[Any], bool]]] = {
     "limit_mm_per_prompt": _all_zero,
     "mm_processor_cache_gb": lambda value: value == 0,
-    "swap_space": _from(0),  # vLLM moves nothing there either: who is preempted is computed again
+    "swap_space": _from(0),  # vLLM ignores it, too: preempted requests are recomputed
     "disable_hybrid_kv_cache_manager": lambda value: value is False,
     **dict.fromkeys(("dcp_kv_cache_interleave_size", "cp_kv_cache_interleave_size"), _from(1)),
     **dict.fromkeys(
@@ -177,25 +171,19 @@ NEUTRAL: Final[Mapping[str, Callable[[Any], bool]]] = {
         lambda value: True,
     ),
 }
-"""Values other than the default that ask for nothing: they switch off what is not there, or say how
-it is to be.
-"""
+"""Predicates for accepted non-default values: they disable or tune a missing feature."""
 MOVED: Final[Mapping[str, tuple[Any, Any, str]]] = {
     "guided_decoding_backend": (Text, None, "backend"),
     "guided_decoding_disable_fallback": (bool, False, "disable_fallback"),
     "guided_decoding_disable_any_whitespace": (bool, False, "disable_any_whitespace"),
     "guided_decoding_disable_additional_properties": (bool, False, "disable_additional_properties"),
 }
-"""Flags of older vLLMs: type, default, and the key of `--structured-outputs-config` that took their
-place.
-"""
+"""Renamed flags of older vLLM versions: type, default, and key of `--structured-outputs-config`."""
 
 
 @hookimpl
 def engine_options() -> list[Option]:
-    """Give every planned option with the feature it is missing, and those of old that have another
-    name now.
-    """
+    """Return all unsupported and renamed options."""
     planned = [
         Option(
             name, kind, default, feature, refuse=_refusal(name, feature), neutral=NEUTRAL.get(name)

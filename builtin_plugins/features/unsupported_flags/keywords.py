@@ -1,7 +1,6 @@
-"""Keywords and prompt keys people know from vLLM whose feature is missing here: a value that asks
-for it is refused.
+"""Keywords and prompt keys of vLLM with an unsupported feature: rejected when they request it.
 
-A plugin that brings a feature reads the name itself; the row here then gives way, as with flags.
+A plugin that adds a feature reads the name itself and replaces the entry here.
 """
 
 from __future__ import annotations
@@ -9,50 +8,43 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from core.api import EngineConfig, Unserved, hookimpl
+from core.api import EngineConfig, Registry, hookimpl
+from core.api.features import Unsupported
 
 _ADAPTERS: Final = "needs LoRA adapters; start the engine with enable_lora=True (--enable-lora)"
 _MEDIA: Final = "needs images, audio and video, which are not part of this version"
 _EMBEDDINGS: Final = "needs prompts given as embeddings, which are not part of this version"
-UNSERVED: Final[Mapping[str, Unserved]] = {
-    "lora_request": Unserved(_ADAPTERS),
-    "multi_modal_data": Unserved(_MEDIA),
-    "multi_modal_uuids": Unserved(_MEDIA),
-    "mm_processor_kwargs": Unserved(_MEDIA),
-    "prompt_embeds": Unserved(_EMBEDDINGS),
-    "kv_transfer_params": Unserved(
-        "is for engines that send each other blocks: start them with a connector that does, such "
-        "as tcp"
+UNSUPPORTED: Final[Mapping[str, Unsupported]] = {
+    "lora_request": Unsupported(_ADAPTERS),
+    "multi_modal_data": Unsupported(_MEDIA),
+    "multi_modal_uuids": Unsupported(_MEDIA),
+    "mm_processor_kwargs": Unsupported(_MEDIA),
+    "prompt_embeds": Unsupported(_EMBEDDINGS),
+    "kv_transfer_params": Unsupported("needs a KV connector between engines, such as tcp"),
+    "token_type_ids": Unsupported("is computed by the engine for scored text pairs"),
+    "tokenization_kwargs": Unsupported(
+        "is not supported. Set truncate_prompt_tokens to truncate prompts"
     ),
-    "token_type_ids": Unserved(
-        "is not read; for pairs of texts, which are scored, the engine makes them"
+    "chat_template_content_format": Unsupported(
+        "is detected from the chat template. Omit it", ("auto",)
     ),
-    "tokenization_kwargs": Unserved(
-        "is not read: texts are tokenized as the model's tokenizer says. To cut them set "
-        "truncate_prompt_tokens"
+    "trace_headers": Unsupported("needs tracing, which is not part of this version"),
+    "data_parallel_rank": Unsupported("needs data parallelism, which is not part of this version"),
+    "reset_running_requests": Unsupported(
+        "is not supported. Wait until no request runs, or abort them", (False,)
     ),
-    "chat_template_content_format": Unserved(
-        "is found out from the chat template; leave it out", ("auto",)
-    ),
-    "trace_headers": Unserved("needs tracing, which is not part of this version"),
-    "data_parallel_rank": Unserved(
-        "needs several engines side by side, which are not part of this version"
-    ),
-    "reset_running_requests": Unserved(
-        "is not served: wait until no request runs, or abort them", (False,)
-    ),
-    "reset_connector": Unserved("is not served: what a KV connector has stays", (False,)),
+    "reset_connector": Unsupported("is not supported: KV connectors keep their blocks", (False,)),
 }
-"""Name to what is missing, and values that ask for nothing."""
+"""Unsupported names with the missing feature and accepted values."""
 
 
 class KnownNames:
-    """Reads nothing."""
+    """Admission extension that only lists unsupported names."""
 
-    unserved = UNSERVED
+    unsupported = UNSUPPORTED
 
 
 @hookimpl
-def engine_admission_extensions(config: EngineConfig, registry: Any) -> list[Any]:
-    """Say what is missing."""
+def engine_admission_extensions(config: EngineConfig, registry: Registry) -> list[Any]:
+    """Return the extension."""
     return [KnownNames()]

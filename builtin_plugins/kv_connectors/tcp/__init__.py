@@ -1,3 +1,1 @@
-"""Connector `tcp`: blocks that other engines fetch from this one's host memory, or this one from
-theirs.
-"""
+"""Connector `tcp`: engines fetch blocks from each other's host memory."""

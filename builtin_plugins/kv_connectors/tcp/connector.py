@@ -1,6 +1,4 @@
-"""The connector's settings, and its half beside the scheduler: what other engines have for requests
-that wait here.
-"""
+"""Connector `tcp`: its settings, and the directory of local and offered blocks."""
 
 from __future__ import annotations
 
@@ -15,39 +13,32 @@ from typing import Any, Final
 import msgspec
 import zmq
 
-from builtin_plugins.kv_connectors.bounded import BoundedDirectory
-from builtin_plugins.kv_connectors.eviction import Name
-from builtin_plugins.kv_connectors.settings import EXTRA, FLAG, read_extra
+from builtin_plugins.kv_connectors.directory import BoundedDirectory, PolicyName
+from builtin_plugins.kv_connectors.settings import EXTRA, FLAG, read_extra, require_positive
 from builtin_plugins.kv_connectors.tcp.protocol import address_of
-from builtin_plugins.kv_connectors.tcp.store import Source, TcpStore
-from core.api import (
-    BlockKey,
-    ConfigError,
-    EngineConfig,
-    InvalidRequest,
-    KVLayout,
-    KVTransferConfig,
-    StoreParts,
-)
+from builtin_plugins.kv_connectors.tcp.store import EngineAddress, TcpStore
+from core.api import ConfigError, EngineConfig, InvalidRequest
+from core.api.kv import BlockKey, KVTransferConfig, StoreParts
+from core.model_spec.kv import KVLayout
 
 FIELD: Final = "kv_transfer_params"
-LEAST_TOKEN: Final = 16
+MIN_TOKEN_LENGTH: Final = 16
 PORTS: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The connector's own."""
+    """The connector's own settings."""
 
     token: str = ""
-    """What all engines know that may have each other's blocks."""
+    """Shared secret of all engines that exchange blocks."""
     token_file: str = ""
-    """Where it stands, instead."""
+    """File with the token, instead of `token`."""
     peer_timeout_s: float = 5.0
-    """Another engine that does not answer within is lost."""
+    """Seconds without an answer after which a peer counts as lost."""
     listen: bool = True
-    """No: it fetches what others have, and keeps its own to itself."""
-    eviction_policy: Name = "lru"
+    """Serve blocks to other engines; false: only fetch theirs."""
+    eviction_policy: PolicyName = "lru"
 
 
 class Tcp:
@@ -64,46 +55,42 @@ class Tcp:
         self.token = _token(own)
         self._num_ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
         self._serves = settings.kv_role != "kv_consumer"
-        if not 0 < own.peer_timeout_s < float("inf"):
+        require_positive(f"{FLAG}.{EXTRA}.peer_timeout_s", own.peer_timeout_s)
+        last_port = PORTS - self._num_ranks
+        if not 0 < settings.kv_port <= last_port:
             raise ConfigError(
-                f"{FLAG}.{EXTRA}.peer_timeout_s must be more than 0, not {own.peer_timeout_s}."
+                f"{FLAG}.kv_port {settings.kv_port}: expected a port from 1 to {last_port}. Each "
+                "rank takes one, counting up."
             )
-        if not 0 < settings.kv_port <= PORTS - self._num_ranks:
-            raise ConfigError(
-                f"{FLAG}.kv_port {settings.kv_port} is no port; each rank takes one from it on."
-            )
-        if not 0 < settings.kv_buffer_size < float("inf"):
-            raise ConfigError(
-                f"{FLAG}.kv_buffer_size must be more than 0 bytes, not {settings.kv_buffer_size}."
-            )
+        require_positive(f"{FLAG}.kv_buffer_size", settings.kv_buffer_size)
         if (
             not settings.kv_ip
             or not settings.kv_ip.isprintable()
             or any(mark in settings.kv_ip for mark in " /[]")
         ):
             raise ConfigError(
-                f"{FLAG}.kv_ip {settings.kv_ip!r} is no address that other engines could reach."
+                f"{FLAG}.kv_ip {settings.kv_ip!r}: expected an address that other engines reach."
             )
 
     @staticmethod
-    def trial(folder: str) -> Mapping[str, Any]:
-        """A token, and no port: several are tried at once."""
-        return {"token": "t" * LEAST_TOKEN, "listen": False}
+    def example_settings(folder: str) -> Mapping[str, Any]:
+        """Return settings that listen on no port, so that several can be tried at once."""
+        return {"token": "t" * MIN_TOKEN_LENGTH, "listen": False}
 
     def directory(self, layout: KVLayout, num_ranks: int) -> PeerDirectory:
-        """Return what knows this engine's blocks, and what others have offered."""
+        """Return the directory of this engine's blocks and of those that others offer."""
         group_bytes = [layout.pools[group.pool].block_bytes for group in layout.groups]
-        most_bytes = int(self.settings.kv_buffer_size) // num_ranks if self._serves else 0
-        own = BoundedDirectory(most_bytes, group_bytes, self.own.eviction_policy)
-        where = Source(
+        capacity = int(self.settings.kv_buffer_size) // num_ranks if self._serves else 0
+        own = BoundedDirectory(capacity, group_bytes, self.own.eviction_policy)
+        address = EngineAddress(
             self.settings.engine_id or secrets.token_hex(8),
             self.settings.kv_ip,
             self.settings.kv_port,
         )
-        return PeerDirectory(own, where, self.token)
+        return PeerDirectory(own, address, self.token)
 
     def store(self, parts: StoreParts) -> TcpStore:
-        """Return a rank's half. Raises `ConfigError` where it cannot listen."""
+        """Return a rank's store. Raises `ConfigError` if it cannot listen."""
         host = self.settings.kv_ip
         port = self.settings.kv_port + parts.rank
         address = address_of(host, port) if self._serves and self.own.listen else None
@@ -111,140 +98,137 @@ class Tcp:
             return self.open(parts, address)
         except zmq.ZMQError as error:
             raise ConfigError(
-                f"{FLAG}.kv_ip {host} and kv_port {port}: cannot be listened on: {error.strerror}. "
-                "Name another port, or an "
-                "address of this machine."
+                f"{FLAG}.kv_ip {host} and kv_port {port}: cannot listen there: {error.strerror}. "
+                "Choose another port, or an address of this machine."
             ) from error
 
     def open(self, parts: StoreParts, address: str | None) -> TcpStore:
-        """Return a store that listens on an address. Raises `zmq.ZMQError` where it cannot."""
+        """Return a store that listens on an address. Raises `zmq.ZMQError` if it cannot."""
         return TcpStore(parts, self.token, address, self.own.peer_timeout_s)
 
     def host_bytes(self, model: Any, config: EngineConfig) -> int:
-        """Return this rank's share of what is kept for others."""
+        """Return this rank's share of the memory for other engines."""
         return int(self.settings.kv_buffer_size) // self._num_ranks if self._serves else 0
 
     def check(self, params: Mapping[str, Any]) -> None:
-        """Raise `InvalidRequest` unless an engine that knows the token has made this offer."""
+        """Raise `InvalidRequest` unless the offer is signed with this engine's token."""
         try:
             offer = msgspec.convert(params, Offer)
         except msgspec.ValidationError as error:
-            raise InvalidRequest(FIELD, f"is no engine's offer: {error}.") from error
-        if not hmac.compare_digest(
-            offer.remote_seal.encode(), _seal(self.token, offer.source).encode()
-        ):
+            raise InvalidRequest(FIELD, f"is not an engine's offer: {error}.") from error
+        signature = _sign(self.token, offer.source)
+        if not hmac.compare_digest(offer.remote_seal.encode(), signature.encode()):
             raise InvalidRequest(
                 FIELD,
-                "comes from no engine with this one's token; pass on what the prefill engine has "
-                "answered.",
+                "is not signed with this engine's token. Pass the prefill engine's answer on "
+                "unchanged.",
             )
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """What is told of an engine that has blocks; names as in vLLM."""
+    """Address of an engine with a request's blocks; fields named as in vLLM."""
 
     remote_engine_id: str
     remote_host: str
     remote_port: int
     remote_seal: str
-    """By which engines know that one of them has said it: users pass it on, and could name any
-    address.
-    """
+    """Signature with the shared token. Clients pass the offer on, and must not forge addresses."""
     remote_block_ids: list[int] | None = None
-    """Full blocks of the first KV group; what counts is how many. None: all that the prompt has."""
+    """Full blocks of the first KV group; only their number counts. None: all of the prompt."""
 
     @property
-    def source(self) -> Source:
-        """Where it is."""
-        return Source(self.remote_engine_id, self.remote_host, self.remote_port)
+    def source(self) -> EngineAddress:
+        """Address of the engine."""
+        return EngineAddress(self.remote_engine_id, self.remote_host, self.remote_port)
 
 
 class PeerDirectory:
-    """This engine's blocks, as host memory has them, and those that others have offered."""
+    """The blocks in this engine's host memory, and those that other engines offer."""
 
-    def __init__(self, own: BoundedDirectory, where: Source, token: bytes) -> None:
+    def __init__(self, own: BoundedDirectory, address: EngineAddress, token: bytes) -> None:
         self._own = own
-        self._where = where
+        self._address = address
         self._token = token
         self._offered: dict[BlockKey, bytes] = {}
-        """Where blocks are."""
-        self._wanted: Counter[BlockKey] = Counter()
-        """How many requests may want them."""
-        self._requests: dict[str, list[BlockKey]] = {}
+        """Encoded addresses of the engines that offer a block."""
+        self._num_requests: Counter[BlockKey] = Counter()
+        """Requests that expect a block."""
+        self._expected: dict[str, list[BlockKey]] = {}
+        """Expected blocks by request."""
 
     @property
-    def most_bytes(self) -> int:
-        """Bytes that may be kept for others."""
-        return self._own.most_bytes
+    def capacity_bytes(self) -> int:
+        """Byte limit of this engine's blocks."""
+        return self._own.capacity_bytes
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that are."""
+        """Bytes of this engine's blocks."""
         return self._own.num_bytes
 
     def holds(self, key: BlockKey) -> bool:
-        """Say whether it is here, or was offered."""
+        """Return whether a block is here or offered."""
         return key in self._offered or self._own.holds(key)
 
     def admit(self, key: BlockKey, pinned: Any) -> list[BlockKey] | None:
-        """Make room for one of this engine's."""
+        """Make room for a block of this engine."""
         return self._own.admit(key, pinned)
 
-    def stored(self, key: BlockKey) -> None:
-        """It is here."""
-        self._own.stored(key)
+    def mark_stored(self, key: BlockKey) -> None:
+        """Hold an admitted block."""
+        self._own.mark_stored(key)
 
-    def used(self, key: BlockKey) -> None:
-        """It stays longer."""
-        self._own.used(key)
+    def touch(self, key: BlockKey) -> None:
+        """Count a use of a block."""
+        self._own.touch(key)
 
-    def lost(self, key: BlockKey) -> None:
-        """It is nowhere."""
+    def discard(self, key: BlockKey) -> None:
+        """Remove a block and its offer."""
         self._offered.pop(key, None)
-        self._own.lost(key)
+        self._own.discard(key)
 
-    # --- others
+    # --- other engines
 
     def offer(self, blocks: Sequence[int]) -> Mapping[str, Any]:
-        """Return what another engine is told."""
-        where = self._where
+        """Return the `kv_transfer_params` for another engine."""
+        address = self._address
         return {
             "do_remote_prefill": True,
             "do_remote_decode": False,
-            "remote_engine_id": where.engine_id,
-            "remote_host": where.host,
-            "remote_port": where.port,
-            "remote_seal": _seal(self._token, where),
+            "remote_engine_id": address.engine_id,
+            "remote_host": address.host,
+            "remote_port": address.port,
+            "remote_seal": _sign(self._token, address),
             "remote_block_ids": [*blocks],
         }
 
     def expect(self, request_id: str, keys: Iterable[BlockKey], params: Mapping[str, Any]) -> None:
-        """Note where blocks are that are not here."""
+        """Register the offered blocks that are not here, for a request."""
         source = msgspec.msgpack.encode(msgspec.convert(params, Offer).source)
         expected = [key for key in keys if not self._own.holds(key)]
         self.forget(request_id)
-        self._requests[request_id] = expected
-        self._wanted.update(expected)
+        self._expected[request_id] = expected
+        self._num_requests.update(expected)
         self._offered.update(dict.fromkeys(expected, source))
 
     def forget(self, request_id: str) -> None:
-        """Nobody wants them for this request."""
-        for key in self._requests.pop(request_id, ()):
-            self._wanted[key] -= 1
-            if not self._wanted[key]:
-                del self._wanted[key]
+        """Drop a request's expected blocks."""
+        for key in self._expected.pop(request_id, ()):
+            self._num_requests[key] -= 1
+            if not self._num_requests[key]:
+                del self._num_requests[key]
                 self._offered.pop(key, None)
 
     def source(self, key: BlockKey) -> bytes:
-        """Return where it is; empty: here."""
+        """Return the encoded address of a block's engine; empty: this one."""
         return self._offered.get(key, b"")
 
 
 def _token(own: Settings) -> bytes:
     if bool(own.token) == bool(own.token_file):
         raise ConfigError(
-            f"{FLAG}.{EXTRA} needs token or token_file: what all engines know that may have each "
-            "other's blocks."
+            f"{FLAG}.{EXTRA} needs token or token_file: the shared secret of all engines that "
+            "exchange blocks."
         )
     try:
         token = own.token or Path(own.token_file).expanduser().read_text().strip()
@@ -252,12 +236,13 @@ def _token(own: Settings) -> bytes:
         raise ConfigError(
             f"{FLAG}.{EXTRA}.token_file {own.token_file!r} cannot be read: {error}."
         ) from error
-    if len(token) < LEAST_TOKEN:
+    if len(token) < MIN_TOKEN_LENGTH:
         raise ConfigError(
-            f"{FLAG}.{EXTRA}: the token has {len(token)} characters; use {LEAST_TOKEN} or more."
+            f"{FLAG}.{EXTRA}.token: got {len(token)} characters; expected {MIN_TOKEN_LENGTH} or "
+            "more."
         )
     return token.encode()
 
 
-def _seal(token: bytes, where: Source) -> str:
-    return hmac.digest(token, b"engine-kv/offer/" + msgspec.msgpack.encode(where), "sha256").hex()
+def _sign(token: bytes, address: EngineAddress) -> str:
+    return hmac.digest(token, b"engine-kv/offer/" + msgspec.msgpack.encode(address), "sha256").hex()

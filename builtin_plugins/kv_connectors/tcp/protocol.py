@@ -1,9 +1,7 @@
-"""What two engines say to each other before and while blocks move. msgspec structs in ZeroMQ
-frames; nothing is unpickled.
+"""Messages between two engines that exchange blocks: msgspec structs in ZeroMQ frames.
 
-The token never travels: each side proves that it knows it, over numbers that both have chosen for
-this connection. Bytes of blocks travel as they are, so the network is trusted not to look, and not
-trusted to deliver.
+The token is never sent. Each side proves that it knows it, over nonces of both sides. Blocks are
+sent in plain text: the network is trusted with their contents, but not to deliver them intact.
 """
 
 from __future__ import annotations
@@ -15,117 +13,116 @@ from typing import Any, Final
 
 import msgspec
 
-from core.api import BlockKey
+from core.api.kv import BlockKey
 
 VERSION: Final = 1
 NONCE_BYTES: Final = 32
-MOST_TOLD: Final = 2
-"""Facts: most follow from the first."""
-MOST_BYTES: Final = 1 << 20
-"""Of a message that is no block: facts of a layout are the longest."""
+MAX_DIFFERENCES: Final = 2
+"""Differing facts in an error; the others usually follow from the first."""
+MAX_MESSAGE_BYTES: Final = 1 << 20
+"""Size limit of messages without a block; the facts of a layout are the longest."""
 
 
 class Hello(msgspec.Struct, array_like=True, frozen=True, tag=True):
-    """Who wants blocks begins."""
+    """First message of a client."""
 
     version: int
     nonce: bytes
 
 
 class Challenge(msgspec.Struct, array_like=True, frozen=True, tag=True):
-    """Who has blocks proves that it knows the token."""
+    """The server's proof that it knows the token."""
 
     nonce: bytes
     proof: bytes
 
 
 class Join(msgspec.Struct, array_like=True, frozen=True, tag=True):
-    """Who wants blocks proves it, too."""
+    """The client's proof that it knows the token."""
 
     proof: bytes
 
 
 class Welcome(msgspec.Struct, array_like=True, frozen=True, tag=True):
-    """Blocks may be asked for: how they are laid out here, as JSON."""
+    """The connection is accepted. The client compares the layouts of both engines."""
 
     facts: str
-    introduction: bytes = b""
-    """By which its memory is found by a `Wire`; empty: blocks are sent."""
+    """Layout facts of the server, as JSON."""
+    metadata: bytes = b""
+    """Transport metadata of the server's memory; empty: blocks are sent on this connection."""
 
 
 class Refused(msgspec.Struct, array_like=True, frozen=True, tag=True):
-    """And why."""
+    """The server refuses a message."""
 
     reason: str
 
 
 class Get(msgspec.Struct, array_like=True, frozen=True, tag=True):
-    """A block is wanted."""
+    """A request for a block."""
 
     number: int
-    """Of the request on its connection."""
+    """Sequence number on this connection."""
     key: BlockKey
     waits: bool
-    """For a while, if it is not there yet."""
+    """Wait a while for a block that is not stored yet."""
 
 
-class Here(msgspec.Struct, array_like=True, frozen=True, tag=True):
-    """The next frame is the block, or it is read where it lies."""
+class BlockReply(msgspec.Struct, array_like=True, frozen=True, tag=True):
+    """The block is the next frame, or lies at `address`."""
 
     number: int
-    seal: bytes
+    checksum: bytes
     address: int = 0
-    """Where it begins, if it is read."""
+    """Address of the block in the server's memory, for a transport."""
 
 
-class Gone(msgspec.Struct, array_like=True, frozen=True, tag=True):
-    """It is not there."""
+class BlockMissing(msgspec.Struct, array_like=True, frozen=True, tag=True):
+    """The server does not have the block."""
 
     number: int
 
 
 FromClient = Hello | Join | Get
-FromServer = Challenge | Welcome | Refused | Here | Gone
+FromServer = Challenge | Welcome | Refused | BlockReply | BlockMissing
 
 
 class PeerError(Exception):
-    """Another engine cannot be reached, or is not one whose blocks are of use here."""
+    """Another engine is unreachable, or its blocks cannot be used here."""
 
 
-class SetUpOtherwise(PeerError):
-    """Its bytes would mean something else here."""
+class LayoutMismatch(PeerError):
+    """Another engine has an incompatible block layout."""
 
 
 def address_of(host: str, port: int) -> str:
-    """Return an address as ZeroMQ reads it."""
+    """Return a ZeroMQ address."""
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
-def proof(token: bytes, who: str, hello: bytes, challenge: bytes) -> bytes:
-    """Return what only who knows the token can say of two nonces."""
-    return hmac.digest(token, b"engine-kv/" + who.encode() + b"/" + hello + challenge, "sha256")
+def proof(token: bytes, side: str, hello: bytes, challenge: bytes) -> bytes:
+    """Return the proof of one side ("client", "server") over both nonces."""
+    return hmac.digest(token, b"engine-kv/" + side.encode() + b"/" + hello + challenge, "sha256")
 
 
-def is_proof(said: bytes, token: bytes, who: str, hello: bytes, challenge: bytes) -> bool:
-    """Compare in a time that says nothing of where they differ."""
-    return hmac.compare_digest(said, proof(token, who, hello, challenge))
+def is_proof(given: bytes, token: bytes, side: str, hello: bytes, challenge: bytes) -> bool:
+    """Verify a proof in constant time."""
+    return hmac.compare_digest(given, proof(token, side, hello, challenge))
 
 
 def as_json(facts: Mapping[str, Any]) -> str:
-    """Return facts as they are told."""
+    """Return facts as sorted JSON."""
     return json.dumps(facts, sort_keys=True)
 
 
-def check_facts(here: Mapping[str, Any], told: str) -> None:
-    """Raise `SetUpOtherwise` naming the facts in which the other engine differs, those that users
-    set before others.
-    """
-    there = json.loads(told)
-    mine = json.loads(as_json(here))
-    unlike = [
-        f"{name} is {there.get(name)!s:.60} there and {mine.get(name)!s:.60} here"
-        for name in (*here, *(name for name in there if name not in mine))
-        if mine.get(name) != there.get(name)
+def check_facts(here: Mapping[str, Any], remote_json: str) -> None:
+    """Raise `LayoutMismatch` naming the facts that differ, user settings first."""
+    theirs = json.loads(remote_json)
+    ours = json.loads(as_json(here))
+    differences = [
+        f"{name} is {theirs.get(name)!s:.60} there and {ours.get(name)!s:.60} here"
+        for name in (*here, *(name for name in theirs if name not in ours))
+        if ours.get(name) != theirs.get(name)
     ]
-    if unlike:
-        raise SetUpOtherwise(f"{', '.join(unlike[:MOST_TOLD])}; start both alike")
+    if differences:
+        raise LayoutMismatch(f"{', '.join(differences[:MAX_DIFFERENCES])}; start both alike")

@@ -1,6 +1,4 @@
-"""A rank's half: blocks in host memory that others may fetch, and connections by which theirs are
-fetched.
-"""
+"""A rank's store: blocks in host memory for other engines, and connections to theirs."""
 
 from __future__ import annotations
 
@@ -12,62 +10,60 @@ import msgspec
 import zmq
 
 from builtin_plugins.kv_connectors.offload import HostMemory
-from builtin_plugins.kv_connectors.tcp.asking import Connection, Wire
+from builtin_plugins.kv_connectors.tcp.client import Connection, Transport
 from builtin_plugins.kv_connectors.tcp.protocol import PeerError, address_of, as_json
-from builtin_plugins.kv_connectors.tcp.serving import BlockServer, Held
-from core.api import BlockKey, StoreParts
+from builtin_plugins.kv_connectors.tcp.server import BlockServer, StoredBlock
+from core.api.kv import BlockKey, StoreParts
 
 if TYPE_CHECKING:
-    from core.contracts.kv_connectors import Bytes
+    from core.api.kv import Bytes
 
-REST_S: Final = 5.0
-"""For which an engine that did not answer is not asked."""
-IMPATIENT_S: Final = 1.0
-"""After a block that did not come none is waited for: those behind it are of the same request."""
+RETRY_S: Final = 5.0
+"""Pause before an engine that failed is tried again."""
+NO_WAIT_S: Final = 1.0
+"""After a missing block, how long none is waited for: the following ones are of its request."""
 
 
-class Source(msgspec.Struct, array_like=True, frozen=True):
-    """An engine that has blocks."""
+class EngineAddress(msgspec.Struct, array_like=True, frozen=True):
+    """Address of an engine with blocks."""
 
     engine_id: str
     host: str
     port: int
-    """Of its first rank."""
+    """Port of its first rank."""
 
 
 class ServedMemory(HostMemory):
-    """Blocks that may be on their way to somebody when they are dropped."""
+    """Host memory with blocks that may be dropped while they are being sent."""
 
     def __init__(self, parts: StoreParts) -> None:
         super().__init__(parts)
-        self._lent: Counter[int] = Counter()
+        self._in_use: Counter[int] = Counter()
+        """Senders of a buffer, by `id`."""
 
-    def lend(self, key: BlockKey) -> Held | None:
-        """Return a block whose memory is not used for another until it is given back."""
+    def acquire(self, key: BlockKey) -> StoredBlock | None:
+        """Return a block. Its buffer is not reused before `release`."""
         with self._lock:
-            held = self._held.get(key)
-            if held is not None:
-                self._lent[id(held[0])] += 1
-            return held
+            stored = self._held.get(key)
+            if stored is not None:
+                self._in_use[id(stored[0])] += 1
+            return stored
 
-    def give_back(self, buffer: Bytes) -> None:
-        """It is sent."""
+    def release(self, buffer: Bytes) -> None:
+        """Release a buffer after it was sent."""
         with self._lock:
-            self._lent[id(buffer)] -= 1
-            if not self._lent[id(buffer)]:
-                del self._lent[id(buffer)]
+            self._in_use[id(buffer)] -= 1
+            if not self._in_use[id(buffer)]:
+                del self._in_use[id(buffer)]
 
     def _reuse(self, buffer: Bytes) -> None:
         with self._lock:
-            if id(buffer) not in self._lent:
+            if id(buffer) not in self._in_use:
                 super()._reuse(buffer)
 
 
 class TcpStore(ServedMemory):
-    """Keeps, serves and fetches.
-
-    What it keeps is dropped as the directory says, whoever may still want it.
-    """
+    """Stores, serves and fetches blocks."""
 
     def __init__(
         self,
@@ -75,68 +71,75 @@ class TcpStore(ServedMemory):
         token: bytes,
         address: str | None,
         timeout_s: float,
-        wire: Wire | None = None,
+        transport: Transport | None = None,
     ) -> None:
-        """`address`: to listen on; None: nobody may ask.
+        """`address`: to listen on; None: serve no blocks.
 
-        Raises `zmq.ZMQError` where nobody can listen there.
+        Raises `zmq.ZMQError` if the address cannot be bound.
         """
         super().__init__(parts)
         self._rank = parts.rank
         self._facts = parts.facts
         self._token = token
         self._timeout_s = timeout_s
-        self._most_bytes = max(parts.block_bytes)
-        self._wire = wire
-        introduction = b"" if wire is None else wire.introduce()
+        self._max_block_bytes = max(parts.block_bytes)
+        self._transport = transport
+        metadata = b"" if transport is None else transport.metadata()
         facts = as_json(parts.facts)
-        self._server = (
-            None if address is None else BlockServer(address, token, facts, self, introduction)
-        )
+        self._server = None
+        if address is not None:
+            self._server = BlockServer(address, token, facts, self, metadata)
         self._context: zmq.Context[Any] = zmq.Context()
         self._connections: dict[bytes, Connection] = {}
-        self._resting: dict[bytes, tuple[float, PeerError]] = {}
-        """Engines that are not asked until a time, by the monotonic clock, and why."""
-        self._impatient: dict[bytes, float] = {}
-        """Engines of which nothing is waited for until a time."""
+        self._paused: dict[bytes, tuple[float, PeerError]] = {}
+        """When a failed engine is tried again, by the monotonic clock, and its error."""
+        self._no_wait_until: dict[bytes, float] = {}
+        """Until when no block of an engine is waited for."""
 
-    def fetch(self, source: bytes, key: BlockKey) -> Held:
+    def fetch(self, source: bytes, key: BlockKey) -> StoredBlock:
         """Fetch a block from another engine. Raises `PeerError`."""
         size = self._block_bytes[key.group]
-        waits = time.monotonic() >= self._impatient.get(source, 0.0)
+        waits = time.monotonic() >= self._no_wait_until.get(source, 0.0)
         try:
-            held = self._connection(source).get(key, size, waits=waits, landing=self._landing(size))
+            stored = self._connection(source).get(
+                key, size, waits=waits, buffer=self._receive_buffer(size)
+            )
         except PeerError as error:
-            if (broken := self._connections.pop(source, None)) is not None:
+            broken = self._connections.pop(source, None)
+            if broken is not None:
                 broken.close()
-            if source not in self._resting:
-                self._resting[source] = time.monotonic() + REST_S, error
+            if source not in self._paused:
+                self._paused[source] = time.monotonic() + RETRY_S, error
             raise
-        if held is None:
-            self._impatient[source] = time.monotonic() + IMPATIENT_S
+        if stored is None:
+            self._no_wait_until[source] = time.monotonic() + NO_WAIT_S
             raise PeerError("the other engine does not have the block any more")
-        return held
+        return stored
 
-    def _landing(self, size: int) -> Bytes | None:
-        """Return where a wire reads a block to; without one there is no such place."""
+    def _receive_buffer(self, size: int) -> Bytes | None:
+        """Return the destination of a transport's read; None without a transport."""
         return None
 
     def _connection(self, source: bytes) -> Connection:
-        until_s, why = self._resting.pop(source, (0.0, PeerError()))
+        until_s, error = self._paused.pop(source, (0.0, PeerError()))
         if time.monotonic() < until_s:
-            self._resting[source] = until_s, why
-            raise type(why)(*why.args)
+            self._paused[source] = until_s, error
+            raise type(error)(*error.args)
         if source not in self._connections:
-            where = msgspec.msgpack.decode(source, type=Source)
-            address = address_of(where.host, where.port + self._rank)
+            engine = msgspec.msgpack.decode(source, type=EngineAddress)
             self._connections[source] = Connection(
-                self._context, address, self._token, self._facts,
-                most_bytes=self._most_bytes, timeout_s=self._timeout_s, wire=self._wire,
-            )  # fmt: skip
+                self._context,
+                address_of(engine.host, engine.port + self._rank),
+                self._token,
+                self._facts,
+                max_block_bytes=self._max_block_bytes,
+                timeout_s=self._timeout_s,
+                transport=self._transport,
+            )
         return self._connections[source]
 
     def close(self) -> None:
-        """Hang up on everybody."""
+        """Close the server and all connections."""
         if self._server is not None:
             self._server.close()
         for connection in self._connections.values():

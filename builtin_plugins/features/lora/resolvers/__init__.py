@@ -1,1 +1,1 @@
-"""Where adapters are looked for that nobody has named: a folder of this machine, the hub."""
+"""Resolvers of adapters that are not configured: a local folder, and the hub."""

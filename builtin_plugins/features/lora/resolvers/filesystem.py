@@ -1,4 +1,4 @@
-"""Adapters by name from one folder, `--lora-resolver-cache-dir DIR`: DIR/NAME is the adapter NAME."""
+"""Resolves adapters from one folder, `--lora-resolver-cache-dir DIR`: DIR/NAME."""
 
 from __future__ import annotations
 
@@ -8,22 +8,17 @@ import re
 from pathlib import Path
 from typing import Any, Final
 
-from core.api import ConfigError, EngineConfig, InvalidRequest, Option, hookimpl
-from core.familiar.adapters import LoRARequest
+from core.api import ConfigError, EngineConfig, InvalidRequest, LoRARequest, Option, hookimpl
 
 OPTION: Final = "lora_resolver_cache_dir"
 NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
-"""One part of a path that leads downwards."""
-MOST_CONFIG_BYTES: Final = 1 << 20
+"""A single path component that never leads upwards."""
+MAX_CONFIG_BYTES: Final = 1 << 20
 
 
 @hookimpl
 def engine_options() -> list[Option]:
-    return [
-        Option(
-            OPTION, str | None, None, "Folder of adapters that are found by their names: DIR/NAME."
-        )
-    ]
+    return [Option(OPTION, str | None, None, "Folder to resolve adapters from by name: DIR/NAME.")]
 
 
 @hookimpl(optionalhook=True)
@@ -33,23 +28,21 @@ def engine_lora_resolvers(config: EngineConfig) -> list[Any]:
 
 
 class FilesystemResolver:
-    """Finds an adapter of the model that is served, and no other."""
+    """Resolves adapters of the served model."""
 
     name = "filesystem"
 
     def __init__(self, folder: Path, config: EngineConfig) -> None:
-        """Raises `ConfigError` for what is no folder."""
+        """Raises `ConfigError` if the path is not a folder."""
         self._folder = folder.expanduser()
         if not self._folder.is_dir():
             raise ConfigError(
-                f"--lora-resolver-cache-dir {folder} must be set to a valid directory; it is none."
+                f"--lora-resolver-cache-dir {folder} must be set to a valid directory."
             )
         self._bases = {config.model.model, *(config.model.served_model_name or ())}
 
     async def resolve_lora(self, base_model_name: str, lora_name: str) -> LoRARequest | None:
-        """Return the adapter in the folder of this name; None where there is none, or one of
-        another model.
-        """
+        """Return the adapter in the folder of this name; None: none for this model."""
         if not NAME.fullmatch(lora_name):
             return None
         return await asyncio.to_thread(self._find, base_model_name, lora_name)
@@ -58,10 +51,10 @@ class FilesystemResolver:
         root = self._folder.resolve()
         found = (root / name).resolve()
         if not found.is_relative_to(root) or not (found / "adapter_config.json").is_file():
-            return None  # a link may lead anywhere
+            return None  # a link may point anywhere
         try:
             with (found / "adapter_config.json").open("rb") as file:
-                config = json.loads(file.read(MOST_CONFIG_BYTES))
+                config = json.loads(file.read(MAX_CONFIG_BYTES))
             kind = config.get("peft_type")
             trained_on = config.get("base_model_name_or_path")
         except (OSError, ValueError, AttributeError) as error:

@@ -1,4 +1,4 @@
-"""Adapters by repository from Hugging Face's hub, of those that `--lora-hub-repos` allows."""
+"""Resolves adapters from Hugging Face hub repositories that `--lora-hub-repos` allows."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
-from core.api import EngineConfig, InvalidRequest, Option, hookimpl
-from core.familiar.adapters import LoRARequest
+from core.api import EngineConfig, InvalidRequest, LoRARequest, Option, hookimpl
 
 OPTION: Final = "lora_hub_repos"
 FILES: Final = ("adapter_config.json", "adapter_model.safetensors")
@@ -16,7 +15,7 @@ FILES: Final = ("adapter_config.json", "adapter_model.safetensors")
 
 @hookimpl
 def engine_options() -> list[Option]:
-    text = "Repositories of the hub whose adapters are fetched when a request names one: OWNER/NAME, or OWNER/*."
+    text = "Hub repositories with adapters that requests may name: OWNER/NAME, or OWNER/*."
     return [Option(OPTION, list[str] | None, None, text)]
 
 
@@ -27,16 +26,14 @@ def engine_lora_resolvers(config: EngineConfig) -> list[Any]:
 
 
 class HubResolver:
-    """Fetches two files of a repository, whatever else it holds, once they are known to be no
-    larger than adapters may be.
-    """
+    """Fetches the two files of a repository, after a check of their sizes."""
 
     name = "hub"
 
     def __init__(self, allowed: Sequence[str], config: EngineConfig) -> None:
         self._allowed = allowed
         self._token = config.model.hf_token
-        self._most_bytes = int(config.options.get("max_lora_bytes", 1 << 30))
+        self._max_bytes = int(config.options.get("max_lora_bytes", 1 << 30))
 
     async def resolve_lora(self, base_model_name: str, lora_name: str) -> LoRARequest | None:
         """Return the adapter of a repository; None for a name that is not allowed."""
@@ -62,11 +59,11 @@ class HubResolver:
                 raise InvalidRequest(
                     "model", f"LoRA adapter not found: {name} has no {missing} on the hub."
                 )
-            if max(sizes.values()) > self._most_bytes:
+            if max(sizes.values()) > self._max_bytes:
                 raise InvalidRequest(
                     "model",
                     f"adapter {name}: {max(sizes.values())} bytes; --max-lora-bytes allows "
-                    f"{self._most_bytes}.",
+                    f"{self._max_bytes}.",
                 )
             return snapshot_download(
                 name, revision=found.sha, allow_patterns=list(FILES), token=self._token
@@ -75,5 +72,5 @@ class HubResolver:
             raise
         except Exception as error:
             raise InvalidRequest(
-                "model", f"adapter {name} cannot be had from the hub: {error}"
+                "model", f"adapter {name} cannot be fetched from the hub: {error}"
             ) from error

@@ -1,0 +1,1 @@
+"""KV tiers: blocks move between the device's cache and slower stores."""

@@ -1,0 +1,1 @@
+"""Speculative decoding: drafts tokens, counts the accepted ones, and adapts the draft length."""

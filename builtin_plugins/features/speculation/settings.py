@@ -1,0 +1,139 @@
+"""Settings of speculative decoding: `--speculative-config`, checked once."""
+
+from __future__ import annotations
+
+from ast import literal_eval
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, Final
+
+from builtin_plugins.features.speculation.head_config import (
+    method_of,
+    read_head_config,
+    tokens_of,
+    verifier_of,
+)
+from core.api import ConfigError, EngineConfig, did_you_mean
+from core.api.sampling import MAX_DRAFT_TOKENS, SpeculativeConfig, TokenTree
+
+OPTION: Final = "speculative_config"
+FLAG: Final = "--speculative-config"
+ALIASES: Final[Mapping[str, str]] = {
+    "[ngram]": "ngram",
+    **dict.fromkeys(
+        (
+            "deepseek_mtp",
+            "ernie_mtp",
+            "glm4_moe_mtp",
+            "longcat_flash_mtp",
+            "mimo_mtp",
+            "pangu_ultra_moe_mtp",
+        ),
+        "mtp",
+    ),
+    "qwen3_next_mtp": "mtp",
+}
+"""vLLM's other names of methods."""
+IGNORED_KEYS: Final = ("enforce_eager", "disable_padded_drafter_batch", "disable_logprobs")
+"""vLLM's keys without an effect here."""
+DEFAULT_TOKENS: Final[Mapping[str, int]] = {"suffix": 24, "mtp": 3, "eagle": 3, "eagle3": 3}
+"""Default `num_speculative_tokens` of methods, if it is not 5."""
+
+
+def settings_of(config: EngineConfig) -> SpeculativeConfig | None:
+    """Return the settings; None: speculation is off. Raises `ConfigError` naming the key."""
+    given: dict[str, Any] = dict(config.options.get(OPTION) or {})
+    if not given and verifier_of(read_head_config(config.model.model)):
+        given = {"model": config.model.model}
+    if not given:
+        return None
+    tree = _tree(given.pop("speculative_token_tree", None), given.get("num_speculative_tokens"))
+    known = {field.name: type(field.default) for field in fields(SpeculativeConfig)}
+    values = {
+        name: _typed(name, value, known)
+        for name, value in given.items()
+        if value is not None and name not in IGNORED_KEYS
+    }
+    if values.get("num_speculative_tokens") == 0:
+        raise ConfigError(
+            f"{FLAG}.num_speculative_tokens: got 0; expected 1 or more. Remove {FLAG} to disable "
+            "speculation."
+        )
+    method = _method(values)
+    head_config = read_head_config(values.get("model", ""))
+    tokens = (
+        values.get("num_speculative_tokens")
+        or tokens_of(head_config)
+        or DEFAULT_TOKENS.get(method, 0)
+    )
+    values["method"] = method
+    values["num_speculative_tokens"] = tokens if tree is None else len(tree)
+    if tree is not None and len(tree.paths) > 1:
+        values["speculative_token_tree"] = tree.nodes
+    settings = SpeculativeConfig(**values)
+    stages = config.parallel.pipeline_parallel_size
+    if stages > 1:
+        raise ConfigError(
+            f"{FLAG} does not work with --pipeline-parallel-size {stages}: only the last stage "
+            "knows the accepted tokens. Remove one of them."
+        )
+    return settings
+
+
+def _tree(given: Any, tokens: Any) -> TokenTree | None:
+    """Return the given tree; None: none. Raises `ConfigError` for an invalid tree."""
+    if given is None:
+        return None
+    key = f"{FLAG}.speculative_token_tree"
+    try:
+        listed = literal_eval(given) if isinstance(given, str) else given
+        nodes = [tuple(node) for node in listed]
+        if not nodes or any(type(step) is not int for node in nodes for step in node):
+            raise TypeError
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        raise ConfigError(
+            f"{key}: got {given!r:.100}; expected a list of tuples of integers, for example "
+            "[(0,), (1,), (0, 0)]."
+        ) from None
+    try:
+        tree = TokenTree.of(nodes)
+    except ValueError as error:
+        raise ConfigError(f"{key} {given!r:.100} {error}.") from None
+    if len(tree) > MAX_DRAFT_TOKENS:
+        raise ConfigError(f"{key}: got {len(tree)} nodes; expected up to {MAX_DRAFT_TOKENS}.")
+    if tokens not in (None, 0, len(tree)):
+        raise ConfigError(
+            f"{key} has {len(tree)} nodes, but {FLAG}.num_speculative_tokens is {tokens}. Remove "
+            "num_speculative_tokens: it is the number of nodes."
+        )
+    return tree
+
+
+def _typed(name: str, value: Any, known: Mapping[str, type]) -> Any:
+    if name not in known:
+        hint = did_you_mean(name, known)
+        raise ConfigError(
+            f"{FLAG} has no {name!r}{hint}{'' if hint else '; known: ' + ', '.join(known) + '.'}"
+        )
+    expected = known[name]
+    if expected is float and type(value) is int:
+        value = float(value)
+    if type(value) is not expected:
+        raise ConfigError(f"{FLAG}.{name}: got {value!r}; expected type {expected.__name__}.")
+    return value
+
+
+def _method(given: Mapping[str, Any]) -> str:
+    """Return the method: the given one, or the one of the model's checkpoint."""
+    method = given.get("method", "")
+    model = given.get("model", "")
+    if not method and model in ("ngram", "[ngram]"):
+        method = "ngram"
+    if not method and model:
+        method = method_of(read_head_config(model))
+    if not method:
+        raise ConfigError(
+            f'{FLAG} needs a method, for example {{"method": "ngram", '
+            '"num_speculative_tokens": 5}.'
+        )
+    return ALIASES.get(method, method)
