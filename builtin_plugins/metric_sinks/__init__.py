@@ -1,1 +1,1 @@
-"""Takers of measurements."""
+"""Metric sinks."""

@@ -1,23 +1,12 @@
-"""`--enable-log-requests`: one line for each request, when it has ended.
-
-Sizes and times; never any text.
-"""
+"""`--enable-log-requests`: one log line per ended request, with sizes and times but no text."""
 
 from __future__ import annotations
 
 import logging
 from typing import Annotated
 
-from core.api import (
-    EngineConfig,
-    Entry,
-    HttpStats,
-    Option,
-    RequestStats,
-    StepStats,
-    Within,
-    hookimpl,
-)
+from core.api import EngineConfig, Entry, Option, Range, hookimpl
+from core.api.telemetry import HttpStats, RequestStats, StepStats
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +27,7 @@ def engine_options() -> list[Option]:
         ),
         Option(
             "max_log_len",
-            Annotated[int, Within(0, 1 << 40)] | None,
+            Annotated[int, Range(0, 1 << 40)] | None,
             None,
             "Accepted as in vLLM; no text of a request is ever logged.",
         ),
@@ -46,17 +35,17 @@ def engine_options() -> list[Option]:
 
 
 class RequestLog:
-    """Logs requests the engine has had, and HTTP requests that were refused before."""
+    """Logs ended requests, and HTTP requests that were refused."""
 
     def __init__(self, config: EngineConfig) -> None:
-        self._wanted = config.observability.enable_log_requests
+        self._is_on = config.observability.enable_log_requests
 
     def step(self, stats: StepStats) -> None:
-        """Pass steps over."""
+        """Ignore steps."""
 
     def request(self, stats: RequestStats) -> None:
-        """Log one request."""
-        if self._wanted:
+        """Log an ended request."""
+        if self._is_on:
             log.info(
                 "request %s: %s, %d prompt tokens (%d cached), %d generated, n %d; queued %s, "
                 "first token %s, all %s",
@@ -66,24 +55,24 @@ class RequestLog:
                 stats.cached_tokens,
                 stats.generated_tokens,
                 stats.n,
-                _shown(stats.queue_s),
-                _shown(stats.ttft_s),
-                _shown(stats.e2e_s),
+                _milliseconds(stats.queue_s),
+                _milliseconds(stats.ttft_s),
+                _milliseconds(stats.e2e_s),
                 extra={"request_id": stats.request_id},
             )
 
     def http(self, stats: HttpStats) -> None:
-        """Log one that ended in an error."""
-        if self._wanted and stats.status >= 400 and stats.path.startswith("/v1/"):
+        """Log a refused request."""
+        if self._is_on and stats.status >= 400 and stats.path.startswith("/v1/"):
             log.info(
                 "request refused: %s %s, status %d, %s",
                 stats.method,
                 stats.path,
                 stats.status,
-                _shown(stats.duration_s),
+                _milliseconds(stats.duration_s),
                 extra={"request_id": stats.request_id},
             )
 
 
-def _shown(seconds: float | None) -> str:
+def _milliseconds(seconds: float | None) -> str:
     return "never" if seconds is None else f"{seconds * 1000:.1f} ms"

@@ -1,7 +1,6 @@
-"""A log line every ten seconds of work: what runs and waits, tokens per second, the KV cache. None
-while nothing is asked.
+"""A log line for every ten seconds of work: requests, tokens per second, KV cache.
 
-Knows totals and a clock; no thread: the step that ends an interval writes its line.
+The step that ends an interval writes the line; no thread is needed.
 """
 
 from __future__ import annotations
@@ -12,16 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from core.api import (
-    EngineConfig,
-    Entry,
-    Option,
-    RequestStats,
-    StepStats,
-    TokenStats,
-    Within,
-    hookimpl,
-)
+from core.api import EngineConfig, Entry, Option, Range, hookimpl
+from core.api.telemetry import RequestStats, StepStats, TokenStats
 
 log = logging.getLogger(__name__)
 
@@ -38,12 +29,12 @@ def engine_metric_sinks() -> list[Entry]:
 @hookimpl
 def engine_options() -> list[Option]:
     help = "Seconds of work between two log lines about it; 0: none."
-    return [Option("log_stats_interval", Annotated[float, Within(0, 1e6)], 10.0, help)]
+    return [Option("log_stats_interval", Annotated[float, Range(0, 1e6)], 10.0, help)]
 
 
 @dataclass(slots=True)
 class _Totals:
-    """What there has been since the start."""
+    """Totals since the start."""
 
     prompt: int = 0
     generated: int = 0
@@ -53,24 +44,21 @@ class _Totals:
 
 
 class StatsLog:
-    """Logs what an interval has brought.
-
-    Time in which nothing runs or waits does not count, so rates are those of work.
-    """
+    """Logs rates of an interval of work; time without running or waiting requests is left out."""
 
     def __init__(self, config: EngineConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self._interval_s: float = config.options.get("log_stats_interval", 10.0)
         self._clock = clock
         self._busy_s = 0.0
-        """Of this interval, up to the last step."""
+        """Time of work in this interval up to the last step, in seconds."""
         self._last_s: float | None = None
-        """When the last step ended; None: nothing was left to do after it."""
+        """End of the last step; None: no requests were left after it."""
         self._now = _Totals()
-        self._told = _Totals()
-        """As the last line left them."""
+        self._logged = _Totals()
+        """Totals at the last log line."""
 
     def step(self, stats: StepStats) -> None:
-        """Count a step, and write the line when it is time."""
+        """Count a step, and write the line at the end of an interval."""
         if not self._interval_s:
             return
         now_s = self._clock()
@@ -83,29 +71,31 @@ class StatsLog:
             self._write(stats)
 
     def tokens(self, stats: TokenStats) -> None:
-        """Count what clients got; from another thread than steps, and it writes what no step does."""
+        """Count delivered tokens. Runs in another thread than `step`, on other totals."""
         self._now.prompt += stats.prompt_tokens
         self._now.generated += stats.generated_tokens
 
     def request(self, stats: RequestStats) -> None:
-        """Pass requests over."""
+        """Ignore requests."""
 
     def _write(self, stats: StepStats) -> None:
-        told = self._told
-        seen = replace(self._now)
-        self._told = seen
+        before = self._logged
+        now = replace(self._now)
+        self._logged = now
         busy_s = self._busy_s
         self._busy_s = 0.0
-        queried = seen.queried - told.queried
+        queried = now.queried - before.queried
+        hits = "not used"
+        if queried:
+            hits = f"{100 * (now.cached - before.cached) / queried:.1f}% hits"
         log.info(
-            "%d running, %d waiting; prompts %.1f tokens/s, answers %.1f tokens/s; KV cache %.1f%% "
-            "used, "
-            "prefix cache %s, %d preemptions",
+            "%d running, %d waiting; prompts %.1f tokens/s, answers %.1f tokens/s; "
+            "KV cache %.1f%% used, prefix cache %s, %d preemptions",
             stats.num_running,
             stats.num_waiting,
-            (seen.prompt - told.prompt) / busy_s,
-            (seen.generated - told.generated) / busy_s,
+            (now.prompt - before.prompt) / busy_s,
+            (now.generated - before.generated) / busy_s,
             100 * stats.kv_usage,
-            f"{100 * (seen.cached - told.cached) / queried:.1f}% hits" if queried else "not asked",
-            seen.preemptions - told.preemptions,
+            hits,
+            now.preemptions - before.preemptions,
         )

@@ -1,3 +1,1 @@
-"""HTTP route groups, and what they share: reading requests, streaming events, noticing that a
-client has left.
-"""
+"""HTTP route groups."""

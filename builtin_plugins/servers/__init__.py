@@ -1,1 +1,1 @@
-"""Servers that carry route groups."""
+"""Servers of route groups."""

@@ -1,7 +1,6 @@
-"""Every metric there is: name, type, labels, buckets, meaning. Names are an interface: dashboards
-depend on them.
+"""All metrics: name, type, labels, buckets and meaning. Dashboards depend on the names.
 
-Those that vLLM has, too, are called and labelled as there. Knows no Prometheus library.
+Metrics that vLLM has too have its names and labels.
 """
 
 from __future__ import annotations
@@ -24,21 +23,8 @@ LONG_S: Final = (
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
 STEP_S: Final = (
-    0.0005,
-    0.001,
-    0.002,
-    0.005,
-    0.01,
-    0.02,
-    0.05,
-    0.1,
-    0.2,
-    0.5,
-    1.0,
-    2.0,
-    5.0,
-    10.0,
-    60.0,
+    *(0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1),
+    *(0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0),
 )
 TOKENS: Final = (*(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5)), 1e6)
 STEP_TOKENS: Final = (1.0, *(float(2**power) for power in range(3, 15)))
@@ -53,7 +39,7 @@ class MetricSpec:
     """One metric. Every one has the labels `model_name` and `engine`, and those in `labels`."""
 
     name: str
-    """Without prefix; in Prometheus' text a counter's ends with `_total`."""
+    """Name without prefix; on the page a counter ends with `_total`."""
     type: Type
     text: str
     buckets: tuple[float, ...] = ()
@@ -66,20 +52,20 @@ def _seconds(name: str, text: str, buckets: tuple[float, ...] = LONG_S) -> Metri
 
 ENGINE: Final = (
     MetricSpec("num_requests_running", "gauge", "Sequences in the engine's batch."),
-    MetricSpec("num_requests_waiting", "gauge", "Sequences that wait for a place in it."),
+    MetricSpec("num_requests_waiting", "gauge", "Sequences waiting for a row of the batch."),
     MetricSpec("kv_cache_usage_perc", "gauge", "Used share of KV blocks; 1 is all of them."),
     MetricSpec("prefix_cache_queries", "counter", "Tokens looked up in the prefix cache."),
     MetricSpec("prefix_cache_hits", "counter", "Tokens found in the prefix cache."),
-    MetricSpec("num_preemptions", "counter", "Times a running sequence gave up its place."),
+    MetricSpec("num_preemptions", "counter", "Preemptions of running sequences."),
     MetricSpec("iteration_tokens_total", "histogram", "Positions computed in a step.", STEP_TOKENS),
     _seconds("step_time_seconds", "Time of a step.", STEP_S),
 )
-"""What each step tells."""
+"""Metrics of each step."""
 TOKEN: Final = (
     MetricSpec(
         "prompt_tokens",
         "counter",
-        "Tokens of prompts whose first token came, cached ones included.",
+        "Prompt tokens of requests that got their first token, including cached ones.",
     ),
     MetricSpec(
         "prompt_tokens_by_source",
@@ -92,7 +78,7 @@ TOKEN: Final = (
     _seconds("time_to_first_token_seconds", "Arrival to first token.", SHORT_S),
     _seconds("inter_token_latency_seconds", "Token to next token of a sequence.", BETWEEN_S),
 )
-"""What each delivery of tokens tells."""
+"""Metrics of each delivery of tokens."""
 REQUEST: Final = (
     MetricSpec(
         "request_success",
@@ -119,7 +105,7 @@ REQUEST: Final = (
         "Prompt tokens of a request not cached.",
         TOKENS,
     ),
-    MetricSpec("request_params_n", "histogram", "Sequences a request asked for.", SEQUENCES),
+    MetricSpec("request_params_n", "histogram", "Sequences per request.", SEQUENCES),
     MetricSpec(
         "request_params_max_tokens", "histogram", "`max_tokens` of a request that set it.", TOKENS
     ),
@@ -134,7 +120,7 @@ REQUEST: Final = (
     _seconds("request_prefill_time_seconds", "First step to first token."),
     _seconds("request_decode_time_seconds", "First token to last token."),
 )
-"""What each request tells when it has ended."""
+"""Metrics of each ended request."""
 FEATURES: Final = (
     MetricSpec(
         "constraint_late_masks",
@@ -154,27 +140,25 @@ FEATURES: Final = (
     MetricSpec("constraint_compile_cpu_seconds", "counter", "CPU time of compiling constraints."),
     _seconds("constraint_wait_seconds", "A constrained request's turn to its first mask.", SHORT_S),
     MetricSpec(
-        "spec_decode_num_drafts", "counter", "Times that tokens of a sequence were guessed."
+        "spec_decode_num_drafts", "counter", "Steps with draft tokens, counted per sequence."
     ),
-    MetricSpec("spec_decode_num_draft_tokens", "counter", "Tokens that were guessed."),
-    MetricSpec("spec_decode_num_accepted_tokens", "counter", "Those of them that were right."),
+    MetricSpec("spec_decode_num_draft_tokens", "counter", "Draft tokens."),
+    MetricSpec("spec_decode_num_accepted_tokens", "counter", "Accepted draft tokens."),
     MetricSpec(
         "spec_decode_num_accepted_tokens_per_pos",
         "counter",
-        "The same, by their place behind the last known token.",
+        "Accepted draft tokens, by position in the draft.",
         labels=("position",),
     ),
 )
-"""What features count of a request, told when it has ended; one with a label is counted as
-`name/label`.
-"""
+"""Metrics of features for each ended request; a count with a label is named `name/label`."""
 HTTP: Final = (
     MetricSpec(
         "http_requests", "counter", "HTTP requests answered.", labels=("path", "method", "status")
     ),
     _seconds("http_request_duration_seconds", "HTTP request to the end of its answer.", SHORT_S),
 )  # fmt: skip
-"""What each HTTP request tells."""
+"""Metrics of each HTTP request."""
 KNOWN: Final = ("known", "unknown")
 CALLS: Final = (
     MetricSpec(
@@ -184,7 +168,7 @@ CALLS: Final = (
         labels=("tool",),
     ),
 )
-"""What each answer that calls tools tells."""
+"""Metrics of each answer with tool calls."""
 STATE: Final = (
     MetricSpec(
         "cache_config_info", "gauge", "Always 1; the labels are the settings of the KV cache."
@@ -197,7 +181,7 @@ STATE: Final = (
     ),
     MetricSpec("sink_faults", "counter", "Exceptions of metric sinks.", labels=("sink",)),
 )
-"""What is asked when somebody looks."""
+"""Metrics of the current state, read at a scrape."""
 PLUGINS: Final = (
     MetricSpec(
         "plugin_faults", "counter", "Exceptions in a plugin's code.", labels=("plugin", "process")
@@ -209,15 +193,15 @@ PLUGINS: Final = (
         labels=("plugin", "process"),
     ),
 )
-"""What plugins have raised, and how long they took, asked when somebody looks."""
+"""Faults and time of plugins, read at a scrape."""
 MEMORY: Final = (
     MetricSpec("memory_bytes", "gauge", "Memory by owner.", labels=("process", "owner")),
     MetricSpec(
-        "memory_limit_bytes", "gauge", "The most an owner may have.", labels=("process", "owner")
+        "memory_limit_bytes", "gauge", "Maximum memory of an owner.", labels=("process", "owner")
     ),
     MetricSpec(
         "process_memory_bytes", "gauge", "Resident memory of a process.", labels=("process",)
     ),
 )
-"""Where memory is, asked when somebody looks."""
+"""Memory by process and owner, read at a scrape."""
 METRICS: Final = (*ENGINE, *TOKEN, *REQUEST, *FEATURES, *HTTP, *CALLS, *STATE, *PLUGINS, *MEMORY)

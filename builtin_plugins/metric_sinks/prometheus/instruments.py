@@ -1,4 +1,4 @@
-"""Counters and histograms as plain numbers: counting a token costs a fraction of a microsecond.
+"""Counters and histograms as plain numbers: counting costs a fraction of a microsecond.
 
 Each is written by one thread and may be read by any.
 """
@@ -11,29 +11,27 @@ from typing import Final
 from prometheus_client import Metric
 
 from builtin_plugins.metric_sinks.prometheus.catalogue import MetricSpec
-from core.contracts.spreads import Spread
+from core.api.telemetry import Histogram
 
 Labels = tuple[str, ...]
 
 
-def add_samples(metric: Metric, name: str, spread: Spread, labels: dict[str, str]) -> None:
-    """Put a histogram into a metric as Prometheus wants it: buckets counted up."""
-    bounds = [*map(str, spread.bounds), "+Inf"]
-    for bound, total in zip(bounds, accumulate(spread.counts), strict=True):
+def add_samples(metric: Metric, name: str, histogram: Histogram, labels: dict[str, str]) -> None:
+    """Add the samples of a histogram to a metric, with cumulative buckets."""
+    bounds = [*map(str, histogram.bounds), "+Inf"]
+    for bound, total in zip(bounds, accumulate(histogram.counts), strict=True):
         metric.add_sample(f"{name}_bucket", {**labels, "le": bound}, total)
-    metric.add_sample(f"{name}_count", labels, sum(spread.counts))
-    metric.add_sample(f"{name}_sum", labels, spread.sum)
+    metric.add_sample(f"{name}_count", labels, sum(histogram.counts))
+    metric.add_sample(f"{name}_sum", labels, histogram.sum)
 
 
 class Family:
-    """All series of one metric: a number, or a histogram, for each combination of its own labels'
-    values.
-    """
+    """All series of one metric: a histogram, or a number per combination of label values."""
 
     def __init__(self, spec: MetricSpec) -> None:
         self.spec: Final = spec
-        self.histogram: Final = Spread(spec.buckets)
-        """The one series of a metric that is a histogram."""
+        self.histogram: Final = Histogram(spec.buckets)
+        """The series of a histogram metric."""
         self.values: Final[dict[Labels, float]] = {} if spec.labels or spec.buckets else {(): 0.0}
 
     def add(self, amount: float, *labels: str) -> None:
@@ -45,16 +43,16 @@ class Family:
         self.values[labels] = value
 
     def metric(self, prefix: str, common: dict[str, str]) -> Metric:
-        """Return all of it in Prometheus' form."""
+        """Return the metric in the library's form."""
         spec = self.spec
         name = prefix + spec.name
         metric = Metric(name, spec.text, spec.type)
         if spec.type == "histogram":
             add_samples(metric, name, self.histogram, common)
             return metric
-        shown = name + "_total" * (spec.type == "counter")
+        sample = name + "_total" * (spec.type == "counter")
         for labels, value in list(self.values.items()):
             metric.add_sample(
-                shown, {**common, **dict(zip(spec.labels, labels, strict=True))}, value
+                sample, {**common, **dict(zip(spec.labels, labels, strict=True))}, value
             )
         return metric

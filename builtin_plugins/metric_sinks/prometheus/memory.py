@@ -1,35 +1,42 @@
-"""What each process says of its memory, made into numbers that add up to what it has."""
+"""Memory by process and owner, as far as the operating system reports it."""
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from builtin_plugins.metric_sinks.prometheus.system import heap_bytes, resident_bytes
-from core.contracts.spreads import Spread
+from core.api.telemetry import Histogram
 
 API: Final = "api"
 FREE_HEAP: Final = "free_heap"
 OTHER: Final = "other"
+STATM: Final = Path("/proc/self/statm")
 
 Sizes = dict[str, tuple[int, int | None]]
+"""Current and maximum size in bytes, by owner; None: no maximum."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessMemory:
-    """One process: what it has, and of that what each owner has and may have."""
+    """Memory of one process, and the faults and time of its plugins."""
 
     process: str
     resident: int
+    """Resident memory, in bytes."""
     owners: Sizes
+    """Sizes that add up to the resident memory."""
     faults: Mapping[str, Sequence[Any]]
-    """What plugins have raised in it (`core.contracts.faults`)."""
+    """Number of exceptions and the last one's text, by plugin."""
     seconds: Mapping[str, float]
-    """How long calls of plugins took in it (`core.contracts.times`)."""
+    """Time of calls, by plugin."""
 
 
 def processes(
@@ -38,54 +45,52 @@ def processes(
     faults: Mapping[str, Sequence[Any]] | None = None,
     seconds: Mapping[str, float] | None = None,
 ) -> Iterator[ProcessMemory]:
-    """Yield this process, whose `owners`, `faults` and `seconds` are given, and those that have
-    answered, each once.
+    """Yield each process once: this one, and those in the answers of the engine.
 
-    Halves of a feature that are in one process say the same; an engine in this process adds to it.
+    `owners`, `faults` and `seconds` are those of this process, unless the engine runs in it.
     """
     answers = [msgspec.json.decode(answer) for answer in engine]
-    here = resident_bytes(), heap_bytes()[1]
+    resident = resident_bytes()
+    free = heap_bytes()[1]
     seen = set()
     for answer in answers:
         if answer["pid"] not in seen:
             seen.add(answer["pid"])
-            of_plugins = answer.get("faults") or {}, answer.get("seconds") or {}
-            yield _whole(
+            yield _process_memory(
                 answer["process"],
                 answer["resident"],
                 answer["heap_free"],
                 answer["owners"],
-                *of_plugins,
+                answer.get("faults") or {},
+                answer.get("seconds") or {},
             )
     if os.getpid() not in seen:
-        yield _whole(API, *here, owners, faults or {}, seconds or {})
+        yield _process_memory(API, resident, free, owners, faults or {}, seconds or {})
 
 
 def infos(engine: Sequence[bytes]) -> dict[str, dict[str, str]]:
-    """Return what features say of themselves in those that have answered: labels by metric."""
-    return {
-        name: labels
-        for answer in engine
-        for name, labels in msgspec.json.decode(answer).get("infos", {}).items()
-    }
+    """Return the labels of info metrics in the engine's answers."""
+    return _merged(engine, "infos")
 
 
-def numbers(engine: Sequence[bytes]) -> dict[str, float]:
-    """Return what features count in those that have answered, by metric."""
-    return {
-        name: value
-        for answer in engine
-        for name, value in msgspec.json.decode(answer).get("numbers", {}).items()
-    }
+def gauges(engine: Sequence[bytes]) -> dict[str, float]:
+    """Return the gauges and counters in the engine's answers."""
+    return _merged(engine, "numbers")
 
 
-def spreads(engine: Sequence[bytes]) -> dict[str, Spread]:
-    """Return the histograms of features in those that have answered, by metric."""
-    told = (msgspec.json.decode(answer).get("spreads", {}) for answer in engine)
-    return {name: Spread(*spread) for found in told for name, spread in found.items()}
+def histograms(engine: Sequence[bytes]) -> dict[str, Histogram]:
+    """Return the histograms in the engine's answers."""
+    return {name: Histogram(*fields) for name, fields in _merged(engine, "histograms").items()}
 
 
-def _whole(
+def _merged(engine: Sequence[bytes], key: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for answer in engine:
+        found |= msgspec.json.decode(answer).get(key, {})
+    return found
+
+
+def _process_memory(
     process: str,
     resident: int,
     free: int,
@@ -93,8 +98,54 @@ def _whole(
     faults: Mapping[str, Sequence[Any]],
     seconds: Mapping[str, float],
 ) -> ProcessMemory:
-    sizes: Sizes = {owner: (now, most) for owner, (now, most) in owners.items()}
-    sizes[FREE_HEAP] = free, None
+    sizes: Sizes = {owner: (now, maximum) for owner, (now, maximum) in owners.items()}
+    sizes[FREE_HEAP] = (free, None)
     named = sum(now for now, _ in sizes.values())
-    sizes[OTHER] = max(0, resident - named), None
+    sizes[OTHER] = (max(0, resident - named), None)
     return ProcessMemory(process, resident, sizes, faults, seconds)
+
+
+# --- the operating system
+
+
+class _MallInfo(ctypes.Structure):
+    """`struct mallinfo2` of glibc."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    )
+
+
+def resident_bytes() -> int:
+    """Return the resident memory of this process, including mapped files; 0 if it is unknown."""
+    with suppress(OSError, ValueError):
+        return int(STATM.read_text().split()[1]) * mmap.PAGESIZE
+    return 0
+
+
+def heap_bytes() -> tuple[int, int]:
+    """Return the used and the free bytes of the C library's heap."""
+    with suppress(OSError, AttributeError):  # another C library has no mallinfo2
+        mallinfo2 = ctypes.CDLL(None).mallinfo2
+        mallinfo2.restype = _MallInfo
+        info = mallinfo2()
+        return info.uordblks + info.hblkhd, info.fordblks
+    return 0, 0
+
+
+def touched_bytes(address: int, num_bytes: int) -> int:
+    """Return how many bytes of a memory range are in memory; all of them if it is unknown."""
+    page = mmap.PAGESIZE
+    first = address // page * page
+    last = -(-(address + num_bytes) // page) * page
+    with suppress(OSError, AttributeError):
+        pages = (ctypes.c_ubyte * ((last - first) // page))()
+        start = ctypes.c_void_p(first)
+        size = ctypes.c_size_t(last - first)
+        if ctypes.CDLL(None).mincore(start, size, pages) == 0:
+            return min(num_bytes, bytes(pages).count(1) * page)
+    return num_bytes

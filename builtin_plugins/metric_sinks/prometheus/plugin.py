@@ -1,10 +1,10 @@
-"""Counts for Prometheus, shown at `/metrics`."""
+"""Metrics for Prometheus, at `/metrics`."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from core.api import EngineConfig, Entry, Option, hookimpl
+from core.api import EngineConfig, Entry, Option, Registry, hookimpl
 
 
 @hookimpl
@@ -27,8 +27,8 @@ def engine_options() -> list[Option]:
 
 
 @hookimpl
-def engine_scheduler_extensions(config: EngineConfig, registry: Any) -> list[Any]:
-    from builtin_plugins.metric_sinks.prometheus.halves import (
+def engine_scheduler_extensions(config: EngineConfig, registry: Registry) -> list[Any]:
+    from builtin_plugins.metric_sinks.prometheus.extensions import (
         SchedulerMemory,
     )  # lazy: start-up stays quick
 
@@ -36,8 +36,8 @@ def engine_scheduler_extensions(config: EngineConfig, registry: Any) -> list[Any
 
 
 @hookimpl
-def engine_runner_extensions(config: EngineConfig, registry: Any) -> list[Any]:
-    from builtin_plugins.metric_sinks.prometheus.halves import (
+def engine_runner_extensions(config: EngineConfig, registry: Registry) -> list[Any]:
+    from builtin_plugins.metric_sinks.prometheus.extensions import (
         WorkerMemory,
     )  # lazy: start-up stays quick
 

@@ -1,6 +1,6 @@
 """Engine measurements as Prometheus metrics.
 
-Label values come from fixed sets: no client can make time series.
+Label values come from fixed sets, so clients cannot create time series.
 """
 
 from __future__ import annotations
@@ -27,18 +27,17 @@ from builtin_plugins.metric_sinks.prometheus.catalogue import (
     SOURCES,
 )
 from builtin_plugins.metric_sinks.prometheus.instruments import Family, add_samples
-from builtin_plugins.metric_sinks.prometheus.memory import infos, numbers, processes, spreads
-from core.api import (
+from builtin_plugins.metric_sinks.prometheus.memory import gauges, histograms, infos, processes
+from core.api import ConfigError, EngineConfig
+from core.api.telemetry import (
     CallStats,
-    ConfigError,
-    EngineConfig,
+    Histogram,
     HttpStats,
     RequestStats,
     StepStats,
     TokenStats,
+    split_labels,
 )
-from core.contracts.infos import parted
-from core.contracts.spreads import Spread
 
 FEATURE_NAMES: Final = frozenset(spec.name for spec in FEATURES)
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -57,9 +56,11 @@ class PrometheusSink:
         self._labels = {"model_name": names[0], "engine": "0"}
         self._cache_labels: dict[str, str] = {}
         self._infos: dict[str, dict[str, str]] = {}
-        """Labels of what features say of themselves, by metric; likewise numbers and histograms."""
-        self._numbers: dict[str, float] = {}
-        self._spreads: dict[str, Spread] = {}
+        """Labels of the features' info metrics, by metric."""
+        self._gauges: dict[str, float] = {}
+        """Gauges and counters of features, by labelled name."""
+        self._histograms: dict[str, Histogram] = {}
+        """Histograms of features, by metric."""
         families = {spec.name: Family(spec) for spec in METRICS}
         self._families = families
         numbers = {name: family for name, family in families.items() if not family.spec.buckets}
@@ -101,13 +102,13 @@ class PrometheusSink:
         ProcessCollector(registry=self._registry)
 
     def ready(self, config: EngineConfig) -> None:
-        """Take the settings the cache has got."""
+        """Store the resolved cache settings."""
         cache = config.cache
         labels = {name: str(getattr(cache, name)) for name in type(cache).__dataclass_fields__}
         self._cache_labels = {**labels, "num_gpu_blocks": str(cache.num_gpu_blocks_override)}
 
     def step(self, stats: StepStats) -> None:
-        """Count one engine step; one of no time only says what is left after an abort."""
+        """Count one engine step; one without time only updates the gauges after an abort."""
         self._running.set(stats.num_running)
         self._waiting.set(stats.num_waiting)
         self._kv_usage.set(stats.kv_usage)
@@ -122,11 +123,10 @@ class PrometheusSink:
             self._preemptions.add(stats.preemptions)
 
     def tokens(self, stats: TokenStats) -> None:
-        """Count what one step brought to clients."""
+        """Count the tokens of one step."""
         self._generated.add(stats.generated_tokens)
-        for seconds, times in Counter(
-            stats.inter_token_s
-        ).items():  # sequences of one step waited alike, to the digit
+        # Sequences of one step have equal latencies.
+        for seconds, times in Counter(stats.inter_token_s).items():
             self._between(seconds, times)
         for seconds in stats.first_token_s:
             self._first_token(seconds)
@@ -137,7 +137,7 @@ class PrometheusSink:
             self._by_source.add(stats.cached_tokens, "local_cache_hit")
 
     def request(self, stats: RequestStats) -> None:
-        """Count one request that has ended."""
+        """Count one ended request."""
         reason = stats.finish_reason
         self._success.add(1.0, reason if reason in FINISH_REASONS else "error")
         values = {
@@ -154,9 +154,8 @@ class PrometheusSink:
             "request_decode_time_seconds": stats.decode_s,
         }
         if stats.decode_s is not None and stats.longest_output > 1:
-            values["request_time_per_output_token_seconds"] = stats.decode_s / (
-                stats.longest_output - 1
-            )
+            per_token_s = stats.decode_s / (stats.longest_output - 1)
+            values["request_time_per_output_token_seconds"] = per_token_s
         for name, value in values.items():
             if value is not None:
                 self._observe[name](value)
@@ -165,25 +164,25 @@ class PrometheusSink:
             name, _, label = counted.partition("/")
             if name in FEATURE_NAMES:
                 family = self._families[name]
-                labels = (label,) if family.spec.labels else ()
-                family.histogram.observe(value) if family.spec.buckets else family.add(
-                    value, *labels
-                )
+                if family.spec.buckets:
+                    family.histogram.observe(value)
+                else:
+                    family.add(value, *((label,) if family.spec.labels else ()))
 
     def http(self, stats: HttpStats) -> None:
-        """Count one HTTP request: by the template of its path, never by the path itself."""
+        """Count one HTTP request, by the template of its path."""
         method = stats.method if stats.method in METHODS else "other"
         status = str(stats.status) if stats.status in STATUSES else "other"
         self._http.add(1.0, stats.path or "other", method, status)
         self._observe["http_request_duration_seconds"](stats.duration_s)
 
     def calls(self, stats: CallStats) -> None:
-        """Count the tool calls that an answer brought."""
+        """Count the tool calls of an answer."""
         for known, count in zip(KNOWN, (stats.known, stats.unknown), strict=True):
             self._calls.add(count, known)
 
     def expose(self, health: Mapping[str, Any]) -> tuple[bytes, str]:
-        """Return the text Prometheus scrapes, and its content type."""
+        """Return the metrics page and its content type."""
         state = self._families
         state["ready"].set(float(health.get("status") == "ready"))
         state["requests_open"].set(health.get("open_requests", 0))
@@ -194,32 +193,31 @@ class PrometheusSink:
         self._set_memory(health.get("memory") or {})
         return generate_latest(self._registry), CONTENT_TYPE_LATEST
 
-    def _set_memory(self, told: Mapping[str, Any]) -> None:
-        """Take what this process and those of the engine say of their memory, and of what plugins
-        raised and took in them.
+    def _set_memory(self, memory: Mapping[str, Any]) -> None:
+        """Set memory, plugin faults and plugin times of this process and of the engine's.
 
-        The memory of one that is gone is left out, its plugins' numbers stay until there is another
-        of its name.
+        A process that has ended has no memory; the numbers of its plugins stay until a process of
+        the same name starts.
         """
         bytes_, limits, resident = (self._families[spec.name] for spec in MEMORY)
         for family in (bytes_, limits, resident):
             family.values.clear()
-        engine = told.get("engine") or ()
+        engine = memory.get("engine") or ()
         self._infos = infos(engine)
-        self._numbers = numbers(engine)
-        self._spreads = spreads(engine)
+        self._gauges = gauges(engine)
+        self._histograms = histograms(engine)
         for found in processes(
-            told.get("owners") or {}, engine, told.get("faults"), told.get("seconds")
+            memory.get("owners") or {}, engine, memory.get("faults"), memory.get("seconds")
         ):
             for plugin, seconds in found.seconds.items():
                 self._seconds.set(seconds, plugin, found.process)
             for plugin, (count, _) in found.faults.items():
                 self._faults.set(count, plugin, found.process)
             resident.set(found.resident, found.process)
-            for owner, (now, most) in found.owners.items():
+            for owner, (now, maximum) in found.owners.items():
                 bytes_.set(now, found.process, owner)
-                if most is not None:
-                    limits.set(most, found.process, owner)
+                if maximum is not None:
+                    limits.set(maximum, found.process, owner)
 
     def metrics(self) -> Iterator[Metric]:
         """Yield every metric in Prometheus' form."""
@@ -235,32 +233,31 @@ class PrometheusSink:
                 )
                 yield info
         for name, labels in self._infos.items():
-            said = Metric(self._prefix + name, "What a feature says of itself.", "gauge")
-            said.add_sample(self._prefix + name, {**self._labels, **labels}, 1.0)
-            yield said
-        yield from self._counted()
-        for name, spread in self._spreads.items():
-            shown = Metric(self._prefix + name, "What a feature measures.", "histogram")
-            add_samples(shown, self._prefix + name, spread, self._labels)
-            yield shown
+            metric = Metric(self._prefix + name, "Info of a feature.", "gauge")
+            metric.add_sample(self._prefix + name, {**self._labels, **labels}, 1.0)
+            yield metric
+        yield from self._feature_gauges()
+        for name, histogram in self._histograms.items():
+            metric = Metric(self._prefix + name, "Histogram of a feature.", "histogram")
+            add_samples(metric, self._prefix + name, histogram, self._labels)
+            yield metric
 
-    def _counted(self) -> Iterable[Metric]:
-        """Return what features count."""
-        made: dict[str, Metric] = {}
-        for said, value in self._numbers.items():
-            name, labels = parted(said)
-            kind = "counter" if name.endswith("_total") else "gauge"
-            metric = Metric(
-                self._prefix + name.removesuffix("_total"), "What a feature counts.", kind
-            )
-            made.setdefault(name, metric).add_sample(
-                self._prefix + name, {**self._labels, **labels}, value
-            )
-        return made.values()
+    def _feature_gauges(self) -> Iterable[Metric]:
+        """Return the gauges and counters of features."""
+        metrics: dict[str, Metric] = {}
+        for labelled_name, value in self._gauges.items():
+            name, labels = split_labels(labelled_name)
+            sample = self._prefix + name
+            if name not in metrics:
+                kind = "counter" if name.endswith("_total") else "gauge"
+                family = sample.removesuffix("_total")
+                metrics[name] = Metric(family, "Number of a feature.", kind)
+            metrics[name].add_sample(sample, {**self._labels, **labels}, value)
+        return metrics.values()
 
 
 class _Families(Collector):
-    """What the library asks."""
+    """Collector of a sink's metrics, as the library needs it."""
 
     def __init__(self, sink: PrometheusSink) -> None:
         self._sink = sink
@@ -273,8 +270,7 @@ class _Families(Collector):
 def _checked(prefix: str) -> str:
     if prefix and (prefix[0].isdigit() or not _PREFIX_CHARS.issuperset(prefix)):
         raise ConfigError(
-            f"--metrics-prefix {prefix!r} cannot begin a metric's name; use ASCII letters, digits, "
-            "`_` and `:`, "
-            "no digit first."
+            f"--metrics-prefix {prefix!r} cannot start a metric's name; use ASCII letters, digits, "
+            "`_` and `:`, no digit first."
         )
     return prefix

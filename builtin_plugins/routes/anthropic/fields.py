@@ -1,7 +1,4 @@
-"""Bodies of Anthropic's requests.
-
-Types and limits; what they mean for a conversation is in `reading`.
-"""
+"""Bodies of Anthropic's requests. `reading` converts them to conversations."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from builtin_plugins.routes.conversation.fields import MessageFields, OtherFields
+from builtin_plugins.routes.common.fields import MessageFields, OtherFields
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
@@ -21,18 +18,18 @@ class TextBlock(msgspec.Struct, tag_field="type", tag="text"):
 
 
 class ImageBlock(msgspec.Struct, tag_field="type", tag="image"):
-    """A picture, which is refused."""
+    """An image; not supported."""
 
 
 class DocumentBlock(msgspec.Struct, tag_field="type", tag="document"):
-    """A document; one whose source is plain text is read."""
+    """A document; only plain text is supported."""
 
     source: dict[str, Any]
     title: str | None = None
 
 
 class ToolUseBlock(msgspec.Struct, tag_field="type", tag="tool_use"):
-    """A call that the model made."""
+    """A tool call by the model."""
 
     id: str
     name: str
@@ -40,7 +37,7 @@ class ToolUseBlock(msgspec.Struct, tag_field="type", tag="tool_use"):
 
 
 class ToolResultBlock(msgspec.Struct, tag_field="type", tag="tool_result"):
-    """What came of a call."""
+    """The result of a tool call."""
 
     tool_use_id: str
     content: str | list[TextBlock | ImageBlock | DocumentBlock] | None = None
@@ -48,14 +45,14 @@ class ToolResultBlock(msgspec.Struct, tag_field="type", tag="tool_result"):
 
 
 class ThinkingBlock(msgspec.Struct, tag_field="type", tag="thinking"):
-    """What the model thought."""
+    """Reasoning of the model."""
 
     thinking: str
     signature: str = ""
 
 
 class RedactedThinkingBlock(msgspec.Struct, tag_field="type", tag="redacted_thinking"):
-    """What it thought, for Anthropic's servers alone to read."""
+    """Reasoning encrypted by Anthropic's servers; ignored."""
 
     data: str = ""
 
@@ -88,7 +85,7 @@ class Tool(msgspec.Struct, kw_only=True):
 
 
 class ToolChoice(msgspec.Struct, kw_only=True):
-    """Which tools are to be called."""
+    """Choice of the tools to call."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -96,7 +93,7 @@ class ToolChoice(msgspec.Struct, kw_only=True):
 
 
 class Thinking(msgspec.Struct, kw_only=True):
-    """Whether the model thinks, for how long, and whether that is shown."""
+    """Whether and how long the model thinks, and whether the answer includes its reasoning."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: Count | None = None
@@ -104,21 +101,21 @@ class Thinking(msgspec.Struct, kw_only=True):
 
 
 class OutputFormat(msgspec.Struct, kw_only=True):
-    """The form of the answer."""
+    """JSON schema of the answer."""
 
     type: Literal["json_schema"]
     schema: dict[str, Any]
 
 
 class OutputConfig(msgspec.Struct, kw_only=True):
-    """The answer's form, and how much is spent on it."""
+    """Format of the answer, and the reasoning effort."""
 
     effort: str | None = None
     format: OutputFormat | None = None
 
 
 class CountFields(MessageFields, kw_only=True):
-    """What makes the prompt; body of `/v1/messages/count_tokens`."""
+    """Fields of the prompt; body of `/v1/messages/count_tokens`."""
 
     messages: list[Message]
     system: str | list[TextBlock] = ""

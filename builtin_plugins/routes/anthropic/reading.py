@@ -1,4 +1,4 @@
-"""Anthropic's requests become conversations: blocks become the messages that chat templates read."""
+"""Converts Anthropic's requests to conversations: content blocks to messages of chat templates."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ from builtin_plugins.routes.anthropic.fields import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from builtin_plugins.routes.conversation.asked import thinks
-from builtin_plugins.routes.conversation.fields import as_typed
-from builtin_plugins.routes.conversation.messages import in_turns, unpacked
+from builtin_plugins.routes.common.conversation import (
+    decode_reasoning,
+    merge_consecutive_roles,
+    thinking_kwargs,
+)
+from builtin_plugins.routes.common.fields import with_client_field
 from core.api import InvalidRequest
 
 _BILLING: Final = "x-anthropic-billing-header:"
-"""How a system block begins that Claude Code writes for Anthropic's servers. It is new in every
-request, and in front of
-everything: left in the prompt, no prefix of it would ever be found again."""
+"""Start of a system block that Claude Code sends to Anthropic's servers. It is left out of the
+prompt: it differs in every request, so the prefix cache would never match."""
 _NAMES: Final = {
     "prompt": "messages",
     "sampling_params": "model",
@@ -35,24 +37,21 @@ _NAMES: Final = {
     "response_format.json_schema.schema": "output_config.format.schema",
     "response_format": "output_config.format",
 }
-"""Fields as the client knows them, by the engine's names."""
+"""The client's field names, by the engine's."""
 
 
 def messages_of(fields: CountFields) -> list[dict[str, Any]]:
-    """Return the messages of a request.
-
-    Raises `InvalidRequest` for a block that has no place there.
-    """
+    """Return the messages of a request. Raises `InvalidRequest` for a misplaced block."""
     found: list[dict[str, Any]] = []
     if system := _system_text(fields.system):
         found.append({"role": "system", "content": system})
     for i, message in enumerate(fields.messages):
         found += _read(message, f"messages[{i}]")
-    return in_turns(found)
+    return merge_consecutive_roles(found)
 
 
-def goes_on(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Say whether the answer is to go on from the last message, instead of following it."""
+def continues_final(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether the answer continues the last message."""
     last = messages[-1] if messages else {}
     return (
         last.get("role") == "assistant" and bool(last.get("content")) and not last.get("tool_calls")
@@ -60,9 +59,9 @@ def goes_on(messages: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def tools_of(tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """Return tools as chat templates read them.
+    """Return tools in the form of chat templates.
 
-    Raises `InvalidRequest` for those that run on Anthropic's servers.
+    Raises `InvalidRequest` for tools that run on Anthropic's servers.
     """
     for i, tool in enumerate(tools):
         if tool.type not in (None, "custom"):
@@ -85,7 +84,7 @@ def tools_of(tools: Sequence[Tool]) -> list[dict[str, Any]]:
 
 
 def choice_of(fields: CountFields) -> tuple[Any, bool]:
-    """Return the choice of tools, and whether there may be several calls."""
+    """Return the tool choice, and whether the answer may have several calls."""
     choice = fields.tool_choice
     if choice is None:
         return None, True
@@ -100,15 +99,15 @@ def choice_of(fields: CountFields) -> tuple[Any, bool]:
 
 
 def template_kwargs(fields: CountFields) -> dict[str, Any]:
-    """Return what chat templates are told."""
-    kwargs = {} if fields.thinking is None else thinks(fields.thinking.type != "disabled")
+    """Return the arguments of the chat template."""
+    kwargs = {} if fields.thinking is None else thinking_kwargs(fields.thinking.type != "disabled")
     if fields.output_config is not None and fields.output_config.effort is not None:
         kwargs["reasoning_effort"] = fields.output_config.effort
     return kwargs | fields.chat_template_kwargs
 
 
 def response_format(fields: CountFields) -> dict[str, Any]:
-    """Return the sampling parameter for the form of the answer."""
+    """Return the `response_format` of the answer; empty for plain text."""
     form = (
         fields.output_format
         if fields.output_config is None
@@ -121,14 +120,15 @@ def response_format(fields: CountFields) -> dict[str, Any]:
     )
 
 
-def as_written(error: InvalidRequest, *, forced: bool) -> InvalidRequest:
-    """Return a refusal that names the field as Anthropic's clients write it; `forced`: a tool had
-    to be called.
+def with_client_names(error: InvalidRequest, *, forced: bool) -> InvalidRequest:
+    """Return an error that names the field as Anthropic's clients write it.
+
+    `forced`: the request forces a tool call.
     """
     form = "tools" if forced else "output_config.format.schema"
     names = {**_NAMES, "structured_outputs.json": form, "structured_outputs.structural_tag": form}
     field = error.field.replace(".function.parameters", ".input_schema").replace(".function", "")
-    return as_typed(error.renamed(field), names)
+    return with_client_field(error.renamed(field), names)
 
 
 def _system_text(system: str | list[TextBlock]) -> str:
@@ -137,37 +137,37 @@ def _system_text(system: str | list[TextBlock]) -> str:
 
 
 def _read(message: Message, where: str) -> list[dict[str, Any]]:
-    """Return the messages that one of Anthropic's is: results of tools are messages of their own."""
+    """Return the messages for one of Anthropic's; tool results become messages of their own."""
     blocks: list[Block] = (
         [TextBlock(message.content)] if isinstance(message.content, str) else message.content
     )
     if message.role == "assistant":
-        return [_said(blocks, f"{where}.content")]
+        return [_assistant_message(blocks, f"{where}.content")]
     found: list[dict[str, Any]] = []
     texts: list[str] = []
     for i, block in enumerate(blocks):
-        place = f"{where}.content[{i}]"
+        field = f"{where}.content[{i}]"
         if isinstance(block, ToolResultBlock) and message.role == "user":
-            found += _told(texts, message.role)
+            found += _text_message(texts, message.role)
             texts = []
             found.append(
                 {
                     "role": "tool",
                     "tool_call_id": block.tool_use_id,
-                    "content": _result(block, place),
+                    "content": _result(block, field),
                 }
             )
         else:
-            texts.append(_text(block, place))
-    return found + _told(texts, message.role)
+            texts.append(_text(block, field))
+    return found + _text_message(texts, message.role)
 
 
-def _told(texts: list[str], role: str) -> list[dict[str, Any]]:
+def _text_message(texts: list[str], role: str) -> list[dict[str, Any]]:
     return [{"role": role, "content": "\n".join(texts)}] if texts else []
 
 
-def _said(blocks: Sequence[Block], where: str) -> dict[str, Any]:
-    """Return a message of the model's."""
+def _assistant_message(blocks: Sequence[Block], where: str) -> dict[str, Any]:
+    """Return a message of the model."""
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
@@ -177,7 +177,7 @@ def _said(blocks: Sequence[Block], where: str) -> dict[str, Any]:
                 function = {"name": block.name, "arguments": block.input}
                 calls.append({"id": block.id, "type": "function", "function": function})
             case ThinkingBlock():
-                thoughts.append(block.thinking or unpacked(block.signature))
+                thoughts.append(block.thinking or decode_reasoning(block.signature))
             case RedactedThinkingBlock():
                 pass  # only Anthropic's servers can read it
             case _:
@@ -205,6 +205,4 @@ def _text(block: Block, where: str) -> str:
             return "\n".join(filter(None, (block.title, block.source["data"])))
         case ImageBlock() | DocumentBlock():
             raise InvalidRequest(where, "cannot be read by this model; it takes text.")
-    raise InvalidRequest(
-        where, "has no place in this message: what is told is text and tool results."
-    )
+    raise InvalidRequest(where, "is not allowed in this message; it takes text and tool results.")

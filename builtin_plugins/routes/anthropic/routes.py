@@ -1,20 +1,39 @@
-"""The route group: paths, schemas of bodies, and errors in Anthropic's form."""
+"""Route group of Anthropic's API: `POST /v1/messages` and `/v1/messages/count_tokens`."""
 
 from __future__ import annotations
 
+import asyncio
 import re
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route
 
 from builtin_plugins.routes.anthropic.fields import OTHERS, CountFields, MessagesFields
-from builtin_plugins.routes.anthropic.messages import CountTokens, MessagesForm
-from builtin_plugins.routes.conversation.endpoint import MessageEndpoint
-from builtin_plugins.routes.conversation.formats import Formats
-from builtin_plugins.routes.conversation.pipeline import Conversations
-from builtin_plugins.routes.schema import body_schema
-from core.api import TOO_LONG, EngineConfig
+from builtin_plugins.routes.anthropic.reading import (
+    choice_of,
+    continues_final,
+    messages_of,
+    response_format,
+    template_kwargs,
+    tools_of,
+    with_client_names,
+)
+from builtin_plugins.routes.anthropic.writing import MessageWriter
+from builtin_plugins.routes.common.body import client_name
+from builtin_plugins.routes.common.conversation import Conversation
+from builtin_plugins.routes.common.message_endpoint import MessageEndpoint
+from builtin_plugins.routes.common.output_formats import OutputFormats
+from builtin_plugins.routes.common.pipeline import ChatPipeline
+from builtin_plugins.routes.common.requests import choose_model
+from builtin_plugins.routes.common.schema import body_schema
+from builtin_plugins.routes.common.streams import while_connected
+from core.api import TOO_LONG, EngineConfig, InvalidRequest
+from core.api.serving import ServedEngine
 
 _TYPES: Final = {
     401: "authentication_error",
@@ -30,15 +49,15 @@ _NUMBERS: Final = re.compile(r"(\d+) tokens\b.* the context holds (\d+)")
 
 
 class AnthropicRoutes:
-    """Anthropic's API over one engine."""
+    """Anthropic's API for one engine."""
 
-    def __init__(self, engine: Any, config: EngineConfig) -> None:
+    def __init__(self, engine: ServedEngine, config: EngineConfig) -> None:
         options = config.options
         self._engine = engine
         self._strict = bool(options.get("strict_fields"))
-        conversations = Conversations(engine, Formats.shared(engine, options))
-        form = MessagesForm(
-            limits_thinking=conversations.limits_thinking,
+        conversations = ChatPipeline(engine, OutputFormats.shared(engine, options))
+        form = MessagesProtocol(
+            can_limit_thinking=conversations.can_limit_thinking,
             cached_details=bool(options.get("enable_prompt_tokens_details")),
         )
         self._messages = MessageEndpoint(engine, conversations, form, strict=self._strict)
@@ -64,12 +83,92 @@ class AnthropicRoutes:
         }
 
     def refusal(self, status: int, error: Mapping[str, Any]) -> dict[str, Any]:
-        """Return an error in Anthropic's form; the field and the code stand beside what is
-        Anthropic's.
-        """
-        if error["code"] == TOO_LONG:  # agents look for these words, and shorten the conversation
+        """Return an error in Anthropic's form, with the additional fields `param` and `code`."""
+        if error["code"] == TOO_LONG:  # agents react to these words by shortening the conversation
             numbers = _NUMBERS.search(error["message"])
-            said = f": {numbers[1]} tokens > {numbers[2]} maximum" if numbers else ""
-            error = {**error, "message": f"prompt is too long{said}"}
+            counts = f": {numbers[1]} tokens > {numbers[2]} maximum" if numbers else ""
+            error = {**error, "message": f"prompt is too long{counts}"}
         kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
         return {"type": "error", "error": {**error, "type": kind}, "request_id": None}
+
+
+class MessagesProtocol:
+    """Anthropic's Messages API as a `ChatProtocol`."""
+
+    body: Final = MessagesFields
+    others: Final = OTHERS
+
+    def __init__(self, *, can_limit_thinking: bool, cached_details: bool) -> None:
+        self._can_limit_thinking = can_limit_thinking
+        self._cached_details = cached_details
+
+    def streams(self, fields: MessagesFields) -> bool:
+        """Return whether the answer is streamed."""
+        return fields.stream
+
+    def conversation(self, fields: MessagesFields) -> Conversation:
+        """Return the conversation of a request. Raises `InvalidRequest`."""
+        conversation = prompt_of(fields)
+        # The budget is a hint: Claude Code sends one to every model.
+        if fields.thinking is not None and self._can_limit_thinking:
+            conversation.thinking_token_budget = fields.thinking.budget_tokens
+        conversation.overrides = {"max_tokens": fields.max_tokens, "stop": fields.stop_sequences}
+        conversation.stream = fields.stream
+        return conversation
+
+    def writer(self, fields: MessagesFields, model: str) -> MessageWriter:
+        """Return the writer of the answer."""
+        thinking = fields.thinking
+        thoughts = (
+            ""
+            if thinking is None or thinking.type == "disabled"
+            else thinking.display or "summarized"
+        )
+        message_id = f"msg_{secrets.token_hex(12)}"
+        return MessageWriter(
+            message_id, model, thoughts=thoughts, cached_details=self._cached_details
+        )
+
+    def refusal(self, error: InvalidRequest, fields: MessagesFields) -> InvalidRequest:
+        """Return an error that names the field as the client wrote it."""
+        choice = fields.tool_choice
+        return with_client_names(
+            error, forced=choice is not None and choice.type in ("any", "tool")
+        )
+
+
+class CountTokens:
+    """Endpoint `/v1/messages/count_tokens`."""
+
+    def __init__(self, engine: ServedEngine, conversations: ChatPipeline, *, strict: bool) -> None:
+        self._engine = engine
+        self._pipeline = conversations
+        self._strict = strict
+
+    async def answer(self, request: Request) -> Response:
+        """Answer one request."""
+        parsed = await OTHERS.read(request, CountFields, self._engine.fields, strict=self._strict)
+        await choose_model(self._engine, parsed.fields.model)
+        try:
+            conversation = await asyncio.to_thread(prompt_of, parsed.fields)
+            conversation.client = client_name(request)
+            count = await while_connected(request, self._pipeline.count(conversation))
+        except InvalidRequest as error:
+            raise with_client_names(error, forced=False) from None
+        body = msgspec.json.encode({"input_tokens": count})
+        return Response(body, media_type="application/json", headers=parsed.headers)
+
+
+def prompt_of(fields: CountFields) -> Conversation:
+    """Return the conversation of a request, without its sampling. Raises `InvalidRequest`."""
+    messages = messages_of(fields)
+    choice, parallel = choice_of(fields)
+    return Conversation(
+        messages=messages,
+        tools=tools_of(fields.tools),
+        tool_choice=choice,
+        parallel_tool_calls=parallel,
+        sampling=response_format(fields),
+        template_kwargs=template_kwargs(fields),
+        continue_final_message=continues_final(messages),
+    )

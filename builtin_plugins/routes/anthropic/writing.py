@@ -1,4 +1,4 @@
-"""Answers in Anthropic's form: content blocks, and the events of streams that build them."""
+"""Writes answers in Anthropic's form: content blocks, and the events of a stream."""
 
 from __future__ import annotations
 
@@ -7,21 +7,33 @@ from typing import Any, Final
 
 import msgspec
 
-from builtin_plugins.routes.conversation.events import Begun, Ended, Event, Scored
-from builtin_plugins.routes.conversation.messages import packed
-from builtin_plugins.routes.conversation.writing import TypedWriter
-from builtin_plugins.routes.streams import event_with_text, typed_event
-from core.api import ArgumentsPiece, CallBegun, CallEnded, Piece, ReasoningPiece, TextPiece
+from builtin_plugins.output_parsers.api import (
+    ArgumentsPiece,
+    CallBegun,
+    CallEnded,
+    Piece,
+    ReasoningPiece,
+    TextPiece,
+)
+from builtin_plugins.routes.common.conversation import (
+    AnswerFinished,
+    AnswerStarted,
+    Event,
+    TokenLogprobs,
+    encode_reasoning,
+)
+from builtin_plugins.routes.common.message_endpoint import TypedWriter
+from builtin_plugins.routes.common.streams import text_event_template, typed_event
 
-SHOWN: Final = "engine"
-"""Signature of thoughts that are shown; clients want one, and send them back with it."""
+VISIBLE: Final = "engine"
+"""Signature of visible reasoning; clients require one, and send it back."""
 
 
 class MessageWriter(TypedWriter):
-    """Builds one message from the events of an answer; yields what a stream tells of it."""
+    """Builds one message from the events of an answer, and the events of its stream."""
 
     def __init__(self, message_id: str, model: str, *, thoughts: str, cached_details: bool) -> None:
-        """`thoughts`: `summarized` shows them, `omitted` only signs them, `` leaves them out."""
+        """`thoughts`: `summarized` includes reasoning, `omitted` its signature, empty nothing."""
         super().__init__(
             {
                 "id": message_id,
@@ -36,16 +48,16 @@ class MessageWriter(TypedWriter):
         self._thoughts = thoughts
         self._cached_details = cached_details
 
-    def take(self, event: Event) -> Iterator[dict[str, Any]]:
-        """Note what is new; yield the events that tell it."""
+    def write(self, event: Event) -> Iterator[dict[str, Any]]:
+        """Add an event to the answer, and yield the events of the stream."""
         match event:
-            case Begun(prompt_tokens, cached_tokens):
+            case AnswerStarted(prompt_tokens, cached_tokens):
                 self.answer["usage"] = self._usage(prompt_tokens, cached_tokens, 0)
                 yield {"type": "message_start", "message": {**self.answer, "content": []}}
                 yield {"type": "ping"}
-            case Ended():
+            case AnswerFinished():
                 yield from self._end(event)
-            case Scored():
+            case TokenLogprobs():
                 pass
             case _:
                 yield from self._piece(event)
@@ -55,9 +67,9 @@ class MessageWriter(TypedWriter):
             case TextPiece(text) if text:
                 yield from self._grow({"type": "text", "text": ""}, "text", text)
             case ReasoningPiece(text) if self._thoughts:
-                told = "" if self._thoughts == "omitted" else "thinking"
+                field = "" if self._thoughts == "omitted" else "thinking"
                 yield from self._grow(
-                    {"type": "thinking", "thinking": "", "signature": ""}, told, text
+                    {"type": "thinking", "thinking": "", "signature": ""}, field, text
                 )
             case CallBegun(_, name, call_id):
                 yield from self._close()
@@ -70,16 +82,17 @@ class MessageWriter(TypedWriter):
             case CallEnded(_, whole):
                 yield from self._close(whole=whole)
 
-    def _grow(self, block: dict[str, Any], told: str, text: str) -> Iterator[dict[str, Any]]:
-        """Add text to the open block, or to a new one where that is of another type; `told` is the
-        field that grows.
+    def _grow(self, block: dict[str, Any], field: str, text: str) -> Iterator[dict[str, Any]]:
+        """Append text to the open block, or to a new one of another type.
+
+        `field` is the field of the delta event; empty for no event.
         """
         if self._open is None or self._open["type"] != block["type"]:
             yield from self._close()
             yield from self._begin(block)
         self._parts.append(text)
-        if told:
-            yield self._delta({"type": f"{told}_delta", told: text})
+        if field:
+            yield self._delta({"type": f"{field}_delta", field: text})
 
     def _begin(self, block: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield {
@@ -91,8 +104,8 @@ class MessageWriter(TypedWriter):
         self._open = block
         self._parts = []
         if block["type"] == "text":
-            said = self._delta({"type": "text_delta", "text": ""})
-            self._saying = event_with_text(said, "text", typed_event)
+            empty = self._delta({"type": "text_delta", "text": ""})
+            self._encode_delta = text_event_template(empty, "text", typed_event)
 
     def _delta(self, delta: dict[str, Any]) -> dict[str, Any]:
         return {
@@ -102,10 +115,10 @@ class MessageWriter(TypedWriter):
         }
 
     def _close(self, *, whole: bool = True) -> Iterator[dict[str, Any]]:
-        """End the open block; a call that is not `whole` has no input that could be told."""
+        """Close the open block; a call that is not `whole` has no input."""
         block = self._open
         self._open = None
-        self._saying = None
+        self._encode_delta = None
         if block is None:
             return
         text = "".join(self._parts)
@@ -115,13 +128,13 @@ class MessageWriter(TypedWriter):
             case "thinking":
                 hidden = self._thoughts == "omitted"
                 block["thinking"] = "" if hidden else text
-                block["signature"] = packed(text) if hidden else SHOWN
+                block["signature"] = encode_reasoning(text) if hidden else VISIBLE
                 yield self._delta({"type": "signature_delta", "signature": block["signature"]})
             case "tool_use":
                 block["input"] = msgspec.json.decode(text) if whole else {}
         yield {"type": "content_block_stop", "index": len(self.answer["content"]) - 1}
 
-    def _end(self, ended: Ended) -> Iterator[dict[str, Any]]:
+    def _end(self, ended: AnswerFinished) -> Iterator[dict[str, Any]]:
         yield from self._close()
         reasons = {
             "stop": "end_turn" if ended.stop is None else "stop_sequence",
@@ -138,9 +151,7 @@ class MessageWriter(TypedWriter):
     def _usage(
         self, prompt_tokens: int, cached_tokens: int, generated_tokens: int
     ) -> dict[str, Any]:
-        """Return the `usage` object; Anthropic counts what was cached apart from the rest of the
-        prompt.
-        """
+        """Return the `usage` object; Anthropic counts cached prompt tokens separately."""
         cached = cached_tokens if self._cached_details else 0
         return {
             "input_tokens": prompt_tokens - cached,

@@ -1,4 +1,4 @@
-"""Bodies of Cohere's requests. Types and limits; what they mean for a conversation is in `reading`."""
+"""Bodies of Cohere's requests. `reading` converts them to conversations."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from builtin_plugins.routes.conversation.fields import MessageFields, OtherFields
+from builtin_plugins.routes.common.fields import MessageFields, OtherFields
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 
@@ -18,13 +18,13 @@ class TextPart(msgspec.Struct, tag_field="type", tag="text"):
 
 
 class ThinkingPart(msgspec.Struct, tag_field="type", tag="thinking"):
-    """What the model thought."""
+    """Reasoning of the model."""
 
     thinking: str
 
 
 class ImagePart(msgspec.Struct, tag_field="type", tag="image_url"):
-    """A picture, which is refused."""
+    """An image; not supported."""
 
 
 class DocumentPart(msgspec.Struct, tag_field="type", tag="document"):
@@ -37,14 +37,14 @@ Part = TextPart | ThinkingPart | ImagePart | DocumentPart
 
 
 class CalledFunction(msgspec.Struct, kw_only=True):
-    """What was called, with its arguments as JSON."""
+    """The called function, with its arguments as JSON."""
 
     name: str
     arguments: str = "{}"
 
 
 class ToolCall(msgspec.Struct, kw_only=True):
-    """A call that the model made."""
+    """A tool call by the model."""
 
     function: CalledFunction
     id: str = ""
@@ -58,7 +58,7 @@ class Message(msgspec.Struct, kw_only=True):
     content: str | list[Part] | None = None
     tool_calls: list[ToolCall] | None = None
     tool_plan: str | None = None
-    """What an assistant said in front of its calls."""
+    """Text of the assistant before its calls."""
     tool_call_id: str | None = None
     citations: list[Any] | None = None
 
@@ -86,7 +86,7 @@ class Thinking(msgspec.Struct, kw_only=True):
 
 
 class ResponseFormat(msgspec.Struct, kw_only=True):
-    """The form of the answer."""
+    """Format of the answer."""
 
     type: Literal["text", "json_object"]
     json_schema: dict[str, Any] | None = None

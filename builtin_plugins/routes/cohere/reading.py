@@ -1,4 +1,4 @@
-"""Cohere's requests become conversations, in the words of chat templates."""
+"""Converts Cohere's requests to conversations in the form of chat templates."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from builtin_plugins.routes.cohere.fields import (
     TextPart,
     ThinkingPart,
 )
-from builtin_plugins.routes.conversation.asked import thinks
-from builtin_plugins.routes.conversation.fields import as_typed
-from builtin_plugins.routes.conversation.messages import in_turns
+from builtin_plugins.routes.common.conversation import merge_consecutive_roles, thinking_kwargs
+from builtin_plugins.routes.common.fields import with_client_field
 from core.api import InvalidRequest
 
 _NAMES: Final = {
@@ -30,17 +29,19 @@ _NAMES: Final = {
     "response_format.json_schema.schema": "response_format.json_schema",
     "thinking_token_budget": "thinking.token_budget",
 }
-"""Fields as the client knows them, by the engine's names."""
+"""The client's field names, by the engine's."""
 _CHOICES: Final = {"REQUIRED": "required", "NONE": "none", None: None}
 
 
 def messages_of(fields: ChatFields) -> list[dict[str, Any]]:
-    """Return the messages of a request. Raises `InvalidRequest` for what has no place there."""
-    return in_turns([_read(message, f"messages[{i}]") for i, message in enumerate(fields.messages)])
+    """Return the messages of a request. Raises `InvalidRequest` for misplaced content."""
+    return merge_consecutive_roles(
+        [_read(message, f"messages[{i}]") for i, message in enumerate(fields.messages)]
+    )
 
 
 def tools_of(fields: ChatFields) -> list[dict[str, Any]]:
-    """Return tools as chat templates read them."""
+    """Return tools in the form of chat templates."""
     return [
         {
             "type": "function",
@@ -55,20 +56,20 @@ def tools_of(fields: ChatFields) -> list[dict[str, Any]]:
 
 
 def choice_of(fields: ChatFields) -> str | None:
-    """Return the choice of tools."""
+    """Return the tool choice."""
     return _CHOICES[fields.tool_choice]
 
 
 def template_kwargs(fields: ChatFields) -> dict[str, Any]:
-    """Return what chat templates are told."""
-    kwargs = {} if fields.thinking is None else thinks(fields.thinking.type == "enabled")
+    """Return the arguments of the chat template."""
+    kwargs = {} if fields.thinking is None else thinking_kwargs(fields.thinking.type == "enabled")
     if fields.documents:
         kwargs["documents"] = [_document(each) for each in fields.documents]
     return kwargs | fields.chat_template_kwargs
 
 
 def response_format(fields: ChatFields) -> dict[str, Any]:
-    """Return the sampling parameter for the form of the answer."""
+    """Return the `response_format` of the answer; empty for plain text."""
     form = fields.response_format
     if form is None or form.type == "text":
         return {}
@@ -77,8 +78,8 @@ def response_format(fields: ChatFields) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": {"schema": form.json_schema}}}
 
 
-def decided(fields: ChatFields) -> dict[str, Any]:
-    """Return the sampling parameters that have other names here."""
+def sampling_overrides(fields: ChatFields) -> dict[str, Any]:
+    """Return the sampling parameters that have other names in Cohere's API."""
     found = {
         "max_tokens": fields.max_tokens,
         "stop": fields.stop_sequences or None,
@@ -89,12 +90,13 @@ def decided(fields: ChatFields) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def as_written(error: InvalidRequest, *, forced: bool) -> InvalidRequest:
-    """Return a refusal that names the field as Cohere's clients write it; `forced`: a tool had to
-    be called.
+def with_client_names(error: InvalidRequest, *, forced: bool) -> InvalidRequest:
+    """Return an error that names the field as Cohere's clients write it.
+
+    `forced`: the request forces a tool call.
     """
     form = "tools" if forced else "response_format.json_schema"
-    return as_typed(
+    return with_client_field(
         error,
         {**_NAMES, "structured_outputs.json": form, "structured_outputs.structural_tag": form},
     )
@@ -118,15 +120,15 @@ def _read(message: Message, where: str) -> dict[str, Any]:
         return {"role": "tool", "tool_call_id": message.tool_call_id, "content": "\n".join(texts)}
     if message.role != "assistant":
         return {"role": message.role, "content": "\n".join(texts)}
-    said: dict[str, Any] = {
+    answer: dict[str, Any] = {
         "role": "assistant",
         "content": "\n".join(filter(None, (message.tool_plan, *texts))),
     }
     if thoughts:
-        said["reasoning_content"] = "\n".join(thoughts)
+        answer["reasoning_content"] = "\n".join(thoughts)
     if message.tool_calls:
         calls = enumerate(message.tool_calls)
-        said["tool_calls"] = [
+        answer["tool_calls"] = [
             {
                 "id": call.id,
                 "type": "function",
@@ -137,7 +139,7 @@ def _read(message: Message, where: str) -> dict[str, Any]:
             }
             for i, call in calls
         ]
-    return said
+    return answer
 
 
 def _arguments(text: str, where: str) -> dict[str, Any]:
@@ -158,7 +160,7 @@ def _text(part: Part, where: str) -> str:
             return json.dumps(document.get("data", document), ensure_ascii=False)
         case ImagePart():
             raise InvalidRequest(where, "cannot be read by this model; it takes text.")
-    raise InvalidRequest(where, "has no place in this message: what is told is text.")
+    raise InvalidRequest(where, "is not allowed in this message; it takes text.")
 
 
 def _document(given: str | Mapping[str, Any]) -> dict[str, Any]:

@@ -1,33 +1,44 @@
-"""Answers in Cohere's form: a message of parts and calls, and the events of streams that build it."""
+"""Writes answers in Cohere's form: a message of parts and calls, and the events of a stream."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any, Final
 
-from builtin_plugins.routes.conversation.events import Begun, Ended, Event, Scored
-from builtin_plugins.routes.conversation.writing import TypedWriter
-from builtin_plugins.routes.streams import event_with_text, typed_event
-from core.api import ArgumentsPiece, CallBegun, CallEnded, ReasoningPiece, TextPiece
+from builtin_plugins.output_parsers.api import (
+    ArgumentsPiece,
+    CallBegun,
+    CallEnded,
+    ReasoningPiece,
+    TextPiece,
+)
+from builtin_plugins.routes.common.conversation import (
+    AnswerFinished,
+    AnswerStarted,
+    Event,
+    TokenLogprobs,
+)
+from builtin_plugins.routes.common.message_endpoint import TypedWriter
+from builtin_plugins.routes.common.streams import text_event_template, typed_event
 
 REASONS: Final = {"length": "MAX_TOKENS", "tool_calls": "TOOL_CALL"}
 
 
 class ChatWriter(TypedWriter):
-    """Builds one answer from its events; yields what a stream tells of it."""
+    """Builds one answer from its events, and the events of its stream."""
 
     def __init__(self, answer_id: str, *, thoughts: bool, cached_details: bool) -> None:
-        """`thoughts`: whether they are shown."""
+        """`thoughts`: whether the answer includes reasoning."""
         super().__init__({"id": answer_id, "finish_reason": None, "message": {"role": "assistant"}})
         self._thoughts = thoughts
         self._cached_details = cached_details
         self._scored: list[dict[str, Any]] = []
-        """Tokens whose text is still to come."""
+        """Log-probabilities of tokens with incomplete text."""
 
-    def take(self, event: Event) -> Iterator[dict[str, Any]]:
-        """Note what is new; yield the events that tell it."""
+    def write(self, event: Event) -> Iterator[dict[str, Any]]:
+        """Add an event to the answer, and yield the events of the stream."""
         match event:
-            case Begun():
+            case AnswerStarted():
                 message = {
                     "role": "assistant",
                     "content": [],
@@ -40,7 +51,7 @@ class ChatWriter(TypedWriter):
                     "id": self.answer["id"],
                     "delta": {"message": message},
                 }
-            case Scored(token_ids, positions):
+            case TokenLogprobs(token_ids, positions):
                 chosen = [
                     position[token] for token, position in zip(token_ids, positions, strict=True)
                 ]
@@ -59,11 +70,11 @@ class ChatWriter(TypedWriter):
                 self._open = {"id": call_id, "type": "function", "function": function}
                 self._parts = []
                 self.answer["message"].setdefault("tool_calls", []).append(self._open)
-                told = {**self._open, "function": dict(function)}
+                call = {**self._open, "function": dict(function)}
                 yield {
                     "type": "tool-call-start",
                     "index": self._index,
-                    "delta": {"message": {"tool_calls": told}},
+                    "delta": {"message": {"tool_calls": call}},
                 }
             case ArgumentsPiece(_, text):
                 self._parts.append(text)
@@ -71,7 +82,7 @@ class ChatWriter(TypedWriter):
                 yield {"type": "tool-call-delta", "index": self._index, "delta": delta}
             case CallEnded():
                 yield from self._close()
-            case Ended():
+            case AnswerFinished():
                 yield from self._end(event)
 
     @property
@@ -79,7 +90,7 @@ class ChatWriter(TypedWriter):
         return len(self.answer["message"]["tool_calls"]) - 1
 
     def _grow(self, kind: str, text: str) -> Iterator[dict[str, Any]]:
-        """Add text to the open part, or to a new one where that is of another kind."""
+        """Append text to the open part, or to a new one of another kind."""
         if self._open is None or self._open["type"] != kind:
             yield from self._close()
             parts = self.answer["message"].setdefault("content", [])
@@ -93,12 +104,12 @@ class ChatWriter(TypedWriter):
                 "delta": {"message": {"content": dict(self._open)}},
             }
             if kind == "text" and not self._scored:
-                said = {
+                empty = {
                     "type": "content-delta",
                     "index": at,
                     "delta": {"message": {"content": {"text": ""}}},
                 }
-                self._saying = event_with_text(said, "text", typed_event)
+                self._encode_delta = text_event_template(empty, "text", typed_event)
         self._parts.append(text)
         at = len(self.answer["message"]["content"]) - 1
         delta = {
@@ -106,12 +117,10 @@ class ChatWriter(TypedWriter):
             "index": at,
             "delta": {"message": {"content": {kind: text}}},
         }
-        yield delta | self._with_scores()
+        yield delta | self._take_logprobs()
 
-    def _with_scores(self) -> dict[str, Any]:
-        """Return the field of an event for the tokens that its text is of, where they were asked
-        for.
-        """
+    def _take_logprobs(self) -> dict[str, Any]:
+        """Return the field for the log-probabilities of an event's text; empty if not requested."""
         scored = self._scored
         self._scored = []
         if not scored:
@@ -125,10 +134,10 @@ class ChatWriter(TypedWriter):
         return {"logprobs": joined | lists}
 
     def _close(self) -> Iterator[dict[str, Any]]:
-        """End the open part or call."""
+        """Close the open part or call."""
         found = self._open
         self._open = None
-        self._saying = None
+        self._encode_delta = None
         if found is None:
             return
         text = "".join(self._parts)
@@ -139,9 +148,9 @@ class ChatWriter(TypedWriter):
             found[found["type"]] = text
             yield {"type": "content-end", "index": len(self.answer["message"]["content"]) - 1}
 
-    def _end(self, ended: Ended) -> Iterator[dict[str, Any]]:
+    def _end(self, ended: AnswerFinished) -> Iterator[dict[str, Any]]:
         yield from self._close()
-        self._with_scores()  # of tokens that became no text
+        self._take_logprobs()  # for tokens without text
         reason = REASONS.get(ended.reason, "COMPLETE" if ended.stop is None else "STOP_SEQUENCE")
         counts = {"input_tokens": ended.prompt_tokens, "output_tokens": ended.generated_tokens}
         usage: dict[str, Any] = {"billed_units": counts, "tokens": counts}

@@ -1,3 +1,1 @@
-"""Why a request waits, was preempted or refused, and where its time went: `/explain`, and `engine
-explain` that asks it.
-"""
+"""`/explain` and `engine explain`: state of a request, and where its time went."""

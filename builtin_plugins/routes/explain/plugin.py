@@ -1,12 +1,11 @@
-"""The operators' route behind `engine explain`, and the two that remember: beside the scheduler,
-and at the edge.
-"""
+"""Route of `engine explain`, its scheduler extension and its metric sink."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from core.api import EngineConfig, Entry, hookimpl
+from core.api import EngineConfig, Entry, Registry, hookimpl
 
 
 @hookimpl
@@ -17,21 +16,22 @@ def engine_routes() -> list[Entry]:
 
 @hookimpl
 def engine_metric_sinks() -> list[Entry]:
-    target = "builtin_plugins.routes.explain.ended:Ended"
+    target = "builtin_plugins.routes.explain.history:RecentRequests"
     return [
         Entry(
             "explain",
             target,
-            "remembers the last requests that ended or were refused, for `engine explain`",
+            "recent ended and refused requests, for `engine explain`",
         )
     ]
 
 
 @hookimpl
-def engine_scheduler_extensions(config: EngineConfig, registry: Any) -> list[Any]:
+def engine_scheduler_extensions(config: EngineConfig, registry: Registry) -> list[Any]:
     if not config.options.get("enable_operator_routes"):
         return []
-    from builtin_plugins.routes.explain.histories import Histories  # lazy: start-up stays quick
-    from core.contracts.times import times_of
+    # lazy: for a quick start
+    from builtin_plugins.routes.explain.history import RequestHistories
+    from core.api.telemetry import plugin_seconds
 
-    return [Histories(plugin_s=times_of(registry).so_far)]
+    return [RequestHistories(plugin_s=partial(plugin_seconds, registry))]

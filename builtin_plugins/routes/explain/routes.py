@@ -1,6 +1,4 @@
-"""`GET /explain?request_id=...`, behind `--enable-operator-routes`: all that is known of one
-request, as sentences.
-"""
+"""`GET /explain?request_id=...`, with `--enable-operator-routes`."""
 
 from __future__ import annotations
 
@@ -14,87 +12,85 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from builtin_plugins.routes.explain.ended import Ended
-from builtin_plugins.routes.explain.histories import NAME, Told
+from builtin_plugins.routes.explain.history import NAME, RecentRequests, SequenceReport
 from core.api import EngineConfig, EngineError, InvalidRequest
+from core.api.serving import ServedEngine
 
 PATH: Final = "/explain"
-MOST_PLUGINS: Final = 5
-"""Named in a sentence; `sequences` have all."""
+MAX_PLUGINS_NAMED: Final = 5
+"""Largest number of plugins in a sentence; `sequences` lists all."""
 ANSWER_S: Final = 5.0
-"""How long the engine is waited for: between two steps it answers at once."""
+"""Timeout of the call to the engine, in seconds; it answers between two steps."""
 
 
 class ExplainRoutes:
-    """The route over one engine."""
+    """Route `/explain` of one engine."""
 
     switch: Final = "enable_operator_routes"
     queries: Final[Mapping[str, Any]] = {
         f"GET {PATH}": {"request_id": {"type": "string", "minLength": 1}}
     }
 
-    def __init__(self, engine: Any, config: EngineConfig) -> None:
+    def __init__(self, engine: ServedEngine, config: EngineConfig) -> None:
         self._engine = engine
-        self._on = bool(config.options.get(self.switch))
+        self._is_on = bool(config.options.get(self.switch))
 
     def routes(self) -> Sequence[Route]:
-        """Return the route, or none."""
-        return [Route(PATH, self._explain, methods=["GET"])] if self._on else []
+        """Return the route; none without the switch."""
+        return [Route(PATH, self._explain, methods=["GET"])] if self._is_on else []
 
     async def _explain(self, request: Request) -> JSONResponse:
-        """Tell why a request waits, was preempted or refused, and where its time went."""
-        wanted = request.query_params.get("request_id", "")
-        if not wanted:
+        """Return why a request waits, was preempted or refused, and where its time went."""
+        request_id = request.query_params.get("request_id", "")
+        if not request_id:
             raise InvalidRequest("request_id", "give the id of a request, as answers show it.")
-        sequences, told = await self._sequences(wanted)
-        told += [sentence for each in sequences for sentence in _sentences(each)]
-        sinks = [guarded.sink for guarded in self._engine.sinks.guarded]
-        told += [
-            sentence for sink in sinks if isinstance(sink, Ended) for sentence in sink.told(wanted)
-        ]
-        if not told:
+        sequences, sentences = await self._sequences(request_id)
+        sentences += [sentence for each in sequences for sentence in _sentences(each)]
+        for entry in self._engine.sinks.entries:
+            if isinstance(entry.sink, RecentRequests):
+                sentences += entry.sink.sentences(request_id)
+        if not sentences:
             raise HTTPException(
                 404,
-                f"nothing is known of {wanted[:200]!r}: it has not come, or a thousand others have "
-                "ended since. What was "
-                "refused is known by the X-Request-Id that it came with.",
+                f"request {request_id[:200]!r} is unknown: it has not arrived, or a thousand "
+                "others have ended since. Refused requests are known by their X-Request-Id.",
             )
         return JSONResponse(
             {
-                "request_id": wanted,
-                "told": told,
+                "request_id": request_id,
+                "lines": sentences,
                 "sequences": [msgspec.to_builtins(each) for each in sequences],
             }
         )
 
-    async def _sequences(self, wanted: str) -> tuple[list[Told], list[str]]:
-        """Return what the scheduler knows, and what to say where it does not answer."""
+    async def _sequences(self, request_id: str) -> tuple[list[SequenceReport], list[str]]:
+        """Return the scheduler's reports, or a sentence if it does not answer."""
         try:
             async with asyncio.timeout(ANSWER_S):
-                answer, *_ = await self._engine.call(f"{NAME}.request", wanted.encode())
+                answer, *_ = await self._engine.call(f"{NAME}.request", request_id.encode())
         except TimeoutError:
-            return [], [
-                f"the engine has not answered for {ANSWER_S:g} s: it is in a long step, or starts "
-                "again"
-            ]
+            reason = "it is in a long step, or starts again"
+            return [], [f"the engine has not answered for {ANSWER_S:g} s: {reason}"]
         except EngineError as error:
             return [], [f"the engine does not answer: {error}"]
-        return msgspec.json.decode(answer, type=list[Told]), []
+        return msgspec.json.decode(answer, type=list[SequenceReport]), []
 
 
-def _sentences(told: Told) -> Iterator[str]:
-    name = told.request_id
-    if told.state != "ended":
-        yield f"{name} is {told.state}: {told.why}"
-    times = f"{told.queued_s:.3f} s in the queue, {told.computed_s:.3f} s computed"
-    if told.preemptions:
+def _sentences(report: SequenceReport) -> Iterator[str]:
+    name = report.request_id
+    if report.state != "ended":
+        yield f"{name} is {report.state}: {report.why}"
+    times = f"{report.queued_s:.3f} s in the queue, {report.computed_s:.3f} s computed"
+    if report.preemptions:
         times += (
-            f", {told.displaced_s:.3f} s without a place: it was preempted {told.preemptions} "
-            "times, for want of blocks in "
-            "the KV cache (--kv-cache-memory-bytes, --max-num-seqs)"
+            f", {report.displaced_s:.3f} s preempted: {report.preemptions} times, because the KV "
+            "cache had no free blocks (--kv-cache-memory-bytes, --max-num-seqs)"
         )
     yield f"{name}: {times}"
-    most = sorted(told.plugin_s.items(), key=lambda each: -each[1])[:MOST_PLUGINS]
-    if most:
-        listed = ", ".join(f"{plugin} {seconds:.3f} s" for plugin, seconds in most)
-        yield f"{name}: meanwhile calls of plugins took, in the engine's process and for all requests: {listed}"
+    slowest = sorted(report.plugin_s.items(), key=lambda each: -each[1])[:MAX_PLUGINS_NAMED]
+    if slowest:
+        listed = ", ".join(f"{plugin} {seconds:.3f} s" for plugin, seconds in slowest)
+        yield (
+            f"{name}: meanwhile calls of plugins took, in the engine's process and for all "
+            f"requests: {listed}"
+        )

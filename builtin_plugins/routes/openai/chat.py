@@ -10,67 +10,68 @@ from typing import Any
 
 from starlette.requests import Request
 
-from builtin_plugins.routes.body import client_of, read_request
-from builtin_plugins.routes.conversation.asked import Conversation
-from builtin_plugins.routes.conversation.fields import as_typed
-from builtin_plugins.routes.conversation.pipeline import Choice, Conversations, Turn
-from builtin_plugins.routes.conversation.running import (
-    Chosen,
-    answered,
-    choose_model,
-    engine_id,
-    last,
-    now,
+from builtin_plugins.output_parsers.api import (
+    ArgumentsPiece,
+    CallBegun,
+    Piece,
+    ReasoningPiece,
+    TextPiece,
 )
-from builtin_plugins.routes.conversation.structured import typed_fields
+from builtin_plugins.routes.common.body import client_name, read_request
+from builtin_plugins.routes.common.conversation import Conversation
+from builtin_plugins.routes.common.fast_stream import FastStream
+from builtin_plugins.routes.common.fields import with_client_field
+from builtin_plugins.routes.common.pipeline import ChatPipeline, ChoiceParser, PreparedChat
+from builtin_plugins.routes.common.request_ids import engine_id
+from builtin_plugins.routes.common.requests import (
+    ModelChoice,
+    choose_model,
+    final_output,
+    now,
+    respond,
+)
+from builtin_plugins.routes.common.sampling import structured_output_fields
+from builtin_plugins.routes.common.streams import DONE, event, text_event_template
 from builtin_plugins.routes.openai.answers import (
     AnswerHead,
     AnswerOptions,
     Usage,
     answer_id,
-    check_beams,
+    check_beam_fields,
     check_stream_options,
-    handed_on,
-    shows_usage,
+    extension_fields,
+    usage_options,
 )
 from builtin_plugins.routes.openai.fields import OTHER_FIELDS, ChatFields, read_others
 from builtin_plugins.routes.openai.logprobs import chat_logprobs, prompt_logprobs
-from builtin_plugins.routes.short_way import ShortWay
-from builtin_plugins.routes.streams import DONE, event, event_with_text
-from core.api import (
-    ArgumentsPiece,
-    CallBegun,
-    CompletionOutput,
-    InvalidRequest,
-    Piece,
-    ReasoningPiece,
-    RequestOutput,
-    TextPiece,
-)
+from core.api import CompletionOutput, InvalidRequest, RequestOutput
+from core.api.serving import ServedEngine
 
-_OTHERS = OTHER_FIELDS - {"logprobs"}  # a switch here, a number among the sampling parameters
+_OTHERS = OTHER_FIELDS - {"logprobs"}  # a bool here; the sampling parameter is a number
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """One chat request, checked and rendered."""
+    """One checked and rendered chat request."""
 
     head: AnswerHead
     fields: ChatFields
-    turn: Turn
+    chat: PreparedChat
     role: str
     echo: str
-    """Text of the last message, where the answer repeats it."""
+    """Text of the last message that the answer repeats; empty for none."""
     tokens_as_ids: bool
 
 
 class ChatCompletions:
-    """The endpoint."""
+    """Endpoint `/v1/chat/completions`."""
 
-    def __init__(self, engine: Any, options: AnswerOptions, conversations: Conversations) -> None:
+    def __init__(
+        self, engine: ServedEngine, options: AnswerOptions, pipeline: ChatPipeline
+    ) -> None:
         self._engine = engine
         self._options = options
-        self._conversations = conversations
+        self._pipeline = pipeline
 
     async def __call__(self, request: Request) -> Any:
         """Answer one request, streamed or whole."""
@@ -86,35 +87,35 @@ class ChatCompletions:
         head = AnswerHead(answer_id(request, fields, "chatcmpl"), kind, now(), model.name)
 
         try:
-            return await answered(
+            return await respond(
                 request,
-                partial(self._job, head, model, fields, parsed.others, client_of(request)),
+                partial(self._job, head, model, fields, parsed.others, client_name(request)),
                 stream=fields.stream,
                 whole=self._whole,
-                events=lambda job: self._events(job, ShortWay(self._engine, request)),
+                events=lambda job: self._events(job, FastStream(self._engine, request)),
                 headers=parsed.headers,
             )
         except InvalidRequest as error:
             forced = fields.tool_choice not in (None, "none", "auto")
-            typed = {
+            names = {
                 "prompt": "messages",
                 "sampling_params": "model",
                 "extra_args": "vllm_xargs",
-                **typed_fields(parsed.others, forced=forced),
+                **structured_output_fields(parsed.others, forced=forced),
             }
-            raise as_typed(error, typed) from None
+            raise with_client_field(error, names) from None
 
     async def _job(
         self,
         head: AnswerHead,
-        model: Chosen,
+        model: ModelChoice,
         fields: ChatFields,
         others: dict[str, Any],
         client: str,
     ) -> _Job:
-        given = {**read_others(others, self._engine.fields), **model.keywords}
+        keywords = {**read_others(others, self._engine.fields), **model.keywords}
         check_stream_options(fields)
-        check_beams(fields)
+        check_beam_fields(fields)
         if fields.stream and "prompt_logprobs" in others:
             raise InvalidRequest("prompt_logprobs", "cannot be streamed; set `stream` to false.")
         if fields.chat_template is not None and not self._options.trust_chat_template:
@@ -122,8 +123,8 @@ class ChatCompletions:
                 "chat_template",
                 "is not taken from requests; --trust-request-chat-template allows it.",
             )
-        turn = await self._conversations.turn(self._asked(fields, others, client, given))
-        generates = fields.add_generation_prompt is not False and not fields.continue_final_message
+        chat = await self._pipeline.prepare(self._conversation(fields, others, client, keywords))
+        is_new = fields.add_generation_prompt is not False and not fields.continue_final_message
         last_message = fields.messages[-1]
         same_role = last_message.get("role") == self._options.response_role
         echo = last_message.get("content") if fields.echo and same_role else ""
@@ -132,16 +133,16 @@ class ChatCompletions:
         return _Job(
             head=head,
             fields=fields,
-            turn=turn,
-            role=self._options.response_role if generates else str(last_message.get("role")),
+            chat=chat,
+            role=self._options.response_role if is_new else str(last_message.get("role")),
             echo=echo if isinstance(echo, str) else "",
             tokens_as_ids=self._options.tokens_as_ids if as_ids is None else as_ids,
         )
 
-    def _asked(
-        self, fields: ChatFields, others: dict[str, Any], client: str, given: Mapping[str, Any]
+    def _conversation(
+        self, fields: ChatFields, others: dict[str, Any], client: str, keywords: Mapping[str, Any]
     ) -> Conversation:
-        """Return what a request asks, in the words that all protocols share."""
+        """Return the conversation of a request, in the form that all protocols share."""
         kwargs = dict(fields.chat_template_kwargs)
         if fields.reasoning_effort is not None:
             kwargs.setdefault("reasoning_effort", fields.reasoning_effort)
@@ -153,7 +154,7 @@ class ChatCompletions:
             tool_choice=fields.tool_choice,
             parallel_tool_calls=fields.parallel_tool_calls,
             sampling=others,
-            decided=_decided(fields),
+            overrides=_sampling_overrides(fields),
             plugin_args=fields.vllm_xargs,
             thinking_token_budget=fields.thinking_token_budget,
             template_kwargs=kwargs,
@@ -166,39 +167,38 @@ class ChatCompletions:
             priority=fields.priority,
             cache_salt=fields.cache_salt,
             client=client,
-            given=given,
+            keywords=keywords,
         )
 
     async def _whole(self, job: _Job) -> dict[str, Any]:
-        output = await last(self._conversations.outputs(job.turn, engine_id(job.head.id)))
+        output = await final_output(self._pipeline.outputs(job.chat, engine_id(job.head.id)))
         usage = Usage(self._options.cached_details)
         usage.count(0, output)
         choices = []
         for completion in output.outputs:
-            read = job.turn.begin()
+            parser = job.chat.choice_parser()
             message: dict[str, Any] = {"role": job.role, "content": None, "refusal": None}
-            message |= _delta(read.take(completion), reasoning=job.fields.include_reasoning)
+            message |= _delta(parser.parse(completion), reasoning=job.fields.include_reasoning)
             for call in message.get("tool_calls", ()):
-                del call["index"]  # for streams alone
+                del call["index"]  # only streams have it
             if job.echo:
                 message["content"] = job.echo + (message["content"] or "")
-            choices.append(self._choice(job, completion, "message", message, read))
-        more: dict[str, Any] = handed_on([output])
-        if job.turn.sampling.prompt_logprobs is not None:
+            choices.append(self._choice(job, completion, "message", message, parser))
+        more: dict[str, Any] = extension_fields([output])
+        if job.chat.sampling.prompt_logprobs is not None:
             more["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
         if job.fields.return_token_ids:
             more["prompt_token_ids"] = output.prompt_token_ids
         return job.head.with_choices(choices, usage=usage.as_json(), **more)
 
-    async def _events(self, job: _Job, way: ShortWay) -> AsyncGenerator[bytes]:
-        events = _Events(job, self._options, self._choice)
+    async def _events(self, job: _Job, stream: FastStream) -> AsyncGenerator[bytes]:
+        encoder = _ChunkEncoder(job, self._options, self._choice)
         run_id = engine_id(job.head.id)
-        async with aclosing(
-            way.events(run_id, self._conversations.outputs(job.turn, run_id), events)
-        ) as told:
-            async for data in told:
+        outputs = self._pipeline.outputs(job.chat, run_id)
+        async with aclosing(stream.events(run_id, outputs, encoder)) as events:
+            async for data in events:
                 yield data
-        yield events.last()
+        yield encoder.finish()
 
     def _choice(
         self,
@@ -206,8 +206,9 @@ class ChatCompletions:
         completion: CompletionOutput,
         form: str,
         message: dict[str, Any],
-        read: Choice,
+        parser: ChoiceParser,
     ) -> dict[str, Any]:
+        """Return one choice; `form` is the field of its message: `message` or `delta`."""
         logprobs = None
         if completion.logprobs is not None:
             logprobs = chat_logprobs(
@@ -220,7 +221,7 @@ class ChatCompletions:
             "index": completion.index,
             form: message,
             "logprobs": logprobs,
-            "finish_reason": read.finish_reason(completion),
+            "finish_reason": parser.finish_reason(completion),
             "stop_reason": completion.stop_reason,
         }
         if job.fields.return_token_ids:
@@ -228,8 +229,8 @@ class ChatCompletions:
         return choice
 
 
-class _Events:
-    """Makes the events of one streamed answer."""
+class _ChunkEncoder:
+    """Encodes one streamed answer as chunks."""
 
     def __init__(
         self, job: _Job, options: AnswerOptions, choice: Callable[..., dict[str, Any]]
@@ -237,92 +238,91 @@ class _Events:
         self._job = job
         self._choice = choice
         self._usage = Usage(options.cached_details)
-        self._final, self._always = shows_usage(job.fields, options)
-        self._begun = False
+        self._final, self._always = usage_options(job.fields, options)
+        self._is_started = False
         self._plain = not (self._always or job.fields.return_token_ids)
-        self._reading = [job.turn.begin() for _ in range(job.turn.sampling.n)]
-        self._saying: dict[int, Callable[[str], bytes]] = {}
-        """By choice, what makes an event of nothing but some text."""
+        """Whether chunks of mere text differ only in the text."""
+        self._parsers = [job.chat.choice_parser() for _ in range(job.chat.sampling.n)]
+        self._encode_text: dict[int, Callable[[str], bytes]] = {}
+        """Encoder of a chunk of mere text, by choice."""
 
-    def of(self, output: RequestOutput) -> bytes:
-        """Return the events of an output."""
+    def encode_output(self, output: RequestOutput) -> bytes:
+        """Return the chunks of an output."""
         self._usage.count(0, output)
-        told = b"" if self._begun else self._opening(output)
+        encoded = b"" if self._is_started else self._first_chunk(output)
         for completion in output.outputs:
             if completion.token_ids or completion.text or completion.finish_reason is not None:
-                told += self._event(completion)
-        return told
+                encoded += self._chunk(completion)
+        return encoded
 
-    def more(self, completion: CompletionOutput) -> bytes:
-        """Return the event of what is new of a choice, if it is to be told."""
+    def encode_delta(self, completion: CompletionOutput) -> bytes:
+        """Return the chunk of a choice's new text; empty if it has no visible effect."""
         self._usage.generated[0, completion.index] = completion.num_tokens
-        return self._event(completion)
+        return self._chunk(completion)
 
     @property
-    def _more(self) -> dict[str, Any]:
-        return {"usage": self._usage.as_json() if self._always else None} if self._final else {}
+    def _usage_field(self) -> dict[str, Any]:
+        if not self._final:
+            return {}
+        return {"usage": self._usage.as_json() if self._always else None}
 
-    def _opening(self, output: RequestOutput) -> bytes:
-        self._begun = True
+    def _first_chunk(self, output: RequestOutput) -> bytes:
+        self._is_started = True
         job = self._job
         ids = {"prompt_token_ids": output.prompt_token_ids} if job.fields.return_token_ids else {}
-        choices = [_opening(job, index) for index in range(job.turn.sampling.n)]
-        return event(job.head.with_choices(choices, **ids, **self._more))
+        choices = [_first_choice(job, index) for index in range(job.chat.sampling.n)]
+        return event(job.head.with_choices(choices, **ids, **self._usage_field))
 
-    def _event(self, completion: CompletionOutput) -> bytes:
+    def _chunk(self, completion: CompletionOutput) -> bytes:
         job = self._job
         index = completion.index
-        read = self._reading[completion.index]
-        pieces = read.take(completion)
+        parser = self._parsers[index]
+        pieces = parser.parse(completion)
         is_last = completion.finish_reason is not None
-        told = completion.logprobs or job.fields.return_token_ids
+        has_tokens = completion.logprobs or job.fields.return_token_ids
         if (
             self._plain
-            and not (is_last or told)
+            and not (is_last or has_tokens)
             and len(pieces) == 1
             and isinstance(pieces[0], TextPiece)
         ):
-            if index not in self._saying:
-                same = self._choice(job, completion, "delta", {"content": ""}, read)
-                self._saying[index] = event_with_text(
-                    job.head.with_choices([same], **self._more), "content"
+            if index not in self._encode_text:
+                empty = self._choice(job, completion, "delta", {"content": ""}, parser)
+                self._encode_text[index] = text_event_template(
+                    job.head.with_choices([empty], **self._usage_field), "content"
                 )
-            return self._saying[index](pieces[0].text)
+            return self._encode_text[index](pieces[0].text)
         delta = _delta(pieces, reasoning=job.fields.include_reasoning)
-        if not (delta or is_last or told):
+        if not (delta or is_last or has_tokens):
             return b""
-        return event(
-            job.head.with_choices(
-                [self._choice(job, completion, "delta", delta, read)], **self._more
-            )
-        )
+        choice = self._choice(job, completion, "delta", delta, parser)
+        return event(job.head.with_choices([choice], **self._usage_field))
 
-    def last(self) -> bytes:
-        """Return what ends the stream."""
-        told = (
-            event(self._job.head.with_choices([], usage=self._usage.as_json()))
-            if self._final
-            else b""
-        )
-        return told + DONE
+    def finish(self) -> bytes:
+        """Return the end of the stream."""
+        if not self._final:
+            return DONE
+        return event(self._job.head.with_choices([], usage=self._usage.as_json())) + DONE
 
 
-def _decided(fields: ChatFields) -> dict[str, Any]:
-    """Return the sampling parameters that chat requests have under other names."""
+def _sampling_overrides(fields: ChatFields) -> dict[str, Any]:
+    """Return the sampling parameters that have other names in chat requests."""
     if fields.top_logprobs is not None and not fields.logprobs:
         raise InvalidRequest("top_logprobs", "needs `logprobs` set to true.")
-    decided: dict[str, Any] = {"logprobs": (fields.top_logprobs or 0) if fields.logprobs else None}
+    overrides: dict[str, Any] = {
+        "logprobs": (fields.top_logprobs or 0) if fields.logprobs else None
+    }
     if fields.max_completion_tokens is not None:
         if fields.max_completion_tokens < 1:
             raise InvalidRequest(
                 "max_completion_tokens", f"must be at least 1, not {fields.max_completion_tokens}."
             )
-        decided["max_tokens"] = fields.max_completion_tokens
-    return decided
+        overrides["max_tokens"] = fields.max_completion_tokens
+    return overrides
 
 
 def _delta(pieces: Sequence[Piece], *, reasoning: bool) -> dict[str, Any]:
-    """Return the fields of a message, or of a chunk's delta, that some pieces make."""
+    """Return the fields of a message, or of a chunk's delta, for some pieces."""
     message: dict[str, Any] = {}
     calls: dict[int, dict[str, Any]] = {}
     for piece in pieces:
@@ -332,12 +332,12 @@ def _delta(pieces: Sequence[Piece], *, reasoning: bool) -> dict[str, Any]:
             case ReasoningPiece(text) if reasoning:
                 message["reasoning"] = message.get("reasoning", "") + text
             case CallBegun(index, name, call_id):
-                begun = {
+                calls[index] = {
+                    "index": index,
                     "id": call_id,
                     "type": "function",
                     "function": {"name": name, "arguments": ""},
                 }
-                calls[index] = {"index": index, **begun}
             case ArgumentsPiece(index, text):
                 call = calls.setdefault(index, {"index": index, "function": {"arguments": ""}})
                 call["function"]["arguments"] += text
@@ -346,7 +346,7 @@ def _delta(pieces: Sequence[Piece], *, reasoning: bool) -> dict[str, Any]:
     return message | ({"tool_calls": list(calls.values())} if calls else {})
 
 
-def _opening(job: _Job, index: int) -> dict[str, Any]:
-    """Return the first chunk of a choice: who speaks, and the text it goes on from."""
+def _first_choice(job: _Job, index: int) -> dict[str, Any]:
+    """Return the first chunk's choice: the role, and the echoed text."""
     delta = {"role": job.role, "content": job.echo}
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}

@@ -1,4 +1,4 @@
-"""`POST /v1/completions`: text goes on from a prompt, or from many."""
+"""`POST /v1/completions`: completes one or more prompts."""
 
 from __future__ import annotations
 
@@ -11,32 +11,33 @@ from typing import Any
 
 from starlette.requests import Request
 
-from builtin_plugins.routes.beams import answering
-from builtin_plugins.routes.body import CONTEXTS, client_of, read_request
-from builtin_plugins.routes.conversation.fields import as_typed
-from builtin_plugins.routes.conversation.running import (
-    Chosen,
-    answered,
+from builtin_plugins.routes.common.beam_search import generate_or_search
+from builtin_plugins.routes.common.body import MAX_CONTEXTS, client_name, read_request
+from builtin_plugins.routes.common.concurrency import gather_bounded
+from builtin_plugins.routes.common.fast_stream import FastStream
+from builtin_plugins.routes.common.fields import with_client_field
+from builtin_plugins.routes.common.request_ids import engine_id
+from builtin_plugins.routes.common.requests import (
+    ModelChoice,
     choose_model,
-    engine_id,
-    last,
+    final_output,
     now,
-    sound,
+    raise_on_error,
+    respond,
 )
-from builtin_plugins.routes.conversation.sampling import sampling_params
-from builtin_plugins.routes.conversation.structured import typed_fields
-from builtin_plugins.routes.many import gathered
+from builtin_plugins.routes.common.sampling import sampling_params, structured_output_fields
+from builtin_plugins.routes.common.streams import DONE, event, merge_streams, text_event_template
 from builtin_plugins.routes.openai.answers import (
     AnswerHead,
     AnswerOptions,
     Usage,
     answer_id,
-    check_beams,
+    check_beam_fields,
     check_stream_options,
-    handed_on,
-    shows_usage,
+    extension_fields,
+    usage_options,
 )
-from builtin_plugins.routes.openai.best import best, candidates
+from builtin_plugins.routes.openai.best_of import candidate_params, select_best
 from builtin_plugins.routes.openai.fields import (
     MAX_PROMPTS,
     MAX_SEQUENCES,
@@ -45,38 +46,37 @@ from builtin_plugins.routes.openai.fields import (
     read_others,
 )
 from builtin_plugins.routes.openai.logprobs import completion_logprobs, prompt_logprobs
-from builtin_plugins.routes.short_way import ShortWay
-from builtin_plugins.routes.streams import DONE, event, event_with_text, merged
 from core.api import CompletionOutput, InvalidRequest, RequestOutput, SamplingParams
+from core.api.serving import ServedEngine
 
-_OTHERS = OTHER_FIELDS - {"best_of"}  # served here, and in no other form of completions
+_OTHERS = OTHER_FIELDS - {"best_of"}  # only completions serve it
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """One completions request, checked."""
+    """One checked completions request."""
 
     head: AnswerHead
     fields: CompletionFields
     sampling: SamplingParams
-    """As the client asked."""
-    generating: SamplingParams
-    """For as many sequences as are chosen from."""
-    given: Mapping[str, Any]
-    """What features read of it."""
+    """Parameters as the client sent them."""
+    candidates: SamplingParams
+    """Parameters of the generated sequences: `best_of` of them instead of `n`."""
+    keywords: Mapping[str, Any]
+    """Keyword arguments of `generate` that features read."""
     prompts: Sequence[dict[str, Any]]
     client: str
     scores_only: bool
-    """The client wants the prompt back and nothing generated (`max_tokens` 0 with `echo`)."""
+    """True for `max_tokens` 0 with `echo`: the answer is the prompt and its log-probabilities."""
     tokens_as_ids: bool
     run_ids: Sequence[str]
-    """Of the engine's requests, one for each prompt."""
+    """Ids of the engine requests, one per prompt."""
 
 
 class Completions:
-    """The endpoint."""
+    """Endpoint `/v1/completions`."""
 
-    def __init__(self, engine: Any, options: AnswerOptions) -> None:
+    def __init__(self, engine: ServedEngine, options: AnswerOptions) -> None:
         self._engine = engine
         self._options = options
 
@@ -87,7 +87,7 @@ class Completions:
             CompletionFields,
             _OTHERS | self._engine.fields.read,
             strict=self._options.strict_fields,
-            num_tokens=CONTEXTS * self._engine.max_model_len,
+            num_tokens=MAX_CONTEXTS * self._engine.max_model_len,
         )
         model = await choose_model(self._engine, parsed.fields.model)
         head = AnswerHead(
@@ -95,120 +95,125 @@ class Completions:
         )
 
         try:
-            return await answered(
+            return await respond(
                 request,
-                partial(self._job, head, model, parsed.fields, parsed.others, client_of(request)),
+                partial(self._job, head, model, parsed.fields, parsed.others, client_name(request)),
                 stream=parsed.fields.stream,
                 whole=self._whole,
-                events=lambda job: self._events(job, ShortWay(self._engine, request)),
+                events=lambda job: self._events(job, FastStream(self._engine, request)),
                 headers=parsed.headers,
             )
         except InvalidRequest as error:
-            raise as_typed(
-                error,
-                {
-                    "sampling_params": "model",
-                    "extra_args": "vllm_xargs",
-                    **typed_fields(parsed.others),
-                },
-            ) from None
+            names = {
+                "sampling_params": "model",
+                "extra_args": "vllm_xargs",
+                **structured_output_fields(parsed.others),
+            }
+            raise with_client_field(error, names) from None
 
     async def _job(
         self,
         head: AnswerHead,
-        model: Chosen,
+        model: ModelChoice,
         fields: CompletionFields,
         others: dict[str, Any],
         client: str,
     ) -> _Job:
-        given = {**read_others(others, self._engine.fields), **model.keywords}
+        keywords = {**read_others(others, self._engine.fields), **model.keywords}
         check_stream_options(fields)
-        check_beams(fields)
+        check_beam_fields(fields)
         scores_only = fields.echo and others.get("max_tokens") == 0
-        decided: dict[str, Any] = {"max_tokens": 1, "min_tokens": 0} if scores_only else {}
+        overrides: dict[str, Any] = {"max_tokens": 1, "min_tokens": 0} if scores_only else {}
         if fields.echo and "logprobs" in others:
-            decided["prompt_logprobs"] = others["logprobs"]
+            overrides["prompt_logprobs"] = others["logprobs"]
         elif fields.stream and "prompt_logprobs" in others:
             raise InvalidRequest("prompt_logprobs", "cannot be streamed; set `stream` to false.")
         if fields.vllm_xargs:
-            decided["extra_args"] = fields.vllm_xargs
+            overrides["extra_args"] = fields.vllm_xargs
         defaults = self._engine.sampling_defaults
-        sampling = sampling_params(others, defaults, stream=fields.stream, **decided)
-        generating = candidates(fields, sampling)
+        sampling = sampling_params(others, defaults, stream=fields.stream, **overrides)
+        candidates = candidate_params(fields, sampling)
         prompts = await self._prompts(fields, keep=sampling.truncate_prompt_tokens, client=client)
-        if len(prompts) * generating.n > MAX_SEQUENCES:
+        if len(prompts) * candidates.n > MAX_SEQUENCES:
             raise InvalidRequest(
-                "n" if generating is sampling else "best_of",
-                f"{generating.n} for {len(prompts)} prompts is more than {MAX_SEQUENCES} sequences "
+                "n" if candidates is sampling else "best_of",
+                f"{candidates.n} for {len(prompts)} prompts is more than {MAX_SEQUENCES} sequences "
                 "in one request.",
             )
         as_ids = fields.return_tokens_as_token_ids
         as_ids = self._options.tokens_as_ids if as_ids is None else as_ids
         fields.prompt = ""  # it may be large, and the answer may take long
-        ids = [engine_id(f"{head.id}-{i}") for i in range(len(prompts))]
         return _Job(
-            head, fields, sampling, generating, given, prompts, client, scores_only, as_ids, ids
+            head=head,
+            fields=fields,
+            sampling=sampling,
+            candidates=candidates,
+            keywords=keywords,
+            prompts=prompts,
+            client=client,
+            scores_only=scores_only,
+            tokens_as_ids=as_ids,
+            run_ids=[engine_id(f"{head.id}-{i}") for i in range(len(prompts))],
         )
 
     async def _prompts(self, fields: CompletionFields, **reading: Any) -> list[dict[str, Any]]:
-        """Return every prompt's token ids, so that all are known to be good before one starts, and
-        the text to echo.
+        """Return the token ids of every prompt, and its text to echo.
+
+        All prompts are tokenized, and so validated, before the first one starts.
         """
         prompts = split_prompts(fields.prompt)
         out: list[dict[str, Any]] = []
         for prompt in prompts:
             if isinstance(prompt, str):
                 ids = await self._engine.tokenize(prompt, fields.add_special_tokens, **reading)
-                await asyncio.sleep(0)  # a thousand texts must not hold up every other stream
-                shown = {"prompt": prompt} if fields.echo else {}
-                out.append({**shown, "prompt_token_ids": ids})
+                await asyncio.sleep(0)  # a thousand texts would delay every other stream
+                text = {"prompt": prompt} if fields.echo else {}
+                out.append({**text, "prompt_token_ids": ids})
             else:
                 out.append({"prompt_token_ids": prompt})
         return out
 
     def _run(self, job: _Job) -> list[Any]:
-        """Return one stream of outputs per prompt; nothing starts before they are read."""
-        ask = answering(
-            self._engine, job.fields.length_penalty if job.fields.use_beam_search else None
-        )
+        """Return one stream of outputs per prompt; each starts with its first read."""
+        length_penalty = job.fields.length_penalty if job.fields.use_beam_search else None
+        generate = generate_or_search(self._engine, length_penalty)
         return [
-            ask(
+            generate(
                 prompt,
-                job.generating,
+                job.candidates,
                 job.run_ids[i],
                 priority=job.fields.priority,
                 cache_salt=job.fields.cache_salt,
                 client=job.client,
-                **job.given,
+                **job.keywords,
             )
             for i, prompt in enumerate(job.prompts)
         ]
 
     async def _whole(self, job: _Job) -> dict[str, Any]:
         usage = Usage(self._options.cached_details)
-        outputs = await gathered(last(run) for run in self._run(job))
+        outputs = await gather_bounded(final_output(run) for run in self._run(job))
         choices = []
         for i, output in enumerate(outputs):
             usage.count(i, output)
-            shown = best(output, job.sampling)
-            choices += [
-                self._choice(job, i, output, completion, first=True) for completion in shown
-            ]
+            for completion in select_best(output, job.sampling):
+                choices.append(self._choice(job, i, output, completion, first=True))
         if job.scores_only:
             usage.generated.clear()
-        return job.head.with_choices(choices, usage=usage.as_json(), **handed_on(outputs))
+        return job.head.with_choices(choices, usage=usage.as_json(), **extension_fields(outputs))
 
-    async def _events(self, job: _Job, way: ShortWay) -> AsyncGenerator[bytes]:
-        events = _Events(job, self._options, self._choice)
+    async def _events(self, job: _Job, stream: FastStream) -> AsyncGenerator[bytes]:
+        encoder = _ChunkEncoder(job, self._options, self._choice)
         runs = self._run(job)
+        events: AsyncGenerator[bytes]
         if len(runs) == 1:
-            outputs: AsyncGenerator[bytes] = way.events(job.run_ids[0], sound(runs[0]), events)
+            events = stream.events(job.run_ids[0], raise_on_error(runs[0]), encoder)
         else:
-            outputs = _each(merged([sound(run) for run in runs]), events)
-        async with aclosing(outputs):
-            async for data in outputs:
+            events = _encode_all(merge_streams([raise_on_error(run) for run in runs]), encoder)
+        async with aclosing(events):
+            async for data in events:
                 yield data
-        yield events.last()
+        yield encoder.finish()
 
     def _choice(
         self,
@@ -220,13 +225,13 @@ class Completions:
         first: bool,
         offset: int = 0,
     ) -> dict[str, Any]:
-        """Return one choice; `first` is the place where an echoed prompt belongs."""
+        """Return one choice; `first`: it starts the sequence, so it includes an echoed prompt."""
         echo = job.fields.echo and first
         text = "" if job.scores_only else completion.text
-        shown = self._prompt_text(job, prompt) if echo else ""
+        prefix = self._prompt_text(job, prompt) if echo else ""
         choice: dict[str, Any] = {
             "index": prompt * job.sampling.n + completion.index,
-            "text": shown + text,
+            "text": prefix + text,
             "logprobs": self._logprobs(job, output, completion, echo, offset),
             "finish_reason": completion.finish_reason,
             "stop_reason": completion.stop_reason,
@@ -268,8 +273,8 @@ class Completions:
         return str(known.get("prompt", ""))
 
 
-class _Events:
-    """Makes the events of one streamed answer."""
+class _ChunkEncoder:
+    """Encodes one streamed answer as chunks."""
 
     def __init__(
         self, job: _Job, options: AnswerOptions, choice: Callable[..., dict[str, Any]]
@@ -277,7 +282,7 @@ class _Events:
         self._job = job
         self._choice = choice
         self._usage = Usage(options.cached_details)
-        self._final, self._always = shows_usage(job.fields, options)
+        self._final, self._always = usage_options(job.fields, options)
         self._plain = not (
             self._always
             or job.fields.return_token_ids
@@ -286,61 +291,61 @@ class _Events:
         )
         self._newest: RequestOutput
         self._ends: dict[int, int] = {}
-        """Of sequences that have begun, how much of their text has been told."""
-        self._saying: dict[int, Callable[[str], bytes]] = {}
-        """Of those, what makes an event of nothing but some text."""
+        """Length of the text sent so far, by started sequence."""
+        self._encode_text: dict[int, Callable[[str], bytes]] = {}
+        """Encoder of a chunk of mere text, by started sequence."""
 
-    def of(self, output: RequestOutput, prompt: int = 0) -> bytes:
-        """Return the events of an output."""
+    def encode_output(self, output: RequestOutput, prompt: int = 0) -> bytes:
+        """Return the chunks of an output."""
         self._usage.count(prompt, output)
         self._newest = output
-        return b"".join([self._event(prompt, completion) for completion in output.outputs])
+        return b"".join([self._chunk(prompt, completion) for completion in output.outputs])
 
-    def more(self, completion: CompletionOutput) -> bytes:
-        """Return the event of what is new of a sequence of a single prompt."""
-        say = self._saying.get(completion.index)
-        if say is not None:
-            return say(completion.text)
+    def encode_delta(self, completion: CompletionOutput) -> bytes:
+        """Return the chunk of new text of a sequence, for a request with a single prompt."""
+        encode = self._encode_text.get(completion.index)
+        if encode is not None:
+            return encode(completion.text)
         self._usage.generated[0, completion.index] = completion.num_tokens
-        return self._event(0, completion)
+        return self._chunk(0, completion)
 
-    def _event(self, prompt: int, completion: CompletionOutput) -> bytes:
+    def _chunk(self, prompt: int, completion: CompletionOutput) -> bytes:
         job = self._job
         index = prompt * job.sampling.n + completion.index
-        if completion.finish_reason is None and (say := self._saying.get(index)) is not None:
-            return say(completion.text)
+        encode = self._encode_text.get(index)
+        if completion.finish_reason is None and encode is not None:
+            return encode(completion.text)
         offset = self._ends.get(index, 0)
         choice = self._choice(
             job, prompt, self._newest, completion, first=index not in self._ends, offset=offset
         )
         tokens = choice["logprobs"]["tokens"] if choice["logprobs"] else ()
-        self._ends[index] = offset + sum(
-            map(len, tokens)
-        )  # as a whole answer counts: token by token
-        more = {"usage": self._usage.as_json() if self._always else None} if self._final else {}
+        self._ends[index] = offset + sum(map(len, tokens))  # token by token, as in a whole answer
+        usage = {}
+        if self._final:
+            usage["usage"] = self._usage.as_json() if self._always else None
         if self._plain:
-            same = {**choice, "text": "", "finish_reason": None, "stop_reason": None}
-            self._saying[index] = event_with_text(job.head.with_choices([same], **more), "text")
-        return event(job.head.with_choices([choice], **more))
+            empty = {**choice, "text": "", "finish_reason": None, "stop_reason": None}
+            self._encode_text[index] = text_event_template(
+                job.head.with_choices([empty], **usage), "text"
+            )
+        return event(job.head.with_choices([choice], **usage))
 
-    def last(self) -> bytes:
-        """Return what ends the stream."""
+    def finish(self) -> bytes:
+        """Return the end of the stream."""
         if self._job.scores_only:
             self._usage.generated.clear()
-        told = (
-            event(self._job.head.with_choices([], usage=self._usage.as_json()))
-            if self._final
-            else b""
-        )
-        return told + DONE
+        if not self._final:
+            return DONE
+        return event(self._job.head.with_choices([], usage=self._usage.as_json())) + DONE
 
 
-async def _each(
-    outputs: AsyncGenerator[tuple[int, RequestOutput]], events: _Events
+async def _encode_all(
+    outputs: AsyncGenerator[tuple[int, RequestOutput]], encoder: _ChunkEncoder
 ) -> AsyncGenerator[bytes]:
     async with aclosing(outputs):
         async for prompt, output in outputs:
-            yield events.of(output, prompt)
+            yield encoder.encode_output(output, prompt)
 
 
 def split_prompts(prompt: str | list[Any]) -> list[str | list[int]]:
@@ -357,9 +362,8 @@ def split_prompts(prompt: str | list[Any]) -> list[str | list[int]]:
         )
     out: list[str | list[int]] = []
     for item in prompt:
-        if not isinstance(item, str) and not (
-            isinstance(item, list) and all(type(i) is int for i in item)
-        ):
+        is_ids = isinstance(item, list) and all(type(i) is int for i in item)
+        if not isinstance(item, str) and not is_ids:
             raise InvalidRequest(
                 "prompt", "must be a text, a list of texts, token ids, or a list of lists of them."
             )

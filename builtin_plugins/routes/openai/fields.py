@@ -1,8 +1,4 @@
-"""Fields of the OpenAI requests that are not sampling parameters; those are `SamplingParams`' own,
-once.
-
-Types and limits are here; what a field means for the engine is in the endpoint that reads it.
-"""
+"""Bodies of the OpenAI requests, without sampling parameters: `SamplingParams` defines those."""
 
 from __future__ import annotations
 
@@ -11,22 +7,23 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from builtin_plugins.routes.conversation.fields import (
+from builtin_plugins.routes.common.fields import (
     SAMPLING_FIELDS,
     EngineFields,
-    Small,
-    features_of,
+    ShortString,
+    feature_fields,
 )
-from core.api import InvalidRequest, Names
+from core.api import InvalidRequest
+from core.api.features import KnownNames
 
 MAX_PROMPTS: Final = 1024
-"""Prompts in one completions request."""
+"""Largest number of prompts in one completions request."""
 MAX_SEQUENCES: Final = 1024
-"""Prompts times `n`, or times `best_of`."""
+"""Largest number of sequences in one request: prompts times `n`, or times `best_of`."""
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=False):
-    """What a stream tells besides its text."""
+    """Contents of a stream in addition to its text."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
@@ -34,19 +31,19 @@ class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=False):
 
 
 class CommonFields(EngineFields, kw_only=True):
-    """What completions and chat completions share."""
+    """Fields of completions and of chat completions."""
 
     model: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     echo: bool = False
-    request_id: Small | None = None
+    request_id: ShortString | None = None
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool | None = None
     use_beam_search: bool = False
-    """The `n` answers are the likeliest ones that a search over as many beams finds."""
+    """Whether a beam search over `n` beams finds the `n` answers."""
     length_penalty: float = 1.0
-    """Power of an answer's length by which the search divides its log-probability."""
+    """Exponent of the answer length by which the beam search divides the log-probability."""
 
 
 class CompletionFields(CommonFields, kw_only=True):
@@ -54,7 +51,7 @@ class CompletionFields(CommonFields, kw_only=True):
 
     prompt: str | list[Any]
     best_of: Annotated[int, msgspec.Meta(ge=1, le=64)] | None = None
-    """As many sequences are generated, of which the `n` likeliest are the answer."""
+    """Number of generated sequences; the `n` likeliest are the answer."""
     add_special_tokens: bool = True
 
 
@@ -76,11 +73,11 @@ class ChatFields(CommonFields, kw_only=True):
     continue_final_message: bool = False
     add_special_tokens: bool = False
     thinking_token_budget: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
-    """Most tokens of thoughts; then they are ended and the answer begins."""
-    reasoning_effort: Small | None = None
-    """Handed to the chat template."""
+    """Largest number of reasoning tokens before the answer is forced to start."""
+    reasoning_effort: ShortString | None = None
+    """Argument of the chat template."""
     documents: list[dict[str, Any]] = []
-    """Likewise, where it shows them."""
+    """Documents for chat templates that show them."""
 
 
 WITHOUT_EFFECT: Final = (
@@ -94,7 +91,7 @@ WITHOUT_EFFECT: Final = (
     "user",
     "verbosity",
 )
-"""OpenAI's fields that ask nothing of an engine that serves one model."""
+"""OpenAI's fields that are accepted and ignored."""
 
 _GUIDED = "was removed; use `structured_outputs` with `{}`"
 _MEDIA = "is not served: this engine takes and gives text"
@@ -127,22 +124,17 @@ UNSERVED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "suffix": (("",), "is not served"),
     "web_search_options": ((), "is not served"),
 }
-"""Known fields that cannot be served yet: the values that change nothing, and what is missing for
-the others.
-"""
+"""Known fields that are not served: values without effect, and the error for any other value."""
 
 OTHER_FIELDS: Final = frozenset(
     (*SAMPLING_FIELDS, "response_format", "structured_outputs", *WITHOUT_EFFECT, *UNSERVED)
 )
 
 
-def read_others(others: Mapping[str, Any], names: Names) -> dict[str, Any]:
-    """Return the fields that features read.
-
-    Raises `InvalidRequest` for one that asks for something nobody serves.
-    """
+def read_others(others: Mapping[str, Any], names: KnownNames) -> dict[str, Any]:
+    """Return the fields that features read. Raises `InvalidRequest` for unserved fields."""
     for name, value in others.items():
         neutral, missing = UNSERVED.get(name, ((value,), ""))
         if name not in names.read and value not in neutral:
             raise InvalidRequest(name, f"{missing}.")
-    return features_of(others, names)
+    return feature_fields(others, names)

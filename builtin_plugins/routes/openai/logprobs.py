@@ -1,4 +1,4 @@
-"""Log-probabilities in OpenAI's two forms. Knows outputs, no endpoint."""
+"""Log-probabilities in the two forms of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final
 from core.api import Logprob
 
 LOWEST: Final = -9999.0
-"""Stands for minus infinity, which JSON has no form for."""
+"""Log-probability sent for minus infinity, which JSON cannot represent."""
 
 Position = Mapping[int, Logprob]
 
@@ -68,9 +68,7 @@ def chat_logprobs(
 
 
 def prompt_logprobs(positions: Sequence[Position | None] | None) -> list[Any] | None:
-    """Return prompt log-probabilities as clients of the reference know them: one object per
-    position.
-    """
+    """Return prompt log-probabilities as in vLLM: one object per position."""
     if positions is None:
         return None
     return [

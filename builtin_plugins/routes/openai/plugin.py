@@ -25,7 +25,7 @@ def engine_options() -> list[Option]:
             "enable_force_include_usage",
             bool,
             False,
-            "End every stream with `usage`, asked for or not.",
+            "End every stream with `usage`, even if the request does not ask for it.",
         ),
         Option(
             "return_tokens_as_token_ids",

@@ -1,49 +1,59 @@
-"""The route group: paths, and the list of models."""
+"""Route group of OpenAI's API: paths, body schemas and the list of models."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from builtin_plugins.routes.conversation.formats import Formats
-from builtin_plugins.routes.conversation.pipeline import Conversations
-from builtin_plugins.routes.conversation.running import (
+from builtin_plugins.routes.common.fields import SAMPLING_FIELDS
+from builtin_plugins.routes.common.output_formats import OutputFormats
+from builtin_plugins.routes.common.pipeline import ChatPipeline
+from builtin_plugins.routes.common.requests import (
     choose_model,
+    display_names,
     listed_variants,
     now,
-    shown_names,
 )
+from builtin_plugins.routes.common.schema import body_schema, bounded_schemas, struct_schema
 from builtin_plugins.routes.openai.answers import AnswerOptions
-from builtin_plugins.routes.openai.bodies import bodies
 from builtin_plugins.routes.openai.chat import ChatCompletions
 from builtin_plugins.routes.openai.completions import Completions
-from core.api import EngineConfig
-from core.contracts.variants import Variant
+from builtin_plugins.routes.openai.fields import (
+    MAX_PROMPTS,
+    UNSERVED,
+    WITHOUT_EFFECT,
+    ChatFields,
+    CompletionFields,
+)
+from core.api import EngineConfig, SamplingParams
+from core.api.features import KnownNames, Variant
+from core.api.sampling import StructuredOutputsParams
+from core.api.serving import ServedEngine
 
 log = logging.getLogger(__name__)
 
 
 class OpenAIRoutes:
-    """OpenAI's API over one engine."""
+    """OpenAI's API for one engine."""
 
-    def __init__(self, engine: Any, config: EngineConfig) -> None:
+    def __init__(self, engine: ServedEngine, config: EngineConfig) -> None:
         options = AnswerOptions.from_options(config.options)
         self._engine = engine
         self._created = now()
         self._completions = Completions(engine, options)
-        formats = Formats.shared(engine, config.options)
+        formats = OutputFormats.shared(engine, config.options)
         if formats.suggestion:
             log.info(
-                "The chat template takes tools; %s let the model decide to call them.",
+                "The chat template supports tools; %s let the model call them.",
                 formats.suggestion,
             )
-        self._chat = ChatCompletions(engine, options, Conversations(engine, formats))
+        self._chat = ChatCompletions(engine, options, ChatPipeline(engine, formats))
         self._strict = options.strict_fields
 
     def routes(self) -> Sequence[Route]:
@@ -57,7 +67,7 @@ class OpenAIRoutes:
 
     def bodies(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the JSON schema of each path's body."""
-        return bodies(self._engine.fields, self._engine.vocab_size, strict=self._strict)
+        return body_schemas(self._engine.fields, self._engine.vocab_size, strict=self._strict)
 
     async def _complete(self, request: Request) -> Any:
         return await self._completions(request)
@@ -66,7 +76,7 @@ class OpenAIRoutes:
         return await self._chat(request)
 
     async def _models(self, request: Request) -> JSONResponse:
-        cards = [self._card(name) for name in shown_names(self._engine)]
+        cards = [self._card(name) for name in display_names(self._engine)]
         cards += [self._variant_card(variant) for variant in listed_variants(self._engine)]
         ends = {
             "first_id": cards[0]["id"],
@@ -81,7 +91,7 @@ class OpenAIRoutes:
         return JSONResponse(self._card(name) if variant is None else self._variant_card(variant))
 
     def _variant_card(self, variant: Variant) -> dict[str, Any]:
-        parent = variant.parent or shown_names(self._engine)[0]
+        parent = variant.parent or display_names(self._engine)[0]
         return {**self._card(variant.name), "root": variant.root, "parent": parent}
 
     def _card(self, name: str) -> dict[str, Any]:
@@ -99,3 +109,72 @@ class OpenAIRoutes:
             "created_at": datetime.fromtimestamp(self._created, UTC).isoformat(),
             "max_input_tokens": self._engine.max_model_len,
         }
+
+
+_RESPONSE_FORMAT: Final = {
+    "type": "object",
+    "properties": {
+        "type": {"enum": ["text", "json_object", "json_schema", "structural_tag"]},
+        "json_schema": {"type": "object", "properties": {"schema": {"type": "object"}}},
+    },
+    "required": ["type"],
+}
+_MESSAGES: Final = {
+    "type": "array",
+    "minItems": 1,
+    "items": {
+        "type": "object",
+        "required": ["role"],
+        "properties": {
+            "role": {"type": "string", "minLength": 1},
+            "content": {
+                "anyOf": [
+                    {"type": "string"},
+                    {"type": "array", "items": {"type": "object"}},
+                    {"type": "null"},
+                ]
+            },
+        },
+    },
+}
+
+
+def body_schemas(names: KnownNames, vocab_size: int, *, strict: bool) -> dict[str, dict[str, Any]]:
+    """Return the schema of each path's body; `names` are the fields that features read."""
+    others = _others(names)
+    completions = body_schema(CompletionFields, others, strict=strict)
+    completions["properties"]["prompt"] = _prompt(vocab_size)
+    chat = body_schema(ChatFields, others, strict=strict)
+    chat["properties"]["messages"] = _MESSAGES
+    return {"/v1/completions": completions, "/v1/chat/completions": chat}
+
+
+def _prompt(vocab_size: int) -> dict[str, Any]:
+    """Return the schema of a prompt: a text, token ids, or a list of either."""
+    text = {"type": "string", "minLength": 1}
+    ids = {
+        "type": "array",
+        "minItems": 1,
+        "items": {"type": "integer", "minimum": 0, "maximum": vocab_size - 1},
+    }
+    several = {
+        "type": "array",
+        "minItems": 1,
+        "maxItems": MAX_PROMPTS,
+        "items": {"anyOf": [text, ids]},
+    }
+    return {"anyOf": [text, ids, several]}
+
+
+def _others(names: KnownNames) -> dict[str, Any]:
+    others: dict[str, Any] = dict(bounded_schemas(SamplingParams, SAMPLING_FIELDS))
+    stop = others.pop("stop")
+    annotations = {name: stop.pop(name) for name in ("description", "default")}
+    others["stop"] = {**annotations, "anyOf": [{"type": "string", "minLength": 1}, stop]}
+    others["response_format"] = _RESPONSE_FORMAT
+    others["structured_outputs"] = struct_schema(StructuredOutputsParams, ("backend",))
+    others |= {name: {"description": "Has no effect."} for name in WITHOUT_EFFECT}
+    for name, (neutral, missing) in UNSERVED.items():
+        distinct = [value for i, value in enumerate(neutral) if value not in neutral[:i]]
+        others[name] = {"description": f"{missing}.", "enum": [*distinct, None]}
+    return others | {name: {"description": "Read by a plugin."} for name in names.read}

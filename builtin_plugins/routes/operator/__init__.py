@@ -1,1 +1,1 @@
-"""Routes for operators: pausing, caches, configuration, calls of features; all behind one switch."""
+"""Operator routes: pause, sleep, caches, profiling, configuration, adapters, `/invocations`."""

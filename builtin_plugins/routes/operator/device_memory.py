@@ -1,8 +1,7 @@
-"""Memory of a device that is given back to its driver, and comes again: tensors stay, what they lie
-in is gone meanwhile.
+"""Releases the device memory of tensors to the driver, and restores it.
 
-A tensor's storage is emptied and filled again, so all that share it, in whatever shape, have it
-back. It may be elsewhere then: whoever remembers places is told by the model's `times_moved`.
+A tensor's storage is emptied and refilled, so all tensors that share it are restored. It may move:
+a change of the model's `storage_version` invalidates addresses.
 """
 
 from __future__ import annotations
@@ -23,90 +22,93 @@ class DeviceMemory:
     def __init__(self, model: Any, caches: Iterable[torch.Tensor], device: str) -> None:
         self._model = model
         self._module = torch.get_device_module(device)
-        self._caches = _Part(caches)
-        self._weights = _Part([*model.parameters(), *model.buffers()])
+        self._caches = _Storages(caches)
+        self._weights = _Storages([*model.parameters(), *model.buffers()])
 
-    def fall(self, *, keeps_weights: bool) -> int:
-        """Give caches and weights back, the latter kept on the host if they are to be; return how
-        many bytes.
+    def release(self, *, save_weights: bool) -> int:
+        """Release caches and weights, and return the number of bytes.
+
+        `save_weights` copies the weights to the host.
         """
-        self._module.synchronize()  # steps in flight still read them
-        self._model.times_moved = (
-            getattr(self._model, "times_moved", 0) + 1
-        )  # before: what is recorded holds memory, too
-        given = self._caches.give_back(keeps=False) + self._weights.give_back(keeps=keeps_weights)
+        self._module.synchronize()  # in-flight steps still read them
+        # First, because CUDA graphs hold memory too.
+        self._model.storage_version = getattr(self._model, "storage_version", 0) + 1
+        num_bytes = self._caches.release(save=False) + self._weights.release(save=save_weights)
         self._module.empty_cache()
-        return given
+        return num_bytes
 
-    def wake_caches(self) -> None:
-        """Take memory for caches again, zeroed.
+    def restore_caches(self) -> None:
+        """Allocate the caches again, zeroed.
 
-        Raises `RequestFailed` where the device has not as much, and may be repeated.
+        Raises `RequestFailed` if the device lacks memory; the call may be repeated.
         """
-        for storage in self._caches.take_again():
+        for storage in self._caches.allocate():
             storage.fill_(0)
 
-    def wake_weights(self) -> bool:
-        """Take memory for weights again; say whether they are to be read into it, since nobody has
-        kept them.
+    def restore_weights(self) -> bool:
+        """Allocate the weights again, and copy them from the host.
 
-        Raises `RequestFailed` where the device has not as much, and may be repeated.
+        Returns True if the host does not have them, so they must be reloaded. Raises
+        `RequestFailed` if the device lacks memory; the call may be repeated.
         """
-        self._weights.take_again()
+        self._weights.allocate()
         return not self._weights.fill_from_host()
 
 
-class _Part:
-    """Storages, each once."""
+class _Storages:
+    """Distinct storages of some tensors."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         self._tensors = list(tensors)
-        self._asleep: list[tuple[torch.UntypedStorage, int]] = []
-        self._kept: list[torch.Tensor] | None = None
+        self._released: list[tuple[torch.UntypedStorage, int]] = []
+        """Released storages, with their sizes in bytes."""
+        self._host_copies: list[torch.Tensor] | None = None
 
-    def give_back(self, *, keeps: bool) -> int:
-        """Empty all storages and return what they had; `keeps`: the host has it meanwhile."""
-        if self._asleep:
-            self._kept = self._kept if keeps else None
+    def release(self, *, save: bool) -> int:
+        """Empty all storages and return their size in bytes; `save` copies them to the host."""
+        if self._released:
+            if not save:
+                self._host_copies = None
             return 0
-        # Found anew each time: whoever replaces a parameter's data gives it another storage.
+        # Looked up each time, because replacing a parameter's data replaces its storage.
         storages = {
             each.untyped_storage().data_ptr(): each.untyped_storage() for each in self._tensors
         }
-        self._asleep = [
+        self._released = [
             (storage, storage.nbytes()) for storage in storages.values() if storage.nbytes()
         ]
-        self._kept = [_on_host(storage) for storage, _ in self._asleep] if keeps else None
-        for storage, _ in self._asleep:
+        self._host_copies = None
+        if save:
+            self._host_copies = [_on_host(storage) for storage, _ in self._released]
+        for storage, _ in self._released:
             storage.resize_(0)
-        return sum(num_bytes for _, num_bytes in self._asleep)
+        return sum(num_bytes for _, num_bytes in self._released)
 
-    def take_again(self) -> list[torch.Tensor]:
-        """Give all storages the sizes they had; return those, as bytes, that were empty."""
-        taken = []
-        for storage, num_bytes in self._asleep:
+    def allocate(self) -> list[torch.Tensor]:
+        """Restore the sizes of all storages; return those that were empty, as bytes."""
+        allocated = []
+        for storage, num_bytes in self._released:
             if not storage.nbytes():
                 try:
                     storage.resize_(num_bytes)
                 except torch.OutOfMemoryError as error:
                     raise RequestFailed(
-                        f"{num_bytes / GIB:.2f} GiB are not free on this device, which others use "
-                        "meanwhile; free them, and call "
-                        "wake_up() again. What sleeps is kept."
+                        f"{num_bytes / GIB:.2f} GiB are not free on this device; free them in the "
+                        "processes that use it, and call wake_up() again. The engine stays asleep."
                     ) from error
-                taken.append(_bytes_of(storage))
-        if self._kept is None:
-            self._asleep = []
-        return taken
+                allocated.append(_bytes_of(storage))
+        if self._host_copies is None:
+            self._released = []
+        return allocated
 
     def fill_from_host(self) -> bool:
-        """Copy back what the host has kept; False: nothing."""
-        if self._kept is None:
+        """Copy the contents back from the host; return False if it has none."""
+        if self._host_copies is None:
             return False
-        for (storage, _), kept in zip(self._asleep, self._kept, strict=True):
-            _bytes_of(storage).copy_(kept, non_blocking=True)
-        self._kept = None
-        self._asleep = []
+        for (storage, _), host_copy in zip(self._released, self._host_copies, strict=True):
+            _bytes_of(storage).copy_(host_copy, non_blocking=True)
+        self._host_copies = None
+        self._released = []
         return True
 
 
@@ -115,10 +117,7 @@ def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
 
 
 def _on_host(storage: torch.UntypedStorage) -> torch.Tensor:
-    """Return a copy in memory of the host, pinned where there is a device, so that it comes back at
-    the bus' speed.
-    """
-    kept = torch.empty(
-        storage.nbytes(), dtype=torch.uint8, pin_memory=storage.device.type == "cuda"
-    )
-    return kept.copy_(_bytes_of(storage))
+    """Return a copy in host memory, pinned for a GPU, so that it returns at bus speed."""
+    is_pinned = storage.device.type == "cuda"
+    host_copy = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=is_pinned)
+    return host_copy.copy_(_bytes_of(storage))

@@ -1,12 +1,10 @@
-"""Routes for operators, behind `--enable-operator-routes`, and what pauses, profiles and puts to
-sleep for them.
-"""
+"""Operator routes with `--enable-operator-routes`, and their scheduler and worker extensions."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from core.api import EngineConfig, Entry, Option, hookimpl
+from core.api import EngineConfig, Entry, Option, Registry, hookimpl
 
 
 @hookimpl
@@ -17,7 +15,10 @@ def engine_routes() -> list[Entry]:
 
 @hookimpl
 def engine_options() -> list[Option]:
-    profiler = 'For /start_profile and /stop_profile: {"torch_profiler_dir": DIR}, and how torch\'s profiler is to look.'
+    profiler = (
+        'For /start_profile and /stop_profile: {"torch_profiler_dir": DIR}, and options of '
+        "torch's profiler."
+    )
     calls = "Calls of features (feature.verb) that /collective_rpc may make."
     return [
         Option(
@@ -31,45 +32,42 @@ def engine_options() -> list[Option]:
             "enable_sleep_mode",
             bool,
             False,
-            "Let /sleep give memory back until /wake_up; likewise LLM.sleep().",
+            "Let /sleep and LLM.sleep() release memory until /wake_up.",
         ),
         Option("profiler_config", dict[str, Any], {}, profiler),
     ]
 
 
 @hookimpl
-def engine_scheduler_extensions(config: EngineConfig, registry: Any) -> list[Any]:
+def engine_scheduler_extensions(config: EngineConfig, registry: Registry) -> list[Any]:
     pauses = bool(config.options.get("enable_operator_routes"))
-    halves = list[Any]()
+    extensions = list[Any]()
     if pauses:
-        from builtin_plugins.routes.operator.pausing import Pausing  # lazy: start-up stays quick
+        from builtin_plugins.routes.operator.pausing import PauseExtension  # lazy: quick start
 
-        halves.append(Pausing(config.scheduler.max_num_seqs or 1))
+        extensions.append(PauseExtension(config.scheduler.max_num_seqs or 1))
     if config.options.get("enable_sleep_mode"):
-        from builtin_plugins.routes.operator import (
-            sleep_calls,
-            sleeping,
-        )  # lazy: start-up stays quick
-        from core.contracts.infos import numbers_of
-        from core.contracts.variants import methods_of
+        from builtin_plugins.routes.operator import sleep  # lazy: quick start
+        from core.api.features import llm_methods
+        from core.api.telemetry import gauge_providers
 
-        half = sleeping.Sleeping(parks=pauses)
-        halves.append(half)
-        numbers_of(registry)[sleeping.NAME] = half.numbers
-        methods_of(registry).update(sleep=sleep_calls.sleep, wake_up=sleep_calls.wake_up)
-    return halves
+        extension = sleep.SleepExtension(parks=pauses)
+        extensions.append(extension)
+        gauge_providers(registry)[sleep.NAME] = extension.numbers
+        llm_methods(registry).update(sleep=sleep.sleep, wake_up=sleep.wake_up)
+    return extensions
 
 
 @hookimpl
-def engine_runner_extensions(config: EngineConfig, registry: Any) -> list[Any]:
-    from builtin_plugins.routes.operator.profiling import (
-        Profiling,
-        Settings,
-    )  # lazy: start-up stays quick
-    from builtin_plugins.routes.operator.sleeping import Releasing
+def engine_runner_extensions(config: EngineConfig, registry: Registry) -> list[Any]:
+    # lazy: quick start
+    from builtin_plugins.routes.operator.profiling import Settings, StepProfiler
+    from builtin_plugins.routes.operator.sleep import MemoryReleaser
 
-    halves: list[Any] = [Releasing(registry)] if config.options.get("enable_sleep_mode") else []
+    extensions: list[Any] = []
+    if config.options.get("enable_sleep_mode"):
+        extensions.append(MemoryReleaser(registry))
     if not config.options.get("enable_operator_routes"):
-        return halves
+        return extensions
     settings = Settings.of(config.options.get("profiler_config") or {})
-    return [*halves, Profiling(settings)] if settings else halves
+    return [*extensions, StepProfiler(settings)] if settings else extensions

@@ -1,8 +1,6 @@
-"""The worker half of `/start_profile` and `/stop_profile`: torch's profiler over a rank's steps,
-written as a file per rank.
+"""Worker extension of `/start_profile` and `/stop_profile`: torch's profiler, one file per rank.
 
-`--profiler-config` names the folder; keys are vLLM's. Looks at each step only to count those that
-are left out or profiled.
+`--profiler-config` names the folder, with vLLM's keys.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from core.api import ConfigError
 if TYPE_CHECKING:
     from torch.profiler import profile
 
-    from core.contracts.scheduling import WorkerParts
+    from core.api.execution import WorkerParts
 
 log = logging.getLogger(__name__)
 
@@ -40,17 +38,17 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=
     torch_profiler_record_shapes: bool = False
     torch_profiler_with_memory: bool = False
     torch_profiler_dump_cuda_time_total: bool = True
-    """Accepted: the sums by op are in the log in any case."""
+    """Accepted; the log always has the sums by op."""
     ignore_frontend: bool = True
-    """Accepted: the serving process is not profiled."""
+    """Accepted; the API process is never profiled."""
     delay_iterations: Count = 0
-    """Steps that are left out after the start."""
+    """Steps to skip after the start."""
     max_iterations: Count = 0
-    """Steps that are profiled at most; 0: until the stop."""
+    """Largest number of profiled steps; 0: until the stop."""
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Self | None:
-        """Return the settings, None where there are none. Raises `ConfigError` for what is none."""
+        """Return the settings, or None without any. Raises `ConfigError`."""
         if not given or given.get("profiler", "torch") is None:
             return None
         try:
@@ -61,8 +59,8 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=
             ) from error
 
 
-class Profiling:
-    """One rank's profiler. Answers calls with JSON: the file that was written, or what was wrong."""
+class StepProfiler:
+    """Profiler of one rank. Calls return JSON: the file, or an error."""
 
     name = NAME
 
@@ -70,17 +68,17 @@ class Profiling:
         self._settings = settings
         self._rank = 0
         self._profile: profile | None = None
-        self._wanted = False
+        self._is_requested = False
         self._steps = 0
-        """Since the start."""
+        """Number of steps since the start."""
 
     def attach(self, parts: WorkerParts) -> None:
-        """Take this rank's number."""
+        """Store the rank."""
         self._rank = parts.pipeline.rank * parts.group.size + parts.group.rank
 
     def begin(self, payload: bytes | None) -> None:
-        """Start where steps were to be left out first, and stop after as many as are wanted."""
-        if not self._wanted:
+        """Count steps; start after the skipped ones, and stop after the last one."""
+        if not self._is_requested:
             return
         self._steps += 1
         settings = self._settings
@@ -93,29 +91,29 @@ class Profiling:
             log.info("profile written to %s", self._stop())
 
     def call(self, verb: str, data: bytes) -> bytes | None:
-        """Answer `start` and `stop`."""
+        """Handle `start` and `stop`."""
         if verb not in ("start", "stop"):
             return None
         if verb == "start":
-            told = self._begin_asked()
-        elif not self._wanted:
-            told = {
+            answer = self._start_requested()
+        elif not self._is_requested:
+            answer = {
                 "error": "no profile is under way; /start_profile begins one, and "
                 "--profiler-config may have ended it"
             }
         else:
-            told = {"file": self._stop()}
-        return json.dumps(told).encode()
+            answer = {"file": self._stop()}
+        return json.dumps(answer).encode()
 
     def close(self) -> None:
-        """Write what there is when the engine ends."""
-        if self._wanted:
+        """Write the profile when the engine ends."""
+        if self._is_requested:
             self._stop()
 
-    def _begin_asked(self) -> dict[str, str]:
-        if self._wanted:
+    def _start_requested(self) -> dict[str, str]:
+        if self._is_requested:
             return {"error": "a profile is under way; /stop_profile ends it"}
-        self._wanted = True
+        self._is_requested = True
         self._steps = 0
         if not self._settings.delay_iterations:
             self._start()
@@ -125,7 +123,7 @@ class Profiling:
         from torch._C._profiler import (
             _ExperimentalConfig,
         )  # steps may run in another thread than calls
-        from torch.profiler import ProfilerActivity, profile  # lazy: nobody else needs it
+        from torch.profiler import ProfilerActivity, profile  # lazy: only a profile needs it
 
         settings = self._settings
         self._profile = profile(
@@ -139,10 +137,10 @@ class Profiling:
         self._profile.start()
 
     def _stop(self) -> str:
-        """Return the file that was written; empty where no step has been profiled."""
+        """Stop, and return the written file; empty if no step was profiled."""
         stopped = self._profile
         self._profile = None
-        self._wanted = False
+        self._is_requested = False
         if stopped is None:
             return ""
         stopped.stop()

@@ -1,7 +1,4 @@
-"""What operators do to a running engine.
-
-Every route is a 404 unless `--enable-operator-routes` is given.
-"""
+"""Operator routes of a running engine; 404 without `--enable-operator-routes`."""
 
 from __future__ import annotations
 
@@ -21,27 +18,26 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from builtin_plugins.routes.body import read_request
-from builtin_plugins.routes.conversation.fields import as_typed
-from builtin_plugins.routes.names import names_of
+from builtin_plugins.routes.common.body import read_request
+from builtin_plugins.routes.common.fields import with_client_field
+from builtin_plugins.routes.common.plugin_health import Faults, plugin_health
+from builtin_plugins.routes.common.request_ids import id_aliases
+from builtin_plugins.routes.common.schema import body_schema
 from builtin_plugins.routes.operator.pausing import NAME
 from builtin_plugins.routes.operator.profiling import NAME as PROFILING
 from builtin_plugins.routes.operator.profiling import Settings
-from builtin_plugins.routes.operator.sleep_calls import EMPTY_S, checked_level, checked_tags
-from builtin_plugins.routes.operator.sleeping import NAME as SLEEPING
-from builtin_plugins.routes.plugin_health import Faults, plugin_health
-from builtin_plugins.routes.schema import body_schema
+from builtin_plugins.routes.operator.sleep import EMPTY_S, checked_level, checked_tags
+from builtin_plugins.routes.operator.sleep import NAME as SLEEPING
 from core.api import EngineConfig, EngineError, InvalidRequest
-from core.contracts.faults import faults_of
+from core.api.serving import ServedEngine
+from core.api.telemetry import plugin_faults
 
 log = logging.getLogger(__name__)
 
 POLL_S: Final = 0.05
-"""Between two looks whether what runs has ended."""
+"""Interval between two checks for running requests, in seconds."""
 ANSWER_S: Final = 1.0
-"""As long the engine is waited for when its plugins' faults are asked: one in a long step is left
-out.
-"""
+"""Timeout for the engine to report plugin faults, in seconds."""
 _SECRETS: Final = ("token", "key", "password", "secret")
 _MODES: Final = ("abort", "wait", "keep")
 _MISSING: Final[Mapping[str, tuple[str, str]]] = {
@@ -51,14 +47,14 @@ _MISSING: Final[Mapping[str, tuple[str, str]]] = {
         "a cache of encoder outputs: an encoder is a part of its request's first step",
     ),
 }
-"""vLLM's routes for what is not there: the method, and what is missing."""
+"""vLLM's routes that are not supported: the method, and the missing part."""
 
 
 class CallFields(msgspec.Struct, kw_only=True):
     """Body of `/collective_rpc`."""
 
     method: str
-    """`feature.verb`"""
+    """Name of the call, as `feature.verb`."""
     data: str = ""
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
@@ -69,37 +65,38 @@ class AbortFields(msgspec.Struct, kw_only=True):
     """Body of `/abort_requests`."""
 
     request_ids: list[str] = []
-    """As answers show them; none: all."""
+    """Ids as answers show them; empty: all requests."""
 
 
 class OperatorRoutes:
-    """The routes over one engine."""
+    """Operator routes of one engine."""
 
     switch: Final = "enable_operator_routes"
     queries: Final[Mapping[str, Any]] = {
         "POST /pause": {"mode": {"enum": list(_MODES), "default": _MODES[0]}}
     }
 
-    def __init__(self, engine: Any, config: EngineConfig) -> None:
+    def __init__(self, engine: ServedEngine, config: EngineConfig) -> None:
         self._engine = engine
         self._config = config
         options = config.options
-        self._on = bool(options.get(self.switch))
-        self._aborts = self._on or bool(options.get("tokens_only"))
+        self._is_on = bool(options.get(self.switch))
+        self._aborts = self._is_on or bool(options.get("tokens_only"))
         self._calls: Sequence[str] = options.get("operator_calls") or ()
         self._strict = bool(options.get("strict_fields"))
-        self._sleeps = self._on and bool(options.get("enable_sleep_mode"))
-        self._profiles = self._on and Settings.of(options.get("profiler_config") or {}) is not None
-        if self._on and not options.get("api_key"):
+        self._sleeps = self._is_on and bool(options.get("enable_sleep_mode"))
+        settings = Settings.of(options.get("profiler_config") or {}) if self._is_on else None
+        self._profiles = settings is not None
+        if self._is_on and not options.get("api_key"):
             log.warning(
-                "whoever reaches the port may pause the server and read its settings; give an "
-                "--api-key"
+                "every client of the port may pause the server and read its settings; "
+                "set an --api-key"
             )
 
     def routes(self) -> Sequence[Route]:
-        """Return the routes, or none."""
+        """Return the routes; without the switch none, or only `/abort_requests`."""
         aborts = [Route("/abort_requests", self._abort, methods=["POST"])] if self._aborts else []
-        if not self._on:
+        if not self._is_on:
             return aborts
         return [
             *aborts,
@@ -129,35 +126,35 @@ class OperatorRoutes:
         return {path: body_schema(struct, strict=self._strict) for path, struct in structs.items()}
 
     async def _pause(self, request: Request) -> JSONResponse:
-        """Stop computing: end what runs (`mode=abort`), wait until it has ended (`wait`), or keep
-        it for later (`keep`).
+        """Pause the engine: abort running requests (`mode=abort`), finish them (`wait`), or let
+        them resume later (`keep`).
         """
         mode = request.query_params.get("mode", "abort")
         if mode not in _MODES:
             raise InvalidRequest("mode", f"must be one of {', '.join(_MODES)}, not {mode[:100]!r}.")
         if mode == "wait":
-            _, running = await self._pausing("end")
+            _, running = await self._pausing("drain")
             while running:
                 await asyncio.sleep(POLL_S)
                 paused, running = await self._pausing("state")
                 if not paused:
                     raise HTTPException(
-                        409, "the server was told to go on before what ran had ended."
+                        409, "the server was resumed before all running requests had ended."
                     )
-        await self._pausing("rest")
+        await self._pausing("pause")
         if mode == "abort":
             await self._end(self._engine.open_ids())
         return JSONResponse({"status": "paused"})
 
     async def _resume(self, request: Request) -> JSONResponse:
-        """Go on."""
+        """Resume the engine, and wake it up."""
         if self._sleeps:
             await self._wake(b"")
-        await self._pausing("go_on")
+        await self._pausing("resume")
         return JSONResponse({"status": "resumed"})
 
     async def _is_paused(self, request: Request) -> JSONResponse:
-        """Tell whether the engine rests."""
+        """Return whether the engine is paused."""
         paused, _ = await self._pausing("state")
         return JSONResponse({"is_paused": paused})
 
@@ -168,21 +165,21 @@ class OperatorRoutes:
         return paused == b"1", int(running)
 
     async def _sleep(self, request: Request) -> JSONResponse:
-        """End what runs, forget the prefix cache, and give memory back: that of the KV cache, at
-        level 2 the weights', too.
+        """Abort requests, clear the prefix cache, and release the memory of the KV cache; at level
+        2 of the weights too.
         """
         self._check_sleeps()
         level = checked_level(request.query_params.get("level", "1"))
-        await self._pausing("rest")
+        await self._pausing("pause")
         until_s = time.monotonic() + EMPTY_S
         while not await self._emptied():
             if time.monotonic() > until_s:
-                await self._pausing("go_on")
+                await self._pausing("resume")
                 raise HTTPException(
                     409, f"the cache was still in use after {EMPTY_S:g} s; try again."
                 )
             await asyncio.sleep(POLL_S)
-        _, *released = await self._engine.call(f"{SLEEPING}.fall", level)
+        _, *released = await self._engine.call(f"{SLEEPING}.sleep", level)
         return JSONResponse({"status": "asleep", "released_bytes": sum(map(int, released))})
 
     async def _emptied(self) -> bool:
@@ -193,26 +190,24 @@ class OperatorRoutes:
         return bool(idle == b"1")
 
     async def _wake_up(self, request: Request) -> JSONResponse:
-        """Have the cache, the weights or both back, by `tags`, and go on when nothing sleeps any
-        more.
-        """
+        """Restore cache, weights or both, by `tags`; resume the engine once both are restored."""
         self._check_sleeps()
         if await self._wake(checked_tags(request.query_params.getlist("tags"))):
             return JSONResponse({"status": "asleep"})
-        await self._pausing("go_on")
+        await self._pausing("resume")
         return JSONResponse({"status": "awake"})
 
     async def _wake(self, tags: bytes) -> bool:
-        """Wake what tags name; say whether anything sleeps on.
+        """Restore what the tags name; return whether anything still sleeps.
 
-        Where weights cannot be read, nothing has changed.
+        Nothing changes if the weights cannot be reloaded.
         """
         await self._engine.call(f"{SLEEPING}.wake", tags)
         state, *_ = await self._engine.call(f"{SLEEPING}.woken", tags)
         return bool(state == b"1")
 
     async def _is_sleeping(self, request: Request) -> JSONResponse:
-        """Tell whether the engine sleeps."""
+        """Return whether the engine sleeps."""
         self._check_sleeps()
         state, *_ = await self._engine.call(f"{SLEEPING}.state")
         return JSONResponse({"is_sleeping": state == b"1"})
@@ -225,13 +220,13 @@ class OperatorRoutes:
             )
 
     async def _start_profile(self, request: Request) -> JSONResponse:
-        """Begin to profile the steps of all ranks."""
+        """Start the profiler of all ranks."""
         self._check_profiles()
         _files(await self._engine.call(f"{PROFILING}.start"))
         return JSONResponse({"status": "started"})
 
     async def _stop_profile(self, request: Request) -> JSONResponse:
-        """End it; tell where each rank has written its trace."""
+        """Stop the profiler; return the trace files of the ranks."""
         self._check_profiles()
         return JSONResponse(
             {"status": "stopped", "files": _files(await self._engine.call(f"{PROFILING}.stop"))}
@@ -242,12 +237,12 @@ class OperatorRoutes:
             raise _off("the profiler", "--profiler-config '{\"torch_profiler_dir\": DIR}'")
 
     async def _abort(self, request: Request) -> JSONResponse:
-        """End requests by the ids that their answers show; without ids, all."""
+        """Abort requests by the ids of their answers; without ids, all requests."""
         parsed = await read_request(request, AbortFields, strict=self._strict)
-        wanted = set(parsed.fields.request_ids)
+        aliases = set(parsed.fields.request_ids)
         ids = self._engine.open_ids()
-        if wanted:
-            ids = [each for each in ids if wanted & names_of(each)]
+        if aliases:
+            ids = [each for each in ids if aliases & id_aliases(each)]
         await self._end(ids)
         return JSONResponse({"status": "aborted", "aborted": len(ids)}, headers=parsed.headers)
 
@@ -255,7 +250,7 @@ class OperatorRoutes:
         await asyncio.gather(*(self._engine.abort(each) for each in ids))
 
     async def _reset_prefix_cache(self, request: Request) -> JSONResponse:
-        """Forget all cached beginnings of prompts."""
+        """Clear the prefix cache."""
         if not await self._engine.reset_prefix_cache():
             raise HTTPException(
                 409,
@@ -264,72 +259,65 @@ class OperatorRoutes:
         return JSONResponse({"status": "reset"})
 
     async def _server_info(self, request: Request) -> Response:
-        """Tell the configuration in force, secrets left out, the plugins in use, and what they have
-        raised.
-        """
+        """Return the configuration in use without secrets, the loaded plugins, and their faults."""
         refs = self._engine.registry.plan.plugins
-        sinks = self._engine.sinks.guarded
+        sinks = self._engine.sinks.entries
         plugins = [ref.name for ref in refs]
-        config = _shown(dataclasses.asdict(self._config))
+        config = _without_secrets(dataclasses.asdict(self._config))
         value = {"version": metadata.version("core"), "config": config, "plugins": plugins}
         value["plugin_health"] = plugin_health(refs, sinks, await self._faults())
         return Response(msgspec.json.encode(value, enc_hook=str), media_type="application/json")
 
     async def _faults(self) -> list[Faults]:
-        """Return what plugins have raised in each process, as far as the engine says so within a
-        moment.
-        """
-        told: dict[int, Faults] = {os.getpid(): faults_of(self._engine.registry)}
+        """Return the faults of plugins in each process; the engine's only if it answers in time."""
+        faults: dict[int, Faults] = {os.getpid(): plugin_faults(self._engine.registry)}
         if not hasattr(self._engine, "call"):
-            return [*told.values()]
+            return [*faults.values()]
         with suppress(TimeoutError, EngineError):
             async with asyncio.timeout(ANSWER_S):
                 for answer in await self._engine.call("memory.owners"):
                     process = msgspec.json.decode(answer)
-                    told.setdefault(process["pid"], process["faults"])
-        return [*told.values()]
+                    faults.setdefault(process["pid"], process["faults"])
+        return [*faults.values()]
 
     async def _call(self, request: Request) -> JSONResponse:
-        """Make a call of a feature, one of those that `--operator-calls` names."""
+        """Make a call of a feature that `--operator-calls` names."""
         parsed = await read_request(request, CallFields, strict=self._strict)
         fields = parsed.fields
         if fields.method not in self._calls:
             named = ", ".join(self._calls) or "none"
             raise InvalidRequest(
                 "method",
-                f"{fields.method[:100]!r} is none of those that --operator-calls names: {named}.",
+                f"{fields.method[:100]!r} is not in --operator-calls ({named}).",
             )
         if fields.args or fields.kwargs:
-            raise InvalidRequest("args", "is not served: a call brings a text; give it as `data`.")
+            raise InvalidRequest("args", "is not served: a call takes one text; send it as `data`.")
         try:
             async with asyncio.timeout(fields.timeout):
                 answers = await self._engine.call(fields.method, fields.data.encode())
         except InvalidRequest as error:
-            raise as_typed(error, {"name": "method"}) from None
+            raise with_client_field(error, {"name": "method"}) from None
         return JSONResponse(
             {"results": [each.decode(errors="replace") for each in answers]}, headers=parsed.headers
         )
 
     async def _refuse(self, request: Request) -> JSONResponse:
-        """Say what is missing."""
+        """Refuse a route of vLLM that is not supported."""
         missing = next(
             what for path, (_, what) in _MISSING.items() if request.url.path.endswith(path)
         )
         raise HTTPException(
-            404, {"message": f"this version has not got {missing}.", "code": "not_served"}
+            404, {"message": f"this version does not have {missing}.", "code": "not_served"}
         )
 
 
 def _files(answers: Sequence[bytes]) -> list[str]:
-    """Return the files that ranks say they have written.
-
-    Raises `HTTPException` for what they say was wrong.
-    """
-    told = [msgspec.json.decode(answer) for answer in answers]
-    for each in told:
+    """Return the files that ranks have written. Raises `HTTPException` for their errors."""
+    results = [msgspec.json.decode(answer) for answer in answers]
+    for each in results:
         if "error" in each:
             raise HTTPException(409, f"{each['error']}.")
-    return [each["file"] for each in told if each.get("file")]
+    return [each["file"] for each in results if each.get("file")]
 
 
 def _off(what: str, switch: str) -> HTTPException:
@@ -338,8 +326,8 @@ def _off(what: str, switch: str) -> HTTPException:
     )
 
 
-def _shown(value: Any, name: str = "") -> Any:
-    """Return settings with secrets left out."""
+def _without_secrets(value: Any, name: str = "") -> Any:
+    """Return settings with secrets replaced by asterisks."""
     if isinstance(value, Mapping):
-        return {str(key): _shown(item, str(key)) for key, item in value.items()}
+        return {str(key): _without_secrets(item, str(key)) for key, item in value.items()}
     return "***" if value and isinstance(value, (str, list)) and name.endswith(_SECRETS) else value

@@ -1,1 +1,1 @@
-"""A page to chat with the model and to look into the engine; loads only when named."""
+"""A page to chat with the model and to inspect the engine; loads only when named."""

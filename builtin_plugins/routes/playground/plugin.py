@@ -1,13 +1,10 @@
-"""The playground: a page at `/playground`, what it shows, and where that is counted.
-
-Loads only when named.
-"""
+"""The playground: a page at `/playground` and its counters. Loads only when named."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from core.api import EngineConfig, Entry, hookimpl
+from core.api import EngineConfig, Entry, Registry, hookimpl
 
 
 @hookimpl
@@ -22,12 +19,12 @@ def engine_routes() -> list[Entry]:
 
 @hookimpl
 def engine_metric_sinks() -> list[Entry]:
-    target = "builtin_plugins.routes.playground.totals:Totals"
+    target = "builtin_plugins.routes.playground.counters:Totals"
     return [Entry("playground", target, "totals of steps and tokens for the playground")]
 
 
 @hookimpl
-def engine_scheduler_extensions(config: EngineConfig, registry: Any) -> list[Any]:
-    from builtin_plugins.routes.playground.blocks import Blocks  # lazy: start-up stays quick
+def engine_scheduler_extensions(config: EngineConfig, registry: Registry) -> list[Any]:
+    from builtin_plugins.routes.playground.counters import BlockCounter  # lazy: quick start
 
-    return [Blocks(registry)]
+    return [BlockCounter(registry)]

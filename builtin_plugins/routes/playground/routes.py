@@ -1,4 +1,4 @@
-"""`/playground`, the files of the page, and `/playground/state`: what the page shows of the engine."""
+"""`/playground`, the files of the page, and `/playground/state`, the data of the page."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from builtin_plugins.routes.playground.blocks import NAME
-from builtin_plugins.routes.plugin_health import Faults, plugin_health
+from builtin_plugins.routes.common.plugin_health import Faults, plugin_health
+from builtin_plugins.routes.playground.counters import NAME
 from core.api import EngineConfig, EngineError
-from core.contracts.faults import faults_of
+from core.api.serving import ServedEngine
+from core.api.telemetry import plugin_faults
 
 PAGE: Final = Path(__file__).parent / "page"
 FILES: Final[Mapping[str, tuple[str, str]]] = {
@@ -39,33 +40,27 @@ HEADERS: Final[Mapping[str, str]] = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
-"""Whatever a model says, the page loads and runs nothing but its own files."""
+"""Headers that let the page load and run only its own files, whatever a model writes."""
 ANSWER_S: Final = 0.5
-"""As long a look waits for the engine to count its blocks; then it shows what was counted before.
-"""
+"""Timeout for the engine to count blocks, in seconds; then the last counts are used."""
 COUNT_AGAIN_S: Final = 0.9
-"""Blocks are counted no more often, however many pages are open: the engine does it between two
-steps.
-"""
+"""Shortest interval between two counts, in seconds; the engine counts between two steps."""
 
 
 class PlaygroundRoutes:
-    """The page over one engine.
-
-    Its files need no API key, since a browser sends none; what they show does.
-    """
+    """Routes of the page. Its files need no API key, because browsers send none; its data does."""
 
     public_paths = frozenset(FILES)
     quiet_paths = frozenset({"/playground/state"})
 
-    def __init__(self, engine: Any, config: EngineConfig) -> None:
+    def __init__(self, engine: ServedEngine, config: EngineConfig) -> None:
         self._engine = engine
         self._files = {path: (PAGE / name).read_bytes() for path, (name, _) in FILES.items()}
         self._counting: asyncio.Future[list[bytes]] | None = None
         self._counted_s = float("-inf")
         self._blocks: dict[str, int] | None = None
         self._faults: Faults = {}
-        """Of plugins, in the engine's process."""
+        """Faults of plugins in the engine's process."""
 
     def routes(self) -> Sequence[Route]:
         """Return the routes."""
@@ -79,9 +74,7 @@ class PlaygroundRoutes:
         return Response(self._files[path], headers={**HEADERS, "Content-Type": FILES[path][1]})
 
     async def _state(self, request: Request) -> JSONResponse:
-        """Tell what the engine does: requests, KV blocks, totals of steps and tokens, plugins and
-        their health.
-        """
+        """Return requests, KV blocks, totals of steps and tokens, and the health of plugins."""
         engine = self._engine
         health = engine.health()
         state = {
@@ -94,21 +87,25 @@ class PlaygroundRoutes:
             },
             "time_s": time.monotonic(),
             "health": {
-                name: health[name] for name in ("status", "reason", "beat_age_s", "restarts")
+                name: health[name] for name in ("status", "reason", "heartbeat_age_s", "restarts")
             },
             "requests": {name: health[name] for name in ("running", "waiting")},
-            "blocks": await self._counted(),
-            "totals": next(
-                (guarded.sink.shown() for guarded in engine.sinks.guarded if guarded.name == NAME),
-                None,
-            ),
+            "blocks": await self._block_counts(),
+            "totals": self._totals(),
         }
-        faults = [faults_of(engine.registry), self._faults]
-        state["plugins"] = plugin_health(engine.registry.plan.plugins, engine.sinks.guarded, faults)
+        faults = [plugin_faults(engine.registry), self._faults]
+        state["plugins"] = plugin_health(engine.registry.plan.plugins, engine.sinks.entries, faults)
         return JSONResponse(state, headers={"Cache-Control": "no-store"})
 
-    async def _counted(self) -> dict[str, int] | None:
-        """Return how many blocks are used, cached and free, as far as it is known within a moment."""
+    def _totals(self) -> dict[str, Any] | None:
+        for entry in self._engine.sinks.entries:
+            if entry.name == NAME:
+                totals: dict[str, Any] = entry.sink.as_json()
+                return totals
+        return None
+
+    async def _block_counts(self) -> dict[str, int] | None:
+        """Return the number of used, cached and free blocks, as of the last count."""
         now_s = time.monotonic()
         if self._counting is None and now_s - self._counted_s >= COUNT_AGAIN_S:
             self._counted_s = now_s
@@ -119,9 +116,9 @@ class PlaygroundRoutes:
                 counting = self._counting
                 self._counting = None
                 try:
-                    told = msgspec.json.decode(counting.result()[0])
-                    self._blocks = told["blocks"]
-                    self._faults = told["faults"]
-                except EngineError:  # the engine has died under it; the state says so
+                    answer = msgspec.json.decode(counting.result()[0])
+                    self._blocks = answer["blocks"]
+                    self._faults = answer["faults"]
+                except EngineError:  # the engine has died; the state reports it
                     self._blocks = None
         return self._blocks

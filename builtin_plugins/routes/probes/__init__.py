@@ -1,1 +1,1 @@
-"""Probes, version and metrics: what operators ask."""
+"""Probes, version and metrics."""

@@ -1,11 +1,10 @@
-"""What operators and their machines ask a server: does it live, may it get requests, what does it
-count.
-"""
+"""Health probes, version, load and metrics of a server."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any, Final
 
@@ -15,30 +14,29 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from builtin_plugins.routes.probes.exposed import joined
-from core.api import EngineConfig, ServerActivity
-from core.contracts.faults import faults_of
-from core.contracts.memory import memory_of
-from core.contracts.times import times_of
+from core.api import EngineConfig
+from core.api.serving import ServedEngine, ServerActivity
+from core.api.telemetry import memory_owners, plugin_faults, plugin_seconds
 
 ANSWER_S: Final = 1.0
-"""As long a page of metrics waits for the engine; then it shows what was said before."""
+"""Timeout for the engine to answer a metrics request, in seconds; then its last answer is used."""
 HEALTH_S: Final = 0.2
-"""Likewise, a probe."""
+"""Timeout for the engine to answer a probe, in seconds."""
 
 
 class ProbeRoutes:
-    """Probes over one engine. `/metrics` shows what all metric sinks with an `expose` method have."""
+    """Probe routes of one engine. `/metrics` has the page of all sinks with an `expose` method."""
 
     public_paths = frozenset({"/livez", "/readyz", "/health", "/ping"})
-    """Served without an API key: load balancers have none."""
+    """Paths that need no API key: load balancers have none."""
     quiet_paths = public_paths | {"/metrics"}
 
-    def __init__(self, engine: Any, config: EngineConfig) -> None:
+    def __init__(self, engine: ServedEngine, config: EngineConfig) -> None:
         self._engine = engine
         self._pending: asyncio.Future[list[bytes]] | None = None
-        """What the engine was asked and has not answered."""
+        """Call that the engine has not answered yet."""
         self._known: list[bytes] = []
+        """Last answers of the engine's processes."""
         self._shows_load = bool(config.options.get("enable_server_load_tracking"))
 
     def routes(self) -> Sequence[Route]:
@@ -51,32 +49,34 @@ class ProbeRoutes:
             Route("/version", self._version, methods=["GET"]),
             Route("/metrics", self._metrics, methods=["GET"]),
         ]
-        return (
-            [*routes, Route("/load", self._load, methods=["GET"])] if self._shows_load else routes
-        )
+        if self._shows_load:
+            routes.append(Route("/load", self._load, methods=["GET"]))
+        return routes
 
     async def _livez(self, request: Request) -> JSONResponse:
         return JSONResponse({"status": "alive"})
 
     async def _readyz(self, request: Request) -> JSONResponse:
-        """May this server get new requests?"""
-        health = self._asked(request)
+        """Return 200 if the server accepts new requests."""
+        health = self._engine_health(request)
         return _answer(health, good=health["status"] == "ready")
 
     async def _health(self, request: Request) -> JSONResponse:
-        """Does it serve the requests it has?
+        """Return 200 if the server serves its open requests, also while draining.
 
-        One that drains does. What features say of themselves is beside it.
+        The body includes the info of features.
         """
-        health = self._asked(request)
+        health = self._engine_health(request)
         good = health["status"] in ("ready", "draining")
         if good:
-            await self._ask(HEALTH_S)
-            told = [msgspec.json.decode(answer).get("infos", {}) for answer in self._known]
-            health["features"] = {name: labels for infos in told for name, labels in infos.items()}
+            await self._update(HEALTH_S)
+            features: dict[str, Any] = {}
+            for answer in self._known:
+                features |= msgspec.json.decode(answer).get("infos", {})
+            health["features"] = features
         return _answer(health, good=good)
 
-    def _asked(self, request: Request) -> dict[str, Any]:
+    def _engine_health(self, request: Request) -> dict[str, Any]:
         health: dict[str, Any] = dict(self._engine.health())
         if health["status"] == "ready" and _activity(request).draining:
             health |= {
@@ -89,43 +89,37 @@ class ProbeRoutes:
         return JSONResponse({"version": metadata.version("core")})
 
     async def _load(self, request: Request) -> JSONResponse:
-        return JSONResponse(
-            {"server_load": _activity(request).open_requests - 1}
-        )  # this request is one, too
+        others = _activity(request).open_requests - 1  # without this request
+        return JSONResponse({"server_load": others})
 
     async def _metrics(self, request: Request) -> Response:
-        shown = [
-            guarded for guarded in self._engine.sinks.guarded if hasattr(guarded.sink, "expose")
-        ]
-        if not shown:
+        sinks = [entry for entry in self._engine.sinks.entries if hasattr(entry.sink, "expose")]
+        if not sinks:
             raise HTTPException(
                 404,
-                "no metric sink shows its numbers here; they are off (--disable-log-stats) or "
-                "blocked.",
+                "no metric sink has a page here; metrics are off (--disable-log-stats) or blocked.",
             )
-        health = self._asked(request) | {"memory": await self._memory()}
-        body, kind = await asyncio.to_thread(joined, shown, health)
+        health = self._engine_health(request) | {"memory": await self._memory()}
+        body, kind = await asyncio.to_thread(merge_pages, sinks, health)
         return Response(body, media_type=None, headers={"content-type": kind})
 
     async def _memory(self) -> dict[str, Any]:
-        """Return who owns the memory, and what plugins have raised and taken, as far as it is known
-        within a moment.
-        """
-        await self._ask(ANSWER_S)
+        """Return memory by owner, and faults and time of plugins; the engine's if it answers."""
+        await self._update(ANSWER_S)
         registry = self._engine.registry
-        own = {"owners": memory_of(registry).bytes_now(), "faults": faults_of(registry)}
-        return own | {"engine": self._known, "seconds": times_of(registry).so_far()}
+        own = {"owners": memory_owners(registry).usage(), "faults": plugin_faults(registry)}
+        return own | {"engine": self._known, "seconds": plugin_seconds(registry)}
 
-    async def _ask(self, wait_s: float) -> None:
-        """Ask the engine's processes what they say of themselves; one in a long step answers later."""
+    async def _update(self, wait_s: float) -> None:
+        """Update the last answers of the engine's processes; a long step delays the answer."""
         if self._pending is None and hasattr(self._engine, "call"):
             self._pending = asyncio.ensure_future(self._engine.call("memory.owners"))
-        asked = self._pending
-        if asked is not None:
-            done, _ = await asyncio.wait([asked], timeout=wait_s)
+        pending = self._pending
+        if pending is not None:
+            done, _ = await asyncio.wait([pending], timeout=wait_s)
             if done:
-                self._known = [] if asked.exception() is not None else asked.result()
-                if self._pending is asked:  # who asked beside us may have been here before
+                self._known = [] if pending.exception() is not None else pending.result()
+                if self._pending is pending:  # a concurrent request may have replaced it
                     self._pending = None
 
 
@@ -134,5 +128,54 @@ def _answer(health: dict[str, Any], *, good: bool) -> JSONResponse:
 
 
 def _activity(request: Request) -> ServerActivity:
-    """Return what the server says of itself; another server may say nothing."""
+    """Return the server's activity; servers of other plugins may not provide it."""
     return request.scope.get("state", {}).get("server") or ServerActivity(open_requests=1)
+
+
+_TEXT: Final = "text/plain"
+_FAMILY: Final = re.compile(rb"^# TYPE (\S+)", re.MULTILINE)
+
+
+def merge_pages(sinks: Sequence[Any], health: Mapping[str, Any]) -> tuple[bytes, str]:
+    """Return the pages of the sinks, in order, as one page with its content type.
+
+    The page is text if any sink's page is. A comment names each sink that is left out: it raised,
+    has another content type, or repeats a metric, which scrapers reject. If all sinks raise, so
+    does this function.
+    """
+    pages: list[tuple[Any, bytes, str]] = []
+    failed: list[tuple[Any, Exception]] = []
+    for entry in sinks:
+        try:
+            pages.append((entry, *entry.sink.expose(health)))
+        except Exception as error:  # noqa: BLE001 - counted and named; others stay
+            entry.failed("expose", error)
+            failed.append((entry, error))
+    if not pages:
+        raise failed[0][1]
+    kind = next((kind for _, _, kind in pages if _format(kind) == _TEXT), "")
+    if not kind:
+        return pages[0][1:]  # unknown formats cannot be extended, not even by a comment
+    known: set[bytes] = set()
+    page = b""
+    for entry, part, own in pages:
+        families = set(_FAMILY.findall(part))
+        if _format(own) != _TEXT:
+            page += _omission(entry, f"its content type is {own}")
+        elif families & known:
+            page += _omission(
+                entry, f"another sink has {min(families & known).decode(errors='replace')}"
+            )
+        else:
+            known |= families
+            page += part if part.endswith(b"\n") or len(pages) == 1 else part + b"\n"
+    page += b"".join(_omission(entry, "it failed; see the log") for entry, _ in failed)
+    return page, kind
+
+
+def _format(kind: str) -> str:
+    return kind.partition(";")[0].strip().lower()
+
+
+def _omission(entry: Any, why: str) -> bytes:
+    return f"# metric sink {entry.name!r} is left out: {why}\n".encode()

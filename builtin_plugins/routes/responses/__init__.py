@@ -1,3 +1,1 @@
-"""OpenAI's Responses API: answers that are kept, streamed, gone on from, and made in the
-background.
-"""
+"""OpenAI's Responses API: stored, streamed, continued and background responses."""

@@ -1,4 +1,4 @@
-"""Body of `/v1/responses`. Types and limits; what they mean for a conversation is in `reading`."""
+"""Body of `/v1/responses`. `reading` converts it to a conversation."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from builtin_plugins.routes.conversation.fields import EngineFields, OtherFields, Small
+from builtin_plugins.routes.common.fields import EngineFields, OtherFields, ShortString
 
 
 class Part(msgspec.Struct, kw_only=True):
-    """A part of a content."""
+    """Part of a content."""
 
     type: str
     text: str | None = None
@@ -18,7 +18,7 @@ class Part(msgspec.Struct, kw_only=True):
 
 
 class Item(msgspec.Struct, kw_only=True):
-    """One item of the input; which fields count depends on its type."""
+    """One item of the input; the relevant fields depend on its type."""
 
     type: str | None = "message"
     id: str | None = None
@@ -35,7 +35,7 @@ class Item(msgspec.Struct, kw_only=True):
 
 
 class Tool(msgspec.Struct, kw_only=True):
-    """A tool; which fields count depends on its type."""
+    """A tool; the relevant fields depend on its type."""
 
     type: str
     name: str | None = None
@@ -48,48 +48,48 @@ class Tool(msgspec.Struct, kw_only=True):
 class Allowed(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A tool that may be called."""
 
-    type: Small
-    name: Small | None = None
+    type: ShortString
+    name: ShortString | None = None
 
 
 class ToolChoice(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Which tools are to be called."""
+    """Choice of the tools to call."""
 
-    type: Small
-    name: Small | None = None
+    type: ShortString
+    name: ShortString | None = None
     mode: Literal["auto", "required"] | None = None
     tools: list[Allowed] | None = None
 
 
 class Reasoning(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """How much is thought."""
+    """Reasoning effort and summary."""
 
-    effort: Small | None = None
+    effort: ShortString | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
     context: Literal["auto", "current_turn", "all_turns"] | None = None
-    mode: Small | None = None
+    mode: ShortString | None = None
 
 
 class TextFormat(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """The form of the answer."""
+    """Format of the answer."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
-    name: Small | None = None
+    name: ShortString | None = None
     schema: dict[str, Any] | None = None
     description: Annotated[str, msgspec.Meta(max_length=16_384)] | None = None
     strict: bool | None = None
 
 
 class TextConfig(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """The form of the answer, and how long it should be."""
+    """Format and length of the answer."""
 
     format: TextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
-    """What a stream tells besides its events."""
+    """Contents of a stream in addition to its events."""
 
     include_obfuscation: bool = False
 
@@ -101,12 +101,12 @@ Metadata = Annotated[
 
 
 class InputFields(EngineFields, kw_only=True):
-    """What makes the prompt; body of `/v1/responses/input_tokens`."""
+    """Fields of the prompt; body of `/v1/responses/input_tokens`."""
 
     input: str | list[Item] = []
     model: str | None = None
     instructions: str | None = None
-    previous_response_id: Small | None = None
+    previous_response_id: ShortString | None = None
     tools: list[Tool] = []
     tool_choice: Literal["none", "auto", "required"] | ToolChoice = "auto"
     parallel_tool_calls: bool = True
@@ -123,16 +123,16 @@ class ResponsesFields(InputFields, kw_only=True):
     stream_options: StreamOptions | None = None
     background: bool = False
     store: bool = True
-    include: list[Small] = []
+    include: list[ShortString] = []
     max_output_tokens: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)] | None = None
     max_tool_calls: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
-    """Of tools that the server runs: there are none."""
+    """Limit for tools that the server runs; it runs none."""
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
     metadata: Metadata = {}
-    prompt_cache_key: Small | None = None
-    safety_identifier: Small | None = None
-    service_tier: Small | None = None
-    user: Small | None = None
+    prompt_cache_key: ShortString | None = None
+    safety_identifier: ShortString | None = None
+    service_tier: ShortString | None = None
+    user: ShortString | None = None
 
 
 OTHERS: Final = OtherFields(
@@ -148,7 +148,7 @@ OTHERS: Final = OtherFields(
     unserved={
         "conversation": "is not served; go on from an answer with `previous_response_id`",
         "moderation": "is not served",
-        "prompt": "is not served: the server keeps no prompts; send the text",
+        "prompt": "is not served: the server stores no prompts; send the text",
     },
 )
 
@@ -162,4 +162,4 @@ INCLUDABLE: Final = (
     "web_search_call.action.sources",
     "web_search_call.results",
 )
-"""What `include` may name; what belongs to tools of OpenAI's servers adds nothing."""
+"""Values of `include`; those of OpenAI's own tools have no effect."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from core.api import Entry, Option, Within, hookimpl
+from core.api import Entry, Option, Range, hookimpl
 
 
 @hookimpl
@@ -20,12 +20,12 @@ def engine_options() -> list[Option]:
             "responses_store",
             str,
             "",
-            "SQLite file that keeps responses; default: they are kept in memory.",
+            "SQLite file that stores responses; default: memory.",
         ),
         Option(
             "responses_store_bytes",
-            Annotated[int, Within(0, 1 << 44)],
+            Annotated[int, Range(0, 1 << 44)],
             64 * 1024 * 1024,
-            "Most bytes of responses kept; the oldest go first. 0 keeps none.",
+            "Largest total size of stored responses; the oldest are evicted first. 0 stores none.",
         ),
     ]

@@ -1,6 +1,4 @@
-"""Requests of the Responses API become conversations: items become the messages that chat templates
-read.
-"""
+"""Converts requests of the Responses API to conversations: items to messages of chat templates."""
 
 from __future__ import annotations
 
@@ -10,11 +8,14 @@ from typing import Any, Final
 
 import msgspec
 
-from builtin_plugins.routes.conversation.asked import thinks
-from builtin_plugins.routes.conversation.fields import as_typed
-from builtin_plugins.routes.conversation.messages import in_turns, unpacked
+from builtin_plugins.routes.common.conversation import (
+    decode_reasoning,
+    merge_consecutive_roles,
+    thinking_kwargs,
+)
+from builtin_plugins.routes.common.fields import with_client_field
 from builtin_plugins.routes.responses.fields import InputFields, Item, Part
-from builtin_plugins.routes.responses.tools import shown_name
+from builtin_plugins.routes.responses.tools import model_tool_name
 from core.api import InvalidRequest
 
 _TEXTS: Final = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
@@ -26,9 +27,10 @@ _PREFIXES: Final = {
     "custom_tool_call_output": "ctco",
     "reasoning": "rs",
 }
-"""Types of items that are read, and how their ids begin."""
+"""Prefixes of item ids, by supported item type."""
 _REFERENCE: Final = "item_reference"
-MOST_REFERENCES: Final = 1000
+MAX_REFERENCES: Final = 1000
+"""Largest number of item references in one input."""
 _NAMES: Final = {
     "messages": "input",
     "prompt": "input",
@@ -39,33 +41,32 @@ _NAMES: Final = {
     "response_format.json_schema.schema": "text.format.schema",
     "response_format": "text.format",
 }
-"""Fields as the client knows them, by the engine's names."""
+"""The client's field names, by the engine's."""
 
 
 def new_id(kind: str) -> str:
-    """Return an id for an item of a type."""
+    """Return a new id for an item of this type."""
     return f"{_PREFIXES[kind]}_{secrets.token_hex(16)}"
 
 
 def references(given: str | Sequence[Item]) -> frozenset[str]:
-    """Return the ids of items that an input has by reference alone."""
+    """Return the ids of the items that an input references."""
     return frozenset(
         item.id or "" for item in given if isinstance(item, Item) and item.type == _REFERENCE
     )
 
 
 def items_of(
-    given: str | Sequence[Item], kept: Mapping[str, dict[str, Any]]
+    given: str | Sequence[Item], referenced: Mapping[str, dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Return the items of an input, each with id, type and what counts for it. Raises
-    `InvalidRequest` by place.
+    """Return the items of an input, each with its id, type and relevant fields.
 
-    `kept` has those that are there by reference.
+    `referenced` are the stored items, by id. Raises `InvalidRequest`.
     """
     if isinstance(given, str):
         given = [Item(role="user", content=given)]
     return [
-        _referred(item, f"input[{i}].id", kept)
+        _referred(item, f"input[{i}].id", referenced)
         if item.type == _REFERENCE
         else _item(item, f"input[{i}]")
         for i, item in enumerate(given)
@@ -75,26 +76,24 @@ def items_of(
 def messages_of(
     instructions: str | None, items: Iterable[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Return the messages that instructions and items make."""
-    told = [{"role": "system", "content": instructions}] if instructions else []
-    return in_turns([*told, *map(_message, items)])
+    """Return the messages for instructions and items."""
+    system = [{"role": "system", "content": instructions}] if instructions else []
+    return merge_consecutive_roles([*system, *map(_message, items)])
 
 
 def template_kwargs(fields: InputFields) -> dict[str, Any]:
-    """Return what chat templates are told."""
+    """Return the arguments of the chat template."""
     effort = fields.reasoning.effort if fields.reasoning else None
-    kwargs = (
-        thinks(False)
-        if effort == "none"
-        else {}
-        if effort is None
-        else {"reasoning_effort": effort}
-    )
+    kwargs: dict[str, Any] = {}
+    if effort == "none":
+        kwargs = thinking_kwargs(False)
+    elif effort is not None:
+        kwargs = {"reasoning_effort": effort}
     return kwargs | fields.chat_template_kwargs
 
 
 def response_format(fields: InputFields) -> dict[str, Any]:
-    """Return the sampling parameter for the form of the answer."""
+    """Return the `response_format` of the answer; empty for plain text."""
     form = fields.text.format if fields.text else None
     if form is None or form.type == "text":
         return {}
@@ -105,22 +104,23 @@ def response_format(fields: InputFields) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": {"schema": form.schema}}}
 
 
-def as_written(error: InvalidRequest, *, forced: bool) -> InvalidRequest:
-    """Return a refusal that names the field as clients of this API write it; `forced`: a tool had
-    to be called.
+def with_client_names(error: InvalidRequest, *, forced: bool) -> InvalidRequest:
+    """Return an error that names the field as clients of this API write it.
+
+    `forced`: the request forces a tool call.
     """
     form = "tools" if forced else "text.format.schema"
     names = {**_NAMES, "structured_outputs.json": form, "structured_outputs.structural_tag": form}
     names["structured_outputs.json_object"] = "text.format"
     field = error.field.replace(".function", "")
-    return as_typed(error.renamed(field), names)
+    return with_client_field(error.renamed(field), names)
 
 
-def _referred(item: Item, where: str, kept: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    found = kept.get(item.id or "")
+def _referred(item: Item, where: str, referenced: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    found = referenced.get(item.id or "")
     if found is None:
         raise InvalidRequest(
-            where, f"{item.id!r:.100} is no item of a response that is kept here; send the item."
+            where, f"{item.id!r:.100} is not an item of a stored response; send the item."
         )
     return found
 
@@ -148,7 +148,7 @@ def _item(item: Item, where: str) -> dict[str, Any]:
         case "reasoning":
             del found["status"]
             texts = _texts(item.content, f"{where}.content") or list(
-                filter(None, [unpacked(item.encrypted_content)])
+                filter(None, [decode_reasoning(item.encrypted_content)])
             )
             summary = [
                 {"type": "summary_text", "text": text}
@@ -207,10 +207,10 @@ def _needed(value: str | None, where: str) -> str:
 
 
 def _message(item: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the message that an item is part of."""
+    """Return the message for an item."""
     match item["type"]:
         case "message":
-            # What developers say, few templates know how to show; all know the system.
+            # Few templates know the developer role; all know the system role.
             role = "system" if item["role"] == "developer" else item["role"]
             return {"role": role, "content": _joined(item["content"])}
         case "reasoning":
@@ -221,7 +221,7 @@ def _message(item: Mapping[str, Any]) -> dict[str, Any]:
             }
         case "function_call_output" | "custom_tool_call_output":
             return {"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]}
-    name = shown_name(item["name"], item.get("namespace"))
+    name = model_tool_name(item["name"], item.get("namespace"))
     arguments: Any = (
         {"input": item["input"]} if "input" in item else msgspec.json.decode(item["arguments"])
     )

@@ -1,4 +1,4 @@
-"""The route group: paths, and schemas of bodies."""
+"""Route group of the Responses API: paths and body schemas."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Any, Final
 
 from starlette.routing import Route
 
-from builtin_plugins.routes.conversation.formats import Formats
-from builtin_plugins.routes.conversation.pipeline import Conversations
-from builtin_plugins.routes.responses.background import Runs
+from builtin_plugins.routes.common.output_formats import OutputFormats
+from builtin_plugins.routes.common.pipeline import ChatPipeline
+from builtin_plugins.routes.common.schema import body_schema
 from builtin_plugins.routes.responses.fields import OTHERS, InputFields, ResponsesFields
-from builtin_plugins.routes.responses.kept import MOST_LISTED, KeptResponses
 from builtin_plugins.routes.responses.responses import Responses
 from builtin_plugins.routes.responses.store import ResponseStore
-from builtin_plugins.routes.schema import body_schema
+from builtin_plugins.routes.responses.stored import MAX_PAGE_ITEMS, BackgroundRuns, StoredResponses
 from core.api import EngineConfig
+from core.api.serving import ServedEngine
 
 _ONE: Final = "/v1/responses/{response_id}"
 
 
 class ResponsesRoutes:
-    """OpenAI's Responses API over one engine."""
+    """OpenAI's Responses API for one engine."""
 
     queries: Final[Mapping[str, Any]] = {
         f"GET {_ONE}": {
@@ -30,12 +30,12 @@ class ResponsesRoutes:
         },
         f"GET {_ONE}/input_items": {
             "order": {"enum": ["asc", "desc"], "default": "desc"},
-            "limit": {"type": "integer", "minimum": 1, "maximum": MOST_LISTED, "default": 20},
+            "limit": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE_ITEMS, "default": 20},
             "after": {"type": "string"},
         },
     }
 
-    def __init__(self, engine: Any, config: EngineConfig) -> None:
+    def __init__(self, engine: ServedEngine, config: EngineConfig) -> None:
         options = config.options
         self._engine = engine
         self._strict = bool(options.get("strict_fields"))
@@ -43,14 +43,14 @@ class ResponsesRoutes:
             options.get("responses_store") or "",
             options.get("responses_store_bytes", 64 * 1024 * 1024),
         )
-        runs = Runs()
-        self._kept = KeptResponses(store, runs)
+        runs = BackgroundRuns()
+        self._stored = StoredResponses(store, runs)
         self._responses = Responses(
             engine,
-            Conversations(engine, Formats.shared(engine, options)),
+            ChatPipeline(engine, OutputFormats.shared(engine, options)),
             store,
             runs,
-            self._kept,
+            self._stored,
             strict=self._strict,
             cached_details=bool(options.get("enable_prompt_tokens_details")),
         )
@@ -60,10 +60,10 @@ class ResponsesRoutes:
         return [
             Route("/v1/responses", self._responses.create, methods=["POST"]),
             Route("/v1/responses/input_tokens", self._responses.count, methods=["POST"]),
-            Route(_ONE, self._kept.retrieve, methods=["GET"]),
-            Route(_ONE, self._kept.delete, methods=["DELETE"]),
-            Route(f"{_ONE}/cancel", self._kept.cancel, methods=["POST"]),
-            Route(f"{_ONE}/input_items", self._kept.input_items, methods=["GET"]),
+            Route(_ONE, self._stored.retrieve, methods=["GET"]),
+            Route(_ONE, self._stored.delete, methods=["DELETE"]),
+            Route(f"{_ONE}/cancel", self._stored.cancel, methods=["POST"]),
+            Route(f"{_ONE}/input_items", self._stored.input_items, methods=["GET"]),
         ]
 
     def bodies(self) -> Mapping[str, Mapping[str, Any]]:

@@ -1,6 +1,4 @@
-"""Responses that are kept: in memory or in an SQLite file, so many bytes of them, the oldest
-forgotten first.
-"""
+"""Stores responses in memory or in an SQLite file, up to a size; the oldest are evicted first."""
 
 from __future__ import annotations
 
@@ -18,31 +16,31 @@ from core.api import ConfigError
 T = TypeVar("T")
 
 MAX_CHAIN: Final = 1000
-"""Answers that one goes on from, one after the other."""
+"""Largest number of responses in a chain, each of which continues the one before."""
 
 
-class Kept(msgspec.Struct, frozen=True):
-    """A response, and what it answered."""
+class StoredResponse(msgspec.Struct, frozen=True):
+    """A response, and its input."""
 
     response: dict[str, Any]
     input: list[dict[str, Any]]
-    """Items of its own request, without those that it goes on from."""
+    """Items of the response's own request, without those of the responses it continues."""
 
     @property
     def previous(self) -> str | None:
-        """The response that it goes on from."""
+        """Id of the response that it continues; None for the first of a chain."""
         found: str | None = self.response.get("previous_response_id")
         return found
 
 
 class ResponseStore:
-    """Keeps responses by id. Safe to call from one event loop; the database is read in threads."""
+    """Responses by id. Use it from one event loop; the database is accessed in threads."""
 
-    def __init__(self, path: str, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
+    def __init__(self, path: str, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
         self._lock = threading.Lock()
         try:
-            if path:  # what is said is for nobody else on this machine
+            if path:  # only readable by this user
                 os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
             self._database = sqlite3.connect(
                 path or ":memory:", check_same_thread=False, isolation_level=None
@@ -66,60 +64,56 @@ class ResponseStore:
                 "written."
             ) from error
 
-    async def begin(self, response_id: str, items: list[dict[str, Any]]) -> None:
-        """Keep what a response is to answer, so that nobody else need hold it for as long as that
-        takes.
-        """
-        await self._apart(lambda: self._begin(response_id, msgspec.json.encode(items)))
+    async def add(self, response_id: str, items: list[dict[str, Any]]) -> None:
+        """Store the input of a response that is not complete yet."""
+        await self._in_thread(lambda: self._add(response_id, msgspec.json.encode(items)))
 
-    async def end(self, response: dict[str, Any]) -> None:
-        """Keep a response whose input is kept, unless that had to make room."""
+    async def complete(self, response: dict[str, Any]) -> None:
+        """Store a complete response, unless its input has been evicted."""
         ids = [item["id"] for item in response["output"]]
-        await self._apart(
-            lambda: self._end(str(response["id"]), msgspec.json.encode(response), ids)
+        await self._in_thread(
+            lambda: self._complete(str(response["id"]), msgspec.json.encode(response), ids)
         )
 
-    async def get(self, response_id: str) -> Kept | None:
-        """Return a response; None for one that is not kept, or no more, or not complete."""
-        return await self._apart(lambda: self._get(response_id))
+    async def get(self, response_id: str) -> StoredResponse | None:
+        """Return a response; None if it is not stored, evicted or not complete."""
+        return await self._in_thread(lambda: self._get(response_id))
 
     async def items(self, ids: Collection[str]) -> dict[str, dict[str, Any]]:
-        """Return items that responses put out, by id; those of responses that are not kept are left
-        out.
-        """
-        return await self._apart(lambda: self._items(ids)) if ids else {}
+        """Return the output items of stored responses, by id; unknown ids are left out."""
+        return await self._in_thread(lambda: self._items(ids)) if ids else {}
 
-    async def chain(self, response_id: str) -> list[Kept] | None:
-        """Return a response behind all that it goes on from; None where one of them is gone."""
-        found: list[Kept] = []
-        wanted: str | None = response_id
-        while wanted is not None:
-            kept = await self.get(wanted)
-            if kept is None or len(found) == MAX_CHAIN:
+    async def chain(self, response_id: str) -> list[StoredResponse] | None:
+        """Return a response after all those it continues; None if one of them is missing."""
+        found: list[StoredResponse] = []
+        next_id: str | None = response_id
+        while next_id is not None:
+            stored = await self.get(next_id)
+            if stored is None or len(found) == MAX_CHAIN:
                 return None
-            found.append(kept)
-            wanted = kept.previous
+            found.append(stored)
+            next_id = stored.previous
         return found[::-1]
 
     async def delete(self, response_id: str) -> bool:
-        """Forget a response; say whether there was one."""
-        return await self._apart(lambda: self._delete("id = ?", response_id))
+        """Delete a response; return whether there was one."""
+        return await self._in_thread(lambda: self._delete("id = ?", response_id))
 
-    async def _apart(self, work: Callable[[], T]) -> T:
+    async def _in_thread(self, work: Callable[[], T]) -> T:
         def locked() -> T:
             with self._lock:
                 return work()
 
         return await asyncio.to_thread(locked)
 
-    def _begin(self, response_id: str, items: bytes) -> None:
+    def _add(self, response_id: str, items: bytes) -> None:
         self._database.execute(
             "INSERT INTO responses (id, size, input) VALUES (?, ?, ?)",
             (response_id, len(items), items),
         )
-        self._make_room(len(items))
+        self._evict(len(items))
 
-    def _end(self, response_id: str, response: bytes, item_ids: Sequence[str]) -> None:
+    def _complete(self, response_id: str, response: bytes, item_ids: Sequence[str]) -> None:
         done = self._database.execute(
             "UPDATE responses SET response = ?, size = size + ? WHERE id = ?",
             (response, len(response), response_id),
@@ -129,30 +123,30 @@ class ResponseStore:
             self._database.executemany(
                 "INSERT OR REPLACE INTO items (id, response) VALUES (?, ?)", rows
             )
-            self._make_room(len(response))
+            self._evict(len(response))
 
-    def _get(self, response_id: str) -> Kept | None:
+    def _get(self, response_id: str) -> StoredResponse | None:
         found = self._database.execute(
             "SELECT response, input FROM responses WHERE id = ? AND response IS NOT NULL",
             (response_id,),
         ).fetchone()
-        return None if found is None else Kept(*map(msgspec.json.decode, found))
+        return None if found is None else StoredResponse(*map(msgspec.json.decode, found))
 
     def _items(self, ids: Collection[str]) -> dict[str, dict[str, Any]]:
         rows = [
             self._database.execute("SELECT response FROM items WHERE id = ?", (each,)).fetchone()
             for each in ids
         ]
-        kept = [
+        stored = [
             self._get(response_id)
             for response_id in dict.fromkeys(row[0] for row in rows if row is not None)
         ]
-        found = (item for each in kept if each is not None for item in each.response["output"])
+        found = (item for each in stored if each is not None for item in each.response["output"])
         return {item["id"]: item for item in found if item["id"] in ids}
 
-    def _make_room(self, num_bytes: int) -> None:
+    def _evict(self, num_bytes: int) -> None:
         self._num_bytes += num_bytes
-        while self._num_bytes > self._most_bytes:
+        while self._num_bytes > self._max_bytes:
             self._delete("number = (SELECT MIN(number) FROM responses)")
 
     def _delete(self, which: str, *values: str) -> bool:

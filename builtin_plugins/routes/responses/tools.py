@@ -1,6 +1,4 @@
-"""Tools of a Responses request: shown to the model as functions, and its calls told in the form of
-the tool's type.
-"""
+"""Tools of a Responses request: functions for the model, calls in the form of each tool's type."""
 
 from __future__ import annotations
 
@@ -11,14 +9,14 @@ from typing import Any, Final
 
 import msgspec
 
-from builtin_plugins.routes.conversation.tools import MAX_TOOLS
+from builtin_plugins.routes.common.tools import MAX_TOOLS
 from builtin_plugins.routes.responses.fields import Tool, ToolChoice
 from core.api import InvalidRequest
 
-LEFT_OUT: Final = frozenset({"image_generation", "tool_search", "web_search", "web_search_preview"})
-"""Tools of OpenAI's servers that Codex offers to every model: they are left out, and named as
-ignored.
-"""
+SKIPPED_TOOL_TYPES: Final = frozenset(
+    {"image_generation", "tool_search", "web_search", "web_search_preview"}
+)
+"""Tools of OpenAI's servers, which Codex sends to every model: omitted, and reported as ignored."""
 _FREE: Final = '{"input": "'
 _STRING: Final = re.compile(r'(?:[^"\\]|\\.)*+', re.DOTALL)
 _TEXT: Final = {
@@ -26,12 +24,12 @@ _TEXT: Final = {
     "properties": {"input": {"type": "string"}},
     "required": ["input"],
 }
-"""What a tool that takes free text is called with: every family can write that."""
+"""Parameters of a free-text tool, in a form that every model family can write."""
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """A tool as the client knows it."""
+class ClientTool:
+    """Type and name of a tool in the request."""
 
     type: str
     name: str
@@ -39,78 +37,79 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True)
-class Toolbox:
+class RequestTools:
     """The tools of a request."""
 
     functions: list[dict[str, Any]]
-    """As chat templates read them."""
-    known: Mapping[str, Known]
-    """The client's tools by the names that the model has for them."""
+    """Tools in the form of chat templates."""
+    known: Mapping[str, ClientTool]
+    """The client's tools, by the names in the prompt."""
     choice: Any
     """None, `auto`, `none`, `required`, or a function, as in chat completions."""
     ignored: tuple[str, ...] = ()
-    """Places of tools that were left out."""
+    """Field names of the omitted tools."""
 
     @classmethod
-    def of(cls, tools: Sequence[Tool], choice: str | ToolChoice) -> Toolbox:
-        """Read tools and the choice among them.
-
-        Raises `InvalidRequest` for those that cannot be served.
-        """
+    def of(cls, tools: Sequence[Tool], choice: str | ToolChoice) -> RequestTools:
+        """Read tools and the tool choice. Raises `InvalidRequest` for unsupported tools."""
         functions: list[dict[str, Any]] = []
-        known: dict[str, Known] = {}
+        known: dict[str, ClientTool] = {}
         ignored: list[str] = []
         for i, tool in enumerate(tools):
             if len(functions) > MAX_TOOLS:
-                break  # which is refused with all others that are too many
-            if tool.type in LEFT_OUT:
+                break  # too many; `check_tools` reports it
+            if tool.type in SKIPPED_TOOL_TYPES:
                 ignored.append(f"tools.{i}")
-            for inner, meant in _meant(tool, f"tools[{i}]"):
-                shown = shown_name(meant.name, meant.namespace)
-                known[shown] = meant
-                functions.append({"type": "function", "function": _function(shown, inner)})
+            for inner, client_tool in _expand(tool, f"tools[{i}]"):
+                name = model_tool_name(client_tool.name, client_tool.namespace)
+                known[name] = client_tool
+                functions.append({"type": "function", "function": _function(name, inner)})
         return cls(functions, known, None, tuple(ignored)).chosen(choice)
 
-    def chosen(self, choice: str | ToolChoice) -> Toolbox:
-        """Return the tools as a choice leaves them."""
+    def chosen(self, choice: str | ToolChoice) -> RequestTools:
+        """Return the tools with a tool choice applied."""
         if isinstance(choice, str):
             return self._with(choice if self.functions or choice == "required" else None)
         if choice.type in ("function", "custom"):
             return self._with(
-                {"type": "function", "function": {"name": self._shown("tool_choice", choice.name)}}
+                {
+                    "type": "function",
+                    "function": {"name": self._prompt_name("tool_choice", choice.name)},
+                }
             )
         if choice.type != "allowed_tools":
             raise InvalidRequest(
                 "tool_choice.type",
                 f"must be function, custom or allowed_tools, not {choice.type!r}.",
             )
-        allowed = [each for each in choice.tools or () if each.type not in LEFT_OUT]
+        allowed = [each for each in choice.tools or () if each.type not in SKIPPED_TOOL_TYPES]
         if not 0 < len(allowed) <= MAX_TOOLS:
             raise InvalidRequest(
                 "tool_choice.tools", f"must name 1 to {MAX_TOOLS} tools that are served here."
             )
         names = {
-            self._shown(f"tool_choice.tools[{i}]", each.name) for i, each in enumerate(allowed)
+            self._prompt_name(f"tool_choice.tools[{i}]", each.name)
+            for i, each in enumerate(allowed)
         }
         functions = [each for each in self.functions if each["function"]["name"] in names]
-        return Toolbox(functions, self.known, choice.mode or "auto", self.ignored)
+        return RequestTools(functions, self.known, choice.mode or "auto", self.ignored)
 
-    def _with(self, choice: Any) -> Toolbox:
-        return Toolbox(self.functions, self.known, choice, self.ignored)
+    def _with(self, choice: Any) -> RequestTools:
+        return RequestTools(self.functions, self.known, choice, self.ignored)
 
-    def _shown(self, field: str, name: str | None) -> str:
-        for shown, known in self.known.items():
-            if name in (shown, known.name):
-                return shown
+    def _prompt_name(self, field: str, name: str | None) -> str:
+        for prompt_name, tool in self.known.items():
+            if name in (prompt_name, tool.name):
+                return prompt_name
         raise InvalidRequest(
             f"{field}.name",
             f"names {name!r:.100}, which is not among the tools: {', '.join(self.known)}.",
         )
 
 
-def _meant(tool: Tool, where: str) -> list[tuple[Tool, Known]]:
-    """Return the tools that one entry of the list stands for."""
-    if tool.type in LEFT_OUT:
+def _expand(tool: Tool, where: str) -> list[tuple[Tool, ClientTool]]:
+    """Return the tools of one list entry; a namespace has several."""
+    if tool.type in SKIPPED_TOOL_TYPES:
         return []
     if tool.type not in ("function", "custom", "namespace"):
         raise InvalidRequest(
@@ -121,7 +120,7 @@ def _meant(tool: Tool, where: str) -> list[tuple[Tool, Known]]:
     if not tool.name:
         raise InvalidRequest(f"{where}.name", "is missing.")
     if tool.type != "namespace":
-        return [(tool, Known(tool.type, tool.name))]
+        return [(tool, ClientTool(tool.type, tool.name))]
     found = []
     for i, given in enumerate(tool.tools or ()):
         try:
@@ -132,28 +131,28 @@ def _meant(tool: Tool, where: str) -> list[tuple[Tool, Known]]:
             raise InvalidRequest(
                 f"{where}.tools[{i}]", "must be a function or a custom tool with a name."
             )
-        found.append((inner, Known(inner.type, inner.name, tool.name)))
+        found.append((inner, ClientTool(inner.type, inner.name, tool.name)))
     return found
 
 
-def _function(shown: str, tool: Tool) -> dict[str, Any]:
+def _function(name: str, tool: Tool) -> dict[str, Any]:
     parameters = (
         _TEXT if tool.type == "custom" else tool.parameters or {"type": "object", "properties": {}}
     )
     described = {"description": tool.description} if tool.description else {}
-    return {"name": shown, **described, "parameters": parameters}
+    return {"name": name, **described, "parameters": parameters}
 
 
 class FreeText:
-    """What a tool of free text is called with, out of the pieces of its arguments."""
+    """Input of a free-text tool, extracted from the pieces of the call's JSON arguments."""
 
     def __init__(self) -> None:
         self._pieces: list[str] = []
-        self._said: list[str] = []
+        self._emitted: list[str] = []
         self._open = False
 
-    def take(self, piece: str) -> str:
-        """Return the text that a piece brings; pieces hold whole escapes."""
+    def add(self, piece: str) -> str:
+        """Return the new text of a piece; pieces contain only complete escapes."""
         self._pieces.append(piece)
         if len(self._pieces) == 1 and piece.startswith(_FREE):
             piece = piece.removeprefix(_FREE)
@@ -163,22 +162,22 @@ class FreeText:
         found = _STRING.match(piece)
         body = found[0] if found else ""
         self._open = len(body) == len(piece)
-        self._said.append(str(msgspec.json.decode(f'"{body}"')))
-        return self._said[-1]
+        self._emitted.append(str(msgspec.json.decode(f'"{body}"')))
+        return self._emitted[-1]
 
     def end(self) -> tuple[str, str]:
-        """Return all of the text, and what of it was not returned before."""
-        said = "".join(self._said)
+        """Return the whole text, and the part not returned before."""
+        emitted = "".join(self._emitted)
         arguments = "".join(self._pieces)
         try:
             value = msgspec.json.decode(arguments)
-        except msgspec.DecodeError:  # the call broke
-            return (said, "") if said else (arguments, arguments)
+        except msgspec.DecodeError:  # an incomplete call
+            return (emitted, "") if emitted else (arguments, arguments)
         text = value.get("input") if isinstance(value, dict) else None
         whole = text if isinstance(text, str) else arguments
-        return whole, whole.removeprefix(said)
+        return whole, whole.removeprefix(emitted)
 
 
-def shown_name(name: str, namespace: str | None) -> str:
-    """Return the name that the model has for a tool."""
+def model_tool_name(name: str, namespace: str | None) -> str:
+    """Return the name of a tool in the prompt."""
     return f"{namespace}__{name}" if namespace else name

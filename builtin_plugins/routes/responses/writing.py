@@ -1,83 +1,91 @@
-"""Answers in the form of the Responses API: items, and the events of streams that build them."""
+"""Writes answers in the form of the Responses API: items, and the events of a stream."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from builtin_plugins.routes.conversation.events import Begun, Ended, Event, Scored
-from builtin_plugins.routes.conversation.messages import packed
-from builtin_plugins.routes.conversation.running import now
+from builtin_plugins.output_parsers.api import (
+    ArgumentsPiece,
+    CallBegun,
+    CallEnded,
+    ReasoningPiece,
+    TextPiece,
+)
+from builtin_plugins.routes.common.conversation import (
+    AnswerFinished,
+    AnswerStarted,
+    Event,
+    TokenLogprobs,
+    encode_reasoning,
+)
+from builtin_plugins.routes.common.requests import now
+from builtin_plugins.routes.common.streams import numbered_text_event_template, typed_event
 from builtin_plugins.routes.openai.logprobs import chat_logprobs
 from builtin_plugins.routes.responses.reading import new_id
-from builtin_plugins.routes.responses.tools import FreeText, Known
-from builtin_plugins.routes.streams import numbered_event_with_text, typed_event
-from core.api import ArgumentsPiece, CallBegun, CallEnded, ReasoningPiece, TextPiece
+from builtin_plugins.routes.responses.tools import ClientTool, FreeText
 
-Told = Iterator[dict[str, Any]]
+Events = Iterator[dict[str, Any]]
 
 
 class ResponseWriter:
-    """Builds one response from the events of an answer; yields what a stream tells of it."""
+    """Builds one response from the events of an answer, and the events of its stream."""
 
     def __init__(
         self,
         response: dict[str, Any],
-        known: Mapping[str, Known],
+        known: Mapping[str, ClientTool],
         *,
         include: Collection[str],
         num_top: int,
         cached_details: bool,
     ) -> None:
-        """`response` is the object to be filled; `known` has the client's tools by the model's
-        names.
-        """
+        """`response` is the object to fill in; `known` has the client's tools, by prompt name."""
         self.response = response
         self._known = known
         self._encrypted = "reasoning.encrypted_content" in include
         self._num_top = num_top
         self._cached_details = cached_details
-        self._num_told = 0
+        self._num_events = 0
         self._open: dict[str, Any] | None = None
         self._parts: list[str] = []
-        """Of the item that is open."""
+        """Texts of the open item."""
         self._free = FreeText()
-        """Of the call of free text that is open."""
+        """Input of the open call of a free-text tool."""
         self._logprobs: list[Any] = []
-        """Of tokens whose text is still to come."""
-        self._saying: Callable[[int, str], bytes] | None = None
-        """What makes the event of some more text, by its number, where the open item is a message.
-        """
+        """Log-probabilities of tokens with incomplete text."""
+        self._encode_delta: Callable[[int, str], bytes] | None = None
+        """Encodes the event of more text, by its number, if the open item is a message."""
 
-    def queued(self) -> Told:
-        """Yield what a stream tells before the answer has begun."""
+    def queued(self) -> Events:
+        """Yield the events before the answer starts."""
         self.response["status"] = "queued"
         yield self._lifecycle("created")
         yield self._lifecycle("queued")
 
-    def told(self, events: Iterable[Event]) -> Told:
-        """Note what is new; yield the events that tell it."""
+    def write_all(self, events: Iterable[Event]) -> Events:
+        """Add events to the response, and yield the events of the stream."""
         for event in events:
-            yield from self.take(event)
+            yield from self.write(event)
 
-    def encoded(self, events: Sequence[Event]) -> bytes:
-        """Note what is new; return the events that tell it as a stream has them."""
-        saying = None if self._logprobs or len(events) != 1 else self._saying
-        if saying is not None and isinstance(more := events[0], TextPiece) and more.text:
-            self._parts.append(more.text)
-            self._num_told += 1
-            return saying(self._num_told - 1, more.text)
-        return b"".join(map(typed_event, self.told(events)))
+    def encode(self, events: Sequence[Event]) -> bytes:
+        """Add events to the response, and return them as the stream's events."""
+        encode_delta = None if self._logprobs or len(events) != 1 else self._encode_delta
+        if encode_delta is not None and isinstance(delta := events[0], TextPiece) and delta.text:
+            self._parts.append(delta.text)
+            self._num_events += 1
+            return encode_delta(self._num_events - 1, delta.text)
+        return b"".join(map(typed_event, self.write_all(events)))
 
-    def take(self, event: Event) -> Told:
-        """Note what is new; yield the events that tell it."""
+    def write(self, event: Event) -> Events:
+        """Add an event to the response, and yield the events of the stream."""
         match event:
-            case Begun():
+            case AnswerStarted():
                 self.response["status"] = "in_progress"
-                if not self._num_told:
+                if not self._num_events:
                     yield self._lifecycle("created")
                 yield self._lifecycle("in_progress")
-            case Scored(token_ids, positions):
+            case TokenLogprobs(token_ids, positions):
                 self._logprobs += chat_logprobs(
                     token_ids, positions, num_top=self._num_top, as_ids=False
                 )["content"]
@@ -86,29 +94,29 @@ class ResponseWriter:
             case ReasoningPiece(text):
                 yield from self._reasoning(text)
             case CallBegun(_, name, call_id):
-                yield from self._call(call_id, self._known.get(name, Known("function", name)))
+                yield from self._call(call_id, self._known.get(name, ClientTool("function", name)))
             case ArgumentsPiece(_, text):
                 yield from self._arguments(text)
             case CallEnded(_, whole):
                 yield from self._close("completed" if whole else "incomplete")
-            case Ended():
+            case AnswerFinished():
                 yield from self._end(event)
 
-    def fail(self, code: str, message: str) -> Told:
-        """The answer breaks off: note why; yield the last events."""
+    def fail(self, code: str, message: str) -> Events:
+        """Record a failure; yield the last events."""
         yield from self._close("incomplete")
         self.response |= {"status": "failed", "error": {"code": code, "message": message}}
         yield self._lifecycle("failed")
 
     def cancel(self) -> None:
-        """The answer is no longer wanted: keep what there is."""
+        """Record a cancellation; the output so far remains."""
         for _ in self._close("incomplete"):
             pass
         self.response["status"] = "cancelled"
 
     # --- items
 
-    def _text(self, text: str) -> Told:
+    def _text(self, text: str) -> Events:
         if self._open is None or self._open["type"] != "message":
             part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
             yield from self._begin({"type": "message", "role": "assistant", "content": []}, part)
@@ -116,17 +124,17 @@ class ResponseWriter:
         self._logprobs = []
         self._item()["content"][0]["logprobs"] += logprobs
         self._parts.append(text)
-        yield self._told("output_text.delta", content_index=0, delta=text, logprobs=logprobs)
+        yield self._item_event("output_text.delta", content_index=0, delta=text, logprobs=logprobs)
 
-    def _reasoning(self, text: str) -> Told:
+    def _reasoning(self, text: str) -> Events:
         self._logprobs = []
         if self._open is None or self._open["type"] != "reasoning":
             part = {"type": "reasoning_text", "text": ""}
             yield from self._begin({"type": "reasoning", "summary": [], "content": []}, part)
         self._parts.append(text)
-        yield self._told("reasoning_text.delta", content_index=0, delta=text)
+        yield self._item_event("reasoning_text.delta", content_index=0, delta=text)
 
-    def _call(self, call_id: str, tool: Known) -> Told:
+    def _call(self, call_id: str, tool: ClientTool) -> Events:
         self._logprobs = []
         named = {"call_id": call_id, "name": tool.name}
         if tool.namespace:
@@ -137,14 +145,14 @@ class ResponseWriter:
         else:
             yield from self._begin({"type": "function_call", **named, "arguments": ""})
 
-    def _arguments(self, text: str) -> Told:
+    def _arguments(self, text: str) -> Events:
         if self._item()["type"] == "function_call":
             self._parts.append(text)
-            yield self._told("function_call_arguments.delta", delta=text)
-        elif said := self._free.take(text):
-            yield self._told("custom_tool_call_input.delta", delta=said)
+            yield self._item_event("function_call_arguments.delta", delta=text)
+        elif delta := self._free.add(text):
+            yield self._item_event("custom_tool_call_input.delta", delta=delta)
 
-    def _begin(self, item: dict[str, Any], part: dict[str, Any] | None = None) -> Told:
+    def _begin(self, item: dict[str, Any], part: dict[str, Any] | None = None) -> Events:
         yield from self._close("completed")
         self._open = {"id": new_id(item["type"]), **item, "status": "in_progress"}
         self._parts = []
@@ -152,19 +160,19 @@ class ResponseWriter:
         yield self._event("output_item.added", output_index=self._index, item=_copied(self._open))
         if part is not None:
             self._open["content"].append(part)
-            yield self._told("content_part.added", content_index=0, part=dict(part))
+            yield self._item_event("content_part.added", content_index=0, part=dict(part))
         if item["type"] == "message":
-            number = self._num_told
-            said = self._told("output_text.delta", content_index=0, delta="", logprobs=[])
-            self._num_told = number  # it is not told itself
-            self._saying = numbered_event_with_text(
-                {**said, "sequence_number": -1}, "sequence_number", "delta"
+            number = self._num_events
+            empty = self._item_event("output_text.delta", content_index=0, delta="", logprobs=[])
+            self._num_events = number  # the template itself is not sent
+            self._encode_delta = numbered_text_event_template(
+                {**empty, "sequence_number": -1}, "sequence_number", "delta"
             )
 
-    def _close(self, status: str) -> Told:
+    def _close(self, status: str) -> Events:
         item = self._open
         text = "".join(self._parts)
-        self._saying = None
+        self._encode_delta = None
         if item is None:
             return
         match item["type"]:
@@ -172,23 +180,25 @@ class ResponseWriter:
                 part = item["content"][0]
                 part["text"] = text
                 more = {"logprobs": part["logprobs"]} if "logprobs" in part else {}
-                yield self._told(f"{part['type']}.done", content_index=0, text=text, **more)
-                yield self._told("content_part.done", content_index=0, part=dict(part))
+                yield self._item_event(f"{part['type']}.done", content_index=0, text=text, **more)
+                yield self._item_event("content_part.done", content_index=0, part=dict(part))
                 if item["type"] == "reasoning" and self._encrypted:
-                    item["encrypted_content"] = packed(text)
+                    item["encrypted_content"] = encode_reasoning(text)
             case "function_call":
                 item["arguments"] = text
-                yield self._told("function_call_arguments.done", name=item["name"], arguments=text)
+                yield self._item_event(
+                    "function_call_arguments.done", name=item["name"], arguments=text
+                )
             case "custom_tool_call":
                 item["input"], rest = self._free.end()
                 if rest:
-                    yield self._told("custom_tool_call_input.delta", delta=rest)
-                yield self._told("custom_tool_call_input.done", input=item["input"])
+                    yield self._item_event("custom_tool_call_input.delta", delta=rest)
+                yield self._item_event("custom_tool_call_input.done", input=item["input"])
         item["status"] = status
         yield self._event("output_item.done", output_index=self._index, item=_copied(item))
         self._open = None
 
-    def _end(self, ended: Ended) -> Told:
+    def _end(self, ended: AnswerFinished) -> Events:
         status = "incomplete" if ended.reason == "length" else "completed"
         yield from self._close(status)
         self.response |= {
@@ -218,21 +228,21 @@ class ResponseWriter:
             raise RuntimeError("a piece of a response belongs to no item that has begun.")
         return self._open
 
-    def _told(self, kind: str, **fields: Any) -> dict[str, Any]:
-        """Return an event about the item that is open."""
+    def _item_event(self, kind: str, **fields: Any) -> dict[str, Any]:
+        """Return an event of the open item."""
         return self._event(kind, item_id=self._item()["id"], output_index=self._index, **fields)
 
     def _lifecycle(self, kind: str) -> dict[str, Any]:
         return self._event(kind, response=_copied(self.response))
 
     def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
-        number = self._num_told
-        self._num_told = self._num_told + 1
+        number = self._num_events
+        self._num_events += 1
         return {"type": f"response.{kind}", "sequence_number": number, **fields}
 
 
 def _copied(value: Any) -> Any:
-    """Return what an event tells as it is now; the object itself grows on."""
+    """Return a copy of a value that still changes."""
     if isinstance(value, dict):
         return {name: _copied(inner) for name, inner in value.items()}
     return [_copied(inner) for inner in value] if isinstance(value, list) else value

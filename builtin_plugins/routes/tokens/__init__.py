@@ -1,1 +1,1 @@
-"""`/inference/v1/generate`: token ids in, token ids out."""
+"""Tokenization, and generation from token ids to token ids."""

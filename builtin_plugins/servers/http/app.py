@@ -1,4 +1,4 @@
-"""The ASGI application: every route group's routes behind one guard. Knows no socket."""
+"""ASGI application with the routes of all groups, wrapped in one guard."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from starlette.types import ASGIApp
 from builtin_plugins.servers.http.guard import Guard
 from builtin_plugins.servers.http.limits import Limits
 from builtin_plugins.servers.http.openapi import PATH, document
-from core.api import ConfigError, HttpStats, RouteGroup
+from core.api import ConfigError
+from core.api.serving import RouteGroup
+from core.api.telemetry import HttpStats
 
 
 class EngineApp(FastAPI):
-    """FastAPI's routing with our guard in place of its error and middleware stack.
+    """FastAPI's routing, with a `Guard` instead of its error and middleware stack.
 
-    A route group may have `public_paths`: those of its paths that need no API key; `refusal`, its
-    form of errors; and `around`, what is to stand around everything.
+    Optional attributes of route groups: `public_paths` without an API key, `refusal` as form of
+    errors, and `around` as a wrapper of the application.
     """
 
     def __init__(
@@ -40,17 +42,13 @@ class EngineApp(FastAPI):
         self.quiet_paths = frozenset(
             path for group in groups.values() for path in getattr(group, "quiet_paths", ())
         )
-        """Asked by machines every few seconds: answered well, they are not worth a line of the
-        access log.
-        """
+        """Paths that machines poll every few seconds; successful requests are not logged."""
         routes = collect_routes(groups)
         if not options.get("disable_fastapi_docs"):
             routes.append(Route(PATH, self._describe, methods=["GET"], include_in_schema=False))
         self._groups = groups
         super().__init__(routes=routes, openapi_url=None, docs_url=None, redoc_url=None)
-        self.root_path = (
-            options.get("root_path") or ""
-        )  # as an argument it is deprecated: servers are to have it
+        self.root_path = options.get("root_path") or ""  # deprecated as an argument of FastAPI
         self.limits = Limits.from_options(options)
         self._error_forms = {
             route.path: group.refusal
@@ -71,7 +69,7 @@ class EngineApp(FastAPI):
         )
 
     async def _describe(self, request: Request) -> JSONResponse:
-        """What the routes take."""
+        """Return the description of all routes."""
         bodies: dict[str, Any] = {}
         queries: dict[str, Any] = {}
         for group in self._groups.values():
@@ -87,9 +85,7 @@ class EngineApp(FastAPI):
         )
 
     def build_middleware_stack(self) -> ASGIApp:
-        """Return the guard behind what groups put around it, and that behind CORS where origins are
-        allowed.
-        """
+        """Return the guard, wrapped by route groups, and by CORS if origins are allowed."""
         options = self._options
         app: ASGIApp = self.guard
         for group in self._groups.values():
@@ -107,7 +103,7 @@ class EngineApp(FastAPI):
 
 
 class Templates:
-    """Finds the route template of a path: a name for it from a small fixed set."""
+    """Maps paths to route templates, a small fixed set."""
 
     def __init__(self, routes: Iterable[Any]) -> None:
         self._same: dict[str, str] = {
@@ -118,7 +114,7 @@ class Templates:
         ]
 
     def __call__(self, path: str) -> str:
-        """Return the template, or an empty text for a path that nobody serves."""
+        """Return the template of a path; empty without a route."""
         found = self._same.get(path)
         if found is not None:
             return found
@@ -149,9 +145,7 @@ def _served(route: Any) -> Sequence[tuple[str, str]]:
 
 
 def _methods(routes: Iterable[Any]) -> dict[str, str]:
-    """Return the methods of each path as the header `Allow` has them: of several routes with one
-    path, all.
-    """
+    """Return the methods of each path, over all its routes, for the header `Allow`."""
     found: dict[str, set[str]] = {}
     for route in routes:
         found.setdefault(getattr(route, "path", ""), set()).update(
@@ -164,6 +158,6 @@ def _keys(given: Iterable[str]) -> list[str]:
     keys = [given] if isinstance(given, str) else list(given)
     if any(not key.strip() for key in keys):
         raise ConfigError(
-            "--api-key is empty; give a key, or leave the option out to serve without keys."
+            "--api-key is empty; give a key, or remove the option to serve without keys."
         )
     return keys

@@ -1,7 +1,6 @@
-"""A connection as uvicorn serves it, watched: heads that grow, requests that do not arrive, answers
-nobody reads.
+"""Connections with limits: oversized heads, slow requests, stalled readers, idle connections.
 
-One look per second over all connections; a chunk of a stream costs nothing.
+All connections are checked once per second; streamed chunks cost nothing.
 """
 
 from __future__ import annotations
@@ -16,46 +15,51 @@ from typing import Any, ClassVar, Final
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from builtin_plugins.servers.http.errors import ErrorAnswer
+from builtin_plugins.servers.http.http10 import end_by_closing
 from builtin_plugins.servers.http.limits import Limits
-from builtin_plugins.servers.http.until_closed import end_by_closing
 
 log = logging.getLogger(__name__)
 
 _NO_ROOM: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-MADE_ROOM: Final = 8
-"""Idle connections that go when no more can be taken."""
-COMPLAIN_S: Final = 60.0
-"""Between two lines of the log about connections that cannot be taken."""
+NUM_CLOSED: Final = 8
+"""Idle connections to close when no new ones can be accepted."""
+LOG_INTERVAL_S: Final = 60.0
+"""Shortest time between two log lines about failed accepts, in seconds."""
 SEND_BUFFER_BYTES: Final = 128 * 1024
-"""What the system holds for a client that does not read, instead of megabytes."""
+"""Size of the system's send buffer per connection, instead of megabytes."""
 
 
 class WatchedConnection(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
-    """uvicorn's protocol, whichever parser is installed."""
+    """uvicorn's protocol, with either parser, and limits."""
 
     limits: ClassVar[Limits]
 
     def connection_made(self, transport: Any) -> None:
-        """Take a client in, or tell it that there is no place."""
+        """Accept a connection, or answer that there are too many."""
         super().connection_made(transport)
-        self._since_s = self._moved_s = self.loop.time()
-        self._head_bytes = self._unsent_bytes = 0
+        self._since_s = self.loop.time()
+        """Time of the last start or end of a request."""
+        self._moved_s = self._since_s
+        """Time of the last progress in sending."""
+        self._head_bytes = 0
+        self._unsent_bytes = 0
         self._was_between = True
-        self._is_whole = self._is_refused = False
+        self._is_whole = False
+        self._is_refused = False
         if len(self.connections) > self.limits.connections:
             close_idle(each for each in self.connections if each is not self)
-            standing = sum(not each.transport.is_closing() for each in self.connections)
-            if standing > self.limits.connections + self.limits.spare_connections:
-                self._end(self.limits.crowded())
+            num_open = sum(not each.transport.is_closing() for each in self.connections)
+            if num_open > self.limits.connections + self.limits.spare_connections:
+                self._end(self.limits.too_many_connections())
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes in; a head that is too long before it has ended is refused."""
+        """Parse received bytes; refuse an unfinished head that is too long."""
         if self._is_refused or self.transport.is_closing():
             return
         cycle = self.cycle
         between = self._is_between
         if self.is_idle:
-            self._since_s = self.loop.time()  # the next request begins
+            self._since_s = self.loop.time()  # the next request starts
         super().data_received(data)
         if self.cycle is not cycle:
             self._since_s = self.loop.time()
@@ -67,64 +71,60 @@ class WatchedConnection(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
                 self._end(self.limits.head_too_large())
 
     def on_headers_complete(self) -> None:
-        """Called by the parser httptools: a body may follow."""
+        """Called by httptools before the body."""
         self._is_whole = False
         before = self.cycle
         super().on_headers_complete()
         if self.cycle is not before and self.scope["http_version"] == "1.0":
-            end_by_closing(self.cycle)  # its task has not begun
+            end_by_closing(self.cycle)  # its task has not started
 
     def on_message_complete(self) -> None:
-        """Called by the parser httptools: nothing of this request follows."""
+        """Called by httptools at the end of a request."""
         self._is_whole = True
         super().on_message_complete()
 
     def pause_writing(self) -> None:
-        """Called when much waits to be read: begin to look whether it is."""
+        """Called when the send buffer is full: start to watch for progress."""
         super().pause_writing()
         self._moved_s = self.loop.time()
         self._unsent_bytes = 0
 
     def check(self, now_s: float) -> None:
-        """Cut the connection if its client has kept it waiting for too long."""
+        """Close the connection if its client is too slow."""
         between = self._is_between
         if between and not self._was_between:
             self._since_s = now_s
         self._was_between = between
         waited_s = now_s - self._since_s
-        most_s = self.limits.read_timeout_s
+        max_s = self.limits.read_timeout_s
         if self._is_stuck(now_s):
-            log.info(
-                "a client has not read its answer for %g s and is cut", self.limits.stall_timeout_s
-            )
+            log.info("closed a connection: nothing read for %g s", self.limits.stall_timeout_s)
             self.transport.abort()
         elif self.transport.is_closing():
             pass
         elif self._is_refused:
             self.transport.close()
         elif between:
-            if waited_s > most_s and not self.is_idle:
+            if waited_s > max_s and not self.is_idle:
                 self._end(self.limits.too_slow())
-        elif self._is_arriving and waited_s > most_s + 1:  # the route had its chance to say so
+        elif self._is_arriving and waited_s > max_s + 1:  # the route did not answer in time
             self.transport.abort()
 
     @property
     def is_idle(self) -> bool:
-        """A request was answered, and nothing of another has come: how long it may stay so is
-        uvicorn's to watch.
-        """
+        """Whether a request was answered and no other has started; uvicorn limits the idle time."""
         return self.cycle is not None and self._is_between and not self._head_bytes
 
     @property
-    def may_go(self) -> bool:
-        """Nothing of a request is here, and no answer under way."""
+    def may_close(self) -> bool:
+        """Whether the connection may be closed: it has no request and no answer."""
         return self._is_between and not (
             self._head_bytes or self._is_refused or self.transport.is_closing()
         )
 
     @property
     def idle_since_s(self) -> float:
-        """When the last request ended, or the connection was made."""
+        """Time of the last request's end, or of the accept."""
         return float(self._since_s)
 
     @property
@@ -133,14 +133,12 @@ class WatchedConnection(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
 
     @property
     def _is_between(self) -> bool:
-        """No request is under way: the next one's head is awaited."""
+        """Whether the connection waits for the next request's head."""
         cycle = self.cycle
         return cycle is None or bool(cycle.response_complete and not self._is_arriving)
 
     def _is_stuck(self, now_s: float) -> bool:
-        """Say whether an answer waits, nothing is added to it, and none of it has been read for too
-        long.
-        """
+        """Return whether the client has read nothing of a waiting answer for too long."""
         unsent = int(self.transport.get_write_buffer_size())
         done = self.transport.is_closing() or self.cycle is None or self.cycle.response_complete
         if not unsent or unsent < self._unsent_bytes or not (done or self.flow.write_paused):
@@ -149,9 +147,7 @@ class WatchedConnection(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
         return bool(now_s - self._moved_s > self.limits.stall_timeout_s)
 
     def _end(self, answer: ErrorAnswer) -> None:
-        """Answer without a request that could be understood, and close: not at once, or the answer
-        might be lost.
-        """
+        """Answer without a parsed request, and close later so that the answer is not lost."""
         body = answer.body()
         fields = {
             "Connection": "close",
@@ -168,58 +164,53 @@ class WatchedConnection(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
 
 
 def protocol(limits: Limits) -> type[asyncio.Protocol]:
-    """Return the class of connections with these limits."""
+    """Return a connection class with these limits."""
     return type("Connection", (WatchedConnection,), {"limits": limits})
 
 
-def close_idle(connections: Iterable[Any], most: int = 1) -> None:
-    """Close those connections that have been idle for longest, for others to be taken in their
-    place.
-    """
-    idle = [each for each in connections if isinstance(each, WatchedConnection) and each.may_go]
-    for each in heapq.nsmallest(most, idle, key=lambda each: each.idle_since_s):
+def close_idle(connections: Iterable[Any], count: int = 1) -> None:
+    """Close the connections that have been idle for longest."""
+    idle = [each for each in connections if isinstance(each, WatchedConnection) and each.may_close]
+    for each in heapq.nsmallest(count, idle, key=lambda each: each.idle_since_s):
         each.transport.close()
 
 
-class AcceptFaults:
-    """Handles what the event loop cannot: connections that cannot be taken are a line a minute, and
-    idle ones go for them.
+class AcceptErrorHandler:
+    """Exception handler of the event loop for failed accepts: closes idle connections, and logs
+    once per minute.
     """
 
     def __init__(self, connections: Iterable[Any]) -> None:
         self._connections = connections
         self._num_since = 0
-        self._told_s = self._closed_s = float("-inf")
+        self._logged_s = float("-inf")
+        self._closed_s = float("-inf")
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Take what happened; the loop tries again after a second, and tells of each connection
-        that waits.
-        """
+        """Handle an error. The loop retries after a second, and reports each waiting connection."""
         error = context.get("exception")
         if (
             isinstance(error, OSError)
             and error.errno == errno.EBADF
             and "_start_serving" in str(context.get("handle"))
         ):
-            return  # asyncio tries again although the server has been closed meanwhile
+            return  # asyncio retries although the server has been closed
         if not isinstance(error, OSError) or error.errno not in _NO_ROOM or "socket" not in context:
             loop.default_exception_handler(context)
             return
         now_s = loop.time()
         self._num_since += 1
-        if now_s - self._told_s > COMPLAIN_S:
-            log.warning(
-                "connections wait to be taken: %s (%d times)", error.strerror, self._num_since
-            )
-            self._told_s = now_s
+        if now_s - self._logged_s > LOG_INTERVAL_S:
+            log.warning("cannot accept connections: %s (%d times)", error.strerror, self._num_since)
+            self._logged_s = now_s
             self._num_since = 0
         if now_s - self._closed_s > 0.5:
             self._closed_s = now_s
-            close_idle(self._connections, MADE_ROOM)
+            close_idle(self._connections, NUM_CLOSED)
 
 
 def check_all(connections: Iterable[Any], now_s: float) -> None:
-    """Look at every connection; those that have become websockets are their own business."""
+    """Check every connection that is not a websocket."""
     for connection in list(connections):
         if isinstance(connection, WatchedConnection):
             connection.check(now_s)

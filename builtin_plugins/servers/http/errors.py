@@ -1,6 +1,4 @@
-"""The one place where exceptions become HTTP answers: in OpenAI's error format, unless a route
-group has its own.
-"""
+"""Converts exceptions to HTTP answers, in OpenAI's error format or a route group's own."""
 
 from __future__ import annotations
 
@@ -39,12 +37,12 @@ _CODES = {
 }
 
 Form = Callable[[int, Mapping[str, Any]], Mapping[str, Any]]
-"""Makes the body of an error of its status and OpenAI's error object."""
+"""Returns an error body for a status and OpenAI's error object."""
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorAnswer:
-    """An HTTP answer that says what went wrong."""
+    """HTTP answer to a failed request."""
 
     status: int
     message: str
@@ -54,7 +52,7 @@ class ErrorAnswer:
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def body(self, form: Form | None = None) -> bytes:
-        """Return the JSON body, in OpenAI's form or another."""
+        """Return the JSON body, in OpenAI's form or `form`."""
         param = None if self.param is None else _encodable(self.param)
         error = {
             "message": _encodable(self.message),
@@ -66,9 +64,7 @@ class ErrorAnswer:
 
 
 def _encodable(text: str) -> str:
-    """Return a text that may repeat what a client wrote, without the halves of characters that JSON
-    lets it write.
-    """
+    """Return a text without lone surrogates, which clients may send in JSON."""
     return text.encode(errors="replace").decode()
 
 
@@ -81,10 +77,9 @@ class Refused(Exception):
 
 
 def describe(error: BaseException, request_id: str | None = None) -> ErrorAnswer:
-    """Return the answer to an exception; one that nobody foresaw is logged and says nothing of its
-    inside.
+    """Return the answer to an exception; an unhandled one is logged and not exposed.
 
-    What a plugin has raised is told with the id under which whoever calls this logs it.
+    The answer to a plugin's exception contains the request id, under which the caller logs it.
     """
     if isinstance(error, InvalidRequest):
         return ErrorAnswer(400, str(error), "invalid_request_error", error.field, error.code)
@@ -101,7 +96,9 @@ def describe(error: BaseException, request_id: str | None = None) -> ErrorAnswer
     if isinstance(error, EngineDead):
         return ErrorAnswer(503, str(error), "server_error", code="engine_dead")
     if isinstance(error, PluginError):
-        return ErrorAnswer(500, error.told(request_id), "server_error", code="plugin_failed")
+        return ErrorAnswer(
+            500, error.client_message(request_id), "server_error", code="plugin_failed"
+        )
     if isinstance(error, EngineError):
         return _from_engine(error)
     if isinstance(error, ClientDisconnect):
@@ -112,18 +109,16 @@ def describe(error: BaseException, request_id: str | None = None) -> ErrorAnswer
         return ErrorAnswer(
             504, "the request took too long inside the server.", "server_error", code="timeout"
         )
-    log.error("a request failed in a way nobody foresaw", exc_info=error)
+    log.error("unhandled exception in a request", exc_info=error)
     return ErrorAnswer(
-        500, "internal error; the server's log says more.", "server_error", code="internal_error"
+        500, "internal error; see the server log.", "server_error", code="internal_error"
     )
 
 
 def _from_engine(error: EngineError) -> ErrorAnswer:
-    """An engine error whose `retry_after_s` is set (a full queue) may be tried again; others are
-    faults.
+    """Return a 503 for an error with `retry_after_s` (a full queue), otherwise a 500.
 
-    It is a 503 and no 429: this client has done nothing too often, and proxies try another server
-    after a 503.
+    It is not a 429: the client is not at fault, and proxies retry a 503 on another server.
     """
     wait_s = getattr(error, "retry_after_s", None)
     if wait_s is None:
@@ -134,23 +129,22 @@ def _from_engine(error: EngineError) -> ErrorAnswer:
 
 
 def _from_http(status: int, detail: Any, headers: Mapping[str, str]) -> ErrorAnswer:
-    """Read a detail that is a text, or a dict with message, type, param and code."""
-    said = detail if isinstance(detail, Mapping) else {"message": str(detail)}
-    usual = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    """Return the answer for a detail: a text, or a dict with message, type, param and code."""
+    fields = detail if isinstance(detail, Mapping) else {"message": str(detail)}
+    default_type = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return ErrorAnswer(
         status,
-        str(said.get("message", "")),
-        str(said.get("type", usual)),
-        said.get("param"),
-        said.get("code", _CODES.get(status)),
+        str(fields.get("message", "")),
+        str(fields.get("type", default_type)),
+        fields.get("param"),
+        fields.get("code", _CODES.get(status)),
         headers,
     )
 
 
 def _from_validation(error: RequestValidationError) -> ErrorAnswer:
     first: Mapping[str, Any] = next(iter(error.errors()), {})
-    place = ".".join(
-        str(part) for part in first.get("loc", ()) if part not in ("body", "query", "path")
-    )
-    message = f"{place}: {first.get('msg', 'invalid')}"
-    return ErrorAnswer(400, message, "invalid_request_error", place or None, "invalid_value")
+    path = (str(part) for part in first.get("loc", ()) if part not in ("body", "query", "path"))
+    param = ".".join(path)
+    message = f"{param}: {first.get('msg', 'invalid')}"
+    return ErrorAnswer(400, message, "invalid_request_error", param or None, "invalid_value")

@@ -1,8 +1,6 @@
-"""What every request passes before and after its route: keys, limits, request id, errors,
-measurements.
+"""ASGI middleware around all routes: API keys, limits, request ids, errors, statistics.
 
-Plain ASGI, so that it costs next to nothing per streamed chunk and routes of plugins cannot slip
-past it.
+Plain ASGI is cheap per streamed chunk, and plugins' routes cannot bypass it.
 """
 
 from __future__ import annotations
@@ -22,14 +20,14 @@ from typing import Any
 from fastapi import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from builtin_plugins.servers.http.door import Door, Passage
+from builtin_plugins.servers.http.direct_writer import DirectWriter, WriteBatch, direct_writer
 from builtin_plugins.servers.http.errors import ErrorAnswer, Form, Refused, describe
 from builtin_plugins.servers.http.limits import Limits
-from builtin_plugins.servers.http.parts import Outbox, Parts, parts
-from builtin_plugins.servers.http.turnstile import Turnstile
-from core.api import HttpStats, PluginError, ServerActivity
-from core.logs import Seldom
-from core.text.places import Places
+from builtin_plugins.servers.http.throttle import BodyLimiter, BodyReservation, StartThrottle
+from core.api import PluginError
+from core.api.concurrency import FairSemaphore
+from core.api.serving import RateLimitedLogger, ServerActivity
+from core.api.telemetry import HttpStats
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +35,7 @@ _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,200}")
 
 
 class Guard:
-    """Wraps the router. Lets a request pass, or answers it itself."""
+    """Wraps the router: passes requests on, or answers them."""
 
     def __init__(
         self,
@@ -52,28 +50,28 @@ class Guard:
         methods: Mapping[str, str] | None = None,
         measure: Callable[[HttpStats], None] = lambda stats: None,
     ) -> None:
-        """`error_forms`: by template, where errors have another form than OpenAI's; `methods`: by
-        template, all there are.
+        """`error_forms` are the forms of errors other than OpenAI's, and `methods` all methods, by
+        path template.
         """
         self._app = app
         self._limits = limits
         self._keys = tuple(_digest(key.encode()) for key in api_keys)
-        self._door = Door(limits)
-        self._turnstile = Turnstile()
-        self._reading = Places(1)
-        """For the one request whose large body is being parsed."""
-        self._outbox = Outbox()
+        self._body_limiter = BodyLimiter(limits)
+        self._start_throttle = StartThrottle()
+        self._body_parsing = FairSemaphore(1)
+        """Held by the request with the large body that is being parsed."""
+        self._write_batch = WriteBatch()
         self._public = frozenset(public_paths)
         self._request_id_headers = request_id_headers
         self._template_of = template_of
         self._error_forms = error_forms or {}
         self._methods = methods or {}
         self._measure = measure
-        self._seldom = Seldom(log)
+        self._plugin_log = RateLimitedLogger(log)
         self.activity = ServerActivity()
-        """What routes are told; when it says draining, only public paths are served."""
+        """Activity as routes see it; while draining, only public paths are served."""
         self.is_crowded: Callable[[], bool] = lambda: False
-        """Says whether there are more connections than may be."""
+        """Returns whether there are more connections than allowed."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
@@ -87,19 +85,19 @@ class Guard:
         started_s = time.perf_counter()
         template = self._template_of(scope["path"])
         answer = _Answer(
-            scope, send, self._headers(scope), self._outbox, self._error_forms.get(template)
+            scope, send, self._headers(scope), self._write_batch, self._error_forms.get(template)
         )
-        passage = self._door.enter(self._name(scope))
-        scope["state"]["handed_over"] = passage.leave
-        scope["state"]["reading"] = self._reading
-        scope["state"]["describe"] = partial(self._told, scope)
+        reservation = self._body_limiter.open(self._name(scope))
+        scope["state"]["release_body"] = reservation.release
+        scope["state"]["body_parsing"] = self._body_parsing
+        scope["state"]["describe"] = partial(self._describe, scope)
         scope["state"]["template"] = template
         counted = scope["path"] not in self._public
         self.activity.open_requests += counted
         try:
-            await self._serve(scope, receive, answer, passage)
+            await self._serve(scope, receive, answer, reservation)
         finally:
-            passage.leave()
+            reservation.release()
             self.activity.open_requests -= counted
             duration_s = time.perf_counter() - started_s
             name = _request_id(scope).decode()
@@ -108,14 +106,14 @@ class Guard:
             )
 
     async def _serve(
-        self, scope: Scope, receive: Receive, answer: _Answer, passage: Passage
+        self, scope: Scope, receive: Receive, answer: _Answer, reservation: BodyReservation
     ) -> None:
         try:
             self._admit(scope)
-            passage.announce(_announced(scope))
+            reservation.announce(_announced(scope))
             if scope["path"] not in self._public:
-                await self._turnstile.enter()
-            await self._app(scope, _limited(receive, self._limits, passage), answer.send)
+                await self._start_throttle.enter()
+            await self._app(scope, _limited(receive, self._limits, reservation), answer.send)
         except asyncio.CancelledError:
             if not self.activity.draining:
                 raise
@@ -126,27 +124,26 @@ class Guard:
             await answer.fail(describe(HTTPException(503, detail)))
         except Refused as refused:
             await answer.fail(refused.answer)
-        except Exception as error:  # noqa: BLE001 - the last boundary: every exception becomes an answer
-            told = self._told(scope, error)
-            if told.status == 405:  # the router knows one of a path's routes only
+        except Exception as error:  # noqa: BLE001 - every exception becomes an answer
+            described = self._describe(scope, error)
+            if described.status == 405:  # the router knows only one of a path's routes
                 allowed = self._methods.get(self._template_of(scope["path"]), "")
-                told = replace(told, headers={**told.headers, "Allow": allowed})
-            await answer.fail(told)
+                headers = {**described.headers, "Allow": allowed}
+                described = replace(described, headers=headers)
+            await answer.fail(described)
 
-    def _told(self, scope: Scope, error: BaseException) -> ErrorAnswer:
-        """Return the answer to an exception, with the id that the request has, or one for who asks
-        about it.
-        """
+    def _describe(self, scope: Scope, error: BaseException) -> ErrorAnswer:
+        """Return the answer to an exception, with the request's id or a new one."""
         state = scope["state"]
         known = state.get("request_id") or _request_id(scope).decode() or secrets.token_hex(16)
         if isinstance(error, PluginError):
-            self._seldom.error(
+            self._plugin_log.error(
                 error.culprit, f"{error} Request: {known!r}.", error.__cause__ or error
             )
         return describe(error, known)
 
     def _admit(self, scope: Scope) -> None:
-        """Raise `HTTPException` or `Refused` for a request that may not pass."""
+        """Raise `HTTPException` or `Refused` for a request that is not admitted."""
         _check_head(scope, self._limits)
         if scope["path"] in self._public:
             return
@@ -163,22 +160,23 @@ class Guard:
             }
             raise HTTPException(503, detail, headers={"Retry-After": "1", "Connection": "close"})
         if self.is_crowded():
-            raise Refused(self._limits.crowded())
+            raise Refused(self._limits.too_many_connections())
         _check_announced(_header(scope, b"content-length"), self._limits.request_bytes)
 
     def _known(self, scope: Scope) -> bytes:
-        """Return the digest of the key that a client shows, or nothing; what is compared takes the
-        same time always.
-        """
-        shown = _shown_keys(scope)
+        """Return the digest of the client's valid key, or nothing, in constant time."""
+        digests = _key_digests(scope)
         found = [
-            known for known in self._keys for given in shown if secrets.compare_digest(given, known)
+            known
+            for known in self._keys
+            for given in digests
+            if secrets.compare_digest(given, known)
         ]
         return found[0] if found else b""
 
     def _name(self, scope: Scope) -> str:
-        """Return a name for the client, and tell it the routes: its key where there are several,
-        else its address.
+        """Return the client's name and store it for routes: its key if there are several keys, else
+        its address.
         """
         key = self._known(scope) if len(self._keys) > 1 else b""
         if key:
@@ -186,7 +184,7 @@ class Guard:
         else:
             peer = scope.get("client")
             name = _network(peer[0]) if peer else "local"
-        scope["state"]["client"] = name
+        scope["state"]["client_name"] = name
         return name
 
     def _headers(self, scope: Scope) -> list[tuple[bytes, bytes]]:
@@ -207,30 +205,32 @@ class Guard:
 
 
 class _Answer:
-    """Watches what a route sends, so that an error can still be told in the right form."""
+    """The answer of a route, followed so that an error is reported in the right form."""
 
     def __init__(
         self,
         scope: Scope,
         send: Send,
         headers: list[tuple[bytes, bytes]],
-        outbox: Outbox,
+        write_batch: WriteBatch,
         error_form: Form | None = None,
     ) -> None:
         self._scope = scope
         self._send = send
-        self._outbox = outbox
-        self._parts: Parts | None = None
+        self._write_batch = write_batch
+        self._writer: DirectWriter | None = None
         self._error_form = error_form
         self._headers = headers
-        self._started = self._ended = self._streams_events = False
+        self._started = False
+        self._ended = False
+        self._streams_events = False
         self.status = 499
-        """Of an answer that never began: the client had left."""
+        """Status; 499 for an answer that never started: the client disconnected."""
         self.error = ""
-        """What was said against the request."""
+        """Message of the error; empty for none."""
 
     async def send(self, message: Message) -> None:
-        """Pass a message on, with our headers."""
+        """Pass a message on, with the guard's headers."""
         if message["type"] == "http.response.start":
             self._started = True
             self.status = message["status"]
@@ -241,17 +241,16 @@ class _Answer:
             )
             message = {**message, "headers": [*headers, *self._headers]}
             if self._streams_events:
-                self._parts = self._scope["state"]["parts"] = parts(
-                    self._scope, self._send, self._outbox
-                )
+                self._writer = direct_writer(self._scope, self._send, self._write_batch)
+                self._scope["state"]["direct_writer"] = self._writer
         elif message["type"] == "http.response.body":
-            if self._parts is not None:
-                self._parts.flush()
+            if self._writer is not None:
+                self._writer.flush()
             self._ended = not message.get("more_body")
         await self._send(message)
 
     async def fail(self, answer: ErrorAnswer) -> None:
-        """Say what went wrong: as the answer, or as the last event of a stream that has begun."""
+        """Report an error: as the answer, or as the last event of a started stream."""
         self.error = answer.message
         if self._ended:
             return
@@ -269,32 +268,32 @@ class _Answer:
             )
             await self.send({"type": "http.response.body", "body": body})
         elif self._streams_events:
-            told = b"data: " + body + b"\n\n"
-            tail = (
-                told + b"data: [DONE]\n\n" if self._error_form is None else b"event: error\n" + told
-            )
+            tail = b"data: " + body + b"\n\n"
+            if self._error_form is None:
+                tail += b"data: [DONE]\n\n"
+            else:
+                tail = b"event: error\n" + tail
             await self.send({"type": "http.response.body", "body": tail})
         else:
-            raise RuntimeError(
-                f"an answer broke off: {answer.message}"
-            )  # uvicorn then cuts the connection
+            # uvicorn then closes the connection
+            raise RuntimeError(f"an answer broke off: {answer.message}")
 
 
 def _announced(scope: Scope) -> int:
-    """Return how long the body is said to be; 0 where nothing is said that could be read."""
+    """Return the announced length of the body; 0 if it is unknown."""
     length = _header(scope, b"content-length")
     return int(length[:20]) if length.isdigit() else 0
 
 
-def _check_announced(length: bytes, most: int) -> None:
+def _check_announced(length: bytes, maximum: int) -> None:
     if length and not length.isdigit():
         raise HTTPException(400, "the Content-Length header is not a number.")
-    if length and int(length[:20]) > most:
-        raise _too_large(most)
+    if length and int(length[:20]) > maximum:
+        raise _too_large(maximum)
 
 
 def _check_head(scope: Scope, limits: Limits) -> None:
-    """Refuse what one chunk brought before anybody could look at it."""
+    """Raise `Refused` for a head that arrived whole and exceeds a limit."""
     headers = scope["headers"]
     size = len(scope.get("raw_path", b"")) + len(scope["query_string"])
     size += sum(len(name) + len(value) + 4 for name, value in headers)
@@ -302,9 +301,9 @@ def _check_head(scope: Scope, limits: Limits) -> None:
         raise Refused(limits.head_too_large())
 
 
-def _limited(receive: Receive, limits: Limits, passage: Passage) -> Receive:
-    """Return a `receive` that refuses a body that is too large, takes too long, or is more than may
-    be in flight.
+def _limited(receive: Receive, limits: Limits, reservation: BodyReservation) -> Receive:
+    """Return a `receive` that raises for a body that is too large or too slow, or exceeds the
+    in-flight limit.
     """
     deadline_s = asyncio.get_running_loop().time() + limits.read_timeout_s
     seen = 0
@@ -313,7 +312,7 @@ def _limited(receive: Receive, limits: Limits, passage: Passage) -> Receive:
     async def limited() -> Message:
         nonlocal seen, is_whole
         if is_whole:
-            return await receive()  # for the end of the connection; however long the answer takes
+            return await receive()  # only a disconnect follows, at any time
         try:
             async with asyncio.timeout_at(deadline_s):
                 message = await receive()
@@ -323,53 +322,49 @@ def _limited(receive: Receive, limits: Limits, passage: Passage) -> Receive:
         seen += len(message.get("body", b""))
         if seen > limits.request_bytes:
             raise _too_large(limits.request_bytes)
-        passage.see(len(message.get("body", b"")))
+        reservation.receive(len(message.get("body", b"")))
         return message
 
     return limited
 
 
-def _too_large(most: int) -> HTTPException:
+def _too_large(maximum: int) -> HTTPException:
     return HTTPException(
-        413, f"the request body is larger than {most} bytes (--max-request-bytes)."
+        413, f"the request body is larger than {maximum} bytes (--max-request-bytes)."
     )
 
 
-def _header(scope: Scope, wanted: bytes) -> bytes:
-    value: Any = next((value for name, value in scope["headers"] if name == wanted), b"")
+def _header(scope: Scope, header: bytes) -> bytes:
+    value: Any = next((value for name, value in scope["headers"] if name == header), b"")
     return bytes(value)
 
 
 def _request_id(scope: Scope) -> bytes:
-    """Return the id that a client gave its request; nothing where it gave none that can be shown."""
+    """Return the client's request id; empty without a printable one."""
     given = _header(scope, b"x-request-id")
     return given if _REQUEST_ID.fullmatch(given) else b""
 
 
-def _shown_keys(scope: Scope) -> tuple[bytes, bytes]:
-    """Return digests of the keys that a client shows, one for each way; of nothing where it shows
-    none.
-    """
+def _key_digests(scope: Scope) -> tuple[bytes, bytes]:
+    """Return the digests of the bearer token and of the `x-api-key` header; either may be empty."""
     scheme, _, key = _header(scope, b"authorization").partition(b" ")
     bearer = key if scheme.lower() == b"bearer" else b""
     return _digest(bearer.strip()), _digest(_header(scope, b"x-api-key").strip())
 
 
 def _network(address: str) -> str:
-    """Return an address, or of IPv6 the network that one client usually has."""
+    """Return an IPv4 address, or the /64 network of an IPv6 address."""
     try:
         found = ipaddress.ip_address(address)
     except ValueError:
         return address[:64]
     if found.version == 4:
         return address
-    return (
-        found.ipv4_mapped.compressed
-        if found.ipv4_mapped
-        else str(ipaddress.ip_network((int(found) >> 64 << 64, 64)))
-    )
+    if found.ipv4_mapped:
+        return found.ipv4_mapped.compressed
+    return str(ipaddress.ip_network((int(found) >> 64 << 64, 64)))
 
 
 def _digest(key: bytes) -> bytes:
-    """Return a digest of fixed length, so that the length of a key shows in no comparison."""
+    """Return a digest of fixed length, so comparisons do not reveal the length of a key."""
     return hashlib.sha256(key).digest()

@@ -1,4 +1,4 @@
-"""What one client may take from all others: sizes, times, places. Read once from the options."""
+"""Limits of requests and connections, read from the options."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from core.api import ConfigError
 log = logging.getLogger(__name__)
 
 SPARE_FILES: Final = 128
-"""Open files the process may need besides connections, where there are many."""
+"""Open files reserved for uses other than connections."""
 SPARE_CONNECTIONS: Final = 64
-"""Beyond the limit, so that probes are still answered; further ones are closed as they come."""
-MOST_CONNECTIONS: Final = 2**15
-"""Where nobody says how many there may be: idle ones take memory, too."""
+"""Connections over the limit, for probes; further ones are closed at once."""
+MAX_CONNECTIONS: Final = 2**15
+"""Default limit of connections: idle ones use memory too."""
 FEW_CONNECTIONS: Final = 256
+"""Number of connections below which a warning is logged."""
 MIB: Final = 2**20
 
 
@@ -30,29 +31,29 @@ class Limits:
 
     request_bytes: int
     head_bytes: int
-    """Request line and headers."""
+    """Largest size of request line and headers, in bytes."""
     headers: int
     read_timeout_s: float
-    """For a request to arrive, its body included."""
+    """Timeout to receive a request with its body, in seconds."""
     stall_timeout_s: float
-    """For a client to read something of what waits for it."""
+    """Timeout for a client to read something of its answer, in seconds."""
     connections: int
     spare_connections: int = SPARE_CONNECTIONS
-    """Beyond the limit, for probes."""
+    """Further connections for probes."""
     keep_alive_s: float = 75.0
-    """For a connection between two requests."""
+    """Idle time between two requests, in seconds."""
     bytes_in_flight: int = 256 * MIB
-    """Of bodies of all requests that the engine has not got yet."""
+    """Largest size of all bodies not yet submitted to the engine."""
     client_bytes: int = 64 * MIB
-    """Of one client's."""
+    """Largest size of such bodies of one client."""
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Limits:
-        """Read them. Raises `ConfigError` for one that nothing could pass."""
+        """Read the options. Raises `ConfigError` for impossible limits."""
         connections = options.get("max_connections")
         spare = SPARE_CONNECTIONS
         if connections is None:
-            connections, spare = _room()
+            connections, spare = _default_connections()
         request_bytes = options.get("max_request_bytes", 10 * MIB)
         in_flight = options.get("max_bytes_in_flight")
         of_client = options.get("max_client_bytes_in_flight")
@@ -93,47 +94,49 @@ class Limits:
         return limits
 
     @property
-    def taken_at_once(self) -> int:
-        """Connections to take in one turn of the event loop: where files are few, not more than
-        there is room for.
-        """
+    def accept_batch(self) -> int:
+        """Number of connections to accept per event loop iteration; less with few open files."""
         return max(8, min(64, self.spare_connections))
 
-    def crowded(self) -> ErrorAnswer:
-        """Return what a client is told for whom there is no place."""
-        message = f"the server has {self.connections} connections already (--max-connections); come again later."
+    def too_many_connections(self) -> ErrorAnswer:
+        """Return the answer for a connection over the limit."""
+        message = (
+            f"the server has {self.connections} connections already (--max-connections); "
+            "come again later."
+        )
         headers = {"Retry-After": "1", "Connection": "close"}
         return ErrorAnswer(503, message, "server_error", None, "overloaded", headers)
 
-    def full(self) -> ErrorAnswer:
-        """Return what a client is told while too much of others is on its way."""
-        message = f"the server reads {self.bytes_in_flight} bytes of requests at most (--max-bytes-in-flight); try again."
+    def over_limit(self) -> ErrorAnswer:
+        """Return the answer while all clients have too many bytes in flight."""
+        message = (
+            f"the server reads up to {self.bytes_in_flight} bytes of requests at once "
+            "(--max-bytes-in-flight); try again."
+        )
         return ErrorAnswer(503, message, "server_error", None, "overloaded", {"Retry-After": "1"})
 
-    def client_is_full(self) -> ErrorAnswer:
-        """Return what a client is told of which too much is on its way already."""
+    def client_over_limit(self) -> ErrorAnswer:
+        """Return the answer to a client with too many bytes in flight."""
         message = (
-            f"requests of one client have {self.client_bytes} bytes at once at most "
-            "(--max-client-bytes-in-flight); "
-            "wait for some to be read."
+            f"requests of one client have up to {self.client_bytes} bytes at once "
+            "(--max-client-bytes-in-flight); wait for some to be read."
         )
         return ErrorAnswer(
             429, message, "rate_limit_error", None, "too_many_bytes", {"Retry-After": "1"}
         )
 
     def head_too_large(self) -> ErrorAnswer:
-        """Return what a client is told whose headers are too long, or too many."""
+        """Return the answer to a head that is too long or has too many headers."""
         message = (
             f"the request's head has more than {self.head_bytes} bytes "
-            "(--h11-max-incomplete-event-size) or "
-            f"{self.headers} headers (--h11-max-header-count)."
+            f"(--h11-max-incomplete-event-size) or {self.headers} headers (--h11-max-header-count)."
         )
         return ErrorAnswer(
             431, message, "invalid_request_error", None, "head_too_large", {"Connection": "close"}
         )
 
     def too_slow(self) -> ErrorAnswer:
-        """Return what a client is told whose request has not arrived in time."""
+        """Return the answer to a request that did not arrive in time."""
         message = (
             f"the request did not arrive within {self.read_timeout_s:g} s (--request-read-timeout)."
         )
@@ -148,34 +151,32 @@ def _check(name: str, value: float, low: float, why: str) -> None:
 
 
 def open_more_files() -> None:
-    """Raise this process' limit of open files as far as it may; say so where connections will be
-    few.
-    """
+    """Raise the process's limit of open files; log a warning if it allows few connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         except (OSError, ValueError) as error:
             log.warning("the limit of open files stays at %d: %s", soft, error)
-    connections, _ = _room()
+    connections, _ = _default_connections()
     if connections < FEW_CONNECTIONS:
         log.warning(
             "the limit of open files allows %d connections only; raise it (ulimit -n)", connections
         )
 
 
-def _room() -> tuple[int, int]:
-    """Return how many connections, and how many beyond for probes, the limit of open files allows."""
+def _default_connections() -> tuple[int, int]:
+    """Return the connections, and those for probes, that the limit of open files allows."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
-        return MOST_CONNECTIONS, SPARE_CONNECTIONS
+        return MAX_CONNECTIONS, SPARE_CONNECTIONS
     left = max(16, soft - _num_open())
     spare = min(SPARE_CONNECTIONS, left // 4)
-    return max(4, min(MOST_CONNECTIONS, left - spare - min(SPARE_FILES, left // 4))), spare
+    return max(4, min(MAX_CONNECTIONS, left - spare - min(SPARE_FILES, left // 4))), spare
 
 
 def _num_open() -> int:
     try:
         return len(os.listdir("/proc/self/fd"))
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         return 32

@@ -1,7 +1,4 @@
-"""`/openapi.json`: what the routes that exist take, in OpenAPI 3.1.
-
-Knows routes and schemas, no endpoint.
-"""
+"""`/openapi.json`: the description of all routes, in OpenAPI 3.1."""
 
 from __future__ import annotations
 
@@ -34,16 +31,16 @@ _ERROR: Final[dict[str, Any]] = {
     },
 }
 _PLAIN: Final = _ERROR["properties"]["error"]
-"""Of protocols whose errors are not one field's value."""
+"""Error schema of protocols without an `error` field."""
 _OTHER: Final = "Refused, or failed; `param` names the field."
 _REFUSALS: Final[Mapping[int, str]] = {
-    400: "Something asked for cannot be; `param` names the field.",
+    400: "The request is invalid; `param` names the field.",
     401: "No valid API key.",
-    404: "The model, or what a path or an id names, is not there.",
+    404: "The model, path or id does not exist.",
     408: "The request did not arrive in time.",
     413: "The body is larger than --max-request-bytes.",
-    415: "The body is no JSON by its type.",
-    429: "Too much of this client is on its way; `Retry-After` says when to come again.",
+    415: "The content type is not JSON.",
+    429: "The client has too many bytes in flight; `Retry-After` says when to retry.",
     500: "The request failed inside the server.",
     503: "Overloaded, starting, draining, or the engine has ended.",
     504: "The request took longer than --request-timeout.",
@@ -61,13 +58,12 @@ def document(
     keyed: bool,
     root_path: str = "",
 ) -> dict[str, Any]:
-    """Return the description of routes. FastAPI's describe themselves, of others `bodies` has
-    schemas by path, and
-    `queries` those of query parameters by route and name. `forms` are by path, where errors have
-    another than OpenAI's.
+    """Return the description of all routes; FastAPI's routes describe themselves.
 
-    `keyed`: all paths but the `public` ones want an API key; `root_path`: under which a proxy shows
-    them.
+    `bodies` are the schemas of other routes' bodies by path, `queries` those of query parameters by
+    route and name. `forms` are forms of errors other than OpenAI's, by path. With `keyed`, all
+    paths except the `public` ones need an API key. `root_path` is the path under which a proxy
+    serves the routes.
     """
     found: dict[str, Any] = get_openapi(
         title="core", version=metadata.version("core"), routes=routes
@@ -76,13 +72,13 @@ def document(
         found["servers"] = [{"url": root_path}]
     schemas = found.setdefault("components", {}).setdefault("schemas", {})
     schemas |= {"Error": _ERROR, "PlainError": _PLAIN}
-    bodies = _named_apart(bodies)
+    bodies = _with_unique_titles(bodies)
     for route in routes:
         if type(route) is Route and route.include_in_schema:
             path = found["paths"].setdefault(_PARAMETER.sub(r"{\1}", route.path), {})
             refusals = {401} if keyed and route.path not in public else set[int]()
-            told = _told(forms.get(route.path))
-            path |= _operations(route, bodies.get(route.path), queries, refusals, told)
+            error = _error_schema(forms.get(route.path))
+            path |= _operations(route, bodies.get(route.path), queries, refusals, error)
     schemas |= {schema["title"]: schema for schema in bodies.values()}
     if keyed:
         header = {"type": "apiKey", "in": "header", "name": "x-api-key"}
@@ -97,10 +93,8 @@ def document(
     return found
 
 
-def _named_apart(bodies: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Return schemas by path, of which two that differ bear different titles: two groups of routes
-    may have chosen one.
-    """
+def _with_unique_titles(bodies: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Return schemas by path, with different titles for different schemas of equal titles."""
     first = {schema["title"]: schema for schema in reversed(list(bodies.values()))}
     return {
         path: schema
@@ -128,10 +122,10 @@ def _operations(
         parameters = inside + [
             {"name": name, "in": "query", "schema": schema} for name, schema in query.items()
         ]
-        told = _refusals(refusals | ({400} if query else set()), error)
+        errors = _refusals(refusals | ({400} if query else set()), error)
         operation: dict[str, Any] = {
             "operationId": "_".join([method.lower(), *re.findall(r"\w+", route.path)]),
-            "responses": {"200": _done(body), **told, "default": _refusal(_OTHER, error)},
+            "responses": {"200": _done(body), **errors, "default": _refusal(_OTHER, error)},
         }
         if doc:
             operation["summary"] = doc.splitlines()[0]
@@ -147,17 +141,17 @@ def _operations(
 
 
 def _done(body: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the good answer: a stream of events where the body may ask for one."""
+    """Return the success response; it may be an event stream if the body has `stream`."""
     if body is None or "stream" not in body["properties"]:
         return {"description": "Done."}
     return {"description": "Done.", "content": {"application/json": {}, "text/event-stream": {}}}
 
 
-def _told(form: Form | None) -> dict[str, Any]:
-    """Return the schema of errors, told by an example: ours, ours without its frame, or any object."""
+def _error_schema(form: Form | None) -> dict[str, Any]:
+    """Return the schema of a form of errors, found with an example."""
     example = {"message": "", "type": "", "param": None, "code": None}
-    told = {"error": example} if form is None else form(400, example)
-    for name, error in (("Error", told.get("error")), ("PlainError", told)):
+    answer = {"error": example} if form is None else form(400, example)
+    for name, error in (("Error", answer.get("error")), ("PlainError", answer)):
         if isinstance(error, Mapping) and example.keys() <= error.keys():
             return {"$ref": f"#/components/schemas/{name}"}
     return {"type": "object"}

@@ -1,13 +1,13 @@
-"""The HTTP server of `engine serve`: uvicorn, one error format, keys, size limits, graceful end."""
+"""The HTTP server of `engine serve`: uvicorn with API keys, limits and graceful shutdown."""
 
 from __future__ import annotations
 
 from typing import Annotated, Final, Literal
 
-from core.api import Entry, Option, Within, hookimpl
+from core.api import Entry, Option, Range, hookimpl
 
 YEAR_S: Final = 366 * 24 * 3600.0
-Seconds = Annotated[float, Within(0.001, YEAR_S)]
+Seconds = Annotated[float, Range(0.001, YEAR_S)]
 EventLoop = Literal["auto", "asyncio", "uvloop"]
 LogLevel = Literal["critical", "error", "warning", "info", "debug", "trace"]
 
@@ -25,21 +25,22 @@ def engine_options() -> list[Option]:
             "host",
             str,
             "127.0.0.1",
-            "Address to listen on; 0.0.0.0 for every network the machine is in.",
+            "Address to listen on; 0.0.0.0 for all networks of the machine.",
         ),
         Option(
-            "port", Annotated[int, Within(0, 65535)], 8000, "Port to listen on; 0 takes a free one."
+            "port", Annotated[int, Range(0, 65535)], 8000, "Port to listen on; 0 takes a free one."
         ),
         Option("uds", str | None, None, "Unix socket to listen on instead of a port."),
         Option(
             "event_loop",
             EventLoop,
             "auto",
-            "What the server runs on; auto: uvloop where that is installed.",
+            "Event loop of the server; auto: uvloop if it is installed.",
         ),
-        Option("root_path", str, "", "Path under which a proxy shows the server."),
+        Option("root_path", str, "", "Path under which a proxy serves the server."),
         *_access(),
-        *_limits(),
+        *_request_limits(),
+        *_connection_limits(),
         Option(
             "strict_fields",
             bool,
@@ -52,7 +53,7 @@ def engine_options() -> list[Option]:
             False,
             "Answer with X-Request-Id, the client's or a new one.",
         ),
-        Option("uvicorn_log_level", LogLevel, "info", "Least important lines of uvicorn's log."),
+        Option("uvicorn_log_level", LogLevel, "info", "Lowest level of uvicorn's log."),
         Option("disable_uvicorn_access_log", bool, False, "No log line per HTTP request."),
         Option(
             "log_config_file",
@@ -67,7 +68,10 @@ def engine_options() -> list[Option]:
 
 
 def _access() -> list[Option]:
-    keys = "Keys of which one must come as `Authorization: Bearer KEY` or `x-api-key: KEY`, on every path but probes."
+    keys = (
+        "Keys of which one must come as `Authorization: Bearer KEY` or `x-api-key: KEY`, on every "
+        "path but probes."
+    )
     return [
         Option("api_key", list[str], [], keys),
         Option(
@@ -91,36 +95,39 @@ def _access() -> list[Option]:
             None,
             "Private key (PEM), where it is not in the certificate's file.",
         ),
-        Option("ssl_ca_certs", str | None, None, "Who signs the certificates of clients (PEM)."),
+        Option(
+            "ssl_ca_certs", str | None, None, "Authorities that sign client certificates (PEM)."
+        ),
         Option(
             "ssl_cert_reqs",
-            Annotated[int, Within(0, 2)],
+            Annotated[int, Range(0, 2)],
             0,
-            "Certificates of clients: 0 not asked for, 1 optional, 2 required.",
+            "Client certificates: 0 none, 1 optional, 2 required.",
         ),
         Option("enable_ssl_refresh", bool, False, "Read the files again when they change."),
     ]
 
 
-def _limits() -> list[Option]:
+def _request_limits() -> list[Option]:
+    """Return the limits of one request."""
     return [
         Option(
             "max_request_bytes",
-            Annotated[int, Within(1, 1 << 40)],
+            Annotated[int, Range(1, 1 << 40)],
             10 * 1024 * 1024,
             "Largest request body.",
         ),
         Option(
             "h11_max_incomplete_event_size",
-            Annotated[int, Within(256, 1 << 30)],
+            Annotated[int, Range(256, 1 << 30)],
             64 * 1024,
-            "Most bytes of request line and headers.",
+            "Largest size of request line and headers, in bytes.",
         ),
         Option(
             "h11_max_header_count",
-            Annotated[int, Within(1, 1 << 20)],
+            Annotated[int, Range(1, 1 << 20)],
             256,
-            "Most headers of a request.",
+            "Largest number of headers of a request.",
         ),
         Option(
             "request_read_timeout",
@@ -128,39 +135,45 @@ def _limits() -> list[Option]:
             60.0,
             "Seconds in which a request must arrive, its body included.",
         ),
+    ]
+
+
+def _connection_limits() -> list[Option]:
+    """Return the limits of connections and of all requests."""
+    return [
         Option(
             "stream_stall_timeout",
             Seconds,
             60.0,
-            "Seconds after which a client that reads nothing is cut.",
+            "Seconds after which a client that reads nothing is disconnected.",
         ),
         Option(
             "max_connections",
-            Annotated[int, Within(1, 1 << 24)] | None,
+            Annotated[int, Range(1, 1 << 24)] | None,
             None,
-            "Most connections; default: as the limit of open files allows.",
+            "Largest number of connections; default: as the limit of open files allows.",
         ),
         Option(
             "timeout_keep_alive",
-            Annotated[float, Within(0, YEAR_S)],
+            Annotated[float, Range(0, YEAR_S)],
             75.0,
             "Seconds a connection may be idle between two requests.",
         ),
         Option(
             "max_bytes_in_flight",
-            Annotated[int, Within(1, 1 << 44)] | None,
+            Annotated[int, Range(1, 1 << 44)] | None,
             None,
-            "Most bytes of bodies being read at once; default: 256 MiB.",
+            "Largest size of all bodies being read at once; default: 256 MiB.",
         ),
         Option(
             "max_client_bytes_in_flight",
-            Annotated[int, Within(1, 1 << 44)] | None,
+            Annotated[int, Range(1, 1 << 44)] | None,
             None,
-            "Likewise of one client; default: a quarter of that.",
+            "Largest size of one client's bodies being read at once; default: a quarter of that.",
         ),
         Option(
             "shutdown_timeout",
-            Annotated[float, Within(0, YEAR_S)] | None,
+            Annotated[float, Range(0, YEAR_S)] | None,
             None,
             "Seconds open requests get after a signal; default: no limit.",
         ),

@@ -1,6 +1,4 @@
-"""Runs the application on uvicorn: says where it listens, watches engine and connections, ends
-gracefully.
-"""
+"""Runs the application on uvicorn: announcement, supervision of the engine, graceful shutdown."""
 
 from __future__ import annotations
 
@@ -25,115 +23,111 @@ from typing import Any, Final
 import uvicorn
 
 from builtin_plugins.servers.http.app import EngineApp
-from builtin_plugins.servers.http.connections import AcceptFaults, check_all, protocol
+from builtin_plugins.servers.http.connections import AcceptErrorHandler, check_all, protocol
 from builtin_plugins.servers.http.limits import Limits, open_more_files
 from builtin_plugins.servers.http.sockets import (
     BACKLOG,
     check_tls,
     close,
-    keep_listener,
-    kept_listener,
     listen,
     load_certificate,
+    preserve_listener,
+    preserved_listener,
     tls_files,
     url_of,
 )
-from core.api import ConfigError, EngineConfig, Parent, RouteGroup
+from core.api import ConfigError, EngineConfig
+from core.api.serving import Parent, RouteGroup, ServedEngine
 
 log = logging.getLogger(__name__)
 
 SWITCH_S: Final = 0.0005
-"""How long a thread of this process may keep the others waiting. Tokens come by a thread that asks
-for the interpreter several
-times per step; at Python's 5 ms each, one busy client delays everybody's.
+"""Switch interval of Python's threads, in seconds. The thread that delivers tokens needs the
+interpreter several times per step; with Python's 5 ms one busy client would delay all others.
 """
-YOUNG_OBJECTS: Final = (10_000, 20, 50)
-"""After how many new objects Python looks for those nobody needs (`gc.set_threshold`). A step of
-hundreds of streams makes
-thousands that are all gone after it; at Python's 700, looking for them is a third of the work.
+GC_THRESHOLDS: Final = (10_000, 20, 50)
+"""Thresholds of the garbage collector (`gc.set_threshold`). A step of hundreds of streams makes
+thousands of short-lived objects; with Python's 700, collections take a third of the time.
 """
 POLL_S: Final = 0.05
+"""Interval between two checks for open requests during shutdown, in seconds."""
 WATCH_S: Final = 1.0
-"""How often engine, connections and certificates are looked at."""
-STAND_IN: Final = "builtin_plugins.servers.http.stand_in:run"
-"""Who answers while this process is started again."""
+"""Interval of checks of engine, connections and certificates, in seconds."""
+MAINTENANCE_SERVER: Final = "builtin_plugins.servers.http.maintenance_server:run"
+"""Placeholder server that answers while this process restarts."""
 
 
 class HttpServer:
     """Serves route groups over HTTP until SIGTERM, Ctrl-C or the engine's death.
 
-    The first signal lets open requests finish and refuses others; the second one cuts them.
+    The first signal rejects new requests and lets open ones finish; the second one aborts them.
     """
 
     def __init__(
         self,
-        engine: Any,
+        engine: ServedEngine,
         config: EngineConfig,
         groups: Mapping[str, RouteGroup] | Sequence[RouteGroup],
     ) -> None:
         self._engine = engine
         self._options = config.options
         named = groups if isinstance(groups, Mapping) else {_name(group): group for group in groups}
-        self.app = EngineApp(named, config.options, engine.sinks.http)
+        self.app = EngineApp(named, config.options, engine.sinks.record)
         """The ASGI application, for tests and other servers."""
         self.url = ""
-        """Where it listens, from `run` on."""
+        """Address of the server, set by `run`."""
         self._server: _Server | None = None
         self.parent: Parent | None = None
-        """Keeps what we listen on when we die."""
+        """Parent process, which preserves the listening socket if this process dies."""
 
     @staticmethod
     def check(config: EngineConfig) -> None:
-        """Raise `ConfigError` for an address or settings that cannot work, before a model is loaded
-        in vain.
-        """
+        """Raise `ConfigError` for an address or settings that cannot work, before a model loads."""
         open_more_files()
         Limits.from_options(config.options)
         check_tls(config.options)
         _check_loop(config.options)
-        _patience(config.options)
+        _shutdown_timeout(config.options)
         close(listen(config.options), config.options)
 
     def run(self) -> int:
-        """Serve until told to stop; 1 if the engine died.
+        """Serve until stopped; return 0, or 1 if the engine died.
 
-        Raises `ConfigError` for what cannot be listened on.
+        Raises `ConfigError` for an address that cannot be used.
         """
-        listener = kept_listener(self.parent) or listen(self._options)
-        keep_listener(listener, self.parent, self._options)
+        listener = preserved_listener(self.parent) or listen(self._options)
+        preserve_listener(listener, self.parent, self._options)
         self.url = url_of(listener, self._options)
         server = self._server = _Server(
             self._uvicorn_config(), self._engine, self.app, self._options, self._announce
         )
         access = logging.getLogger("uvicorn.access")
-        worth_a_line = partial(_worth_a_line, self.app.quiet_paths)
-        access.addFilter(worth_a_line)
+        is_logged = partial(_is_logged, self.app.quiet_paths)
+        access.addFilter(is_logged)
         before_s = sys.getswitchinterval()
         before = gc.get_threshold()
         sys.setswitchinterval(SWITCH_S)
-        gc.set_threshold(*YOUNG_OBJECTS)
+        gc.set_threshold(*GC_THRESHOLDS)
         try:
             server.run(sockets=[listener])
         finally:
             sys.setswitchinterval(before_s)
             gc.set_threshold(*before)
-            access.removeFilter(worth_a_line)
+            access.removeFilter(is_logged)
             close(listener, self._options)
         return 0 if server.started and not server.engine_died else 1
 
     def stop(self) -> None:
-        """End as a signal would end it; call it from another thread, the second time to cut what is
-        open.
-        """
+        """Drain as with a signal, from another thread; a second call aborts open requests."""
         if self._server is not None:
             self._server.handle_exit(signal.SIGTERM, None)
 
     def _announce(self) -> None:
-        """Say that we listen: to the parent, and in one line where nobody has said it before."""
+        """Report to the parent that the server listens, and print it once."""
         if self.parent is not None:
-            self.parent.serving(STAND_IN)
+            self.parent.report_serving(MAINTENANCE_SERVER)
         if self.parent is None or not self.parent.restarts:
-            say(f"Serving {', '.join(self._engine.served_names)} on {self.url}")
+            print_line(f"Serving {', '.join(self._engine.served_names)} on {self.url}")
 
     def _uvicorn_config(self) -> uvicorn.Config:
         options = self._options
@@ -146,10 +140,10 @@ class HttpServer:
             access_log=not options.get("disable_uvicorn_access_log"),
             server_header=False,
             lifespan="on",
-            backlog=self.app.limits.taken_at_once,
-            timeout_keep_alive=self.app.limits.keep_alive_s,  # type: ignore[arg-type]  # any number does
-            h11_max_incomplete_event_size=self.app.limits.head_bytes
-            + 1024 * 1024,  # we refuse before, and better
+            backlog=self.app.limits.accept_batch,
+            timeout_keep_alive=self.app.limits.keep_alive_s,  # type: ignore[arg-type]
+            # Larger than our own limit, which has a better error.
+            h11_max_incomplete_event_size=self.app.limits.head_bytes + 1024 * 1024,
             ssl_certfile=options.get("ssl_certfile"),
             ssl_keyfile=options.get("ssl_keyfile"),
             ssl_ca_certs=options.get("ssl_ca_certs"),
@@ -158,12 +152,12 @@ class HttpServer:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server that says when it is ready and treats a signal as a wish, not as a death."""
+    """uvicorn's server, with an announcement when it is ready and a graceful shutdown."""
 
     def __init__(
         self,
         config: uvicorn.Config,
-        engine: Any,
+        engine: ServedEngine,
         app: EngineApp,
         options: Mapping[str, Any],
         announce: Callable[[], None],
@@ -173,21 +167,19 @@ class _Server(uvicorn.Server):
         self._app = app
         self._options = options
         self._announce = announce
-        self._patience_s = _patience(options)
+        self._shutdown_timeout_s = _shutdown_timeout(options)
         self._certificates = tls_files(options) if options.get("enable_ssl_refresh") else {}
         self.engine_died = False
-        """It did while the server was up, and nothing brings it back."""
+        """Whether the engine died for good while the server was running."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start listening, then say so in one line."""
+        """Start listening, then announce it."""
         asyncio.get_running_loop().set_exception_handler(
-            AcceptFaults(self.server_state.connections)
+            AcceptErrorHandler(self.server_state.connections)
         )
         await super().startup(sockets)
         for listener in sockets or ():
-            listener.listen(
-                BACKLOG
-            )  # what the system keeps for us may be more than we take at once
+            listener.listen(BACKLOG)  # larger than one accept batch
         self._app.guard.is_crowded = lambda: (
             len(self.server_state.connections) > self._app.limits.connections
         )
@@ -196,19 +188,19 @@ class _Server(uvicorn.Server):
             self._announce()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Let open requests end while new ones get a 503, then close; what takes too long ends with
-        an error.
-        """
+        """Finish open requests while new ones get a 503; after the timeout fail the rest."""
         loop = asyncio.get_running_loop()
-        until_s = float("inf") if self._patience_s is None else loop.time() + self._patience_s
+        until_s = (
+            float("inf")
+            if self._shutdown_timeout_s is None
+            else loop.time() + self._shutdown_timeout_s
+        )
         while self.server_state.tasks and not self.force_exit and loop.time() < until_s:
             await asyncio.sleep(POLL_S)
         if self.server_state.tasks:
             for task in list(self.server_state.tasks):
                 task.cancel()
-            self.config.timeout_graceful_shutdown = (
-                1  # for clients that do not read what they are told
-            )
+            self.config.timeout_graceful_shutdown = 1  # some clients do not read
         self.force_exit = False
         try:
             await super().shutdown(sockets)
@@ -216,14 +208,14 @@ class _Server(uvicorn.Server):
             self._watcher.cancel()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """First signal: drain. Second: cut."""
+        """Drain at the first signal, abort at the second."""
         self._app.guard.activity.draining = True
         if self.should_exit:
             self.force_exit = True
         self.should_exit = True
 
     async def _watch(self) -> None:
-        """Look after everything that is not worth a timer of its own."""
+        """Check connections, certificates and the engine periodically."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(WATCH_S)
@@ -251,11 +243,9 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Handle SIGINT and SIGTERM here; unlike uvicorn, do not raise them again after a clean
-        end.
-        """
+        """Handle SIGINT and SIGTERM; unlike uvicorn, do not raise them again after a clean end."""
         if threading.current_thread() is not threading.main_thread():
-            # only the main thread may take signals; whoever runs us elsewhere ends us otherwise
+            # only the main thread receives signals; callers in other threads use `stop`
             yield
             return
         previous = {
@@ -269,10 +259,8 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
 
-def say(line: str) -> None:
-    """Write a line to standard output; where that is closed or full, to the log, and nothing there
-    any more.
-    """
+def print_line(line: str) -> None:
+    """Write a line to standard output, or to the log if that is closed or full."""
     stdout = sys.stdout
     try:
         if stdout is not None:
@@ -280,14 +268,14 @@ def say(line: str) -> None:
             stdout.flush()
             return
     except (OSError, ValueError) as error:
-        log.warning("standard output takes nothing: %s", error)
-        with contextlib.suppress(OSError, ValueError):  # the interpreter would try again at its end
+        log.warning("cannot write to standard output: %s", error)
+        with contextlib.suppress(OSError, ValueError):  # the interpreter would retry at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
     log.info("%s", line)
 
 
-def _worth_a_line(quiet_paths: Collection[str], record: logging.LogRecord) -> bool:
-    """Say whether a line of uvicorn's access log tells anything."""
+def _is_logged(quiet_paths: Collection[str], record: logging.LogRecord) -> bool:
+    """Return whether a request belongs in the access log: failed, or not on a quiet path."""
     if not isinstance(record.args, tuple) or len(record.args) < 5:
         return True
     path = str(record.args[2]).partition("?")[0]
@@ -295,13 +283,11 @@ def _worth_a_line(quiet_paths: Collection[str], record: logging.LogRecord) -> bo
     return path not in quiet_paths or not isinstance(status, int) or status >= 400
 
 
-def _patience(options: Mapping[str, Any]) -> float | None:
-    """Return how long open requests may take after a signal; None: as long as they need."""
+def _shutdown_timeout(options: Mapping[str, Any]) -> float | None:
+    """Return the timeout of open requests after a signal, in seconds; None: no timeout."""
     seconds: float | None = options.get("shutdown_timeout")
     if seconds is not None and not seconds >= 0:
-        raise ConfigError(
-            f"--shutdown-timeout {seconds:g} lies in the past; give 0 or more seconds."
-        )
+        raise ConfigError(f"--shutdown-timeout {seconds:g} is negative; give 0 or more seconds.")
     return seconds
 
 
@@ -309,13 +295,13 @@ def _check_loop(options: Mapping[str, Any]) -> None:
     """Raise `ConfigError` for an event loop that is not installed."""
     if options.get("event_loop") == "uvloop" and importlib.util.find_spec("uvloop") is None:
         raise ConfigError(
-            "--event-loop uvloop is not installed: `pip install core[uvloop]`, or leave the option "
-            "out."
+            "--event-loop uvloop is not installed: `pip install core[uvloop]`, or remove the "
+            "option."
         )
 
 
 def _log_config(path: str | None) -> dict[str, Any] | None:
-    """Return a dictConfig; without a file, uvicorn's loggers go where the engine's go."""
+    """Return a dictConfig; None: uvicorn's loggers use the engine's handlers."""
     if path is None:
         return None
     try:
@@ -324,8 +310,7 @@ def _log_config(path: str | None) -> dict[str, Any] | None:
         raise ConfigError(f"--log-config-file {path} cannot be read: {error}.") from error
     if not isinstance(config, dict):
         raise ConfigError(
-            f"--log-config-file {path} must hold a JSON object, as logging.config.dictConfig takes "
-            "it."
+            f"--log-config-file {path} must hold a JSON object for logging.config.dictConfig."
         )
     return config
 

@@ -1,7 +1,4 @@
-"""Where the server listens: a port or a Unix socket, with or without TLS.
-
-Faults are found before a model is loaded.
-"""
+"""Listening sockets of the server: a port or a Unix socket, with or without TLS."""
 
 from __future__ import annotations
 
@@ -15,44 +12,43 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from builtin_plugins.servers.http.connections import SEND_BUFFER_BYTES
-from core.api import ConfigError, Parent
+from core.api import ConfigError
+from core.api.serving import Parent
 
 BACKLOG: Final = 2048
-KEPT: Final = "listener"
-"""The name under which a parent keeps it."""
+LISTENER: Final = "listener"
+"""Name of the listening socket at the parent process."""
 
 
 def listen(options: Mapping[str, Any]) -> socket.socket:
     """Return a socket that listens. Raises `ConfigError` when it cannot."""
     path = options.get("uds")
-    listener = (
-        _listen_at(path)
-        if path
-        else _listen_on(options.get("host") or "127.0.0.1", options.get("port", 8000))
-    )
-    listener.setsockopt(
-        socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES
-    )  # each connection inherits it
+    if path:
+        listener = _listen_at(path)
+    else:
+        listener = _listen_on(options.get("host") or "127.0.0.1", options.get("port", 8000))
+    # each connection inherits it
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     return listener
 
 
-def keep_listener(
+def preserve_listener(
     listener: socket.socket, parent: Parent | None, options: Mapping[str, Any]
 ) -> None:
-    """Let the socket, and a Unix socket's file, outlive us."""
+    """Preserve the socket, and a Unix socket's file, beyond this process."""
     if parent is not None and not parent.restarts:
         paths = [os.path.abspath(options["uds"])] if options.get("uds") else []
-        parent.keep(KEPT, descriptors=[listener.fileno()], paths=paths)
+        parent.preserve(LISTENER, descriptors=[listener.fileno()], paths=paths)
 
 
-def kept_listener(parent: Parent | None) -> socket.socket | None:
-    """Return the socket that an earlier life of ours has listened on."""
-    kept = parent.kept(KEPT) if parent is not None else None
-    return None if kept is None else socket.socket(fileno=os.dup(kept.descriptors[0]))
+def preserved_listener(parent: Parent | None) -> socket.socket | None:
+    """Return the socket preserved from before a restart, or None."""
+    preserved = parent.preserved(LISTENER) if parent is not None else None
+    return None if preserved is None else socket.socket(fileno=os.dup(preserved.descriptors[0]))
 
 
 def close(listener: socket.socket, options: Mapping[str, Any]) -> None:
-    """Stop listening; a Unix socket's file goes, too."""
+    """Stop listening, and remove a Unix socket's file."""
     listener.close()
     if options.get("uds"):
         with contextlib.suppress(FileNotFoundError):
@@ -60,19 +56,17 @@ def close(listener: socket.socket, options: Mapping[str, Any]) -> None:
 
 
 def url_of(listener: socket.socket, options: Mapping[str, Any]) -> str:
-    """Return where clients find the server."""
+    """Return the URL of the server."""
     if options.get("uds"):
         return f"unix:{options['uds']}"
     host = options.get("host") or "127.0.0.1"
-    shown = f"[{host}]" if ":" in host else host
+    url_host = f"[{host}]" if ":" in host else host
     scheme = "https" if options.get("ssl_certfile") else "http"
-    return f"{scheme}://{shown}:{listener.getsockname()[1]}{options.get('root_path') or ''}"
+    return f"{scheme}://{url_host}:{listener.getsockname()[1]}{options.get('root_path') or ''}"
 
 
 def check_tls(options: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for options of TLS that do not fit together, and files that cannot be
-    used.
-    """
+    """Raise `ConfigError` for conflicting TLS options, and for unusable files."""
     certificate, key, authorities = (
         options.get(f"ssl_{name}") for name in ("certfile", "keyfile", "ca_certs")
     )
@@ -80,8 +74,7 @@ def check_tls(options: Mapping[str, Any]) -> None:
     if not certificate:
         if key or authorities or demand:
             raise ConfigError(
-                "TLS needs a certificate: give --ssl-certfile, or leave the other --ssl options "
-                "out."
+                "TLS needs a certificate: give --ssl-certfile, or remove the other --ssl options."
             )
         return
     if demand not in (0, 1, 2):
@@ -90,21 +83,21 @@ def check_tls(options: Mapping[str, Any]) -> None:
         )
     if demand and not authorities:
         raise ConfigError(
-            f"--ssl-cert-reqs {demand} asks clients for a certificate; say who signs it: "
+            f"--ssl-cert-reqs {demand} requires client certificates; name the authorities with "
             "--ssl-ca-certs."
         )
     load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), options)
 
 
 def load_certificate(context: ssl.SSLContext, options: Mapping[str, Any]) -> None:
-    """Read certificate, key and authorities; may be called again when they have changed."""
+    """Read certificate, key and authorities; call it again after a change."""
     certificate = options["ssl_certfile"]
     key = options.get("ssl_keyfile") or None
     try:
         context.load_cert_chain(certificate, key)
         if options.get("ssl_ca_certs"):
             context.load_verify_locations(options["ssl_ca_certs"])
-    except OSError as error:  # what is missing, and what is no certificate
+    except OSError as error:  # a missing file, or not a certificate
         raise ConfigError(
             f"TLS cannot start with --ssl-certfile {certificate}, --ssl-keyfile {key}, "
             f"--ssl-ca-certs {options.get('ssl_ca_certs')}: {error}."
@@ -112,7 +105,7 @@ def load_certificate(context: ssl.SSLContext, options: Mapping[str, Any]) -> Non
 
 
 def tls_files(options: Mapping[str, Any]) -> dict[str, float]:
-    """Return when each file was last changed."""
+    """Return the time of the last change of each TLS file."""
     paths = [options.get(f"ssl_{name}") for name in ("certfile", "keyfile", "ca_certs")]
     return {path: os.stat(path).st_mtime for path in paths if path and os.path.exists(path)}
 
@@ -125,9 +118,8 @@ def _listen_on(host: str, port: int) -> socket.socket:
         listener = socket.create_server(
             (host, port), family=family, backlog=BACKLOG, reuse_port=False
         )
-        # Each connection inherits it; asyncio sets it for sockets of its own making only. Without
-        # it what is written second, a body behind its head or a token behind another, waits until
-        # the client acknowledges the first, 40 ms and more.
+        # Each connection inherits it; asyncio sets it only for its own sockets. Without it every
+        # second write, such as a body after its head, waits 40 ms or more for an acknowledgement.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listener
     except OSError as error:
@@ -142,7 +134,7 @@ def _listen_on(host: str, port: int) -> socket.socket:
 
 
 def _listen_at(path: str) -> socket.socket:
-    """Listen on a Unix socket; the file of a server that has died is replaced."""
+    """Listen on a Unix socket; the file of a dead server is replaced."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if os.path.exists(path) and stat.S_ISSOCK(os.stat(path).st_mode) and not _is_served(path):

@@ -1,14 +1,14 @@
-// The conversation: what is sent, and how an answer is shown while it comes.
+// The conversation: sends requests and displays streamed answers.
 
-import { code, indented, make, show } from "./texts.js";
+import { codeBlock, indentJson, make, renderText } from "./texts.js";
 
 const $ = (id) => document.getElementById(id);
 const fields = $("fields"), log = $("log"), prompt = $("prompt"), send = $("send");
 let messages = [];
-let unanswered = []; // calls of tools whose results are awaited
-let stopper = null;
+let pendingCalls = []; // tool calls without a result
+let controller = null;
 
-// --- what is asked
+// --- Requests
 
 function number(name) {
   const value = fields.elements[name].value;
@@ -27,18 +27,18 @@ function json(name) {
   }
 }
 
-function check() {
+function validate() {
   if (fields.checkValidity()) return;
-  look("settings");
-  fields.reportValidity(); // goes to the field and says there what is wrong
+  switchView("settings");
+  fields.reportValidity(); // focuses the field and displays the error
   const field = fields.querySelector(":invalid");
   throw new Error(`${field.labels[0].firstChild.textContent.trim()}: ${field.validationMessage}`);
 }
 
-function body() {
+function requestBody() {
   const system = fields.elements.system.value;
   const schema = json("schema"), tools = json("tools");
-  check();
+  validate();
   return JSON.stringify({
     messages: system ? [{ role: "system", content: system }, ...messages] : messages,
     stream: true,
@@ -57,9 +57,9 @@ export function headers() {
   return key ? { Authorization: `Bearer ${key}` } : {};
 }
 
-// --- what is shown
+// --- Answers
 
-function bubble(role, name) {
+function addMessage(role, name) {
   const article = make("article", role);
   article.setAttribute("aria-label", name);
   $("empty").hidden = true;
@@ -69,26 +69,26 @@ function bubble(role, name) {
 
 class Answer {
   constructor() {
-    this.conversation = messages; // which "New" may leave behind
+    this.conversation = messages; // "New" may replace it during the answer
     this.message = { role: "assistant", content: "" };
     this.reasoning = "";
     this.calls = [];
     this.started = performance.now();
-    this.article = bubble("assistant", "Answer");
+    this.article = addMessage("assistant", "Answer");
     this.article.setAttribute("aria-busy", "true");
     this.thought = make("details", "thought");
     this.thought.hidden = true;
-    this.thoughtName = make("summary", "", "Thinking");
+    this.thoughtSummary = make("summary", "", "Thinking");
     this.thoughtText = make("div", "text");
-    this.thought.append(this.thoughtName, this.thoughtText);
+    this.thought.append(this.thoughtSummary, this.thoughtText);
     this.text = make("div", "text");
     this.tools = make("div");
     this.foot = make("footer", "", "…");
     this.article.append(this.thought, this.text, this.tools, this.foot);
   }
 
-  take(event) {
-    if (event.error) throw new Error(event.error.message ?? "the answer broke off");
+  addEvent(event) {
+    if (event.error) throw new Error(event.error.message ?? "the answer was interrupted");
     if (event.usage) this.usage = event.usage;
     const choice = event.choices?.[0];
     if (!choice) return;
@@ -101,64 +101,64 @@ class Answer {
       call.function.name += part.function?.name ?? "";
       call.function.arguments += part.function?.arguments ?? "";
     }
-    this.reason = choice.finish_reason ?? this.reason;
-    if (content || tool_calls) this.answering = true;
-    if (content || reasoning || reasoning_content || tool_calls) this.first ??= performance.now();
-    this.drawing ||= requestAnimationFrame(() => this.draw());
+    this.finishReason = choice.finish_reason ?? this.finishReason;
+    if (content || tool_calls) this.hasContent = true;
+    if (content || reasoning || reasoning_content || tool_calls) this.firstToken ??= performance.now();
+    this.animationFrame ||= requestAnimationFrame(() => this.render());
   }
 
-  draw(ended = false) {
-    this.drawing = 0;
-    const below = log.scrollHeight - log.scrollTop - log.clientHeight < 80;
+  render(ended = false) {
+    this.animationFrame = 0;
+    const atBottom = log.scrollHeight - log.scrollTop - log.clientHeight < 80;
     this.thought.hidden = !this.reasoning.trim();
-    this.thoughtName.textContent = this.answering || ended ? "Thoughts" : "Thinking…";
+    this.thoughtSummary.textContent = this.hasContent || ended ? "Thoughts" : "Thinking…";
     this.thoughtText.textContent = this.reasoning.trim();
-    show(this.text, this.message.content.trim(), ended);
+    renderText(this.text, this.message.content.trim(), ended);
     this.tools.replaceChildren(...this.calls.filter(Boolean).map((call) => {
       const card = make("section", "call");
       card.append(make("h3", "", call.function.name));
-      card.append(code(indented(call.function.arguments) || call.function.arguments, "arguments"));
+      card.append(codeBlock(indentJson(call.function.arguments) || call.function.arguments, "arguments"));
       return card;
     }));
-    if (below) log.scrollTop = log.scrollHeight;
+    if (atBottom) log.scrollTop = log.scrollHeight;
   }
 
-  end(why) {
-    cancelAnimationFrame(this.drawing);
-    this.draw(true);
-    const seconds = (performance.now() - this.first) / 1000, tokens = this.usage?.completion_tokens;
+  finish(note) {
+    cancelAnimationFrame(this.animationFrame);
+    this.render(true);
+    const seconds = (performance.now() - this.firstToken) / 1000, tokens = this.usage?.completion_tokens;
     this.foot.textContent = [
       tokens && `${tokens} tokens`,
       tokens > 1 && seconds > 0.005 && `${Math.round(tokens / seconds)}/s`,
-      this.first && `first after ${Math.round(this.first - this.started)} ms`,
+      this.firstToken && `first after ${Math.round(this.firstToken - this.started)} ms`,
       this.usage?.prompt_tokens && `prompt ${this.usage.prompt_tokens}`,
-      why ?? { length: "cut at most tokens" }[this.reason],
+      note ?? { length: "cut at max tokens" }[this.finishReason],
     ].filter(Boolean).join(" · ");
     this.article.removeAttribute("aria-busy");
     if (this.calls.length) this.message.tool_calls = this.calls.filter(Boolean);
     if (!this.message.content && !this.calls.length) return;
     this.conversation.push(this.message);
-    if (this.conversation === messages) unanswered = why ? [] : [...(this.message.tool_calls ?? [])];
+    if (this.conversation === messages) pendingCalls = note ? [] : [...(this.message.tool_calls ?? [])];
   }
 }
 
-function fail(text) {
-  const note = bubble("failed", "Error");
-  note.setAttribute("role", "alert");
-  note.textContent = text;
+function showError(text) {
+  const alert = addMessage("failed", "Error");
+  alert.setAttribute("role", "alert");
+  alert.textContent = text;
   log.scrollTop = log.scrollHeight;
 }
 
-// --- how it goes
+// --- Conversation
 
-async function* events(response) {
+async function* readEvents(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
+  let buffer = "";
   for (;;) {
     const { done, value } = await reader.read();
     if (done) return;
-    const blocks = (rest + value).split("\n\n");
-    rest = blocks.pop();
+    const blocks = (buffer + value).split("\n\n");
+    buffer = blocks.pop();
     for (const block of blocks) {
       const data = block.split("\n").find((line) => line.startsWith("data:"))?.slice(5).trim();
       if (data && data !== "[DONE]") yield JSON.parse(data);
@@ -166,114 +166,119 @@ async function* events(response) {
   }
 }
 
-async function answer() {
-  const asked = body();
-  stopper = new AbortController();
-  busy(true);
-  const shown = new Answer();
+async function requestAnswer() {
+  const body = requestBody();
+  controller = new AbortController();
+  setBusy(true);
+  const answer = new Answer();
   log.scrollTop = log.scrollHeight;
   try {
-    const sent = { method: "POST", headers: { ...headers(), "Content-Type": "application/json" } };
-    const response = await fetch("v1/chat/completions", { ...sent, body: asked, signal: stopper.signal });
-    if (!response.ok) throw new Error(await refusal(response));
-    for await (const event of events(response)) shown.take(event);
-    shown.end();
+    const response = await fetch("v1/chat/completions", {
+      method: "POST",
+      headers: { ...headers(), "Content-Type": "application/json" },
+      body,
+      signal: controller.signal,
+    });
+    if (!response.ok) throw new Error(await errorMessage(response));
+    for await (const event of readEvents(response)) answer.addEvent(event);
+    answer.finish();
   } catch (error) {
     const stopped = error.name === "AbortError";
-    shown.end(stopped ? "stopped" : "broken off");
-    if (!shown.first) shown.article.remove();
-    if (!stopped) fail(error.message);
+    answer.finish(stopped ? "stopped" : "interrupted");
+    if (!answer.firstToken) answer.article.remove();
+    if (!stopped) showError(error.message);
   } finally {
-    stopper = null;
-    busy(false);
+    controller = null;
+    setBusy(false);
   }
 }
 
-async function refusal(response) {
+async function errorMessage(response) {
   if (response.status === 401) {
-    look("settings");
+    switchView("settings");
     fields.elements.key.focus();
-    return "This server wants an API key: give it under Settings.";
+    return "This server requires an API key: enter it under Settings.";
   }
-  const told = await response.json().catch(() => ({}));
-  return told.error?.message ?? `The server answered ${response.status}.`;
+  const body = await response.json().catch(() => ({}));
+  return body.error?.message ?? `The server answered ${response.status}.`;
 }
 
 async function submit() {
   const text = prompt.value.trim();
-  if (!text || stopper) return;
-  const call = unanswered.shift();
+  if (!text || controller) return;
+  const call = pendingCalls.shift();
   const role = call ? "tool" : "user";
-  const asked = bubble(role, call ? `Result of ${call.function.name}` : "You");
-  asked.append(make("div", "text", text));
+  const article = addMessage(role, call ? `Result of ${call.function.name}` : "You");
+  article.append(make("div", "text", text));
   messages.push(call ? { role, tool_call_id: call.id, content: text } : { role, content: text });
   prompt.value = "";
-  fit();
-  if (!unanswered.length) {
+  fitPrompt();
+  if (!pendingCalls.length) {
     const conversation = messages, before = messages.length;
     try {
-      await answer();
-    } catch (error) { // nothing was sent
-      fail(error.message);
+      await requestAnswer();
+    } catch (error) { // the request is invalid, and was not sent
+      showError(error.message);
     }
-    if (conversation === messages && messages.length === before && !call) { // there is no answer: the question may be put again
+    const unanswered = conversation === messages && messages.length === before;
+    if (unanswered && !call) { // the user can edit the message and send it again
       messages.pop();
-      asked.remove();
+      article.remove();
       prompt.value ||= text;
-      fit();
+      fitPrompt();
     }
   }
-  expect();
+  updatePlaceholder();
 }
 
-function busy(on) {
+function setBusy(on) {
   send.textContent = on ? "Stop" : "Send";
   send.classList.toggle("stop", on);
-  $("told").textContent = on ? "The model answers." : "The answer has ended.";
+  $("announcement").textContent = on ? "Generating." : "The answer is complete.";
 }
 
-function expect() {
-  const call = unanswered[0];
+function updatePlaceholder() {
+  const call = pendingCalls[0];
   prompt.placeholder = call ? `Result of ${call.function.name}` : "Message";
 }
 
-function fit() {
+function fitPrompt() {
   prompt.style.height = "auto";
   prompt.style.height = `${prompt.scrollHeight + 2}px`;
 }
 
-function look(view) {
+function switchView(view) {
   document.body.dataset.view = view;
   for (const button of document.querySelectorAll("nav button"))
     button.setAttribute("aria-pressed", String(button.dataset.view === view));
 }
 
-$("ask").addEventListener("submit", (event) => {
+$("message-form").addEventListener("submit", (event) => {
   event.preventDefault();
-  if (stopper) stopper.abort();
+  if (controller) controller.abort();
   else submit();
 });
-prompt.addEventListener("input", fit);
+prompt.addEventListener("input", fitPrompt);
 prompt.addEventListener("keydown", (event) => {
   if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
   event.preventDefault();
   submit();
 });
-document.addEventListener("keydown", (event) => event.key === "Escape" && stopper?.abort());
+document.addEventListener("keydown", (event) => event.key === "Escape" && controller?.abort());
 fields.addEventListener("submit", (event) => event.preventDefault());
 $("clear").addEventListener("click", () => {
-  stopper?.abort();
+  controller?.abort();
   messages = [];
-  unanswered = [];
+  pendingCalls = [];
   log.replaceChildren($("empty"));
   $("empty").hidden = false;
-  expect();
+  updatePlaceholder();
   prompt.focus();
 });
-for (const button of document.querySelectorAll("#ideas button"))
+for (const button of document.querySelectorAll("#suggestions button"))
   button.addEventListener("click", () => {
     prompt.value = button.textContent;
     submit();
   });
 for (const button of document.querySelectorAll("nav button"))
-  button.addEventListener("click", () => look(button.dataset.view));
+  button.addEventListener("click", () => switchView(button.dataset.view));

@@ -1,112 +1,112 @@
-// The live view: asks for the engine's state once a second while somebody looks, and shows what has changed.
+// The engine view: polls the engine's state once a second while the page is visible.
 
 import { headers } from "./chat.js";
-import { brief, make, whole } from "./texts.js";
+import { formatNumber, formatWhole, make } from "./texts.js";
 
 const $ = (id) => document.getElementById(id);
-const MOST = 60, EVERY_MS = 1000;
-const speeds = Array(MOST).fill(0);
-let before = null;
-let refused = null; // a key is tried once
-let pluginsShown = "";
+const HISTORY = 60, POLL_MS = 1000;
+const speeds = Array(HISTORY).fill(0);
+let previous = null;
+let rejectedKey = null; // not sent again
+let renderedPlugins = "";
 
-function tell(id, text) {
+function setText(id, text) {
   const element = $(id);
   if (element.textContent !== text) element.textContent = text;
 }
 
-function status(state, text) {
+function setStatus(state, text) {
   $("status").dataset.state = state;
-  tell("status", text);
+  setText("status", text);
 }
 
-async function look() {
+async function poll() {
   const key = headers().Authorization ?? "";
-  if (key === refused) return;
+  if (key === rejectedKey) return;
   try {
     const response = await fetch("playground/state", { headers: headers(), signal: AbortSignal.timeout(5000) });
-    refused = response.status === 401 ? key : null;
-    if (refused !== null) status("locked", "key wanted");
-    else if (!response.ok) status("dead", `answers ${response.status}`);
-    else draw(await response.json());
+    rejectedKey = response.status === 401 ? key : null;
+    if (rejectedKey !== null) setStatus("locked", "key required");
+    else if (!response.ok) setStatus("dead", `answers ${response.status}`);
+    else render(await response.json());
   } catch {
-    status("dead", "not reached");
+    setStatus("dead", "unreachable");
   }
 }
 
-function draw(state) {
+function render(state) {
   const { health, requests, blocks, totals } = state;
-  status(health.status, health.status);
-  tell("model", state.model);
-  tell("running", whole(requests.running));
-  tell("waiting", whole(requests.waiting));
+  setStatus(health.status, health.status);
+  setText("model", state.model);
+  setText("running", formatWhole(requests.running));
+  setText("waiting", formatWhole(requests.waiting));
   for (const [name, value] of Object.entries(state.defaults))
     document.forms.fields.elements[name].placeholder = value ?? "default";
-  if (blocks) drawBlocks(blocks);
-  if (totals) drawTotals(totals, state.time_s);
-  drawPlugins(state.plugins);
+  if (blocks) renderBlocks(blocks);
+  if (totals) renderTotals(totals, state.time_s);
+  renderPlugins(state.plugins);
   const restarts = health.restarts ? `, ${health.restarts} restarts` : "";
-  tell("facts", health.reason || `Version ${state.version}, context ${whole(state.max_model_len)} tokens${restarts}`);
+  setText("facts", health.reason || `Version ${state.version}, context ${formatWhole(state.max_model_len)} tokens${restarts}`);
 }
 
-function drawBlocks({ used, cached, free }) {
+function renderBlocks({ used, cached, free }) {
   const all = used + cached + free || 1;
-  for (const [name, value] of Object.entries({ used, cached, free })) tell(name, whole(value));
+  for (const [name, value] of Object.entries({ used, cached, free })) setText(name, formatWhole(value));
   for (const part of $("bar").children) {
     const share = { used, cached }[part.className] / all;
-    part.style.width = share ? `max(3px, ${100 * share}%)` : "0"; // a few of many are to be seen, too
+    part.style.width = share ? `max(3px, ${100 * share}%)` : "0"; // a small share stays visible
   }
   $("bar").setAttribute("aria-label", `${used} used, ${cached} cached, ${free} free`);
 }
 
-function drawTotals(totals, now) {
-  tell("ended", whole(totals.ended_requests));
-  if (before && before.totals.steps <= totals.steps && now > before.now) {
-    const more = (name) => totals[name] - before.totals[name];
-    const speed = more("generated_tokens") / (now - before.now), steps = more("steps");
+function renderTotals(totals, now) {
+  setText("ended", formatWhole(totals.ended_requests));
+  if (previous && previous.totals.steps <= totals.steps && now > previous.now) {
+    const increase = (name) => totals[name] - previous.totals[name];
+    const speed = increase("generated_tokens") / (now - previous.now), steps = increase("steps");
     speeds.push(speed);
     speeds.shift();
-    tell("speed", brief(speed));
-    if (steps) { // else the last ones stay
-      tell("step", `${brief((1000 * more("step_s")) / steps)} ms`);
-      tell("positions", brief(more("computed_tokens") / steps));
+    setText("speed", formatNumber(speed));
+    if (steps) { // otherwise the last values stay
+      setText("step", `${formatNumber((1000 * increase("step_s")) / steps)} ms`);
+      setText("positions", formatNumber(increase("computed_tokens") / steps));
     }
-    drawSpark();
+    renderSpark();
   }
-  before = { totals, now };
+  previous = { totals, now };
 }
 
-function drawSpark() {
-  const top = Math.max(...speeds, 1), dx = 240 / (MOST - 1);
+function renderSpark() {
+  const top = Math.max(...speeds, 1), dx = 240 / (HISTORY - 1);
   const points = speeds.map((speed, i) => `${(i * dx).toFixed(1)} ${(45 - (42 * speed) / top).toFixed(1)}`);
   const line = `M${points.join("L")}`;
   $("spark").querySelector(".line").setAttribute("d", line);
   $("spark").querySelector(".area").setAttribute("d", `${line}L240 48L0 48Z`);
 }
 
-function drawPlugins(plugins) {
-  const seen = JSON.stringify(plugins);
-  if (seen === pluginsShown) return;
-  pluginsShown = seen;
+function renderPlugins(plugins) {
+  const serialized = JSON.stringify(plugins);
+  if (serialized === renderedPlugins) return;
+  renderedPlugins = serialized;
   const rank = (plugin) => (plugin.faults ? 0 : plugin.builtin ? 2 : 1);
   const sorted = [...plugins].sort((a, b) => rank(a) - rank(b) || a.name.localeCompare(b.name));
-  const ill = plugins.filter((plugin) => plugin.faults).length;
-  tell("wellness", `${plugins.length}, ${ill ? `${ill} with faults` : "all well"}`);
-  $("plugins").classList.toggle("ill", ill > 0);
+  const faulty = plugins.filter((plugin) => plugin.faults).length;
+  setText("plugin-status", `${plugins.length}, ${faulty ? `${faulty} with faults` : "no faults"}`);
+  $("plugins").classList.toggle("faulty", faulty > 0);
   $("list").replaceChildren(...sorted.map((plugin) => {
-    const item = make("li", plugin.faults ? "ill" : "");
+    const item = make("li", plugin.faults ? "faulty" : "");
     item.append(make("span", "", plugin.name), make("small", "", plugin.builtin ? "builtin" : plugin.origin));
     if (plugin.faults) {
-      const what = plugin.stopped ? "stopped" : "faults";
-      item.append(make("em", "", `${what} (${plugin.faults}): ${plugin.error}`));
+      const state = plugin.stopped ? "stopped" : "faults";
+      item.append(make("em", "", `${state} (${plugin.faults}): ${plugin.error}`));
     }
     return item;
   }));
 }
 
 async function run() {
-  if (!document.hidden) await look();
-  setTimeout(run, EVERY_MS);
+  if (!document.hidden) await poll();
+  setTimeout(run, POLL_MS);
 }
 
 run();

@@ -1,4 +1,4 @@
-// Elements from texts. Nothing here, or elsewhere in the page, puts a text in as HTML.
+// Elements from texts. No text on this page is ever inserted as HTML.
 
 export function make(name, className = "", text = "") {
   const element = document.createElement(name);
@@ -7,28 +7,28 @@ export function make(name, className = "", text = "") {
   return element;
 }
 
-/** Shows a text: what stands between fences as code, a text that is JSON indented, the rest as it is. */
-export function show(target, text, ended = false) {
-  const json = ended && indented(text);
-  if (json) return target.replaceChildren(code(json, "json"));
+/** Renders a text: fenced blocks as code, JSON indented, everything else verbatim. */
+export function renderText(target, text, ended = false) {
+  const json = ended && indentJson(text);
+  if (json) return target.replaceChildren(codeBlock(json, "json"));
   const parts = text.split(/^```/m);
   target.replaceChildren(...parts.map((part, index) => {
     if (index % 2 === 0) return make("span", "", index ? part.replace(/^\n/, "") : part);
     const [language, ...lines] = part.split("\n");
-    return code(lines.join("\n").replace(/\n$/, ""), language.trim());
+    return codeBlock(lines.join("\n").replace(/\n$/, ""), language.trim());
   }).filter((part) => part.textContent));
 }
 
-export function code(text, language) {
+export function codeBlock(text, language) {
   const block = make("pre");
-  block.tabIndex = 0; // so that the keyboard can scroll it
+  block.tabIndex = 0; // for scrolling by keyboard
   if (language) block.dataset.language = language;
   block.append(make("code", "", text));
   return block;
 }
 
-/** Returns an object or list, given as JSON, in lines; nothing for any other text. */
-export function indented(text) {
+/** Returns a JSON object or list indented, and an empty string for any other text. */
+export function indentJson(text) {
   if (!/^\s*[[{]/.test(text)) return "";
   try {
     return JSON.stringify(JSON.parse(text), null, 2);
@@ -37,5 +37,5 @@ export function indented(text) {
   }
 }
 
-export const whole = (number) => Math.round(number).toLocaleString("en");
-export const brief = (number) => number < 100 ? String(Number(number.toPrecision(3))) : whole(number);
+export const formatWhole = (number) => Math.round(number).toLocaleString("en");
+export const formatNumber = (number) => number < 100 ? String(Number(number.toPrecision(3))) : formatWhole(number);

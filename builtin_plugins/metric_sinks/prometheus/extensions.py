@@ -1,0 +1,118 @@
+"""Scheduler and worker extensions that report memory and telemetry of their process.
+
+They only answer the call `memory.owners`, and do nothing in a step. Other features add to the
+answer through `core.api.telemetry`.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from builtin_plugins.metric_sinks.prometheus.memory import heap_bytes, resident_bytes, touched_bytes
+from core.api.telemetry import (
+    gauge_providers,
+    histogram_providers,
+    info_providers,
+    memory_owners,
+    plugin_faults,
+    plugin_seconds,
+)
+
+if TYPE_CHECKING:
+    from core.api import Registry
+    from core.api.execution import WorkerParts
+
+NAME: Final = "memory"
+INDEX_ENTRY_BYTES: Final = 400
+"""Measured size, rounded up, of a block's entries in its pool and in the prefix cache, in bytes."""
+
+
+def process_memory(registry: Registry, process: str) -> dict[str, Any]:
+    """Return the memory of this process, and the faults and time of its plugins, as plain data."""
+    used, free = heap_bytes()
+    owners = {owner: list(sizes) for owner, sizes in memory_owners(registry).usage().items()}
+    return {
+        "process": process,
+        "pid": os.getpid(),
+        "resident": resident_bytes(),
+        "heap_used": used,
+        "heap_free": free,
+        "owners": owners,
+        "faults": plugin_faults(registry),
+        "seconds": plugin_seconds(registry),
+    }
+
+
+class SchedulerMemory:
+    """Scheduler extension; it owns the index of the prefix cache."""
+
+    name = NAME
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    def attach(self, scheduler: Any) -> None:
+        """Register the size of the index and its maximum."""
+        max_bytes = INDEX_ENTRY_BYTES * sum(pool.num_blocks for pool in scheduler.kv.layout.pools)
+        owners = memory_owners(self._registry)
+
+        def size() -> int:
+            used, maximum = owners.owners.get("kv_cache", (lambda: 1, lambda: 1))
+            return int(max_bytes * used() / max(1, maximum()))  # blocks get entries when used
+
+        owners.add("prefix_index", size, lambda: max_bytes)
+
+    def call(self, verb: str, data: bytes) -> bytes | None:
+        """Return memory and telemetry of the scheduler's process for `owners`."""
+        if verb != "owners":
+            return None
+        gauges: dict[str, float] = {}
+        for provide in gauge_providers(self._registry).values():
+            gauges |= provide()
+        histograms: dict[str, Any] = {}
+        for provide_histograms in histogram_providers(self._registry).values():
+            for name, histogram in provide_histograms().items():
+                histograms[name] = (histogram.bounds, histogram.counts, histogram.sum)
+        infos = {name: dict(info()) for name, info in info_providers(self._registry).items()}
+        telemetry = {"infos": infos, "numbers": gauges, "histograms": histograms}
+        return msgspec.json.encode(process_memory(self._registry, "engine") | telemetry)
+
+
+class WorkerMemory:
+    """Worker extension; it owns weights, KV cache and rows of its rank."""
+
+    name = NAME
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._process = "rank 0"
+
+    def attach(self, parts: WorkerParts) -> None:
+        """Register the allocated sizes, and the touched pages of a KV cache in host memory."""
+        # lazy: the scheduler's process may have no torch
+        from core.models.layers.loading import weight_bytes
+
+        memory = memory_owners(self._registry)
+        self._process = f"rank {parts.pipeline.rank * parts.group.size + parts.group.rank}"
+        weights = weight_bytes(parts.model)
+        memory.add("weights", lambda: weights, lambda: weights)
+        tensors = list({tensor.data_ptr(): tensor for tensor in parts.memory.values()}.values())
+        cache = sum(tensor.nbytes for tensor in tensors)
+
+        def used() -> int:
+            if parts.device != "cpu":
+                return cache
+            return sum(touched_bytes(tensor.data_ptr(), tensor.nbytes) for tensor in tensors)
+
+        memory.add("kv_cache", used, lambda: cache)
+        rows = parts.batch.token_ids.nbytes + parts.batch.next_positions.nbytes
+        memory.add("rows", lambda: rows, lambda: rows)
+
+    def call(self, verb: str, data: bytes) -> bytes | None:
+        """Return the memory of this rank for `owners`."""
+        if verb != "owners":
+            return None
+        return msgspec.json.encode(process_memory(self._registry, self._process))

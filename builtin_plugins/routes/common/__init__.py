@@ -1,0 +1,1 @@
+"""What the route groups share: parsing bodies, chat pipeline, sampling fields, streams, schemas."""

@@ -1,0 +1,222 @@
+"""Parses a request body into a typed object, or raises an `InvalidRequest` that names the field.
+
+Unknown fields are ignored and listed in a response header. A misspelt field is an error, because
+ignoring it would silently change what the request does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import json
+import logging
+import math
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from builtin_plugins.routes.common.json_limits import LARGE_BYTES, check_json_size, limits_for
+from core.api import InvalidRequest
+from core.api.concurrency import FairSemaphore
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+MAX_CONTEXTS = 8
+"""Largest number of token ids in one request, in multiples of the context length."""
+IGNORED_HEADER = "X-Ignored-Fields"
+_NEAR = 0.82
+"""Similarity to a known name above which an unknown field counts as misspelt."""
+_MAX_NAMED = 20
+"""Ignored fields listed in the header and in the log line."""
+_MAX_UNKNOWN = 100
+"""Largest number of unknown fields in one request; the spelling check of each takes time."""
+_MAX_LENGTH = 64
+"""Longest unknown name checked for a misspelling; every known name is shorter."""
+_PATH = re.compile(r" - at `\$\.?([^`]*)`$")
+_MISSING = re.compile(r"missing required field `([^`]*)`")
+_TYPES = re.compile(r"`([^`]*)`")
+_WORDS = {"int": "an integer", "float": "a number", "str": "a text", "bool": "true or false"}
+_WORDS |= {"array": "a list", "object": "an object"}
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedBody(Generic[T]):
+    """One parsed request body."""
+
+    fields: T
+    """The endpoint's own fields."""
+    others: dict[str, Any]
+    """Values of the other known fields, by name, without nulls."""
+    ignored: tuple[str, ...]
+    """Names of the unknown fields."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Response header that lists the ignored fields."""
+        if not self.ignored:
+            return {}
+        names = [
+            re.sub(r"[^A-Za-z0-9_.-]", "?", name[:64]) or '""' for name in self.ignored[:_MAX_NAMED]
+        ]
+        return {IGNORED_HEADER: ", ".join(names)}
+
+
+async def read_request(
+    request: Request,
+    struct: type[T],
+    others: Collection[str] = (),
+    *,
+    strict: bool = False,
+    num_tokens: int = 0,
+) -> ParsedBody[T]:
+    """Return the JSON body, converted to `struct`. Raises `InvalidRequest`.
+
+    `others` are known fields that the struct lacks. `num_tokens` is the largest number of token ids
+    the body may hold.
+    """
+    body = await read_body(request)
+
+    def read() -> ParsedBody[T]:
+        return parse_body(decode_json(body), struct, others, strict=strict)
+
+    if len(body) <= LARGE_BYTES:
+        return read()
+    # Large bodies are parsed one at a time, round-robin by client: parsing holds the interpreter.
+    parsing: FairSemaphore = request.scope.get("state", {}).get("body_parsing") or FairSemaphore(1)
+    async with parsing.slot(client_name(request)):
+        await check_json_size(body, limits_for(num_tokens))
+        return await asyncio.to_thread(read)
+
+
+def client_name(request: Request) -> str:
+    """Return the server's name for the client, or an empty string for an unknown client."""
+    return str(request.scope.get("state", {}).get("client_name", ""))
+
+
+def release_body(request: Request) -> None:
+    """Release the body's share of the server's in-flight byte limit."""
+    release = request.scope.get("state", {}).get("release_body")
+    if release is not None:
+        release()
+
+
+async def read_body(request: Request) -> bytes:
+    """Return the body without caching it on the request.
+
+    Raises `HTTPException` (415) for a content type other than JSON.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind and kind != "application/json" and not kind.endswith("+json"):
+        raise HTTPException(
+            415, f"the body must be JSON: send Content-Type: application/json, not {kind}."
+        )
+    return b"".join([part async for part in request.stream()])
+
+
+def decode_json(body: bytes) -> Any:
+    """Return the JSON value of a body.
+
+    Raises `InvalidRequest` for invalid JSON, and names NaN and infinite numbers.
+    """
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if len(body) <= LARGE_BYTES:
+            _refuse_non_finite(body)
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise InvalidRequest("body", f"is not valid JSON: {reason}.") from error
+
+
+def parse_body(
+    value: Any, struct: type[T], others: Collection[str] = (), *, strict: bool = False
+) -> ParsedBody[T]:
+    """Split a JSON object into the struct's fields, other known fields and unknown fields."""
+    if not isinstance(value, dict):
+        raise InvalidRequest("body", f"must be a JSON object, not {_json_type(value)}.")
+    given = {name: item for name, item in value.items() if item is not None}
+    own = struct.__struct_fields__
+    unknown = tuple(name for name in value if name not in own and name not in others)
+    _check_unknown(unknown, (*own, *others), strict)
+    try:
+        fields = msgspec.convert(
+            {name: item for name, item in given.items() if name in own}, struct
+        )
+    except msgspec.ValidationError as error:
+        raise _invalid_request(error) from error
+    return ParsedBody(
+        fields, {name: item for name, item in given.items() if name in others}, unknown
+    )
+
+
+def _check_unknown(unknown: tuple[str, ...], known: Collection[str], strict: bool) -> None:
+    if len(unknown) > _MAX_UNKNOWN:
+        raise InvalidRequest(
+            "body", f"has {len(unknown)} unknown fields; up to {_MAX_UNKNOWN} are ignored."
+        )
+    for name in unknown:
+        near: list[str] = []
+        if len(name) <= _MAX_LENGTH:
+            near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=_NEAR)
+        if near:
+            raise InvalidRequest(
+                name[:100], f"is not a field of this request; did you mean {near[0]!r}?"
+            )
+        if strict:
+            raise InvalidRequest(
+                name[:100],
+                "is not a field of this request, and --strict-fields refuses unknown ones.",
+            )
+    if unknown:
+        log.warning(
+            "ignored unknown request fields: %s",
+            ", ".join(repr(name[:64]) for name in unknown[:_MAX_NAMED]),
+        )
+
+
+def _invalid_request(error: msgspec.ValidationError) -> InvalidRequest:
+    """Return msgspec's error as an `InvalidRequest` that names the field."""
+    text = str(error)
+    missing = _MISSING.search(text)
+    path = _PATH.search(text)
+    field = path.group(1) if path else ""
+    if missing:
+        return InvalidRequest(f"{field}.{missing.group(1)}".lstrip("."), "is missing.")
+    message = _TYPES.sub(lambda found: _in_words(found.group(1)), _PATH.sub("", text))
+    message = message.replace("Expected ", "must be ").replace(", got ", ", not ")
+    return InvalidRequest(field or "body", message[:1].lower() + message[1:] + ".")
+
+
+def _in_words(types: str) -> str:
+    """Return msgspec's `int | null` in words, without null: a null counts as no value."""
+    return " or ".join(
+        _WORDS.get(name, name) for name in types.split(" | ") if name != "null" or types == "null"
+    )
+
+
+def _refuse_non_finite(body: bytes) -> None:
+    """Raise `InvalidRequest` if only NaN, Infinity or a too large number makes the body invalid."""
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        return
+    pending: list[tuple[str, Any]] = [("", value)]
+    while pending:
+        path, item = pending.pop()
+        if isinstance(item, Mapping):
+            pending += [(f"{path}.{name}".lstrip("."), inner) for name, inner in item.items()]
+        elif isinstance(item, list):
+            pending += [(f"{path}[{i}]", inner) for i, inner in enumerate(item)]
+        elif isinstance(item, float) and not math.isfinite(item):
+            raise InvalidRequest(path or "body", f"must be a finite number, not {item}.")
+
+
+def _json_type(value: Any) -> str:
+    names = {list: "a list", str: "a text", bool: "true or false", type(None): "null"}
+    return names.get(type(value), "a number")

@@ -1,0 +1,251 @@
+"""From a conversation to the events of its answer: check, render, generate, parse."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from builtin_plugins.output_parsers.api import (
+    CallBegun,
+    CallEnded,
+    Piece,
+    ReasoningPiece,
+    TextPiece,
+)
+from builtin_plugins.routes.common.beam_search import generate_or_search
+from builtin_plugins.routes.common.conversation import (
+    AnswerFinished,
+    AnswerStarted,
+    Conversation,
+    Event,
+    TokenLogprobs,
+)
+from builtin_plugins.routes.common.output_formats import AnswerFormats, OutputFormats
+from builtin_plugins.routes.common.requests import raise_on_error
+from builtin_plugins.routes.common.sampling import sampling_params
+from core.api import CompletionOutput, InvalidRequest, RequestFailed, RequestOutput, SamplingParams
+from core.api.serving import ServedEngine
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedChat:
+    """A rendered conversation, ready for the engine. It does not hold the messages."""
+
+    sampling: SamplingParams
+    """Parameters as the client sent them."""
+    ids: list[int]
+    """Token ids of the prompt."""
+    options: Mapping[str, Any]
+    """Keyword arguments of the engine request."""
+    formats: AnswerFormats | None
+    """Formats of reasoning and tool calls in the answer; None: it is plain text."""
+    max_calls: int | None
+    """Largest number of tool calls in an answer; None: no limit."""
+    beams: float | None = None
+    """Length penalty of a beam search; None samples."""
+
+    def choice_parser(self) -> ChoiceParser:
+        """Return the parser of one of the answers."""
+        return ChoiceParser(self.formats, self.sampling, self.max_calls)
+
+
+class ChatPipeline:
+    """Answers conversations with one engine: checks, renders, generates and parses."""
+
+    def __init__(self, engine: ServedEngine, formats: OutputFormats) -> None:
+        self._engine = engine
+        self._formats = formats
+
+    @property
+    def can_limit_thinking(self) -> bool:
+        """Whether a request may set a thinking budget."""
+        return self._formats.can_limit_thinking
+
+    async def prepare(self, conversation: Conversation) -> PreparedChat:
+        """Check and render a conversation. Raises `InvalidRequest`."""
+        self._formats.check(conversation)
+        sampling = self._sampling(conversation)
+        text, ids = await self._render(conversation, keep=sampling.truncate_prompt_tokens)
+        options = {
+            "priority": conversation.priority,
+            "cache_salt": conversation.cache_salt,
+            "client": conversation.client,
+            **conversation.keywords,
+        }
+        return PreparedChat(
+            sampling,
+            ids,
+            options,
+            self._formats.answer_formats(conversation, text),
+            None if conversation.parallel_tool_calls else 1,
+            conversation.beams,
+        )
+
+    async def count(self, conversation: Conversation) -> int:
+        """Return the number of prompt tokens of a conversation."""
+        _, ids = await self._render(conversation)
+        return len(ids)
+
+    def outputs(self, chat: PreparedChat, run_id: str) -> AsyncGenerator[RequestOutput]:
+        """Return the outputs of engine request `run_id`; it starts with the first read."""
+        sampling = chat.sampling
+        if chat.formats is not None:
+            sampling = chat.formats.with_special_tokens(sampling)
+        outputs: AsyncIterator[RequestOutput] = generate_or_search(self._engine, chat.beams)(
+            {"prompt_token_ids": chat.ids}, sampling, run_id, **chat.options
+        )
+        return raise_on_error(outputs)
+
+    def answer(self, chat: PreparedChat) -> AnswerStream:
+        """Return the event stream of a single answer."""
+        return AnswerStream(self._engine, chat)
+
+    def _sampling(self, conversation: Conversation) -> SamplingParams:
+        overrides = {**conversation.overrides, **self._formats.constraint(conversation)}
+        extra_args = {**conversation.plugin_args, **self._formats.thinking_args(conversation)}
+        if extra_args:
+            overrides["extra_args"] = extra_args
+        defaults = {"max_tokens": None, **self._engine.sampling_defaults}
+        return sampling_params(
+            conversation.sampling, defaults, stream=conversation.stream, **overrides
+        )
+
+    async def _render(
+        self, conversation: Conversation, keep: int | None = None
+    ) -> tuple[str, list[int]]:
+        if not conversation.messages:
+            raise InvalidRequest("messages", "is empty; at least one message is needed.")
+        add_generation_prompt = conversation.add_generation_prompt
+        if add_generation_prompt is None:
+            add_generation_prompt = not conversation.continue_final_message
+        text, ids = await self._engine.render_chat(
+            conversation.messages,
+            keep=keep,
+            client=conversation.client,
+            tools=self._formats.prompt_tools(conversation),
+            chat_template=conversation.chat_template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=conversation.continue_final_message,
+            template_kwargs=conversation.template_kwargs,
+        )
+        if conversation.add_special_tokens:
+            ids = await self._engine.tokenize(text, True, keep=keep, client=conversation.client)
+        return text, ids
+
+
+class AnswerStream:
+    """Converts the outputs of a single answer to events."""
+
+    def __init__(self, engine: ServedEngine, chat: PreparedChat) -> None:
+        self._engine = engine
+        self._chat = chat
+        self._parser = chat.choice_parser()
+        self._is_started = False
+        self._cached = 0
+        self._reasoning: list[str] = []
+        self._last: CompletionOutput | None = None
+
+    def events_for(self, output: RequestOutput) -> list[Event]:
+        """Return the events of an output."""
+        events: list[Event] = []
+        if not self._is_started:
+            self._is_started = True
+            self._cached = output.num_cached_tokens or 0
+            events.append(AnswerStarted(len(self._chat.ids), self._cached))
+        for completion in output.outputs:
+            events += self.delta(completion)
+            if completion.finish_reason is not None:
+                self._last = completion
+        return events
+
+    def delta(self, completion: CompletionOutput) -> Sequence[Event]:
+        """Return the events of new text of the sequence."""
+        pieces = self._parser.parse(completion)
+        self._reasoning += [piece.text for piece in pieces if isinstance(piece, ReasoningPiece)]
+        if completion.logprobs is None:
+            return pieces
+        return [TokenLogprobs(completion.token_ids, completion.logprobs), *pieces]
+
+    async def finish(self) -> AnswerFinished:
+        """Return the final event, after all outputs. Raises `RequestFailed` if there were none."""
+        chat = self._chat
+        last = self._last
+        if last is None:
+            raise RequestFailed("the engine ended the request without an output.")
+        reasoning = "".join(self._reasoning)
+        generated = last.num_tokens
+        reasoning_tokens = 0
+        if reasoning:
+            reasoning_tokens = len(await self._engine.tokenize(reasoning, False))
+        is_full = len(chat.ids) + generated >= self._engine.max_model_len
+        return AnswerFinished(
+            reason=self._parser.finish_reason(last) or "stop",
+            stop=last.stop_reason if isinstance(last.stop_reason, str) else None,
+            prompt_tokens=len(chat.ids),
+            cached_tokens=self._cached,
+            generated_tokens=generated,
+            reasoning_tokens=reasoning_tokens,
+            context_full=generated != chat.sampling.max_tokens and is_full,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerEncoder:
+    """Encodes an answer in a protocol's stream format."""
+
+    answer: AnswerStream
+    encode: Callable[[Sequence[Event]], bytes]
+
+    def encode_output(self, output: RequestOutput) -> bytes:
+        """Return the events of an output."""
+        return self.encode(self.answer.events_for(output))
+
+    def encode_delta(self, completion: CompletionOutput) -> bytes:
+        """Return the events of new text of the sequence."""
+        return self.encode(self.answer.delta(completion))
+
+
+class ChoiceParser:
+    """Parses one choice of an answer into text, reasoning and tool calls."""
+
+    def __init__(
+        self, formats: AnswerFormats | None, sampling: SamplingParams, max_calls: int | None = None
+    ) -> None:
+        self._formats = formats
+        self._parser = None if formats is None else formats.output_parser(sampling)
+        self._max_calls = max_calls
+        self._name = ""
+        """Name of the open call."""
+        self._num_complete = 0
+        self._num_broken = 0
+
+    def parse(self, completion: CompletionOutput) -> list[Piece]:
+        """Return the pieces of new text."""
+        if self._parser is None:
+            return [TextPiece(completion.text)]
+        pieces = self._parser.feed(completion.text, completion.special_spans).pieces
+        if completion.finish_reason is not None:
+            pieces = [*pieces, *self._parser.finish().pieces]
+        return [piece for piece in pieces if self._accepts(piece)]
+
+    def _accepts(self, piece: Piece) -> bool:
+        """Count calls, and return False for pieces of a call beyond `max_calls`."""
+        if isinstance(piece, ReasoningPiece | TextPiece):
+            return True
+        if self._max_calls is not None and piece.index >= self._max_calls + self._num_broken:
+            return False
+        if isinstance(piece, CallBegun):
+            self._name = piece.name
+        elif isinstance(piece, CallEnded):
+            self._num_complete += piece.whole
+            self._num_broken += not piece.whole
+            if piece.whole and self._formats is not None:
+                self._formats.count_call(self._name)
+        return True
+
+    def finish_reason(self, completion: CompletionOutput) -> str | None:
+        """Return the engine's finish reason, or `tool_calls` after at least one complete call."""
+        if completion.finish_reason == "stop" and self._num_complete:
+            return "tool_calls"
+        return completion.finish_reason

@@ -1,0 +1,171 @@
+"""Tools of a chat request: validation, and the constraint and format of forced calls."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+from builtin_plugins.output_parsers.api import CallKeys, OutputReader, Reading
+from core.api import InvalidRequest
+from core.api.sampling import StructuredOutputsParams
+from core.api.serving import CallText, ParseRequest, ToolFormat
+
+MAX_TOOLS: Final = 128
+"""Largest number of tools in a request, as in OpenAI's API."""
+_NAME: Final = re.compile(r"[a-zA-Z0-9_.\-]{1,128}")
+
+
+def check_tools(tools: Sequence[Mapping[str, Any]], choice: Any) -> None:
+    """Raise `InvalidRequest` for invalid tools, and for a choice outside of them."""
+    if len(tools) > MAX_TOOLS:
+        raise InvalidRequest("tools", f"holds {len(tools)} tools, at most {MAX_TOOLS} are allowed.")
+    for index, tool in enumerate(tools):
+        _check_tool(f"tools[{index}]", tool)
+    named = named_tool(choice)
+    if choice is None or choice in ("none", "auto"):
+        return
+    if named is None and choice != "required":
+        raise InvalidRequest(
+            "tool_choice", f"must be 'none', 'auto', 'required' or a function, not {choice!r:.200}."
+        )
+    if not tools:
+        raise InvalidRequest("tool_choice", "requires a tool, but `tools` is empty.")
+    names = [tool["function"]["name"] for tool in tools]
+    if named is not None and named not in names:
+        raise InvalidRequest(
+            "tool_choice",
+            f"names {named!r:.100}, which is not among the tools: {', '.join(names)}.",
+        )
+
+
+def _check_tool(field: str, tool: Mapping[str, Any]) -> None:
+    function = tool.get("function")
+    if tool.get("type", "function") != "function" or not isinstance(function, Mapping):
+        raise InvalidRequest(
+            field, "must be of the form {'type': 'function', 'function': {'name': ...}}."
+        )
+    name = function.get("name")
+    parameters = function.get("parameters")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidRequest(
+            f"{field}.function.name",
+            "must have 1 to 128 letters, digits, dots, dashes or underscores.",
+        )
+    if parameters is not None and not isinstance(parameters, Mapping):
+        raise InvalidRequest(f"{field}.function.parameters", "must be a JSON schema object.")
+    if parameters is not None and parameters.get("type", "object") != "object":
+        raise InvalidRequest(
+            f"{field}.function.parameters.type",
+            f"must be 'object', not {parameters['type']!r:.80}.",
+        )
+
+
+def named_tool(choice: Any) -> str | None:
+    """Return the function a choice names, or None."""
+    if not isinstance(choice, Mapping) or choice.get("type", "function") != "function":
+        return None
+    function = choice.get("function")
+    holder = function if isinstance(function, Mapping) else choice
+    name = holder.get("name")
+    return name if isinstance(name, str) else None
+
+
+def forced_call_constraint(
+    tools: Sequence[Mapping[str, Any]],
+    choice: Any,
+    family: ToolFormat | None,
+    special: Mapping[str, int],
+    *,
+    parallel: bool,
+) -> StructuredOutputsParams | None:
+    """Return the constraint that makes forced calls valid; None if the choice forces none.
+
+    Calls have the format of the model's family, if known, because the model has learnt it.
+    Otherwise they are a JSON list, and a call of a named function is its arguments.
+    """
+    named = named_tool(choice)
+    if named is None and choice != "required":
+        return None
+    schemas = {
+        tool["function"]["name"]: _ANY_OBJECT | (tool["function"].get("parameters") or {})
+        for tool in tools
+    }
+    text = None if family is None else family.writes
+    # No whitespace: a weak model may write it endlessly.
+    if text is None and named is not None:
+        return StructuredOutputsParams(
+            json=schemas[named], skip_reasoning=True, disable_any_whitespace=True
+        )
+    markers = () if family is None else family.markers
+    known = {marker: special[marker] for marker in markers if marker in special}
+    write = partial(_tag_elements, special=known)
+    text = text or _LIST
+    calls = [
+        _sequence(*write(text.before.replace("{name}", name)), _schema(schema), *write(text.after))
+        for name, schema in schemas.items()
+        if named in (None, name)
+    ]
+    one = calls[0] if len(calls) == 1 else {"type": "or", "elements": calls}
+    more = []
+    if parallel and named is None:
+        more = [{"type": "star", "content": _sequence(*write(text.between), one)}]
+    form = _sequence(*write(text.start), one, *more, *write(text.end))
+    return StructuredOutputsParams(
+        structural_tag={"type": "structural_tag", "format": form},
+        skip_reasoning=True,
+        disable_any_whitespace=True,
+    )
+
+
+_ANY_OBJECT: Final[dict[str, Any]] = {"type": "object", "properties": {}}
+_LIST: Final = CallText('{"name": "{name}", "arguments": ', "}", ", ", "[", "]")
+
+
+def _sequence(*elements: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "sequence", "elements": list(elements)}
+
+
+def _schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": schema}
+
+
+def _tag_elements(text: str, special: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Return the elements of a fixed text, with special tokens by id instead of by spelling."""
+    longest_first = sorted(special, key=len, reverse=True)
+    parts = re.split(f"({'|'.join(map(re.escape, longest_first))})", text) if special else [text]
+    return [
+        {"type": "token", "token": special[part]}
+        if i % 2
+        else {"type": "const_string", "value": part}
+        for i, part in enumerate(parts)
+        if part
+    ]
+
+
+def forced_call_format(choice: Any, family: ToolFormat | None) -> ToolFormat:
+    """Return the format of answers under `forced_call_constraint`, with the family's call ids."""
+    if family is not None and family.writes is not None:
+        return family
+    named = named_tool(choice)
+
+    def read_arguments(reader: OutputReader, request: ParseRequest) -> Reading:
+        with reader.attempt():
+            reader.add_call(
+                named, (yield from reader.read_arguments(reader.begin_call(named or "")))
+            )
+
+    read = _read_list if named is None else read_arguments
+    return ToolFormat(read) if family is None else ToolFormat(read, call_id=family.call_id)
+
+
+def _read_list(reader: OutputReader, request: ParseRequest) -> Reading:
+    more = yield from reader.content_until_call(
+        "["
+    )  # part of the first call: if cut off, both are text
+    while more:
+        with reader.attempt():
+            call = yield from reader.read_object(keys=CallKeys(arguments=("arguments",)))
+            reader.add_call(call.get("name"), call.get("arguments"))
+        more = (yield from reader.skip_optional(",", "]")) == ","

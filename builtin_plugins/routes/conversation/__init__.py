@@ -1,3 +1,0 @@
-"""The pipeline that every protocol of conversations is a form of: checked, rendered, generated,
-read.
-"""

@@ -1,0 +1,1 @@
+"""Embeddings, classification, scores and rankings."""

@@ -1,1 +1,0 @@
-"""`/invocations`: one path for whatever the model does."""

@@ -1,1 +1,0 @@
-"""Adapters loaded and unloaded over HTTP, where the operator allows it."""

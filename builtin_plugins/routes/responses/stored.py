@@ -1,0 +1,207 @@
+"""Endpoints of stored responses, and responses that run in the background."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any, Final
+
+import msgspec
+from fastapi import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from builtin_plugins.routes.common.streams import EventStream
+from builtin_plugins.routes.responses.store import ResponseStore, StoredResponse
+from core.api import InvalidRequest
+
+MAX_PAGE_ITEMS: Final = 100
+"""Largest number of input items on one page."""
+
+
+class StoredResponses:
+    """Endpoints of one response."""
+
+    def __init__(self, store: ResponseStore, runs: BackgroundRuns) -> None:
+        self._store = store
+        self._runs = runs
+
+    async def retrieve(self, request: Request) -> Any:
+        """A stored or running response; with `stream`, the events of a running one."""
+        response_id = request.path_params["response_id"]
+        query = request.query_params
+        run = self._runs.get(response_id)
+        if query.get("stream") in ("true", "1"):
+            if run is None:
+                raise InvalidRequest(
+                    "stream", "can be read of a response that is under way; this one is not."
+                )
+            after = _number(query.get("starting_after", "-1"), "starting_after", -1, 2**31)
+            return EventStream(run.events(after + 1))
+        return as_json((await self._find(response_id)).response if run is None else run.response)
+
+    async def cancel(self, request: Request) -> Response:
+        """Cancel a background response."""
+        response_id = request.path_params["response_id"]
+        run = self._runs.get(response_id)
+        if run is not None:
+            await run.cancel()
+            return as_json(run.response)
+        stored = await self._find(response_id)
+        if not stored.response.get("background"):
+            raise InvalidRequest(
+                "response_id", "was not made in the background; close the connection of others."
+            )
+        return as_json(stored.response)
+
+    async def delete(self, request: Request) -> Response:
+        """Delete a response."""
+        response_id = request.path_params["response_id"]
+        run = self._runs.get(response_id)
+        if run is not None:
+            await run.cancel()
+        if not await self._store.delete(response_id) and run is None:
+            raise _missing(response_id, "response_id")
+        return as_json({"id": response_id, "object": "response", "deleted": True})
+
+    async def input_items(self, request: Request) -> Response:
+        """Input items of a response and of those it continues; by default the newest first."""
+        response_id = request.path_params["response_id"]
+        query = request.query_params
+        chain = await self.chain(response_id, "response_id")
+        items = [*chain_items(chain[:-1]), *chain[-1].input]
+        if query.get("order", "desc") not in ("asc", "desc"):
+            raise InvalidRequest("order", "must be 'asc' or 'desc'.")
+        if query.get("order", "desc") == "desc":
+            items.reverse()
+        limit = _number(query.get("limit", "20"), "limit", 1, MAX_PAGE_ITEMS)
+        ids = [item["id"] for item in items]
+        if (after := query.get("after")) is not None and after not in ids:
+            raise InvalidRequest("after", f"{after[:80]!r} is no item of this response.")
+        start = 0 if after is None else ids.index(after) + 1
+        page = items[start : start + limit]
+        return as_json(
+            {
+                "object": "list",
+                "data": page,
+                "first_id": page[0]["id"] if page else None,
+                "last_id": page[-1]["id"] if page else None,
+                "has_more": start + limit < len(items),
+            }
+        )
+
+    async def _find(self, response_id: str) -> StoredResponse:
+        stored = await self._store.get(response_id)
+        if stored is None:
+            raise _missing(response_id, "response_id")
+        return stored
+
+    async def chain(self, response_id: str, field: str) -> list[StoredResponse]:
+        """Return a response after all those it continues; `field` names it in errors."""
+        if self._runs.get(response_id) is not None:
+            raise InvalidRequest(field, "is still being made; wait for its end.")
+        chain = await self._store.chain(response_id)
+        if chain is None:
+            raise _missing(response_id, field)
+        return chain
+
+
+def chain_items(chain: list[StoredResponse]) -> list[dict[str, Any]]:
+    """Return the input and output items of responses, in order."""
+    return [item for stored in chain for item in (*stored.input, *stored.response["output"])]
+
+
+def _missing(response_id: str, field: str) -> HTTPException:
+    message = (
+        f"no response {response_id[:100]!r} is stored: "
+        "it never was, has been deleted, or was evicted."
+    )
+    return HTTPException(404, {"message": message, "param": field, "code": "response_not_found"})
+
+
+def _number(text: str, field: str, low: int, high: int) -> int:
+    if not text.removeprefix("-").isdecimal() or len(text) > 12 or not low <= int(text) <= high:
+        raise InvalidRequest(field, f"must be an integer from {low} to {high}, not {text[:32]!r}.")
+    return int(text)
+
+
+def as_json(value: Any, headers: Mapping[str, str] | None = None) -> Response:
+    """Return a JSON response."""
+    return Response(
+        msgspec.json.encode(value), media_type="application/json", headers=dict(headers or {})
+    )
+
+
+MAX_BACKGROUND_RUNS: Final = 256
+"""Largest number of background responses at once; no connection limits them."""
+
+
+class BackgroundRun:
+    """One running response, with all events of its stream so far."""
+
+    def __init__(self, response: dict[str, Any]) -> None:
+        self.response = response
+        """Current state of the response."""
+        self._events: list[bytes] = []
+        self._changed = asyncio.Event()
+        self._ended = False
+        self.task: asyncio.Task[None] | None = None
+
+    def append(self, event: bytes) -> None:
+        """Add an event to the stream."""
+        self._events.append(event)
+        self._wake()
+
+    def end(self) -> None:
+        """Mark the stream as complete."""
+        self._ended = True
+        self._wake()
+
+    async def cancel(self) -> None:
+        """Cancel the response, and wait until it has ended."""
+        if self.task is not None:
+            self.task.cancel()
+            await asyncio.wait({self.task})
+
+    async def events(self, start: int = 0) -> AsyncGenerator[bytes]:
+        """Yield the events from index `start`, as they come."""
+        while True:
+            while start < len(self._events):
+                yield self._events[start]
+                start += 1
+            if self._ended:
+                return
+            await self._changed.wait()
+
+    def _wake(self) -> None:
+        changed = self._changed
+        self._changed = asyncio.Event()
+        changed.set()
+
+
+class BackgroundRuns:
+    """The running background responses, by id."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, BackgroundRun] = {}
+
+    def get(self, response_id: str) -> BackgroundRun | None:
+        """Return a running response, or None."""
+        return self._runs.get(response_id)
+
+    def start(self, run: BackgroundRun, work: Any) -> None:
+        """Start the coroutine that makes a response. Raises a 503 while too many run."""
+        if len(self._runs) >= MAX_BACKGROUND_RUNS:
+            work.close()
+            message = f"{MAX_BACKGROUND_RUNS} background responses are running; try again later."
+            raise HTTPException(
+                503, {"message": message, "code": "overloaded"}, {"Retry-After": "1"}
+            )
+        response_id = run.response["id"]
+        self._runs[response_id] = run
+        run.task = asyncio.ensure_future(work)
+        run.task.add_done_callback(lambda task: self._ended(response_id, run))
+
+    def _ended(self, response_id: str, run: BackgroundRun) -> None:
+        run.end()
+        del self._runs[response_id]

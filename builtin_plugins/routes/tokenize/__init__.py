@@ -1,1 +1,0 @@
-"""`/tokenize`, `/detokenize` and `/tokenizer_info`."""
