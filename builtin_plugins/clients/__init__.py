@@ -1,1 +1,1 @@
-"""How whoever serves reaches an engine."""
+"""Clients: how the server talks to the engine."""

@@ -1,4 +1,4 @@
-"""`engine generate`: completes prompts in this process and prints the text as it comes."""
+"""`engine generate`: completes prompts in this process and streams the text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from core.api import ConfigError, Entry, SamplingParams, hookimpl
 
 if TYPE_CHECKING:
     from core import LLM
-    from core.api import RequestOutput
+    from core.api import CommandContext, RequestOutput
 
 SAMPLING = (
     "max_tokens",
@@ -26,29 +26,25 @@ SAMPLING = (
     "frequency_penalty",
     "repetition_penalty",
 )
-"""Sampling parameters that are flags of the command; `--seed` is the engine's, from which requests
-get theirs.
-"""
+"""Sampling parameters that are flags; `--seed` is the engine's."""
 MAX_TOKENS = 256
-"""Enough for an answer to read, and an end for models that never stop."""
+"""Default of --max-tokens, a bound for models that never stop."""
 
 
 @hookimpl
 def engine_commands() -> list[Entry]:
-    """Give the command."""
+    """Return the command."""
     return [Entry("generate", Generate, "complete prompts in this process")]
 
 
 class Generate:
-    """Completes prompts from `--prompt` or, without one, from standard input (one prompt, all of
-    it).
-    """
+    """Completes prompts from `--prompt` or standard input (one prompt)."""
 
-    help = "Complete prompts in this process and print the text as it comes."
+    help = "Complete prompts in this process and stream the text."
     takes_engine_options = True
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add prompts, sampling parameters and the form of the output."""
+        """Add prompts, sampling parameters and output format."""
         parser.add_argument(
             "model", nargs="?", help="local folder or hub id; without one, a small demo model"
         )
@@ -68,37 +64,34 @@ class Generate:
             "--ignore-eos",
             action="store_true",
             default=None,
-            help="go on after the end of sequence",
+            help="ignore end tokens",
         )
         hints = typing.get_type_hints(SamplingParams, include_extras=True)
         for name in SAMPLING:
             hint, bound = typing.get_args(hints[name])
-            kind, shown = (float, "FLOAT") if hint is float else (int, "INT")
+            kind, metavar = (float, "FLOAT") if hint is float else (int, "INT")
             default, note = (
                 (MAX_TOKENS, f" (default: {MAX_TOKENS})") if name == "max_tokens" else (None, "")
             )
             flag = "--" + name.replace("_", "-")
             parser.add_argument(
-                flag, type=kind, default=default, metavar=shown, help=bound.doc + note
+                flag, type=kind, default=default, metavar=metavar, help=bound.doc + note
             )
         parser.add_argument(
-            "--json", action="store_true", help="print one JSON object per prompt, when it is done"
+            "--json", action="store_true", help="print one JSON object per completed prompt"
         )
         parser.add_argument(
-            "--no-stream", action="store_true", help="print each text when it is done"
+            "--no-stream", action="store_true", help="print each text when it is complete"
         )
 
-    def run(self, context: Any) -> int:
-        """Generate; 1 when a request failed."""
-        wanted = {name: getattr(context.args, name) for name in (*SAMPLING, "stop", "ignore_eos")}
-        chosen = {name: value for name, value in wanted.items() if value is not None}
-        SamplingParams(
-            **chosen
-        )  # said now what is wrong with them, not after the model has been loaded
+    def run(self, context: CommandContext) -> int:
+        """Generate; return 1 if a request failed."""
+        given = {name: getattr(context.args, name) for name in (*SAMPLING, "stop", "ignore_eos")}
+        chosen = {name: value for name, value in given.items() if value is not None}
+        SamplingParams(**chosen)  # fail on invalid parameters before the model loads
         prompts = context.args.prompt or [_read_prompt()]
-        from core import (
-            LLM,
-        )  # lazy: torch is slow to import, and what can be checked without it has been
+        # lazy: torch is slow to import
+        from core import LLM
 
         with LLM.from_config(context.config, context.registry) as llm:
             sampling = llm.get_default_sampling_params().clone(**chosen)
@@ -130,7 +123,7 @@ def _read_prompt() -> str:
 
 
 def _stream(llm: LLM, prompt: str, sampling: SamplingParams) -> RequestOutput:
-    """Print pieces as they come and return the last output."""
+    """Print pieces as they arrive and return the final output."""
     printed = ""
     llm.add_request("0", prompt, sampling)
     while True:

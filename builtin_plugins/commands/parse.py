@@ -1,4 +1,4 @@
-"""`engine parse`: what a client would see of a model's text, whole and as it comes."""
+"""The command `engine parse`: shows how model text is parsed, whole and streamed."""
 
 from __future__ import annotations
 
@@ -10,23 +10,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from core.api import (
+from builtin_plugins.output_parsers.api import (
     ArgumentsPiece,
     CallBegun,
-    ConfigError,
-    Entry,
     OutputParser,
     ParsedDelta,
-    ParseRequest,
-    did_you_mean,
-    fitted,
-    hookimpl,
+    fit_format,
     known_formats,
-    suggest,
+    suggest_parsers,
 )
+from core.api import ConfigError, Entry, did_you_mean, hookimpl
+from core.api.serving import ParseRequest
 
 if TYPE_CHECKING:
     import argparse
+
+    from core.api import CommandContext
 
 TOOLS: Final = "tool_parsers"
 REASONING: Final = "reasoning_parsers"
@@ -35,28 +34,31 @@ FLAGS: Final = {TOOLS: "--tool-call-parser", REASONING: "--reasoning-parser"}
 
 @hookimpl
 def engine_commands() -> list[Entry]:
-    """Give the command."""
+    """Return the entry."""
     return [Entry("parse", Parse, "show what a client would see of a model's text")]
 
 
 class Parse:
-    """Reads model text on standard input and prints reasoning, content and tool calls."""
+    """Parses model text from standard input into reasoning, content and tool calls."""
 
-    help = "Read model text on standard input; print reasoning, content and tool calls, whole and as they come."
+    help = (
+        "Parse model text from standard input into reasoning, content and tool calls, "
+        "whole and streamed."
+    )
     takes_engine_options = False
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add parsers, tools, the way to cut the text, and the output format."""
+        """Add parsers, tools, chunking and the output format."""
         parser.add_argument(
             "--tool-call-parser", metavar="NAME", help="how the model writes tool calls"
         )
         parser.add_argument(
-            "--reasoning-parser", metavar="NAME", help="how the model writes thoughts"
+            "--reasoning-parser", metavar="NAME", help="how the model writes reasoning"
         )
         parser.add_argument(
-            "--model", metavar="FOLDER", help="take the parsers that its chat template suggests"
+            "--model", metavar="FOLDER", help="use the parsers suggested by its chat template"
         )
-        parser.add_argument("--tools", metavar="FILE", help="JSON: the tools as a request has them")
+        parser.add_argument("--tools", metavar="FILE", help="JSON file with the tools of a request")
         parser.add_argument(
             "--prompt-end", metavar="TEXT", default="", help="how the prompt ends, e.g. `<think>`"
         )
@@ -70,28 +72,30 @@ class Parse:
             "--special", metavar="TEXT", action="append", default=[], help="text of a special token"
         )
         parser.add_argument(
-            "--chunk-size", type=int, metavar="N", help="cut the text every N characters"
+            "--chunk-size", type=int, metavar="N", help="split the text every N characters"
         )
-        parser.add_argument("--seed", type=int, metavar="N", help="cut the text at random places")
+        parser.add_argument(
+            "--seed", type=int, metavar="N", help="split the text at random positions"
+        )
         parser.add_argument("--json", action="store_true", help="print JSON")
 
-    def run(self, context: Any) -> int:
-        """Print the whole, or with a way to cut also what each piece brings."""
+    def run(self, context: CommandContext) -> int:
+        """Print the parsed message, and the stream of deltas when chunking is set."""
         args = context.args
         formats = {kind: known_formats(context.registry, kind) for kind in FLAGS}
         names = dict(zip(FLAGS, (args.tool_call_parser, args.reasoning_parser), strict=True))
         if args.model is not None and not all(names.values()):
-            found = suggest(template_of(Path(args.model)), formats[TOOLS], formats[REASONING])
+            found = suggest_parsers(
+                find_template(Path(args.model)), formats[TOOLS], formats[REASONING]
+            )
             names = {kind: names[kind] or one for kind, one in zip(FLAGS, found, strict=True)}
-        described = response_template_of(Path(args.model)) if args.model is not None else None
-        chosen = {
-            kind: chosen_format(kind, names[kind], formats[kind], described) for kind in FLAGS
-        }
+        described = find_response_template(Path(args.model)) if args.model is not None else None
+        chosen = {kind: find_format(kind, names[kind], formats[kind], described) for kind in FLAGS}
         tools = read_file(args.tools) if args.tools else []
-        cut = args.chunk_size is not None or args.seed is not None
+        chunked = args.chunk_size is not None or args.seed is not None
         template_kwargs = json_value("--template-kwargs", args.template_kwargs)
         request = ParseRequest(
-            tools, template_kwargs, args.prompt_end, whole=not cut, in_pieces=cut
+            tools, template_kwargs, args.prompt_end, whole=not chunked, stream_calls=chunked
         )
         text = sys.stdin.read()
 
@@ -103,13 +107,13 @@ class Parse:
                 special=frozenset(args.special),
             )
 
-        whole = new().whole(*spelled(text, args.special))
+        whole = new().whole(*locate_special(text, args.special))
         steps = []
-        if cut:
+        if chunked:
             steps = list(
                 stream(
                     new(),
-                    pieces(atoms(text, args.special), args.chunk_size, args.seed),
+                    chunks(split_atoms(text, args.special), args.chunk_size, args.seed),
                     args.special,
                 )
             )
@@ -118,25 +122,25 @@ class Parse:
         return 0
 
 
-def chosen_format(
+def find_format(
     kind: str, name: str | None, formats: Mapping[str, Any], described: Mapping[str, Any] | None
 ) -> Any:
-    """Return the format of a name, as the checkpoint describes it.
+    """Return a format by name, adapted to the checkpoint.
 
-    Raises `ConfigError` for an unknown one.
+    Raises `ConfigError` for an unknown name.
     """
     if name is None:
         return None
     if name in formats:
-        return fitted(formats[name], described)
+        return fit_format(formats[name], described)
     raise ConfigError(
-        f"{FLAGS[kind]} {name} is not known; there are "
+        f"{FLAGS[kind]}: got {name}; expected one of "
         f"{', '.join(sorted(formats))}{did_you_mean(name, formats)}"
     )
 
 
-def template_of(folder: Path) -> str:
-    """Return the chat template in a model's folder. Raises `ConfigError` where there is none."""
+def find_template(folder: Path) -> str:
+    """Return the chat template in a model folder. Raises `ConfigError` for none."""
     for name in ("chat_template.jinja", "chat_template.json", "tokenizer_config.json"):
         if (folder / name).is_file():
             text = (folder / name).read_text(encoding="utf-8")
@@ -148,13 +152,13 @@ def template_of(folder: Path) -> str:
                     else json.dumps(template, ensure_ascii=False)
                 )
     raise ConfigError(
-        f"{folder} has no chat template to suggest parsers from; name them by "
-        f"{' and '.join(FLAGS.values())}."
+        f"--model: got {folder}; expected a folder with a chat template. "
+        f"Set {' and '.join(FLAGS.values())}."
     )
 
 
-def response_template_of(folder: Path) -> Mapping[str, Any] | None:
-    """Return what a model's folder says of how the model writes; None where it says nothing."""
+def find_response_template(folder: Path) -> Mapping[str, Any] | None:
+    """Return the response template in a model folder; None for none."""
     path = folder / "tokenizer_config.json"
     stated = json_value(str(path), path.read_text(encoding="utf-8")) if path.is_file() else None
     template = stated.get("response_template") if isinstance(stated, Mapping) else None
@@ -162,40 +166,42 @@ def response_template_of(folder: Path) -> Mapping[str, Any] | None:
 
 
 def read_file(path: str) -> Any:
-    """Return the JSON of a file. Raises `ConfigError` for what is none."""
+    """Return the content of a JSON file. Raises `ConfigError` for an invalid file."""
     try:
         return json_value(path, Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"--tools {path} cannot be read: {error.strerror}.") from error
+        raise ConfigError(
+            f"--tools: got {path}; cannot read the file: {error.strerror}."
+        ) from error
 
 
 def json_value(source: str, text: str) -> Any:
-    """Return a JSON value. Raises `ConfigError` for what is none."""
+    """Return a parsed JSON value. Raises `ConfigError` for invalid JSON."""
     try:
         return json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"{source} is not JSON: {error}.") from error
+        raise ConfigError(f"{source}: expected JSON: {error}.") from error
 
 
-def spelled(text: str, special: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
-    """Return a text and where in it special tokens are spelled."""
+def locate_special(text: str, special: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
+    """Return a text and the spans of its special tokens."""
     found = []
     at = 0
-    for atom in atoms(text, special):
+    for atom in split_atoms(text, special):
         if atom in special:
             found.append((at, at + len(atom)))
         at += len(atom)
     return text, found
 
 
-def atoms(text: str, special: Sequence[str]) -> list[str]:
-    """Return a text as special tokens and single characters."""
+def split_atoms(text: str, special: Sequence[str]) -> list[str]:
+    """Split a text into special tokens and single characters."""
     longest_first = sorted(special, key=len, reverse=True)
     return re.findall("|".join([*map(re.escape, longest_first), "."]), text, re.DOTALL)
 
 
-def pieces(parts: Sequence[str], size: int | None, seed: int | None) -> Iterator[str]:
-    """Yield atoms in pieces of some number, or of random numbers."""
+def chunks(parts: Sequence[str], size: int | None, seed: int | None) -> Iterator[str]:
+    """Yield chunks of `size` atoms, or of random sizes."""
     rng = random.Random(seed)
     at = 0
     while at < len(parts):
@@ -207,16 +213,14 @@ def pieces(parts: Sequence[str], size: int | None, seed: int | None) -> Iterator
 def stream(
     parser: OutputParser, parts: Iterator[str], special: Sequence[str]
 ) -> Iterator[tuple[str, ParsedDelta]]:
-    """Yield each piece and what it brings, at last what the end brings."""
+    """Yield each chunk and its delta; at last an empty chunk and the final delta."""
     for part in parts:
-        yield part, parser.feed(*spelled(part, special))
+        yield part, parser.feed(*locate_special(part, special))
     yield "", parser.finish()
 
 
 def as_json(delta: ParsedDelta, *, indexed: bool = False) -> dict[str, Any]:
-    """Return what is in a delta, as a message has it; with an index, calls are what a stream has of
-    them.
-    """
+    """Return a delta as a message; with `indexed` as a stream event."""
     calls: dict[int, dict[str, Any]] = {}
     for piece in delta.pieces:
         if isinstance(piece, CallBegun):
@@ -243,7 +247,7 @@ def as_json(delta: ParsedDelta, *, indexed: bool = False) -> dict[str, Any]:
 def print_json(
     names: Mapping[str, str | None], whole: ParsedDelta, steps: Sequence[tuple[str, ParsedDelta]]
 ) -> None:
-    """Print all as one JSON object."""
+    """Print the result as one JSON object."""
     found: dict[str, Any] = {FLAGS[kind].removeprefix("--"): name for kind, name in names.items()}
     found["message"] = as_json(whole)
     if whole.recoveries:
@@ -258,14 +262,13 @@ def print_json(
 def print_text(
     names: Mapping[str, str | None], whole: ParsedDelta, steps: Sequence[tuple[str, ParsedDelta]]
 ) -> None:
-    """Print all by lines."""
+    """Print the result line by line."""
     for kind, name in names.items():
         print(f"{FLAGS[kind].removeprefix('--'):<17} {name or 'none'}")
     for text, delta in steps:
-        print(
-            f"{text!r:<17} "
-            f"{json.dumps(as_json(delta, indexed=True), ensure_ascii=False) if as_json(delta) else ''}".rstrip()
-        )
+        event = as_json(delta, indexed=True)
+        line = json.dumps(event, ensure_ascii=False) if as_json(delta) else ""
+        print(f"{text!r:<17} {line}".rstrip())
     print(f"{'reasoning':<17} {whole.reasoning!r}")
     print(f"{'content':<17} {whole.content!r}")
     for call in whole.calls:

@@ -1,1 +1,1 @@
-"""Where the workers run."""
+"""Executors: run the workers of all ranks."""

@@ -1,1 +1,1 @@
-"""An engine in a process of its own, which is restarted when it dies."""
+"""The engine in its own process, restarted when it dies."""

@@ -1,11 +1,13 @@
-"""What the engine's process and the one that serves its clients say to each other."""
+"""Messages between the engine process and the API process."""
 
 from __future__ import annotations
 
 import msgspec
 
-from core.api import EngineConfig, EngineRequest, StepNews, StepStats, WorkerInfo
-from core.process.messages import Beat, Connected, Failed, Fault
+from core.api import EngineConfig
+from core.api.execution import EngineRequest, RemoteError, StepOutputs, WorkerInfo
+from core.api.processes import Connected, Failed, Heartbeat
+from core.api.telemetry import StepStats
 
 
 class Add(msgspec.Struct, frozen=True, tag=True):
@@ -14,7 +16,7 @@ class Add(msgspec.Struct, frozen=True, tag=True):
     call: int
     requests: list[EngineRequest]
     resumed: bool = False
-    """They were accepted before, in an earlier life of the engine."""
+    """Whether an earlier engine process had accepted them."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -25,7 +27,7 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
 
 
 class Call(msgspec.Struct, frozen=True, tag=True):
-    """Ask a feature something."""
+    """Call a feature."""
 
     call: int
     name: str
@@ -37,34 +39,34 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The engine takes requests."""
+    """The engine is ready."""
 
     config: EngineConfig
-    """With every automatic value decided."""
+    """Configuration with all automatic values resolved."""
     info: WorkerInfo
 
 
 class Answer(msgspec.Struct, frozen=True, tag=True):
-    """What became of a call."""
+    """Result of a call."""
 
     call: int
-    fault: Fault | None = None
+    fault: RemoteError | None = None
     found: list[bytes] = []
-    """What was asked for by `Call`."""
+    """Results of `Call`, one per rank."""
 
 
 class Started(msgspec.Struct, frozen=True, tag=True):
-    """The requests that the step which begins now is the first to compute."""
+    """Requests that the next step computes for the first time."""
 
     request_ids: list[str]
 
 
 class Outputs(msgspec.Struct, frozen=True, tag=True):
-    """What one step brought."""
+    """Outputs of one step."""
 
-    news: StepNews
+    step: StepOutputs
     stats: StepStats | None = None
 
 
 ToEngine = Add | Abort | Call | Stop
-FromEngine = Ready | Answer | Started | Outputs | Connected | Failed | Beat
+FromEngine = Ready | Answer | Started | Outputs | Connected | Failed | Heartbeat

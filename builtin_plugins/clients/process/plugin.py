@@ -1,4 +1,4 @@
-"""The engine as a process of its own, supervised."""
+"""The engine in its own, supervised process."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 from core.api import ConfigError, Entry, hookimpl
 
 if TYPE_CHECKING:
-    from core.api import Client, EngineConfig, Listener, Registry
+    from core.api import EngineConfig, Registry
+    from core.api.serving import Client, Listener
 
 
 @hookimpl
 def engine_clients() -> list[Entry]:
-    """Return the client; it is better than a thread, because requests survive the engine."""
+    """Return the client; preferred over a thread, because requests survive an engine crash."""
     summary = "the engine in a process of its own, restarted when it dies"
     return [
         Entry("process", "builtin_plugins.clients.process.plugin:supervised", summary, priority=10)
@@ -22,16 +23,15 @@ def engine_clients() -> list[Entry]:
 def supervised(config: EngineConfig, registry: Registry, listener: Listener) -> Client:
     """Start the process.
 
-    Raises `ConfigError` where the sockets are missing that it is spoken to through.
+    Raises `ConfigError` if pyzmq is missing.
     """
     try:
         from builtin_plugins.clients.process.supervised import (
             Supervised,
-        )  # lazy: sockets are not everywhere
+        )  # lazy: pyzmq is optional
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"an engine in a process of its own needs {error.name}, which is not installed: `pip "
-            "install pyzmq`, or "
-            "keep the engine in this process with --disable-frontend-multiprocessing."
+            f"an engine process needs {error.name}, which is not installed: `pip install pyzmq`, "
+            "or run the engine in this process with --disable-frontend-multiprocessing."
         ) from error
     return Supervised(config, registry, listener)

@@ -1,8 +1,7 @@
-"""The engine's own process: what the process that serves says goes to a client in a thread here,
-and back.
+"""The engine process: forwards messages of the API process to a thread client, and back.
 
-Where a parent keeps it, it outlives the process that serves, and goes on for the next one with
-empty hands: weights and cache stay, requests of the dead end.
+An engine preserved by the parent outlives the API process and serves the next one: weights and KV
+cache stay, requests of the dead server end.
 """
 
 from __future__ import annotations
@@ -25,25 +24,27 @@ from builtin_plugins.clients.process.messages import (
     Stop,
     ToEngine,
 )
-from core.api import Client, EngineDead, Listener, Registry, StepNews, StepStats
-from core.process.messages import BEAT_S, Beat, Connected, Fault, Start
-from core.process.spawn import TICK_S
+from core.api import EngineDead, Registry
+from core.api.execution import RemoteError, StepOutputs
+from core.api.processes import HEARTBEAT_S, TICK_S, Connected, Heartbeat, Start
+from core.api.serving import Client, Listener
+from core.api.telemetry import StepStats
 
 if TYPE_CHECKING:
-    from core.process.child import ParentChannel
+    from core.api.processes import ParentChannel
 
 log = logging.getLogger(__name__)
 
 
 def run(start: Start, registry: Registry, channel: ParentChannel) -> None:
-    """Run an engine until told to stop. Raises what it cannot start for, or dies of."""
+    """Run an engine until `Stop`. Raises the error of a failed start or of an engine death."""
     channel.expect(ToEngine)
     EngineProcess(start, registry, channel).run()
 
 
 class EngineProcess:
-    """Takes calls in the main thread and beats in another; the engine is loaded and steps in the
-    client's.
+    """Receives calls in the main thread and sends heartbeats in another; the engine runs in the
+    client's thread.
     """
 
     def __init__(self, start: Start, registry: Registry, channel: ParentChannel) -> None:
@@ -52,13 +53,13 @@ class EngineProcess:
         self._ended = threading.Event()
         self._error: BaseException | None = None
         self._open: set[str] = set()
-        """Requests that may run, for whoever comes after somebody who has died."""
+        """Open requests, to be aborted when the API process dies."""
         self._cleared: Future[Any] | None = None
-        """Done when those of the dead have ended."""
+        """Done when the requests of a dead server have ended."""
         listener = Listener(
             self._deliver,
             None if start.config.observability.disable_log_stats else self._observe,
-            died=self._died,
+            died=self._on_engine_death,
             started=lambda request_ids: channel.send(Started(request_ids)),
             stage=channel.stage,
         )
@@ -67,11 +68,11 @@ class EngineProcess:
         )
 
     def run(self) -> None:
-        """Serve calls until `Stop`, or until the engine dies."""
+        """Serve calls until `Stop` or an engine death."""
         try:
             self._running = self._client.wait()
             threading.Thread(target=self._beat, name="beat", daemon=True).start()
-            # what is here now lives as long as the engine; the collector need not look at it again
+            # objects created so far live as long as the engine; exclude them from collections
             gc.freeze()
             self._channel.stage("serving")
             self._channel.send(Ready(self._running.config, self._running.info))
@@ -84,10 +85,10 @@ class EngineProcess:
 
     def _listen(self) -> None:
         while not self._ended.is_set():
-            while not self._channel.words.empty():
-                self._change_sides(self._channel.words.get())
+            while not self._channel.input_lines.empty():
+                self._switch_server(self._channel.input_lines.get())
             if self._cleared is not None:
-                time.sleep(TICK_S)  # nobody speaks to us
+                time.sleep(TICK_S)  # not connected
                 continue
             message = self._channel.receive(TICK_S)
             if isinstance(message, Stop):
@@ -95,14 +96,14 @@ class EngineProcess:
             if message is not None:
                 self._take(message)
 
-    def _change_sides(self, folder: str) -> None:
-        """Let go of a process that serves and has died; or serve another one, which listens in a
-        folder.
+    def _switch_server(self, folder: str) -> None:
+        """Disconnect from a dead API process, and connect to the next one, which listens in
+        `folder`.
         """
         self._channel.close()
         if self._cleared is None:
             log.warning(
-                "the process that serves has died: its requests are ended, what is loaded stays"
+                "the API process has died: its requests are aborted, the model stays loaded"
             )
             self._cleared = self._client.abort(list(self._open))
             self._open.clear()
@@ -111,14 +112,14 @@ class EngineProcess:
         try:
             self._channel.reconnect(folder)
         except FileNotFoundError:
-            return  # whoever made it has died as well
+            return  # that server has died too
         self._channel.expect(Start)
         while self._channel.receive(TICK_S) is None:
-            if self._ended.is_set() or not self._channel.words.empty():
-                return  # we have died, or it has
+            if self._ended.is_set() or not self._channel.input_lines.empty():
+                return  # the engine or the server has died
         self._channel.send(Connected())
         self._channel.expect(ToEngine)
-        self._cleared.exception()  # beats tell meanwhile that we live
+        self._cleared.exception()  # heartbeats continue meanwhile
         self._cleared = None
         self._channel.send(Ready(self._running.config, self._running.info))
 
@@ -137,32 +138,34 @@ class EngineProcess:
     def _answer(self, message: Add | Abort | Call, future: Future[Any]) -> None:
         error = future.exception()
         if isinstance(error, EngineDead):
-            return  # our end is the answer: who takes requests has them still
+            return  # the process exit is the answer; the supervisor tracks the requests
         if error is not None and isinstance(message, Add):
             self._open.difference_update(request.request_id for request in message.requests)
         found = future.result() if isinstance(message, Call) and error is None else []
-        self._channel.send(Answer(message.call, None if error is None else Fault.of(error), found))
-        self._deliver(
-            StepNews()
-        )  # an abort that leaves nothing to do has numbers, and no step to bring them
+        self._channel.send(
+            Answer(
+                message.call, None if error is None else RemoteError.from_exception(error), found
+            )
+        )
+        self._deliver(StepOutputs())  # send the stats of an abort that leaves the engine idle
 
     def _observe(self, stats: StepStats) -> None:
         self._stats = stats
 
-    def _deliver(self, news: StepNews) -> None:
+    def _deliver(self, outputs: StepOutputs) -> None:
         stats = self._stats
         self._stats = None
-        for delta in news.deltas:
+        for delta in outputs.deltas:
             if delta.finish_reason is not None:
                 self._open.discard(delta.request_id)
-        if news or stats is not None:
-            self._channel.send(Outputs(news, stats))
+        if outputs or stats is not None:
+            self._channel.send(Outputs(outputs, stats))
 
-    def _died(self, error: BaseException) -> None:
+    def _on_engine_death(self, error: BaseException) -> None:
         self._error = error
         self._ended.set()
 
     def _beat(self) -> None:
-        while not self._ended.wait(BEAT_S):
+        while not self._ended.wait(HEARTBEAT_S):
             status = self._client.status()
-            self._channel.send(Beat(status.busy_s, status.beat_age_s))
+            self._channel.send(Heartbeat(status.busy_s, status.heartbeat_age_s))

@@ -1,1 +1,1 @@
-"""`engine bench`: how fast it is, measured so that the figures can be believed."""
+"""`engine bench`: benchmarks."""

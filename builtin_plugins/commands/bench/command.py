@@ -1,9 +1,9 @@
-"""The command and its subcommands."""
+"""`engine bench` and its subcommands."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from builtin_plugins.commands.bench.latency import Latency
 from builtin_plugins.commands.bench.serve import ServeLoad
@@ -16,13 +16,13 @@ from core.api import ConfigError
 if TYPE_CHECKING:
     import argparse
 
-    from core.api import Command
+    from core.api import Command, CommandContext
 
 
 class Bench:
-    """What is measured is chosen by the subcommand."""
+    """Dispatches to a benchmark."""
 
-    help = "Measure throughput, latency, serving, start-up or the engine's own step; sweep over settings."
+    help = "Benchmark throughput, latency, serving, startup or engine steps; sweep over settings."
     takes_engine_options = False
     subcommands: ClassVar[Mapping[str, type[Command]]] = {
         "throughput": Throughput,
@@ -36,6 +36,6 @@ class Bench:
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add nothing: all arguments belong to the subcommands."""
 
-    def run(self, context: Any) -> int:
-        """Refuse: without a subcommand there is nothing to measure."""
+    def run(self, context: CommandContext) -> int:
+        """Reject a call without a subcommand."""
         raise ConfigError(f"engine bench needs a subcommand: {', '.join(self.subcommands)}.")

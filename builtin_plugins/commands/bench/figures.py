@@ -1,4 +1,4 @@
-"""From answers with their times to figures under the names that dashboards know."""
+"""Metrics of a benchmark run, with vLLM's names."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Final
 
-from builtin_plugins.commands.bench.load import Run
-from builtin_plugins.commands.bench.openai_api import Outcome
+from builtin_plugins.commands.bench.openai_api import Outcome, Run
 from builtin_plugins.commands.bench.report import deviation, mean, percentile
 
 METRICS: Final[Mapping[str, str]] = {
@@ -19,7 +18,7 @@ METRICS: Final[Mapping[str, str]] = {
 
 
 def measurements(outcomes: Sequence[Outcome]) -> dict[str, list[float]]:
-    """Return the milliseconds of each metric; one value a request, between pieces one for each."""
+    """Return the milliseconds of each metric: one value per request, for `itl` one per gap."""
     return {
         "ttft": [1e3 * outcome.ttft_s for outcome in outcomes],
         "tpot": [1e3 * outcome.tpot_s for outcome in outcomes if outcome.tpot_s is not None],
@@ -31,7 +30,7 @@ def measurements(outcomes: Sequence[Outcome]) -> dict[str, list[float]]:
 def figures(
     run: Run, chosen: Sequence[str], percents: Sequence[float], goals: Mapping[str, float]
 ) -> dict[str, Any]:
-    """Return all figures of a run; failed requests count as such and in nothing else."""
+    """Return all metrics of a run; failed requests are only counted."""
     good = [outcome for outcome in run.outcomes if not outcome.error]
     values = measurements(good)
     duration = run.duration_s
@@ -65,7 +64,7 @@ def figures(
 
 
 def details(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Return what is known of every single request; times in seconds."""
+    """Return the raw data of every request; times in seconds."""
     return {
         "input_lens": [outcome.prompt_tokens for outcome in outcomes],
         "output_lens": [outcome.output_tokens for outcome in outcomes],
@@ -83,7 +82,9 @@ def _reaches(outcome: Outcome, goals: Mapping[str, float]) -> bool:
 
 
 def _peak_rate(outcomes: Sequence[Outcome]) -> int:
-    """Return the most tokens of any whole second; a request's are spread evenly over its pieces."""
+    """Return the maximum tokens in any whole second; a request's tokens are spread evenly over its
+    chunks.
+    """
     by_second: dict[int, float] = {}
     for outcome in outcomes:
         each = outcome.output_tokens / len(outcome.arrivals_s)
@@ -94,7 +95,7 @@ def _peak_rate(outcomes: Sequence[Outcome]) -> int:
 
 
 def _peak_open(outcomes: Sequence[Outcome]) -> int:
-    """Return how many requests were open at once."""
+    """Return the maximum number of open requests."""
 
     def changes() -> Iterator[tuple[float, int]]:
         for outcome in outcomes:

@@ -1,6 +1,7 @@
-"""A fresh process up to its first token: keywords of `LLM` come in as JSON, times go out.
+"""Child process of `bench startup`: starts an engine and generates one token.
 
-Times are those of the system's monotonic clock, which the process that started this one reads, too.
+Reads keywords of `LLM` as JSON from standard input; prints times of the system's monotonic clock,
+which the parent shares.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ import time
 
 
 def main() -> None:
-    """Start an engine, make one token, say when what was done."""
+    """Start an engine, generate one token, print the time of each stage."""
     times = {"interpreter": time.monotonic()}
     keywords = json.load(sys.stdin)
     import torch  # noqa: F401 - lazy: a stage of its own
 
-    from core import LLM, SamplingParams  # lazy: after what comes before it has been timed
+    from core import LLM, SamplingParams  # lazy: timed as a stage
 
     times["imports"] = time.monotonic()
     with LLM(**keywords) as llm:

@@ -1,7 +1,6 @@
-"""A lean HTTP/1.1 client for event streams: it must never be what is measured. Knows HTTP; knows no
-API.
+"""A fast HTTP/1.1 client for event streams, so that the client is not the bottleneck.
 
-Connections are kept and used again. Answers are parsed as they come, whole packets at a time.
+Reuses connections and parses answers packet by packet.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ Take = Callable[[bytes], None]
 
 
 class HttpError(Exception):
-    """The server answered with an error, or not as HTTP demands."""
+    """The server answered with an error status or violated HTTP."""
 
 
 class _NoAnswer(HttpError):
-    """Not a byte of an answer came."""
+    """The server closed the connection without an answer."""
 
 
 @dataclass(slots=True)
@@ -43,23 +42,23 @@ class _Head:
 
     @property
     def keeps(self) -> bool:
-        """Say whether the connection may be used again."""
+        """Return whether the connection is reusable."""
         return self.fields.get("connection", "").lower() != "close"
 
 
 class Dechunker:
-    """Undoes chunked transfer encoding, fed as bytes arrive."""
+    """Incremental decoder of chunked transfer encoding."""
 
     __slots__ = ("_buffer", "_left", "ended")
 
     def __init__(self) -> None:
         self._buffer = b""
         self._left = 0
-        """Bytes of the chunk under way, its line end included."""
+        """Remaining bytes of the current chunk, line end included."""
         self.ended = False
 
     def feed(self, data: bytes) -> bytes:
-        """Return the body bytes that are complete with this."""
+        """Return the body bytes that are complete so far."""
         buffer = self._buffer + data
         pieces = []
         at = 0
@@ -68,7 +67,7 @@ class Dechunker:
                 piece = buffer[at : at + self._left]
                 at += len(piece)
                 self._left -= len(piece)
-                # The last two bytes of a chunk are its line end, whichever packet they come in.
+                # The last two bytes of a chunk are its line end; they may be split over packets.
                 pieces.append(
                     piece[: len(piece) - max(0, 2 - self._left)] if self._left < 2 else piece
                 )
@@ -84,7 +83,7 @@ class Dechunker:
                 raise HttpError(f"not a chunk size: {buffer[at:line_end][:40]!r}") from error
             if size == 0:
                 if buffer.find(b"\r\n\r\n", at) < 0:
-                    break  # trailing fields, or the last line end, are to come
+                    break  # trailers or the final line end are missing
                 self.ended = True
                 break
             at = line_end + 2
@@ -94,13 +93,14 @@ class Dechunker:
 
 
 class HttpClient:
-    """Calls one server. Any number of calls may be under way."""
+    """Calls one server, with any number of concurrent calls."""
 
     def __init__(self, base_url: str, headers: Mapping[str, str], timeout_s: float) -> None:
         parts = urlsplit(base_url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(
-                f"--base-url {base_url!r} is no address; give one like http://127.0.0.1:8000."
+                f"--base-url {base_url!r} is invalid; expected an address such as "
+                "http://127.0.0.1:8000."
             )
         try:
             self.port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -125,7 +125,7 @@ class HttpClient:
         return b"".join(pieces)
 
     async def stream(self, path: str, body: bytes, take: Take) -> None:
-        """Post, and hand every event's data on as it comes.
+        """Post a request and pass each event's data to `take` as it arrives.
 
         Raises as `call`, and what `take` raises.
         """
@@ -134,7 +134,7 @@ class HttpClient:
         def split(piece: bytes) -> None:
             nonlocal rest
             if b"\r" in piece:
-                piece = piece.replace(b"\r", b"")  # some servers end lines so; JSON holds none
+                piece = piece.replace(b"\r", b"")  # some servers use CRLF; JSON contains no CR
             *events, rest = (rest + piece).split(b"\n\n")
             for event in events:
                 for line in event.split(b"\n"):
@@ -149,7 +149,8 @@ class HttpClient:
             self._idle.pop().writer.close()
 
     async def _exchange(self, method: str, path: str, body: bytes, take: Take) -> None:
-        head = f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._fields}Content-Length: {len(body)}\r\n\r\n"
+        request_line = f"{method} {self._prefix}{path} HTTP/1.1\r\n"
+        head = f"{request_line}{self._fields}Content-Length: {len(body)}\r\n\r\n"
         async with asyncio.timeout(self._timeout_s):
             while True:
                 connection = self._idle.pop() if self._idle else await self._connect()
@@ -161,7 +162,7 @@ class HttpClient:
                     keeps = answer.keeps
                 except _NoAnswer:
                     if connection.used:
-                        continue  # the server has closed a connection that was idle
+                        continue  # the server closed an idle connection
                     raise
                 finally:
                     if keeps:
@@ -181,19 +182,19 @@ async def _read_head(reader: asyncio.StreamReader) -> _Head:
     try:
         raw = await reader.readuntil(b"\r\n\r\n")
     except (ConnectionError, asyncio.IncompleteReadError) as error:
-        raise _NoAnswer("the server closed the connection without an answer.") from error
+        raise _NoAnswer("the server closed the connection without a response.") from error
     except asyncio.LimitOverrunError as error:
-        raise HttpError(f"the head of the answer is longer than {READ_BYTES} bytes.") from error
+        raise HttpError(f"the response head is longer than {READ_BYTES} bytes.") from error
     first, *lines = raw.decode("latin-1").split("\r\n")
     parts = first.split(" ", 2)
     if not first.startswith("HTTP/1.") or len(parts) < 2 or not parts[1].isdigit():
-        raise HttpError(f"not an HTTP answer: {first[:80]!r}")
+        raise HttpError(f"not an HTTP response: {first[:80]!r}")
     pairs = (line.partition(":") for line in lines if line)
     return _Head(int(parts[1]), {name.lower(): value.strip() for name, _, value in pairs})
 
 
 async def _read_answer(reader: asyncio.StreamReader, head: _Head, take: Take) -> None:
-    """Hand the body on, or raise it when it is that of an error."""
+    """Pass the body on; raise the body of an error answer."""
     if head.status == OK:
         await _read_body(reader, head, take)
         return
@@ -203,7 +204,7 @@ async def _read_answer(reader: asyncio.StreamReader, head: _Head, take: Take) ->
 
 
 async def _read_body(reader: asyncio.StreamReader, head: _Head, take: Take) -> None:
-    broken = HttpError("the connection broke off before the answer was complete.")
+    broken = HttpError("the connection was lost before the response was complete.")
     if head.fields.get("transfer-encoding", "").lower() == "chunked":
         chunks = Dechunker()
         while not chunks.ended:

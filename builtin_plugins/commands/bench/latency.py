@@ -1,4 +1,4 @@
-"""`engine bench latency`: one batch at a time in this process, and how long it takes."""
+"""`engine bench latency`: the time of one batch at a time, in this process."""
 
 from __future__ import annotations
 
@@ -34,12 +34,13 @@ if TYPE_CHECKING:
     import argparse
 
     from core import LLM
+    from core.api import CommandContext
 
 
 class Latency:
-    """Every batch has prompts of its own, so that the prefix cache helps none."""
+    """Latency benchmark; every batch has new prompts, so the prefix cache has no effect."""
 
-    help = "Run one batch at a time in this process; seconds a batch."
+    help = "Measure the latency of one batch at a time in this process."
     takes_engine_options = True
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -59,7 +60,7 @@ class Latency:
         add_sampling(parser)
         add_output(parser)
 
-    def run(self, context: Any) -> int:
+    def run(self, context: CommandContext) -> int:
         """Measure and report."""
         args = context.args
         check_counts(

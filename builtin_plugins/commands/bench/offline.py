@@ -1,4 +1,4 @@
-"""What the benchmarks share that run an engine in this process."""
+"""Shared code of the benchmarks that run an engine in this process."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from core.api import ConfigError, EngineError, RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
     from core import LLM
+    from core.api import CommandContext
 
 COMMON_IDS = 1000
-"""Ids that every vocabulary has, where it is not known."""
+"""Vocabulary size to use if it is unknown."""
 
 
-def open_engine(context: Any) -> LLM:
-    """Start the engine the command line describes."""
-    from core import (
-        LLM,
-    )  # lazy: torch is slow to import, and what can be checked without it has been
+def open_engine(context: CommandContext) -> LLM:
+    """Start the engine of the command line."""
+    # lazy: torch is slow to import
+    from core import LLM
 
     return LLM.from_config(context.config, context.registry)
 
 
 def units_of(llm: LLM) -> TokenIds:
-    """Return what random prompts for this engine are made of."""
+    """Return the source of random prompts for this engine."""
     tokenizer = llm.get_tokenizer()
     return TokenIds(COMMON_IDS if tokenizer is None else tokenizer.vocab_size, tokenizer)
 
 
 def check_lengths(llm: LLM, samples: Sequence[Sample]) -> None:
-    """Raise `ConfigError` when a request is longer than the context."""
+    """Raise `ConfigError` if a request exceeds the context length."""
     context = llm.config.model.max_model_len or 0
     longest = max(samples, key=lambda sample: (sample.prompt_tokens or 0) + sample.output_tokens)
     tokens = (longest.prompt_tokens or 0) + longest.output_tokens
@@ -39,13 +39,13 @@ def check_lengths(llm: LLM, samples: Sequence[Sample]) -> None:
         raise ConfigError(
             f"{longest.prompt_tokens} prompt tokens and {longest.output_tokens} to generate are "
             "more than the context "
-            f"of {context}. Ask for less (--input-len, --output-len), or raise --max-model-len if "
+            f"of {context}. Use less (--input-len, --output-len), or raise --max-model-len if "
             "the model allows it."
         )
 
 
 def sampling(args: Any, output_tokens: int) -> SamplingParams:
-    """Return parameters that generate exactly this many tokens."""
+    """Return parameters that generate exactly `output_tokens`."""
     return SamplingParams(
         n=args.n,
         temperature=args.temperature,
@@ -56,20 +56,18 @@ def sampling(args: Any, output_tokens: int) -> SamplingParams:
 
 
 def add_sampling(parser: Any) -> None:
-    """Add how tokens are chosen."""
+    """Add the sampling flags."""
     parser.add_argument(
         "--n", type=int, default=1, metavar="N", help="sequences for each prompt (default: 1)"
     )
     parser.add_argument(
         "--temperature", type=float, default=1.0, metavar="T", help="0: greedy (default: 1)"
     )
-    parser.add_argument(
-        "--disable-detokenize", action="store_true", help="do not turn tokens into text"
-    )
+    parser.add_argument("--disable-detokenize", action="store_true", help="disable detokenization")
 
 
 def refuse_failures(outputs: Sequence[RequestOutput]) -> None:
-    """Raise when a request failed: figures of a run in which not all was computed mean nothing."""
+    """Raise if a request failed: the metrics would be meaningless."""
     failed = [output.error for output in outputs if output.error]
     if failed:
         raise EngineError(
@@ -82,8 +80,8 @@ def generated(outputs: Sequence[RequestOutput]) -> int:
     return sum(len(completion.token_ids) for output in outputs for completion in output.outputs)
 
 
-def guessed(outputs: Sequence[RequestOutput]) -> tuple[int, int]:
-    """Return the steps of requests in which tokens were guessed, and the guesses that held."""
+def draft_counts(outputs: Sequence[RequestOutput]) -> tuple[int, int]:
+    """Return the number of drafts and of accepted draft tokens."""
     names = ("spec_decode_num_drafts", "spec_decode_num_accepted_tokens")
     drafts, accepted = (
         int(sum(output.counts.get(name, 0) for output in outputs)) for name in names

@@ -1,11 +1,15 @@
-"""One streamed request to an OpenAI-compatible server, and when each piece of the answer came."""
+"""Streamed requests to an OpenAI-compatible server with arrival times of the chunks."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from random import Random
 from typing import Any, Final
 
 import msgspec
@@ -48,11 +52,11 @@ _decode: Final = msgspec.json.Decoder(_Event).decode
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of one request. Times are seconds; `start_s` counts from the start of the run."""
+    """Result of one request. Times in seconds; `start_s` is relative to the start of the run."""
 
     start_s: float
     arrivals_s: list[float] = field(default_factory=list)
-    """When each piece came, of the clock `time.perf_counter`; those without text left out."""
+    """Arrival times of the chunks with text (`time.perf_counter`)."""
     prompt_tokens: int = 0
     output_tokens: int = 0
     text: str = ""
@@ -61,23 +65,23 @@ class Outcome:
 
     @property
     def ttft_s(self) -> float:
-        """Time to the first piece."""
+        """Time to the first chunk."""
         return self.arrivals_s[0] - self.sent_s if self.arrivals_s else 0.0
 
     @property
     def e2e_s(self) -> float:
-        """Time to the last piece."""
+        """Time to the last chunk."""
         return self.arrivals_s[-1] - self.sent_s if self.arrivals_s else 0.0
 
     @property
     def gaps_s(self) -> list[float]:
-        """Times between pieces."""
+        """Times between chunks."""
         times = self.arrivals_s
         return [after - before for before, after in pairwise(times)]
 
     @property
     def tpot_s(self) -> float | None:
-        """Time for each token after the first; None where there is none."""
+        """Time per output token after the first; None for a single token."""
         return (
             (self.e2e_s - self.ttft_s) / (self.output_tokens - 1)
             if self.output_tokens > 1
@@ -87,7 +91,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """How requests are put."""
+    """Request format and destination."""
 
     client: HttpClient
     backend: str
@@ -97,7 +101,7 @@ class Api:
     """Fields added to every request."""
 
     def body(self, sample: Sample) -> bytes:
-        """Return the request."""
+        """Return the request body."""
         fields: dict[str, Any] = {
             "model": self.model,
             "max_tokens": sample.output_tokens,
@@ -110,8 +114,8 @@ class Api:
             fields["prompt"] = sample.prompt
         return msgspec.json.encode(fields | dict(self.extra))
 
-    async def ask(self, sample: Sample, began_s: float, *, keep_text: bool = False) -> Outcome:
-        """Send a request and follow the answer to its end; what goes wrong is in the outcome."""
+    async def send(self, sample: Sample, began_s: float, *, keep_text: bool = False) -> Outcome:
+        """Send a request and read its answer; errors are stored in the outcome."""
         body = self.body(sample)
         outcome = Outcome(0.0, prompt_tokens=sample.prompt_tokens or 0)
         arrivals = outcome.arrivals_s
@@ -151,12 +155,67 @@ class Api:
             outcome.error = str(error) or type(error).__name__
         else:
             if not ended and usage is None:
-                outcome.error = "the stream ended without its end mark"
+                outcome.error = "the stream ended without [DONE]"
             elif not arrivals:
-                outcome.error = "no text came"
+                outcome.error = "no text received"
         outcome.text = "".join(pieces)
         if usage is not None:
             outcome.prompt_tokens = usage.prompt_tokens or outcome.prompt_tokens
         known = None if usage is None else usage.completion_tokens
         outcome.output_tokens = len(arrivals) if known is None else known
         return outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Results of a run."""
+
+    outcomes: list[Outcome]
+    duration_s: float
+    client_cpu_s: float
+    """CPU time of this process during the run."""
+
+
+def arrival_times(count: int, rate: float, burstiness: float, rng: Random) -> list[float]:
+    """Return the arrival times in seconds from the start.
+
+    Gaps follow a gamma distribution with mean 1/rate; burstiness 1 is a Poisson process, less is
+    burstier. An infinite rate sends all at once.
+    """
+    if math.isinf(rate):
+        return [0.0] * count
+    times = []
+    at = 0.0
+    for _ in range(count):
+        times.append(at)
+        at += rng.gammavariate(burstiness, 1 / (rate * burstiness))
+    return times
+
+
+async def run_load(
+    api: Api,
+    samples: Sequence[Sample],
+    due_s: Sequence[float],
+    *,
+    max_concurrency: int | None,
+    keep_text: bool,
+    done: Callable[[], None],
+) -> Run:
+    """Send every request at its time, limited by `max_concurrency`; wait for all answers."""
+    seats = (
+        contextlib.nullcontext() if max_concurrency is None else asyncio.Semaphore(max_concurrency)
+    )
+    cpu_s = time.process_time()
+    began_s = time.perf_counter()
+
+    async def one(sample: Sample, due: float) -> Outcome:
+        await asyncio.sleep(began_s + due - time.perf_counter())
+        async with seats:
+            outcome = await api.send(sample, began_s, keep_text=keep_text)
+        done()
+        return outcome
+
+    outcomes = await asyncio.gather(
+        *(one(sample, due) for sample, due in zip(samples, due_s, strict=True))
+    )
+    return Run(list(outcomes), time.perf_counter() - began_s, time.process_time() - cpu_s)

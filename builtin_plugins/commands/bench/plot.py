@@ -1,4 +1,4 @@
-"""Pictures of results. Matplotlib is an optional extra, asked for only when a picture is."""
+"""Plots of results with matplotlib, an optional dependency."""
 
 from __future__ import annotations
 
@@ -17,20 +17,18 @@ COLOURS: Final = ("#3b6fb6", "#e0803a", "#4d9a5b", "#a04d8f", "#8a8a8a")
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Values over x, each the mean of several runs."""
+    """Mean values over x."""
 
     x: Sequence[float]
     y: Sequence[float]
     apart: Sequence[float]
-    """Standard deviation of the runs that a value is of."""
+    """Standard deviation of the runs at each x."""
 
 
 def check_plot(file: str) -> None:
-    """Raise `ConfigError` when no picture could be written."""
+    """Raise `ConfigError` if the plot could not be written."""
     if Path(file).suffix.lower() not in SUFFIXES:
-        raise ConfigError(
-            f"--plot {file}: the ending says what is drawn; use {', '.join(SUFFIXES)}."
-        )
+        raise ConfigError(f"--plot {file}: unknown file type; use {', '.join(SUFFIXES)}.")
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError(
             "--plot needs matplotlib, which is not installed: `pip install core[bench]`."
@@ -40,7 +38,7 @@ def check_plot(file: str) -> None:
 def plot_distributions(
     file: str, title: str, panels: Mapping[str, Sequence[float]], unit: str
 ) -> None:
-    """Draw, for each name, the share of values up to x, with median and 99th percentile marked."""
+    """Draw cumulative distributions, with median and 99th percentile marked."""
     figure, (axes,) = _figure(title, len(panels))
     for axis, colour, (name, values) in zip(axes, COLOURS, panels.items(), strict=False):
         ordered = sorted(values)
@@ -71,7 +69,7 @@ def plot_distributions(
 
 
 def plot_bars(file: str, title: str, unit: str, bars: Mapping[str, Mapping[str, float]]) -> None:
-    """Draw one horizontal bar for each name, made of its parts."""
+    """Draw one horizontal stacked bar per name."""
     figure, ((axis,),) = _figure(title, 1, height=1.4 + 0.5 * len(bars))
     parts = list(dict.fromkeys(part for values in bars.values() for part in values))
     names = list(bars)
@@ -103,7 +101,7 @@ def plot_lines(
     panels: Mapping[str, Mapping[str, Sequence[float]]],
     xlabel: str,
 ) -> None:
-    """Draw lines over x, both axes logarithmic, one panel for each quantity."""
+    """Draw lines over x, both axes logarithmic, one panel per quantity."""
     figure, (axes,) = _figure(title, len(panels))
     for axis, (name, lines) in zip(axes, panels.items(), strict=True):
         for colour, (label, values) in zip(COLOURS, lines.items(), strict=False):
@@ -126,9 +124,7 @@ def plot_grid(
     *,
     bars: bool,
 ) -> None:
-    """Draw rows of panels, each with a title and curves by label; `names` and `scales` are those of
-    x and y.
-    """
+    """Draw a grid of panels with titled curves; `names` and `scales` are those of x and y."""
     figure, axes = _figure(
         title, max(len(row) for row in grid), height=3.4 * len(grid), rows=len(grid)
     )
@@ -161,7 +157,7 @@ def plot_frontier(
     best: Sequence[tuple[float, float, str]],
     names: tuple[str, str],
 ) -> None:
-    """Draw points, and a line through the best of them, which are labelled."""
+    """Draw points and the labelled frontier line."""
     figure, ((axis,),) = _figure("", 1, height=4.6, rows=1)
     axis.plot(
         [x for x, _, _ in points], [y for _, y, _ in points], "o", color=COLOURS[4], markersize=4
@@ -181,8 +177,8 @@ def _figures(value: float) -> str:
 
 
 def _figure(title: str, panels: int, height: float = 3.4, rows: int = 1) -> tuple[Any, Any]:
-    """Return a figure and its axes, by row."""
-    # lazy: optional extra, imported by name so that types can be checked without it
+    """Return a figure and its axes by row."""
+    # lazy: optional; by name, so that type checking works without it
     figure = importlib.import_module("matplotlib.figure").Figure(
         figsize=(max(6.4, 3.6 * panels), height), layout="constrained"
     )

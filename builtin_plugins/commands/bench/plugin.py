@@ -1,13 +1,11 @@
-"""`engine bench`: throughput, latency, serving, start-up, and what the engine itself costs in a
-step.
-"""
+"""`engine bench`: the command."""
 
 from core.api import Entry, hookimpl
 
 
 @hookimpl
 def engine_commands() -> list[Entry]:
-    """Give the command."""
+    """Return the command."""
     return [
         Entry(
             "bench",

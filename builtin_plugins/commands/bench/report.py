@@ -1,6 +1,4 @@
-"""What every benchmark reports with: statistics, tables for people, JSON for programs, a bar while
-it runs.
-"""
+"""Reporting of all benchmarks: statistics, tables, JSON and progress bars."""
 
 from __future__ import annotations
 
@@ -22,30 +20,28 @@ if TYPE_CHECKING:
 
 PERCENTILES: Final = (10.0, 25.0, 50.0, 75.0, 90.0, 99.0)
 BUSY: Final = 0.5
-"""Load per core at the start above which a run says that others were at work."""
+"""Load per core at the start above which a warning is printed."""
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
-    """Add where the figures go besides the terminal."""
-    parser.add_argument("--output-json", metavar="FILE", help="write every figure as JSON")
+    """Add the output flags."""
+    parser.add_argument("--output-json", metavar="FILE", help="write all figures as JSON")
     parser.add_argument(
         "--plot", metavar="FILE", help="draw the figures: .png, .svg or .pdf (needs matplotlib)"
     )
 
 
 def check_output(args: argparse.Namespace) -> None:
-    """Say now what would keep the figures from being written, not after they were measured."""
+    """Fail early if results could not be written."""
     for flag, file in (("--output-json", args.output_json), ("--plot", args.plot)):
         if file is not None and not Path(file).resolve().parent.is_dir():
-            raise ConfigError(f"{flag} {file}: the folder does not exist; make it first.")
+            raise ConfigError(f"{flag} {file}: the folder does not exist.")
     if args.plot is not None:
         check_plot(args.plot)
 
 
 def check_counts(args: argparse.Namespace, **lows: int) -> None:
-    """Raise `ConfigError` for a number that is too small; `lows` are the smallest that work, by
-    argument.
-    """
+    """Raise `ConfigError` for a number below its minimum; `lows` are the minimums by argument."""
     for name, low in lows.items():
         value = getattr(args, name)
         if value is not None and value < low:
@@ -55,33 +51,33 @@ def check_counts(args: argparse.Namespace, **lows: int) -> None:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Return a percentile, linear between the two nearest values; 0 of nothing."""
+    """Return a percentile with linear interpolation; 0 for no values."""
     if not values:
         return 0.0
     ordered = sorted(values)
-    place = (len(ordered) - 1) * percent / 100
-    low = int(place)
+    position = (len(ordered) - 1) * percent / 100
+    low = int(position)
     high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
 
 
 def mean(values: Sequence[float]) -> float:
-    """Return the mean; 0 of nothing."""
+    """Return the mean; 0 for no values."""
     return statistics.fmean(values) if values else 0.0
 
 
 def deviation(values: Sequence[float]) -> float:
-    """Return the standard deviation of all values; 0 of nothing."""
+    """Return the population standard deviation; 0 for no values."""
     return statistics.pstdev(values) if values else 0.0
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
-    """Return the usual percentiles, by their names in JSON."""
+    """Return the default percentiles by their JSON names."""
     return {f"{percent:g}": percentile(values, percent) for percent in PERCENTILES}
 
 
 def conditions() -> dict[str, Any]:
-    """Return when and where it was measured; call it before the work starts."""
+    """Return date, machine and load; call it before the measurement."""
     return {
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "engine": core.__version__,
@@ -95,12 +91,12 @@ def conditions() -> dict[str, Any]:
 
 
 def seconds(value_s: float) -> str:
-    """Return a time as people read it."""
+    """Return a formatted time."""
     return f"{value_s:.3f} s" if value_s >= 1 else f"{1e3 * value_s:.2f} ms"
 
 
 def print_table(title: str, rows: Iterable[tuple[str, str]]) -> None:
-    """Print names and figures in two columns."""
+    """Print names and values in two columns."""
     listed = list(rows)
     width = max(len(name) for name, _ in listed)
     print(title)
@@ -109,7 +105,7 @@ def print_table(title: str, rows: Iterable[tuple[str, str]]) -> None:
 
 
 def print_columns(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table with heads, figures to the right."""
+    """Print a table with right-aligned values."""
     listed = [list(heads), *map(list, rows)]
     widths = [max(len(row[i]) for row in listed) for i in range(len(heads))]
     for row in listed:
@@ -117,24 +113,24 @@ def print_columns(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def warn_if_busy(where: Mapping[str, Any]) -> None:
-    """Say that figures may be worse than the engine is, when others were at work."""
+    """Print a warning if the machine was busy at the start."""
     load = where["load_average"]
     cpus = where["cpus"]
     if load is not None and cpus and load > BUSY * cpus:
         print(
-            f"Others were at work when this began: load {load:.1f} on {cpus} cores. Measure again "
-            "when it is quiet."
+            f"The machine was busy at the start: load {load:.1f} on {cpus} cores. "
+            "Repeat on an idle machine."
         )
 
 
 def write_json(file: str | None, result: Mapping[str, Any]) -> None:
-    """Write a result, where that was asked for."""
+    """Write a result if a file was given."""
     if file is not None:
         Path(file).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
 def bar(total: int, what: str, unit: str) -> Any:
-    """Return a progress bar on standard error; silent where that is no terminal."""
-    from tqdm import tqdm  # lazy: help needs no bar
+    """Return a progress bar on standard error; silent if that is no terminal."""
+    from tqdm import tqdm  # lazy: not needed for --help
 
     return tqdm(total=total, desc=what, unit=unit, dynamic_ncols=True, disable=None)

@@ -1,4 +1,4 @@
-"""`engine bench serve`: requests over HTTP to a running server, and how long the answers take."""
+"""`engine bench serve`: load test of a running server over HTTP."""
 
 from __future__ import annotations
 
@@ -16,9 +16,21 @@ import msgspec
 
 from builtin_plugins.commands.bench.figures import METRICS, details, figures, measurements
 from builtin_plugins.commands.bench.http_stream import HttpClient, HttpError
-from builtin_plugins.commands.bench.load import Run, arrival_times, run_load
-from builtin_plugins.commands.bench.openai_api import ENDPOINTS, Api, Outcome
+from builtin_plugins.commands.bench.openai_api import (
+    ENDPOINTS,
+    Api,
+    Outcome,
+    Run,
+    arrival_times,
+    run_load,
+)
 from builtin_plugins.commands.bench.plot import plot_distributions
+from builtin_plugins.commands.bench.prompt_source import (
+    PromptSource,
+    Tokens,
+    Words,
+    tokens_from_file,
+)
 from builtin_plugins.commands.bench.report import (
     add_output,
     bar,
@@ -30,39 +42,38 @@ from builtin_plugins.commands.bench.report import (
     warn_if_busy,
     write_json,
 )
-from builtin_plugins.commands.bench.units import Tokens, Units, Words, tokens_from_file
 from builtin_plugins.commands.bench.workload import Sample, add_dataset, check_dataset, make_samples
 from core.api import ConfigError, EngineError
-from core.config.env import read_environment
+from core.api.config import read_environment
 
 if TYPE_CHECKING:
     import argparse
 
+    from core.api import CommandContext
+
 POLL_S: Final = 0.5
 BUSY_CLIENT: Final = 0.8
-"""Share of a core from which on this process may be what is measured."""
-SHOWN_ERRORS: Final = 3
+"""Share of a core above which this client may be the bottleneck."""
+MAX_ERRORS: Final = 3
 GOALS: Final = ("ttft", "tpot", "e2el")
 
 
 class ServeLoad:
-    """A client of any OpenAI-compatible server; it takes no engine options, because the engine is
-    elsewhere.
-    """
+    """Client of any OpenAI-compatible server; it has no engine options."""
 
-    help = "Send requests to a running server; times to first token, between tokens, throughput."
+    help = "Measure latency and throughput of a running server."
     takes_engine_options = False
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add where the server is, how fast it is asked, and what is reported."""
+        """Add server, load, dataset and report flags."""
         _add_server(parser)
         _add_load(parser)
         add_dataset(parser, num_prompts=100)
         _add_report(parser)
         add_output(parser)
 
-    def run(self, context: Any) -> int:
-        """Measure and report; 1 when every request failed."""
+    def run(self, context: CommandContext) -> int:
+        """Measure and report; return 1 if every request failed."""
         args = context.args
         _check(args)
         goals = _goals(args.goodput)
@@ -110,10 +121,10 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
         help="completions or chat (default: openai)",
     )
     add("--base-url", metavar="URL", help="address without path, such as http://127.0.0.1:8000")
-    add("--host", default="127.0.0.1", help="where no --base-url is given (default: 127.0.0.1)")
-    add("--port", type=int, default=8000, metavar="N", help="likewise (default: 8000)")
+    add("--host", default="127.0.0.1", help="without --base-url (default: 127.0.0.1)")
+    add("--port", type=int, default=8000, metavar="N", help="with --host (default: 8000)")
     add("--endpoint", metavar="PATH", help="default: /v1/completions or /v1/chat/completions")
-    add("--model", metavar="NAME", help="default: the first the server lists")
+    add("--model", metavar="NAME", help="default: the first model that the server lists")
     add(
         "--tokenizer",
         metavar="NAME",
@@ -126,12 +137,14 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
         help="fields added to every request; temperature is 0 unless set here",
     )
     add(
-        "--no-ignore-eos", action="store_true", help="let the model end answers before --output-len"
+        "--no-ignore-eos",
+        action="store_true",
+        help="let end tokens end outputs before --output-len",
     )
 
 
 def _add_load(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("how it is asked").add_argument
+    add = parser.add_argument_group("load").add_argument
     add(
         "--request-rate",
         type=float,
@@ -144,13 +157,13 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=1.0,
         metavar="B",
-        help="1: Poisson, less: in bursts (default: 1)",
+        help="1: Poisson; below 1: bursts (default: 1)",
     )
     add(
         "--max-concurrency",
         type=int,
         metavar="N",
-        help="most requests open at once (default: no limit)",
+        help="maximum open requests (default: no limit)",
     )
     add(
         "--num-warmups",
@@ -159,60 +172,67 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="requests before the measured ones (default: 1)",
     )
-    add("--seed", type=int, default=0, metavar="N", help="of prompts and arrivals (default: 0)")
+    add(
+        "--seed", type=int, default=0, metavar="N", help="seed of prompts and arrivals (default: 0)"
+    )
     add(
         "--ready-check-timeout-sec",
         type=float,
         default=0,
         metavar="S",
-        help="how long to wait for a server to come up (default: 0, it must be there)",
+        help="seconds to wait for the server (default: 0)",
     )
     add(
         "--request-timeout-sec",
         type=float,
         default=3600,
         metavar="S",
-        help="longest request (default: 3600)",
+        help="timeout of a request (default: 3600)",
     )
 
 
 def _add_report(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("what is reported").add_argument
+    add = parser.add_argument_group("metrics to report").add_argument
     names = ",".join(METRICS)
     add(
         "--percentile-metrics",
         default=names,
         metavar="NAMES",
-        help=f"which times (default: {names})",
+        help=f"metrics with percentiles (default: {names})",
     )
     add(
         "--metric-percentiles",
         default="90,99",
         metavar="P,P",
-        help="which percentiles (default: 90,99)",
+        help="percentiles (default: 90,99)",
     )
-    goal = "METRIC:MS: count requests that reach all of these, such as ttft:300 tpot:30"
+    goal = "METRIC:MS: count requests within all bounds, such as ttft:300 tpot:30"
     add("--goodput", nargs="+", default=[], metavar="GOAL", help=goal)
     add(
         "--save-result",
         action="store_true",
-        help="write the JSON under a name made of date and settings",
+        help="save the JSON with date and settings as name",
     )
     add(
         "--save-detailed",
         action="store_true",
-        help="likewise, with times and texts of every request",
+        help="also save times and texts of every request",
     )
-    add("--result-dir", default=".", metavar="DIR", help="for these files (default: here)")
-    add("--result-filename", metavar="NAME", help="instead of the made name")
-    add("--metadata", nargs="+", default=[], metavar="KEY=VALUE", help="written into the result")
+    add(
+        "--result-dir",
+        default=".",
+        metavar="DIR",
+        help="folder of saved results (default: current folder)",
+    )
+    add("--result-filename", metavar="NAME", help="name of the saved file")
+    add("--metadata", nargs="+", default=[], metavar="KEY=VALUE", help="added to the result")
 
 
 def _check(args: argparse.Namespace) -> None:
     check_counts(args, num_prompts=1, input_len=1, num_warmups=0, max_concurrency=1)
     for flag, value in (("request-rate", args.request_rate), ("burstiness", args.burstiness)):
         if not value > 0:
-            raise ConfigError(f"--{flag} {value:g} cannot work; give a number greater than 0.")
+            raise ConfigError(f"--{flag} {value:g} is invalid; expected a number greater than 0.")
     for name in args.percentile_metrics.split(","):
         if name not in METRICS:
             raise ConfigError(
@@ -281,9 +301,10 @@ async def _measure(args: argparse.Namespace, extra: Mapping[str, Any]) -> tuple[
         )
         endpoint = args.endpoint or ENDPOINTS[args.backend]
         api = Api(client, args.backend, endpoint, model, fixed | dict(extra))
-        units, rng = await _units(args, client, model), Random(args.seed)
-        # Calls of the server's tokenizer wait for it, so they must not be in the loop that it is
-        # called from.
+        units = await _units(args, client, model)
+        rng = Random(args.seed)
+        # Tokenizer calls block, so they must not run in the event loop that
+        # executes them.
         samples = await asyncio.to_thread(make_samples, args, units, rng)
         await _warm_up(api, samples, args, url)
         due_s = arrival_times(len(samples), args.request_rate, args.burstiness, rng)
@@ -301,12 +322,12 @@ async def _measure(args: argparse.Namespace, extra: Mapping[str, Any]) -> tuple[
     return run, api
 
 
-async def _find_model(client: HttpClient, url: str, patience_s: float) -> str:
-    """Return the first model of the server, waiting for it to come up.
+async def _find_model(client: HttpClient, url: str, timeout_s: float) -> str:
+    """Return the first model of the server; waits for the server.
 
-    Raises `EngineError` when it does not.
+    Raises `EngineError` on a timeout.
     """
-    until_s = time.monotonic() + patience_s
+    until_s = time.monotonic() + timeout_s
     while True:
         try:
             answer = json.loads(await client.call("GET", "/v1/models"))
@@ -314,12 +335,12 @@ async def _find_model(client: HttpClient, url: str, patience_s: float) -> str:
         except HttpError as error:
             raise EngineError(f"{url}/v1/models: {error} Name the model with --model.") from error
         except (ValueError, LookupError, TypeError) as error:
-            raise EngineError(f"{url}/v1/models lists no model; name one with --model.") from error
+            raise EngineError(f"{url}/v1/models lists no model. Set --model.") from error
         except OSError as error:
             if time.monotonic() < until_s:
                 await asyncio.sleep(POLL_S)
                 continue
-            waited = f" for {patience_s:g} s" if patience_s else ""
+            waited = f" for {timeout_s:g} s" if timeout_s else ""
             raise EngineError(
                 f"nothing answers at {url}{waited}: {error.strerror or error}. Start a server with "
                 "`engine serve "
@@ -330,8 +351,8 @@ async def _find_model(client: HttpClient, url: str, patience_s: float) -> str:
             return name
 
 
-async def _units(args: argparse.Namespace, client: HttpClient, model: str) -> Units:
-    """Return what prompts are made of: exact tokens where a tokenizer can be asked."""
+async def _units(args: argparse.Namespace, client: HttpClient, model: str) -> PromptSource:
+    """Return the source of random prompts: exact tokens if a tokenizer is available."""
     as_text = args.backend == "openai-chat"
     if args.tokenizer is not None:
         return tokens_from_file(args.tokenizer, as_text=as_text)
@@ -355,8 +376,8 @@ async def _units(args: argparse.Namespace, client: HttpClient, model: str) -> Un
         await asyncio.to_thread(encode, "word")
     except (HttpError, OSError, ValueError, LookupError, TypeError):
         print(
-            "This server has no /tokenize: prompts are as many words as tokens were asked for (or "
-            "give --tokenizer)."
+            "This server has no /tokenize: prompts have one word per requested token. "
+            "Set --tokenizer for exact lengths."
         )
         return Words()
     return Tokens(encode, decode, as_text=as_text)
@@ -365,10 +386,10 @@ async def _units(args: argparse.Namespace, client: HttpClient, model: str) -> Un
 async def _warm_up(api: Api, samples: list[Sample], args: argparse.Namespace, url: str) -> None:
     """Send a few short requests.
 
-    Raises `EngineError` with the server's reason when the first already fails.
+    Raises `EngineError` with the server's message if one fails.
     """
     for sample in samples[: args.num_warmups]:
-        outcome = await api.ask(replace(sample, output_tokens=min(8, sample.output_tokens)), 0.0)
+        outcome = await api.send(replace(sample, output_tokens=min(8, sample.output_tokens)), 0.0)
         if outcome.error:
             raise EngineError(f"the first request to {url}{api.endpoint} failed: {outcome.error}")
 
@@ -383,29 +404,26 @@ def _show(result: Mapping[str, Any], chosen: list[str], percents: list[float], r
         ("requests a second", f"{result['request_throughput']:.2f}"),
         ("generated tokens a second", f"{result['output_throughput']:,.1f}"),
         ("tokens a second, prompts included", f"{result['total_token_throughput']:,.1f}"),
-        ("most generated tokens in a second", f"{result['max_output_tokens_per_s']:,.0f}"),
-        ("most requests open at once", f"{result['max_concurrent_requests']:,}"),
-        ("this client's use of a core", f"{result['client_cpu_share']:.0%}"),
+        ("peak generated tokens per second", f"{result['max_output_tokens_per_s']:,.0f}"),
+        ("peak open requests", f"{result['max_concurrent_requests']:,}"),
+        ("CPU use of this client", f"{result['client_cpu_share']:.0%}"),
     ]
     if result["request_goodput"] is not None:
-        rows.insert(6, ("of these within the goals", f"{result['request_goodput']:.2f}"))
+        rows.insert(6, ("requests within the goals", f"{result['request_goodput']:.2f}"))
     print_table(f"Serving of {result['model_id']}", rows)
     for name in chosen:
-        shown = ("mean", "median", *(f"p{percent:g}" for percent in percents))
-        figures_of = ((kind, f"{result[f'{kind}_{name}_ms']:.2f} ms") for kind in shown)
+        columns = ("mean", "median", *(f"p{percent:g}" for percent in percents))
+        figures_of = ((kind, f"{result[f'{kind}_{name}_ms']:.2f} ms") for kind in columns)
         print_table(f"{METRICS[name]} ({name})", figures_of)
     _warn(result, run.outcomes)
 
 
 def _warn(result: Mapping[str, Any], outcomes: list[Outcome]) -> None:
     errors = list(dict.fromkeys(outcome.error for outcome in outcomes if outcome.error))
-    for error in errors[:SHOWN_ERRORS]:
+    for error in errors[:MAX_ERRORS]:
         print(f"Failed: {error}")
     if result["client_cpu_share"] > BUSY_CLIENT:
-        print(
-            "This client was busy most of the time and may be what was measured: ask less of it, "
-            "or run several."
-        )
+        print("This client was busy and may be the bottleneck: reduce the load, or run several.")
     warn_if_busy(result["conditions"])
 
 
@@ -414,7 +432,8 @@ def _save(args: argparse.Namespace, result: Mapping[str, Any]) -> Path:
     if name is None:
         limit = "" if args.max_concurrency is None else f"-concurrency{args.max_concurrency}"
         model = Path(result["model_id"]).name.replace(":", "")
-        name = f"{args.backend}-{args.request_rate:g}qps{limit}-{model}-{time.strftime('%Y%m%d-%H%M%S')}.json"
+        date = time.strftime("%Y%m%d-%H%M%S")
+        name = f"{args.backend}-{args.request_rate:g}qps{limit}-{model}-{date}.json"
     path: Path = Path(args.result_dir) / name
     write_json(str(path), result)
     return path

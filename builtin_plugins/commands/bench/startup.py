@@ -1,4 +1,4 @@
-"""`engine bench startup`: from the start of a process to its first token, in stages, warm and cold."""
+"""`engine bench startup`: time from process start to first token by stage, cold and warm."""
 
 from __future__ import annotations
 
@@ -31,20 +31,25 @@ from core.api import ConfigError, EngineConfig, EngineError
 if TYPE_CHECKING:
     import argparse
 
+    from core.api import CommandContext
+
 STAGES: Final = ("interpreter", "imports", "model", "first token", "end")
-"""What a run is divided into; `end` is shutting down, after the first token."""
-NO_COLD: Final = "No cold starts: only the files of a model in a local folder can be dropped from the page cache."
+"""Stages of a run; `end` is the shutdown after the first token."""
+NO_COLD: Final = (
+    "No cold starts: only the files of a model in a local folder can be dropped from the page "
+    "cache."
+)
 LAST_LINES: Final = 12
-"""Of what a process said that failed."""
+"""Lines of a failed process's output that are reported."""
 
 
 class Startup:
-    """Every run is a process of its own.
+    """Starts a process per run.
 
-    Cold: the model's files were dropped from the page cache before it.
+    Cold: the model's files are dropped from the page cache first.
     """
 
-    help = "Time fresh processes from their start to the first token, by stages."
+    help = "Measure the time from process start to first token, by stage."
     takes_engine_options = True
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -65,7 +70,7 @@ class Startup:
         )
         add_output(parser)
 
-    def run(self, context: Any) -> int:
+    def run(self, context: CommandContext) -> int:
         """Measure and report."""
         args = context.args
         check_counts(args, num_iters_warm=0, num_iters_cold=0)
@@ -82,7 +87,7 @@ class Startup:
             raise ConfigError(f"{NO_COLD} Give --num-iters-warm.")
         runs: dict[str, list[dict[str, float]]] = {"cold": [], "warm": []}
         with bar(1 + num_cold + args.num_iters_warm, "Starts", "start") as progress:
-            # The first is not counted: it may be the first ever, and compile Python's bytecode.
+            # The first run is not counted: it may compile Python bytecode.
             for kind in ("", *["cold"] * num_cold, *["warm"] * args.num_iters_warm):
                 if kind == "cold":
                     _forget(files)
@@ -90,14 +95,16 @@ class Startup:
                 if kind:
                     runs[kind].append(times)
                 progress.update(1)
-        result = {kind: _summary(times) for kind, times in runs.items() if times} | {
+        result: dict[str, Any] = {
+            kind: _summary(times) for kind, times in runs.items() if times
+        } | {
             "model": context.config.model.model,
             "conditions": where,
         }
         _show(result, args.num_iters_cold, num_cold)
         write_json(args.output_json, result)
         if args.plot is not None:
-            bars = {
+            bars: dict[str, dict[str, float]] = {
                 kind: {stage: result[kind]["stages"][stage] for stage in STAGES[:-1]}
                 for kind in ("cold", "warm")
                 if kind in result
@@ -108,15 +115,17 @@ class Startup:
         return 0
 
 
-def _keywords(context: Any) -> dict[str, Any]:
-    """Return what was set, wherever, as keywords of `LLM`."""
+def _keywords(context: CommandContext) -> dict[str, Any]:
+    """Return all set options as keywords of `LLM`."""
     config: EngineConfig = context.config
     values: dict[str, Any] = dict(config.options)
     for section in fields(config):
         if section.name != "options":
             part = getattr(config, section.name)
             values.update({name.name: getattr(part, name.name) for name in fields(part)})
-    chosen = {name: values[name] for name in values if context.provenance.of(name) != "default"}
+    chosen = {
+        name: values[name] for name in values if context.provenance.origin_of(name) != "default"
+    }
     return {"model": config.model.model, "log_level": config.observability.log_level} | chosen
 
 
@@ -132,7 +141,7 @@ def _forget(files: Sequence[Path]) -> None:
 
     It takes advice for single files; all of it only from root.
     """
-    os.sync()  # what is not written yet stays
+    os.sync()  # dirty pages cannot be dropped
     for path in files:
         with path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -141,7 +150,7 @@ def _forget(files: Sequence[Path]) -> None:
 def _start(keywords: Mapping[str, Any]) -> dict[str, float]:
     """Run one process; return the seconds of each stage.
 
-    Raises `EngineError` with what it said when it fails.
+    Raises `EngineError` with its output on failure.
     """
     command = [sys.executable, "-P", "-m", "builtin_plugins.commands.bench.first_token"]
     started = time.monotonic()
@@ -149,15 +158,16 @@ def _start(keywords: Mapping[str, Any]) -> dict[str, float]:
         command, input=json.dumps(keywords), capture_output=True, text=True, check=False
     )
     ended = time.monotonic()
-    said: dict[str, Any] = json.loads(done.stdout) if done.returncode == 0 else {"error": None}
-    if done.returncode != 0 or said["error"]:
+    output: dict[str, Any] = json.loads(done.stdout) if done.returncode == 0 else {"error": None}
+    if done.returncode != 0 or output["error"]:
         last = "\n".join(done.stderr.splitlines()[-LAST_LINES:])
-        raise EngineError(f"the started process failed: {said['error'] or ''}\n{last}".rstrip())
+        raise EngineError(f"the started process failed: {output['error'] or ''}\n{last}".rstrip())
     times = {}
     before = started
     for stage in STAGES:
-        after = ended if stage == "end" else said["times"][stage]
-        times[stage], before = after - before, after
+        after = ended if stage == "end" else output["times"][stage]
+        times[stage] = after - before
+        before = after
     return times
 
 
@@ -172,7 +182,7 @@ def _summary(runs: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     }
 
 
-def _show(result: Mapping[str, Any], asked_cold: int, num_cold: int) -> None:
+def _show(result: Mapping[str, Any], requested_cold: int, num_cold: int) -> None:
     kinds = [kind for kind in ("cold", "warm") if kind in result]
     print(f"Start to first token of {result['model']}, seconds, medians")
     heads = ("", *STAGES[:-1], "together", "runs")
@@ -191,7 +201,7 @@ def _show(result: Mapping[str, Any], asked_cold: int, num_cold: int) -> None:
             "Cold: the model's files were dropped from the page cache; Python and its libraries "
             "stay in it, for"
         )
-        print("that takes root (`echo 3 > /proc/sys/vm/drop_caches`) and slows everybody else.")
-    elif asked_cold:
+        print("that needs root (`echo 3 > /proc/sys/vm/drop_caches`) and affects other processes.")
+    elif requested_cold:
         print(NO_COLD)
     warn_if_busy(result["conditions"])

@@ -1,16 +1,12 @@
-"""`engine bench step`: what the engine itself costs in a step, without a model and without a
-worker.
+"""`engine bench step`: engine overhead per step, without a model and a worker.
 
-A step is everything from the queue to the news about every request: planning, KV blocks and their
-prefix hashes, the hand-over to an executor that answers at once, tokens taken in, ends. It is
-measured while the same requests decode all the time (the median step, divided by the requests), and
-while a share of them ends and is replaced in each step (all time divided by all tokens; arrivals
-are part of the step they come before). Steady steps are measured again with an extension that
-watches every plan, with one that asks for guesses and gets none, and with guesses of which half
-hold. Output assembly (what a client is told, without text) is measured in runs of its own, as the
-difference of two steady steps. So is the worker: its host's work in a step of decoding, greedy and
-with temperature, top-k and top-p that differ by row, around a model, attention and sampling ops
-that compute nothing (`still.py`).
+A step covers scheduling, KV blocks and prefix hashes, a no-op executor, token updates and finished
+requests. It is measured with constant decode rows (median step divided by requests), and with a
+share of the requests replaced in each step (total time divided by tokens; arrivals count for the
+following step). Decode steps are repeated with an extension that reads every plan, with one that
+requests no draft tokens, and with draft tokens of which half are accepted. Output assembly without
+text is the difference of two decode steps. So is the worker: its host time for greedy and for mixed
+sampling parameters, with a no-op model, attention and sampling (`noop_model.py`).
 """
 
 from __future__ import annotations
@@ -24,6 +20,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
+from builtin_plugins.commands.bench.noop_executor import VOCAB, Drafter, Watcher
 from builtin_plugins.commands.bench.plot import plot_lines
 from builtin_plugins.commands.bench.report import (
     add_output,
@@ -36,28 +33,27 @@ from builtin_plugins.commands.bench.report import (
     warn_if_busy,
     write_json,
 )
-from builtin_plugins.commands.bench.stub import VOCAB, Guesser, Watcher
-from core.api import ConfigError, EngineConfig, EngineRequest, RequestOutputKind, SamplingParams
+from core.api import ConfigError, EngineConfig, RequestOutputKind, SamplingParams
+from core.api.execution import EngineRequest
 
 if TYPE_CHECKING:
     import argparse
 
     from core import LLM
+    from core.api import CommandContext
 
 BUDGET_TOKENS: Final = 8192
 SPARE_BLOCKS: Final = 64
 END_ID: Final = VOCAB - 1
-"""An end-of-sequence id that is looked for in every token, as usual, and never comes."""
+"""An end-of-sequence id that is checked for every token but never sampled."""
 
 EXTENSIONS: Final[dict[str, tuple[Callable[[], Any], int]]] = {
     "watched_us": (Watcher, 1),
-    "asked_us": (lambda: Guesser(0), 1),
-    "guessed_us": (lambda: Guesser(4), 3),
+    "no_drafts_us": (lambda: Drafter(0), 1),
+    "drafts_us": (lambda: Drafter(4), 3),
 }
-"""Figures of steady steps: the extension that takes part in them, and the tokens that a request
-gets of one.
-"""
-STUB: Final = "+builtin_plugins.commands.bench.stub_plugin"
+"""Extension and tokens per request and step of each additional measurement."""
+NOOP_EXECUTOR: Final = "+builtin_plugins.commands.bench.noop_executor"
 
 Add = Callable[[str, list[int], int], None]
 """Queues a request: name, prompt, tokens to generate."""
@@ -65,16 +61,16 @@ Add = Callable[[str, list[int], int], None]
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What runs."""
+    """The measured load."""
 
     rows: int
     arrivals: float
-    """Share of the running requests that ends, and is replaced, in a step."""
+    """Share of the running requests that is replaced per step."""
     prompt_len: int
     steps: int
     warmup: int
     pace: int = 1
-    """Tokens that a request gets in a step."""
+    """Tokens per request and step."""
 
     @property
     def life(self) -> int:
@@ -86,8 +82,8 @@ class Load:
         )
 
     def first_life(self, index: int) -> int:
-        """Return the tokens of a request that is there from the start: with arrivals the ends are
-        spread evenly.
+        """Return the output length of an initial request; with arrivals the ends are spread
+        evenly.
         """
         return self.warmup + 1 + index * self.life // self.rows if self.arrivals else self.life
 
@@ -98,24 +94,22 @@ class Load:
 
 
 class Step:
-    """Needs no model: requests are real, answers are not."""
+    """Step benchmark; needs no model."""
 
-    help = (
-        "Time the engine's own part of a step, without a model; microseconds a step and a request."
-    )
+    help = "Measure the engine's overhead per step, without a model."
     takes_engine_options = True
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add what runs and how often it is measured."""
+        """Add load and repetition flags."""
         running = [1, 64, 256, 1024]
-        shown = " ".join(map(str, running))
+        default_text = " ".join(map(str, running))
         parser.add_argument(
             "--running",
             type=int,
             nargs="+",
             default=running,
             metavar="N",
-            help=f"requests (default: {shown})",
+            help=f"requests (default: {default_text})",
         )
         parser.add_argument(
             "--arrivals",
@@ -127,14 +121,14 @@ class Step:
         for name, default, text in (
             ("prompt-len", 64, "tokens of each prompt"),
             ("steps", 300, "measured steps of a round"),
-            ("warmup-steps", 40, "steps before them"),
-            ("rounds", 5, "rounds, interleaved; the median one counts"),
+            ("warmup-steps", 40, "warmup steps"),
+            ("rounds", 5, "interleaved rounds; the median is reported"),
         ):
             text = f"{text} (default: {default})"
             parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=text)
         add_output(parser)
 
-    def run(self, context: Any) -> int:
+    def run(self, context: CommandContext) -> int:
         """Measure and report."""
         args = context.args
         check_counts(args, prompt_len=1, steps=1, warmup_steps=1, rounds=1)
@@ -146,15 +140,17 @@ class Step:
                 "step)."
             )
         check_output(args)
-        context = _with_stub(context)
+        context = _with_noop_executor(context)
         where = conditions()
         seed = context.config.model.seed
         rounds: dict[int, list[dict[str, float]]] = {rows: [] for rows in args.running}
-        for turn in range(args.rounds):
+        for round_index in range(args.rounds):
             for rows in args.running:
                 steady = Load(rows, 0.0, args.prompt_len, args.steps, args.warmup_steps)
                 rounds[rows].append(
-                    _measure(context, steady, replace(steady, arrivals=args.arrivals), seed + turn)
+                    _measure(
+                        context, steady, replace(steady, arrivals=args.arrivals), seed + round_index
+                    )
                 )
         sizes = [_summary(rows, found) for rows, found in rounds.items()]
         cache = context.config.cache
@@ -172,7 +168,7 @@ class Step:
         return 0
 
 
-def _measure(context: Any, steady: Load, changing: Load, seed: int) -> dict[str, float]:
+def _measure(context: CommandContext, steady: Load, changing: Load, seed: int) -> dict[str, float]:
     """Return the microseconds of one round."""
     times, _ = _measure_core(context, steady, seed)
     measured = context.registry.shared("bench.step", list)
@@ -185,10 +181,10 @@ def _measure(context: Any, steady: Load, changing: Load, seed: int) -> dict[str,
     with _engine(context, steady) as llm:
 
         def add_to_llm(name: str, prompt: list[int], max_tokens: int) -> None:
-            told = SamplingParams(
+            params = SamplingParams(
                 max_tokens=max_tokens, detokenize=False, output_kind=RequestOutputKind.DELTA
             )
-            llm.add_request(name, prompt, told)
+            llm.add_request(name, prompt, params)
 
         with_outputs, _ = _drive(llm.step, llm.core, add_to_llm, steady, seed)
     steps = percentile(times, 50)
@@ -206,20 +202,20 @@ def _measure(context: Any, steady: Load, changing: Load, seed: int) -> dict[str,
 
 
 def _mixed(index: int) -> SamplingParams:
-    """Return parameters unlike those of neighbours."""
+    """Return parameters that differ by row."""
     return SamplingParams(
         temperature=0.5 + index % 64 / 64, top_k=5 + index % 40, top_p=0.5 + index % 50 / 101
     )
 
 
 def _measure_worker(load: Load, seed: int, params_of: Callable[[int], SamplingParams]) -> float:
-    """Return the microseconds of the median step with a worker whose model computes nothing."""
+    """Return the microseconds of the median step with a no-op model."""
     from core import LLM  # lazy: torch is slow to import
 
     llm = LLM(
-        "still",
-        plugins=["builtin_plugins.commands.bench.still"],
-        attention_backend="still",
+        "noop",
+        plugins=["builtin_plugins.commands.bench.noop_model"],
+        attention_backend="noop",
         skip_tokenizer_init=True,
         max_model_len=load.context,
         max_num_seqs=load.rows,
@@ -247,8 +243,8 @@ def _measure_worker(load: Load, seed: int, params_of: Callable[[int], SamplingPa
         gc.unfreeze()
 
 
-def _measure_core(context: Any, load: Load, seed: int) -> tuple[list[float], int]:
-    """Return the microseconds of each step of an engine core, and the tokens they made."""
+def _measure_core(context: CommandContext, load: Load, seed: int) -> tuple[list[float], int]:
+    """Return the microseconds of each step of an engine core, and the total tokens."""
     with _engine(context, load) as llm:
         core = llm.core
 
@@ -268,10 +264,10 @@ def _measure_core(context: Any, load: Load, seed: int) -> tuple[list[float], int
 
 
 @contextmanager
-def _engine(context: Any, load: Load) -> Iterator[LLM]:
+def _engine(context: CommandContext, load: Load) -> Iterator[LLM]:
     from core import LLM  # lazy: torch is slow to import
 
-    logging.disable(logging.INFO)  # that it is ready would be said once for each measurement
+    logging.disable(logging.INFO)  # it would be logged once per measurement
     try:
         llm = LLM.from_config(_config(context.config, load), context.registry)
     finally:
@@ -283,21 +279,21 @@ def _engine(context: Any, load: Load) -> Iterator[LLM]:
         gc.unfreeze()
 
 
-def _with_stub(context: Any) -> Any:
-    """Return the context with the plugins that were chosen and the one whose executor is measured
-    around.
-    """
-    # The plugins were compared with a lock file already, which knows nothing of the one that is
+def _with_noop_executor(context: CommandContext) -> Any:
+    """Return the context with the no-op executor plugin added."""
+    # The lock file was checked already; it does not contain the plugin that is
     # added here.
     plugins = replace(
-        context.config.plugins, plugins=[*context.config.plugins.plugins, STUB], plugins_lock=None
+        context.config.plugins,
+        plugins=[*context.config.plugins.plugins, NOOP_EXECUTOR],
+        plugins_lock=None,
     )
     return replace(context, config=replace(context.config, plugins=plugins), loaded=None)
 
 
 def _config(config: EngineConfig, load: Load) -> EngineConfig:
-    """Return the configuration with what the benchmark decides: executor, room for all, no text."""
-    # Twice what runs: other halves of caches hold prefixes that may come back.
+    """Return the configuration of the benchmark: executor, capacity, no text."""
+    # Twice the running requests, for cached prefixes.
     blocks = 2 * load.rows * -(-load.context // config.cache.block_size) + SPARE_BLOCKS
     return replace(
         config,
@@ -317,8 +313,8 @@ def _config(config: EngineConfig, load: Load) -> EngineConfig:
 def _drive(
     step: Callable[[], Any], core: Any, add: Add, load: Load, seed: int
 ) -> tuple[list[float], int]:
-    """Run steps with always as many requests; return the microseconds of each measured one, and the
-    tokens they made.
+    """Run steps with a constant number of requests; return the microseconds of each, and the total
+    tokens.
     """
     rng = Random(seed)
     scheduler = core.scheduler
@@ -336,7 +332,7 @@ def _drive(
     times = []
     tokens = 0
     gc.collect()
-    gc.freeze()  # as a server does once it has started
+    gc.freeze()  # as a started server does
     for _ in range(load.steps):
         coming = [
             arrive(load.life)
@@ -345,9 +341,9 @@ def _drive(
         started = time.perf_counter()
         for enter in coming:
             enter()
-        news = step()
+        outputs = step()
         times.append((time.perf_counter() - started) * 1e6)
-        tokens += len(news)
+        tokens += len(outputs)
     return times, tokens
 
 
@@ -364,7 +360,7 @@ def _summary(rows: int, rounds: list[dict[str, float]]) -> dict[str, Any]:
 
 def _show(result: dict[str, Any]) -> None:
     print(
-        f"The engine's own step, blocks of {result['block_size']} tokens, prefix caching "
+        f"Engine step, blocks of {result['block_size']} tokens, prefix caching "
         f"{'on' if result['prefix_caching'] else 'off'}; microseconds, medians"
     )
     changing = f"a token, {result['arrivals']:.0%} arrivals"
@@ -375,8 +371,8 @@ def _show(result: dict[str, Any]) -> None:
         "p99 step",
         "mean",
         "watched",
-        "asked",
-        "guessed",
+        "no drafts",
+        "drafts",
         changing,
         "outputs, more",
         "worker, greedy",
@@ -414,4 +410,4 @@ def _plot(file: str, sizes: list[dict[str, Any]]) -> None:
             "a token, with arrivals": line("token_us"),
         },
     }
-    plot_lines(file, "The engine's own step", line("num_running"), panels, "running requests")
+    plot_lines(file, "Engine step", line("num_running"), panels, "running requests")

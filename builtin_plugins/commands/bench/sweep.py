@@ -1,6 +1,4 @@
-"""`engine bench sweep serve`: a server for each combination of settings, a benchmark of it for each
-combination of load.
-"""
+"""`engine bench sweep serve`: benchmarks each combination of server settings and load."""
 
 from __future__ import annotations
 
@@ -17,15 +15,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from builtin_plugins.commands.bench.grid import Point, Settings, command, points, read_settings
 from builtin_plugins.commands.bench.report import check_counts, print_columns
+from builtin_plugins.commands.bench.sweep_grid import (
+    Point,
+    Settings,
+    command,
+    points,
+    read_settings,
+)
 from core.api import ConfigError, EngineError
 
 if TYPE_CHECKING:
     import argparse
 
+    from core.api import CommandContext
+
 POLL_S: Final = 0.5
-SHOWN: Final = (
+COLUMNS: Final = (
     "request_throughput",
     "output_throughput",
     "median_ttft_ms",
@@ -35,74 +41,18 @@ SHOWN: Final = (
 
 
 class SweepServe:
-    """Every run's figures are kept in a file of their own, so that a sweep that broke off is gone
-    on with (`--resume`).
-    """
+    """Sweep; each run has its own result file, so a sweep can be resumed (`--resume`)."""
 
-    help = "Start a server for each combination of settings, and measure it under each combination of load."
+    help = "Start a server for each combination of settings and benchmark it under each load."
     takes_engine_options = False
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add the two commands, their settings, and where results go."""
-        add = parser.add_argument
-        add(
-            "--serve-cmd",
-            required=True,
-            metavar="CMD",
-            help="starts the server: 'engine serve MODEL --port 8000'",
-        )
-        add(
-            "--bench-cmd",
-            required=True,
-            metavar="CMD",
-            help="measures it: 'engine bench serve --port 8000 ...'",
-        )
-        add(
-            "--serve-params",
-            metavar="FILE",
-            help="JSON: a list of settings of the server, or an object of them by name",
-        )
-        add(
-            "--bench-params",
-            metavar="FILE",
-            help="likewise of the benchmark; every one is run with every server",
-        )
-        add(
-            "--after-bench-cmd",
-            metavar="CMD",
-            help="run after each benchmark; default: POST /reset_prefix_cache",
-        )
-        add(
-            "-o",
-            "--output-dir",
-            default="results",
-            metavar="DIR",
-            help="for results (default: results)",
-        )
-        add(
-            "--num-runs",
-            type=int,
-            default=3,
-            metavar="N",
-            help="runs of each combination (default: 3)",
-        )
-        add(
-            "--server-ready-timeout",
-            type=float,
-            default=600,
-            metavar="S",
-            help="for a server to come up (default: 600)",
-        )
-        add("--show-stdout", action="store_true", help="show what server and benchmarks print")
-        add("--dry-run", action="store_true", help="print the commands and run none")
-        add(
-            "--resume",
-            metavar="NAME",
-            help="go on with a sweep in --output-dir: what it has measured is not again",
-        )
+        """Add commands, settings and output flags."""
+        _add_commands(parser)
+        _add_runs(parser)
 
-    def run(self, context: Any) -> int:
-        """Run what is missing, then write and print all figures."""
+    def run(self, context: CommandContext) -> int:
+        """Run missing points, then write and print all results."""
         args = context.args
         check_counts(args, num_runs=1)
         grid = grid_of(args)
@@ -111,7 +61,7 @@ class SweepServe:
             for settings, each in grid:
                 print(shlex.join(command(args.serve_cmd, settings)))
                 for point in each:
-                    print(f"  {shown_runs(args, point)}")
+                    print(f"  {dry_run_line(args, point)}")
             return 0
         folder.mkdir(parents=True, exist_ok=True)
         for settings, each in grid:
@@ -126,14 +76,79 @@ class SweepServe:
         return 0
 
 
+def _add_commands(parser: argparse.ArgumentParser) -> None:
+    """Add the commands of a run and their settings."""
+    add = parser.add_argument
+    add(
+        "--serve-cmd",
+        required=True,
+        metavar="CMD",
+        help="command that starts the server: 'engine serve MODEL --port 8000'",
+    )
+    add(
+        "--bench-cmd",
+        required=True,
+        metavar="CMD",
+        help="command that measures it: 'engine bench serve --port 8000 ...'",
+    )
+    add(
+        "--serve-params",
+        metavar="FILE",
+        help="JSON: a list of settings of the server, or an object of them by name",
+    )
+    add(
+        "--bench-params",
+        metavar="FILE",
+        help="the same for the benchmark; each runs with every server",
+    )
+    add(
+        "--after-bench-cmd",
+        metavar="CMD",
+        help="run after each benchmark; default: POST /reset_prefix_cache",
+    )
+
+
+def _add_runs(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of the runs and of their results."""
+    add = parser.add_argument
+    add(
+        "-o",
+        "--output-dir",
+        default="results",
+        metavar="DIR",
+        help="folder of results (default: results)",
+    )
+    add(
+        "--num-runs",
+        type=int,
+        default=3,
+        metavar="N",
+        help="runs of each combination (default: 3)",
+    )
+    add(
+        "--server-ready-timeout",
+        type=float,
+        default=600,
+        metavar="S",
+        help="seconds to wait for the server (default: 600)",
+    )
+    add("--show-stdout", action="store_true", help="show the output of servers and benchmarks")
+    add("--dry-run", action="store_true", help="print the commands without running them")
+    add(
+        "--resume",
+        metavar="NAME",
+        help="resume a sweep in --output-dir; skips measured runs",
+    )
+
+
 def grid_of(args: argparse.Namespace) -> list[tuple[Settings, list[Point]]]:
-    """Return each server's settings with all that is to be measured of it. Raises `ConfigError`."""
+    """Return the settings of each server with its points. Raises `ConfigError`."""
     serve = read_settings("--serve-params", args.serve_params)
     return list(points(serve, read_settings("--bench-params", args.bench_params)))
 
 
 def folder_of(args: argparse.Namespace) -> Path:
-    """Return where results go: a new folder, or the one to go on with."""
+    """Return the result folder: a new one, or the one to resume."""
     if args.resume is None:
         return Path(args.output_dir) / time.strftime("%Y%m%d-%H%M%S")
     folder: Path = Path(args.output_dir) / args.resume
@@ -142,8 +157,8 @@ def folder_of(args: argparse.Namespace) -> Path:
     return folder
 
 
-def shown_runs(args: argparse.Namespace, point: Point) -> str:
-    """Return what a dry run prints of a point."""
+def dry_run_line(args: argparse.Namespace, point: Point) -> str:
+    """Return the dry-run line of a point."""
     return f"{args.num_runs} x {shlex.join(_bench(args, point, Path('RESULT.json')))}"
 
 
@@ -157,9 +172,9 @@ def _bench(args: argparse.Namespace, point: Point, file: Path) -> list[str]:
 
 @contextmanager
 def served(args: argparse.Namespace, settings: Mapping[str, Any]) -> Iterator[str]:
-    """Run a server until it is no longer needed; yield its address.
+    """Run a server during the context; yield its address.
 
-    Raises `EngineError` when it does not come up.
+    Raises `EngineError` if it does not become ready.
     """
     words = command(args.serve_cmd, settings)
     print(f"Starting {shlex.join(words)}")
@@ -189,7 +204,7 @@ def served(args: argparse.Namespace, settings: Mapping[str, Any]) -> Iterator[st
 
 
 def measure(args: argparse.Namespace, folder: Path, point: Point, url: str) -> None:
-    """Run what is missing of a point's benchmarks."""
+    """Run the missing benchmarks of a point."""
     for file in _files(args, folder, point):
         if not file.is_file():
             _measure(args, point, file)
@@ -197,7 +212,7 @@ def measure(args: argparse.Namespace, folder: Path, point: Point, url: str) -> N
 
 
 def _measure(args: argparse.Namespace, point: Point, file: Path) -> None:
-    """Run one benchmark. Its file is there only when it is whole."""
+    """Run one benchmark; the result file appears only when complete."""
     file.parent.mkdir(parents=True, exist_ok=True)
     unfinished = file.with_suffix(".part")
     words = _bench(args, point, unfinished)
@@ -213,14 +228,11 @@ def _measure(args: argparse.Namespace, point: Point, file: Path) -> None:
 
 
 def _after(args: argparse.Namespace, url: str) -> None:
-    """Leave the next run nothing of the last one, as far as the server lets us."""
+    """Reset the server's state between runs, as far as possible."""
     if args.after_bench_cmd is not None:
         subprocess.run(shlex.split(args.after_bench_cmd), check=True)
     elif not _answers(f"{url}/reset_prefix_cache", method="POST"):
-        print(
-            "The server's prefix cache is as the last run left it: start it with "
-            "--enable-operator-routes."
-        )
+        print("The server's prefix cache was not reset: start it with --enable-operator-routes.")
 
 
 def _answers(url: str, method: str = "GET") -> bool:
@@ -234,7 +246,7 @@ def _answers(url: str, method: str = "GET") -> bool:
 
 
 def _address(words: list[str]) -> str:
-    """Return where a server listens, as its command says."""
+    """Return the server address from its command line."""
     given = {"--host": "127.0.0.1", "--port": "8000"}
     for index, word in enumerate(words):
         name, equals, value = word.partition("=")
@@ -247,7 +259,7 @@ def _address(words: list[str]) -> str:
 
 
 def rows_of(args: argparse.Namespace, folder: Path, point: Point) -> Iterator[dict[str, Any]]:
-    """Yield the figures of each of a point's runs, with what it was."""
+    """Yield the results of a point's runs with their settings."""
     for file in _files(args, folder, point):
         measured = json.loads(file.read_text(encoding="utf-8"))
         figures = {
@@ -263,17 +275,17 @@ def rows_of(args: argparse.Namespace, folder: Path, point: Point) -> Iterator[di
 
 
 def write(folder: Path, rows: list[dict[str, Any]]) -> None:
-    """Write all rows as JSON and as a table for spreadsheets, and print what matters most."""
+    """Write all rows as JSON and CSV, and print a summary."""
     (folder / "summary.json").write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
     names = list(dict.fromkeys(name for row in rows for name in row))
     with (folder / "summary.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, names)
         writer.writeheader()
         writer.writerows(rows)
-    shown = [name for name in SHOWN if any(name in row for row in rows)]
+    columns = [name for name in COLUMNS if any(name in row for row in rows)]
     cells = (
-        [row["combination"], row["run"], *(f"{row.get(name, 0):.2f}" for name in shown)]
+        [row["combination"], row["run"], *(f"{row.get(name, 0):.2f}" for name in columns)]
         for row in rows
     )
-    print_columns(["combination", "run", *shown], cells)
+    print_columns(["combination", "run", *columns], cells)
     print(f"Written to {folder}")

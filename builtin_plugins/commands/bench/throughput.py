@@ -1,6 +1,4 @@
-"""`engine bench throughput`: many requests at once in this process, and how many tokens a second
-come of it.
-"""
+"""`engine bench throughput`: tokens per second of many requests at once, in this process."""
 
 from __future__ import annotations
 
@@ -13,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from builtin_plugins.commands.bench.offline import (
     add_sampling,
     check_lengths,
+    draft_counts,
     generated,
-    guessed,
     open_engine,
     refuse_failures,
     sampling,
@@ -36,14 +34,15 @@ from builtin_plugins.commands.bench.workload import Sample, add_dataset, check_d
 
 if TYPE_CHECKING:
     from core import LLM
+    from core.api import CommandContext
 
 Measured = tuple[float, int, int, tuple[int, int]]
 
 
 class Throughput:
-    """Requests are all there from the start; the engine batches them as it likes."""
+    """Throughput benchmark: all requests are queued at the start."""
 
-    help = "Run many requests at once in this process; tokens a second."
+    help = "Measure the throughput of many requests in this process."
     takes_engine_options = True
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -59,13 +58,13 @@ class Throughput:
             type=int,
             default=8,
             metavar="N",
-            help="short requests before (default: 8)",
+            help="short warmup requests (default: 8)",
         )
         add_sampling(parser)
         add_dataset(parser, num_prompts=100)
         add_output(parser)
 
-    def run(self, context: Any) -> int:
+    def run(self, context: CommandContext) -> int:
         """Measure and report."""
         args = context.args
         check_counts(args, num_prompts=1, input_len=1, num_iters=1, num_warmups=0, n=1)
@@ -101,7 +100,7 @@ class Throughput:
 
 
 def _generate(llm: LLM, samples: list[Sample], args: argparse.Namespace) -> Measured:
-    """Return seconds, prompt tokens, generated tokens, and what was guessed."""
+    """Return seconds, prompt tokens, generated tokens and draft counts."""
     prompts: list[Any] = [
         sample.prompt if isinstance(sample.prompt, str) else {"prompt_token_ids": sample.prompt}
         for sample in samples
@@ -112,11 +111,11 @@ def _generate(llm: LLM, samples: list[Sample], args: argparse.Namespace) -> Meas
     elapsed = time.perf_counter() - started
     refuse_failures(outputs)
     prompt_tokens = sum(len(output.prompt_token_ids or ()) for output in outputs)
-    return elapsed, prompt_tokens, generated(outputs), guessed(outputs)
+    return elapsed, prompt_tokens, generated(outputs), draft_counts(outputs)
 
 
 def _result(measured: list[Measured], args: argparse.Namespace) -> dict[str, Any]:
-    """Return the run of median total rate, and the times of all."""
+    """Return the run of median throughput, and the times of all."""
     elapsed, prompt, output, _ = sorted(measured, key=lambda run: (run[1] + run[2]) / run[0])[
         len(measured) // 2
     ]
@@ -150,7 +149,7 @@ def _show(result: dict[str, Any]) -> None:
             ("requests a second", f"{result['requests_per_second']:.2f}"),
             ("generated tokens a second", f"{result['output_tokens_per_second']:,.1f}"),
             ("tokens a second, prompts included", f"{result['tokens_per_second']:,.1f}"),
-            *([] if length is None else [("tokens of a step with guesses", f"{length:.2f}")]),
+            *([] if length is None else [("tokens per step with draft tokens", f"{length:.2f}")]),
         ],
     )
     warn_if_busy(result["conditions"])

@@ -1,7 +1,4 @@
-"""What is asked of the engine: prompts of known lengths from a seed, or from a file.
-
-Knows no engine and no server.
-"""
+"""The requests of a benchmark: random prompts from a seed, or prompts of a dataset."""
 
 from __future__ import annotations
 
@@ -11,9 +8,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from builtin_plugins.commands.bench.recorded import READERS as RECORDED
-from builtin_plugins.commands.bench.rows import hf
-from builtin_plugins.commands.bench.units import Prompt, Units
+from builtin_plugins.commands.bench.datasets import READERS as RECORDED
+from builtin_plugins.commands.bench.datasets import hf
+from builtin_plugins.commands.bench.prompt_source import Prompt, PromptSource
 from core.api import ConfigError
 
 if TYPE_CHECKING:
@@ -31,11 +28,11 @@ class Sample:
     prompt: Prompt
     output_tokens: int
     prompt_tokens: int | None = None
-    """None where nobody knows before the engine has said."""
+    """Prompt length; None if only the server knows it."""
 
 
 class TokenIds:
-    """Token ids of a vocabulary, all equally likely."""
+    """Uniformly random token ids of a vocabulary."""
 
     def __init__(self, vocab_size: int, tokenizer: Any = None) -> None:
         self._vocab_size = vocab_size
@@ -57,13 +54,14 @@ class TokenIds:
 
 
 def add_dataset(parser: argparse.ArgumentParser, *, num_prompts: int) -> None:
-    """Add what is asked."""
-    add = parser.add_argument_group("what is asked").add_argument
+    """Add the dataset flags."""
+    group = parser.add_argument_group("dataset")
+    add = group.add_argument
     add(
         "--dataset-name",
         choices=DATASETS,
         default="random",
-        help="where prompts come from (default: random)",
+        help="source of prompts (default: random)",
     )
     add(
         "--dataset-path",
@@ -77,9 +75,26 @@ def add_dataset(parser: argparse.ArgumentParser, *, num_prompts: int) -> None:
         metavar="N",
         help=f"requests (default: {num_prompts})",
     )
+    _add_random(group)
+    _add_prefix_repetition(group)
+    _add_file_lengths(group)
+    _add_hf(group)
+    add("--spec-bench-category", metavar="NAME", help="questions of this category only")
+    add(
+        "--prefix-repetition-suffix-len",
+        type=int,
+        default=256,
+        metavar="N",
+        help="tokens after it (default: 256)",
+    )
+
+
+def _add_random(group: argparse._ArgumentGroup) -> None:
+    """Add the lengths of random prompts."""
+    add = group.add_argument
     for name, default, text in (
         ("input", 128, "tokens of a random prompt"),
-        ("output", 128, "tokens to generate for each prompt; -1: as many as the file says"),
+        ("output", 128, "tokens to generate for each prompt; -1: the number in the file"),
     ):
         flags = (f"--{name}-len", f"--random-{name}-len")
         add(
@@ -102,8 +117,13 @@ def add_dataset(parser: argparse.ArgumentParser, *, num_prompts: int) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="tokens that all random prompts begin with",
+        help="length of the shared prefix of random prompts",
     )
+
+
+def _add_prefix_repetition(group: argparse._ArgumentGroup) -> None:
+    """Add the number and length of repeated prefixes."""
+    add = group.add_argument
     add(
         "--prefix-repetition-num-prefixes",
         type=int,
@@ -118,51 +138,50 @@ def add_dataset(parser: argparse.ArgumentParser, *, num_prompts: int) -> None:
         metavar="N",
         help="tokens of each (default: 256)",
     )
+
+
+def _add_file_lengths(group: argparse._ArgumentGroup) -> None:
+    """Add the lengths of prompts and outputs of the datasets with their own file."""
     for dataset, name, default, text in (
         ("sonnet", "input", 550, "tokens of a prompt of poem lines"),
-        ("sonnet", "prefix", 200, "of these, at the beginning of all"),
-        ("sonnet", "output", 150, "tokens to generate for it"),
+        ("sonnet", "prefix", 200, "tokens of the shared prefix"),
+        ("sonnet", "output", 150, "tokens to generate for a sonnet prompt"),
         ("spec-bench", "output", 256, "tokens to generate for a question of Spec-Bench"),
     ):
-        add(
+        group.add_argument(
             f"--{dataset}-{name}-len",
             type=int,
             default=default,
             metavar="N",
             help=f"{text} (default: {default})",
         )
+
+
+def _add_hf(group: argparse._ArgumentGroup) -> None:
+    """Add the flags of a Hugging Face dataset."""
+    add = group.add_argument
     add(
         "--hf-split",
         metavar="NAME",
-        help="of a folder of hf (default: train, test or validation, the first there is)",
+        help="split of an hf folder (default: train, test or validation)",
     )
-    add("--hf-subset", metavar="NAME", help="folder within the folder of hf")
+    add("--hf-subset", metavar="NAME", help="subfolder of the hf folder")
     add(
-        "--hf-column", metavar="NAME", help="what is asked (default: prompt, question and the like)"
+        "--hf-column", metavar="NAME", help="prompt column (default: prompt, question and the like)"
     )
     add(
         "--hf-output-len",
         type=int,
         metavar="N",
-        help="tokens to generate for a row of hf; -1: as long as its answer",
-    )
-    add("--spec-bench-category", metavar="NAME", help="questions of this category only")
-    add(
-        "--prefix-repetition-suffix-len",
-        type=int,
-        default=256,
-        metavar="N",
-        help="tokens after it (default: 256)",
+        help="tokens to generate for a row of hf; -1: the length of its answer",
     )
 
 
 def check_dataset(args: argparse.Namespace) -> None:
-    """Raise `ConfigError` for what cannot be asked."""
+    """Raise `ConfigError` for invalid dataset flags."""
     needs_file = args.dataset_name in READERS
     if needs_file and args.dataset_path is None:
-        raise ConfigError(
-            f"--dataset-name {args.dataset_name} needs its file: give --dataset-path."
-        )
+        raise ConfigError(f"--dataset-name {args.dataset_name} needs a file. Set --dataset-path.")
     if args.dataset_path is not None and not needs_file:
         raise ConfigError(
             f"--dataset-path goes with --dataset-name {', '.join(READERS)}; not "
@@ -171,11 +190,11 @@ def check_dataset(args: argparse.Namespace) -> None:
     path = None if args.dataset_path is None else Path(args.dataset_path)
     if path is not None and not (path.is_file() or (args.dataset_name == "hf" and path.is_dir())):
         raise ConfigError(
-            f"--dataset-path {args.dataset_path}: there is no such file; nothing is downloaded."
+            f"--dataset-path {args.dataset_path}: no such file; datasets are not downloaded."
         )
     if args.hf_output_len is not None and args.hf_output_len < 1 and args.hf_output_len != -1:
         raise ConfigError(
-            f"--hf-output-len {args.hf_output_len} asks for nothing; use at least 1, or -1."
+            f"--hf-output-len {args.hf_output_len} is out of range; use at least 1, or -1."
         )
     if not 0 <= args.random_range_ratio < 1:
         raise ConfigError(
@@ -184,29 +203,28 @@ def check_dataset(args: argparse.Namespace) -> None:
         )
     if args.output_len < 1 and not (needs_file and args.output_len == -1):
         raise ConfigError(
-            f"--output-len {args.output_len} asks for nothing; use at least 1 (-1 only with a "
-            "file)."
+            f"--output-len {args.output_len} is out of range; use at least 1 (-1 only with a file)."
         )
 
 
-def make_samples(args: argparse.Namespace, units: Units, rng: Random) -> list[Sample]:
-    """Return the requests. Raises `ConfigError` when a file does not hold what it should."""
+def make_samples(args: argparse.Namespace, units: PromptSource, rng: Random) -> list[Sample]:
+    """Return the requests. Raises `ConfigError` for an invalid dataset file."""
     if args.dataset_name == "random":
         return list(_random(args, units, rng))
     if args.dataset_name == "prefix_repetition":
         return list(_repeated(args, units, rng))
     samples = [
-        Sample(*asked)
-        for asked in islice(READERS[args.dataset_name](args, units, rng), args.num_prompts)
+        Sample(*row)
+        for row in islice(READERS[args.dataset_name](args, units, rng), args.num_prompts)
     ]
     if not samples:
-        raise ConfigError(f"--dataset-path {args.dataset_path} holds no prompt that can be used.")
-    # A file that is too small is gone through again, so that the number of requests is the one
-    # asked for.
+        raise ConfigError(f"--dataset-path {args.dataset_path} has no usable prompt.")
+    # A small dataset is repeated, so that the number of requests is as
+    # requested.
     return [samples[i % len(samples)] for i in range(args.num_prompts)]
 
 
-def _random(args: argparse.Namespace, units: Units, rng: Random) -> Iterator[Sample]:
+def _random(args: argparse.Namespace, units: PromptSource, rng: Random) -> Iterator[Sample]:
     shared = units.draw(rng, args.random_prefix_len)
     for _ in range(args.num_prompts):
         length = _length(args.input_len, args.random_range_ratio, rng)
@@ -219,8 +237,8 @@ def _length(middle: int, ratio: float, rng: Random) -> int:
     return max(1, rng.randint(int(middle * (1 - ratio)), int(middle * (1 + ratio))))
 
 
-def _repeated(args: argparse.Namespace, units: Units, rng: Random) -> Iterator[Sample]:
-    """Every prefix equally often, in random order, each time with another suffix."""
+def _repeated(args: argparse.Namespace, units: PromptSource, rng: Random) -> Iterator[Sample]:
+    """Every prefix equally often, in random order, each time with a new suffix."""
     prefix_len = args.prefix_repetition_prefix_len
     suffix_len = args.prefix_repetition_suffix_len
     prefixes = [units.draw(rng, prefix_len) for _ in range(args.prefix_repetition_num_prefixes)]

@@ -1,6 +1,6 @@
-"""The commands: read what the user says, print what the server answers as it comes.
+"""The commands `engine chat` and `engine complete`: interactive clients of a server.
 
-Ctrl-C ends the answer that is being printed, Ctrl-D (or the end of a pipe) the program.
+Ctrl-C cancels the current response. Ctrl-D or the end of a pipe exits.
 """
 
 from __future__ import annotations
@@ -8,93 +8,93 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from builtin_plugins.commands.chat.client import Client
 from core.api import EngineError
-from core.config.env import read_environment
+from core.api.config import read_environment
 
 if TYPE_CHECKING:
     import argparse
 
-URL: Final = "http://localhost:8000/v1"
-CONTROLS: Final = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)))
-"""What a terminal would obey instead of showing it; line feeds and tabs are not among them."""
+    from core.api import CommandContext
 
-Say = Callable[[str], Iterator[str]]
-"""Sends what the user said and yields the answer piece by piece."""
+URL: Final = "http://localhost:8000/v1"
+CONTROL_CHARACTERS: Final = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)))
+"""Control characters removed from terminal output; line feeds and tabs pass."""
+
+Send = Callable[[str], Iterator[str]]
+"""Sends the user's text and yields the response in pieces."""
 
 
 class Chat:
-    """A conversation: the server is told all that was said before."""
+    """Interactive chat that sends the whole conversation with each turn."""
 
-    help = "Talk with a model of a running server."
+    help = "Chat with a model of a running server."
     takes_engine_options = False
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add where the server is and what it is told."""
+        """Add the server address and the system prompt."""
         _add_server(parser)
         parser.add_argument(
-            "--system-prompt", metavar="TEXT", help="what the model is told before the conversation"
+            "--system-prompt", metavar="TEXT", help="system message of the conversation"
         )
         parser.add_argument(
-            "-q", "--quick", metavar="MESSAGE", help="say this, print the answer and leave"
+            "-q", "--quick", metavar="MESSAGE", help="send this, print the response and exit"
         )
 
-    def run(self, context: Any) -> int:
-        """Talk until the user leaves; return 1 when a request failed that nobody could see fail."""
+    def run(self, context: CommandContext) -> int:
+        """Chat until the user exits; return 1 for a failed request without a terminal."""
         args = context.args
         client, model = _connect(args)
-        told = [{"role": "system", "content": args.system_prompt}] if args.system_prompt else []
+        history = [{"role": "system", "content": args.system_prompt}] if args.system_prompt else []
 
-        def say(message: str) -> Iterator[str]:
+        def send(message: str) -> Iterator[str]:
             turn = {"role": "user", "content": message}
             answer = ""
             try:
                 for event in client.stream(
-                    "/chat/completions", {"model": model, "messages": [*told, turn]}
+                    "/chat/completions", {"model": model, "messages": [*history, turn]}
                 ):
                     for choice in event.get("choices", ()):
                         piece = choice.get("delta", {}).get("content") or ""
                         answer += piece
                         yield piece
             finally:
-                if answer:  # whole or cut off by the user: it was said
-                    told.extend((turn, {"role": "assistant", "content": answer}))
+                if answer:  # a cancelled response is part of the conversation
+                    history.extend((turn, {"role": "assistant", "content": answer}))
 
         return _converse(
-            say,
+            send,
             args.quick,
-            f"Talking with {model} at {client.url}. Ctrl-C ends an answer, Ctrl-D leaves.",
+            f"Chatting with {model} at {client.url}. Ctrl-C cancels a response, Ctrl-D exits.",
         )
 
 
 class Complete:
-    """Completion of texts, each for itself."""
+    """Interactive completion of independent prompts."""
 
     help = "Let a running server complete texts."
     takes_engine_options = False
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add where the server is and how much it shall write."""
+        """Add the server address and the token limit."""
         _add_server(parser)
         parser.add_argument(
             "--max-tokens",
             type=int,
             metavar="N",
-            help="most tokens to generate; default: the server's",
+            help="maximum number of generated tokens; default: that of the server",
         )
-        parser.add_argument("-q", "--quick", metavar="PROMPT", help="complete this and leave")
+        parser.add_argument("-q", "--quick", metavar="PROMPT", help="complete this and exit")
 
-    def run(self, context: Any) -> int:
-        """Complete until the user leaves; return 1 when a request failed that nobody could see
-        fail.
-        """
+    def run(self, context: CommandContext) -> int:
+        """Complete until the user exits; return 1 for a failed request without a terminal."""
         args = context.args
         client, model = _connect(args)
         chosen = {} if args.max_tokens is None else {"max_tokens": args.max_tokens}
 
-        def say(prompt: str) -> Iterator[str]:
+        def send(prompt: str) -> Iterator[str]:
             for event in client.stream(
                 "/completions", {"model": model, "prompt": prompt, **chosen}
             ):
@@ -102,9 +102,9 @@ class Complete:
                     yield choice.get("text") or ""
 
         return _converse(
-            say,
+            send,
             args.quick,
-            f"{model} at {client.url} completes. Ctrl-C ends a text, Ctrl-D leaves.",
+            f"Completing with {model} at {client.url}. Ctrl-C cancels a response, Ctrl-D exits.",
         )
 
 
@@ -115,54 +115,55 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
 
 
 def _connect(args: argparse.Namespace) -> tuple[Client, str]:
-    """Return the server's client and the name of the model.
+    """Return a client and the model name.
 
-    Raises `EngineError` when there is none.
+    Raises `EngineError` when the server lists no model.
     """
     client = Client(args.url, args.api_key or read_environment().get("ENGINE_API_KEY"))
     if args.model_name:
         return client, args.model_name
     models = client.models()
     if not models:
-        raise EngineError(f"{client.url} lists no model; name one with --model-name.")
+        raise EngineError(f"{client.url} lists no model. Set --model-name.")
     return client, models[0]
 
 
-def _converse(say: Say, quick: str | None, greeting: str) -> int:
+def _converse(send: Send, quick: str | None, greeting: str) -> int:
     if quick is not None:
-        _show(say(quick))
+        _show(send(quick))
         return 0
-    seen = sys.stdin.isatty()
-    if seen:
+    is_terminal = sys.stdin.isatty()
+    if is_terminal:
         with contextlib.suppress(ImportError):
-            import readline  # noqa: F401 - lazy: gives what is entered a history and editing, where there is one
+            # lazy: adds history and editing of the input, where available
+            import readline  # noqa: F401
 
         print(greeting, file=sys.stderr)
     failed = False
-    for message in _read(seen):
+    for message in _read(is_terminal):
         try:
-            _show(say(message))
+            _show(send(message))
         except KeyboardInterrupt:
-            if not seen:
+            if not is_terminal:
                 raise
             print()
         except EngineError as error:
             failed = True
             print(f"engine: error: {error}", file=sys.stderr)
-    return int(failed and not seen)
+    return int(failed and not is_terminal)
 
 
-def _read(seen: bool) -> Iterator[str]:
-    """Yield what the user enters, line by line, until there is no more."""
+def _read(is_terminal: bool) -> Iterator[str]:
+    """Yield the user's input line by line."""
     while True:
         try:
-            line = input("> " if seen else "")
+            line = input("> " if is_terminal else "")
         except EOFError:
-            if seen:
+            if is_terminal:
                 print()
             return
         except KeyboardInterrupt:
-            if not seen:
+            if not is_terminal:
                 raise
             print()
             continue
@@ -171,16 +172,16 @@ def _read(seen: bool) -> Iterator[str]:
 
 
 def _show(pieces: Iterator[str]) -> None:
-    """Print the pieces as they come, and a line feed."""
+    """Print the pieces as they arrive, then a line feed."""
     out = sys.stdout
     encoding = out.encoding or "utf-8"
     try:
         for piece in pieces:
-            text = piece.translate(CONTROLS) if out.isatty() else piece
+            text = piece.translate(CONTROL_CHARACTERS) if out.isatty() else piece
             out.write(text.encode(encoding, "replace").decode(encoding))
             out.flush()
     finally:
         close: Callable[[], None] | None = getattr(pieces, "close", None)
         if close is not None:
-            close()  # at once, so that the server need not go on with an answer nobody reads
+            close()  # cancels the request at once
     out.write("\n")

@@ -5,7 +5,7 @@ from core.api import Entry, hookimpl
 
 @hookimpl
 def engine_commands() -> list[Entry]:
-    """Give both commands."""
+    """Return both entries."""
     return [
         Entry(
             "chat",

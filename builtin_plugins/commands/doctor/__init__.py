@@ -1,1 +1,1 @@
-"""`engine doctor`: what an operator needs to know when something is wrong."""
+"""`engine doctor`: checks the machine and the installation."""

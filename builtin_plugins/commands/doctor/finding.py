@@ -1,4 +1,4 @@
-"""One thing the doctor has looked at, and how it is."""
+"""Results of doctor checks."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ STATUSES: Final[tuple[Status, ...]] = ("ok", "warn", "fail")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A line of the report."""
+    """One line of the doctor report."""
 
     status: Status
     subject: str
     text: str
     advice: str = ""
-    """What to do; empty when all is well."""
+    """Recommended action; empty for none."""
 
     def __str__(self) -> str:
         text = self.text
@@ -29,6 +29,6 @@ class Finding:
 def judge(
     subject: str, text: str, *, fail: bool = False, warn: bool = False, advice: str = ""
 ) -> Finding:
-    """Return a finding; the advice counts only where something is wrong."""
+    """Return a finding; the advice is dropped when the status is "ok"."""
     status: Status = "fail" if fail else "warn" if warn else "ok"
     return Finding(status, subject, text, advice if fail or warn else "")

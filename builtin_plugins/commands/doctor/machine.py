@@ -1,6 +1,6 @@
-"""What the machine gives: processor, memory, disk, limits.
+"""Checks of the machine: processor, memory, disk, limits.
 
-Reads files of the system, changes nothing.
+Reads system files; changes nothing.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ FLAGS: Final = (
     "sve",
     "bf16",
 )
-TESTED: Final = ("Linux", "x86_64")
-FEW_FILES: Final = 4096
+TESTED_PLATFORM: Final = ("Linux", "x86_64")
+MIN_OPEN_FILES: Final = 4096
 NO_LIMIT: Final = 1 << 60
 SOCKETS: Final = "engine-*"
-YOUNG_S: Final = 60
-"""Folders younger than this may be of an engine that is just starting."""
+STARTING_S: Final = 60
+"""Age in seconds below which a folder may belong to a starting engine."""
 REFUSED: Final = (errno.ECONNREFUSED, errno.ENOENT)
 
 
 def check_python() -> Iterator[Finding]:
-    """Which interpreter, and whether it is one we can run on."""
+    """Check the interpreter and its version."""
     version = platform.python_version()
     yield judge(
         "python",
@@ -59,29 +59,29 @@ def check_python() -> Iterator[Finding]:
 def check_platform(
     system: str = platform.system(), machine: str = platform.machine()
 ) -> Iterator[Finding]:
-    """Operating system and processor architecture."""
+    """Check operating system and processor architecture."""
     yield judge(
         "platform",
         platform.platform(),
-        warn=(system, machine) != TESTED,
-        advice="Only Linux on x86-64 is tested; the rest is expected to work",
+        warn=(system, machine) != TESTED_PLATFORM,
+        advice="Only Linux on x86-64 is tested; other platforms should work",
     )
 
 
 def check_processor(root: Path = ROOT) -> Iterator[Finding]:
-    """Instruction sets and cores."""
+    """Check instruction sets and usable cores."""
     lines = _lines(root / "proc/cpuinfo")
     name = next(
         (text for key, text in lines if key == "model name"),
         platform.processor() or "unknown processor",
     )
-    have = set(next((text for key, text in lines if key in ("flags", "Features")), "").split())
-    flags = [flag for flag in FLAGS if flag in have]
+    available = set(next((text for key, text in lines if key in ("flags", "Features")), "").split())
+    flags = [flag for flag in FLAGS if flag in available]
     yield judge(
         "processor",
-        f"{name}: {', '.join(flags) or 'no instruction set we have kernels for'}",
-        warn=bool(have) and not {"avx2", "asimd"} & have,
-        advice="Kernels run in their slow, generic form",
+        f"{name}: {', '.join(flags) or 'no supported instruction set'}",
+        warn=bool(available) and not {"avx2", "asimd"} & available,
+        advice="Kernels run in their slow, generic variant",
     )
     usable = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -93,13 +93,13 @@ def check_processor(root: Path = ROOT) -> Iterator[Finding]:
         f"{usable} of {os.cpu_count()} usable"
         + ("" if quota is None else f", container limit {quota:g}"),
         warn=limited,
-        advice="More threads than the container may run slow each other down: --num-threads "
+        advice="Threads above the container limit slow each other down: --num-threads "
         f"{max(1, int(quota or 1))}",
     )
 
 
 def check_memory(root: Path = ROOT) -> Iterator[Finding]:
-    """Free memory, of the machine and of the container."""
+    """Check the free memory of machine and container."""
     facts = dict(_lines(root / "proc/meminfo"))
     if "MemAvailable" in facts:
         free, total = (int(facts[name].split()[0]) * 1024 for name in ("MemAvailable", "MemTotal"))
@@ -120,14 +120,14 @@ def check_memory(root: Path = ROOT) -> Iterator[Finding]:
         yield Finding(
             "warn",
             "overcommit",
-            "vm.overcommit_memory is 2: memory counts as used when it is reserved",
-            "The KV cache is reserved whole and filled by and by: set --kv-cache-memory-bytes, or "
-            "allow overcommitting",
+            "vm.overcommit_memory is 2: reserved memory counts as used",
+            "The KV cache is reserved completely at the start: set --kv-cache-memory-bytes, or "
+            "allow overcommit",
         )
 
 
 def check_disk(root: Path = ROOT) -> Iterator[Finding]:
-    """Shared memory and the folder for temporary files: there, writable, not full."""
+    """Check that shared memory and the temporary folder are writable and not full."""
     shared = root / "dev/shm"
     if shared.is_dir():
         yield _folder("/dev/shm", shared, need=64 * MIB, required=False)
@@ -135,14 +135,14 @@ def check_disk(root: Path = ROOT) -> Iterator[Finding]:
         folder = Path(tempfile.gettempdir())
     except OSError as error:
         yield Finding(
-            "fail", "tmp", f"no usable folder: {error}", "Point TMPDIR to one that can be written"
+            "fail", "tmp", f"no usable folder: {error}", "Set TMPDIR to a writable folder"
         )
     else:
         yield _folder("tmp", folder, need=64 * MIB, required=True)
 
 
 def check_limits() -> Iterator[Finding]:
-    """What the system lets one process have."""
+    """Check the resource limits of a process."""
     try:
         import resource  # lazy: not on Windows
     except ImportError:
@@ -150,10 +150,10 @@ def check_limits() -> Iterator[Finding]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     yield judge(
         "open files",
-        f"{_limit(soft)}, at most {_limit(hard)}",
+        f"{_limit(soft)}, hard limit {_limit(hard)}",
         fail=0 <= soft < 256,
-        warn=0 <= soft < FEW_FILES,
-        advice=f"Every connection takes one: ulimit -n {min(65536, hard) if hard > 0 else 65536}",
+        warn=0 <= soft < MIN_OPEN_FILES,
+        advice=f"Every connection needs one: ulimit -n {min(65536, hard) if hard > 0 else 65536}",
     )
     locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     yield judge("locked memory", "no limit" if _is_unlimited(locked) else show_bytes(locked))
@@ -163,12 +163,12 @@ def check_limits() -> Iterator[Finding]:
             "warn",
             "address space",
             show_bytes(space),
-            "Weights are mapped whole: ulimit -v unlimited",
+            "Weight files are memory-mapped: ulimit -v unlimited",
         )
 
 
 def check_port(port: int | None) -> Iterator[Finding]:
-    """Whether the server's port is free; only one that was asked for makes the report fail."""
+    """Check that the server port is free; fails only for an explicit port."""
     number = port or 8000
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -176,21 +176,21 @@ def check_port(port: int | None) -> Iterator[Finding]:
             probe.bind(("", number))
         except OSError as error:
             text = f"{number} cannot be used: {error.strerror}"
-            advice = "Find out who listens there (`ss -ltnp`), or serve on another --port"
+            advice = "Find the listening process (`ss -ltnp`), or set another --port"
             yield Finding("fail" if port else "warn", "port", text, advice)
         else:
             yield Finding("ok", "port", f"{number} is free")
 
 
 def check_leftovers(folder: Path | None = None) -> Iterator[Finding]:
-    """Sockets of engines that have ended without removing them."""
+    """Find sockets that ended engines did not remove."""
     base = Path(tempfile.gettempdir()) if folder is None else folder
     dead = [str(found) for found in sorted(base.glob(SOCKETS)) if _is_left_over(found)]
     yield judge(
         "leftovers",
         f"sockets of dead engines: {', '.join(dead)}" if dead else "no sockets of dead engines",
         warn=bool(dead),
-        advice=f"Nobody uses them: rm -r {' '.join(dead)}",
+        advice=f"They are unused: rm -r {' '.join(dead)}",
     )
 
 
@@ -208,29 +208,29 @@ def _folder(subject: str, folder: Path, *, need: int, required: bool) -> Finding
         text,
         fail=required and not writable,
         warn=not writable or shutil.disk_usage(folder).free < need,
-        advice="Point TMPDIR to a folder with room"
+        advice="Set TMPDIR to a folder with free space"
         if required
-        else "Ranks that exchange data may need it",
+        else "Tensor parallel ranks may need it",
     )
 
 
 def _is_left_over(folder: Path) -> bool:
     try:
-        if time.time() - folder.stat().st_mtime < YOUNG_S:
+        if time.time() - folder.stat().st_mtime < STARTING_S:
             return False
         sockets = [path for path in folder.iterdir() if stat.S_ISSOCK(path.stat().st_mode)]
     except OSError:
-        return False  # gone by now, or somebody else's
-    return bool(sockets) and not any(_is_heard(path) for path in sockets)
+        return False  # removed meanwhile, or owned by another user
+    return bool(sockets) and not any(_accepts_connections(path) for path in sockets)
 
 
-def _is_heard(path: Path) -> bool:
+def _accepts_connections(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX) as probe:
         return probe.connect_ex(str(path)) not in REFUSED
 
 
 def _cpu_quota(root: Path) -> float | None:
-    """Return how many cores the container may keep busy; None without a limit."""
+    """Return the CPU quota of the container in cores; None for no limit."""
     words = _words(root / "sys/fs/cgroup/cpu.max")
     if len(words) == 2 and words[0].isdigit():
         return int(words[0]) / int(words[1])
@@ -238,7 +238,7 @@ def _cpu_quota(root: Path) -> float | None:
 
 
 def _container_memory(root: Path) -> tuple[int | None, int]:
-    """Return the container's limit, None without one, and what is used of it."""
+    """Return the memory limit of the container (None for no limit) and its use, in bytes."""
     folder = root / "sys/fs/cgroup"
     for limit, used in (
         ("memory.max", "memory.current"),
@@ -258,7 +258,7 @@ def _words(file: Path) -> list[str]:
 
 
 def _lines(file: Path) -> list[tuple[str, str]]:
-    """Return the `name: value` lines of a file of the system."""
+    """Return the `name: value` lines of a system file."""
     try:
         pairs = (line.partition(":") for line in file.read_text().splitlines())
     except OSError:

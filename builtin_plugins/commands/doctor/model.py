@@ -1,25 +1,27 @@
-"""A model, examined: its settings, its tokenizer, and every number of its weights.
-
-Nothing is computed with it.
-"""
+"""Checks of a model: config, tokenizer, and every value of its weights."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from builtin_plugins.commands.doctor.finding import Finding, judge
 from builtin_plugins.commands.sizes import show_bytes
-from core.api import EngineConfig, EngineError, ModelError, ModelSource
-from core.config.build import config_from_kwargs
+from core.api import EngineConfig, EngineError, ModelError
+from core.api.config import config_from_kwargs
+from core.api.models import ModelSource
 
-SHOWN: Final = 6
-"""Broken tensors that are named; there may be more."""
+if TYPE_CHECKING:
+    from core.api import CommandContext
+    from core.api.plugins import LoadedRegistry
+
+MAX_LISTED: Final = 6
+"""Maximum number of broken tensors named."""
 
 
-def check_model(context: Any, model: str) -> Iterator[Finding]:
-    """Read everything of a folder or hub id; a fault of one part does not hide those of another."""
+def check_model(context: CommandContext, model: str) -> Iterator[Finding]:
+    """Check a local folder or hub id. Checks every part, even after a failure."""
     from core.models.layers.loading import read_model  # lazy: torch is slow to import
 
     registry = context.registry
@@ -28,7 +30,7 @@ def check_model(context: Any, model: str) -> Iterator[Finding]:
         source = registry.find_model(model, config)
         if source is None:
             raise ModelError(
-                f"no plugin knows {model!r}: it is no folder with a config.json and no hub id."
+                f"model: got {model!r}; expected a folder with a config.json, or a hub id."
             )
         spec, _ = read_model(config, source, registry)
     except EngineError as error:
@@ -42,41 +44,42 @@ def check_model(context: Any, model: str) -> Iterator[Finding]:
     yield _weights(config, source, registry)
 
 
-def _tokenizer(config: EngineConfig, source: ModelSource, registry: Any) -> Finding:
+def _tokenizer(config: EngineConfig, source: ModelSource, registry: LoadedRegistry) -> Finding:
     try:
         tokenizer = registry.load(registry.choose("tokenizers", source.tokenizer))(source, config)
     except EngineError as error:
         return Finding("fail", "tokenizer", str(error))
     text = "none: token ids only" if tokenizer is None else f"{tokenizer.vocab_size} tokens"
-    return judge("tokenizer", text, warn=tokenizer is None, advice="--tokenizer names another")
+    return judge("tokenizer", text, warn=tokenizer is None, advice="Set --tokenizer")
 
 
-def _weights(config: EngineConfig, source: ModelSource, registry: Any) -> Finding:
-    from core.models.layers.finite import is_finite, numbers_of  # lazy: torch is slow to import
+def _weights(config: EngineConfig, source: ModelSource, registry: LoadedRegistry) -> Finding:
     from core.models.layers.loading import weight_loader
+    from core.models.layers.weights import is_finite, numbers_of  # lazy: torch is slow to import
 
     loader = weight_loader(config, source, registry)
-    count = num_bytes = 0
+    count = 0
+    num_bytes = 0
 
     def broken() -> Iterator[str]:
         nonlocal count, num_bytes
         for name, tensor in loader.tensors():
-            count = count + 1
-            num_bytes = num_bytes + tensor.nbytes
+            count += 1
+            num_bytes += tensor.nbytes
             if not is_finite(numbers_of(tensor)):
                 yield f"{name!r:.120} in {getattr(loader, 'reading', None) or source.name}"
-            del tensor  # or its pages would stay while the next one is read
+            del tensor  # frees its pages before the next read
 
     try:
-        found = list(islice(broken(), SHOWN))
+        found = list(islice(broken(), MAX_LISTED))
     except EngineError as error:
         return Finding("fail", "weights", str(error))
-    more = ", perhaps more" if len(found) == SHOWN else ""
+    more = ", perhaps more" if len(found) == MAX_LISTED else ""
     return judge(
         "weights",
-        f"NaN or infinite numbers: {'; '.join(found)}{more}"
+        f"NaN or infinite values: {'; '.join(found)}{more}"
         if found
-        else f"{count} tensors, {show_bytes(num_bytes)}, every number is finite",
+        else f"{count} tensors, {show_bytes(num_bytes)}, every value is finite",
         fail=bool(found),
-        advice="Download the files again, or take another checkpoint",
+        advice="Download the files again, or use another checkpoint",
     )

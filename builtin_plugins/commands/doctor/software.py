@@ -1,7 +1,6 @@
-"""What is installed: our own files and metadata, dependencies, torch, kernels, devices.
+"""Checks of the installation: own files, dependencies, torch, kernels, plugins, environment.
 
-torch and the kernel library are tried in a process of their own: one built for another processor
-ends it.
+torch and the kernel library are imported in a subprocess: a wrong build kills the process.
 """
 
 from __future__ import annotations
@@ -13,8 +12,9 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from core_kernels.build import find_compiler
 from importlib_metadata import Distribution, PackageNotFoundError, distribution
@@ -22,10 +22,15 @@ from packaging.requirements import Requirement
 
 import core
 from builtin_plugins.commands.doctor.finding import Finding, judge
+from core.api import EngineError, did_you_mean
+from core.api.config import CONFIG_FILE, ENVIRONMENT_FIELDS
+
+if TYPE_CHECKING:
+    from core.api import CommandContext
 
 DISTRIBUTION: Final = "core"
 GROUP: Final = "engine.plugins"
-REINSTALL: Final = "Install it again: pip install -e . --no-deps"
+REINSTALL: Final = "Reinstall it: pip install -e . --no-deps"
 PROBE_TIMEOUT_S: Final = 120
 PROBE: Final = """
 import json
@@ -59,14 +64,14 @@ print(json.dumps(found))
 
 
 def check_torch(script: str = PROBE) -> Iterator[Finding]:
-    """torch, the devices it sees, and the kernel library, as a new process finds them."""
+    """Check torch, its devices and the kernel library in a subprocess."""
     found = _probe(script)
     if isinstance(found, str):
         yield Finding(
             "fail",
             "torch",
             found,
-            "Install a build that fits this machine and its drivers",
+            "Install a build for this machine and its drivers",
         )
         return
     build = f"for CUDA or ROCm {found['cuda']}" if found["cuda"] else "for CPUs"
@@ -74,7 +79,7 @@ def check_torch(script: str = PROBE) -> Iterator[Finding]:
         "torch",
         f"{found['torch']}, built {build}, {found['threads']} threads",
         warn=not found["openmp"],
-        advice="It was built without OpenMP and computes with one thread",
+        advice="It is built without OpenMP and uses one thread",
     )
     yield from _devices(found)
     yield _kernels(found)
@@ -103,12 +108,12 @@ def _kernels(found: Mapping[str, Any]) -> Finding:
     if compiler:
         return Finding("warn", "kernels", f"{faults}; built with {compiler} at the next start")
     return Finding(
-        "warn", "kernels", f"{faults}, and no compiler: plain torch does the work", "Install g++"
+        "warn", "kernels", f"{faults}, and no compiler: torch ops are used instead", "Install g++"
     )
 
 
 def check_compiler() -> Iterator[Finding]:
-    """Whether kernels could be built here."""
+    """Check whether kernels can be built."""
     compiler = find_compiler()
     yield Finding(
         "ok", "compiler", compiler or "none (needed only where no kernel library is installed)"
@@ -116,12 +121,12 @@ def check_compiler() -> Iterator[Finding]:
 
 
 def check_dependencies() -> Iterator[Finding]:
-    """Versions of what we need against the ranges our own metadata states."""
+    """Check dependency versions against the ranges in the package metadata."""
     own = _own()
     if own is None:
         return
     wrong: list[str] = []
-    shown: list[str] = []
+    versions: list[str] = []
     for requirement in map(Requirement, own.requires or ()):
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
@@ -130,7 +135,7 @@ def check_dependencies() -> Iterator[Finding]:
         except PackageNotFoundError:
             wrong.append(f"{requirement} is not installed")
             continue
-        shown.append(f"{requirement.name} {version}")
+        versions.append(f"{requirement.name} {version}")
         if not requirement.specifier.contains(version, prereleases=True):
             wrong.append(f"{requirement.name} {version} is not {requirement.specifier}")
     if wrong:
@@ -138,22 +143,20 @@ def check_dependencies() -> Iterator[Finding]:
             "fail",
             "dependencies",
             "; ".join(wrong),
-            f"pip install --upgrade {DISTRIBUTION} brings them",
+            f"Run pip install --upgrade {DISTRIBUTION}",
         )
-    yield Finding("ok", "versions", ", ".join(sorted(shown)))
+    yield Finding("ok", "versions", ", ".join(sorted(versions)))
 
 
 def check_installation() -> Iterator[Finding]:
-    """Our own files: which they are, whether the metadata describes them, and whether others are in
-    the way.
-    """
+    """Check the engine's files, its metadata, and packages that shadow it."""
     home = Path(core.__file__).resolve().parent
     own = _own()
     if own is None:
         yield Finding(
             "fail",
             "engine",
-            f"{core.__version__} in {home}, but it is not installed",
+            f"{core.__version__} in {home} is not installed",
             "pip install -e .",
         )
         return
@@ -169,13 +172,13 @@ def check_installation() -> Iterator[Finding]:
         yield Finding(
             "warn",
             "shadow",
-            f"{foreign} hides our package from Python scripts started in this folder",
+            f"{foreign} shadows the engine for Python scripts in this folder",
             "Rename it",
         )
 
 
 def _metadata(own: Distribution, project: Path) -> Iterator[Finding]:
-    """Compare the installed entry points with those of the sources, where these are beside us."""
+    """Compare the installed entry points with those of the source tree, if present."""
     if not project.is_file():
         return
     stated = tomllib.loads(project.read_text(encoding="utf-8")).get("project", {})
@@ -202,7 +205,7 @@ def _own() -> Distribution | None:
 
 
 def _probe(script: str) -> dict[str, Any] | str:
-    """Return what the script prints, or a sentence that says how it failed."""
+    """Return the script's JSON output, or a sentence that describes its failure."""
     path = os.pathsep.join(filter(None, sys.path))
     try:
         done = subprocess.run(
@@ -216,10 +219,91 @@ def _probe(script: str) -> dict[str, Any] | str:
     except subprocess.TimeoutExpired:
         return f"cannot be imported within {PROBE_TIMEOUT_S} s"
     if done.returncode < 0:
-        return f"a process that imports it is ended by {signal.Signals(-done.returncode).name}"
+        return f"importing it kills the process with {signal.Signals(-done.returncode).name}"
     if done.returncode > 0:
         return (
             f"cannot be imported: {(done.stderr.strip().splitlines() or ['no reason given'])[-1]}"
         )
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
+
+
+PREFIX: Final = "ENGINE_"
+VLLM_PREFIX: Final = "VLLM_"
+LIBRARY_VARIABLES: Final = (
+    "CUDA_VISIBLE_DEVICES",
+    "HF_ENDPOINT",
+    "HF_HOME",
+    "HF_HUB_OFFLINE",
+    "HF_TOKEN",
+    "LD_PRELOAD",
+    "MKL_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "PYTHONPATH",
+    "TMPDIR",
+)
+"""Variables of libraries that affect the engine."""
+SECRET_SUFFIXES: Final = ("TOKEN", "KEY")
+
+
+def check_environment(environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
+    """Check which variables are set, misspelled, or without effect."""
+    known = (CONFIG_FILE, *ENVIRONMENT_FIELDS)
+    active = [name for name in sorted((*known, *LIBRARY_VARIABLES)) if environment.get(name)]
+    settings = (
+        f"{name}={'***' if name.endswith(SECRET_SUFFIXES) else environment[name]}"
+        for name in active
+    )
+    yield Finding("ok", "environment", ", ".join(settings) or "no relevant variable is set")
+    for name in sorted(environment):
+        if name.startswith(PREFIX) and name not in known:
+            hint = did_you_mean(name, known)
+            yield Finding(
+                "warn", "environment", f"{name} is unknown{hint}", f"Known: {', '.join(known)}"
+            )
+    foreign = sorted(name for name in environment if name.startswith(VLLM_PREFIX))
+    if foreign:
+        yield Finding(
+            "warn",
+            "environment",
+            f"ignored: {', '.join(foreign)}",
+            "Use flags or a --config file",
+        )
+
+
+def check_plugins(context: CommandContext) -> Iterator[Finding]:
+    """Load all plugins; after a failure each alone, to name every broken one."""
+    try:
+        plan = context.plan
+    except EngineError as error:
+        yield Finding("fail", "plugins", str(error))
+        return
+    third = [str(ref) for ref in plan.plugins if not ref.builtin]
+    text = f"{len(plan.plugins)} on, third-party: {', '.join(third) or 'none'}"
+    yield judge(
+        "plugins",
+        text + (f"; absent: {', '.join(plan.absent)}" if plan.absent else ""),
+        warn=bool(plan.absent),
+        advice="Builtin plugins are missing. Reinstall the engine unless this is intended",
+    )
+    combined = _load_error(context)
+    if combined:
+        errors = [_load_error(_with_only(context, ref)) for ref in plan.plugins]
+        for message in filter(None, errors) if any(errors) else [combined]:
+            yield Finding("fail", "plugins", message)
+
+
+def _load_error(context: CommandContext) -> str:
+    """Return the error of loading the plugins of a context; empty on success."""
+    try:
+        _ = context.registry
+    except EngineError as error:
+        return str(error)
+    return ""
+
+
+def _with_only(context: CommandContext, ref: Any) -> Any:
+    """Return a context with one plugin and the kernel plugin."""
+    name = ref.name if ref.distribution else ref.target
+    selection = replace(context.config.plugins, plugins=["none", name], plugins_lock=None)
+    return replace(context, config=replace(context.config, plugins=selection), loaded=None)

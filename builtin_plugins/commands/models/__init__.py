@@ -1,1 +1,1 @@
-"""`engine models`: every architecture there is an answer for."""
+"""`engine models`: lists the supported model architectures."""

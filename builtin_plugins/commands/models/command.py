@@ -1,5 +1,7 @@
-"""The command: prints the architectures, or as JSON; one that is named, with all that is known of
-it.
+"""The command `engine models`: lists model architectures and how they are served.
+
+Joins the loaded plugins with a table of tests (`scripts/survey_models.py`). Reads no model
+config and imports no torch.
 """
 
 from __future__ import annotations
@@ -7,16 +9,24 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from builtin_plugins.commands.models.table import Row, rows
 from core.api import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     import argparse
 
+    from core.api import CommandContext
+
+TABLE: Final = Path(__file__).with_name("architectures.json")
+ANY: Final = "any architecture"
+"""Feature that marks an entry serving architectures without their own entry."""
+
+PLAIN: Final = "plain weights"
+"""Feature that marks a method for unquantized weights in a device-specific layout."""
 NONE: Final = "none"
 FLAGS: Final = {
     "sliding_window": "windows",
@@ -26,11 +36,85 @@ FLAGS: Final = {
     "pooling": "pooling",
 }
 
+How = Literal["native", "generic", "no"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Support for one architecture."""
+
+    architecture: str
+    how: How
+    """Served by its own entry, by the generic entry, or not."""
+    model_types: tuple[str, ...] = ()
+    """Config `model_type`s for which it is the causal language model in transformers."""
+    plugin: str = ""
+    """Name of the plugin that serves it."""
+    reason: str = ""
+    """Reason why it is not served."""
+    sliding_window: bool | None = None
+    """Whether layers use sliding-window attention; None if untested."""
+    running_state: bool | None = None
+    """Whether layers keep recurrent state instead of keys and values."""
+    quantization: bool | None = None
+    tensor_parallel: bool | None = None
+    pooling: bool | None = None
+    lora_targets: tuple[str, ...] = ()
+    """Names of its linear layers."""
+    formats: tuple[str, ...] = ()
+    """Quantization methods of the loaded plugins that it supports."""
+
+
+def rows(
+    entries: Iterable[Any],
+    table: Mapping[str, Mapping[str, Any]] | None = None,
+    methods: Iterable[Any] = (),
+) -> list[Row]:
+    """Return all architectures of the table and of the loaded `models` entries, by name.
+
+    `methods` are the loaded `quant_methods` entries; all quantizable architectures support them.
+    """
+    table = read_table() if table is None else table
+    owners = {registered.entry.name: registered for registered in entries}
+    general = next((found for found in owners.values() if ANY in found.entry.gives), None)
+    names = {name for name, found in owners.items() if ANY not in found.entry.gives}
+    formats = tuple(
+        sorted({found.entry.name for found in methods if PLAIN not in found.entry.gives})
+    )
+    found = [
+        _row(name, owners.get(name), general, table.get(name, {}))
+        for name in sorted(names | set(table))
+    ]
+    return [replace(row, formats=formats) if row.quantization else row for row in found]
+
+
+def read_table() -> dict[str, dict[str, Any]]:
+    """Return the test results by architecture."""
+    found: dict[str, dict[str, Any]] = json.loads(TABLE.read_text(encoding="utf-8"))
+    return found
+
+
+def _row(name: str, own: Any, general: Any, found: Mapping[str, Any]) -> Row:
+    facts: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in found.items()
+    }
+    tried = facts.pop("tried", "")
+    reason = facts.pop("reason", "")
+    types = facts.pop("model_types", ())
+    if own is not None:
+        known = facts if tried == "native" else {}
+        return Row(name, "native", types, plugin=own.plugin.name, **known)
+    if tried == "native":
+        return Row(name, "no", types, reason="its plugin is not loaded")
+    if general is None and not reason:
+        return Row(name, "no", types, reason="no generic plugin is loaded")
+    if reason:
+        return Row(name, "no", types, reason=reason)
+    return Row(name, "generic", types, plugin=general.plugin.name, **facts)
+
 
 class Models:
-    """Lists every architecture: served by a plugin of its own, by transformers' modules, or not,
-    and why.
-    """
+    """Lists model architectures: native, generic through transformers, or unsupported."""
 
     help = (
         "List the model architectures: how each is served and what it supports, or why it is not."
@@ -43,15 +127,15 @@ class Models:
         parser.add_argument(
             "--how",
             choices=("native", "generic", "no"),
-            help="only those that are served so, or not",
+            help="only architectures served natively, generically, or not at all",
         )
         parser.add_argument("--json", action="store_true", help="print JSON")
 
-    def run(self, context: Any) -> int:
-        """Print the list. Raises `ConfigError` for a name that is not on it."""
+    def run(self, context: CommandContext) -> int:
+        """Print the list. Raises `ConfigError` for an unknown name."""
         args = context.args
         entries = context.registry.entries
-        chosen = _chosen(
+        chosen = _select(
             rows(entries("models"), methods=_methods(entries("quant_methods"))), args.name
         )
         chosen = [row for row in chosen if args.how in (None, row.how)]
@@ -59,7 +143,7 @@ class Models:
             json.dump([asdict(row) for row in chosen], sys.stdout, indent=2)
             print()
         elif args.name:
-            print("\n\n".join(_in_full(row) for row in chosen))
+            print("\n\n".join(_details(row) for row in chosen))
         else:
             print("\n".join(_line(row) for row in chosen))
             count = Counter(row.how for row in chosen)
@@ -71,30 +155,31 @@ class Models:
 
 
 def _methods(entries: Any) -> list[Any]:
-    """Return the quantization methods, without that of checkpoints that have none."""
+    """Return the quantization methods, without the one for unquantized checkpoints."""
     return [found for found in entries if found.entry.name != NONE]
 
 
-def _chosen(known: Sequence[Row], name: str | None) -> list[Row]:
+def _select(known: Sequence[Row], name: str | None) -> list[Row]:
     found = [row for row in known if name in (None, row.architecture, *row.model_types)]
     if found:
         return found
     names = [row.architecture for row in known] + [
         kind for row in known for kind in row.model_types
     ]
-    raise ConfigError(f"no architecture or model_type {name!r}{did_you_mean(name or '', names)}")
+    raise ConfigError(
+        f"name: got {name!r}; expected an architecture or model_type"
+        f"{did_you_mean(name or '', names)}"
+    )
 
 
 def _line(row: Row) -> str:
-    what = (
-        row.reason
-        if row.how == "no"
-        else ", ".join(name for field, name in FLAGS.items() if getattr(row, field))
-    )
+    what = row.reason
+    if row.how != "no":
+        what = ", ".join(name for field, name in FLAGS.items() if getattr(row, field))
     return f"{row.architecture:<40} {row.how:<8} {what}".rstrip()
 
 
-def _in_full(row: Row) -> str:
+def _details(row: Row) -> str:
     lines = [
         row.architecture,
         f"  served           {row.how}" + (f", by {row.plugin}" if row.plugin else ""),

@@ -1,1 +1,1 @@
-"""`engine plan`: will the model fit?"""
+"""`engine plan`: estimates the memory of a model."""

@@ -1,33 +1,38 @@
-"""The command: plans once, looks for what would make the model fit where it does not, and prints."""
+"""The command `engine plan`: estimates memory and suggests flags when it does not suffice."""
 
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from builtin_plugins.commands.plan.hub import hub_headers
 from builtin_plugins.commands.plan.report import as_json, as_lines
-from core.api import EngineConfig
+from core.api import EngineConfig, ModelError
 
 if TYPE_CHECKING:
     import argparse
 
+    import torch
+
     from core import MemoryPlan
+    from core.api import CommandContext
+    from core.api.plugins import LoadedRegistry
+
 
 DUMMY: Final = "dummy"
-HUB: Final = "hub id "
-"""How the source of a hub's model says where it is from."""
-HALF: Final = {"float32": "bfloat16"}
+HUB_PREFIX: Final = "hub id "
+"""Prefix of `ModelSource.origin` for hub models."""
+REDUCED_DTYPES: Final = {"float32": "bfloat16"}
 
 
 class Plan:
-    """Says what memory serving the model would take, and whether that is there."""
+    """Reports the memory that serving a model takes, and whether it is available."""
 
-    help = "Say whether a model will fit: weights, KV cache, context, requests at once. Reads no weight."
+    help = "Check whether a model fits: weights, KV cache, context, concurrent requests."
     takes_engine_options = True
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -37,7 +42,7 @@ class Plan:
             "--json", action="store_true", help="print JSON; sizes in bytes, per rank where lists"
         )
 
-    def run(self, context: Any) -> int:
+    def run(self, context: CommandContext) -> int:
         """Print the plan; return 1 when the model does not fit."""
         plan = make_plan(context.config, context.registry)
         ways = remedies(plan, context.config, context.registry)
@@ -49,27 +54,27 @@ class Plan:
         return 1 if plan.short_bytes else 0
 
 
-def make_plan(config: EngineConfig, registry: Any) -> MemoryPlan:
-    """Return the plan; of a model on the hub, config and headers are fetched."""
+def make_plan(config: EngineConfig, registry: LoadedRegistry) -> MemoryPlan:
+    """Return the memory plan. For a hub model only config and headers are downloaded."""
     from core import memory_plan  # lazy: torch is slow to import
 
     if Path(config.model.model).expanduser().is_dir():
         return memory_plan(config, registry)
-    small = replace(
-        config, load=replace(config.load, load_format=DUMMY)
-    )  # weights are not fetched for dummy ones
+    # dummy weights are not downloaded
+    small = replace(config, load=replace(config.load, load_format=DUMMY))
     return memory_plan(
         small,
         registry,
         headers=lambda source: (
-            hub_headers(source.name, config) if source.origin.startswith(HUB) else None
+            hub_headers(source.name, config) if source.origin.startswith(HUB_PREFIX) else None
         ),
     )
 
 
-def remedies(plan: MemoryPlan, config: EngineConfig, registry: Any) -> list[str]:
-    """Return flags of which each one alone makes the model fit, or for one that fits, gives it its
-    whole context.
+def remedies(plan: MemoryPlan, config: EngineConfig, registry: LoadedRegistry) -> list[str]:
+    """Return flags that make the model fit, or give a fitting one its full context.
+
+    Each flag suffices alone.
     """
     found = []
     for flags, changed in _candidates(plan, config):
@@ -84,7 +89,7 @@ def remedies(plan: MemoryPlan, config: EngineConfig, registry: Any) -> list[str]
 
 
 def _candidates(plan: MemoryPlan, config: EngineConfig) -> Iterator[tuple[str, EngineConfig]]:
-    """Yield flags that may help, with the configuration they make."""
+    """Yield flags that may help, with the resulting configuration."""
     stated = plan.source.max_model_len
     if plan.short_bytes:
         yield "--max-model-len", _with(config, "model", max_model_len=None)
@@ -101,7 +106,7 @@ def _candidates(plan: MemoryPlan, config: EngineConfig) -> Iterator[tuple[str, E
     if size > 0:
         changed = _with(config, "cache", kv_cache_memory_bytes=size, num_gpu_blocks_override=None)
         yield f"--kv-cache-memory-bytes {size}", changed
-    dtype = HALF.get(plan.config.model.dtype)
+    dtype = REDUCED_DTYPES.get(plan.config.model.dtype)
     if plan.short_bytes and dtype is not None:
         yield f"--dtype {dtype}", _with(config, "model", dtype=dtype)
 
@@ -109,3 +114,41 @@ def _candidates(plan: MemoryPlan, config: EngineConfig) -> Iterator[tuple[str, E
 def _with(config: EngineConfig, section: str, **values: Any) -> EngineConfig:
     changed: dict[str, Any] = {section: replace(getattr(config, section), **values)}
     return replace(config, **changed)
+
+
+def hub_headers(name: str, config: EngineConfig) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield (name, meta tensor) for each tensor of a hub repository.
+
+    Downloads a few kilobytes of headers. Raises `ModelError` when that fails.
+    """
+    import torch  # lazy: slow to import
+    from huggingface_hub import get_safetensors_metadata  # lazy: slow to import
+
+    dtypes = {
+        "F64": torch.float64,
+        "F32": torch.float32,
+        "F16": torch.float16,
+        "BF16": torch.bfloat16,
+        "F8_E4M3": torch.float8_e4m3fn,
+        "F8_E5M2": torch.float8_e5m2,
+        "F8_E8M0": torch.float8_e8m0fnu,
+    }
+    try:
+        metadata = get_safetensors_metadata(
+            name, revision=config.model.revision, token=config.model.hf_token
+        )
+    except Exception as error:
+        raise ModelError(
+            f"weight headers of {name}: download failed: {error}. Retry, or use a local folder."
+        ) from error
+    for file in metadata.files_metadata.values():
+        for tensor, facts in file.tensors.items():
+            start, end = facts.data_offsets
+            count = math.prod(facts.shape)
+            integer = {1: torch.int8, 2: torch.int16, 4: torch.int32}.get(
+                (end - start) // max(count, 1), torch.int64
+            )
+            yield (
+                tensor,
+                torch.empty(facts.shape, dtype=dtypes.get(facts.dtype, integer), device="meta"),
+            )

@@ -1,8 +1,6 @@
-"""Says what memory a model will take before any of it is taken, by the decisions that a start
-makes.
+"""Computes the memory of a model before allocation, with the decisions of a start.
 
-The model is built where tensors have shapes but no memory. Headers of weight files are read,
-weights are not.
+The model is built on the meta device. Headers of weight files are read; weights are not.
 """
 
 from __future__ import annotations
@@ -13,66 +11,65 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from core.contracts import BuildContext
-from core.engine.memory import context_length, fit_memory
-from core.engine.resolve import Resolved, resolve
-from core.errors import ConfigError
-from core.kv.layout import NULL_BLOCKS
-from core.kv.reach import peak_blocks
+from core.api import ConfigError
+from core.api.execution import WorkerInfo
+from core.api.models import BuildContext, ParallelGroup, Pipeline
+from core.api.planning import (
+    NULL_BLOCKS,
+    Resolved,
+    context_length,
+    fit_memory,
+    peak_blocks,
+    resolve,
+)
 from core.model_spec.decoder import DecoderSpec
 from core.model_spec.kv import KVLayout, PoolLayout
 from core.models.layers.decoder import Decoder
 from core.models.layers.loading import check_cached, read_model
-from core.models.layers.parallel import ParallelGroup, Pipeline
-from core.models.layers.quantization import plain_weights, quant_method, tell_stored
+from core.models.layers.quantization import pass_checkpoint_dtypes, plain_weights, quant_method
 from core.models.ops.table import reference_ops
-from core.step import WorkerInfo
 
 if TYPE_CHECKING:
-    from core.config import EngineConfig
-    from core.contracts import Model, ModelSource
-    from core.plugin import Registry
+    from core.api import EngineConfig
+    from core.api.models import Model, ModelSource
+    from core.api.plugins import LoadedRegistry
 
 Headers = Callable[["ModelSource"], Iterable[tuple[str, torch.Tensor]] | None]
-"""Returns name and shape (a tensor without memory) of a checkpoint's tensors; None where they are
-not known.
-"""
+"""Returns (name, meta tensor) for a checkpoint's tensors; None if unknown."""
 
-NOWHERE = "meta"
+META = "meta"
 UNLIMITED = 1 << 62
-TABLE_POSITIONS = 1024
-"""Rotary tables are made for no more positions than this here: they belong to no weight, and would
-take time.
-"""
+MAX_TABLE_POSITIONS = 1024
+"""Maximum number of positions in rotary tables: they are no weights, and slow to compute."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """What a start would take. Bytes are per rank, stage by stage, where they are a list."""
+    """Memory that a start takes. Lists of bytes have one item per rank, stage by stage."""
 
     config: EngineConfig
-    """Without gaps. A context length that was left open is cut to what fits."""
+    """Configuration with all defaults resolved; an open context length is cut to what fits."""
     source: ModelSource
     weight_bytes: list[int]
     stored_bytes: int | None
-    """Of all tensors in the checkpoint; None where its headers were not read."""
+    """Bytes of all tensors in the checkpoint; None if its headers were not read."""
     kv_memory_bytes: int
-    """For the KV cache of one rank of each stage: asked for, or what the platform gives."""
+    """KV cache memory of one rank per stage in bytes: configured, or chosen by the platform."""
     free_bytes: int | None
-    """What one rank may take of this machine; None where the platform does not say."""
+    """Free memory for one rank in bytes; None if the platform does not report it."""
     obstacle: str
-    """Why no cache can be made, as a start would say it; empty when one can.
+    """Error of the cache allocation; empty on success.
 
-    The layout is the least one then.
+    With an error, `layout` is the minimal layout.
     """
     layout: KVLayout
     kv_bytes: list[int]
     feature_bytes: dict[str, list[int]]
-    """What features may take beside weights and cache, by their names."""
+    """Maximum additional bytes per rank, by feature name."""
 
     @property
     def taken_bytes(self) -> list[int]:
-        """All that each rank takes."""
+        """Total bytes per rank."""
         return [
             sum(each)
             for each in zip(
@@ -82,55 +79,53 @@ class MemoryPlan:
 
     @property
     def context_length(self) -> int:
-        """Longest prompt and output together."""
+        """Maximum number of tokens of prompt and output together."""
         return context_length(self.config)
 
     @property
     def layout_bytes(self) -> int:
-        """Bytes of the whole cache, of one rank of each stage."""
+        """Bytes of the KV cache of one rank per stage."""
         return sum(pool.num_blocks * pool.block_bytes for pool in self.layout.pools)
 
     @property
     def short_bytes(self) -> int:
-        """Bytes that are missing: for the least cache, or for weights and cache together; 0 when
-        all fits.
-        """
+        """Missing bytes, for the minimal cache or for weights and cache; 0 when all fits."""
         missing = self.layout_bytes - self.kv_memory_bytes if self.obstacle else 0
         if self.free_bytes is not None:
             missing = max(missing, max(self.taken_bytes) - self.free_bytes)
         return max(missing, int(bool(self.obstacle)))
 
     def least_kv_bytes(self, num_tokens: int) -> int:
-        """Return the bytes of the smallest cache that holds one request of `num_tokens`."""
-        needs = _needs(
+        """Return the bytes of the minimal cache for one request of `num_tokens`."""
+        needed = _needed_blocks(
             self.layout, num_tokens, self.config.scheduler.max_num_batched_tokens or num_tokens
         )
-        pools = zip(self.layout.pools, needs, strict=True)
+        pools = zip(self.layout.pools, needed, strict=True)
         return sum((need + NULL_BLOCKS) * pool.block_bytes for pool, need in pools)
 
     def requests_at_once(self, num_tokens: int) -> int:
-        """Return how many requests of `num_tokens` run at once, one of them with a whole step being
-        computed.
-        """
+        """Return how many requests of `num_tokens` run at once, one of them in prefill."""
         step = self.config.scheduler.max_num_batched_tokens or num_tokens
-        first, more = (_needs(self.layout, num_tokens, size) for size in (step, 1))
-        room = [pool.num_blocks - NULL_BLOCKS for pool in self.layout.pools]
-        fits = [(have - one) // each + 1 for have, one, each in zip(room, first, more, strict=True)]
+        prefill, decode = (_needed_blocks(self.layout, num_tokens, size) for size in (step, 1))
+        free = [pool.num_blocks - NULL_BLOCKS for pool in self.layout.pools]
+        fits = [
+            (blocks - first) // each + 1
+            for blocks, first, each in zip(free, prefill, decode, strict=True)
+        ]
         return max(0, min([*fits, self.config.scheduler.max_num_seqs or 1]))
 
 
 def memory_plan(
     config: EngineConfig,
-    registry: Registry,
+    registry: LoadedRegistry,
     *,
     serving: bool = True,
     headers: Headers | None = None,
 ) -> MemoryPlan:
-    """Return what a start with this configuration would take.
+    """Return the memory that a start with this configuration takes.
 
-    `headers` stand for those of local files. Raises what the start would raise for a model that
-    cannot be served, tensors that are missing among the headers included, and for settings that
-    exclude each other.
+    `headers` replaces the headers of local files. Raises the errors of the start: an unsupported
+    model, missing tensors, conflicting settings.
     """
     resolved = resolve(config, registry, serving=serving)
     config = resolved.config
@@ -162,22 +157,20 @@ def memory_plan(
 
 
 def _infos(
-    resolved: Resolved, registry: Registry, headers: Headers | None
+    resolved: Resolved, registry: LoadedRegistry, headers: Headers | None
 ) -> tuple[list[WorkerInfo], int | None, dict[str, list[int]]]:
-    """Return what each rank's worker would tell, the bytes of the checkpoint, and what features
-    take of each rank.
-    """
+    """Return the worker info per rank, the checkpoint bytes, and the feature bytes per rank."""
     config = resolved.config
     source = resolved.source
     parallel = resolved.config.parallel
     infos: list[WorkerInfo] = []
     stored: int | None = None
-    asked = {
+    host_bytes_of = {
         half.name: half.host_bytes
         for _, half in registry.runner_extensions(config)
         if hasattr(half, "host_bytes")
     }
-    features: dict[str, list[int]] = {name: [] for name in asked}
+    features: dict[str, list[int]] = {name: [] for name in host_bytes_of}
     for stage in range(parallel.pipeline_parallel_size):
         pipeline = Pipeline(parallel.pipeline_parallel_size, stage)
         tensors = _headers(config, source, registry) if headers is None else headers(source)
@@ -186,47 +179,41 @@ def _infos(
             resolved, registry, ParallelGroup(parallel.tensor_parallel_size), pipeline, listed or ()
         )
         check_cached(model, config)
-        if listed is not None and isinstance(
-            model, Decoder
-        ):  # other modules may look at what they load
+        if listed is not None and isinstance(model, Decoder):  # other modules may read the values
             model.load_weights(listed)
             stored = sum(tensor.nbytes for _, tensor in listed)
-        weight_bytes = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))  # type: ignore[attr-defined]
+        tensors_of_rank = (*model.parameters(), *model.buffers())  # type: ignore[attr-defined]
+        weight_bytes = sum(tensor.nbytes for tensor in tensors_of_rank)
         info = WorkerInfo(
             layers=list(model.kv_layers),
             kv_memory_bytes=resolved.platform.kv_memory_bytes(config, weight_bytes),
             vocab_size=model.vocab_size,
             weight_bytes=weight_bytes,
         )
-        infos += (
-            [info] * parallel.tensor_parallel_size
-        )  # the last one's missing rows of the vocabulary are filled up
-        for name, host_bytes in asked.items():
+        infos += [info] * parallel.tensor_parallel_size  # the last rank's vocabulary is padded
+        for name, host_bytes in host_bytes_of.items():
             features[name] += [host_bytes(model, config)] * parallel.tensor_parallel_size
     return infos, stored, features
 
 
 def _build(
     resolved: Resolved,
-    registry: Registry,
+    registry: LoadedRegistry,
     group: ParallelGroup,
     pipeline: Pipeline,
     stored: Iterable[tuple[str, torch.Tensor]],
 ) -> Model:
-    """Return one rank's model without memory.
-
-    Nothing computes with it: attention and ops are not looked at.
-    """
+    """Return one rank's model on the meta device, without attention and kernels."""
     config = resolved.config
     source = resolved.source
     platform = resolved.platform
     facts = {**platform.facts(), "dtype": config.model.dtype}
-    length = min(context_length(config), TABLE_POSITIONS)
+    length = min(context_length(config), MAX_TABLE_POSITIONS)
     spec, _ = read_model(config, source, registry)
     attention: Any = None
     context = BuildContext(
         dtype=getattr(torch, config.model.dtype),
-        device=NOWHERE,
+        device=META,
         attention=attention,
         quant=quant_method(config, source, registry),
         ops=reference_ops(),
@@ -239,33 +226,34 @@ def _build(
         plain=plain_weights(config, registry, facts),
     )
     if isinstance(spec, DecoderSpec):
-        tell_stored(context.quant, spec.names, stored)
+        pass_checkpoint_dtypes(context.quant, spec.names, stored)
         return Decoder(replace(spec, max_positions=length), context)
     return spec.build(context)
 
 
 def _headers(
-    config: EngineConfig, source: ModelSource, registry: Registry
+    config: EngineConfig, source: ModelSource, registry: LoadedRegistry
 ) -> Iterable[tuple[str, torch.Tensor]] | None:
-    """Return the tensors of the checkpoint, without their memory, as its own loader names them."""
-    wanted = config.load.load_format
-    chosen = registry.choose("weight_loaders", source.weight_loader if wanted == "auto" else wanted)
-    loader = registry.load(chosen)(source, config)
-    if hasattr(loader, "expect"):  # it makes its tensors up
+    """Return the checkpoint's tensors on the meta device, named by its own loader."""
+    name = config.load.load_format
+    if name == "auto":
+        name = source.weight_loader
+    loader = registry.load(registry.choose("weight_loaders", name))(source, config)
+    if hasattr(loader, "expect"):  # a dummy loader
         return None
     if hasattr(loader, "headers"):
         listed: Iterable[tuple[str, torch.Tensor]] = loader.headers()
         return listed
-    return ((name, tensor.to(NOWHERE)) for name, tensor in loader.tensors())
+    return ((name, tensor.to(META)) for name, tensor in loader.tensors())
 
 
 def _least_layout(config: EngineConfig, info: WorkerInfo) -> KVLayout:
-    """Return the smallest layout that holds one request of the longest context."""
-    roomy = replace(config.cache, kv_cache_memory_bytes=UNLIMITED, num_gpu_blocks_override=None)
-    layout = fit_memory(replace(config, cache=roomy), info, cut_context=False)[1]
+    """Return the minimal layout for one request of maximum context length."""
+    unlimited = replace(config.cache, kv_cache_memory_bytes=UNLIMITED, num_gpu_blocks_override=None)
+    layout = fit_memory(replace(config, cache=unlimited), info, cut_context=False)[1]
     step = config.scheduler.max_num_batched_tokens or context_length(config)
-    needs = _needs(layout, context_length(config), step)
-    pools = zip(layout.pools, needs, strict=True)
+    needed = _needed_blocks(layout, context_length(config), step)
+    pools = zip(layout.pools, needed, strict=True)
     return KVLayout(
         groups=layout.groups,
         pools=[
@@ -275,16 +263,16 @@ def _least_layout(config: EngineConfig, info: WorkerInfo) -> KVLayout:
     )
 
 
-def _needs(layout: KVLayout, num_tokens: int, step_tokens: int) -> list[int]:
-    """Return how many blocks of each pool one request of so many tokens holds."""
-    needs = [0] * len(layout.pools)
+def _needed_blocks(layout: KVLayout, num_tokens: int, step_tokens: int) -> list[int]:
+    """Return the number of blocks per pool for one request of `num_tokens`."""
+    needed = [0] * len(layout.pools)
     for group in layout.groups:
-        needs[group.pool] += peak_blocks(group.spec, group.block_size, num_tokens, step_tokens)
-    return needs
+        needed[group.pool] += peak_blocks(group.spec, group.block_size, num_tokens, step_tokens)
+    return needed
 
 
 def _ranks(infos: list[WorkerInfo], tensor: int) -> list[range]:
-    """Return which caching layers each rank has."""
+    """Return the range of cached layers of each rank."""
     out: list[range] = []
     start = 0
     for index, info in enumerate(infos):
@@ -295,7 +283,7 @@ def _ranks(infos: list[WorkerInfo], tensor: int) -> list[range]:
 
 
 def _own_bytes(layout: KVLayout, own: range) -> int:
-    """Return the bytes of the slots that these layers use."""
+    """Return the bytes of the slots of these layers."""
     held = {
         (group.pool, slot)
         for group in layout.groups

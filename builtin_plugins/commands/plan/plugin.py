@@ -1,13 +1,11 @@
-"""`engine plan`: whether a model will fit, said in a second, from its config and the headers of its
-weights.
-"""
+"""`engine plan`: checks within a second whether a model fits, from config and weight headers."""
 
 from core.api import Entry, hookimpl
 
 
 @hookimpl
 def engine_commands() -> list[Entry]:
-    """Give the command."""
+    """Return the entry."""
     return [
         Entry(
             "plan",

@@ -1,4 +1,4 @@
-"""A memory plan as lines for people and as JSON for programs."""
+"""Formats a memory plan as text and JSON."""
 
 from __future__ import annotations
 
@@ -7,56 +7,44 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from builtin_plugins.commands.sizes import show_bytes
-from core.api import CacheSpec, ChunkedLocal, CrossAttention, RecurrentState, SlidingWindow
+from core.model_spec.kv import (
+    CacheSpec,
+    ChunkedLocal,
+    CrossAttention,
+    RecurrentState,
+    SlidingWindow,
+)
 
 if TYPE_CHECKING:
     from core import MemoryPlan
 
-LENGTHS: Final = (1000, 4000)
-"""Requests of so many tokens are counted, besides those of the whole context."""
-NARROW_BYTES: Final = 1 << 30
-"""The engine's processes and the numbers of a step take some hundred MiB beside weights and cache.
-"""
+REQUEST_LENGTHS: Final = (1000, 4000)
+"""Request lengths in tokens reported besides the full context."""
+MIN_SPARE_BYTES: Final = 1 << 30
+"""Free bytes below which the plan warns: processes and activations need several hundred MiB."""
 
 
 def as_lines(plan: MemoryPlan, ways: Sequence[str]) -> Iterator[str]:
-    """Yield what people want to know, the verdict last."""
+    """Yield the plan as text lines, the verdict last."""
     config = plan.config
     source = plan.source
-    ranks = len(plan.weight_bytes)
-    yield f"model     {source.name}: {source.architecture}, {config.model.dtype}, on {config.device.device}"
+    settings = f"{config.model.dtype}, on {config.device.device}"
+    yield f"model     {source.name}: {source.architecture}, {settings}"
     stored = (
         "headers not read"
         if plan.stored_bytes is None
         else f"{show_bytes(plan.stored_bytes)} in the checkpoint"
     )
     yield f"weights   {_over_ranks(plan.weight_bytes)} ({stored})"
-    asked = "asked for" if config.cache.kv_cache_memory_bytes else "automatic"
-    if config.cache.num_gpu_blocks_override:
-        asked = "by number of blocks"
-    yield f"KV cache  {_over_ranks(plan.kv_bytes)} ({'the least that would do' if plan.obstacle else asked})"
-    for group in _groups(plan):
-        yield (
-            f"          {group['layers']} layers that keep {group['keeps']}: "
-            f"{_size(group)}{', one rank' if ranks > 1 else ''}"
-        )
-    for pool in _pools(plan):
-        yield (
-            f"          {pool['blocks']:,} blocks of {pool['block_size']:,} tokens, "
-            f"{show_bytes(pool['block_bytes'])} each"
-        )
+    yield from _kv_cache_lines(plan)
     for name, sizes in plan.feature_bytes.items():
-        yield f"{name:<9} {_over_ranks(sizes)} at most"
+        yield f"{name:<9} {_over_ranks(sizes)} maximum"
     yield f"context   {plan.context_length:,} tokens{_cut(plan)}"
     for index, (tokens, count) in enumerate(_at_once(plan).items()):
-        yield f"{'' if index else 'at once':<10}{count:,} request{'' if count == 1 else 's'} of {tokens:,} tokens"
-    taken = sum(plan.taken_bytes)
-    if plan.free_bytes is not None:
-        free = plan.free_bytes * ranks
-        left = f", {show_bytes(free - taken)} left" if free >= taken else ""
-        yield f"memory    {show_bytes(free)} free, {show_bytes(taken)} taken{left}"
-    else:
-        yield f"memory    {show_bytes(taken)} taken"
+        label = "" if index else "at once"
+        noun = "request" if count == 1 else "requests"
+        yield f"{label:<10}{count:,} {noun} of {tokens:,} tokens"
+    yield _memory_line(plan)
     yield _verdict(plan)
     if ways:
         purpose = (
@@ -67,14 +55,43 @@ def as_lines(plan: MemoryPlan, ways: Sequence[str]) -> Iterator[str]:
         yield f"          {purpose}: {', or '.join(ways)}"
 
 
+def _kv_cache_lines(plan: MemoryPlan) -> Iterator[str]:
+    """Yield the size of the KV cache, its layers and its block pools."""
+    config = plan.config
+    sizing = "configured" if config.cache.kv_cache_memory_bytes else "automatic"
+    if config.cache.num_gpu_blocks_override:
+        sizing = "configured as blocks"
+    if plan.obstacle:
+        sizing = "the minimum"
+    yield f"KV cache  {_over_ranks(plan.kv_bytes)} ({sizing})"
+    share = ", one rank" if len(plan.weight_bytes) > 1 else ""
+    for group in _groups(plan):
+        yield f"          {group['layers']} layers keep {group['keeps']}: {_size(group)}{share}"
+    for pool in _pools(plan):
+        yield (
+            f"          {pool['blocks']:,} blocks of {pool['block_size']:,} tokens, "
+            f"{show_bytes(pool['block_bytes'])} each"
+        )
+
+
+def _memory_line(plan: MemoryPlan) -> str:
+    """Return the free and the taken memory of all ranks."""
+    taken = sum(plan.taken_bytes)
+    if plan.free_bytes is None:
+        return f"memory    {show_bytes(taken)} taken"
+    free = plan.free_bytes * len(plan.weight_bytes)
+    left = f", {show_bytes(free - taken)} left" if free >= taken else ""
+    return f"memory    {show_bytes(free)} free, {show_bytes(taken)} taken{left}"
+
+
 def _verdict(plan: MemoryPlan) -> str:
     if plan.short_bytes:
-        why = plan.obstacle or "weights and cache together are more than is free"
+        why = plan.obstacle or "weights and KV cache exceed the free memory"
         return f"does not fit: {show_bytes(plan.short_bytes)} missing{_each(plan)}; {why}"
     if plan.free_bytes is None:
-        return "fits if this memory is free, which the platform does not say"
+        return "fits if this memory is free; the platform does not report it"
     left = plan.free_bytes - max(plan.taken_bytes)
-    return "fits" if left >= NARROW_BYTES else f"fits, with {show_bytes(left)} left for all else"
+    return "fits" if left >= MIN_SPARE_BYTES else f"fits, with {show_bytes(left)} left"
 
 
 def _each(plan: MemoryPlan) -> str:
@@ -82,7 +99,7 @@ def _each(plan: MemoryPlan) -> str:
 
 
 def as_json(plan: MemoryPlan, ways: Sequence[str]) -> dict[str, Any]:
-    """Return everything, sizes in bytes."""
+    """Return the plan as JSON data, sizes in bytes."""
     config = plan.config
     source = plan.source
     return {
@@ -116,12 +133,15 @@ def as_json(plan: MemoryPlan, ways: Sequence[str]) -> dict[str, Any]:
 def _at_once(plan: MemoryPlan) -> dict[int, int]:
     if plan.obstacle:
         return {}
-    lengths = [*(length for length in LENGTHS if length < plan.context_length), plan.context_length]
+    lengths = [
+        *(length for length in REQUEST_LENGTHS if length < plan.context_length),
+        plan.context_length,
+    ]
     return {length: plan.requests_at_once(length) for length in reversed(lengths)}
 
 
 def _groups(plan: MemoryPlan) -> Iterator[dict[str, Any]]:
-    """Yield what layers keep, those that keep the same together."""
+    """Yield the cached layers, grouped by cache spec and block size."""
     counts: Counter[tuple[CacheSpec, int]] = Counter()
     for group in plan.layout.groups:
         counts[group.spec, group.block_size] += len(group.layers)
@@ -164,11 +184,11 @@ def _keeps(spec: CacheSpec) -> str:
 
 def _cut(plan: MemoryPlan) -> str:
     stated = plan.source.max_model_len
-    return "" if plan.context_length == stated else f" of the {stated:,} the model is made for"
+    return "" if plan.context_length == stated else f" of the model's {stated:,}"
 
 
 def _over_ranks(sizes: Sequence[int]) -> str:
-    """Return a total, and what each rank has of it."""
+    """Return the total, and the size per rank."""
     if len(sizes) == 1:
         return show_bytes(sizes[0])
     if len(set(sizes)) == 1:

@@ -1,1 +1,1 @@
-"""`engine plugins`: what is installed, why it was chosen, and the kit for authors."""
+"""`engine plugins`: manage plugins and write new ones."""

@@ -1,6 +1,4 @@
-"""`engine plugins`: what is installed, what it brings, why one is chosen; check, lock and write
-plugins.
-"""
+"""The command `engine plugins`: list, show, explain, check, lock and write plugins."""
 
 from __future__ import annotations
 
@@ -11,27 +9,25 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from builtin_plugins.commands.plugins.against import uses_against
-from builtin_plugins.commands.plugins.doctor import (
+from builtin_plugins.commands.plugins.compatibility import incompatible_uses
+from builtin_plugins.commands.plugins.scaffold import TARGETS, next_steps, write_package
+from builtin_plugins.commands.plugins.status import (
     check_facts,
     explain,
-    kind_called,
+    find_kind,
     platform_facts,
-    standings,
+    plugin_statuses,
+    write_lock,
 )
-from builtin_plugins.commands.plugins.lock import write_lock
-from builtin_plugins.commands.plugins.scaffold import WRITTEN, next_steps, write_package
-from core.errors import ConfigError
-from core.plugin import KINDS, load_plan, make_plan
-from core.plugin.fit import shown
-from core.plugin.kinds import USES
+from core.api import ConfigError
+from core.api.plugins import KINDS, USES, format_fact, load_plan, make_plan
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable, Sequence
 
-    from core.cli.context import CommandContext
-    from core.plugin import PluginRef, Registry
+    from core.api import CommandContext
+    from core.api.plugins import LoadedRegistry, PluginRef
 
 LOCK_FILE: Final = "engine-plugins.lock"
 
@@ -46,23 +42,19 @@ class PluginsCommand:
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the actions."""
         actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-        one = actions.add_parser(
-            "list", help="every plugin and whether it is on; imports none of them"
-        )
+        one = actions.add_parser("list", help="every plugin and its status; imports none of them")
         _add_json(one)
-        one = actions.add_parser("show", help="what one plugin brings: hooks, entries, options")
+        one = actions.add_parser("show", help="hooks, entries and options of one plugin")
         one.add_argument("name", help="plugin, ./file.py or pkg.module")
         _add_json(one)
-        one = actions.add_parser(
-            "explain", help="every candidate of a kind, and why it won or lost"
-        )
+        one = actions.add_parser("explain", help="every entry of a kind, and why it is used or not")
         one.add_argument("kind", help=", ".join(KINDS))
         one.add_argument(
             "--fact",
             action="append",
             default=[],
             metavar="NAME=VALUE",
-            help="something to assume, such as head_size=80",
+            help="fact to assume, such as head_size=80",
         )
         _add_json(one)
         one = actions.add_parser(
@@ -72,8 +64,8 @@ class PluginsCommand:
         one.add_argument(
             "--against",
             metavar="VERSION",
-            help="run no checks, list what the plugin uses that this version of the engine has "
-            "not, or nobody promises",
+            help="run no checks; list imports of the plugin that are private or missing in this "
+            "version of the engine",
         )
         _add_json(one)
         one = actions.add_parser("lock", help="write the exact set of plugins, for --plugins-lock")
@@ -84,17 +76,17 @@ class PluginsCommand:
             "new", help="write a package for a new plugin, with tests that pass"
         )
         one.add_argument("name", help="name of the plugin, such as acme")
-        one.add_argument("--kind", required=True, help=", ".join(WRITTEN))
+        one.add_argument("--kind", required=True, help=", ".join(TARGETS))
         one.add_argument(
             "--architecture",
             metavar="NAME",
-            help="of a model, as in its config.json; default: NameForCausalLM",
+            help="of a model: name in its config.json; default: NameForCausalLM",
         )
         one.add_argument(
             "--from",
             dest="begins_as",
             metavar="NAME",
-            help="of a model: begin as a copy of this one, LlamaForCausalLM",
+            help="of a model: builtin architecture to copy, such as LlamaForCausalLM",
         )
         one.add_argument("-o", "--output", metavar="DIR", help="default: ./engine-NAME")
 
@@ -106,7 +98,7 @@ class PluginsCommand:
 
     def _list(self, context: CommandContext) -> int:
         section = context.config.plugins
-        rows = standings(section.plugins, section.plugins_lock)
+        rows = plugin_statuses(section.plugins, section.plugins_lock)
         if context.args.json:
             return _print_json(
                 [{**_as_json(row.plugin), "status": row.status, "note": row.note} for row in rows]
@@ -120,42 +112,42 @@ class PluginsCommand:
         return 0
 
     def _show(self, context: CommandContext) -> int:
-        """Load the plugin alone, so that it can be seen whatever state the others are in."""
+        """Print one plugin. Loads it alone, so that other broken plugins do not matter."""
         registry = load_plan(make_plan(["none", context.args.name]))
         ref = next(ref for ref in registry.plan.plugins if ref.named)
-        brings = _brings(registry, ref)
+        contents = _contents(registry, ref)
         if context.args.json:
-            return _print_json(brings)
+            return _print_json(contents)
         print(
             f"{ref.name}: {ref.origin}, module {ref.target}\nhooks: "
-            f"{', '.join(brings['hooks']) or 'none'}"
+            f"{', '.join(contents['hooks']) or 'none'}"
         )
-        for entry in brings["entries"]:
+        for entry in contents["entries"]:
             print(f"{KINDS[entry['kind']].noun} {entry['name']}: {entry['summary']}")
             for word in ("when", "requires", "needs", "gives", "conflicts"):
                 if entry[word]:
                     print(f"    {word} {entry[word]}")
-        for option in brings["options"]:
+        for option in contents["options"]:
             print(f"option {option['name']} (default {option['default']!r}): {option['help']}")
         return 0
 
     def _explain(self, context: CommandContext) -> int:
-        kind = kind_called(context.args.kind).name
+        kind = find_kind(context.args.kind).name
         given = dict(_fact(text) for text in context.args.fact)
         check_facts(context.registry, kind, given)
         facts = {} if kind == "platforms" else platform_facts(context.registry)
         facts |= given
-        verdicts = explain(context.registry, kind, facts)
+        statuses = explain(context.registry, kind, facts)
         if context.args.json:
-            rows = [{**dataclasses.asdict(v), "plugin": _as_json(v.plugin)} for v in verdicts]
+            rows = [{**dataclasses.asdict(v), "plugin": _as_json(v.plugin)} for v in statuses]
             return _print_json({"kind": kind, "facts": facts, "candidates": rows})
-        known = ", ".join(f"{name}={shown(value, '+')}" for name, value in facts.items())
+        known = ", ".join(f"{name}={format_fact(value, '+')}" for name, value in facts.items())
         print(f"{kind}, used: {USES[KINDS[kind].use]}; known facts: {known or 'none'}")
         _print_table(
             ("", "ENTRY", "PRIORITY", "PLUGIN", "WHY"),
             (
                 ("*" if v.chosen else "", v.name, str(v.priority), _named(v.plugin), v.reason)
-                for v in verdicts
+                for v in statuses
             ),
         )
         return 0
@@ -163,7 +155,7 @@ class PluginsCommand:
     def _check(self, context: CommandContext) -> int:
         if context.args.against:
             return self._check_against(context)
-        from core.testing.conformance import check_plugin  # lazy: the suites import torch
+        from core.testing.conformance import check_plugin  # lazy: imports torch
 
         results = list(check_plugin(context.args.name))
         failed = [result for result in results if not result.passed]
@@ -183,21 +175,19 @@ class PluginsCommand:
         return 1 if failed else 0
 
     def _check_against(self, context: CommandContext) -> int:
-        """List uses that do not fit; 1 where the version lacks something that is promised by
-        others.
-        """
-        uses = uses_against(context.args.name, context.args.against)
-        lacking = [use for use in uses if use.promised]
+        """Print the incompatible uses; return 1 when the version lacks a public name."""
+        uses = incompatible_uses(context.args.name, context.args.against)
+        missing = [use for use in uses if use.public]
         if context.args.json:
             _print_json([dataclasses.asdict(use) for use in uses])
         else:
             for use in uses:
-                print(f"{use.place}: {use.what}")
+                print(f"{use.location}: {use.what}")
             print(
-                f"{len(lacking)} uses do not fit {context.args.against}, "
-                f"{len(uses) - len(lacking)} are promised by none"
+                f"{len(missing)} public names missing in {context.args.against}, "
+                f"{len(uses) - len(missing)} private names used"
             )
-        return 1 if lacking else 0
+        return 1 if missing else 0
 
     def _lock(self, context: CommandContext) -> int:
         plan = make_plan(context.config.plugins.plugins)
@@ -234,7 +224,7 @@ def _as_json(ref: PluginRef) -> dict[str, Any]:
     }
 
 
-def _brings(registry: Registry, ref: PluginRef) -> dict[str, Any]:
+def _contents(registry: LoadedRegistry, ref: PluginRef) -> dict[str, Any]:
     entries = [
         {
             "kind": registered.kind,
@@ -243,7 +233,9 @@ def _brings(registry: Registry, ref: PluginRef) -> dict[str, Any]:
             "summary": registered.entry.summary,
             "priority": registered.entry.priority,
             "api": registered.entry.api,
-            "when": {name: shown(wanted) for name, wanted in registered.entry.when.items()},
+            "when": {
+                name: format_fact(required) for name, required in registered.entry.when.items()
+            },
             "requires": list(registered.entry.requires),
             **{
                 word: sorted(getattr(registered.entry, word))
@@ -268,10 +260,10 @@ def _brings(registry: Registry, ref: PluginRef) -> dict[str, Any]:
 
 
 def _fact(text: str) -> tuple[str, Any]:
-    """Read NAME=VALUE; numbers, true, false and JSON lists are taken as such."""
+    """Parse NAME=VALUE. The value may be a number, true, false or a JSON list."""
     name, equals, value = text.partition("=")
     if not equals:
-        raise ConfigError(f"--fact {text!r} is not NAME=VALUE, such as head_size=80.")
+        raise ConfigError(f"--fact: got {text!r}; expected NAME=VALUE, such as head_size=80.")
     try:
         return name, msgspec.json.decode(value)
     except msgspec.DecodeError:

@@ -1,6 +1,4 @@
-"""`engine plugins new`: writes a complete package for one kind from the template, whose tests pass
-as they are.
-"""
+"""Writes a complete plugin package for one kind from the template."""
 
 from __future__ import annotations
 
@@ -12,22 +10,21 @@ from pathlib import Path
 from typing import Final
 
 import core
-from builtin_plugins.commands.plugins.borrowed import borrowed
-from core.errors import ConfigError, did_you_mean
-from core.plugin.discovery import discover
-from core.plugin.entry import API_VERSION
-from core.plugin.kinds import KINDS
+from builtin_plugins.commands.plugins.copy_architecture import copy_architecture
+from core.api import API_VERSION, ConfigError, did_you_mean
+from core.api.plugins import KINDS, discover
 from core.testing.conformance.joints import JOINTS
 
 TEMPLATE: Final = Path(__file__).parent / "template"
-PLACE: Final = "acme"
-"""Stands in the template for the plugin's name, `Acme` for its class."""
-PUBLISHED: Final = "core-inference-engine"
-"""The engine's name on the public index, where `core` may be a stranger's; whoever publishes it
-writes this in
-`pyproject.toml`, and in `core.plugin.discovery.CORE`."""
-WRITTEN: Final = {**KINDS, **JOINTS}
-"""What a package can be written for."""
+PLACEHOLDER: Final = "acme"
+"""Plugin name in the template; `Acme` for classes."""
+DISTRIBUTION: Final = "core-inference-engine"
+"""Name of the engine on PyPI, where `core` may belong to another project.
+
+The publisher of the engine sets it in `pyproject.toml` and `core.plugin.discovery.CORE`.
+"""
+TARGETS: Final = {**KINDS, **JOINTS}
+"""Kinds and extension points that have a template."""
 
 
 def write_package(
@@ -39,74 +36,71 @@ def write_package(
 ) -> list[Path]:
     """Write the package `engine-NAME` into `folder` and return its files.
 
-    A model's `architecture` is spelt as in its config.json; without it, that is a guess from the
-    plugin's name. It may begin as a copy of one of the engine's.
+    `architecture` is the name in the model's config.json; the default derives from the plugin
+    name. `begins_as` copies a builtin architecture.
 
-    Raises `ConfigError` for a name that cannot be a module's or is that of a builtin, and for a
-    folder that holds something already.
+    Raises `ConfigError` for an invalid name, the name of a builtin, and a folder that is not empty.
     """
+    _check_names(name, kind, architecture, begins_as)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"--output: got {folder}; expected an empty or new folder.")
+    copy = None if begins_as is None else copy_architecture(begins_as)
+    values = {
+        "KIND_NAME": kind,
+        "KIND": TARGETS[kind].noun,
+        "VERSION_BOUNDS": version_bounds(core.__version__),
+        "API_VERSION": str(API_VERSION),
+        "PUBLISHED": DISTRIBUTION,
+        "acme.model:spec": f"acme.model:{'spec' if copy is None else copy.function}",
+        "AcmeForCausalLM": architecture or "AcmeForCausalLM",
+    }
+    files = []
+    for source, target in _files(kind):
+        file = folder / _rename(target, name)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        text = source.read_text()
+        for placeholder, value in values.items():
+            text = text.replace(placeholder, value)
+        file.write_text(
+            copy.text if copy is not None and source.name == "model.py" else _rename(text, name)
+        )
+        files.append(file)
+    return sorted(files)
+
+
+def _check_names(name: str, kind: str, architecture: str | None, begins_as: str | None) -> None:
+    """Raise `ConfigError` for an invalid name, kind or architecture."""
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name):
         raise ConfigError(
-            f"{name!r} cannot be a plugin's name; use lower-case letters, digits and single "
-            "underscores."
+            f"name: got {name!r}; expected lower-case letters, digits and single underscores."
         )
     if any(ref.builtin and ref.name == name for ref in discover()):
+        raise ConfigError(f"name: got {name!r}; expected a name that no builtin plugin has.")
+    if kind not in TARGETS:
         raise ConfigError(
-            f"the engine has a plugin {name!r} itself, and no two may have one name; give yours "
-            "another."
-        )
-    if kind not in WRITTEN:
-        raise ConfigError(
-            f"there is no kind {kind!r}; kinds: {', '.join(WRITTEN)}{did_you_mean(kind, WRITTEN)}"
+            f"--kind: got {kind!r}; expected one of {', '.join(TARGETS)}"
+            f"{did_you_mean(kind, TARGETS)}"
         )
     if architecture is not None and (kind != "models" or not architecture.isidentifier()):
         raise ConfigError(
-            f"--architecture {architecture!r} is the name of a model in config.json, for --kind "
-            "models only."
+            f"--architecture: got {architecture!r}; expected an architecture of a config.json, "
+            "with --kind models."
         )
     if begins_as is not None and kind != "models":
         raise ConfigError(
-            f"--from {begins_as!r} is the name of a model in config.json, for --kind models only."
+            f"--from: got {begins_as!r}; expected an architecture, with --kind models."
         )
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(
-            f"{folder} is not empty; give another folder with --output, nothing is written over."
-        )
-    copy = None if begins_as is None else borrowed(begins_as)
-    written = []
-    for source, place in _files(kind):
-        file = folder / _renamed(place, name)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        text = source.read_text()
-        for place_holder, value in (
-            ("KIND_NAME", kind),
-            ("KIND", WRITTEN[kind].noun),
-            ("VERSION_BOUNDS", version_bounds(core.__version__)),
-            ("API_VERSION", str(API_VERSION)),
-            ("PUBLISHED", PUBLISHED),
-            ("acme.model:spec", f"acme.model:{'spec' if copy is None else copy.function}"),
-            ("AcmeForCausalLM", architecture or "AcmeForCausalLM"),
-        ):
-            text = text.replace(place_holder, value)
-        file.write_text(
-            copy.text if copy is not None and source.name == "model.py" else _renamed(text, name)
-        )
-        written.append(file)
-    return sorted(written)
 
 
 def version_bounds(version: str) -> str:
-    """Return the versions of the engine that promise what this one does: to the next minor one
-    (before 1.0) or major.
-    """
+    """Return the range of compatible engine versions: up to the next major, before 1.0 minor."""
     major, minor = map(int, version.split(".")[:2])
-    return f">={major}.{minor},<{f'0.{minor + 1}' if major == 0 else major + 1}"
+    end = f"0.{minor + 1}" if major == 0 else f"{major + 1}"
+    return f">={major}.{minor},<{end}"
 
 
 def next_steps(name: str, folder: Path) -> str:
-    """Return the command line that installs a new package beside this engine, with what its tests
-    need, and checks it.
-    """
+    """Return the command line that installs, tests and checks a new package."""
     python = shlex.quote(sys.executable)
     extras = shlex.quote(f"{folder}[test]")
     return (
@@ -116,19 +110,18 @@ def next_steps(name: str, folder: Path) -> str:
 
 
 def _files(kind: str) -> Iterator[tuple[Path, str]]:
-    """Yield every file of the template for a kind, with its place in the package."""
+    """Yield every template file of a kind, with its path in the package."""
     package = TEMPLATE / "package"
     for base, prefix in ((package, ""), (TEMPLATE / "kinds" / kind, "engine_acme/")):
         for file in sorted(base.rglob("*")):
             if file.is_file() and "__pycache__" not in file.parts:
-                place = prefix + file.relative_to(base).as_posix()
-                yield (
-                    file,
-                    f".{place}" if place.startswith("github/") else place,
-                )  # wheels leave hidden folders out
+                path = prefix + file.relative_to(base).as_posix()
+                if path.startswith("github/"):
+                    path = f".{path}"  # wheels omit hidden folders
+                yield file, path
 
 
-def _renamed(text: str, name: str) -> str:
+def _rename(text: str, name: str) -> str:
     title = "".join(part.capitalize() for part in name.split("_"))
-    text = text.replace(f"engine-{PLACE}", f"engine-{name.replace('_', '-')}")
-    return text.replace(PLACE, name).replace(PLACE.capitalize(), title)
+    text = text.replace(f"engine-{PLACEHOLDER}", f"engine-{name.replace('_', '-')}")
+    return text.replace(PLACEHOLDER, name).replace(PLACEHOLDER.capitalize(), title)

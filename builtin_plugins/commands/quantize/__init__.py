@@ -1,1 +1,1 @@
-"""`engine quantize`: a plain checkpoint as a smaller one."""
+"""`engine quantize`: writes a quantized checkpoint."""

@@ -1,4 +1,4 @@
-"""The command: looks what there is, says what it will write, and writes it tensor by tensor."""
+"""`engine quantize`: plans the output tensors and writes them one by one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from builtin_plugins.commands.sizes import show_bytes
-from core.api import ConfigError, EngineConfig, ModelError, ModelSource, did_you_mean
+from core.api import ConfigError, EngineConfig, ModelError, did_you_mean
+from core.api.models import ModelSource
 
 if TYPE_CHECKING:
     import argparse
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
     from builtin_plugins.commands.quantize.layers import Found
     from builtin_plugins.commands.quantize.schemes import Scheme
+    from core.api import CommandContext
+    from core.api.plugins import LoadedRegistry
 
 DEFAULT: Final = "int4"
 HEAD: Final = "lm_head"
@@ -42,48 +45,50 @@ SPARE_BYTES: Final = 1 << 26
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What becomes of a checkpoint's tensors."""
+    """What happens to each tensor of a checkpoint."""
 
     scheme: Scheme
     group: int
     weights: Mapping[str, str]
-    """Names of those that are quantized, and the prefixes by which the model knows them."""
+    """Names of the quantized tensors, with their model prefixes."""
     plain: Sequence[str]
-    """Modules that stay as they are, though they are linear layers to some."""
+    """Linear modules that stay unquantized."""
 
 
 class Quantize:
     """Writes a quantized copy of a checkpoint."""
 
-    help = "Write a checkpoint with fewer bits for each weight, in the format compressed-tensors, which other engines read."
+    help = "Write a quantized checkpoint in the compressed-tensors format."
     takes_engine_options = True
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add the places and the scheme."""
-        parser.add_argument("model", help="local folder or hub id of a plain checkpoint")
-        parser.add_argument(
-            "out", metavar="OUT", help="folder to write; it must be empty or not be there"
-        )
+        """Add paths and scheme."""
+        parser.add_argument("model", help="local folder or hub id of an unquantized checkpoint")
+        parser.add_argument("out", metavar="OUT", help="output folder; must be empty or new")
         names = "int8, int4, int4-asym, int3, int2, w8a8, fp8, fp8-block, nvfp4, mxfp4"
         parser.add_argument(
             "--scheme", default=DEFAULT, metavar="NAME", help=f"{names}; default: {DEFAULT}"
         )
-        text = "inputs that share a scale, of integers (-1: all of a row); default: the largest of 128, 64, 32, 16 that divides all"
+        text = (
+            "inputs per scale, for integers (-1: whole row); default: the largest of 128, "
+            "64, 32, 16 that divides all layers"
+        )
         parser.add_argument("--group-size", type=int, metavar="N", help=text)
-        text = f"module to leave plain, by its name, the end of it, or re:PATTERN; may be repeated; {HEAD} always is"
+        text = (
+            "module to leave unquantized: its name, the end of it, or re:PATTERN; may be repeated; "
+            f"{HEAD} always is"
+        )
         parser.add_argument("--ignore", action="append", default=[], metavar="MODULE", help=text)
-        text = "a text that the model reads first: scales keep exact what its inputs make large (integers only)"
+        text = "calibration text: scales minimize the error on its activations (integers only)"
         parser.add_argument("--scales", metavar="FILE", help=text)
 
-    def run(self, context: Any) -> int:
+    def run(self, context: CommandContext) -> int:
         """Write the checkpoint."""
         args = context.args
         config = context.config
         registry = context.registry
-        from builtin_plugins.commands.quantize.schemes import (
-            OTHER_NAMES,
-            SCHEMES,
-        )  # lazy: torch is slow to import
+        # lazy: torch is slow to import
+        from builtin_plugins.commands.quantize.schemes import OTHER_NAMES, SCHEMES
 
         name = OTHER_NAMES.get(args.scheme.lower(), args.scheme.lower())
         if name not in SCHEMES:
@@ -95,11 +100,9 @@ class Quantize:
         scheme = SCHEMES[name]
         out = Path(args.out).expanduser()
         if args.scales and scheme.kind != "ints":
-            raise ConfigError(f"--scales chooses scales of integers; {name} has none.")
+            raise ConfigError(f"--scales needs an integer scheme; {name} is not one.")
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise ConfigError(
-                f"{out} is there already, and not an empty folder; give another name."
-            )
+            raise ConfigError(f"{out} exists and is not an empty folder.")
         source = _plain_source(config, registry)
         loader = _loader(config, source, registry)
         plan, pieces = _plan(scheme, args, config, source, registry, loader)
@@ -114,49 +117,50 @@ class Quantize:
         )
         more = f" and {len(plan.plain) - 3} more" if len(plan.plain) > 3 else ""
         print(
-            f"{args.out}: {len(plan.weights)} weights of {config.model.model} quantized, {size} in "
-            f"place of {before}; "
-            f"plain are {', '.join(plan.plain[:3])}{more}"
+            f"{args.out}: {len(plan.weights)} weights of {config.model.model} quantized, "
+            f"from {before} to {size}; not quantized: {', '.join(plan.plain[:3])}{more}"
         )
         return 0
 
 
-def _plain_source(config: EngineConfig, registry: Any) -> ModelSource:
-    """Return the model, whose weights must be in files and plain."""
+def _plain_source(config: EngineConfig, registry: LoadedRegistry) -> ModelSource:
+    """Return the model; it must be an unquantized checkpoint in files."""
     source: ModelSource | None = registry.find_model(config.model.model, config)
     if source is None or source.path is None:
         raise ModelError(
-            f"{config.model.model!r} is no checkpoint that a plugin finds; give a folder or a hub "
-            "id."
+            f"model: got {config.model.model!r}; expected a checkpoint folder or a hub id."
         )
     if source.quantization:
         raise ModelError(
-            f"{source.name} is stored as {source.quantization!r} already; rounding it again would "
-            "lose more. Take the "
-            "checkpoint that it was made from."
+            f"model: {source.name} is quantized ({source.quantization}); expected an unquantized "
+            "checkpoint. Use the original one."
         )
     return source
 
 
-def _loader(config: EngineConfig, source: ModelSource, registry: Any) -> Any:
+def _loader(config: EngineConfig, source: ModelSource, registry: LoadedRegistry) -> Any:
     from core.models.layers.loading import weight_loader  # lazy: torch is slow to import
 
     loader = weight_loader(config, source, registry)
     if not hasattr(loader, "headers"):
         raise ModelError(
-            f"{source.name} has no safetensors files, whose headers say what there is before it is "
+            f"{source.name} has no safetensors files with headers that can be read before the data "
             "read."
         )
     return loader
 
 
 def _plan(
-    scheme: Scheme, args: Any, config: EngineConfig, source: ModelSource, registry: Any, loader: Any
+    scheme: Scheme,
+    args: Any,
+    config: EngineConfig,
+    source: ModelSource,
+    registry: LoadedRegistry,
+    loader: Any,
 ) -> tuple[Plan, list[Any]]:
-    """Return what becomes of every tensor, and what it will take."""
-    from builtin_plugins.commands.quantize.layers import (
-        linear_weights,
-    )  # lazy: torch is slow to import
+    """Return the plan and the sizes of all output tensors."""
+    # lazy: torch is slow to import
+    from builtin_plugins.commands.quantize.layers import linear_weights
     from builtin_plugins.commands.quantize.schemes import group_for
     from builtin_plugins.commands.quantize.writing import Piece
 
@@ -189,11 +193,11 @@ def _plan(
 
 
 def _check_ignored(
-    asked: Sequence[str], ignored: Sequence[Callable[[str], bool]], found: Found
+    names: Sequence[str], ignored: Sequence[Callable[[str], bool]], found: Found
 ) -> None:
-    """Refuse names that no module has: one that is misspelt would be quantized."""
+    """Reject names that match no module: a typo would quantize it."""
     known = [name.removesuffix(".weight") for name in found.linear_weights] + [*found.others, HEAD]
-    for name, fits in zip(asked, ignored, strict=True):
+    for name, fits in zip(names, ignored, strict=True):
         if not any(fits(module) for module in known):
             raise ConfigError(
                 f"--ignore {name!r} is no module of the model{did_you_mean(name, known) or '.'}"
@@ -201,23 +205,22 @@ def _check_ignored(
 
 
 def _ignored(text: str) -> Callable[[str], bool]:
-    """Return what says whether a module is left out by a name, or by a pattern."""
-    from builtin_plugins.quant_methods.stored.method import (
-        mentions,  # lazy: torch is slow to import
-    )
-    from builtin_plugins.quant_methods.stored.patterns import Pattern
+    """Return a predicate for modules that match a name or a pattern."""
+    # lazy: torch is slow to import
+    from builtin_plugins.quant_methods.api import Pattern, mentions
 
     if text.startswith(REGEX):
-        return Pattern(text.removeprefix(REGEX), "--ignore").begins
+        return Pattern(text.removeprefix(REGEX), "--ignore").match
     return lambda module: mentions(module, [text])
 
 
-def _importance(args: Any, config: EngineConfig, registry: Any) -> dict[str, torch.Tensor]:
+def _importance(
+    args: Any, config: EngineConfig, registry: LoadedRegistry
+) -> dict[str, torch.Tensor]:
     if not args.scales:
         return {}
-    from builtin_plugins.commands.quantize.importance import (
-        read_text,
-    )  # lazy: torch is slow to import
+    # lazy: torch is slow to import
+    from builtin_plugins.commands.quantize.calibration import read_text
 
     return read_text(
         Path(args.scales), replace(config, model=replace(config.model, quantization=None)), registry
@@ -245,21 +248,17 @@ def _write(
     pieces: list[Any],
     importance: Mapping[str, torch.Tensor],
 ) -> None:
-    """Write weights, then the files beside them, config.json last."""
+    """Write weights, then the other files, config.json last."""
     from tqdm import tqdm  # type: ignore[import-untyped,unused-ignore]  # lazy: with torch
 
-    from builtin_plugins.commands.quantize.writing import (
-        shared_out,
-        write,
-    )  # lazy: torch is slow to import
+    # lazy: torch is slow to import
+    from builtin_plugins.commands.quantize.writing import split_into_files, write
 
     out.mkdir(parents=True, exist_ok=True)
     total = sum(piece.num_bytes for piece in pieces)
     free = shutil.disk_usage(out).free
     if total + SPARE_BYTES > free:
-        raise ConfigError(
-            f"{out} would take {show_bytes(total)}, and {show_bytes(free)} are free there."
-        )
+        raise ConfigError(f"{out} needs {show_bytes(total)}; {show_bytes(free)} are free.")
     before = loader.total_bytes()
     with tqdm(
         total=before, unit="B", unit_scale=True, desc="quantizing", disable=not sys.stderr.isatty()
@@ -269,11 +268,11 @@ def _write(
             for name, tensor in loader.tensors():
                 yield name, tensor
                 bar.update(tensor.nbytes)
-                del tensor  # or its pages would stay while the next one is read
+                del tensor  # otherwise its pages stay while the next one is read
 
-        write(out, shared_out(pieces), _changed(plan, read(), importance))
+        write(out, split_into_files(pieces), _changed(plan, read(), importance))
     folder = Path(source.path or "")
-    _copy_beside(folder, out)
+    _copy_other_files(folder, out)
     settings = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     settings["quantization_config"] = {
         "quant_method": "compressed-tensors",
@@ -286,8 +285,8 @@ def _write(
     (out / CONFIG).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
-def _copy_beside(folder: Path, out: Path) -> None:
-    """Copy tokenizer, templates and whatever else belongs to the model and is no weight."""
+def _copy_other_files(folder: Path, out: Path) -> None:
+    """Copy tokenizer, templates and all other files that are no weights."""
     for path in sorted(folder.iterdir()):
         is_weight = path.suffix in WEIGHTS or path.name.endswith(".index.json")
         if (

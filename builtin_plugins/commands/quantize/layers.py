@@ -1,43 +1,46 @@
-"""Which tensors of a checkpoint are weights of linear layers: the model is built without memory,
-and told their names.
-"""
+"""Finds the weights of linear layers in a checkpoint, by building the model without memory."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import nn
 
-from core.api import BuildContext, DecoderSpec, EngineConfig, ModelError, ModelSource, Part
+from core.api import EngineConfig, ModelError
+from core.api.models import BuildContext, ModelSource, ParallelGroup, Pipeline
+from core.model_spec.decoder import DecoderSpec
+from core.model_spec.weight_shard import WeightShard
 from core.models.layers.decoder import Decoder
 from core.models.layers.experts import PlainExperts
 from core.models.layers.linear import PlainLinear
 from core.models.layers.loading import read_model
-from core.models.layers.parallel import ParallelGroup, Pipeline
 from core.models.ops.table import reference_ops
+
+if TYPE_CHECKING:
+    from core.api.plugins import LoadedRegistry
 
 Named = Iterable[tuple[str, torch.Tensor]]
 
 TABLE_POSITIONS: Final = 1024
-"""Rotary tables are made for no more positions: nothing is computed with them."""
+"""Limit of rotary tables, which are not used here."""
 
 
 @dataclass(slots=True)
 class Found:
-    """The quantization method of a model that is only asked what it is made of."""
+    """A quantization method that records the model's linear weights."""
 
     name: str = "none"
     linear_weights: dict[str, str] = field(default_factory=dict)
-    """By a tensor's name in the checkpoint: the prefix by which the model's layer knows it."""
+    """Model prefix by checkpoint tensor name."""
     others: list[str] = field(default_factory=list)
-    """Modules of other weights with two axes, embeddings left out."""
+    """Modules of other two-dimensional weights, without embeddings."""
     reading: str = ""
 
     def linear(self, prefix: str) -> PlainLinear:
-        """Return a method that writes down what comes."""
+        """Return a method that records what it loads."""
         del prefix
         return _Linear(self)
 
@@ -46,8 +49,8 @@ class Found:
         del prefix
         return _Experts(self)
 
-    def take(self, layer: Any, part: Part) -> None:
-        """Write down the tensor that is being read, if it is one weight [out, in]."""
+    def take(self, layer: Any, part: WeightShard) -> None:
+        """Record the tensor being read if it is one weight [out, in]."""
         if not part.transposed and not part.num_experts:
             self.linear_weights[self.reading] = next(
                 name for name, own in layer.parts.items() if own is part
@@ -59,13 +62,13 @@ class _Linear(PlainLinear):
         self._found = found
 
     def onto(self, plain: Any) -> None:
-        """Say that plain weights are made here, so that modules which rearrange a weight ask as
-        well.
-        """
+        """Report a plain weight, so that modules which rearrange weights call this method too."""
 
-    def load(self, layer: nn.Module, suffix: str, tensor: torch.Tensor, part: Part | slice) -> None:
+    def load(
+        self, layer: nn.Module, suffix: str, tensor: torch.Tensor, part: WeightShard | slice
+    ) -> None:
         """Write the tensor's name down."""
-        if isinstance(part, Part):  # rows are what older methods get
+        if isinstance(part, WeightShard):  # rows are what older methods get
             self._found.take(layer, part)
 
 
@@ -73,17 +76,17 @@ class _Experts(PlainExperts):
     def __init__(self, found: Found) -> None:
         self._found = found
 
-    def load(self, layer: nn.Module, suffix: str, tensor: torch.Tensor, part: Part) -> None:
+    def load(self, layer: nn.Module, suffix: str, tensor: torch.Tensor, part: WeightShard) -> None:
         """Write the tensor's name down."""
         self._found.take(layer, part)
 
 
 def linear_weights(
-    config: EngineConfig, source: ModelSource, registry: Any, headers: Named
+    config: EngineConfig, source: ModelSource, registry: LoadedRegistry, headers: Named
 ) -> Found:
-    """Return which of the tensors are weights of linear layers.
+    """Return the linear weights among the tensors.
 
-    Raises `ModelError` for a model that is not built so.
+    Raises `ModelError` for a model that cannot be built this way.
     """
     spec, _ = read_model(config, source, registry)
     if not isinstance(spec, DecoderSpec):
@@ -105,12 +108,13 @@ def linear_weights(
     model = Decoder(replace(spec, max_positions=TABLE_POSITIONS), context)
     shapes: dict[str, int] = {}
 
-    def told() -> Iterator[tuple[str, torch.Tensor]]:
+    def recorded_tensors() -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in headers:
-            found.reading, shapes[name] = name, tensor.ndim
+            found.reading = name
+            shapes[name] = tensor.ndim
             yield name, tensor
 
-    model.load_weights(told())
+    model.load_weights(recorded_tensors())
     plain = (
         name for name, axes in shapes.items() if axes == 2 and name not in found.linear_weights
     )

@@ -11,6 +11,6 @@ def engine_commands() -> list[Entry]:
         Entry(
             "quantize",
             target,
-            "write a checkpoint with fewer bits for each weight, as compressed-tensors",
+            "write a quantized checkpoint in the compressed-tensors format",
         )
     ]

@@ -1,6 +1,6 @@
-"""What each scheme makes of a weight, and what a compressed-tensors config says of it.
+"""Quantization schemes: packed tensors and compressed-tensors config of a weight.
 
-Every function takes tensors without memory, too: so sizes are known before anything is read.
+Every function also works on the meta device, so sizes are known before reading.
 """
 
 from __future__ import annotations
@@ -11,42 +11,39 @@ from typing import Any, Final, Literal
 
 import torch
 
-from builtin_plugins.commands.quantize.packing import nearest_four_bit, packed_nibbles, packed_words
 from core.api import ConfigError
 
 Tensor = torch.Tensor
 
 FLOAT8_HIGHEST: Final = 448.0
 FLOAT4_HIGHEST: Final = 6.0
-LEAST: Final = 1e-12
-"""What a scale is at least: numbers that are all zero have one, too."""
+MIN_SCALE: Final = 1e-12
+"""Minimum scale, also for all-zero groups."""
 PIECE: Final = 1 << 22
-"""Numbers that are rounded at once, so that a large weight needs little memory beside its own."""
+"""Numbers rounded at once, to limit the memory for a large weight."""
 FACTORS: Final = tuple(1 - 0.025 * step for step in range(17))
-"""Scales that are tried where it is known how large inputs are, as parts of the one that holds the
-largest number.
-"""
+"""Candidate scales of a calibrated search, as fractions of the maximum-preserving scale."""
 BLOCK: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """How numbers are kept. `kind` says which function rounds them."""
+    """A storage format. `kind` selects the rounding function."""
 
     kind: Literal["ints", "float8", "nvfp4", "mxfp4"]
     layout: str
-    """The format that compressed-tensors calls it by."""
+    """Format name in compressed-tensors."""
     bits: int
     group: int
-    """Inputs that share a scale; -1: all of a row; 0: the largest of some that divides all."""
+    """Inputs per scale; -1: whole row; 0: the largest default that divides all layers."""
     symmetric: bool = True
     packed: bool = True
     block: bool = False
     activations: Mapping[str, Any] | None = None
-    """What other engines round activations to; this one does not."""
+    """Activation quantization for other engines; ignored here."""
 
     def config(self, group: int) -> dict[str, Any]:
-        """Return the group of the config."""
+        """Return the config group."""
         kind = "int" if self.kind == "ints" else "float"
         strategy = {"nvfp4": "tensor_group", "mxfp4": "group"}.get(
             self.kind, "group" if group > 0 else "channel"
@@ -84,7 +81,7 @@ class Scheme:
             return _blocks(weight)
         whole = _global_scale(weight) if self.kind == "nvfp4" else None
         step = max(1, PIECE // weight.shape[1])
-        # zero points are packed eight and more rows in a word: pieces hold whole words
+        # zero points of eight or more rows share a word: pieces have whole words
         step = max(32, step // 32 * 32)
         found = [self._rows(rows, group, importance, whole) for rows in torch.split(weight, step)]
         joined = {name: torch.cat([piece[name] for piece in found]) for name in found[0]}
@@ -100,7 +97,7 @@ class Scheme:
         """Return the tensors of some rows."""
         numbers = rows.float().view(len(rows), -1, rows.shape[1] if group < 0 else group)
         if self.kind == "float8":
-            scales = (numbers.abs().amax(2) / FLOAT8_HIGHEST).clamp(min=LEAST)
+            scales = (numbers.abs().amax(2) / FLOAT8_HIGHEST).clamp(min=MIN_SCALE)
             values = (numbers / scales.unsqueeze(2)).clamp(-FLOAT8_HIGHEST, FLOAT8_HIGHEST)
             return {
                 "weight": values.view(rows.shape).to(torch.float8_e4m3fn),
@@ -123,7 +120,7 @@ class Scheme:
     def _integers(
         self, rows: Tensor, numbers: Tensor, importance: Tensor | None
     ) -> dict[str, Tensor]:
-        """Return rounded integers with the scales that lose least, weighed by how large inputs are."""
+        """Return rounded integers with the scales of least error, weighted by importance."""
         weights = None if importance is None else importance.float().view(1, *numbers.shape[1:])
         best = self._at(numbers, 1.0, rows.dtype)
         if weights is not None:
@@ -138,12 +135,12 @@ class Scheme:
                     for new, old in zip(found, best, strict=True)
                 )
         codes, scales, zeros, _ = best
-        kept = codes.view(rows.shape).to(torch.int8)
+        codes_int8 = codes.view(rows.shape).to(torch.int8)
         middle = 1 << (self.bits - 1)
         if not self.packed:
-            return {"weight": kept, "weight_scale": scales}
+            return {"weight": codes_int8, "weight_scale": scales}
         stored = {
-            "weight_packed": packed_words(kept.int() + middle, self.bits),
+            "weight_packed": packed_words(codes_int8.int() + middle, self.bits),
             "weight_scale": scales,
         }
         if not self.symmetric:
@@ -152,38 +149,38 @@ class Scheme:
         return stored
 
     def _at(self, numbers: Tensor, factor: float, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """Return codes, scales of the stored type, zero points, and what they stand for, for a
-        range times `factor`.
+        """Return codes, stored scales, zero points and dequantized numbers for a range times
+        `factor`.
         """
         least = -(1 << (self.bits - 1))
-        most = (1 << (self.bits - 1)) - 1
+        high_code = (1 << (self.bits - 1)) - 1
         low = numbers.amin(2).clamp(max=0) * factor
         high = numbers.amax(2).clamp(min=0) * factor
         if self.symmetric:
-            scales = torch.maximum(-low, high) * 2 / (most - least)
+            scales = torch.maximum(-low, high) * 2 / (high_code - least)
         else:
-            scales = (high - low) / (most - least)
-        scales = scales.clamp(min=LEAST).to(dtype)
+            scales = (high - low) / (high_code - least)
+        scales = scales.clamp(min=MIN_SCALE).to(dtype)
         scales = torch.where(scales == 0, torch.finfo(dtype).tiny, scales)
         own = scales.float()
         zeros = (
             torch.zeros_like(own)
             if self.symmetric
-            else (least - low / own).round().clamp(least, most)
+            else (least - low / own).round().clamp(least, high_code)
         )
-        codes = ((numbers / own.unsqueeze(2)).round() + zeros.unsqueeze(2)).clamp(least, most)
+        codes = ((numbers / own.unsqueeze(2)).round() + zeros.unsqueeze(2)).clamp(least, high_code)
         return codes, scales, zeros, (codes - zeros.unsqueeze(2)) * own.unsqueeze(2)
 
 
 def _blocks(weight: Tensor) -> dict[str, Tensor]:
-    """Return eight-bit floats with a scale for each square of them."""
+    """Return eight-bit floats with a scale per square block."""
     columns = weight.shape[1]
     values = []
     scales = []
     for band in torch.split(weight, BLOCK):
         filled = torch.nn.functional.pad(band.float(), (0, -columns % BLOCK))
         own = (filled.abs().view(len(band), -1, BLOCK).amax((0, 2)) / FLOAT8_HIGHEST).clamp(
-            min=LEAST
+            min=MIN_SCALE
         )
         scaled = band.float() / own.repeat_interleave(BLOCK)[:columns]
         values.append(scaled.clamp(-FLOAT8_HIGHEST, FLOAT8_HIGHEST).to(torch.float8_e4m3fn))
@@ -192,13 +189,11 @@ def _blocks(weight: Tensor) -> dict[str, Tensor]:
 
 
 def _global_scale(weight: Tensor) -> Tensor:
-    """Return what scales are multiplied by so that the largest of them is the largest eight-bit
-    float.
-    """
+    """Return the factor that maps the largest scale to the largest eight-bit float."""
     largest = torch.stack(
         [rows.abs().amax() for rows in torch.split(weight, max(1, PIECE // weight.shape[1]))]
     ).amax()
-    return (FLOAT8_HIGHEST * FLOAT4_HIGHEST / largest.float().clamp(min=LEAST)).reshape(1)
+    return (FLOAT8_HIGHEST * FLOAT4_HIGHEST / largest.float().clamp(min=MIN_SCALE)).reshape(1)
 
 
 def _inputs(kind: str, bits: int, strategy: str, group: int | None = None) -> dict[str, Any]:
@@ -234,7 +229,7 @@ SCHEMES: Final[Mapping[str, Scheme]] = {
     "nvfp4": Scheme("nvfp4", "nvfp4-pack-quantized", 4, 16),
     "mxfp4": Scheme("mxfp4", "mxfp4-pack-quantized", 4, 32),
 }
-"""By the name that users type."""
+"""Schemes by name of --scheme."""
 OTHER_NAMES: Final = {
     "w8a16": "int8",
     "w4a16": "int4",
@@ -245,32 +240,34 @@ OTHER_NAMES: Final = {
     "nvfp4a16": "nvfp4",
     "mxfp4a16": "mxfp4",
 }
-"""What llm-compressor calls them, in small letters."""
+"""llm-compressor's names, lower case."""
 CHOICES: Final = (128, 64, 32, 16)
-"""Groups that are tried where none is asked for."""
+"""Default group sizes to try."""
 
 
-def group_for(scheme: Scheme, asked: int | None, inputs: Mapping[str, int]) -> int:
-    """Return the group of a scheme.
+def group_for(scheme: Scheme, requested: int | None, inputs: Mapping[str, int]) -> int:
+    """Return the group size of a scheme.
 
-    Raises `ConfigError` where it does not divide the inputs of a weight (`inputs`, by name).
+    Raises `ConfigError` if it does not divide the inputs of a weight (`inputs`, by name).
     """
-    if asked is not None and scheme.group != 0:
+    if requested is not None and scheme.group != 0:
         raise ConfigError(
             "--group-size is for integers of int8 and fewer bits; this scheme has groups of its "
             "own."
         )
-    if asked is not None and asked < 1 and asked != -1:
+    if requested is not None and requested < 1 and requested != -1:
         raise ConfigError(
-            f"--group-size {asked} is no number of inputs; give 1 or more, or -1 for all of a row."
+            f"--group-size: got {requested}; expected 1 or more, or -1 for a whole row."
         )
     group = (
-        asked or scheme.group or next((size for size in CHOICES if not _odd_ones(size, inputs)), -1)
+        requested
+        or scheme.group
+        or next((size for size in CHOICES if not _indivisible(size, inputs)), -1)
     )
-    odd = _odd_ones(group, inputs)
+    odd = _indivisible(group, inputs)
     if odd:
         fitting = [
-            str(size) for size in (8, *reversed(CHOICES), 256) if not _odd_ones(size, inputs)
+            str(size) for size in (8, *reversed(CHOICES), 256) if not _indivisible(size, inputs)
         ]
         raise ConfigError(
             f"{odd[0]} has {inputs[odd[0]]} inputs, which do not divide into groups of {group}; "
@@ -284,5 +281,43 @@ def group_for(scheme: Scheme, asked: int | None, inputs: Mapping[str, int]) -> i
     return group
 
 
-def _odd_ones(group: int, inputs: Mapping[str, int]) -> list[str]:
+def _indivisible(group: int, inputs: Mapping[str, int]) -> list[str]:
     return [name for name, width in inputs.items() if group > 0 and width % group]
+
+
+WORD: Final = 32
+MIDDLES: Final = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
+"""Midpoints between the four-bit floats 0, 0.5, 1, 1.5, 2, 3, 4 and 6."""
+SIGN: Final = 8
+
+
+def packed_words(codes: Tensor, bits: int) -> Tensor:
+    """Pack unsigned int32 numbers of `bits` bits along the last axis into int32 words, lowest
+    first.
+    """
+    count = codes.shape[-1]
+    filled = torch.nn.functional.pad(codes, (0, -count % WORD)).to(torch.int64)
+    lines = filled.view(*codes.shape[:-1], -1, WORD)  # 32 numbers take `bits` words
+    words = [torch.zeros_like(lines[..., 0]) for _ in range(bits)]
+    for index in range(WORD):
+        word, shift = divmod(index * bits, WORD)
+        words[word] = words[word] | lines[..., index] << shift
+        if shift + bits > WORD:
+            words[word + 1] = words[word + 1] | lines[..., index] >> (WORD - shift)
+    stream = torch.stack(words, -1).flatten(-2) & 0xFFFFFFFF
+    signed = torch.where(stream >= 1 << (WORD - 1), stream - (1 << WORD), stream)
+    return signed.to(torch.int32)[..., : -(-count * bits // WORD)].contiguous()
+
+
+def nearest_four_bit(numbers: Tensor) -> Tensor:
+    """Return uint8 codes of the nearest four-bit floats (E2M1), ties to even."""
+    size = numbers.abs()
+    codes = torch.zeros_like(numbers, dtype=torch.uint8)
+    for index, middle in enumerate(MIDDLES):
+        codes += (size > middle) if index % 2 == 0 else (size >= middle)
+    return codes + SIGN * (numbers < 0).to(torch.uint8)
+
+
+def packed_nibbles(codes: Tensor) -> Tensor:
+    """Pack two codes per byte along the last axis, the first in the low nibble."""
+    return codes[..., 0::2] | codes[..., 1::2] << 4

@@ -1,6 +1,4 @@
-"""Writes a checkpoint's files tensor by tensor: sizes are known beforehand, so that nothing but one
-weight is in memory.
-"""
+"""Writes safetensors files tensor by tensor, with one weight in memory at a time."""
 
 from __future__ import annotations
 
@@ -29,16 +27,16 @@ NAMES: Final = {
     torch.float8_e8m0fnu: "F8_E8M0",
 }
 FILE_BYTES: Final = 4 << 30
-"""A file ends with the tensor that reaches it."""
+"""Shard size; a file ends with the tensor that reaches it."""
 INDEX: Final = "model.safetensors.index.json"
 PART: Final = ".part"
-"""Behind the name of a file that is being written."""
+"""Suffix of a file that is being written."""
 ALIGNED: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one tensor will take."""
+    """Name, dtype and shape of an output tensor."""
 
     name: str
     dtype: torch.dtype
@@ -46,12 +44,12 @@ class Piece:
 
     @property
     def num_bytes(self) -> int:
-        """Return its bytes."""
+        """Size in bytes."""
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
-def shared_out(pieces: Iterable[Piece], file_bytes: int = FILE_BYTES) -> list[list[Piece]]:
-    """Return the tensors of each file, in their order."""
+def split_into_files(pieces: Iterable[Piece], file_bytes: int = FILE_BYTES) -> list[list[Piece]]:
+    """Return the tensors of each file in order."""
     files: list[list[Piece]] = [[]]
     size = 0
     for piece in pieces:
@@ -66,10 +64,10 @@ def shared_out(pieces: Iterable[Piece], file_bytes: int = FILE_BYTES) -> list[li
 def write(
     folder: Path, files: Sequence[Sequence[Piece]], tensors: Iterator[tuple[str, torch.Tensor]]
 ) -> None:
-    """Write the files and, of several, their index. `tensors` come in the order of the pieces.
+    """Write the shards and, for several, their index. `tensors` come in the order of the pieces.
 
-    Files get their names when all are whole, so that a run which was stopped leaves no checkpoint
-    that looks like one.
+    Files get their final names when all are complete, so an interrupted run leaves no valid
+    checkpoint.
     """
     names = [_name(index, len(files)) for index in range(len(files))]
     for name, pieces in zip(names, files, strict=True):
@@ -84,18 +82,18 @@ def write(
                     piece.shape,
                 ):
                     raise AssertionError(
-                        f"{found}: {tensor.dtype} {list(tensor.shape)} in place of {piece}"
+                        f"{found}: {tensor.dtype} {list(tensor.shape)} instead of {piece}"
                     )
                 if tensor.numel():
                     file.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
     for name in names:
         (folder / (name + PART)).rename(folder / name)
     if len(files) > 1:
-        places = {
+        weight_map = {
             piece.name: name for name, pieces in zip(names, files, strict=True) for piece in pieces
         }
         total = sum(piece.num_bytes for pieces in files for piece in pieces)
-        index = {"metadata": {"total_size": total}, "weight_map": places}
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 

@@ -1,3 +1,1 @@
-"""`engine route`: engines that compute prompts and engines that go on with them, behind one
-address.
-"""
+"""`engine route`: one address for prefill engines and decode engines."""

@@ -1,88 +1,130 @@
-"""The engines of one kind: which are up, what they are busy with, and which is to be asked next."""
+"""The engine pool: health, load and prefix affinity."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import logging
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Final
 
-from builtin_plugins.commands.route.prefix import Seen
-from builtin_plugins.commands.route.upstream import Address, Lost, ask
+import msgspec
+
+from builtin_plugins.commands.route.proxy import Address, Lost, call_engine
 
 log = logging.getLogger(__name__)
+PIECE_BYTES: Final = 256
+MAX_PIECES: Final = 4096
+"""Maximum pieces of a prompt that are considered."""
+MAX_KEYS: Final = 1 << 17
+"""Maximum keys per engine; fewest recently used keys are dropped."""
+
+
+def prefix_keys(body: Mapping[str, Any]) -> list[bytes]:
+    """Return the keys of the whole pieces of a request's prompt or messages."""
+    prompt = body.get("messages") or body.get("prompt") or body.get("input") or ""
+    text = prompt.encode() if isinstance(prompt, str) else msgspec.json.encode(prompt)
+    facts = [body.get(name) for name in ("model", "cache_salt", "tools", "system")]
+    parent = hashlib.blake2b(msgspec.json.encode(facts), digest_size=16).digest()
+    keys = []
+    for at in range(0, min(len(text), MAX_PIECES * PIECE_BYTES) - PIECE_BYTES + 1, PIECE_BYTES):
+        parent = hashlib.blake2b(parent + text[at : at + PIECE_BYTES], digest_size=16).digest()
+        keys.append(parent)
+    return keys
+
+
+class SeenPrefixes:
+    """The prefix keys that one engine has been sent."""
+
+    def __init__(self) -> None:
+        self._keys: OrderedDict[bytes, None] = OrderedDict()
+
+    def match(self, keys: Sequence[bytes]) -> int:
+        """Return the number of leading keys that it has been sent."""
+        return next((index for index, key in enumerate(keys) if key not in self._keys), len(keys))
+
+    def add(self, keys: Sequence[bytes]) -> None:
+        """Record sent keys; the first ones stay longest."""
+        for key in reversed(keys):
+            self._keys[key] = None
+            self._keys.move_to_end(key)
+        while len(self._keys) > MAX_KEYS:
+            self._keys.popitem(last=False)
+
+    def clear(self) -> None:
+        """Forget all keys, after a restart of the engine."""
+        self._keys.clear()
+
+
 SLACK: Final = 2
-"""So many requests more than the least busy may an engine have that knows the beginning of a
-prompt.
-"""
-FIRST_REST_S = 0.5
-LONGEST_REST_S = 30.0
-"""An engine that was lost is not asked for so long, doubled each time, unless it says that it is
-well.
-"""
+"""Extra requests that an engine with a cached prefix may have over the fewest busy one."""
+FIRST_BACKOFF_S = 0.5
+MAX_BACKOFF_S = 30.0
+"""Maximum backoff in seconds of a lost engine; reset by a successful health check."""
 
 
 @dataclass(slots=True, eq=False)
 class Engine:
-    """One engine as it is known here."""
+    """The known state of one engine."""
 
     address: Address
-    seen: Seen = field(default_factory=Seen)
+    seen: SeenPrefixes = field(default_factory=SeenPrefixes)
     num_open: int = 0
-    num_asked: int = 0
+    num_requests: int = 0
     num_lost: int = 0
     reason: str = ""
-    """Why it is not asked; empty: it is."""
+    """Why it is not used; empty: it is."""
     until_s: float = 0.0
-    """By the monotonic clock."""
-    rest_s: float = FIRST_REST_S
+    """End of the backoff, monotonic clock."""
+    backoff_s: float = FIRST_BACKOFF_S
     features: Any = None
-    """What it last said of its features, such as a KV connector that is degraded, and why."""
+    """Last reported feature states, such as a degraded KV connector."""
 
     @property
     def is_up(self) -> bool:
-        """Say whether it may be asked now."""
+        """Return whether it can be used now."""
         return not self.reason or time.monotonic() >= self.until_s
 
-    def lost(self, reason: str) -> None:
-        """Leave it alone for a while."""
+    def mark_lost(self, reason: str) -> None:
+        """Start a backoff."""
         if not self.reason:
-            log.warning("%s; it is left alone until it answers", reason)
+            log.warning("%s; no requests until its next health check", reason)
             self.seen.clear()
         self.num_lost += 1
         self.reason = reason
-        self.until_s = time.monotonic() + self.rest_s
-        self.rest_s = min(LONGEST_REST_S, 2 * self.rest_s)
+        self.until_s = time.monotonic() + self.backoff_s
+        self.backoff_s = min(MAX_BACKOFF_S, 2 * self.backoff_s)
 
-    def well(self) -> None:
-        """It answers."""
+    def mark_healthy(self) -> None:
+        """Mark it healthy."""
         if self.reason:
             log.info("%s answers again", self.address.url)
         self.reason = ""
-        self.rest_s = FIRST_REST_S
+        self.backoff_s = FIRST_BACKOFF_S
 
-    def shown(self) -> dict[str, Any]:
-        """Return what `/health` says of it."""
+    def to_json(self) -> dict[str, Any]:
+        """Return its entry in `/health`."""
         return {
             "url": self.address.url,
             "up": self.is_up,
             "reason": self.reason,
             "open": self.num_open,
-            "asked": self.num_asked,
+            "requests": self.num_requests,
             "lost": self.num_lost,
             "features": self.features,
         }
 
     @contextmanager
     def busy(self, keys: Sequence[bytes]) -> Iterator[None]:
-        """Count a request while the context lasts."""
+        """Count a request during the context."""
         self.num_open += 1
-        self.num_asked += 1
+        self.num_requests += 1
         self.seen.add(keys)
         try:
             yield
@@ -91,7 +133,7 @@ class Engine:
 
 
 class Engines:
-    """Those that are asked for the same."""
+    """Engines with the same role."""
 
     def __init__(self, addresses: Sequence[Address]) -> None:
         self.all = [Engine(address) for address in addresses]
@@ -99,27 +141,27 @@ class Engines:
     def __bool__(self) -> bool:
         return bool(self.all)
 
-    def choose(self, keys: Sequence[bytes], but: Collection[Engine] = ()) -> Engine | None:
-        """Return who knows most of a prompt's beginning among those that are not much busier than
-        others; None: nobody is up.
+    def choose(self, keys: Sequence[bytes], excluded: Collection[Engine] = ()) -> Engine | None:
+        """Return the engine with the longest cached prefix that is not too busy; None: none is
+        up.
         """
-        able = [engine for engine in self.all if engine.is_up and engine not in but]
-        return self._best(keys, able) if able else None
+        available = [engine for engine in self.all if engine.is_up and engine not in excluded]
+        return self._least_busy(keys, available) if available else None
 
     def choose_any(self, keys: Sequence[bytes]) -> Engine:
-        """Likewise, but one that was lost rather than none: it may be back."""
-        return self.choose(keys) or self._best(keys, self.all)
+        """Like `choose`, but return a lost engine rather than None."""
+        return self.choose(keys) or self._least_busy(keys, self.all)
 
     @staticmethod
-    def _best(keys: Sequence[bytes], able: Sequence[Engine]) -> Engine:
-        least = min(engine.num_open for engine in able)
+    def _least_busy(keys: Sequence[bytes], available: Sequence[Engine]) -> Engine:
+        fewest = min(engine.num_open for engine in available)
         return max(
-            (engine for engine in able if engine.num_open <= least + SLACK),
-            key=lambda engine: (engine.seen.match(keys), -engine.num_open, -engine.num_asked),
+            (engine for engine in available if engine.num_open <= fewest + SLACK),
+            key=lambda engine: (engine.seen.match(keys), -engine.num_open, -engine.num_requests),
         )
 
     async def watch(self, every_s: float) -> None:
-        """Ask each for its health, for ever."""
+        """Check the health of each engine periodically."""
         await asyncio.gather(*(_watch(engine, every_s) for engine in self.all))
 
 
@@ -128,22 +170,22 @@ async def _watch(engine: Engine, every_s: float) -> None:
         try:
             async with (
                 asyncio.timeout(every_s + 1.0),
-                ask(engine.address, b"GET", b"/health", [], b"", every_s + 1.0) as answer,
+                call_engine(engine.address, b"GET", b"/health", [], b"", every_s + 1.0) as answer,
             ):
                 if answer.status == HTTPStatus.OK:
                     engine.features = _features(await answer.whole())
-                    engine.well()
+                    engine.mark_healthy()
                 else:
-                    engine.lost(f"{engine.address.url} says that it is not well ({answer.status})")
+                    engine.mark_lost(f"{engine.address.url} reports status {answer.status}")
         except (Lost, TimeoutError) as error:
-            engine.lost(str(error) or f"{engine.address.url} does not answer")
+            engine.mark_lost(str(error) or f"{engine.address.url} does not answer")
         await asyncio.sleep(every_s)
 
 
 def _features(body: bytes) -> Any:
-    """Return what an engine's `/health` says of its features; None where it says nothing."""
+    """Return the feature states in an engine's `/health`; None if there are none."""
     try:
-        said = json.loads(body)
+        health = json.loads(body)
     except ValueError:
         return None
-    return said.get("features") if isinstance(said, dict) else None
+    return health.get("features") if isinstance(health, dict) else None

@@ -10,6 +10,6 @@ def engine_commands() -> list[Entry]:
         Entry(
             "route",
             "builtin_plugins.commands.route.command:Route",
-            "share out requests among running servers",
+            "route requests to running servers",
         )
     ]

@@ -1,1 +1,1 @@
-"""`engine run-batch`: a file of requests, answered."""
+"""`engine run-batch`: answers a file of requests."""

@@ -1,6 +1,4 @@
-"""`engine run-batch`: reads requests from a file, lets the routes of a server answer them in this
-process, writes a file.
-"""
+"""`engine run-batch`: answers a batch file through the server's routes, in this process."""
 
 from __future__ import annotations
 
@@ -20,11 +18,15 @@ if TYPE_CHECKING:
     import argparse
     from typing import BinaryIO
 
+    from core import AsyncLLM
+    from core.api import CommandContext
+    from core.api.plugins import LoadedRegistry
+
 
 class RunBatch:
-    """Answers a batch file, line by line, in the order of its lines."""
+    """Answers the requests of a batch file in order."""
 
-    help = "Answer the requests of a batch file, as OpenAI's API has them."
+    help = "Answer the requests of a batch file in OpenAI's format."
     takes_engine_options = True
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -37,21 +39,21 @@ class RunBatch:
             "--input-file",
             required=True,
             metavar="FILE",
-            help="JSON lines: a path or an http(s) URL",
+            help="JSON lines file: path or http(s) URL",
         )
         parser.add_argument(
             "-o",
             "--output-file",
             required=True,
             metavar="FILE",
-            help="a path, or an http(s) URL to which results are put",
+            help="path, or http(s) URL for a PUT of the results",
         )
         parser.add_argument(
-            "--output-tmp-dir", metavar="DIR", help="where results for a URL are kept meanwhile"
+            "--output-tmp-dir", metavar="DIR", help="folder for results before the upload to a URL"
         )
 
-    def run(self, context: Any) -> int:
-        """Answer every line; what fails is told in its line of the results, and counted."""
+    def run(self, context: CommandContext) -> int:
+        """Answer every line; failures are written to the results and counted."""
         args = context.args
         config = context.config
         registry = context.registry
@@ -61,9 +63,8 @@ class RunBatch:
             opened(args.input_file) as requests,
             written(args.output_file, args.output_tmp_dir) as results,
         ):
-            from core import (
-                AsyncLLM,
-            )  # lazy: torch is slow to import, and the files have been looked at without it
+            # lazy: torch is slow to import
+            from core import AsyncLLM
 
             engine = AsyncLLM.from_config(config, registry)
             try:
@@ -74,10 +75,8 @@ class RunBatch:
         return 0
 
 
-def _application(engine: Any, registry: Any) -> Any:
-    """Return the server's application with all its routes, for who is in this process already and
-    needs no key.
-    """
+def _application(engine: AsyncLLM, registry: LoadedRegistry) -> Any:
+    """Return the server's ASGI application with all routes, without an API key."""
     config = replace(engine.config, options={**engine.config.options, "api_key": []})
     groups = {}
     for registered in registry.entries("routes"):
@@ -87,9 +86,7 @@ def _application(engine: Any, registry: Any) -> Any:
     with registry.blame(server):
         app = getattr(registry.load(server)(engine, config, groups), "app", None)
     if app is None:
-        raise ConfigError(
-            f"the server {server.entry.name!r} has no application that could be called from here."
-        )
+        raise ConfigError(f"the server {server.entry.name!r} has no ASGI application.")
     return app
 
 

@@ -1,7 +1,4 @@
-"""Where a batch comes from and goes to: local files, or addresses that the operator names.
-
-No line of a batch names any.
-"""
+"""Input and output of a batch: local files or URLs given by the operator."""
 
 from __future__ import annotations
 
@@ -17,41 +14,41 @@ from typing import BinaryIO, Final, Literal
 from core.api import ConfigError, EngineError
 
 TIMEOUT_S: Final = 1000.0
-"""For an address to answer."""
+"""Timeout of an HTTP transfer."""
 
 
 @contextmanager
-def opened(place: str) -> Iterator[BinaryIO]:
+def opened(location: str) -> Iterator[BinaryIO]:
     """Open the requests.
 
-    Raises `ConfigError` for a file that is not there, `EngineError` for an address without one.
+    Raises `ConfigError` for a missing file, `EngineError` for a failed download.
     """
-    if not _is_address(place):
-        with _open(place, "rb", "--input-file", "read") as file:
+    if not _is_address(location):
+        with _open(location, "rb", "--input-file", "read") as file:
             yield file
         return
     with tempfile.TemporaryFile() as copy:
         try:
-            with urllib.request.urlopen(place, timeout=TIMEOUT_S) as answer:
+            with urllib.request.urlopen(location, timeout=TIMEOUT_S) as answer:
                 shutil.copyfileobj(answer, copy)
         except (OSError, ValueError) as error:
             raise EngineError(
-                f"run-batch: --input-file {place} cannot be fetched: {_said(error)}."
+                f"run-batch: --input-file {location} cannot be fetched: {_reason(error)}."
             ) from error
         copy.seek(0)
         yield copy
 
 
 @contextmanager
-def written(place: str, folder: str | None = None) -> Iterator[BinaryIO]:
-    """Open the results; those for an address are kept in a file of `folder` and put there at the
-    end.
+def written(location: str, folder: str | None = None) -> Iterator[BinaryIO]:
+    """Open the results; for a URL they are written to a temporary file in `folder` and uploaded at
+    the end.
 
-    Raises `ConfigError` where nothing can be written, `EngineError` naming the file when an address
-    does not take it.
+    Raises `ConfigError` if nothing can be written, `EngineError` naming the file if the upload
+    fails.
     """
-    if not _is_address(place):
-        with _open(place, "wb", "--output-file", "written") as file:
+    if not _is_address(location):
+        with _open(location, "wb", "--output-file", "written") as file:
             yield file
         return
     try:
@@ -62,7 +59,7 @@ def written(place: str, folder: str | None = None) -> Iterator[BinaryIO]:
         ) from error
     with os.fdopen(descriptor, "wb") as copy:
         yield copy
-    _put(place, path)
+    _put(location, path)
     with suppress(OSError):
         os.unlink(path)
 
@@ -84,15 +81,15 @@ def _put(address: str, path: str) -> None:
             urllib.request.urlopen(request, timeout=TIMEOUT_S).close()
         except (OSError, ValueError) as error:
             raise EngineError(
-                f"run-batch: --output-file {address} does not take the results: {_said(error)}; "
+                f"run-batch: --output-file {address} cannot store the results: {_reason(error)}; "
                 f"they are in {path}."
             ) from error
 
 
-def _is_address(place: str) -> bool:
-    return place.startswith(("http://", "https://"))
+def _is_address(location: str) -> bool:
+    return location.startswith(("http://", "https://"))
 
 
-def _said(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
     return str(reason).rstrip(".")

@@ -1,7 +1,4 @@
-"""The lines of a batch become requests to an application in this process, and their answers lines.
-
-Knows ASGI, no file.
-"""
+"""Sends the lines of a batch to an ASGI application and formats its answers."""
 
 from __future__ import annotations
 
@@ -16,9 +13,9 @@ from typing import Any, Final
 import msgspec
 
 AT_ONCE: Final = 512
-"""Requests from the oldest without an answer on: further ones would only wait."""
-MOST_BYTES: Final = 1 << 25
-"""Of these requests together; one that is larger goes alone."""
+"""Maximum requests from the oldest unanswered one."""
+MAX_BYTES: Final = 1 << 25
+"""Maximum total bytes of these requests; a larger one runs alone."""
 PATHS: Final = frozenset(
     {
         *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),
@@ -26,7 +23,7 @@ PATHS: Final = frozenset(
         *("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"),
     }
 )
-"""What a line may ask; whether it is served, the application says."""
+"""Allowed endpoints of a line."""
 
 
 class Line(msgspec.Struct, kw_only=True):
@@ -40,30 +37,30 @@ class Line(msgspec.Struct, kw_only=True):
 
 @dataclass(slots=True)
 class Tally:
-    """What became of a batch."""
+    """Counts of answered and failed requests."""
 
     answered: int = 0
     failed: int = 0
 
 
 class Batch:
-    """Asks one application."""
+    """Calls one application."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
 
     async def run(self, lines: Iterable[bytes], write: Callable[[bytes], None]) -> Tally:
-        """Answer all lines, many at a time; `write` gets the results in the order of the lines.
+        """Answer all lines concurrently; `write` gets the results in input order.
 
-        Empty ones are passed over.
+        Empty lines are skipped.
         """
         tally = Tally()
         held = 0
-        under_way: deque[tuple[asyncio.Task[tuple[bool, bytes]], int]] = deque()
+        in_flight: deque[tuple[asyncio.Task[tuple[bool, bytes]], int]] = deque()
 
         async def write_first() -> None:
             nonlocal held
-            task, size = under_way.popleft()
+            task, size = in_flight.popleft()
             good, result = await task
             tally.answered = tally.answered + good
             tally.failed = tally.failed + (not good)
@@ -74,41 +71,41 @@ class Batch:
             for number, line in enumerate(lines, 1):
                 if not line.strip():
                     continue
-                while under_way and (
-                    len(under_way) >= AT_ONCE
-                    or held + len(line) > MOST_BYTES
-                    or under_way[0][0].done()
+                while in_flight and (
+                    len(in_flight) >= AT_ONCE
+                    or held + len(line) > MAX_BYTES
+                    or in_flight[0][0].done()
                 ):
                     await write_first()
-                under_way.append((asyncio.ensure_future(self._answer(number, line)), len(line)))
+                in_flight.append((asyncio.ensure_future(self._answer(number, line)), len(line)))
                 held += len(line)
                 await asyncio.sleep(0)
-            while under_way:
+            while in_flight:
                 await write_first()
         finally:
-            for task, _ in under_way:
+            for task, _ in in_flight:
                 task.cancel()
-            await asyncio.gather(*(task for task, _ in under_way), return_exceptions=True)
+            await asyncio.gather(*(task for task, _ in in_flight), return_exceptions=True)
         return tally
 
     async def _answer(self, number: int, line: bytes) -> tuple[bool, bytes]:
-        """Return whether a line got what it asked for, and its line of the results."""
+        """Return whether a line succeeded, and its result line."""
         result: dict[str, Any] = {
             "id": f"batch_req_{secrets.token_hex(16)}",
             "custom_id": _custom_id(line),
         }
         try:
-            asked = msgspec.json.decode(line, type=Line)
-            _check(asked)
+            request = msgspec.json.decode(line, type=Line)
+            _check(request)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
-            told = {
+            error_fields = {
                 "message": f"line {number}: {error}",
                 "type": "invalid_request_error",
                 "param": None,
                 "code": None,
             }
-            return False, msgspec.json.encode(result | {"response": None, "error": told})
-        status, body = await _post(self._app, asked.url, bytes(asked.body))
+            return False, msgspec.json.encode(result | {"response": None, "error": error_fields})
+        status, body = await _post(self._app, request.url, bytes(request.body))
         failed = status >= 400
         response = {
             "status_code": status,
@@ -121,17 +118,17 @@ class Batch:
         return not failed, msgspec.json.encode(result | {"response": response, "error": problem})
 
 
-def _check(asked: Line) -> None:
-    """Raise `ValueError` for what no batch may ask."""
-    if asked.method != "POST":
-        raise ValueError(f"method: must be POST, not {asked.method[:20]!r}.")
-    if asked.url not in PATHS:
-        raise ValueError(f"url: {asked.url[:100]!r} is none of {', '.join(sorted(PATHS))}.")
-    form = msgspec.json.decode(asked.body, type=_Form)
+def _check(request: Line) -> None:
+    """Raise `ValueError` for a request that is not allowed in a batch."""
+    if request.method != "POST":
+        raise ValueError(f"method: must be POST, not {request.method[:20]!r}.")
+    if request.url not in PATHS:
+        raise ValueError(f"url: {request.url[:100]!r} is none of {', '.join(sorted(PATHS))}.")
+    form = msgspec.json.decode(request.body, type=_Form)
     if form.stream:
-        raise ValueError("body.stream: a batch is answered whole; leave it out.")
+        raise ValueError("body.stream: not supported in a batch. Omit it.")
     if form.encoding_format in ("bytes", "bytes_only"):
-        raise ValueError("body.encoding_format: a line holds JSON; ask for float or base64.")
+        raise ValueError("body.encoding_format: expected float or base64.")
 
 
 class _Named(msgspec.Struct):
@@ -144,7 +141,7 @@ class _Form(msgspec.Struct):
 
 
 def _custom_id(line: bytes) -> str | None:
-    """Return what a line is called that may be no request."""
+    """Return the custom id of a possibly invalid line."""
     with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return msgspec.json.decode(line, type=_Named).custom_id
     return None
@@ -167,15 +164,15 @@ async def _post(app: Any, path: str, body: bytes) -> tuple[int, bytes]:
         "client": None,
         "server": None,
     }
-    asked: list[dict[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
+    messages: list[dict[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
     status = 500
     parts = list[bytes]()
 
     async def receive() -> dict[str, Any]:
-        if asked:
-            return asked.pop()
+        if messages:
+            return messages.pop()
         never: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        return await never  # whoever asks does not leave
+        return await never  # the client never disconnects
 
     async def send(message: dict[str, Any]) -> None:
         nonlocal status

@@ -5,6 +5,6 @@ from core.api import Entry, hookimpl
 
 @hookimpl
 def engine_commands() -> list[Entry]:
-    """Give the command."""
+    """Return the command."""
     target = "builtin_plugins.commands.run_batch.command:RunBatch"
     return [Entry("run-batch", target, "answer the requests of a file")]

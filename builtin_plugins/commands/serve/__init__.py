@@ -1,4 +1,4 @@
-"""`engine serve`, and the small parent above the process that serves."""
+"""`engine serve`: the parent process and the API process below it."""
 
 from builtin_plugins.commands.serve.plugin import engine_commands, engine_options
 

@@ -1,26 +1,26 @@
-"""`engine serve`: starts the engine and the server that carries every loaded route group, watched
-by a small parent.
-"""
+"""`engine serve`: starts the engine and the HTTP server under a small parent process."""
 
 from __future__ import annotations
 
 import logging
 from typing import TYPE_CHECKING, Any
 
-from builtin_plugins.commands.serve.child import Handle
-from builtin_plugins.commands.serve.memory import memory_limit
-from builtin_plugins.commands.serve.parent import Parent, can_watch
-from builtin_plugins.commands.serve.streams import mend_streams
+from builtin_plugins.commands.serve.parent import Parent, can_supervise
+from builtin_plugins.commands.serve.parent_handle import ParentHandle
+from builtin_plugins.commands.serve.system import memory_limit, reopen_standard_streams
 from core.api import EngineError
 
 if TYPE_CHECKING:
     import argparse
 
+    from core.api import CommandContext
+    from core.api.plugins import LoadedRegistry
+
 log = logging.getLogger(__name__)
 
 
 class Serve:
-    """Serves a model until told to stop; host, port and the like are options of the server plugin."""
+    """Serves a model; host, port and others are options of the server plugin."""
 
     help = "Serve a model over HTTP."
     takes_engine_options = True
@@ -31,24 +31,22 @@ class Serve:
             "model", nargs="?", help="local folder or hub id; without one, a small demo model"
         )
 
-    def run(self, context: Any) -> int:
-        """Serve; returns when the server has stopped: in the parent and in each process that has
-        served.
-        """
-        mend_streams()
+    def run(self, context: CommandContext) -> int:
+        """Serve until the server stops; returns in the parent and in each API process."""
+        reopen_standard_streams()
         config = context.config
         registry = context.registry
         limit_bytes = memory_limit(config.options.get("api_memory_limit"))
         if config.service.disable_frontend_multiprocessing:
             return self._serve(config, registry, None)
-        if not can_watch():
+        if not can_supervise():
             log.warning(
-                "nobody watches the API process: the system has no pidfd_open, or a plugin has "
+                "the API process is not supervised: the system has no pidfd_open, or a plugin has "
                 "started a thread"
             )
             return self._serve(config, registry, None)
         outcome = Parent(config, limit_bytes).run()
-        if not isinstance(outcome, Handle):
+        if not isinstance(outcome, ParentHandle):
             return outcome
         try:
             status = self._serve(config, registry, outcome)
@@ -59,7 +57,7 @@ class Serve:
         outcome.leave()
         return status
 
-    def _serve(self, config: Any, registry: Any, parent: Handle | None) -> int:
+    def _serve(self, config: Any, registry: LoadedRegistry, parent: ParentHandle | None) -> int:
         from core import AsyncLLM  # lazy: slow to import
 
         server = registry.choose("servers")
@@ -76,7 +74,8 @@ class Serve:
 
         engine = AsyncLLM.from_config(config, registry, meanwhile=load_parts)
         try:
-            (make_server, *make_routes), groups = makers, {}
+            (make_server, *make_routes) = makers
+            groups = {}
             for registered, make in zip(routes, make_routes, strict=True):
                 with registry.blame(registered):
                     groups[registered.entry.name] = make(engine, engine.config)
@@ -85,7 +84,7 @@ class Serve:
                 if hasattr(made, "parent"):
                     made.parent = parent
                 elif parent is not None:
-                    parent.serving()
+                    parent.report_serving()
                 status: int = made.run()
         finally:
             engine.shutdown()

@@ -1,6 +1,4 @@
-"""What the process that serves asks of its parent: one request, one answer, with descriptors beside
-them.
-"""
+"""Messages from the API process to its parent: one request, one answer, with descriptors."""
 
 from __future__ import annotations
 
@@ -11,12 +9,12 @@ from typing import Any, Final
 
 import msgspec
 
-MOST_DESCRIPTORS: Final = 8
+MAX_DESCRIPTORS: Final = 8
 _LENGTH_BYTES: Final = 4
 
 
 class Launch(msgspec.Struct, frozen=True, tag=True):
-    """Start a process; the descriptor beside it is its last argument."""
+    """Start a process; the passed descriptor is its last argument."""
 
     command: list[bytes]
     environment: list[tuple[bytes, bytes]]
@@ -24,26 +22,26 @@ class Launch(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
-    """Tell how a process has ended that has."""
+    """Query the exit status of an ended process."""
 
     pid: int
 
 
-class Tell(msgspec.Struct, frozen=True, tag=True):
-    """Write a line to a process' standard input."""
+class SendLine(msgspec.Struct, frozen=True, tag=True):
+    """Write a line to a process's standard input."""
 
     pid: int
     line: str
 
 
 class Release(msgspec.Struct, frozen=True, tag=True):
-    """Close a process' standard input."""
+    """Close a process's standard input."""
 
     pid: int
 
 
 class Keep(msgspec.Struct, frozen=True, tag=True):
-    """Keep something for the next life."""
+    """Preserve an item for the next API process."""
 
     name: str
     note: bytes
@@ -58,39 +56,39 @@ class Serving(msgspec.Struct, frozen=True, tag=True):
 
 
 class Leave(msgspec.Struct, frozen=True, tag=True):
-    """The process ends on purpose: what it exits with is what all exit with."""
+    """Announce an intended exit; its status becomes the parent's."""
 
 
-Request = Launch | Ended | Tell | Release | Keep | Serving | Leave
+Request = Launch | Ended | SendLine | Release | Keep | Serving | Leave
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What the parent says."""
+    """Answer of the parent."""
 
     number: int = 0
-    """The pid, or the status, that was asked for."""
+    """Requested pid or exit status."""
     error: str = ""
 
 
 def send(connection: socket.socket, message: Any, descriptors: Sequence[int] = ()) -> None:
-    """Send a message whole."""
+    """Send a whole message."""
     body = msgspec.msgpack.encode(message)
-    beside = (
+    ancillary_data = (
         [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
         if descriptors
         else []
     )
     head = len(body).to_bytes(_LENGTH_BYTES, "big")
-    connection.sendmsg([head], beside)
+    connection.sendmsg([head], ancillary_data)
     connection.sendall(body)
 
 
 def receive(connection: socket.socket, kind: Any) -> tuple[Any, list[int]]:
-    """Return the next message and its descriptors, which no process we start inherits.
+    """Return the next message and its descriptors (close-on-exec).
 
     Raises `EOFError` at the end.
     """
-    room = socket.CMSG_SPACE(MOST_DESCRIPTORS * array.array("i").itemsize)
+    room = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
     head, ancillary, _, _ = connection.recvmsg(_LENGTH_BYTES, room, socket.MSG_CMSG_CLOEXEC)
     descriptors = array.array("i")
     for level, sort, data in ancillary:
@@ -106,7 +104,7 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
     while size:
         part = connection.recv(min(size, 1 << 20))
         if not part:
-            raise EOFError("the other side has ended")
+            raise EOFError("the peer process has ended")
         parts.append(part)
         size -= len(part)
     return b"".join(parts)

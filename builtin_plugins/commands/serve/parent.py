@@ -1,75 +1,55 @@
-"""The small parent: starts the process that serves, and again when it dies; keeps what must outlive
-it.
+"""The parent process: supervises the API process, restarts it, and preserves the engine.
 
-Single-threaded, imports no model and no server, and computes nothing: what may go wrong goes wrong
-below it. The process that serves is forked from it, so each of its lives begins with plugins loaded
-and configuration read.
+Single-threaded; imports no model and no server. The API process is forked from it, so it starts
+with plugins loaded and configuration read.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
 import os
-import selectors
 import signal
 import socket
 import sys
 import threading
 import time
 from math import inf
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from builtin_plugins.commands.serve.charges import Charges
-from builtin_plugins.commands.serve.child import Handle, end_with
-from builtin_plugins.commands.serve.folders import remove_folders_of
-from builtin_plugins.commands.serve.memory import (
-    keep_no_large_pieces,
+from builtin_plugins.commands.serve.child_processes import ChildProcesses
+from builtin_plugins.commands.serve.control_socket import ControlSocket
+from builtin_plugins.commands.serve.forks import Forks, send_signal
+from builtin_plugins.commands.serve.maintenance import MaintenanceServer
+from builtin_plugins.commands.serve.parent_handle import ParentHandle
+from builtin_plugins.commands.serve.system import (
     limit_allocations,
+    remove_folders_of,
     resident_bytes,
     used_seconds,
 )
-from builtin_plugins.commands.serve.messages import (
-    Answer,
-    Ended,
-    Keep,
-    Launch,
-    Leave,
-    Release,
-    Request,
-    Serving,
-    Tell,
-    receive,
-    send,
-)
 from builtin_plugins.commands.sizes import show_bytes
 from core.api import EngineConfig
-from core.logs import setup_logging
 
 log = logging.getLogger(__name__)
 
 CHECK_S: Final = 0.5
-"""How often memory is looked at."""
-ANSWER_S: Final = 10.0
-"""For a process that asks to ask to the end."""
+"""Interval of memory checks in seconds."""
 STEADY_S: Final = 10.0
-"""Of a life that is no part of a row of deaths."""
+"""Uptime in seconds after which the crash counter resets."""
 LONGEST_PAUSE_S: Final = 5.0
-"""Between two attempts to start a process that does not stay up."""
-SLOWER: Final = 2.0
-"""Than on a core of its own it may be."""
+"""Maximum pause in seconds between two starts of a crashing API process."""
+SLOWDOWN: Final = 2.0
+"""How much slower than on an idle core a start may be."""
 FORCE_S: Final = 10.0
-"""After the second signal; who has not ended then is killed."""
-NAMES: Final = ("engine-api", "engine-stand-in")
-"""Of the process that serves, and of the one that says that nobody does, in `ps -o comm`."""
-SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
+"""Seconds from the second signal to the kill."""
+NAME: Final = "engine-api"
+"""Name of the API process in `ps -o comm`."""
 
 
-def can_watch() -> bool:
-    """Say whether this process may be such a parent: on a system with what it takes, and without
-    other threads.
+def can_supervise() -> bool:
+    """Return whether this process can be the parent: pidfd is available and there are no other
+    threads.
     """
     try:
         os.close(os.pidfd_open(os.getpid()))
@@ -79,111 +59,73 @@ def can_watch() -> bool:
 
 
 class Parent:
-    """Watches one process that serves at a time."""
+    """Supervises one API process at a time."""
 
     def __init__(self, config: EngineConfig, limit_bytes: int) -> None:
         self._config = config
         self._limit_bytes = limit_bytes
-        self._charges = Charges()
-        self._selector = selectors.DefaultSelector()
-        self._desk: socket.socket | None = None
-        """Where the process that serves asks."""
+        self._children = ChildProcesses()
+        self._forks = Forks(config)
+        self._control_socket = ControlSocket(self, self._children, self._forks.selector)
+        self._maintenance = MaintenanceServer(
+            config, self._forks, self._children, self._close_inherited
+        )
         self._pid = 0
         self._status: int | None = None
-        """How it has ended."""
+        """Exit status of the API process."""
         self._has_left = False
-        """It has said that this is on purpose."""
+        """Whether it announced its exit."""
         self._has_served = False
-        """In any of its lives."""
-        self._stand_in = ""
-        self._stand_in_pid = 0
-        self._restarts = self._deaths_in_a_row = 0
+        """Whether any API process was ever up."""
+        self._restarts = self._crash_count = 0
         self._since_s = self._ready_since_s = inf
         self._start_s = 1.0
-        """What its last start took, or would have without an engine to load."""
+        """Duration of the last start, or its estimate without loading an engine."""
         self._num_signals = 0
-        self._was_told = False
-        """Who served at the first of them has got it."""
+        self._was_signalled = False
+        """Whether the first signal was forwarded to the server."""
         self._force_s = self._check_s = inf
         self._reason = ""
 
-    def run(self) -> Handle | int:
-        """Return the status to end with, in this process; in each process that is to serve, its
-        handle.
-        """
-        self._bell, self._button = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._lifeline, self._life = os.pipe()
-        self._selector.register(self._bell, selectors.EVENT_READ, self._hear)
-        previous = {number: signal.signal(number, lambda *_: None) for number in SIGNALS}
-        signal.set_wakeup_fd(self._button, warn_on_full_buffer=False)
+    def run(self) -> ParentHandle | int:
+        """Return the exit status (in the parent), or the handle (in each API process)."""
+        self._forks.open(self._on_signal)
         status: int | None = None
         while status is None:
-            mine, theirs = socket.socketpair()
-            self._pid = self._fork(NAMES[0])
+            parent_end, child_end = socket.socketpair()
+            self._pid = self._forks.fork(NAME, self._close_inherited)
             if not self._pid:
-                mine.close()
-                return Handle(theirs, self._lifeline, self._charges.held(), self._restarts)
-            theirs.close()
+                parent_end.close()
+                return ParentHandle(
+                    child_end,
+                    self._forks.liveness_read,
+                    self._children.preserved(),
+                    self._restarts,
+                )
+            child_end.close()
             try:
-                self._follow(mine)
-                status = self._judge()
+                self._follow(parent_end)
+                status = self._exit_status()
             except BaseException:
                 self._end()
                 raise
             self._restarts += 1
         self._end()
-        signal.set_wakeup_fd(-1)
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        self._forks.restore_signals()
         if status < 0:
             signal.signal(-status, signal.SIG_DFL)
             os.kill(os.getpid(), -status)
         return status
 
-    # --- processes below
+    # --- child processes
 
-    def _fork(self, name: str) -> int:
-        """Return the number of a new process; in it, 0: signals, the terminal and descriptors are
-        left to the parent.
-        """
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            sys.stdout.flush()  # or both would write what it holds
-        # One that is passed on at once waits until the child does not take it as this process does,
-        # which is to note it.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        pid = os.fork()
-        if pid:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            with contextlib.suppress(
-                OSError
-            ):  # whoever is first: no signal from a terminal passes us by
-                os.setpgid(pid, pid)
-            self._log_as("parent")
-            return pid
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        for number in (signal.SIGTERM, signal.SIGCHLD):
-            signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        os.setpgid(0, 0)
-        with contextlib.suppress(OSError):
-            Path("/proc/self/comm").write_text(name)
-        keep_no_large_pieces()
-        self._log_as("")
-        self._selector.close()
-        for descriptor in (self._bell, self._button, self._life):
-            os.close(descriptor)
-        if self._desk is not None:
-            self._desk.close()
-        self._charges.close_inputs()
-        return 0
+    def _close_inherited(self) -> None:
+        """Close the parent's descriptors in a forked process."""
+        self._control_socket.close_in_child()
+        self._children.close_inputs()
 
-    def _log_as(self, process: str) -> None:
-        observability = self._config.observability
-        setup_logging(observability.log_level, log_format=observability.log_format, process=process)
-
-    def _reap(self) -> None:
-        """Take note of who has ended."""
+    def reap(self) -> None:
+        """Collect ended child processes."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -194,35 +136,29 @@ class Parent:
             code = os.waitstatus_to_exitcode(status)
             if pid == self._pid:
                 self._status = code
-            elif pid == self._stand_in_pid:
-                self._stand_in_pid = 0
+            elif pid == self._maintenance.pid:
+                self._maintenance.pid = 0
             else:
-                self._charges.ended(pid, code)
+                self._children.ended(pid, code)
 
-    def _signal(self, pid: int, number: int, *, group: bool = False) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            (os.killpg if group else os.kill)(pid, number)
+    # --- supervision of the API process
 
-    # --- the life of the process that serves
-
-    def _follow(self, desk: socket.socket) -> None:
-        """Do what it asks, pass signals on, watch its memory; return when it has ended."""
+    def _follow(self, connection: socket.socket) -> None:
+        """Serve its requests, forward signals and check its memory until it ends."""
         self._since_s = time.monotonic()
         self._ready_since_s = inf
         self._check_s = 0.0
         self._status = None
         self._reason = ""
-        self._desk = desk
-        desk.settimeout(ANSWER_S)
-        self._selector.register(desk, selectors.EVENT_READ, self._answer)
+        self._control_socket.open(connection)
         if self._is_bounded:
             limit_allocations(self._pid, self._limit_bytes)
         while not self._has_ended:
-            self._wait(CHECK_S if self._limit_bytes or self._num_signals else None)
+            self._forks.wait(CHECK_S if self._limit_bytes or self._num_signals else None)
             self._check_memory()
             if time.monotonic() > self._force_s:
-                self._signal(self._pid, signal.SIGKILL, group=True)
-        self._close_desk()
+                send_signal(self._pid, signal.SIGKILL, group=True)
+        self._control_socket.close()
 
     @property
     def _has_ended(self) -> bool:
@@ -230,20 +166,16 @@ class Parent:
 
     @property
     def _is_bounded(self) -> bool:
-        """Say whether memory matters: a process that has launched no engine may be the engine
+        """Return whether memory is limited: a process that launched no engine may be the engine
         itself.
         """
-        return self._limit_bytes > 0 and self._charges.are_alive
+        return self._limit_bytes > 0 and self._children.are_alive
 
-    def _wait(self, most_s: float | None) -> None:
-        for key, _ in self._selector.select(most_s):
-            key.data()
-
-    def _hear(self) -> None:
-        """Pass signals on."""
+    def _on_signal(self) -> None:
+        """Forward signals."""
         with contextlib.suppress(BlockingIOError):
-            numbers = os.read(self._bell, 4096)
-            self._reap()  # first: a signal to who has ended is one to us
+            numbers = self._forks.read_signals()
+            self.reap()  # first, so that signals for an ended process end the parent
             for number in numbers:
                 if number == signal.SIGCHLD:
                     continue
@@ -251,8 +183,8 @@ class Parent:
                 if self._num_signals > 1:
                     self._force_s = min(self._force_s, time.monotonic() + FORCE_S)
                 if not self._has_ended:
-                    self._was_told = True
-                    self._signal(self._pid, number)
+                    self._was_signalled = True
+                    send_signal(self._pid, number)
 
     def _check_memory(self) -> None:
         now_s = time.monotonic()
@@ -262,77 +194,41 @@ class Parent:
         taken_bytes = resident_bytes(self._pid)
         if taken_bytes > self._limit_bytes:
             limit = show_bytes(self._limit_bytes)
-            self._reason = f"it took {show_bytes(taken_bytes)} of memory, more than {limit} (--api-memory-limit)"
-            self._signal(self._pid, signal.SIGKILL, group=True)
+            self._reason = (
+                f"it took {show_bytes(taken_bytes)} of memory, more than {limit} "
+                "(--api-memory-limit)"
+            )
+            send_signal(self._pid, signal.SIGKILL, group=True)
 
-    def _answer(self) -> None:
-        """Do one thing that the process that serves asks for."""
-        desk = self._desk
-        if desk is None:
-            return
-        answer = Answer()
-        beside = list[int]()
-        try:
-            request, descriptors = receive(desk, Request)
-            try:
-                number, beside = self._do(request, descriptors)
-                answer = Answer(number)
-            except OSError as error:
-                answer = Answer(error=f"the parent cannot do what is asked of it: {error}")
-            send(desk, answer, beside)
-        except (OSError, EOFError):
-            self._close_desk()  # it has died, or will
+    # --- requests of the API process
 
-    def _do(self, request: Any, descriptors: list[int]) -> tuple[int, list[int]]:
-        """Return a number and descriptors."""
-        match request:
-            case Launch():
-                pid, descriptor = self._charges.launch(request, descriptors)
-                if self._limit_bytes:
-                    limit_allocations(self._pid, self._limit_bytes)
-                return pid, [descriptor]
-            case Ended(pid):
-                self._reap()
-                return self._charges.status_of(pid), []
-            case Tell(pid, line):
-                self._charges.tell(pid, line)
-            case Release(pid):
-                self._reap()
-                self._charges.release(pid)
-            case Keep():
-                self._charges.keep(request, descriptors)
-            case Serving(stand_in):
-                self._serves(stand_in)
-            case Leave():
-                self._has_left = True
-        return 0, []
+    def on_launch(self) -> None:
+        """Limit the API process's memory: it has launched its engine."""
+        if self._limit_bytes:
+            limit_allocations(self._pid, self._limit_bytes)
 
-    def _serves(self, stand_in: str) -> None:
+    def on_leave(self) -> None:
+        """Note that the API process will exit."""
+        self._has_left = True
+
+    def on_serving(self, maintenance_target: str) -> None:
+        """Note that the server is up, and end the maintenance server."""
         self._ready_since_s = time.monotonic()
-        self._stand_in = stand_in
-        if self._stand_in_pid:
-            self._signal(self._stand_in_pid, signal.SIGTERM)
+        self._maintenance.target = maintenance_target
+        self._maintenance.stop()
         if self._has_served:
             self._start_s = self._ready_since_s - self._since_s
             log.warning(
                 "the API process is back (restart %d) after %.1f s", self._restarts, self._start_s
             )
         else:
-            self._start_s = SLOWER * used_seconds(self._pid)
+            self._start_s = SLOWDOWN * used_seconds(self._pid)
         self._has_served = True
 
-    def _close_desk(self) -> None:
-        if self._desk is not None:
-            self._selector.unregister(self._desk)
-            self._desk.close()
-            self._desk = None
+    # --- its exit
 
-    # --- its death
-
-    def _judge(self) -> int | None:
-        """Return what all end with, as processes do that signals end; None when the process is to
-        be started again.
-        """
+    def _exit_status(self) -> int | None:
+        """Return the final exit status; None: restart the API process."""
         status = self._status or 0
         if self._has_left:
             return status if status >= 0 else 1
@@ -340,12 +236,12 @@ class Parent:
             f"it exited with status {status}" if status >= 0 else _killed_by(-status)
         )
         was_ready = self._ready_since_s < inf
-        if self._was_told:
+        if self._was_signalled:
             if not self._has_served:
                 return status if status in (-signal.SIGTERM, -signal.SIGINT) else 1
             if was_ready:
                 log.error(
-                    "the API process (pid %d) has died before its open requests had ended: %s",
+                    "the API process (pid %d) died with open requests: %s",
                     self._pid,
                     how,
                 )
@@ -353,80 +249,51 @@ class Parent:
         if not self._has_served:
             if status < 0:
                 print(
-                    f"engine: error: the API process (pid {self._pid}) has died in its start: "
+                    f"engine: error: the API process (pid {self._pid}) died during its start: "
                     f"{how}.",
                     file=sys.stderr,
                 )
             return 1
-        return self._bury(how)
+        return self._prepare_restart(how)
 
-    def _bury(self, how: str) -> int | None:
-        """Prepare the next life, or give up."""
+    def _prepare_restart(self, how: str) -> int | None:
+        """Prepare a restart, or give up."""
         is_steady = time.monotonic() - self._ready_since_s > STEADY_S
-        self._deaths_in_a_row = 1 if is_steady else self._deaths_in_a_row + 1
-        log.error("the API process (pid %d) has died, and is started again: %s", self._pid, how)
-        most = self._config.service.max_restarts
-        if self._deaths_in_a_row > most:
+        self._crash_count = 1 if is_steady else self._crash_count + 1
+        log.error("the API process (pid %d) died and is restarted: %s", self._pid, how)
+        limit = self._config.service.max_restarts
+        if self._crash_count > limit:
             log.error(
-                "it died %d times in a row (--max-restarts %d), so all ends",
-                self._deaths_in_a_row,
-                most,
+                "it died %d times in a row (--max-restarts %d), giving up",
+                self._crash_count,
+                limit,
             )
             return 1
-        self._charges.part()
-        pause_s = min(LONGEST_PAUSE_S, 0.05 * (2 ** (self._deaths_in_a_row - 1) - 1))
+        self._children.on_server_exit()
+        pause_s = min(LONGEST_PAUSE_S, 0.05 * (2 ** (self._crash_count - 1) - 1))
         until_s = time.monotonic() + pause_s
-        self._call_stand_in(until_s + self._start_s)
+        self._maintenance.start(until_s + self._start_s)
         while time.monotonic() < until_s and not self._num_signals:
-            self._wait(max(0.0, until_s - time.monotonic()))
+            self._forks.wait(max(0.0, until_s - time.monotonic()))
         return 0 if self._num_signals else None
 
-    def _call_stand_in(self, back_s: float) -> None:
-        """Let somebody tell clients that nobody serves."""
-        if not self._stand_in or self._stand_in_pid:
-            return
-        self._stand_in_pid = self._fork(NAMES[1])
-        if self._stand_in_pid:
-            return
-        try:
-            threading.Thread(
-                target=end_with, args=(self._lifeline, list), name="lifeline", daemon=True
-            ).start()
-            module, _, function = self._stand_in.partition(":")
-            descriptors = {name: held.descriptors for name, held in self._charges.held().items()}
-            getattr(importlib.import_module(module), function)(
-                self._config.options, descriptors, back_s
-            )
-        except Exception:  # a plugin's, and whatever it raises ends this process only
-            log.exception("nobody stands in for the API process; clients wait until it is back")
-        finally:
-            os._exit(0)
-
     def _end(self) -> None:
-        """Leave nothing behind; who has left has removed its files itself, and they may be somebody
-        else's by now.
-        """
-        self._charges.end(remove_paths=not self._has_left)
-        for pid in (self._pid if self._status is None else 0, self._stand_in_pid):
+        """Clean up; an API process that announced its exit has removed its own files."""
+        self._children.end(remove_paths=not self._has_left)
+        for pid in (self._pid if self._status is None else 0, self._maintenance.pid):
             if pid:
-                self._signal(pid, signal.SIGKILL, group=True)
-        while self._charges.are_alive or self._stand_in_pid:
-            self._wait(CHECK_S)
-            self._reap()
-        remove_folders_of({self._pid, *self._charges.pids})
-        self._close_desk()
-        self._selector.close()
-        for descriptor in (self._lifeline, self._life):
-            os.close(descriptor)
+                send_signal(pid, signal.SIGKILL, group=True)
+        while self._children.are_alive or self._maintenance.pid:
+            self._forks.wait(CHECK_S)
+            self.reap()
+        remove_folders_of({self._pid, *self._children.pids})
+        self._control_socket.close()
+        self._forks.close()
 
 
 def _killed_by(number: int) -> str:
     with contextlib.suppress(ValueError):
         name = signal.Signals(number).name
-        more = (
-            ", by somebody or by the system for want of memory (`dmesg` tells)"
-            if name == "SIGKILL"
-            else ""
-        )
+        more = ", externally or by the OOM killer (see `dmesg`)" if name == "SIGKILL" else ""
         return f"it was killed by {name}{more}"
     return f"it was killed by signal {number}"

@@ -1,16 +1,16 @@
-"""`engine serve`: the command and what bounds the process that serves."""
+"""`engine serve`: the command and the memory limit of the API process."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from core.api import Entry, Option, Within, hookimpl
-from core.config.values import Size
+from core.api import Entry, Option, Range, hookimpl
+from core.api.config import Size
 
 
 @hookimpl
 def engine_commands() -> list[Entry]:
-    """Give the command."""
+    """Return the command."""
     return [
         Entry("serve", "builtin_plugins.commands.serve.command:Serve", "serve a model over HTTP")
     ]
@@ -18,10 +18,9 @@ def engine_commands() -> list[Entry]:
 
 @hookimpl
 def engine_options() -> list[Option]:
-    """Give the bound."""
+    """Return the memory limit."""
     text = (
-        "Memory of the API process above which it is started again, the engine untouched; 0: no "
-        "bound; "
+        "Memory above which the API process restarts, without the engine; 0: no limit; "
         "default: a quarter of the machine's, 1 to 8 GiB."
     )
-    return [Option("api_memory_limit", Annotated[Size, Within(0, 1 << 60)] | None, None, text)]
+    return [Option("api_memory_limit", Annotated[Size, Range(0, 1 << 60)] | None, None, text)]

@@ -1,8 +1,8 @@
-"""The `mp` executor: one process per rank on this machine, all given the same plans.
+"""The `mp` executor: one process per rank on this machine; all ranks run the same plans.
 
-The first tensor-parallel rank of the last stage answers; the others add what features have to say
-there. A rank that dies, is silent, or fails a step that others get through ends the executor: what
-the ranks hold would no longer agree.
+The first tensor-parallel rank of the last stage returns the results; the others add payloads of
+features. A rank that dies, freezes, or fails a step that others complete ends the executor, since
+the ranks' states would diverge.
 """
 
 from __future__ import annotations
@@ -21,49 +21,92 @@ import msgspec
 from builtin_plugins.executors.mp.messages import (
     Allocate,
     Allocated,
-    Answered,
-    Ask,
-    Done,
-    Fetch,
+    FeatureAnswer,
+    FeatureCall,
+    FeatureMessage,
+    FetchResult,
     Join,
-    Leave,
     Loaded,
-    Run,
-    Said,
+    RunStep,
+    Shutdown,
+    StepDone,
     StepFailed,
-    Told,
+    StepPayloads,
 )
 from builtin_plugins.executors.mp.rank import RankProcess
-from core.api import EngineDead, EngineError, ProcessFrozen, ProcessKilled, WorkerInfo
-from core.process.cores import usable_cores
-from core.process.messages import Start
-from core.process.spawn import TICK_S, thread_environment
+from core.api import EngineDead, EngineError
+from core.api.concurrency import usable_cores
+from core.api.execution import ProcessFrozen, ProcessKilled, WorkerInfo
+from core.api.processes import TICK_S, Start, thread_environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from core.api import EngineConfig, KVLayout, ModelSource, Registry, StepPlan, StepResult
+    from core.api import EngineConfig, Registry
+    from core.api.execution import StepPlan, StepResult
+    from core.api.models import ModelSource
+    from core.model_spec.kv import KVLayout
 
-PATIENCE_S: Final = 3.0
-"""For ranks that have not failed a step which others have: they may still, or wait for those for
-ever.
-"""
-LAST_WORDS_S: Final = 0.5
-"""After one rank's end, for those of others: it may be the consequence of theirs."""
+STEP_TIMEOUT_S: Final = 3.0
+"""Time for ranks to finish a step that others have failed; they may wait for those forever."""
+LAST_ERRORS_S: Final = 0.5
+"""Time to collect errors of other ranks after one has ended: they may be the cause."""
 GRACE_S: Final = 2.0
-"""For ranks that were told to leave."""
+"""Time for ranks to exit after `Shutdown`."""
+
+
+class _StepMessages:
+    """Results, payloads and failures of the ranks, by step."""
+
+    def __init__(self) -> None:
+        self.reports = False
+        """Whether the payloads of every rank are needed, not only those of the sampling one."""
+        self.results: dict[int, StepResult] = {}
+        self.payloads: dict[int, dict[int, dict[str, list[bytes]]]] = {}
+        """Feature payloads by step and rank."""
+        self.failures: dict[int, dict[int, str]] = {}
+        """Error messages by step and rank."""
+
+    def record(self, rank: int, message: Any) -> None:
+        """Record a rank's result, payloads or failure of a step."""
+        if isinstance(message, StepDone):
+            self.results[message.result.step] = message.result
+            message = StepPayloads(message.result.step, message.result.payloads)
+        if isinstance(message, StepPayloads):
+            self.payloads.setdefault(message.step, {})[rank] = message.payloads
+        elif isinstance(message, StepFailed):
+            self.failures.setdefault(message.step, {})[rank] = message.message
+
+    def is_complete(self, step: int, num_ranks: int) -> bool:
+        """Return whether all messages of a successful step have arrived."""
+        if step not in self.results:
+            return False
+        return not self.reports or len(self.payloads[step]) == num_ranks
+
+    def take_result(self, step: int) -> StepResult:
+        """Return a complete step's result, with the payloads of all ranks if needed."""
+        self.results = {n: result for n, result in self.results.items() if n >= step}
+        payloads = self.payloads.pop(step, {})
+        result = self.results.pop(step)
+        if not self.reports:
+            return result
+        merged: dict[str, list[bytes]] = {}
+        for rank in sorted(payloads):
+            for name, own in payloads[rank].items():
+                merged.setdefault(name, []).extend(own)
+        return msgspec.structs.replace(result, payloads=merged)
 
 
 class ProcessExecutor:
-    """Spawns the ranks in `start`.
+    """Spawns and drives the rank processes.
 
-    Depth 2 lets them go on with the next plan while the last result is taken.
+    With depth 2, ranks run the next plan while the last result is read.
     """
 
     def __init__(self, config: EngineConfig, registry: Registry, source: ModelSource) -> None:
-        del source  # every rank finds the model by itself
-        self.told: Callable[[str, bytes], None] = lambda name, data: None
-        """Called, from any thread, with what a rank's half of a feature tells outside of steps."""
+        del source  # each rank finds the model itself
+        self.on_message: Callable[[str, bytes], None] = lambda name, data: None
+        """Callback, from any thread, for payloads of worker halves outside of steps."""
         parallel = config.parallel
         self.depth = 2 if config.scheduler.async_scheduling else 1
         self._config = config
@@ -71,54 +114,49 @@ class ProcessExecutor:
         self._tensor = parallel.tensor_parallel_size
         self._size = self._tensor * parallel.pipeline_parallel_size
         self._ranks: list[RankProcess] = []
-        self._heard: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
         self._encode = msgspec.msgpack.Encoder().encode
-        self._fetch = self._encode(Fetch())
+        self._fetch = self._encode(FetchResult())
         self._in_flight: deque[int] = deque()
-        self._reports = False
-        """What every rank says of a step counts, not only the one that samples."""
-        self._results: dict[int, StepResult] = {}
-        self._said: dict[int, dict[int, dict[str, list[bytes]]]] = {}
-        """By step: what features have to say on each rank."""
-        self._failures: dict[int, dict[int, str]] = {}
-        """By step: what each rank that failed it says."""
+        self._steps = _StepMessages()
         self._death: EngineError | None = None
         self._closed = False
 
     def start(self) -> WorkerInfo:
-        """Start the processes, let them meet and load the model.
+        """Start the processes, join them to a group and load the model.
 
-        Raises what the first one could not start for.
+        Raises the first rank's start error.
         """
         self._check_alive()
         folder = tempfile.mkdtemp(prefix=f"engine-ranks-{os.getpid()}-")
+        threads = self._config.device.num_threads or max(1, usable_cores() // self._size)
+        environment = thread_environment(threads)
         try:
-            environment = thread_environment(
-                self._config.device.num_threads or max(1, usable_cores() // self._size)
-            )
             for rank in range(self._size):
-                self._ranks.append(RankProcess(self._start_of(rank), environment, self._hear_later))
-                self._ranks[rank].send(Join(folder))
+                process = RankProcess(self._start_of(rank), environment, self._receive_later)
+                self._ranks.append(process)
+                process.send(Join(folder))
             loaded = self._answers(Loaded)
             self._infos = [answer.info for answer in loaded]
-            self._reports = any(answer.reports for answer in loaded)
+            self._steps.reports = any(answer.reports for answer in loaded)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         return WorkerInfo.combine(self._infos, self._tensor)
 
     def _start_of(self, rank: int) -> Start:
+        level = logging.getLogger("core").getEffectiveLevel()
         return Start(
             target="builtin_plugins.executors.mp.loop:run",
             process=_name(rank),
             plan=self._plugins,
             config=self._config,
             sys_path=[os.path.abspath(folder) for folder in sys.path],
-            log_level=logging.getLevelName(logging.getLogger("core").getEffectiveLevel()).lower(),
+            log_level=logging.getLevelName(level).lower(),
             rank=rank,
         )
 
     def allocate(self, layout: KVLayout) -> None:
-        """Let every rank make the cache of its layers."""
+        """Allocate the KV cache of every rank's layers."""
         first_layer = 0
         for rank in self._ranks:
             rank.send(Allocate(layout, first_layer))
@@ -126,72 +164,58 @@ class ProcessExecutor:
                 first_layer += len(self._infos[rank.rank].layers)
         self._answers(Allocated)
 
+    # --- steps -----------------------------------------------------------------------------------
+
     def submit(self, plan: StepPlan) -> None:
-        """Send one plan to every rank, which begins it."""
-        self._send(self._encode(Run(plan)))
+        """Send a plan to every rank, which launches it."""
+        self._send(self._encode(RunStep(plan)))
         self._in_flight.append(plan.step)
 
     def collect(self) -> StepResult:
-        """Return the oldest plan's result. Raises `EngineDead` when there is none to come, ever."""
+        """Return the oldest plan's result. Raises `EngineDead` if the ranks have diverged."""
         self._check_alive()
         self._send(self._fetch)
         step = self._in_flight.popleft()
         waited_s = 0.0
-        while not self._is_complete(step):
-            failures = self._failures.get(step, {})
+        while not self._steps.is_complete(step, self._size):
+            failures = self._steps.failures.get(step, {})
             if len(failures) == self._size:
-                raise self._failed(step)
-            if waited_s > PATIENCE_S:
-                raise self._dead(EngineDead(self._split(step)))
-            if not self._take() and failures:
+                raise self._step_error(step)
+            if waited_s > STEP_TIMEOUT_S:
+                raise self._dead(EngineDead(self._divergence(step)))
+            if not self._receive_step_message() and failures:
                 waited_s += TICK_S
-        for failed in [
-            number
-            for number, by in self._failures.items()
-            if number <= step and len(by) < self._size
-        ]:
-            raise self._dead(EngineDead(self._split(failed)))
-        self._results = {
-            number: result for number, result in self._results.items() if number >= step
-        }
-        said = self._said.pop(step, {})
-        result = self._results.pop(step)
-        if not self._reports:
-            return result
-        together: dict[str, list[bytes]] = {}
-        for rank in sorted(said):
-            for name, payloads in said[rank].items():
-                together.setdefault(name, []).extend(payloads)
-        return msgspec.structs.replace(result, payloads=together)
+        self._check_divergence(step)
+        return self._steps.take_result(step)
 
-    def _is_complete(self, step: int) -> bool:
-        return step in self._results and (not self._reports or len(self._said[step]) == self._size)
+    def _check_divergence(self, step: int) -> None:
+        """Raise `EngineDead` if some ranks failed a step up to this one and others did not."""
+        for number, by_rank in self._steps.failures.items():
+            if number <= step and len(by_rank) < self._size:
+                raise self._dead(EngineDead(self._divergence(number)))
 
     def call(self, name: str, data: bytes) -> list[bytes]:
-        """Return what the ranks answer.
+        """Return the ranks' answers to `feature.verb`.
 
-        Raises what all of them have failed with, `EngineDead` where only some have.
+        Raises the error if all ranks fail, `EngineDead` if only some do.
         """
         self._check_alive()
-        self._send(self._encode(Ask(name, data)))
+        self._send(self._encode(FeatureCall(name, data)))
         try:
-            answers: list[Answered] = self._answers(Answered)
+            answers: list[FeatureAnswer] = self._answers(FeatureAnswer)
         except EngineDead:
             raise
         except EngineError as error:
             raise self._dead(EngineDead(str(error))) from error
-        faults = {
-            rank: answer.fault for rank, answer in enumerate(answers) if answer.fault is not None
-        }
+        faults = {rank: a.fault for rank, a in enumerate(answers) if a.fault is not None}
         if len(faults) == self._size:
             raise faults[0].error()
         if faults:
-            said = "; ".join(
-                f"{self._ranks[rank].label}: {fault.message}" for rank, fault in faults.items()
-            )
+            labels = {rank: self._ranks[rank].label for rank in faults}
+            text = "; ".join(f"{labels[rank]}: {fault.message}" for rank, fault in faults.items())
             raise self._dead(
                 EngineDead(
-                    f"{name} failed on {len(faults)} of {self._size} ranks, not on all: {said}"
+                    f"{name} failed on {len(faults)} of {self._size} ranks, not on all: {text}"
                 )
             )
         return [answer.data for answer in answers if answer.data is not None]
@@ -200,48 +224,96 @@ class ProcessExecutor:
         for rank in self._ranks:
             rank.send(message)
 
-    def _take(self) -> bool:
-        """Take one message about a step; False when none came within a tick."""
+    def _step_error(self, step: int) -> EngineError:
+        """Return the error that every rank has; the next step can run if all have the same."""
+        messages = self._steps.failures[step].items()
+        texts = {text.replace(f"'{_name(rank)}'", "'worker'") for rank, text in messages if text}
+        if len(texts) > 1:
+            return self._dead(EngineDead(self._divergence(step)))
+        del self._steps.failures[step]
+        return EngineError(texts.pop())
+
+    def _divergence(self, step: int) -> str:
+        failures = self._steps.failures[step]
+        labels = {rank: self._ranks[rank].label for rank in failures}
+        text = "; ".join(f"{labels[rank]}: {message}" for rank, message in failures.items())
+        return (
+            f"step {step} failed on {len(failures)} of {self._size} ranks, not on all alike: {text}"
+        )
+
+    # --- messages of ranks -----------------------------------------------------------------------
+
+    def _receive_step_message(self) -> bool:
+        """Record one message about a step; False if none arrived within a tick."""
         try:
-            heard = self._hear()
+            received = self._receive()
         except EngineDead:
             raise
         except EngineError as error:
             raise self._dead(EngineDead(str(error))) from error
-        if heard is None:
+        if received is None:
             return False
-        self._note(*heard)
+        self._steps.record(*received)
         return True
 
-    def _note(self, rank: int, message: Any) -> None:
-        """Keep what a rank says of a step."""
-        if isinstance(message, Done):
-            self._results[message.result.step] = message.result
-            message = Said(message.result.step, message.result.payloads)
-        if isinstance(message, Said):
-            self._said.setdefault(message.step, {})[rank] = message.payloads
-        elif isinstance(message, StepFailed):
-            self._failures.setdefault(message.step, {})[rank] = message.message
+    def _answers(self, kind: type) -> list[Any]:
+        """Wait for one message of this kind from every rank; return them in rank order."""
+        answers: dict[int, Any] = {}
+        while len(answers) < self._size:
+            received = self._receive()
+            if received is None:
+                continue
+            rank, message = received
+            if isinstance(message, kind):
+                answers[rank] = message
+            else:
+                self._steps.record(rank, message)  # of a launched step
+        return [answers[rank] for rank in range(self._size)]
 
-    def _failed(self, step: int) -> EngineError:
-        """Return what every rank has failed with; the next step can run if that was one fault, met
-        by all alike.
-        """
-        said = self._failures[step].items()
-        texts = {text.replace(f"'{_name(rank)}'", "'worker'") for rank, text in said if text}
-        if len(texts) > 1:
-            return self._dead(EngineDead(self._split(step)))
-        del self._failures[step]
-        return EngineError(texts.pop())
+    def _receive_later(self, rank: int, message: Any) -> None:
+        if isinstance(message, FeatureMessage):
+            self.on_message(message.name, message.data)
+        else:
+            self._messages.put((rank, message))
 
-    def _split(self, step: int) -> str:
-        failed = "; ".join(
-            f"{self._ranks[rank].label}: {text}" for rank, text in self._failures[step].items()
-        )
-        return f"step {step} failed on {len(self._failures[step])} of {self._size} ranks, not on all alike: {failed}"
+    def _receive(self) -> tuple[int, Any] | None:
+        """Return (rank, message), or None after a tick. Raises the error that ended a rank."""
+        try:
+            rank, message = self._messages.get(timeout=TICK_S)
+        except queue.Empty:
+            self._check_heartbeats()
+            return None
+        if isinstance(message, EngineError):
+            raise self._dead(self._cause(message))
+        return rank, message
+
+    def _cause(self, error: EngineError) -> EngineError:
+        """Return the error that explains the others: a dead rank's partner may report first."""
+        errors = [error]
+        while True:
+            try:
+                _, message = self._messages.get(timeout=LAST_ERRORS_S)
+            except queue.Empty:
+                return max(errors, key=lambda error: isinstance(error, ProcessKilled))
+            if isinstance(message, EngineError):
+                errors.append(message)
+
+    def _check_heartbeats(self) -> None:
+        timeout_s = self._config.service.heartbeat_timeout
+        for rank in self._ranks:
+            if rank.silence_s > timeout_s:
+                rank.kill()
+                raise self._dead(
+                    ProcessFrozen(
+                        f"process {rank.label} gave no sign of life for {timeout_s:g} s "
+                        f"(--heartbeat-timeout) and was killed"
+                    )
+                )
+
+    # --- state -----------------------------------------------------------------------------------
 
     def silence_s(self) -> float:
-        """Return for how long the most silent rank has given no sign of life."""
+        """Return the maximum of the ranks' seconds since their last heartbeat."""
         return max((rank.silence_s for rank in self._ranks), default=0.0)
 
     def shutdown(self) -> None:
@@ -249,68 +321,11 @@ class ProcessExecutor:
         at_once = self._death is not None or self._closed
         self._closed = True
         for rank in self._ranks:
-            rank.hush()
+            rank.stop_listening()
             if not at_once:
-                rank.send(Leave())
+                rank.send(Shutdown())
         for rank in self._ranks:
             rank.close(0.0 if at_once else GRACE_S)
-
-    # --- hearing ranks
-
-    def _answers(self, kind: type) -> list[Any]:
-        """Wait for one message of this kind from every rank; return them in the order of ranks."""
-        answers: dict[int, Any] = {}
-        while len(answers) < self._size:
-            heard = self._hear()
-            if heard is None:
-                continue
-            rank, message = heard
-            if isinstance(message, kind):
-                answers[rank] = message
-            else:
-                self._note(rank, message)  # of a step that has begun
-        return [answers[rank] for rank in range(self._size)]
-
-    def _hear_later(self, rank: int, message: Any) -> None:
-        if isinstance(message, Told):
-            self.told(message.name, message.data)
-        else:
-            self._heard.put((rank, message))
-
-    def _hear(self) -> tuple[int, Any] | None:
-        """Return what some rank says, None when none said anything within a tick.
-
-        Raises the error one ended with.
-        """
-        try:
-            rank, message = self._heard.get(timeout=TICK_S)
-        except queue.Empty:
-            self._check_pulse()
-            return None
-        if isinstance(message, EngineError):
-            raise self._dead(self._cause(message))
-        return rank, message
-
-    def _cause(self, error: EngineError) -> EngineError:
-        """Return the error that explains the others: a rank whose partner has died may be heard of
-        first.
-        """
-        errors = [error]
-        while True:
-            try:
-                _, message = self._heard.get(timeout=LAST_WORDS_S)
-            except queue.Empty:
-                return max(errors, key=lambda error: isinstance(error, ProcessKilled))
-            if isinstance(message, EngineError):
-                errors.append(message)
-
-    def _check_pulse(self) -> None:
-        most_s = self._config.service.heartbeat_timeout
-        for rank in self._ranks:
-            if rank.silence_s > most_s:
-                rank.kill()
-                text = f"process {rank.label} gave no sign of life for {most_s:g} s (--heartbeat-timeout) and was killed"
-                raise self._dead(ProcessFrozen(text))
 
     def _dead(self, error: EngineError) -> EngineError:
         self._death = error

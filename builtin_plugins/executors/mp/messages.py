@@ -1,104 +1,112 @@
-"""What an executor and the processes of its ranks say to each other.
-
-A rank takes what it is told in order.
-"""
+"""The messages between the `mp` executor and its rank processes; ranks handle them in order."""
 
 from __future__ import annotations
 
 import msgspec
 
-from core.api import KVLayout, StepPlan, StepResult, WorkerInfo
-from core.process.messages import Beat, Connected, Failed, Fault
+from core.api.execution import RemoteError, StepPlan, StepResult, WorkerInfo
+from core.api.processes import Connected, Failed, Heartbeat
+from core.model_spec.kv import KVLayout
 
 
 class Join(msgspec.Struct, frozen=True, tag=True):
-    """Meet the others in this folder and load the model; the answer is `Loaded`."""
+    """Join the process group in this folder and load the model; answered by `Loaded`."""
 
     folder: str
 
 
 class Allocate(msgspec.Struct, frozen=True, tag=True):
-    """Make the cache; the answer is `Allocated`."""
+    """Allocate the KV cache; answered by `Allocated`."""
 
     layout: KVLayout
     first_layer: int
-    """Index in the layout of the stage's first caching layer."""
+    """Layout index of the stage's first caching layer."""
 
 
-class Run(msgspec.Struct, frozen=True, tag=True):
-    """Begin one step. A rank that fails answers with `StepFailed`."""
+class RunStep(msgspec.Struct, frozen=True, tag=True):
+    """Launch one step; a rank that fails answers with `StepFailed`."""
 
     plan: StepPlan
 
 
-class Fetch(msgspec.Struct, frozen=True, tag=True):
-    """End the oldest step. The first rank of the last stage answers with `Done`, the others with
-    `Said` if they report, and
-    every rank that fails with `StepFailed`.
+class FetchResult(msgspec.Struct, frozen=True, tag=True):
+    """Finish the oldest step.
+
+    The first rank of the last stage answers with `StepDone`, the others with `StepPayloads` if they
+    report, and every rank that fails with `StepFailed`.
     """
 
 
-class Ask(msgspec.Struct, frozen=True, tag=True):
-    """Ask the rank's half of a feature; the answer is `Answered`."""
+class FeatureCall(msgspec.Struct, frozen=True, tag=True):
+    """Call the rank's half of a feature; answered by `FeatureAnswer`."""
 
     name: str
     data: bytes
 
 
-class Leave(msgspec.Struct, frozen=True, tag=True):
+class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """End the process."""
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
-    """The model is there."""
+    """The model is loaded."""
 
     info: WorkerInfo
     reports: bool = False
-    """What the rank says of each step counts, whether or not it is the one that samples."""
+    """Whether the payloads of every rank are needed, not only those of the sampling rank."""
 
 
 class Allocated(msgspec.Struct, frozen=True, tag=True):
-    """Plans can come."""
+    """The rank accepts plans."""
 
 
-class Done(msgspec.Struct, frozen=True, tag=True):
-    """What a step produced."""
+class StepDone(msgspec.Struct, frozen=True, tag=True):
+    """The result of a step."""
 
     result: StepResult
 
 
-class Said(msgspec.Struct, frozen=True, tag=True):
-    """What features have to say of a step on a rank whose result is not the step's."""
+class StepPayloads(msgspec.Struct, frozen=True, tag=True):
+    """Feature payloads of one step, from a rank without a result."""
 
     step: int
     payloads: dict[str, list[bytes]]
 
 
 class StepFailed(msgspec.Struct, frozen=True, tag=True):
-    """A step raised; the rank takes the next one."""
+    """A step raised; the rank continues with the next one."""
 
     step: int
     message: str
-    """Empty: as the last stage says."""
+    """Error message; empty if the last stage has it."""
 
 
-class Answered(msgspec.Struct, frozen=True, tag=True):
-    """What a feature's half has answered."""
+class FeatureAnswer(msgspec.Struct, frozen=True, tag=True):
+    """The answer of a feature's half."""
 
     data: bytes | None
-    """None: it has nothing to say."""
-    fault: Fault | None = None
-    """What it has raised instead."""
+    """Answer; None if the feature has none."""
+    fault: RemoteError | None = None
+    """Exception raised instead."""
 
 
-class Told(msgspec.Struct, frozen=True, tag=True):
-    """A feature's half here tells its scheduler half something."""
+class FeatureMessage(msgspec.Struct, frozen=True, tag=True):
+    """A payload of a feature's half for its scheduler half, outside of steps."""
 
     name: str
     data: bytes
 
 
-ToRank = Join | Allocate | Run | Fetch | Ask | Leave
+ToRank = Join | Allocate | RunStep | FetchResult | FeatureCall | Shutdown
 FromRank = (
-    Loaded | Allocated | Done | Said | StepFailed | Answered | Told | Beat | Connected | Failed
+    Loaded
+    | Allocated
+    | StepDone
+    | StepPayloads
+    | StepFailed
+    | FeatureAnswer
+    | FeatureMessage
+    | Heartbeat
+    | Connected
+    | Failed
 )

@@ -1,6 +1,4 @@
-"""One rank as its executor sees it: a process, a thread that listens to it, and for how long it has
-been silent.
-"""
+"""One rank as its executor sees it: a process, its listener thread, and the silence of both."""
 
 from __future__ import annotations
 
@@ -10,64 +8,62 @@ from typing import Any
 
 from builtin_plugins.executors.mp.messages import FromRank
 from core.api import EngineError
-from core.process.messages import Beat, Start
-from core.process.spawn import TICK_S, Child
+from core.api.processes import TICK_S, Child, Heartbeat, Start
 
-Heard = Callable[[int, Any], None]
-"""Called with a rank and what it said, or the error it ended with."""
+OnMessage = Callable[[int, Any], None]
+"""Called with a rank and its message, or the error that ended it."""
 
 
 class RankProcess:
-    """Starts the process; from then on whatever it says is passed on at once, but for its signs of
-    life.
-    """
+    """Starts a rank process and passes on its messages, except heartbeats, at once."""
 
-    def __init__(self, start: Start, environment: Mapping[str, str], heard: Heard) -> None:
+    def __init__(self, start: Start, environment: Mapping[str, str], on_message: OnMessage) -> None:
         self.rank = start.rank
         self.silence_s = 0.0
-        """Seconds without a sign of life since the first one; counted in ticks, so that a halted
-        machine adds none.
-        """
-        self._heard = heard
+        """Seconds since the last heartbeat, counted in ticks: a halted machine adds none."""
+        self._on_message = on_message
         self._closed = threading.Event()
-        # Not a leader: who kills the engine's group must reach a rank that is frozen, too.
+        # Not a group leader, so killing the engine's group also reaches a frozen rank.
         self._child = Child(start, FromRank, leader=False, environment=environment)
         self._thread = threading.Thread(target=self._listen, name=start.process, daemon=True)
         self._thread.start()
 
     @property
     def label(self) -> str:
-        """Name, process number and stage, for error messages."""
+        """Name, process id and stage, for error messages."""
         return f"{self._child.name!r} (pid {self._child.pid}, {self._child.stage})"
 
     def send(self, message: Any) -> None:
-        """Send a struct, or one already encoded."""
+        """Send a struct, or an encoded one."""
         self._child.channel.send(message)
 
     def kill(self) -> None:
-        """End it at once, frozen or not."""
+        """Kill the process, frozen or not."""
         self._child.kill()
 
-    def hush(self) -> None:
-        """Stop listening; what it says from now on is nobody's concern."""
+    def stop_listening(self) -> None:
+        """Drop all further messages."""
         self._closed.set()
 
     def close(self, grace_s: float) -> None:
-        """Wait for its end, then see to it; nothing of it is left. Safe to call twice."""
-        self.hush()
+        """Wait up to `grace_s` for the exit, then kill the process. Safe to call twice."""
+        self.stop_listening()
         self._thread.join()
         self._child.close(grace_s)
 
     def _listen(self) -> None:
-        beats = False
+        has_heartbeat = False
         try:
             while not self._closed.is_set():
                 message = self._child.receive()
-                beats = beats or isinstance(message, Beat)
-                self.silence_s = self.silence_s + TICK_S if message is None and beats else 0.0
-                if message is not None and not isinstance(message, Beat):
-                    self._heard(self.rank, message)
+                has_heartbeat = has_heartbeat or isinstance(message, Heartbeat)
+                if message is None and has_heartbeat:
+                    self.silence_s += TICK_S
+                else:
+                    self.silence_s = 0.0
+                if message is not None and not isinstance(message, Heartbeat):
+                    self._on_message(self.rank, message)
         except EngineError as error:
-            self._heard(self.rank, error)
-        while not self._closed.wait(TICK_S):  # the dead are silent
+            self._on_message(self.rank, error)
+        while not self._closed.wait(TICK_S):  # an exited process stays silent
             self.silence_s += TICK_S

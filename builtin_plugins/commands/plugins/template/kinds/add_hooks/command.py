@@ -1,30 +1,32 @@
-"""`engine acme LANGUAGE`: asks every plugin, and says whose each answer is."""
+"""`engine acme LANGUAGE`: calls a hook of every plugin and prints the results."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import argparse
 
+    from core.api import CommandContext
+
 
 EXAMPLES = [(["en"], "")]
-"""Arguments, and what is printed for them where no plugin has words."""
+"""Arguments, and the output when no plugin implements the hook."""
 
 
 class Acme:
-    """Asks the hook once."""
+    """Calls the hook once."""
 
-    help = "Print the words that plugins bring."
+    help = "Print words of plugins."
     takes_engine_options = False
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the language."""
         parser.add_argument("language")
 
-    def run(self, context: Any) -> int:
-        """Print a line for each plugin; an exception in one of them is blamed on it."""
-        for plugin, words in context.registry.ask(
+    def run(self, context: CommandContext) -> int:
+        """Print one line per plugin; an exception is attributed to its plugin."""
+        for plugin, words in context.registry.call_hook(
             "engine_acme_words", language=context.args.language
         ):
             print(f"{plugin.name}: {', '.join(words)}")

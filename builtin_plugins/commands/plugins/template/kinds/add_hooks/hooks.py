@@ -9,5 +9,5 @@ from core.api import hookspec
 
 @hookspec
 def engine_acme_words(language: str) -> Sequence[str]:
-    """Return words in a language, none where the plugin knows it not."""
+    """Return words of a language; empty for an unknown one."""
     raise NotImplementedError

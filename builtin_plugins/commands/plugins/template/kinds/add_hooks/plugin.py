@@ -1,4 +1,4 @@
-"""What acme brings: a hook that other plugins implement, and a command that asks it."""
+"""Entries of acme: a hook for other plugins, and a command that calls it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from core.api import Entry, hookimpl
 
 @hookimpl
 def engine_add_hooks() -> list[Any]:
-    """Return what has the specifications; their names begin with `engine_`."""
-    from engine_acme import hooks  # lazy: a plugin's module imports nothing that it need not
+    """Return the modules with hook specifications; names begin with `engine_`."""
+    from engine_acme import hooks  # lazy: keeps the plugin module light
 
     return [hooks]
 
 
 @hookimpl
 def engine_commands() -> list[Entry]:
-    """Return the command."""
-    return [Entry("acme", "engine_acme.command:Acme", "prints the words that plugins bring")]
+    """Return the entry."""
+    return [Entry("acme", "engine_acme.command:Acme", "prints words of plugins")]

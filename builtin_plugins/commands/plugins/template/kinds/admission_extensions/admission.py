@@ -1,27 +1,28 @@
-"""Says something before the prompts of those who ask with the keyword `acme`."""
+"""An admission extension: prepends text to prompts of requests with the keyword `acme`."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from core.api import Draft, Edge, InvalidRequest
+from core.api import InvalidRequest
+from core.api.features import AdmissionContext, PendingRequest
 
 
 class Acme:
-    """Completes requests that give something under its name; all others never see it."""
+    """Completes requests that set its keyword; it never sees others."""
 
     keywords = ("acme",)
-    """Of `generate` and `chat`; `fields` are those of requests over HTTP."""
+    """Keywords of `generate` and `chat`; `fields` are those of HTTP requests."""
     fields = ("acme",)
 
-    def attach(self, edge: Edge) -> None:
-        """Take what the engine offers, once it has started."""
-        self._read = edge.read
+    def attach(self, context: AdmissionContext) -> None:
+        """Keep the admission context; called once after the start."""
+        self._read = context.read
 
-    def prepare(self, draft: Draft) -> Draft:
-        """Return the request with the words before it. Raises `InvalidRequest`."""
-        words = draft.given["acme"]
-        if not isinstance(words, str):
-            raise InvalidRequest("acme", f"must be a text, not {type(words).__name__}.")
-        begin = self._read(words, add_special_tokens=False)
-        return replace(draft, prompt_token_ids=[*begin.token_ids, *draft.prompt_token_ids])
+    def prepare(self, draft: PendingRequest) -> PendingRequest:
+        """Return the request with the text prepended. Raises `InvalidRequest`."""
+        text = draft.plugin_fields["acme"]
+        if not isinstance(text, str):
+            raise InvalidRequest("acme", f"got {type(text).__name__}; expected a string.")
+        prefix = self._read(text, add_special_tokens=False)
+        return replace(draft, prompt_token_ids=[*prefix.token_ids, *draft.prompt_token_ids])

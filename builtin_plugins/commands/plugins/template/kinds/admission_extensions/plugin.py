@@ -1,4 +1,4 @@
-"""What acme brings: a half at the edge, which sees requests before the engine does."""
+"""Entries of acme: an admission extension, which completes requests before scheduling."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 from core.api import hookimpl
 
 if TYPE_CHECKING:
-    from core.api import AdmissionExtension, EngineConfig, Registry
+    from core.api import EngineConfig, Registry
+    from core.api.features import AdmissionExtension
 
 EXAMPLE_REQUESTS = [({"acme": "hello "}, "there", "hello there")]
-"""What clients give, a prompt, and the prompt as it becomes: the conformance suite tries it."""
+"""Request fields, prompt and resulting prompt, tested by the conformance suite."""
 
 
 @hookimpl
 def engine_admission_extensions(
     config: EngineConfig, registry: Registry
 ) -> list[AdmissionExtension]:
-    """Return the half; none where the configuration switches the feature off."""
-    from engine_acme.admission import (
-        Acme,
-    )  # lazy: imported when an engine starts, not when plugins are listed
+    """Return the extension; empty when the configuration disables the feature."""
+    # lazy: not imported when plugins are listed
+    from engine_acme.admission import Acme
 
     return [Acme()]

@@ -1,11 +1,13 @@
-"""A chat renderer: turns messages into the prompt text a model was trained on."""
+"""A chat renderer: formats messages as the prompt text that the model was trained on."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from core.api import EngineConfig, InvalidRequest, ModelSource, Tokenizer
+from core.api import EngineConfig, InvalidRequest
+from core.api.models import ModelSource
+from core.api.serving import Tokenizer
 
 EXAMPLES = [
     ([{"role": "user", "content": "Hi."}], {}, "user: Hi.\nassistant: "),
@@ -15,11 +17,11 @@ EXAMPLES = [
         "system: Be brief.\nuser: Hi.\n",
     ),
 ]
-"""Messages, keywords of `render`, and the prompt."""
+"""Messages, keyword arguments of `render`, and the prompt."""
 
 
 class Acme:
-    """One `role: text` line per message; the answer begins after `assistant: `."""
+    """Formats each message as a line `role: text`, then `assistant: `."""
 
     def __init__(self, tokenizer: Tokenizer, source: ModelSource, config: EngineConfig) -> None:
         pass
@@ -34,7 +36,7 @@ class Acme:
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """Return the prompt. Raises `InvalidRequest` naming the message that cannot be rendered."""
+        """Return the prompt. Raises `InvalidRequest` naming the unsupported message."""
         if not messages:
             raise InvalidRequest("messages", "is empty; give at least one message.")
         if tools:

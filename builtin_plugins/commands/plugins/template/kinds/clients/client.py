@@ -1,6 +1,6 @@
-"""A client.
+"""A client: connects the frontend to an engine.
 
-This one lets the engine's own `thread` work and counts what it is asked; reach an engine your way.
+This one delegates to the builtin `thread` client and counts the requests.
 """
 
 from __future__ import annotations
@@ -9,49 +9,42 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from core.api import (
-    Client,
-    EngineConfig,
-    EngineRequest,
-    EngineStatus,
-    Listener,
-    Registry,
-    RequestDelta,
-    Running,
-)
+from core.api import EngineConfig, Registry
+from core.api.execution import EngineRequest, RequestDelta
+from core.api.serving import Client, EngineStatus, Listener, Running
 
 
 class Acme:
-    """Speaks to one engine."""
+    """Client of one engine."""
 
     def __init__(self, config: EngineConfig, registry: Registry, listener: Listener) -> None:
         self._inner: Client = registry.load(registry.choose("clients", "thread"))(
             config, registry, listener
         )
         self.num_requests = 0
-        """Sequences that were asked for."""
+        """Number of sequences added."""
 
     def wait(self) -> Running:
-        """Start the engine; return once it takes requests."""
+        """Start the engine; return once it accepts requests."""
         return self._inner.wait()
 
     def add(self, requests: Sequence[EngineRequest], *, resumed: bool = False) -> Future[Any]:
-        """Queue the sequences of one request."""
+        """Add the sequences of one request."""
         self.num_requests += len(requests)
         return self._inner.add(requests, resumed=resumed)
 
     def abort(self, request_ids: Sequence[str]) -> Future[list[RequestDelta]]:
-        """End requests in whatever state they are."""
+        """Abort requests in any state."""
         return self._inner.abort(request_ids)
 
     def call(self, name: str, data: bytes = b"") -> Future[list[bytes]]:
-        """Ask a feature something."""
+        """Call a feature extension."""
         return self._inner.call(name, data)
 
     def status(self) -> EngineStatus:
-        """Say how the engine is."""
+        """Return the engine status."""
         return self._inner.status()
 
     def stop(self) -> None:
-        """End the engine."""
+        """Stop the engine."""
         self._inner.stop()

@@ -1,4 +1,4 @@
-"""What acme brings: an entry, imported only when it is chosen."""
+"""Entries of acme; their targets are imported when they are selected."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def engine_clients() -> list[Entry]:
         Entry(
             "acme",
             "engine_acme.client:Acme",
-            "the client thread, which counts what it was asked",
+            "the thread client, with a count of requests",
             priority=-10,
         )
     ]

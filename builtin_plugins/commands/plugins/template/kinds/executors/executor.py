@@ -1,47 +1,45 @@
-"""An executor. This one lets the engine's own `uni` work and counts its time; run workers your way."""
+"""An executor: runs the workers of an engine.
+
+This one delegates to the builtin `uni` executor and measures the time.
+"""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from core.api import (
-        EngineConfig,
-        Executor,
-        KVLayout,
-        ModelSource,
-        StepPlan,
-        StepResult,
-        WorkerInfo,
-    )
+    from core.api import EngineConfig, Registry
+    from core.api.execution import Executor, StepPlan, StepResult, WorkerInfo
+    from core.api.models import ModelSource
+    from core.model_spec.kv import KVLayout
 
 
 class Acme:
-    """Runs the steps of one engine."""
+    """Executes the steps of one engine."""
 
-    def __init__(self, config: EngineConfig, registry: Any, source: ModelSource) -> None:
+    def __init__(self, config: EngineConfig, registry: Registry, source: ModelSource) -> None:
         self._inner: Executor = registry.load(registry.choose("executors", "uni"))(
             config, registry, source
         )
         self.waited_s = 0.0
-        """Time spent waiting for results."""
+        """Time spent waiting for results in seconds."""
 
     @property
     def depth(self) -> int:
-        """Plans that may be in flight at once."""
+        """Maximum number of plans in flight."""
         return self._inner.depth
 
     @property
-    def told(self) -> Callable[[str, bytes], None]:
-        """What is called with what worker halves tell; set by the engine."""
-        return self._inner.told
+    def on_message(self) -> Callable[[str, bytes], None]:
+        """Callback for messages of runner extensions; set by the engine."""
+        return self._inner.on_message
 
-    @told.setter
-    def told(self, told: Callable[[str, bytes], None]) -> None:
-        self._inner.told = told
+    @on_message.setter
+    def on_message(self, callback: Callable[[str, bytes], None]) -> None:
+        self._inner.on_message = callback
 
     def start(self) -> WorkerInfo:
         """Build the model."""
@@ -52,7 +50,7 @@ class Acme:
         self._inner.allocate(layout)
 
     def submit(self, plan: StepPlan) -> None:
-        """Queue one plan."""
+        """Submit one plan."""
         self._inner.submit(plan)
 
     def collect(self) -> StepResult:
@@ -64,9 +62,9 @@ class Acme:
             self.waited_s += time.monotonic() - started
 
     def call(self, name: str, data: bytes) -> list[bytes]:
-        """Make a call of the worker halves on every rank."""
+        """Call the runner extensions on every rank."""
         return self._inner.call(name, data)
 
     def shutdown(self) -> None:
-        """Release everything."""
+        """Release all resources."""
         self._inner.shutdown()

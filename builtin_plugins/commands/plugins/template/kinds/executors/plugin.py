@@ -1,4 +1,4 @@
-"""What acme brings: an entry, imported only when it is chosen."""
+"""Entries of acme; their targets are imported when they are selected."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ def engine_executors() -> list[Entry]:
         Entry(
             "acme",
             "engine_acme.executor:Acme",
-            "the executor uni, with the time of each step counted",
+            "the uni executor, with a timer",
         )
     ]

@@ -1,19 +1,19 @@
-"""What acme brings: names of models, such as `acme:echo`."""
+"""Entries of acme: model names such as `acme:echo`."""
 
 from __future__ import annotations
 
-from core.api import EngineConfig, ModelSource, hookimpl
+from core.api import EngineConfig, hookimpl
+from core.api.models import ModelSource
 
 PREFIX = "acme:"
 EXAMPLE_MODELS = ("acme:echo",)
-"""Names that it knows: the conformance suite asks for them."""
+"""Model names tested by the conformance suite."""
 
 
 @hookimpl
 def engine_find_model(model: str, config: EngineConfig) -> ModelSource | str | None:
-    """Return another name for one that begins with `acme:`, which is asked for instead; None for
-    what is not ours.
+    """Return the replacement for a name that begins with `acme:`; None for other names.
 
-    A `ModelSource` may be returned as well: what the model is, and where its files are.
+    May also return a `ModelSource`: what the model is, and where its files are.
     """
     return "scripted:" if model.startswith(PREFIX) else None

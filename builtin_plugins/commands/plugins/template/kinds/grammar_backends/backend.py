@@ -1,4 +1,4 @@
-"""A grammar backend: serves lists of choices, and refuses every other constraint."""
+"""A grammar backend: supports lists of choices and rejects every other constraint."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from core.api import Constraint, InvalidRequest, Vocabulary
+from core.api import InvalidRequest
+from core.api.sampling import Constraint, Vocabulary
 
 
 class Acme:
@@ -17,19 +18,19 @@ class Acme:
 
     @staticmethod
     def check(constraint: Constraint) -> None:
-        """Refuse what cannot be held exactly; the engine then asks the next backend."""
+        """Reject constraints that cannot be enforced exactly; the engine tries the next backend."""
         if constraint.kind != "choice":
             raise InvalidRequest(
-                f"structured_outputs.{constraint.kind}", "acme serves lists of choices only."
+                f"structured_outputs.{constraint.kind}", "acme supports lists of choices only."
             )
 
     def compile(self, constraint: Constraint) -> Choices:
-        """Return the grammar."""
+        """Return the compiled grammar."""
         return Choices([text.encode() for text in json.loads(constraint.text)], self._vocabulary)
 
 
 class Choices:
-    """A compiled constraint; states share it."""
+    """A compiled grammar, shared by its states."""
 
     def __init__(self, texts: list[bytes], vocabulary: Vocabulary) -> None:
         self.texts = texts
@@ -37,49 +38,47 @@ class Choices:
         self.memory_bytes = sum(map(len, texts))
 
     def start(self) -> State:
-        """Return a state at the beginning of an output."""
+        """Return a state at the start of an output."""
         return State(self)
 
 
 class State:
-    """What one output has written so far: the engine asks for masks, and tells which tokens were
-    taken.
-    """
+    """Grammar state of one output."""
 
     def __init__(self, choices: Choices) -> None:
         self._choices = choices
         self._tokens: list[int] = []
 
     def accept(self, token: int) -> bool:
-        """Go on by a token, if it may come."""
-        fits = self._fits(token)
-        if fits:
+        """Accept a token; return False for a token that the grammar forbids."""
+        allowed = self._allows(token)
+        if allowed:
             self._tokens.append(token)
-        return fits
+        return allowed
 
     def rollback(self, k: int) -> None:
-        """Go back by `k` tokens."""
+        """Undo the last `k` tokens."""
         del self._tokens[len(self._tokens) - k :]
 
     def fill(self, mask: Any) -> None:
-        """Set bit i % 32 of word i // 32 for every token i that may come next."""
+        """Set bit i % 32 of word i // 32 for every allowed token i."""
         mask[:] = 0
-        for token in filter(self._fits, range(len(self._choices.vocabulary.tokens))):
+        for token in filter(self._allows, range(len(self._choices.vocabulary.tokens))):
             mask.view("uint32")[token // 32] |= 1 << token % 32
 
     def is_done(self) -> bool:
-        """Say whether an end token was accepted."""
+        """Return whether an end token was accepted."""
         return any(token in self._choices.vocabulary.end_ids for token in self._tokens)
 
     def replay(self, tokens: Sequence[int]) -> bool:
         """Accept the tokens of an output so far."""
         return all(self.accept(token) for token in tokens)
 
-    def _fits(self, token: int) -> bool:
+    def _allows(self, token: int) -> bool:
         words = self._choices.vocabulary.tokens
-        written = b"".join(words[t] for t in self._tokens)
+        output = b"".join(words[t] for t in self._tokens)
         if token in self._choices.vocabulary.end_ids:
-            return self.is_done() or written in self._choices.texts
+            return self.is_done() or output in self._choices.texts
         if not words[token] or self.is_done():
             return False
-        return any(text.startswith(written + words[token]) for text in self._choices.texts)
+        return any(text.startswith(output + words[token]) for text in self._choices.texts)

@@ -1,4 +1,4 @@
-"""A KV connector: a place that cached blocks go to and come back from."""
+"""Entries of acme: a KV connector, which stores and loads cached blocks."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from core.api import Entry, hookimpl
 
 @hookimpl
 def engine_kv_connectors() -> list[Entry]:
-    """Return the entry; `--kv-transfer-config '{"kv_connector": "acme"}'` chooses it."""
-    return [Entry("acme", "engine_acme.connector:Acme", "a dictionary that never lets go")]
+    """Return the entry. Select it with `--kv-transfer-config '{"kv_connector": "acme"}'`."""
+    return [Entry("acme", "engine_acme.connector:Acme", "a dictionary that never evicts")]

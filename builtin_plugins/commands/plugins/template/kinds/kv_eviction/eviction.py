@@ -1,26 +1,26 @@
-"""Blocks that more than one request has had go last."""
+"""An eviction policy that evicts blocks used by several requests last."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
-from core.api import Retention
+from core.api.kv import Retention
 
 
 class Acme:
-    """Makes the order of each pool."""
+    """Creates the eviction order of each pool."""
 
     def order(self, num_blocks: int) -> Order:
-        """Return one that knows no block."""
+        """Return an empty order."""
         return Order()
 
 
 class Order:
-    """Two queues of blocks that nobody holds, each with the least recently held one first."""
+    """Two LRU queues of free blocks: used once, used often."""
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Start empty."""
         self._once: OrderedDict[int, None] = OrderedDict()
         self._often: OrderedDict[int, None] = OrderedDict()
         self._uses: dict[int, int] = {}
@@ -31,7 +31,7 @@ class Order:
     def __iter__(self) -> Iterator[int]:
         return iter([*self._once, *self._often])
 
-    def __setitem__(self, block: int, nothing: None, /) -> None:
+    def __setitem__(self, block: int, value: None, /) -> None:
         queue = self._often if self._uses.get(block, 0) > 1 else self._once
         queue[block] = None
 
@@ -40,15 +40,15 @@ class Order:
         del queue[block]
 
     def popitem(self, last: bool = True) -> tuple[int, None]:
-        """Let go of what one request had, then of what several had."""
+        """Evict a block used once, or else one used often."""
         queue = self._once or self._often
         return queue.popitem(last=last)
 
-    def used(self, blocks: Sequence[int], said: Retention | None, now_s: float) -> None:
-        """Count; whatever requests say."""
+    def touch(self, blocks: Sequence[int], retention: Retention | None, now_s: float) -> None:
+        """Count a use of the blocks; ignores retention."""
         for block in blocks:
             self._uses[block] = self._uses.get(block, 0) + 1
 
-    def forgotten(self, block: int) -> None:
-        """Something else will be there."""
+    def invalidate(self, block: int) -> None:
+        """Reset the use count of a block with new content."""
         self._uses.pop(block, None)

@@ -1,4 +1,4 @@
-"""An order in which cached blocks go."""
+"""Entries of acme: an eviction policy for cached blocks."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from core.api import Entry, hookimpl
 
 @hookimpl
 def engine_kv_eviction() -> list[Entry]:
-    """Return the entry; `--kv-eviction-policy acme` chooses it."""
-    return [Entry("acme", "engine_acme.eviction:Acme", "blocks that several requests had go last")]
+    """Return the entry. Select it with `--kv-eviction-policy acme`."""
+    return [Entry("acme", "engine_acme.eviction:Acme", "evicts blocks of several requests last")]

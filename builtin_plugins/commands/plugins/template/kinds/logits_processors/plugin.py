@@ -1,4 +1,4 @@
-"""What acme brings: an entry, imported only when it is chosen."""
+"""Entries of acme; their targets are imported when they are selected."""
 
 from __future__ import annotations
 
@@ -9,7 +9,5 @@ from core.api import Entry, hookimpl
 def engine_logits_processors() -> list[Entry]:
     """Return the entry."""
     return [
-        Entry(
-            "acme", "engine_acme.processor:Acme", "forbids the tokens a request lists in extra_args"
-        )
+        Entry("acme", "engine_acme.processor:Acme", "bans the tokens a request lists in extra_args")
     ]

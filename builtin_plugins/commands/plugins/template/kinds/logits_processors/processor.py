@@ -1,4 +1,4 @@
-"""A logits processor: forbids the tokens a request lists as `extra_args={"acme": [ids]}`."""
+"""A logits processor: bans the tokens that a request lists in `extra_args={"acme": [ids]}`."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from core.api import SamplerContext, SampleRows, SamplingParams
+    from core.api import SamplingParams
+    from core.api.sampling import SamplerContext, SampleRows
 
 EXAMPLES = [
     ({"extra_args": {"acme": [1]}}, [0, 2], [0.0, 1.0, 2.0], [0.0, float("-inf"), 2.0]),
     ({"extra_args": {"acme": [0]}}, [2], [0.0, 1.0, 2.0], [float("-inf"), 1.0, 2.0]),
 ]
-"""Parameters, tokens so far, and logits before and after: the conformance suite compares."""
+"""Parameters, tokens so far, logits before and after, tested by the conformance suite."""
 EXAMPLE_PARAMS = {"extra_args": {"acme": [3, 5]}}
-"""A request the conformance suite tries."""
+"""Parameters of a request for the conformance suite."""
 
 
 class Acme:
-    """Keeps, for each row that asked, the tokens it forbids."""
+    """Keeps the banned tokens of each row."""
 
     params: tuple[str, ...] = ()
     argmax_invariant = False
@@ -32,24 +33,24 @@ class Acme:
         self._tokens: dict[int, torch.Tensor] = {}
 
     def wants(self, sampling: SamplingParams) -> bool:
-        """Say whether the request lists any."""
+        """Return whether the request lists banned tokens."""
         return bool((sampling.extra_args or {}).get("acme"))
 
     def added(
         self, row: int, sampling: SamplingParams, token_ids: Sequence[int], prompt_len: int
     ) -> None:
-        """Remember the row's tokens, on the device."""
+        """Keep the row's banned tokens on the device."""
         listed = [
             token for token in (sampling.extra_args or {})["acme"] if 0 <= token < self._vocab_size
         ]
         self._tokens[row] = torch.tensor(listed, dtype=torch.int64, device=self._device)
 
     def removed(self, row: int) -> None:
-        """Forget the row."""
+        """Remove the row."""
         self._tokens.pop(row, None)
 
     def apply(self, logits: torch.Tensor, rows: SampleRows) -> torch.Tensor:
-        """Make the tokens of each row impossible."""
+        """Set the logits of banned tokens to -inf."""
         for i, row in enumerate(rows.rows):
             logits[i, self._tokens[row]] = float("-inf")
         return logits

@@ -1,11 +1,15 @@
-"""An architecture: from a checkpoint's config.json to the facts one decoder is built from."""
+"""An architecture: maps a checkpoint's config.json to a decoder spec."""
 
 from __future__ import annotations
 
-from core.api import DecoderSpec, LayerSpec, ModelFacts, NormSpec, WeightNames
+from core.model_spec.attention import NormSpec
+from core.model_spec.decoder import DecoderSpec
+from core.model_spec.facts import ModelFacts
+from core.model_spec.layer import LayerSpec
+from core.model_spec.names import WeightNames
 
 NAMES = WeightNames()
-"""Where the checkpoint keeps each tensor; name what differs from the usual."""
+"""Checkpoint name of each tensor; override the ones that differ."""
 EXAMPLE_CONFIG = {
     "vocab_size": 300,
     "hidden_size": 64,
@@ -14,15 +18,13 @@ EXAMPLE_CONFIG = {
     "num_attention_heads": 4,
     "max_position_embeddings": 512,
 }
-"""A tiny config.json, with which the conformance suite builds and runs the model."""
+"""Tiny config.json with which the conformance suite builds and runs the model."""
 ORACLE = "LlamaForCausalLM"
-"""What computes the truth: transformers' class for such a config, or a function (config, weights,
-token ids) -> logits.
-"""
+"""Reference: a class of transformers, or a function (config, weights, token ids) -> logits."""
 
 
 def spec(hf_config: object) -> DecoderSpec:
-    """Return the facts. Raises `ModelError` naming a field that is missing or cannot work."""
+    """Return the decoder spec. Raises `ModelError` naming a missing or unsupported field."""
     facts = ModelFacts(hf_config)
     norm = NormSpec(eps=facts.get("rms_norm_eps", 1e-6))
     layer = LayerSpec(attention=facts.attention(), mlp=facts.mlp(), attention_in=norm, mlp_in=norm)

@@ -1,6 +1,6 @@
 """Implementations of ops.
 
-Each has the signature and the meaning of its namesake in `core.models.ops.reference`.
+Each has the signature and semantics of its namesake in `core.models.ops.reference`.
 """
 
 from __future__ import annotations

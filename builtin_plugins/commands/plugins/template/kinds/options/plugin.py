@@ -1,33 +1,33 @@
-"""What acme brings: an option, and a policy that reads it."""
+"""Entries of acme: an option, and a scheduling policy that reads it."""
 
 from __future__ import annotations
 
 from core.api import Entry, Option, hookimpl
 
 EXAMPLE_OPTIONS = {"acme_patience": 3.0}
-"""Values that the conformance suite tries beside the defaults."""
+"""Values tested by the conformance suite besides the defaults."""
 
 
 @hookimpl
 def engine_options() -> list[Option]:
-    """Return the option: `--acme-patience`, a key in configuration files and a keyword of `LLM`."""
+    """Return the option `--acme-patience`, also a config file key and an `LLM` keyword."""
     return [
         Option(
             "acme_patience",
             float,
             10.0,
-            "Seconds of waiting that count as much as a thousand tokens less.",
+            "Waiting time in seconds that outweighs 1,000 prompt tokens.",
         )
     ]
 
 
 @hookimpl
 def engine_scheduling_policies() -> list[Entry]:
-    """Return the entry that is made with the option's value."""
+    """Return the entry of the policy that reads the option."""
     return [
         Entry(
             "acme",
             "engine_acme.policy:Acme",
-            "short prompts first, and those that have waited long",
+            "short prompts first, unless others waited long",
         )
     ]

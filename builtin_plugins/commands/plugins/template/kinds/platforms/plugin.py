@@ -1,4 +1,4 @@
-"""What acme brings: an entry, imported only when it is chosen."""
+"""Entries of acme; their targets are imported when they are selected."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ from core.api import Entry, hookimpl
 @hookimpl
 def engine_platforms() -> list[Entry]:
     """Return the entry."""
-    return [Entry("acme", "engine_acme.platform:Acme", "a device of Acme's", priority=-10)]
+    return [Entry("acme", "engine_acme.platform:Acme", "the CPU under another name", priority=-10)]

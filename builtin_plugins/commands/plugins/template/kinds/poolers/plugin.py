@@ -1,4 +1,4 @@
-"""A pooler: what of a prompt's hidden states stands for it."""
+"""Entries of acme: a pooler, which turns hidden states into a vector."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from core.api import Entry, hookimpl
 
 @hookimpl
 def engine_poolers() -> list[Entry]:
-    """Return the entry; `--pooler-config '{"pooling_type": "acme"}'` chooses it."""
+    """Return the entry. Select it with `--pooler-config '{"pooling_type": "acme"}'`."""
     return [Entry("acme", "engine_acme.pooler:Acme", "the mean of the first and the last token")]

@@ -1,4 +1,4 @@
-"""The mean of the first and the last token."""
+"""A pooler: the mean of the first and the last token's hidden state."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 EXAMPLES = [([[1.0, 0.0], [5.0, 5.0], [0.0, 1.0]], [7, 8, 9], [[0.5, 0.5]])]
-"""Hidden states, token ids, and the vectors that come of them."""
+"""Hidden states, token ids, and the resulting vectors."""
 
 
 class Acme:
-    """Keeps nothing between prompts."""
+    """Pools complete prompts; stateless."""
 
-    whole = True
-    """Every token's hidden state is needed: none may come from the prefix cache."""
+    needs_whole_prompt = True
+    """Whether all hidden states are needed, without prefix cache hits."""
     per_token = False
 
     def pool(

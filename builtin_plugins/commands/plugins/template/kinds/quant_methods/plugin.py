@@ -1,4 +1,4 @@
-"""What acme brings: an entry, imported only when it is chosen."""
+"""Entries of acme; their targets are imported when they are selected."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A quantization method: how linear layers keep their weights.
+"""A quantization method: how linear layers store their weights.
 
-This one rounds plain weights to eight bits.
+This one quantizes weights to int8 at load time.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from core.api import LinearMethod, Part
+    from core.api.models import LinearMethod
+    from core.model_spec.weight_shard import WeightShard
 
 
-MOST_ERROR = 0.01
-"""Share of their size that products may be off by: the conformance suite measures."""
+MAX_ERROR = 0.01
+"""Maximum relative error of products, measured by the conformance suite."""
 
 
 class Acme:
-    """Decides how each linear layer keeps its weights. Given the checkpoint's quantization config."""
+    """Creates the method of each linear layer, from the checkpoint's quantization config."""
 
     name = "acme"
 
@@ -26,36 +27,36 @@ class Acme:
         pass
 
     def linear(self, prefix: str) -> LinearMethod:
-        """Return a fresh method for the layer with this weight prefix."""
+        """Return the method for the layer with this weight prefix."""
         return EightBits()
 
 
 class EightBits:
-    """Whole numbers from -127 to 127, and a scale per output row."""
+    """Int8 weights with one scale per output row."""
 
     suffixes: tuple[str, ...] = ("weight",)
 
     def create(
         self, layer: torch.nn.Module, in_features: int, out_features: int, dtype: torch.dtype
     ) -> None:
-        """Register the rounded weights and their scales."""
+        """Register the quantized weights and their scales."""
         layer.register_buffer("weight", torch.zeros(out_features, in_features, dtype=torch.int8))
         layer.register_buffer("scale", torch.zeros(out_features, 1, dtype=dtype))
 
-    def load(self, layer: torch.nn.Module, suffix: str, tensor: torch.Tensor, part: Part) -> None:
-        """Round this rank's part of a checkpoint's weight; it goes into the rows of the layer that
-        the part names.
-        """
+    def load(
+        self, layer: torch.nn.Module, suffix: str, tensor: torch.Tensor, part: WeightShard
+    ) -> None:
+        """Quantize this rank's shard of a weight into the rows that the shard names."""
         for rows, own in part.plain(tensor.float()):
             scale = own.abs().amax(-1, keepdim=True).clamp(min=1e-12) / 127
             layer.get_buffer("weight")[rows] = (own / scale).round().to(torch.int8)
             layer.get_buffer("scale")[rows] = scale.to(layer.get_buffer("scale").dtype)
 
     def finish(self, layer: torch.nn.Module) -> None:
-        """Nothing to repack."""
+        """Do nothing: the weights need no repacking."""
 
     def apply(self, layer: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
         """Return x @ weight.T, [..., out_features]."""
-        return (x @ layer.get_buffer("weight").to(x.dtype).T) * layer.get_buffer("scale").to(
-            x.dtype
-        ).T
+        weight = layer.get_buffer("weight").to(x.dtype)
+        scale = layer.get_buffer("scale").to(x.dtype)
+        return (x @ weight.T) * scale.T

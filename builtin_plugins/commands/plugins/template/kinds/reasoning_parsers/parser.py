@@ -1,22 +1,22 @@
-"""A reasoning parser: says where a model family's thoughts begin and end."""
+"""A reasoning parser: where a model's reasoning begins and ends."""
 
 from __future__ import annotations
 
-from core.api import ParseRequest, Reading, ReasoningFormat, Scan
+from builtin_plugins.output_parsers.api import OutputReader, Reading
+from core.api.serving import ParseRequest, ReasoningFormat
 
 
-def read(scan: Scan, request: ParseRequest) -> Reading:
-    """Read thoughts if the prompt or the model begins them; what follows is content."""
+def read(reader: OutputReader, request: ParseRequest) -> Reading:
+    """Parse reasoning opened by the prompt or the model; the rest is content."""
     opened = request.prompt_opens("<thought>", "</thought>")
     if opened is None:
-        opened = yield from scan.maybe("<thought>")
+        opened = yield from reader.skip_optional("<thought>")
     if opened:
-        yield from scan.reasoning("</thought>")
+        yield from reader.reasoning_until("</thought>")
 
 
 EXAMPLES = [("<thought>Is it?</thought>Yes.", "Is it?", "Yes."), ("Yes.", "", "Yes.")]
-"""Texts, the thoughts in them and the content: the conformance suite reads them in every chunking.
-"""
+"""Texts, their reasoning and content, tested in every chunking by the conformance suite."""
 FORMAT = ReasoningFormat(
     read, markers=("<thought>", "</thought>"), starts=("<thought>",), ends=("</thought>",)
 )

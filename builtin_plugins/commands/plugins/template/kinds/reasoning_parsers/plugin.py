@@ -1,4 +1,4 @@
-"""What acme brings: an entry, imported only when it is chosen."""
+"""Entries of acme; their targets are imported when they are selected."""
 
 from __future__ import annotations
 
@@ -8,4 +8,6 @@ from core.api import Entry, hookimpl
 @hookimpl
 def engine_reasoning_parsers() -> list[Entry]:
     """Return the entry."""
-    return [Entry("acme", "engine_acme.parser:FORMAT", "thoughts between <thought> and </thought>")]
+    return [
+        Entry("acme", "engine_acme.parser:FORMAT", "reasoning between <thought> and </thought>")
+    ]

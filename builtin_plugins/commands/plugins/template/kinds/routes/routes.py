@@ -1,12 +1,12 @@
 """HTTP routes.
 
-From a third party they are served only when the user names the plugin (`--plugins +acme`).
+Third-party routes are off until the user names the plugin (`--plugins +acme`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -14,11 +14,14 @@ from starlette.routing import Route
 
 from core.api import EngineConfig
 
+if TYPE_CHECKING:
+    from core.api.serving import ServedEngine
+
 
 class Acme:
     """One route over one engine."""
 
-    def __init__(self, engine: Any, config: EngineConfig) -> None:
+    def __init__(self, engine: ServedEngine, config: EngineConfig) -> None:
         self._engine = engine
 
     def routes(self) -> Sequence[Route]:

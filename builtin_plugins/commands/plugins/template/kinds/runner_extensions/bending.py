@@ -1,4 +1,4 @@
-"""Bends the logits of every row: what stands out too far comes nearer to the others."""
+"""A runner extension: soft-caps the logits of every row."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-    from core.api import SampleRows
+    from core.api.sampling import SampleRows
 
 
 class Acme:
-    """Called in the order of the device's work; reads nothing back.
-
-    Every method of `RunnerExtension` is optional.
-    """
+    """Called in device order on every rank. All methods of `RunnerExtension` are optional."""
 
     name = "acme"
 
@@ -24,7 +21,8 @@ class Acme:
     def before_sample(
         self, logits: torch.Tensor, rows: SampleRows, payload: bytes | None
     ) -> torch.Tensor:
-        """Return the logits to sample from, [points, vocab]; `payload` is what a scheduler half
-        sent with the plan.
+        """Return the logits [rows, vocab] to sample from.
+
+        `payload` comes from the feature's scheduler extension.
         """
         return (logits / self._cap).tanh() * self._cap

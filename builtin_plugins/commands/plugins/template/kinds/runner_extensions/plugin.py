@@ -1,4 +1,4 @@
-"""What acme brings: a half on every rank beside the model, and the option that switches it on."""
+"""Entries of acme: a runner extension, and the option that enables it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 from core.api import Option, hookimpl
 
 if TYPE_CHECKING:
-    from core.api import EngineConfig, Registry, RunnerExtension
+    from core.api import EngineConfig, Registry
+    from core.api.execution import RunnerExtension
 
 EXAMPLE_OPTIONS = {"acme_cap": 5.0}
-"""With these the half is there: the conformance suite starts engines with them."""
+"""Options that enable the extension, for the conformance suite."""
 
 
 @hookimpl
@@ -28,7 +29,7 @@ def engine_options() -> list[Option]:
 
 @hookimpl
 def engine_runner_extensions(config: EngineConfig, registry: Registry) -> list[RunnerExtension]:
-    """Return the half where the option asks for it."""
-    from engine_acme.bending import Acme  # lazy: it may import torch
+    """Return the extension if the option enables it."""
+    from engine_acme.bending import Acme  # lazy: may import torch
 
     return [Acme(config.options["acme_cap"])] if config.options["acme_cap"] else []

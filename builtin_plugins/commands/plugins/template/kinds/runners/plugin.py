@@ -1,4 +1,4 @@
-"""A runner: what follows a model's layers in every step."""
+"""Entries of acme: a runner, which processes the hidden states of every step."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from core.api import Entry, hookimpl
 
 @hookimpl
 def engine_runners() -> list[Entry]:
-    """Return the entry; `--runner acme` chooses it."""
+    """Return the entry. Select it with `--runner acme`."""
     return [Entry("acme", "engine_acme.runner:Acme", "generates, and counts the tokens of prompts")]

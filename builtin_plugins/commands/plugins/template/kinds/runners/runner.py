@@ -1,6 +1,6 @@
-"""A runner.
+"""A runner: processes the hidden states of every step.
 
-This one lets the engine's own `generate` work and counts the tokens it has read; let yours follow.
+This one delegates to the builtin `generate` runner and counts the tokens.
 """
 
 from __future__ import annotations
@@ -12,79 +12,78 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-    from core.api import (
-        Calls,
-        EngineConfig,
-        ModelSource,
+    from core.api import EngineConfig, Registry, SamplingParams
+    from core.api.execution import (
         NewRow,
+        PoolingCalls,
         Runner,
-        SamplingParams,
         Stage,
         StageParts,
         StepPlan,
         StepRows,
     )
+    from core.api.models import ModelSource
 
 
 class Acme:
-    """Runs a model that the user wants to be run so."""
+    """Runs models when the user selects it."""
 
     generates = True
 
-    def __init__(self, registry: Any) -> None:
+    def __init__(self, registry: Registry) -> None:
         self._inner: Runner = registry.load(registry.choose("runners", "generate"))(registry)
 
     def aliases(self, architecture: str) -> Sequence[str]:
         """Return other architectures with the same layers."""
         return self._inner.aliases(architecture)
 
-    def settle(self, spec: Any, config: EngineConfig, source: ModelSource) -> Any:
-        """Return the model as it is built here; None where it is for another runner."""
+    def adapt_spec(self, spec: Any, config: EngineConfig, source: ModelSource) -> Any:
+        """Return the adapted model spec; None when another runner is selected."""
         if config.model.runner != "acme":
             return None
-        return self._inner.settle(
+        return self._inner.adapt_spec(
             spec, replace(config, model=replace(config.model, runner="generate")), source
         )
 
-    def fit(self, config: EngineConfig, spec: Any) -> EngineConfig:
-        """Return the configuration as the model needs it."""
-        return self._inner.fit(config, spec)
+    def adapt_config(self, config: EngineConfig, spec: Any) -> EngineConfig:
+        """Return the configuration adapted to the model."""
+        return self._inner.adapt_config(config, spec)
 
-    def info(self, spec: Any) -> Any:
-        """Return what the model can do besides generating."""
-        return self._inner.info(spec)
+    def pooling_info(self, spec: Any) -> Any:
+        """Return the pooling tasks of the model."""
+        return self._inner.pooling_info(spec)
 
     def stage(self, parts: StageParts) -> Stage:
-        """Return the second half of every step."""
+        """Return the output stage of every step."""
         return Counted(self._inner.stage(parts))
 
-    def admit(self, info: Any, params: Any) -> tuple[Any, SamplingParams]:
-        """Return a request's parameters, complete."""
-        return self._inner.admit(info, params)
+    def read_params(self, info: Any, params: Any) -> tuple[Any, SamplingParams]:
+        """Return a request's complete parameters."""
+        return self._inner.read_params(info, params)
 
-    def calls(self, front: Any, run: Any) -> Calls:
-        """Return what users may ask for besides generating."""
-        return self._inner.calls(front, run)
+    def pooling_calls(self, frontend: Any, run: Any) -> PoolingCalls:
+        """Return the pooling calls for the frontend."""
+        return self._inner.pooling_calls(frontend, run)
 
 
 class Counted:
-    """Counts what comes by."""
+    """Output stage that counts tokens."""
 
     def __init__(self, inner: Stage) -> None:
         self._inner = inner
         self.num_tokens = 0
-        """Tokens that were computed."""
+        """Number of computed tokens."""
 
     def added(self, new: NewRow) -> str | None:
-        """A request takes a row."""
+        """Add a row."""
         return self._inner.added(new)
 
     def removed(self, row: int) -> None:
-        """It has left."""
+        """Remove a row."""
         self._inner.removed(row)
 
     def token_types(self, inputs: StepRows) -> torch.Tensor | None:
-        """Return which text of its prompt each token belongs to."""
+        """Return the token type ids of the step."""
         return self._inner.token_types(inputs)
 
     def run(
@@ -95,5 +94,5 @@ class Counted:
         return self._inner.run(plan, inputs, hidden, errors)
 
     def take(self, inputs: StepRows, tokens: torch.Tensor) -> None:
-        """Note tokens that were made on another rank."""
+        """Record tokens sampled on another rank."""
         self._inner.take(inputs, tokens)

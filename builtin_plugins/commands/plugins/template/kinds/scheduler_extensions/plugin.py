@@ -1,4 +1,4 @@
-"""What acme brings: a half beside the scheduler, and the option that switches it on."""
+"""Entries of acme: a scheduler extension, and the option that enables it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 from core.api import Option, hookimpl
 
 if TYPE_CHECKING:
-    from core.api import EngineConfig, Registry, SchedulerExtension
+    from core.api import EngineConfig, Registry
+    from core.api.features import SchedulerExtension
 
-EXAMPLE_OPTIONS = {"acme_most": 2}
-"""With these the half is there: the conformance suite starts engines with them."""
+EXAMPLE_OPTIONS = {"acme_max_running": 2}
+"""Options that enable the extension, for the conformance suite."""
 
 
 @hookimpl
@@ -18,10 +19,10 @@ def engine_options() -> list[Option]:
     """Return the option."""
     return [
         Option(
-            "acme_most",
+            "acme_max_running",
             int,
             0,
-            "Requests that may run at once, however many rows there are; 0: no limit.",
+            "Maximum number of running requests; 0: no limit.",
         )
     ]
 
@@ -30,9 +31,8 @@ def engine_options() -> list[Option]:
 def engine_scheduler_extensions(
     config: EngineConfig, registry: Registry
 ) -> list[SchedulerExtension]:
-    """Return the half where the option asks for it."""
-    from engine_acme.scheduling import (
-        Acme,
-    )  # lazy: imported when an engine starts, not when plugins are listed
+    """Return the extension if the option enables it."""
+    # lazy: not imported when plugins are listed
+    from engine_acme.scheduling import Acme
 
-    return [Acme(config.options["acme_most"])] if config.options["acme_most"] else []
+    return [Acme(config.options["acme_max_running"])] if config.options["acme_max_running"] else []

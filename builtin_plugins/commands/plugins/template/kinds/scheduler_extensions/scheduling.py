@@ -1,4 +1,4 @@
-"""Lets no more than so many requests run at once; the others are parked, and woken in their order."""
+"""A scheduler extension: limits the running requests and parks the others in order."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from typing import Any
 
 
 class Acme:
-    """Called in the engine's thread only. Every method of `SchedulerExtension` is optional."""
+    """Called in the engine thread only. All methods of `SchedulerExtension` are optional."""
 
     name = "acme"
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, max_running: int) -> None:
+        self._max_running = max_running
         self._running: set[str] = set()
         self._parked: dict[str, None] = {}
 
     def attach(self, scheduler: Any) -> None:
-        """Take the scheduler, whose `wake` lets a parked request go on."""
+        """Keep the scheduler; its `wake` resumes a parked request."""
         self._scheduler = scheduler
 
     def may_start(self, request: Any) -> bool:
-        """Say whether there is a place for the request; asked again after each wake and preemption."""
-        if request.request_id not in self._running and len(self._running) >= self._most:
+        """Return whether the request may run; called again after each wake and preemption."""
+        if request.request_id not in self._running and len(self._running) >= self._max_running:
             self._parked[request.request_id] = None
             return False
         self._parked.pop(request.request_id, None)
@@ -29,9 +29,9 @@ class Acme:
         return True
 
     def finished(self, request: Any) -> bool:
-        """Give the place to the next; False: nothing of the request's blocks is needed any more."""
+        """Wake parked requests; return False, so that the request's blocks are freed."""
         self._running.discard(request.request_id)
         self._parked.pop(request.request_id, None)
-        for request_id in list(self._parked)[: max(0, self._most - len(self._running))]:
+        for request_id in list(self._parked)[: max(0, self._max_running - len(self._running))]:
             self._scheduler.wake(request_id)
         return False

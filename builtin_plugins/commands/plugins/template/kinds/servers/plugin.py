@@ -1,4 +1,4 @@
-"""What acme brings: an entry, imported only when it is chosen."""
+"""Entries of acme; their targets are imported when they are selected."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def engine_servers() -> list[Entry]:
         Entry(
             "acme",
             "engine_acme.server:Acme",
-            "HTTP without keys or limits, for trying things out",
+            "HTTP without keys or limits, for experiments",
             priority=-10,
         )
     ]

@@ -1,17 +1,21 @@
-"""A server: carries the routes of every group that is on.
+"""A server: serves the enabled route groups.
 
-This one is for trying things out: it has no guard.
+This one is for experiments: it has no authentication and no limits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import uvicorn
 from starlette.applications import Starlette
 
-from core.api import EngineConfig, RouteGroup
+from core.api import EngineConfig
+from core.api.serving import RouteGroup
+
+if TYPE_CHECKING:
+    from core.api.serving import ServedEngine
 
 
 class Acme:
@@ -19,7 +23,7 @@ class Acme:
 
     def __init__(
         self,
-        engine: Any,
+        engine: ServedEngine,
         config: EngineConfig,
         groups: Mapping[str, RouteGroup] | Sequence[RouteGroup],
     ) -> None:
@@ -28,6 +32,6 @@ class Acme:
         self._port = config.options.get("port", 8000)
 
     def run(self) -> int:
-        """Serve until told to stop; return the exit status."""
+        """Serve until stopped; return the exit status."""
         uvicorn.run(self.app, host="127.0.0.1", port=self._port)
         return 0

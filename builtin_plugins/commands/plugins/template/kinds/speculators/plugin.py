@@ -1,4 +1,4 @@
-"""A speculator: guesses the next tokens, for the model to check several of them in one step."""
+"""Entries of acme: a speculator, which drafts tokens for verification in one step."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from core.api import Entry, hookimpl
 
 @hookimpl
 def engine_speculators() -> list[Entry]:
-    """Return the entry; `--speculative-config '{"method": "acme"}'` chooses it."""
-    return [Entry("acme", "engine_acme.speculator:Acme", "the last token again")]
+    """Return the entry. Select it with `--speculative-config '{"method": "acme"}'`."""
+    return [Entry("acme", "engine_acme.speculator:Acme", "repeats the last token")]

@@ -1,30 +1,31 @@
-"""Guesses that a token which stands twice in a row goes on."""
+"""A speculator: drafts repetitions of a token that occurred twice in a row."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from core.api import DraftRow, EngineConfig, Registry, SpeculativeConfig
+from core.api import EngineConfig, Registry
+from core.api.sampling import DraftRow, SpeculativeConfig
 
 EXAMPLES = [([4, 7, 7], 3, [7, 7, 7]), ([4, 7], 3, [])]
-"""Tokens so far, how many guesses are asked for, and those that come."""
+"""Tokens so far, maximum number of draft tokens, and the expected drafts."""
 
 
 class Acme:
-    """Keeps nothing between steps."""
+    """Stateless drafter."""
 
-    finds = True
-    """It is asked behind every step, and guesses only where it finds something."""
+    is_lookup = True
+    """Whether drafts depend on the tokens: a row may get none."""
 
     def __init__(
         self, config: EngineConfig, settings: SpeculativeConfig, registry: Registry
     ) -> None:
-        """Take what is configured."""
+        """Read the settings."""
 
-    def drafts(self, rows: Sequence[DraftRow]) -> list[list[int]]:
-        """Return guesses for each row, none to `most`."""
-        return [_again(row.tokens[-2:].tolist()) * row.most for row in rows]
+    def propose(self, rows: Sequence[DraftRow]) -> list[list[int]]:
+        """Return the draft tokens of each row, up to `row.max_draft_tokens`."""
+        return [_repeat(row.tokens[-2:].tolist()) * row.max_draft_tokens for row in rows]
 
 
-def _again(last: list[int]) -> list[int]:
-    return last[:1] if len(set(last)) == 1 < len(last) else []
+def _repeat(recent: list[int]) -> list[int]:
+    return recent[:1] if len(set(recent)) == 1 < len(recent) else []

@@ -1,19 +1,20 @@
-"""A tokenizer. This one takes bytes as tokens and needs no file; read yours from `source.path`."""
+"""A tokenizer. This one maps bytes to tokens and needs no files; read yours from `source.path`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from core.api import EngineConfig, ModelSource
+from core.api import EngineConfig
+from core.api.models import ModelSource
 
 EXAMPLES = [("Ab", [65, 98]), ("é", [195, 169])]
-"""Texts and their ids, special tokens left out: the conformance suite compares."""
+"""Texts and their token ids without special tokens, tested by the conformance suite."""
 END = "<|end|>"
 END_ID = 256
 
 
 class Acme:
-    """Tokens 0 to 255 are bytes; one more ends a sequence."""
+    """Tokens 0 to 255 are bytes; token 256 ends a sequence."""
 
     vocab_size = 257
     eos_token_id: int | None = END_ID
@@ -24,19 +25,18 @@ class Acme:
         pass
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return token ids; the end token written in the text becomes its id."""
+        """Return token ids; the text of the end token becomes its id."""
         ids: list[int] = []
         for i, part in enumerate(text.split(END)):
             ids += [END_ID] * (i > 0) + list(part.encode())
         return ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """Return text; bytes that are not (yet) UTF-8 come out as U+FFFD."""
+        """Return text; incomplete UTF-8 becomes U+FFFD."""
         end = b"" if skip_special_tokens else END.encode()
-        return b"".join(end if token == END_ID else bytes([token]) for token in ids).decode(
-            errors="replace"
-        )
+        text = b"".join(end if token == END_ID else bytes([token]) for token in ids)
+        return text.decode(errors="replace")
 
     def token_text(self, token_id: int) -> str:
-        """Return one token as text."""
+        """Return the text of one token."""
         return self.decode([token_id])

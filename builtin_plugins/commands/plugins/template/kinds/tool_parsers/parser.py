@@ -1,22 +1,22 @@
-"""A tool call parser: says how a model family writes calls; streaming, chunks and broken calls are
-the engine's part.
+"""A tool call parser: how a model writes calls.
+
+The engine handles streaming, chunks and malformed calls.
 """
 
 from __future__ import annotations
 
-from core.api import ParseRequest, Reading, Scan, ToolFormat
+from builtin_plugins.output_parsers.api import OutputReader, Reading
+from core.api.serving import ParseRequest, ToolFormat
 
 
-def read(scan: Scan, request: ParseRequest) -> Reading:
-    """Read `<call>name{"argument": 1}</call>`, any number of them, with text around."""
-    while (yield from scan.text("<call>")):
-        with scan.attempt():  # what breaks inside is content, all of it
-            name = yield from scan.before("{")
-            arguments = yield from scan.object()
-            yield from scan.close_call(
-                "</call>"
-            )  # or what stands in its place where a model forgot it
-            scan.call(name, arguments)
+def read(reader: OutputReader, request: ParseRequest) -> Reading:
+    """Parse any number of `<call>name{"argument": 1}</call>`, with text around them."""
+    while (yield from reader.content_until_call("<call>")):
+        with reader.attempt():  # a malformed call becomes content
+            name = yield from reader.read_before("{")
+            arguments = yield from reader.read_object()
+            yield from reader.close_call("</call>")  # or what ends a call without it
+            reader.add_call(name, arguments)
 
 
 EXAMPLES = [
@@ -26,5 +26,5 @@ EXAMPLES = [
         [("now", {}), ("add", {"a": 1, "b": -2.5})],
     ),
 ]
-"""Texts, and the calls in them: the conformance suite reads them in every chunking."""
+"""Texts and their calls, tested in every chunking by the conformance suite."""
 FORMAT = ToolFormat(read, markers=("<call>", "</call>"), call_ends=("</call>",))

@@ -1,6 +1,6 @@
 """A weight loader: yields a checkpoint's tensors by name.
 
-This one reads each safetensors file whole, without mapping.
+This one reads each safetensors file completely, without memory mapping.
 """
 
 from __future__ import annotations
@@ -12,21 +12,22 @@ from typing import TYPE_CHECKING
 from safetensors import SafetensorError
 from safetensors.torch import load
 
-from core.api import EngineConfig, ModelError, ModelSource
+from core.api import EngineConfig, ModelError
+from core.api.models import ModelSource
 
 if TYPE_CHECKING:
     import torch
 
 
 class Acme:
-    """Reads the files in the order of their names."""
+    """Reads the files in name order."""
 
     def __init__(self, source: ModelSource, config: EngineConfig) -> None:
         self._folder = Path(source.path or ".")
         self._files = sorted(self._folder.glob("*.safetensors"))
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield (name, tensor). Raises `ModelError` naming the file that cannot be read."""
+        """Yield (name, tensor). Raises `ModelError` naming an unreadable file."""
         if not self._files:
             raise ModelError(
                 f"{self._folder} holds no .safetensors file; convert the checkpoint or use another "
@@ -42,5 +43,5 @@ class Acme:
             yield from tensors.items()
 
     def total_bytes(self) -> int:
-        """Return the size of the files."""
+        """Return the total file size in bytes."""
         return sum(file.stat().st_size for file in self._files)

@@ -1,4 +1,4 @@
-"""What acme brings: an entry, imported only when it is chosen."""
+"""Entries of acme; their targets are imported when they are selected."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ def engine_weight_loaders() -> list[Entry]:
         Entry(
             "acme",
             "engine_acme.loader:Acme",
-            "safetensors files read whole, for file systems slow to map",
+            "reads safetensors files completely, for file systems slow to map",
         )
     ]

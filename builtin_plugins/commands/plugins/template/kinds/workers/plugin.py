@@ -1,4 +1,4 @@
-"""What acme brings: an entry, imported only when it is chosen."""
+"""Entries of acme; their targets are imported when they are selected."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def engine_workers() -> list[Entry]:
         Entry(
             "acme",
             "engine_acme.worker:Acme",
-            "the worker of the kernel, which counts its steps",
+            "the builtin worker, with a count of steps",
             priority=-10,
         )
     ]

@@ -1,4 +1,7 @@
-"""A worker. This one lets the kernel's own work and counts its steps; compute your way."""
+"""A worker: runs the model on one rank.
+
+This one delegates to the builtin worker and counts its steps.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from core.api import (
-        EngineConfig,
-        KVLayout,
-        ModelSource,
-        Pending,
-        Registry,
-        StepPlan,
-        Worker,
-        WorkerInfo,
-    )
+    from core.api import EngineConfig, Registry
+    from core.api.execution import Pending, StepPlan, Worker, WorkerInfo
+    from core.api.models import ModelSource
+    from core.model_spec.kv import KVLayout
 
 
 class Acme:
-    """Computes on one device."""
+    """Runs steps on one device."""
 
     def __init__(
         self, config: EngineConfig, registry: Registry, source: ModelSource, join: Any = None
@@ -30,17 +27,17 @@ class Acme:
         self.num_steps = 0
 
     @property
-    def told(self) -> Callable[[str, bytes], None]:
-        """What is called with what features here tell outside of steps."""
-        return self._inner.told
+    def on_message(self) -> Callable[[str, bytes], None]:
+        """Callback for messages of runner extensions outside steps."""
+        return self._inner.on_message
 
-    @told.setter
-    def told(self, told: Callable[[str, bytes], None]) -> None:
-        self._inner.told = told
+    @on_message.setter
+    def on_message(self, callback: Callable[[str, bytes], None]) -> None:
+        self._inner.on_message = callback
 
     @property
     def reports(self) -> bool:
-        """Say whether some feature's half may answer steps."""
+        """Whether a runner extension may add to step results."""
         return self._inner.reports
 
     def start(self) -> WorkerInfo:
@@ -48,18 +45,18 @@ class Acme:
         return self._inner.start()
 
     def allocate(self, layout: KVLayout, first_layer: int = 0) -> None:
-        """Make the cache."""
+        """Allocate the cache."""
         self._inner.allocate(layout, first_layer)
 
     def execute(self, plan: StepPlan) -> Pending:
-        """Run one step, or begin it."""
+        """Run or launch one step."""
         self.num_steps += 1
         return self._inner.execute(plan)
 
     def call(self, name: str, data: bytes) -> bytes | None:
-        """Return what a feature's half answers."""
+        """Call the runner extensions."""
         return self._inner.call(name, data)
 
     def close(self) -> None:
-        """End what works beside this thread."""
+        """Stop background work."""
         self._inner.close()

@@ -1,6 +1,4 @@
-"""What random prompts are made of; for a server token ids where a tokenizer can be asked, else
-common words.
-"""
+"""Sources of random prompts: token ids if a tokenizer is available, else common words."""
 
 from __future__ import annotations
 
@@ -25,15 +23,15 @@ _TEXT: Final = (
     "teacher"
 )
 WORDS: Final = tuple(_TEXT.split())
-"""Each of them, with its space, is one token of most vocabularies and at least one of any."""
+"""Common words; each is one token in usual vocabularies."""
 
 Prompt = str | list[int]
 Encode = Callable[[str], list[int]]
 Decode = Callable[[list[int]], str]
 
 
-class Units(Protocol):
-    """What prompts are made of: token ids, or words where ids are not known."""
+class PromptSource(Protocol):
+    """A source of random prompts."""
 
     def draw(self, rng: Random, count: int) -> list[Any]:
         """Return random units."""
@@ -42,11 +40,11 @@ class Units(Protocol):
         """Return units as a prompt."""
 
     def count(self, text: str) -> int:
-        """Return the tokens of a text, as well as it is known."""
+        """Return the token count of a text, exact if possible."""
 
 
 class Words:
-    """Words, one token each as far as anybody knows."""
+    """Words, assumed to be one token each."""
 
     def draw(self, rng: Random, count: int) -> list[str]:
         """Return random words."""
@@ -62,7 +60,7 @@ class Words:
 
 
 class Tokens:
-    """Exactly as many tokens as were asked for: of random words, cut to length."""
+    """Exact token counts: random words, tokenized and cut to length."""
 
     def __init__(self, encode: Encode, decode: Decode, *, as_text: bool) -> None:
         self._encode = encode
@@ -74,7 +72,7 @@ class Tokens:
         return self._encode(" ".join(rng.choices(WORDS, k=count)))[:count] if count else []
 
     def prompt(self, units: list[int]) -> Prompt:
-        """Return ids where the API takes them, else their text."""
+        """Return token ids, or their text for APIs without token ids."""
         return self._decode(units) if self._as_text else units
 
     def count(self, text: str) -> int:
@@ -83,11 +81,11 @@ class Tokens:
 
 
 def tokens_from_file(name: str, *, as_text: bool) -> Tokens:
-    """Return tokens of a tokenizer: a folder with a tokenizer.json, such a file, or a hub id.
+    """Return a source for a tokenizer: a folder, a tokenizer.json, or a hub id.
 
     Raises `ConfigError`.
     """
-    from tokenizers import Tokenizer  # lazy: only where a tokenizer is named
+    from tokenizers import Tokenizer  # lazy: only with --tokenizer
 
     path = Path(name)
     path = path / "tokenizer.json" if path.is_dir() else path

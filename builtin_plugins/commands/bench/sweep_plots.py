@@ -1,7 +1,4 @@
-"""`engine bench sweep plot` and `plot_pareto`: pictures of what sweeps have measured.
-
-Measures nothing.
-"""
+"""`engine bench sweep plot` and `plot_pareto`: plots of sweep results."""
 
 from __future__ import annotations
 
@@ -20,6 +17,8 @@ from core.api import ConfigError, did_you_mean
 if TYPE_CHECKING:
     import argparse
 
+    from core.api import CommandContext
+
 Row = Mapping[str, Any]
 
 SUMMARY: Final = "summary.json"
@@ -31,13 +30,13 @@ _CONDITION: Final = re.compile(r"\s*([\w.]+)\s*(==|!=|<=|>=|<|>)\s*(.+?)\s*")
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The rows of one or several sweeps: the settings and figures of each run."""
+    """Result rows of one or several sweeps: settings and metrics of each run."""
 
     rows: Sequence[Row]
 
     @classmethod
     def read(cls, folder: Path) -> Measured:
-        """Read the summary of a sweep, or those of all sweeps in a folder. Raises `ConfigError`."""
+        """Read the summary of a sweep, or of all sweeps in a folder. Raises `ConfigError`."""
         files = (
             [folder / SUMMARY]
             if (folder / SUMMARY).is_file()
@@ -45,8 +44,8 @@ class Measured:
         )
         if not files:
             raise ConfigError(
-                f"{folder} holds no {SUMMARY}; give the folder of a sweep, or the --output-dir of "
-                "several."
+                f"{folder} has no {SUMMARY}; expected the folder of a sweep, or the --output-dir "
+                "of several."
             )
         try:
             rows = [row for file in files for row in json.loads(file.read_text(encoding="utf-8"))]
@@ -55,7 +54,7 @@ class Measured:
         return cls(rows)
 
     def where(self, conditions: str) -> Measured:
-        """Return the rows of which all conditions hold, such as
+        """Return the rows that match all conditions, such as
         `max_concurrency<=64,backend==openai`.
         """
         rows = self.rows
@@ -71,11 +70,11 @@ class Measured:
             self.check("--filter-by", [name])
             rows = [row for row in rows if name in row and _holds(compared, row[name], limit)]
         if not rows:
-            raise ConfigError(f"--filter-by {conditions}: nothing that was measured is left.")
+            raise ConfigError(f"--filter-by {conditions}: no runs match.")
         return Measured(rows)
 
     def check(self, flag: str, names: Iterable[str]) -> None:
-        """Raise `ConfigError` for a name of neither a setting nor a figure."""
+        """Raise `ConfigError` for a name that is neither a setting nor a metric."""
         known = sorted({name for row in self.rows for name in row})
         for name in names:
             if name not in known:
@@ -85,20 +84,18 @@ class Measured:
                 )
 
     def by(self, names: Sequence[str]) -> dict[str, Measured]:
-        """Return the rows in groups of equal settings, each under what they are, in order of their
-        values.
-        """
+        """Return the rows grouped by settings, labelled and sorted by value."""
         groups: dict[tuple[Any, ...], list[Row]] = {}
         for row in self.rows:
             groups.setdefault(tuple(row.get(name) for name in names), []).append(row)
-        ordered = sorted(groups.items(), key=lambda group: [_place(value) for value in group[0]])
+        ordered = sorted(groups.items(), key=lambda group: [_sort_key(value) for value in group[0]])
         return {
             ", ".join(f"{n}={v}" for n, v in zip(names, key, strict=True)): Measured(rows)
             for key, rows in ordered
         }
 
     def curve(self, x: str, y: str) -> Curve:
-        """Return y over x: of runs with the same x the mean, and how far they lie apart."""
+        """Return y over x: mean and standard deviation of runs with the same x."""
         found: dict[float, list[float]] = {}
         for row in self.rows:
             if isinstance(row.get(x), (int, float)) and isinstance(row.get(y), (int, float)):
@@ -111,7 +108,7 @@ class Measured:
         )
 
     def means(self, names: Sequence[str]) -> list[dict[str, Any]]:
-        """Return for each combination of settings its first row, with the means of some figures."""
+        """Return the first row of each combination with the means of some metrics."""
         groups = self.by(["combination"]).values()
         return [
             {
@@ -125,22 +122,20 @@ class Measured:
 
 
 class SweepPlot:
-    """A file for each value of what figures are by; in it a panel for each row and column, in that
-    a curve for each setting.
-    """
+    """Line plots: one file per figure group, panels by row and column, one curve per group."""
 
-    help = "Draw what a sweep has measured: one figure over another, with a curve for each setting."
+    help = "Plot the results of a sweep: one metric over another, with a curve per setting."
     takes_engine_options = False
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add where the figures are, and what is drawn of them."""
+        """Add source and plot flags."""
         add_source(parser)
         add = parser.add_argument
         for name, text in (
-            ("fig", "a picture for each value of these settings"),
-            ("row", "a row of panels for each"),
-            ("col", "a column of panels for each"),
-            ("curve", "a curve for each"),
+            ("fig", "one figure per value of these settings"),
+            ("row", "one row of panels per value"),
+            ("col", "one column of panels per value"),
+            ("curve", "one curve per value"),
         ):
             add(f"--{name}-by", default="", metavar="NAME,...", help=text)
         add(
@@ -155,16 +150,16 @@ class SweepPlot:
         add(
             "--no-error-bars",
             action="store_true",
-            help="do not show how far runs of one combination lie apart",
+            help="hide the standard deviation of runs",
         )
 
-    def run(self, context: Any) -> int:
+    def run(self, context: CommandContext) -> int:
         """Draw."""
         args = context.args
         measured = read(args)
         by = {name: _names(getattr(args, f"{name}_by")) for name in ("fig", "row", "col", "curve")}
-        for name, wanted in by.items():
-            measured.check(f"--{name}-by", wanted)
+        for name, group_names in by.items():
+            measured.check(f"--{name}-by", group_names)
         measured.check("--var-x", [args.var_x])
         measured.check("--var-y", [args.var_y])
         for title, of_figure in measured.by(by["fig"]).items():
@@ -194,15 +189,13 @@ class SweepPlot:
 
 
 class SweepPareto:
-    """What each user gets over what each device gives, and which combinations no other one beats in
-    both.
-    """
+    """Pareto plot: tokens per second per user over tokens per second per device."""
 
-    help = "Draw tokens a second of each user over those of each device, and the combinations that none beats in both."
+    help = "Plot tokens per second per user over tokens per second per device, with the frontier."
     takes_engine_options = False
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add where the figures are, and what counts as users and devices."""
+        """Add source, user and device flags."""
         add_source(parser)
         add = parser.add_argument
         add(
@@ -220,10 +213,10 @@ class SweepPareto:
             "--label-by",
             default="max_concurrency",
             metavar="NAME,...",
-            help="named beside points that none beats",
+            help="labels of the frontier points",
         )
 
-    def run(self, context: Any) -> int:
+    def run(self, context: CommandContext) -> int:
         """Draw."""
         args = context.args
         measured = read(args)
@@ -247,15 +240,15 @@ class SweepPareto:
             plot_frontier(
                 str(file),
                 points,
-                best(points),
-                ("tokens a second for each user", "tokens a second of each device"),
+                pareto_frontier(points),
+                ("tokens per second per user", "tokens per second per device"),
             )
         print(f"{'Would draw' if args.dry_run else 'Drawn'}: {file}")
         return 0
 
 
-def best(points: Sequence[tuple[float, float, str]]) -> list[tuple[float, float, str]]:
-    """Return the points that no other one beats in both coordinates, by the first."""
+def pareto_frontier(points: Sequence[tuple[float, float, str]]) -> list[tuple[float, float, str]]:
+    """Return the Pareto frontier, sorted by the first coordinate."""
     found: list[tuple[float, float, str]] = []
     for point in sorted(points, key=lambda each: (-each[0], -each[1])):
         if not found or point[1] > found[-1][1]:
@@ -264,15 +257,15 @@ def best(points: Sequence[tuple[float, float, str]]) -> list[tuple[float, float,
 
 
 def add_source(parser: argparse.ArgumentParser) -> None:
-    """Add where figures come from and pictures go."""
+    """Add input and output flags."""
     add = parser.add_argument
     add("OUTPUT_DIR", help="folder of a sweep, or the --output-dir of several")
-    add("--fig-dir", metavar="DIR", help="for pictures (default: where the figures are)")
+    add("--fig-dir", metavar="DIR", help="folder of plots (default: that of the results)")
     add(
         "--fig-name",
         default="FIGURE",
         metavar="NAME",
-        help="what their names begin with (default: FIGURE)",
+        help="prefix of file names (default: FIGURE)",
     )
     add("--fig-type", choices=("png", "svg", "pdf"), default="png", help="(default: png)")
     add(
@@ -281,18 +274,18 @@ def add_source(parser: argparse.ArgumentParser) -> None:
         metavar="CONDITION,...",
         help="only runs with, for example, max_concurrency<=64",
     )
-    add("--dry-run", action="store_true", help="print what would be drawn")
+    add("--dry-run", action="store_true", help="print the file names only")
 
 
 def read(args: argparse.Namespace) -> Measured:
-    """Return the runs that are drawn."""
+    """Return the runs to draw."""
     if not args.dry_run:
         check_plot(str(target(args, "")))
     return Measured.read(Path(args.OUTPUT_DIR)).where(args.filter_by)
 
 
 def target(args: argparse.Namespace, title: str) -> Path:
-    """Return the file of a picture."""
+    """Return the path of a plot."""
     folder = Path(args.fig_dir or args.OUTPUT_DIR)
     if not args.dry_run:
         folder.mkdir(parents=True, exist_ok=True)
@@ -325,10 +318,10 @@ def _value(text: str) -> Any:
 def _holds(compared: Callable[[Any, Any], bool], value: Any, limit: Any) -> bool:
     try:
         return compared(value, limit)
-    except TypeError:  # a text is neither more nor less than a number
+    except TypeError:  # text and numbers are not ordered
         return False
 
 
-def _place(value: Any) -> tuple[bool, float, str]:
+def _sort_key(value: Any) -> tuple[bool, float, str]:
     is_number = isinstance(value, (int, float))
     return not is_number, float(value) if is_number else 0.0, str(value)

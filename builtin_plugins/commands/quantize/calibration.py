@@ -1,6 +1,4 @@
-"""How large the inputs of linear layers are while the model reads a text: what a scale should keep
-exact.
-"""
+"""Calibration: mean squares of the inputs of linear layers while the model reads a text."""
 
 from __future__ import annotations
 
@@ -16,37 +14,38 @@ from core.models.layers.experts import Experts
 from core.models.layers.linear import Linear
 
 if TYPE_CHECKING:
-    from core.types import TokensPrompt
+    from core.api.outputs import TokensPrompt
+    from core.api.plugins import LoadedRegistry
 
 LENGTH: Final = 512
-"""Tokens that are read at once."""
+"""Tokens per forward pass."""
 LEAST: Final = 32
-MOST: Final = 128 * LENGTH
+MAX_TOKENS: Final = 128 * LENGTH
 
 
 class Inputs:
-    """Mean squares of what each layer multiplies, [in], by the prefix of its weights."""
+    """Mean squares of each layer's inputs, [in], by weight prefix."""
 
     def __init__(self) -> None:
         self._sums: dict[str, torch.Tensor] = {}
         self._counts: dict[str, int] = {}
 
     def watch(self, model: nn.Module) -> list[Any]:
-        """Listen to all linear layers, and to experts' inputs; return what ends it."""
-        kept: list[Any] = []
+        """Attach hooks to all linear layers and experts; return a function that removes them."""
+        handles: list[Any] = []
         for module in model.modules():
             if isinstance(module, (Linear, Experts)):
-                kept.append(module.register_forward_pre_hook(self._hook(module)))
-        return kept
+                handles.append(module.register_forward_pre_hook(self._hook(module)))
+        return handles
 
     def means(self) -> dict[str, torch.Tensor]:
-        """Return what was found."""
+        """Return the mean squares."""
         return {name: found / self._counts[name] for name, found in self._sums.items()}
 
     def _hook(self, module: Any) -> Callable[[nn.Module, tuple[torch.Tensor, ...]], None]:
-        """Return what adds up squares.
+        """Return a hook that adds up squares.
 
-        What experts' second product multiplies is inside of them, and not seen.
+        The inputs of the experts' second product are internal and not covered.
         """
         names = [name for name, part in module.parts.items() if part.matrix != "down"]
 
@@ -59,12 +58,14 @@ class Inputs:
         return add
 
 
-def read_text(path: Path, config: EngineConfig, registry: Any) -> dict[str, torch.Tensor]:
-    """Return mean squares of inputs while the model reads a text.
+def read_text(
+    path: Path, config: EngineConfig, registry: LoadedRegistry
+) -> dict[str, torch.Tensor]:
+    """Return the mean squares of inputs for a text.
 
     Raises `ConfigError` for a text that is too short.
     """
-    from core import LLM  # lazy: the engine is needed here alone
+    from core import LLM  # lazy: only needed here
 
     try:
         text = path.read_text(encoding="utf-8")
@@ -74,8 +75,8 @@ def read_text(path: Path, config: EngineConfig, registry: Any) -> dict[str, torc
     with LLM.from_config(config, registry) as llm:
         tokenizer = llm.get_tokenizer()
         if tokenizer is None:
-            raise ConfigError("--scales reads a text, and this model has no tokenizer.")
-        tokens = tokenizer.encode(text)[:MOST]
+            raise ConfigError("--scales needs a tokenizer, and this model has none.")
+        tokens = tokenizer.encode(text)[:MAX_TOKENS]
         length = min(LENGTH, config.model.max_model_len or LENGTH)
         pieces = [tokens[start : start + length - 1] for start in range(0, len(tokens), length - 1)]
         prompts: list[TokensPrompt] = [
@@ -83,7 +84,7 @@ def read_text(path: Path, config: EngineConfig, registry: Any) -> dict[str, torc
         ]
         if not prompts:
             raise ConfigError(
-                f"--scales {path} is a text of {len(tokens)} tokens; give one of {LEAST} at least."
+                f"--scales {path} has {len(tokens)} tokens; expected at least {LEAST}."
             )
         (hooks,) = llm.apply_model(inputs.watch)
         llm.generate(prompts, SamplingParams(max_tokens=1), use_tqdm=False)

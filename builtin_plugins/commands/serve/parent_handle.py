@@ -1,4 +1,4 @@
-"""The side of the process that serves: how it speaks to its parent, and ends with it."""
+"""The API process's connection to its parent."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ from builtin_plugins.commands.serve.messages import (
     Leave,
     Release,
     Request,
+    SendLine,
     Serving,
-    Tell,
     receive,
     send,
 )
-from core.api import EngineDead, Kept
+from core.api import EngineDead
+from core.api.serving import PreservedState
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """What the parent keeps, as it is handed on to the next life."""
+class Preserved:
+    """An item that the parent preserves for the next API process."""
 
     note: bytes
     descriptors: tuple[int, ...]
@@ -40,31 +41,37 @@ class Held:
     pid_descriptor: int | None
 
 
-class Handle:
-    """What `core.api.Parent` promises, over a socket; made in a process that has just been forked."""
+class ParentHandle:
+    """Implements `core.api.Parent` over a socket; created in a newly forked process."""
 
     def __init__(
-        self, connection: socket.socket, lifeline: int, held: Mapping[str, Held], restarts: int
+        self,
+        connection: socket.socket,
+        liveness: int,
+        preserved: Mapping[str, Preserved],
+        restarts: int,
     ) -> None:
         self._connection = connection
         self._lock = threading.Lock()
         self._restarts = restarts
-        self._paths: dict[str, Sequence[str]] = {name: each.paths for name, each in held.items()}
-        self._kept = {name: self._take(each) for name, each in held.items()}
+        self._paths: dict[str, Sequence[str]] = {
+            name: each.paths for name, each in preserved.items()
+        }
+        self._preserved = {name: self._state_of(each) for name, each in preserved.items()}
         threading.Thread(
-            target=end_with, args=(lifeline, self._all_paths), name="lifeline", daemon=True
+            target=exit_with_parent, args=(liveness, self._all_paths), name="liveness", daemon=True
         ).start()
 
     @property
     def restarts(self) -> int:
-        """Times the process that serves was started again."""
+        """Number of restarts of the API process."""
         return self._restarts
 
-    def kept(self, name: str) -> Kept | None:
-        """Return what was kept under a name when this life began."""
-        return self._kept.get(name)
+    def preserved(self, name: str) -> PreservedState | None:
+        """Return the state preserved under a name by the previous API process."""
+        return self._preserved.get(name)
 
-    def keep(
+    def preserve(
         self,
         name: str,
         note: bytes = b"",
@@ -73,69 +80,71 @@ class Handle:
         process: Any = None,
         paths: Sequence[str] = (),
     ) -> None:
-        """Keep this for the next life."""
+        """Preserve state for the next API process."""
         self._paths[name] = paths
         pid = None if process is None or process.poll() is not None else process.pid
-        self._ask(Keep(name, note, list(paths), pid), descriptors)
+        self._request(Keep(name, note, list(paths), pid), descriptors)
 
     def launch(self, command: Sequence[str], **options: Any) -> Launched:
-        """Start a process as a child of the parent. Raises `EngineDead` when that cannot."""
+        """Start a process as a child of the parent. Raises `EngineDead` on failure."""
         environment = [
             (os.fsencode(name), os.fsencode(value)) for name, value in options["env"].items()
         ]
-        wanted = Launch(
+        request = Launch(
             [os.fsencode(word) for word in command], environment, options.get("process_group") == 0
         )
-        answer, (pid_descriptor,) = self._ask(wanted, options["pass_fds"])
+        answer, (pid_descriptor,) = self._request(request, options["pass_fds"])
         return Launched(self, answer.number, pid_descriptor)
 
-    def tell(self, process: Any, line: str) -> None:
-        """Write a line to the standard input of a process that was launched."""
-        self._ask(Tell(process.pid, line))
+    def send_line(self, process: Any, line: str) -> None:
+        """Write a line to the standard input of a launched process."""
+        self._request(SendLine(process.pid, line))
 
-    def serving(self, stand_in: str = "") -> None:
-        """Say that we serve."""
-        self._ask(Serving(stand_in))
+    def report_serving(self, maintenance_target: str = "") -> None:
+        """Report that the server is up."""
+        self._request(Serving(maintenance_target))
 
     def leave(self) -> None:
-        """Say that we end on purpose: nobody is to start us again."""
+        """Report an intended exit, after which there is no restart."""
         with contextlib.suppress(EngineDead):
-            self._ask(Leave())
+            self._request(Leave())
 
     def status_of(self, pid: int) -> int:
-        """Return how a process has ended that has."""
-        return self._ask(Ended(pid))[0].number
+        """Return the exit status of an ended process."""
+        return self._request(Ended(pid))[0].number
 
     def release(self, pid: int) -> None:
-        """Let go of a process."""
-        self._ask(Release(pid))
+        """Release a process."""
+        self._request(Release(pid))
 
-    def _take(self, held: Held) -> Kept:
+    def _state_of(self, preserved: Preserved) -> PreservedState:
         process = None
-        if held.pid is not None and held.pid_descriptor is not None:
-            process = Launched(self, held.pid, os.dup(held.pid_descriptor))
-        return Kept(held.note, held.descriptors, process)
+        if preserved.pid is not None and preserved.pid_descriptor is not None:
+            process = Launched(self, preserved.pid, os.dup(preserved.pid_descriptor))
+        return PreservedState(preserved.note, preserved.descriptors, process)
 
     def _all_paths(self) -> Iterable[str]:
         return [path for paths in list(self._paths.values()) for path in paths]
 
-    def _ask(self, request: Request, descriptors: Sequence[int] = ()) -> tuple[Answer, list[int]]:
+    def _request(
+        self, request: Request, descriptors: Sequence[int] = ()
+    ) -> tuple[Answer, list[int]]:
         try:
             with self._lock:
                 send(self._connection, request, descriptors)
-                answer, beside = receive(self._connection, Answer)
+                answer, passed = receive(self._connection, Answer)
         except (OSError, EOFError) as error:
             raise EngineDead(f"the parent of this process has ended: {error}") from error
         if answer.error:
             raise EngineDead(answer.error)
-        return answer, beside
+        return answer, passed
 
 
 @dataclass(slots=True)
 class Launched:
-    """A process whose parent is ours: as much of `subprocess.Popen` as its user needs."""
+    """A process launched by the parent, with the used part of the `subprocess.Popen` interface."""
 
-    handle: Handle
+    handle: ParentHandle
     pid: int
     descriptor: int
     returncode: int | None = None
@@ -145,26 +154,26 @@ class Launched:
         self.stdin = _Input(self.handle, self.pid)
 
     def poll(self) -> int | None:
-        """Return how it ended; None while it runs."""
-        return self._look(0)
+        """Return its exit status; None while it runs."""
+        return self._poll(0)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return how it ended. Raises `subprocess.TimeoutExpired` when it has not in time."""
-        status = self._look(None if timeout is None else timeout * 1000)
+        """Return its exit status. Raises `subprocess.TimeoutExpired`."""
+        status = self._poll(None if timeout is None else timeout * 1000)
         if status is None:
             raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
         return status
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill it."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.descriptor, signal.SIGKILL)
 
-    def _look(self, most_ms: float | None) -> int | None:
+    def _poll(self, timeout_ms: float | None) -> int | None:
         if self.returncode is None:
             poller = select.poll()
             poller.register(self.descriptor, select.POLLIN)
-            if poller.poll(most_ms):
+            if poller.poll(timeout_ms):
                 self.returncode = self.handle.status_of(self.pid)
         return self.returncode
 
@@ -173,18 +182,18 @@ class Launched:
 class _Input:
     """Its standard input, which can only be closed."""
 
-    handle: Handle
+    handle: ParentHandle
     pid: int
 
     def close(self) -> None:
         """Let it end."""
-        with contextlib.suppress(EngineDead):  # then it is closed
+        with contextlib.suppress(EngineDead):  # already closed
             self.handle.release(self.pid)
 
 
-def end_with(lifeline: int, paths: Any) -> None:
-    """Wait for the end of a pipe, which is the parent's end; leave nothing of its behind."""
-    while os.read(lifeline, 4096):
+def exit_with_parent(liveness: int, paths: Any) -> None:
+    """Wait for the parent's exit (end of a pipe), then remove the paths and exit."""
+    while os.read(liveness, 4096):
         pass
     for path in paths():
         with contextlib.suppress(OSError):

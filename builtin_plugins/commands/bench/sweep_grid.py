@@ -1,7 +1,4 @@
-"""What a sweep runs: settings from files, commands made of them, and names for what comes of each.
-
-Starts nothing.
-"""
+"""Grid of a sweep: settings from files, command lines, and result names."""
 
 from __future__ import annotations
 
@@ -19,14 +16,14 @@ Settings = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One combination of settings of the server and of the benchmark."""
+    """One combination of server and benchmark settings."""
 
     serve: Settings
     bench: Settings
 
     @property
     def folder(self) -> str:
-        """A name for it that files may have, the same each time."""
+        """Reproducible folder name of the point."""
         parts = [
             f"{group}-{_name(settings)}"
             for group, settings in (("serve", self.serve), ("bench", self.bench))
@@ -35,8 +32,8 @@ class Point:
 
 
 def read_settings(flag: str, path: str | None) -> list[Settings]:
-    """Return combinations: a list of objects, or an object of them by name. Without a file there is
-    one, of nothing.
+    """Return the combinations: a list of objects, or an object of named objects. No file: one empty
+    combination.
 
     Raises `ConfigError`.
     """
@@ -65,15 +62,15 @@ def read_settings(flag: str, path: str | None) -> list[Settings]:
 def points(
     serve: Sequence[Settings], bench: Sequence[Settings]
 ) -> Iterator[tuple[Settings, list[Point]]]:
-    """Yield each server's settings with every point it serves."""
+    """Yield the settings of each server with all its points."""
     for settings in serve:
         yield settings, [Point(settings, each) for each in bench]
 
 
 def command(base: str, settings: Settings) -> list[str]:
-    """Return a command line with settings as flags.
+    """Return a command line with the settings as flags.
 
-    One that the command has is replaced; true is a bare flag, false `--no-`.
+    Replaces flags that the command has; true gives a bare flag, false `--no-`.
     """
     words = shlex.split(base)
     for name, value in settings.items():
@@ -91,8 +88,8 @@ def command(base: str, settings: Settings) -> list[str]:
 
 
 def _without(words: list[str], flag: str) -> list[str]:
-    """Return words without a flag and its value, however it is spelled."""
-    kept: list[str] = []
+    """Return the words without a flag and its value."""
+    remaining: list[str] = []
     dropping = False
     for word in words:
         is_flag = word.startswith("--")
@@ -103,8 +100,8 @@ def _without(words: list[str], flag: str) -> list[str]:
                 dropping = "=" not in word
                 continue
         if not dropping:
-            kept.append(word)
-    return kept
+            remaining.append(word)
+    return remaining
 
 
 def _name(settings: Settings) -> str:

@@ -1,8 +1,7 @@
-"""A new architecture that begins as a copy of one the engine has: its function, and of the modules
-it is in what that needs.
+"""Copies a builtin architecture into the module of a new one.
 
-The copy is text, for its author to change; the tiny config beside it has the fields that the
-function reads.
+The copy holds the function, the definitions that it uses, and a tiny config with the fields that
+it reads.
 """
 
 from __future__ import annotations
@@ -15,28 +14,27 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
-from core.errors import ConfigError, did_you_mean
-from core.plugin import Registry, load_plan, make_plan
-from core.plugin.discovery import CORE, discover, module_file
+from core.api import ConfigError, Registry, did_you_mean
+from core.api.plugins import CORE, discover, load_plan, make_plan, module_file
 
-OURS: Final = "core."
-"""Modules that a plugin may import; of all others of the engine's a copy takes what it needs."""
+PUBLIC_PREFIX: Final = "core."
+"""Modules that a plugin may import. From builtin modules the definitions are copied."""
 _LABELS: Final = frozenset(
     {"transformers_version", "architectures", "model_type", "dtype", "_name_or_path"}
 )
-"""Fields of a config that say nothing of how the model is made."""
-_LINE: Final = 120
+"""Config fields that do not affect the architecture."""
+_LINE_LENGTH: Final = 120
 PAGE: Final = '''\
-"""An architecture that begins as a copy of the engine's own {architecture} (Apache-2.0): change what differs."""
+"""An architecture copied from the engine's {architecture} (Apache-2.0): change what differs."""
 
 from __future__ import annotations
 
 {imports}
 
 EXAMPLE_CONFIG: dict[str, Any] = {example}
-"""A tiny config.json, with which the conformance suite builds and runs the model."""
+"""Tiny config.json with which the conformance suite builds and runs the model."""
 ORACLE = "{architecture}"
-"""What computes the truth: transformers' class for such a config, or a function (config, weights, token ids) -> logits."""
+"""Reference: a class of transformers, or a function (config, weights, token ids) -> logits."""
 
 
 {code}
@@ -44,18 +42,18 @@ ORACLE = "{architecture}"
 
 
 @dataclass(frozen=True, slots=True)
-class Borrowed:
-    """The module of a new architecture."""
+class ArchitectureCopy:
+    """The module of a copied architecture."""
 
     text: str
     function: str
-    """What its entry stands for."""
+    """Name of the function that the entry targets."""
 
 
-def borrowed(architecture: str) -> Borrowed:
-    """Return a copy of one of the engine's architectures.
+def copy_architecture(architecture: str) -> ArchitectureCopy:
+    """Return a copy of a builtin architecture.
 
-    Raises `ConfigError` for an unknown one, and for one that a page of facts does not describe.
+    Raises `ConfigError` for an unknown architecture, and for one without a `DecoderSpec`.
     """
     registry = load_plan(
         make_plan([f"no:{ref.name}" for ref in discover() if ref.distribution != CORE])
@@ -63,59 +61,57 @@ def borrowed(architecture: str) -> Borrowed:
     entries = {registered.entry.name: registered for registered in registry.entries("models")}
     if architecture not in entries:
         raise ConfigError(
-            f"--from {architecture!r} is no architecture of the engine's; `engine models list` "
-            "shows them"
+            f"--from: got {architecture!r}; expected an architecture of `engine models`"
             f"{did_you_mean(architecture, entries)}"
         )
     module, _, function = str(entries[architecture].entry.target).partition(":")
     example = _example(registry, architecture)
     copy = _Copy()
-    copy.take(module, function)
+    copy.add(module, function)
     copy.imports.setdefault("typing", set()).add("Any")
     text = PAGE.format(
         architecture=architecture,
         imports=copy.import_lines(),
         example="{\n"
-        + "".join(f"    {_written(name)}: {_written(value)},\n" for name, value in example.items())
+        + "".join(
+            f"    {_format_literal(name)}: {_format_literal(value)},\n"
+            for name, value in example.items()
+        )
         + "}",
         code="\n\n\n".join(copy.parts),
     )
-    return Borrowed(text, function)
+    return ArchitectureCopy(text, function)
 
 
 def _example(registry: Registry, architecture: str) -> dict[str, Any]:
-    """Return a tiny config: the fields that the architecture reads, and those without which
-    transformers' is another.
-    """
+    """Return a tiny config: the fields that the architecture reads and those without defaults."""
     import transformers  # lazy: slow to import
 
     from core.model_spec.decoder import DecoderSpec
     from core.testing.checkpoints import tiny_config
 
-    refusal = ConfigError(
-        f"--from {architecture}: only decoders that transformers has, too, can be copied: they are "
-        "a page of facts, and "
-        "something else computes the truth. Begin without --from, or see how the engine's own is "
-        "made."
+    unsupported = ConfigError(
+        f"--from: got {architecture}; expected a decoder that transformers also has. "
+        "Omit --from, or read the source of the builtin plugin."
     )
     if not hasattr(transformers, architecture):
-        raise refusal
+        raise unsupported
     config = tiny_config(architecture)
-    noted = _Noted(SimpleNamespace(**config.to_dict()))
-    spec = registry.load(registry.choose("models", architecture))(noted)
+    tracker = _ReadTracker(SimpleNamespace(**config.to_dict()))
+    spec = registry.load(registry.choose("models", architecture))(tracker)
     if not isinstance(spec, DecoderSpec):
-        raise refusal
-    usual = type(config)().to_dict()
+        raise unsupported
+    defaults = type(config)().to_dict()
     others = {
         name: value
         for name, value in config.to_dict().items()
-        if name not in _LABELS and usual.get(name) != value
+        if name not in _LABELS and defaults.get(name) != value
     }
-    return dict(sorted({**noted.read, **others}.items()))
+    return dict(sorted({**tracker.read, **others}.items()))
 
 
-class _Noted:
-    """A config that notes which of its fields are read."""
+class _ReadTracker:
+    """A config that records which of its fields are read."""
 
     def __init__(self, config: SimpleNamespace) -> None:
         self._config = config
@@ -129,18 +125,18 @@ class _Noted:
 
 @dataclass(slots=True)
 class _Copy:
-    """Definitions taken out of modules, each behind those it needs."""
+    """Definitions copied from modules, each after those that it uses."""
 
     parts: list[str] = field(default_factory=list)
     imports: dict[str, set[str]] = field(default_factory=dict)
-    """Names by module; none: the module itself."""
-    taken: set[tuple[str, str]] = field(default_factory=set)
+    """Imported names by module; an empty set imports the module itself."""
+    copied: set[tuple[str, str]] = field(default_factory=set)
 
-    def take(self, module: str, name: str) -> None:
-        """Add what a module calls so, and all that it needs."""
-        if (module, name) in self.taken:
+    def add(self, module: str, name: str) -> None:
+        """Copy a definition of a module and all that it uses."""
+        if (module, name) in self.copied:
             return
-        self.taken.add((module, name))
+        self.copied.add((module, name))
         text = Path(module_file(module) or module).read_text(encoding="utf-8")
         tree = ast.parse(text)
         defined = dict(_defined(tree))
@@ -155,25 +151,27 @@ class _Copy:
             }
         ):
             if used in defined and defined[used] != defined[name]:
-                self.take(module, used)
+                self.add(module, used)
             elif used in origins:
                 self._import(*origins[used])
-        begin = _begin(tree.body[first])
-        self.parts.append("\n".join(text.splitlines()[begin - 1 : tree.body[last - 1].end_lineno]))
+        first_line = _first_line(tree.body[first])
+        self.parts.append(
+            "\n".join(text.splitlines()[first_line - 1 : tree.body[last - 1].end_lineno])
+        )
 
     def import_lines(self) -> str:
-        """Return the statements, the standard library's before the engine's."""
+        """Return the import statements, those of the engine last."""
         found = sorted(self.imports.items(), key=lambda item: (bool(item[1]), item[0]))
         lines = [_import_line(module, sorted(names)) for module, names in found]
         groups = [
-            [line for line in lines if f" {OURS}" not in line],
-            [line for line in lines if f" {OURS}" in line],
+            [line for line in lines if f" {PUBLIC_PREFIX}" not in line],
+            [line for line in lines if f" {PUBLIC_PREFIX}" in line],
         ]
         return "\n\n".join("\n".join(group) for group in groups if group)
 
     def _import(self, module: str, name: str) -> None:
         if module.startswith("builtin_plugins."):
-            self.take(module, name)
+            self.add(module, name)
         elif name:
             self.imports.setdefault(module, set()).add(name)
         else:
@@ -181,23 +179,26 @@ class _Copy:
 
 
 def _defined(tree: ast.Module) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Yield each name that a module defines with its statements: a constant's docstring stands
-    behind it.
+    """Yield each name that a module defines, with the range of its statements.
+
+    The range of a constant includes its docstring.
     """
     for i, node in enumerate(tree.body):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             yield node.name, (i, i + 1)
         elif isinstance(node, (ast.Assign, ast.AnnAssign)):
-            behind = tree.body[i + 1] if i + 1 < len(tree.body) else None
-            said = isinstance(behind, ast.Expr) and isinstance(behind.value, ast.Constant)
+            following = tree.body[i + 1] if i + 1 < len(tree.body) else None
+            has_docstring = isinstance(following, ast.Expr) and isinstance(
+                following.value, ast.Constant
+            )
             for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
                 for each in ast.walk(target):
                     if isinstance(each, ast.Name):
-                        yield each.id, (i, i + 1 + said)
+                        yield each.id, (i, i + 1 + has_docstring)
 
 
 def _imported(tree: ast.Module) -> Iterator[tuple[str, tuple[str, str]]]:
-    """Yield each name that a module imports, with the module and the name there."""
+    """Yield each imported name, with its source module and the name there."""
     for node in tree.body:
         if isinstance(node, ast.ImportFrom):
             yield from ((each.name, (str(node.module), each.name)) for each in node.names)
@@ -209,26 +210,28 @@ def _import_line(module: str, names: Sequence[str]) -> str:
     if not names:
         return f"import {module}"
     line = f"from {module} import {', '.join(names)}"
-    if len(line) <= _LINE:
+    if len(line) <= _LINE_LENGTH:
         return line
     return "\n".join([f"from {module} import (", *(f"    {name}," for name in names), ")"])
 
 
-def _written(value: Any) -> str:
-    """Return plain data as it is written in Python, with double quotes."""
+def _format_literal(value: Any) -> str:
+    """Return plain data as Python source with double quotes."""
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, dict):
         return (
             "{"
-            + ", ".join(f"{_written(key)}: {_written(each)}" for key, each in value.items())
+            + ", ".join(
+                f"{_format_literal(key)}: {_format_literal(each)}" for key, each in value.items()
+            )
             + "}"
         )
     if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(_written, value))}]"
+        return f"[{', '.join(map(_format_literal, value))}]"
     return f'float("{value}")' if value in (float("inf"), float("-inf")) else repr(value)
 
 
-def _begin(node: ast.stmt) -> int:
+def _first_line(node: ast.stmt) -> int:
     decorators: list[ast.expr] = getattr(node, "decorator_list", [])
     return min([node.lineno, *(each.lineno for each in decorators)])

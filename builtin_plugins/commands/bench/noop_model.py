@@ -1,8 +1,6 @@
-"""The plugin that `engine bench step` loads to time a worker: a model, attention and sampling ops
-that compute nothing.
+"""Plugin of `engine bench step` to time a worker: no-op model, attention and sampling.
 
-What is left of a step is the host's work for it: rows and blocks taken over, numbers brought to the
-device, inputs, parameters of sampling, results read.
+What remains is host work: row and block updates, uploads, inputs, sampling metadata, results.
 """
 
 from __future__ import annotations
@@ -12,29 +10,25 @@ from typing import Any, Final
 
 import torch
 
-from core.api import (
+from core.api import EngineConfig, Entry, hookimpl
+from core.api.models import (
     AttentionInputs,
     AttentionParams,
     BuildContext,
-    EngineConfig,
-    Entry,
     ForwardBatch,
-    FullAttention,
-    KVSpec,
-    LayerKV,
     Model,
     ModelSource,
-    hookimpl,
 )
+from core.model_spec.kv import FullAttention, KVSpec, LayerKV
 
-NAME: Final = "still"
+NAME: Final = "noop"
 VOCAB: Final = 64
 TOKEN: Final = 7
 
 
 @hookimpl(tryfirst=True)
 def engine_find_model(model: str, config: EngineConfig) -> ModelSource | None:
-    """Know the model."""
+    """Return the no-op model."""
     return (
         ModelSource(NAME, NAME, None, weight_loader=NAME, max_model_len=1 << 20)
         if model == NAME
@@ -44,53 +38,49 @@ def engine_find_model(model: str, config: EngineConfig) -> ModelSource | None:
 
 @hookimpl
 def engine_models() -> list[Entry]:
-    """Give the architecture."""
-    return [
-        Entry(
-            NAME, StillArchitecture, "computes nothing; for measuring the worker around the model"
-        )
-    ]
+    """Return the architecture."""
+    return [Entry(NAME, NoopArchitecture, "no-op model for measuring the worker")]
 
 
 @hookimpl
 def engine_weight_loaders() -> list[Entry]:
-    """Give the loader of no weights."""
-    return [Entry(NAME, "core.models.layers.no_weights:NoWeights", "for a model without weights")]
+    """Return the weight loader."""
+    return [Entry(NAME, "core.models.layers.weights:NoWeights", "for a model without weights")]
 
 
 @hookimpl
 def engine_attention_backends() -> list[Entry]:
-    """Give the backend that attends to nothing."""
-    return [Entry(NAME, StillAttention, "attends to nothing", priority=-1000)]
+    """Return the attention backend."""
+    return [Entry(NAME, NoopAttention, "no-op attention", priority=-1000)]
 
 
 @hookimpl
 def engine_op_impls() -> list[Entry]:
-    """Give sampling that always takes the same token."""
-    made = {"best": still_best, "truncate": still_truncate, "draw": still_draw}
+    """Return the sampling ops."""
+    made = {"best": noop_argmax, "truncate": noop_truncate, "draw": noop_sample}
     return [
-        Entry(f"{op}/{NAME}", function, "takes the same token", priority=1000)
+        Entry(f"{op}/{NAME}", function, "returns a constant token", priority=1000)
         for op, function in made.items()
     ]
 
 
-def still_best(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def noop_argmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the same token for every row."""
-    return logits[:, 0], still_draw(logits, logits, logits)
+    return logits[:, 0], noop_sample(logits, logits, logits)
 
 
-def still_truncate(logits: torch.Tensor, cut: Any) -> torch.Tensor:
+def noop_truncate(logits: torch.Tensor, cut: Any) -> torch.Tensor:
     """Return the logits."""
     return logits
 
 
-def still_draw(logits: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+def noop_sample(logits: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """Return the same token for every row."""
     return torch.full((len(logits),), TOKEN)
 
 
-class StillArchitecture:
-    """Says what its model is."""
+class NoopArchitecture:
+    """The architecture of the no-op model."""
 
     vocab_size = VOCAB
 
@@ -99,11 +89,11 @@ class StillArchitecture:
 
     def build(self, context: BuildContext) -> Model:
         """Return the model."""
-        return StillModel()
+        return NoopModel()
 
 
-class StillModel(torch.nn.Module):
-    """One caching layer that is never written."""
+class NoopModel(torch.nn.Module):
+    """A model with one KV layer that is never written."""
 
     vocab_size = VOCAB
 
@@ -113,10 +103,10 @@ class StillModel(torch.nn.Module):
         self._hidden = self._logits = torch.zeros(0, VOCAB)
 
     def bind_kv(self, caches: Sequence[Any]) -> None:
-        """Nothing is kept."""
+        """Ignore the caches."""
 
     def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """There are none."""
+        """Ignore the weights."""
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Return zeros."""
@@ -131,17 +121,17 @@ class StillModel(torch.nn.Module):
         return self._logits[: len(hidden)]
 
 
-class StillAttention:
-    """Needs nothing planned."""
+class NoopAttention:
+    """An attention backend without a plan."""
 
     graph_support = "none"
 
     def cache_shape(self, spec: KVSpec, num_blocks: int, block_size: int) -> tuple[int, ...]:
-        """Return the plain shape."""
+        """Return the default shape."""
         return (num_blocks, spec.vectors, block_size, spec.kv_heads, spec.head_size)
 
     def prepare(self, inputs: AttentionInputs) -> AttentionInputs:
-        """Return what it is given."""
+        """Return the inputs."""
         return inputs
 
     def attend(

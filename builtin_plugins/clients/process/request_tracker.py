@@ -1,0 +1,201 @@
+"""Open requests of the engine with their generated tokens, and the search for a request that kills
+it.
+
+Knows no process and no clock. After an engine death it decides which requests resume, from which
+token, and which fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Final
+
+import msgspec
+
+from core.api.execution import EngineRequest, RequestDelta, StepOutputs
+
+MAX_CRASHES: Final = 2
+"""Crashes at the same token count after which a request is not retried."""
+MAX_KILLS: Final = 5
+"""The same for external kills, which may hit several probes by chance."""
+LOST_TOKENS: Final = 16
+"""Tokens before a crash that may be lost, so that the same token count can look different."""
+
+
+@dataclass(slots=True)
+class OpenRequest:
+    """One open request."""
+
+    request: EngineRequest
+    token_ids: list[int] = field(default_factory=list)
+    """Generated tokens, over all engine restarts."""
+    num_prompt_logprobs: int = 0
+    """Prompt positions with delivered log-probabilities."""
+    repeated: int = 0
+    """Delivered prompt log-probabilities that the restarted engine sends again."""
+    sent: bool = True
+    """Whether the engine has it."""
+    started: bool = False
+    """Whether the engine is computing it."""
+    crash_count: int = 0
+    crashed_at: int = -1
+    """Number of tokens at the last crash."""
+    suspected: bool = False
+    failed: bool = False
+
+    @property
+    def is_suspect(self) -> bool:
+        """Return whether it got no token since the crash that it was part of."""
+        return self.suspected and self.crashed_at == len(self.token_ids)
+
+
+class DeathCause(IntEnum):
+    """Cause of an engine death, which decides which requests are suspected."""
+
+    KILLED = 0
+    """Probably external: suspects a request that ran alone, or that crashes a second time at the
+    same token count.
+    """
+    UNCLEAR = 1
+    """External or caused by a request: all running requests are probed one by one."""
+    FAULT = 2
+    """Caused by a request: suspects all running requests."""
+
+
+class RequestTracker:
+    """Tracks open requests by id."""
+
+    def __init__(self) -> None:
+        self._requests: dict[str, OpenRequest] = {}
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __contains__(self, request_id: str | None) -> bool:
+        return request_id in self._requests
+
+    def open(self, requests: Iterable[EngineRequest]) -> None:
+        """Add requests."""
+        for request in requests:
+            self._requests[request.request_id] = OpenRequest(request)
+
+    def close(self, request_id: str) -> bool:
+        """Remove a request; False if it is unknown."""
+        return self._requests.pop(request_id, None) is not None
+
+    def start(self, request_ids: Iterable[str]) -> None:
+        """Mark requests that the next step computes for the first time."""
+        for request_id in request_ids:
+            if request_id in self._requests:
+                self._requests[request_id].started = True
+
+    def record(self, outputs: StepOutputs) -> StepOutputs:
+        """Record the outputs of a step; return them without duplicates and without closed
+        requests.
+        """
+        entries = [
+            entry
+            for request_id in outputs.request_ids
+            if (entry := self._requests.get(request_id)) is not None
+        ]
+        if outputs.counts or len(entries) < len(outputs.request_ids):
+            return StepOutputs(deltas=self._record(outputs))
+        for entry, token in zip(entries, outputs.token_ids, strict=True):
+            entry.token_ids.append(token)
+            entry.started = True
+        return StepOutputs(outputs.request_ids, outputs.token_ids, self._record(outputs.deltas))
+
+    def _record(self, deltas: Iterable[RequestDelta]) -> list[RequestDelta]:
+        recorded = []
+        for delta in deltas:
+            entry = self._requests.get(delta.request_id)
+            if entry is None:
+                continue
+            if delta.token_ids:
+                entry.token_ids += delta.token_ids
+                entry.started = True
+            if delta.prompt_logprobs:
+                delta = _without_repeated(entry, delta)
+            if delta.finish_reason is not None:
+                del self._requests[delta.request_id]
+            recorded.append(delta)
+        return recorded
+
+    def mark_removed(self, request_id: str) -> None:
+        """Mark a request as removed from the engine for now."""
+        if request_id in self._requests:
+            self._requests[request_id].sent = self._requests[request_id].started = False
+
+    def on_engine_death(self, cause: DeathCause) -> tuple[list[str], list[str]]:
+        """Handle an engine death; return the requests to probe alone (least suspicious first) and
+        the others.
+
+        A request that ran alone gets a strike; a fault gives every running request one. Strikes
+        count at one token count. A request with enough strikes fails if it was alone at the last
+        one.
+        """
+        sent = [entry for entry in self._requests.values() if entry.sent]
+        running = [
+            entry for entry in sent if entry.started
+        ] or sent  # outputs of a first step may be lost
+        alone = len(running) == 1
+        for entry in running:
+            entry.suspected = (
+                alone or cause is not DeathCause.KILLED or entry.crashed_at == len(entry.token_ids)
+            )
+            if len(entry.token_ids) - entry.crashed_at > (
+                LOST_TOKENS if cause is DeathCause.FAULT else 0
+            ):
+                entry.crash_count = 0
+            entry.crashed_at = len(entry.token_ids)
+            entry.crash_count += alone or cause is DeathCause.FAULT
+            entry.failed = alone and entry.crash_count >= (
+                MAX_KILLS if cause is DeathCause.KILLED else MAX_CRASHES
+            )
+        for entry in sent:
+            entry.sent = entry.started = False
+        probes = {
+            rid: entry.crash_count for rid, entry in self._requests.items() if entry.is_suspect
+        }
+        return sorted(probes, key=probes.__getitem__), [
+            rid for rid in self._requests if rid not in probes
+        ]
+
+    def failed_requests(self) -> list[RequestDelta]:
+        """Return, once, the final outputs of the requests that are not retried."""
+        failed = {rid: entry.crash_count for rid, entry in self._requests.items() if entry.failed}
+        for request_id in failed:
+            del self._requests[request_id]
+        message = (
+            "the engine died {} times while it computed this request, so it is not tried again ({})"
+        )
+        return [
+            RequestDelta(
+                request_id=rid, finish_reason="error", error=message.format(crash_count, rid)
+            )
+            for rid, crash_count in failed.items()
+        ]
+
+    def resumed_request(self, request_id: str) -> EngineRequest | None:
+        """Return the request to resubmit, with its generated tokens. None if it has ended."""
+        entry = self._requests.get(request_id)
+        if entry is None:
+            return None
+        entry.sent = True
+        entry.repeated = entry.num_prompt_logprobs
+        sampling = entry.request.sampling
+        if entry.token_ids and sampling.prompt_logprobs is not None:
+            sampling = sampling.clone(prompt_logprobs=None)  # complete before the first token
+        return msgspec.structs.replace(
+            entry.request, sampling=sampling, output_token_ids=list(entry.token_ids)
+        )
+
+
+def _without_repeated(entry: OpenRequest, delta: RequestDelta) -> RequestDelta:
+    sent = delta.prompt_logprobs or []
+    known = min(entry.repeated, len(sent))
+    entry.repeated -= known
+    entry.num_prompt_logprobs += len(sent) - known
+    return msgspec.structs.replace(delta, prompt_logprobs=sent[known:] or None) if known else delta
