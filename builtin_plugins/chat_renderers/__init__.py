@@ -1,1 +1,1 @@
-"""Ways of turning messages into a prompt."""
+"""Chat renderers: messages to a prompt."""

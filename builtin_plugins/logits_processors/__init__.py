@@ -1,1 +1,1 @@
-"""Logits processors shipped with the engine; each file is a plugin that can be left out."""
+"""Built-in logits processors; each file is a plugin that can be disabled."""

@@ -1,12 +1,13 @@
-"""`allowed_token_ids`: nothing but these tokens is generated."""
+"""`allowed_token_ids`: only these tokens are generated."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from builtin_plugins.logits_processors.listed import ListedTokens
-from core.api import Entry, SamplerContext, SampleRows, SamplingParams, hookimpl
+from builtin_plugins.logits_processors.token_lists import TokenLists
+from core.api import Entry, SamplingParams, hookimpl
+from core.api.sampling import SamplerContext, SampleRows
 
 if TYPE_CHECKING:
     import torch
@@ -14,38 +15,38 @@ if TYPE_CHECKING:
 
 @hookimpl
 def engine_logits_processors() -> list[Entry]:
-    """Give the processor."""
+    """Return the processor."""
     return [
         Entry("allowed_tokens", f"{__name__}:AllowedTokens", "allowed_token_ids: only these tokens")
     ]
 
 
 class AllowedTokens:
-    """Sets every token that is not listed to -inf."""
+    """Sets the logits of all other tokens to -inf."""
 
     params = ("allowed_token_ids",)
     argmax_invariant = False
     follows_tokens = False
 
     def __init__(self, context: SamplerContext) -> None:
-        self._allowed = ListedTokens(context.vocab_size)
+        self._allowed = TokenLists(context.vocab_size)
 
     def wants(self, sampling: SamplingParams) -> bool:
-        """Only requests with a list."""
+        """Return whether the request has a list."""
         return sampling.allowed_token_ids is not None
 
     def added(
         self, row: int, sampling: SamplingParams, token_ids: Sequence[int], prompt_len: int
     ) -> None:
-        """Remember the row's list."""
+        """Store the row's list."""
         self._allowed.put(row, sampling.allowed_token_ids or ())
 
     def removed(self, row: int) -> None:
-        """Forget it."""
+        """Remove the row's list."""
         self._allowed.drop(row)
 
     def apply(self, logits: torch.Tensor, rows: SampleRows) -> torch.Tensor:
         """Copy the listed logits into rows of -inf."""
-        places, _ = self._allowed.places(logits, rows)
+        indices, _ = self._allowed.logit_indices(logits, rows)
         out = logits.new_full((logits.numel(),), float("-inf"))
-        return out.index_copy_(0, places, logits.reshape(-1)[places]).view(logits.shape)
+        return out.index_copy_(0, indices, logits.reshape(-1)[indices]).view(logits.shape)

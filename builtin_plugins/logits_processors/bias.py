@@ -1,12 +1,13 @@
-"""`logit_bias`: numbers added to the logits of single tokens."""
+"""`logit_bias`: biases added to the logits of single tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from builtin_plugins.logits_processors.listed import ListedTokens
-from core.api import Entry, SamplerContext, SampleRows, SamplingParams, hookimpl
+from builtin_plugins.logits_processors.token_lists import TokenLists
+from core.api import Entry, SamplingParams, hookimpl
+from core.api.sampling import SamplerContext, SampleRows
 
 if TYPE_CHECKING:
     import torch
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def engine_logits_processors() -> list[Entry]:
-    """Give the processor."""
+    """Return the processor."""
     return [Entry("bias", f"{__name__}:LogitBias", "logit_bias: numbers added to single tokens")]
 
 
@@ -26,24 +27,24 @@ class LogitBias:
     follows_tokens = False
 
     def __init__(self, context: SamplerContext) -> None:
-        self._biases = ListedTokens(context.vocab_size)
+        self._biases = TokenLists(context.vocab_size)
 
     def wants(self, sampling: SamplingParams) -> bool:
-        """Only requests with a bias."""
+        """Return whether the request has a bias."""
         return bool(sampling.logit_bias)
 
     def added(
         self, row: int, sampling: SamplingParams, token_ids: Sequence[int], prompt_len: int
     ) -> None:
-        """Remember the row's biases."""
+        """Store the row's biases."""
         biases = sampling.logit_bias or {}
         self._biases.put(row, list(biases), list(biases.values()))
 
     def removed(self, row: int) -> None:
-        """Forget them."""
+        """Remove the row's biases."""
         self._biases.drop(row)
 
     def apply(self, logits: torch.Tensor, rows: SampleRows) -> torch.Tensor:
-        """Add them all at once."""
-        places, values = self._biases.places(logits, rows)
-        return logits.reshape(-1).index_add_(0, places, values).view(logits.shape)
+        """Add all biases in one operation."""
+        indices, values = self._biases.logit_indices(logits, rows)
+        return logits.reshape(-1).index_add_(0, indices, values).view(logits.shape)

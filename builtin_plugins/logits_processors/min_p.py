@@ -1,4 +1,4 @@
-"""`min_p`: drops every token less probable than min_p times the best one."""
+"""`min_p`: drops every token less probable than min_p times the top token."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from core.api import Entry, SamplerContext, SampleRows, SamplingParams, hookimpl
+from core.api import Entry, SamplingParams, hookimpl
+from core.api.sampling import SamplerContext, SampleRows
 
 if TYPE_CHECKING:
     import torch
@@ -14,10 +15,9 @@ if TYPE_CHECKING:
 
 @hookimpl
 def engine_logits_processors() -> list[Entry]:
-    """Give the processor."""
-    return [
-        Entry("min_p", f"{__name__}:MinP", "min_p: drop what is improbable beside the best token")
-    ]
+    """Return the processor."""
+    summary = "min_p: drop tokens that are improbable next to the top token"
+    return [Entry("min_p", f"{__name__}:MinP", summary)]
 
 
 class MinP:
@@ -31,21 +31,21 @@ class MinP:
         self._log_ratios: dict[int, float] = {}
 
     def wants(self, sampling: SamplingParams) -> bool:
-        """Only requests that set it."""
+        """Return whether the request sets it."""
         return sampling.min_p > 0
 
     def added(
         self, row: int, sampling: SamplingParams, token_ids: Sequence[int], prompt_len: int
     ) -> None:
-        """Remember the row's ratio."""
+        """Store the row's log ratio."""
         self._log_ratios[row] = math.log(sampling.min_p)
 
     def removed(self, row: int) -> None:
-        """Forget it."""
+        """Remove the row's ratio."""
         self._log_ratios.pop(row, None)
 
     def apply(self, logits: torch.Tensor, rows: SampleRows) -> torch.Tensor:
-        """Set what lies too far below the best to -inf."""
+        """Set logits too far below the maximum to -inf."""
         ratios = logits.new_tensor([self._log_ratios[row] for row in rows.rows])
         floor = logits.amax(dim=-1, keepdim=True) + ratios[:, None]
         return logits.masked_fill_(logits < floor, float("-inf"))

@@ -1,13 +1,12 @@
-"""Repetition, presence and frequency penalties, computed from the token history alone; nothing is
-counted along.
-"""
+"""Repetition, presence and frequency penalties, computed from the token history in each step."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from core.api import Entry, SamplerContext, SampleRows, SamplingParams, hookimpl
+from core.api import Entry, SamplingParams, hookimpl
+from core.api.sampling import SamplerContext, SampleRows
 
 if TYPE_CHECKING:
     import torch
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def engine_logits_processors() -> list[Entry]:
-    """Give the processor."""
+    """Return the processor."""
     summary = "repetition, presence and frequency penalties"
     return [Entry("penalties", f"{__name__}:Penalties", summary)]
 
@@ -31,24 +30,23 @@ class Penalties:
         self._penalties: dict[int, tuple[float, float, float]] = {}
 
     def wants(self, sampling: SamplingParams) -> bool:
-        """Only requests with a penalty that does something."""
+        """Return whether any penalty differs from its neutral value."""
         return _penalties(sampling) != (1.0, 0.0, 0.0)
 
     def added(
         self, row: int, sampling: SamplingParams, token_ids: Sequence[int], prompt_len: int
     ) -> None:
-        """Remember the row's penalties."""
+        """Store the row's penalties."""
         self._penalties[row] = _penalties(sampling)
 
     def removed(self, row: int) -> None:
-        """Forget them."""
+        """Remove the row's penalties."""
         self._penalties.pop(row, None)
 
     def apply(self, logits: torch.Tensor, rows: SampleRows) -> torch.Tensor:
-        """Change the logits of every token a row has seen.
+        """Change the logits of every token in a row's history.
 
-        Each place of the history computes its token's final logit; a token seen twice is written
-        twice, alike.
+        Each history position computes its token's final logit; repeated tokens write equal values.
         """
         factors = logits.new_tensor([self._penalties[row] for row in rows.rows])  # [n, 3]
         repetition = factors[:, :1]
@@ -56,12 +54,11 @@ class Penalties:
         frequency = factors[:, 2:]
         longest = max(rows.lengths)
         history = rows.token_ids[:, :longest].index_select(0, rows.row_index)  # [n, longest]
-        places = history.new_ones(longest).cumsum(0) - 1
-        known = places < rows.length_index[:, None]
-        history = history.where(
-            known, history[:, :1]
-        )  # beyond a row's end: its first token once more
-        generated = known & (places >= rows.prompt_index[:, None])
+        positions = history.new_ones(longest).cumsum(0) - 1
+        known = positions < rows.length_index[:, None]
+        # Beyond a row's end, its first token is repeated.
+        history = history.where(known, history[:, :1])
+        generated = known & (positions >= rows.prompt_index[:, None])
         counts = logits.new_zeros(logits.shape).scatter_add_(1, history, generated.to(logits.dtype))
         counts = counts.gather(1, history)
         seen = logits.gather(1, history)

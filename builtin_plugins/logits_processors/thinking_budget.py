@@ -1,8 +1,7 @@
-"""`thinking_token_budget`: thoughts that have used up their tokens are ended, and the answer
-begins.
+"""`thinking_token_budget`: ends reasoning that has used up its token budget.
 
-The arguments are `extra_args`: the budget, and the texts between which the model thinks. Over HTTP
-the field of the same name sets all three, as the server's reasoning parser says.
+The arguments are `extra_args`: the budget, and the start and end texts of reasoning. Over HTTP the
+field of the same name sets all three, using the server's reasoning parser.
 """
 
 from __future__ import annotations
@@ -11,15 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from core.api import (
-    Entry,
-    InvalidRequest,
-    SamplerContext,
-    SampleRows,
-    SamplingParams,
-    Tokenizer,
-    hookimpl,
-)
+from core.api import Entry, InvalidRequest, SamplingParams, hookimpl
+from core.api.sampling import SamplerContext, SampleRows
+from core.api.serving import Tokenizer
 
 if TYPE_CHECKING:
     import torch
@@ -29,33 +22,30 @@ STARTS: Final = "thinking_starts"
 END: Final = "thinking_end"
 _IDS: Final = "thinking_token_ids"
 _PROMPT_END_TOKENS: Final = 8
-"""A prompt has opened the thoughts if their start is among as many of its last tokens."""
+"""Number of last prompt tokens searched for the start of reasoning."""
 
 
 @hookimpl
 def engine_logits_processors() -> list[Entry]:
-    """Give the processor."""
-    return [
-        Entry("thinking_budget", f"{__name__}:ThinkingBudget", f"{BUDGET}: most tokens of thoughts")
-    ]
+    """Return the processor."""
+    summary = f"{BUDGET}: maximum of reasoning tokens"
+    return [Entry("thinking_budget", f"{__name__}:ThinkingBudget", summary)]
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """Where the thoughts of one output begin, at the latest, and what ends them."""
+    """The reasoning of one output: its latest start, budget and end."""
 
     first: int
     """Position of the first token that counts."""
     budget: int
     starts: Sequence[Sequence[int]]
-    """One of these must stand at the beginning of the output; none: the prompt has begun the
-    thoughts, or they are a
-    habit."""
+    """Token sequences that start reasoning in the output; empty if the prompt has started it."""
     end: Sequence[int]
 
 
 class ThinkingBudget:
-    """Writes the end of the thoughts where the budget is used up and they have not ended."""
+    """Forces the end tokens of reasoning when the budget is used up."""
 
     params: tuple[str, ...] = ()
     extra_args: Mapping[str, Any] = {BUDGET: int, STARTS: list[str], END: str}
@@ -67,16 +57,13 @@ class ThinkingBudget:
 
     @staticmethod
     def prepare(sampling: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
-        """Add the tokens of the texts.
-
-        Without texts, thoughts are between `<think>` and `</think>`.
-        """
+        """Add the tokens of the texts; by default `<think>` and `</think>`."""
         given = sampling.extra_args or {}
         if BUDGET not in given:
             return sampling
         if tokenizer is None:
             raise InvalidRequest(
-                f"extra_args.{BUDGET}", "there is no tokenizer, so thoughts cannot be told."
+                f"extra_args.{BUDGET}", "there is no tokenizer to find reasoning with."
             )
         if not isinstance(given[BUDGET], int) or given[BUDGET] < 0:
             raise InvalidRequest(
@@ -85,11 +72,8 @@ class ThinkingBudget:
             )
         starts = given.get(STARTS, ["<think>"])
         end = given.get(END, "</think>")
-        if not (
-            isinstance(starts, list)
-            and all(isinstance(text, str) for text in (*starts, end))
-            and end
-        ):
+        is_list = isinstance(starts, list)
+        if not (is_list and all(isinstance(text, str) for text in (*starts, end)) and end):
             raise InvalidRequest(
                 f"extra_args.{END}", "must be a text, and the starts a list of texts."
             )
@@ -97,15 +81,13 @@ class ThinkingBudget:
         return sampling.clone(extra_args={**given, _IDS: ids})
 
     def wants(self, sampling: SamplingParams) -> bool:
-        """Only requests with a budget."""
+        """Return whether the request has a budget."""
         return BUDGET in (sampling.extra_args or {})
 
     def added(
         self, row: int, sampling: SamplingParams, token_ids: Sequence[int], prompt_len: int
     ) -> None:
-        """Look whether the prompt has begun the thoughts, or ended them, in which case there is
-        nothing to do.
-        """
+        """Store the row's reasoning, unless the prompt has ended it."""
         given = sampling.extra_args or {}
         end, *starts = given[_IDS]
         tail = list(token_ids[max(0, prompt_len - _PROMPT_END_TOKENS) : prompt_len])
@@ -119,34 +101,31 @@ class ThinkingBudget:
         self._rows[row] = _Row(first, given[BUDGET], starts, end)
 
     def removed(self, row: int) -> None:
-        """Forget it."""
+        """Remove the row's reasoning."""
         self._rows.pop(row, None)
 
     def apply(self, logits: torch.Tensor, rows: SampleRows) -> torch.Tensor:
-        """Force the tokens of the end, in the few steps in which they are due."""
-        for i, (row, prompt_len, length) in enumerate(
-            zip(rows.rows, rows.prompt_lens, rows.lengths, strict=True)
-        ):
-            thoughts = self._rows.get(row)
-            if thoughts is None or not 0 <= length - thoughts.first - thoughts.budget < len(
-                thoughts.end
-            ):
+        """Force the end tokens in the steps in which they are due."""
+        entries = zip(rows.rows, rows.prompt_lens, rows.lengths, strict=True)
+        for i, (row, prompt_len, length) in enumerate(entries):
+            reasoning = self._rows.get(row)
+            if reasoning is None:
+                continue
+            over_budget = length - reasoning.first - reasoning.budget
+            if not 0 <= over_budget < len(reasoning.end):
                 continue
             output = rows.token_ids[row, prompt_len:length]
-            place = length - thoughts.first - thoughts.budget
             forced = logits.new_full(logits[i].shape, float("-inf"))
-            forced[thoughts.end[place]] = 0.0
-            logits[i] = forced.where(_thinks(output, thoughts), logits[i])
+            forced[reasoning.end[over_budget]] = 0.0
+            logits[i] = forced.where(_is_reasoning(output, reasoning), logits[i])
         return logits
 
 
-def _thinks(output: torch.Tensor, thoughts: _Row) -> torch.Tensor:
-    """Say, without a look from the host, whether the output began with thoughts and has not ended
-    them.
-    """
-    end = output.new_tensor(thoughts.end)
-    begun = output.new_tensor(not thoughts.starts).bool()
-    for start in thoughts.starts:
+def _is_reasoning(output: torch.Tensor, reasoning: _Row) -> torch.Tensor:
+    """Return, on the device, whether the output started reasoning and has not ended it."""
+    end = output.new_tensor(reasoning.end)
+    begun = output.new_tensor(not reasoning.starts).bool()
+    for start in reasoning.starts:
         if len(start) <= len(output):
             begun = begun | (output[: len(start)] == output.new_tensor(start)).all()
     if len(output) < len(end):
@@ -154,7 +133,9 @@ def _thinks(output: torch.Tensor, thoughts: _Row) -> torch.Tensor:
     return begun & ~(output.unfold(0, len(end), 1) == end).all(1).any()
 
 
-def _last(tokens: Sequence[int], wanted: Sequence[int]) -> int:
-    """Return where the last of some tokens in a row begin; -1: nowhere."""
-    places = range(len(tokens) - len(wanted), -1, -1)
-    return next((at for at in places if list(tokens[at : at + len(wanted)]) == list(wanted)), -1)
+def _last(tokens: Sequence[int], part: Sequence[int]) -> int:
+    """Return the start of the last occurrence of `part` in `tokens`; -1 if there is none."""
+    for start in range(len(tokens) - len(part), -1, -1):
+        if list(tokens[start : start + len(part)]) == list(part):
+            return start
+    return -1

@@ -1,7 +1,4 @@
-"""What other distributions' sources of models fetch files from the hub with.
-
-What is here is promised as `core.api` is.
-"""
+"""Hub downloads for model sources of other distributions; stable like `core.api`."""
 
 from builtin_plugins.model_sources.huggingface.hub import download, is_hub_id
 

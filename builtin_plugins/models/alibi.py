@@ -1,16 +1,11 @@
-"""Models whose scores fall with distance, head by head: BLOOM, MPT and, beside rotary ones, Falcon."""
+"""ALiBi models: BLOOM, MPT, and Falcon (ALiBi or RoPE)."""
 
-from core.api import (
-    AttentionSpec,
-    DecoderSpec,
-    Entry,
-    LayerSpec,
-    MlpSpec,
-    ModelFacts,
-    WeightNames,
-    alibi_slopes,
-    hookimpl,
-)
+from core.api import Entry, hookimpl
+from core.model_spec.attention import AttentionSpec, alibi_slopes
+from core.model_spec.decoder import DecoderSpec
+from core.model_spec.facts import ModelFacts
+from core.model_spec.layer import LayerSpec, MlpSpec
+from core.model_spec.names import WeightNames
 
 HERE = "builtin_plugins.models.alibi"
 BLOOM = WeightNames(
@@ -50,7 +45,7 @@ def engine_models() -> list[Entry]:
 
 
 def bloom(hf_config: object) -> DecoderSpec:
-    """Return the facts of a BLOOM config: the embeddings are normalised too."""
+    """Return the facts of a BLOOM config: also normalises the embeddings."""
     facts = ModelFacts(hf_config)
     facts.refuse("apply_residual_connection_post_layernorm")
     norm = facts.layer_norm("layer_norm_epsilon")
@@ -92,7 +87,7 @@ def mpt(hf_config: object) -> DecoderSpec:
             head_size=facts.head_size(hidden, heads),
             scale=own.number_or_none("softmax_scale"),
             alibi=alibi_slopes(heads, own.number("alibi_bias_max", 8.0)),
-            qkv_clip=own.number_or_none("clip_qkv"),
+            clip_qkv=own.number_or_none("clip_qkv"),
         ),
         mlp=MlpSpec(width=4 * hidden, activation="gelu", gated=False),
         attention_in=norm,
@@ -110,7 +105,9 @@ def mpt(hf_config: object) -> DecoderSpec:
 
 
 def falcon(hf_config: object) -> DecoderSpec:
-    """Return the facts of a Falcon config: parts in parallel or not, behind one norm or two."""
+    """Return the facts of a Falcon config: attention and MLP may be parallel, with one norm or
+    two.
+    """
     facts = ModelFacts(hf_config)
     norm = facts.layer_norm("layer_norm_epsilon")
     bias = facts.flag("bias")

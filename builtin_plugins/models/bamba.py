@@ -1,9 +1,12 @@
-"""Bamba: Mamba 2 in most layers, attention in those the config lists."""
+"""Bamba: Mamba 2, with attention in the layers that the config lists."""
 
 from typing import Any
 
 from builtin_plugins.models.state_spaces import HYBRID_NAMES, mamba2
-from core.api import DecoderSpec, Entry, LayerSpec, ModelFacts, hookimpl
+from core.api import Entry, hookimpl
+from core.model_spec.decoder import DecoderSpec
+from core.model_spec.facts import ModelFacts
+from core.model_spec.layer import LayerSpec
 
 
 @hookimpl
@@ -13,7 +16,7 @@ def engine_models() -> list[Entry]:
 
 
 def spec(hf_config: object) -> DecoderSpec:
-    """Return the facts of a Bamba config; half of each attention head turns."""
+    """Return the facts of a Bamba config: RoPE on half of each attention head."""
     facts = ModelFacts(hf_config)
     norm = facts.norm(eps=1e-5)
     bias = facts.flag("attention_bias")

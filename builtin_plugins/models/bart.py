@@ -1,23 +1,15 @@
-"""BART and those that changed little of it: mBART, PLBart, Marian, Pegasus, M2M-100, NLLB,
-Blenderbot.
-"""
+"""BART and its variants: mBART, PLBart, Marian, Pegasus, M2M-100, NLLB, Blenderbot."""
 
 from dataclasses import replace
 from typing import Any
 
-from core.api import (
-    AttentionSpec,
-    CrossSpec,
-    DecoderSpec,
-    EncoderSpec,
-    Entry,
-    LayerSpec,
-    MlpSpec,
-    ModelFacts,
-    NormSpec,
-    WeightNames,
-    hookimpl,
-)
+from core.api import Entry, hookimpl
+from core.model_spec.attention import AttentionSpec, NormSpec
+from core.model_spec.decoder import DecoderSpec
+from core.model_spec.encoder import EncoderSpec
+from core.model_spec.facts import ModelFacts
+from core.model_spec.layer import CrossAttentionSpec, LayerSpec, MlpSpec
+from core.model_spec.names import WeightNames
 
 HERE = "builtin_plugins.models.bart"
 DECODER = WeightNames(
@@ -61,16 +53,16 @@ def engine_models() -> list[Entry]:
 
 
 def bart(hf_config: object) -> DecoderSpec:
-    """Return the facts of a BART config: norms of sums, learned positions from row 2 on."""
+    """Return the facts of a BART config: post-norm, learned positions from row 2."""
     return family(
-        ModelFacts(hf_config), before=False, positions="learned", offset=2, embed_norm=NORM
+        ModelFacts(hf_config), pre_norm=False, positions="learned", offset=2, embed_norm=NORM
     )
 
 
 def mbart(hf_config: object) -> DecoderSpec:
-    """Return the facts of an mBART config: norms before each part and at the end."""
+    """Return the facts of an mBART config: pre-norm and a final norm."""
     return family(
-        ModelFacts(hf_config), before=True, positions="learned", offset=2, embed_norm=NORM
+        ModelFacts(hf_config), pre_norm=True, positions="learned", offset=2, embed_norm=NORM
     )
 
 
@@ -78,7 +70,7 @@ def plbart(hf_config: object) -> DecoderSpec:
     """Return the facts of a PLBart config: BART's, with scaled embeddings."""
     return family(
         ModelFacts(hf_config),
-        before=False,
+        pre_norm=False,
         positions="learned",
         offset=2,
         embed_norm=NORM,
@@ -87,79 +79,68 @@ def plbart(hf_config: object) -> DecoderSpec:
 
 
 def marian(hf_config: object) -> DecoderSpec:
-    """Return the facts of a Marian config: sinusoids, and perhaps two vocabularies."""
+    """Return the facts of a Marian config: sinusoids, one or two vocabularies."""
     facts = ModelFacts(hf_config)
-    apart = not facts.flag("share_encoder_decoder_embeddings", True)
-    spec = family(facts, before=False, positions="wide", apart=apart)
+    separate = not facts.flag("share_encoder_decoder_embeddings", True)
+    spec = family(facts, pre_norm=False, positions="wide", separate=separate)
     return (
         replace(spec, vocab_size=facts.count("decoder_vocab_size", spec.vocab_size))
-        if apart
+        if separate
         else spec
     )
 
 
 def pegasus(hf_config: object) -> DecoderSpec:
-    """Return the facts of a Pegasus config: sinusoids, norms before each part."""
-    return family(ModelFacts(hf_config), before=True, positions="wide")
+    """Return the facts of a Pegasus config: sinusoids, pre-norm."""
+    return family(ModelFacts(hf_config), pre_norm=True, positions="wide")
 
 
 def m2m100(hf_config: object) -> DecoderSpec:
-    """Return the facts of an M2M-100 config: other sinusoids, which begin behind the row of the
-    padding token.
-    """
+    """Return the facts of an M2M-100 config: sinusoids that begin after the padding token's row."""
     facts = ModelFacts(hf_config)
     offset = facts.count("pad_token_id", 1, least=0) + 1
     return family(
-        facts, before=True, positions="sinusoidal", offset=offset, scaled=True, activation="relu"
+        facts, pre_norm=True, positions="sinusoidal", offset=offset, scaled=True, activation="relu"
     )
 
 
 def blenderbot(hf_config: object) -> DecoderSpec:
     """Return the facts of a Blenderbot config."""
-    return family(ModelFacts(hf_config), before=True, positions="learned")
+    return family(ModelFacts(hf_config), pre_norm=True, positions="learned")
 
 
 def family(
     facts: ModelFacts,
     *,
-    before: bool,
+    pre_norm: bool,
     positions: str,
     offset: int = 0,
     embed_norm: NormSpec | None = None,
     scaled: bool = False,
-    apart: bool = False,
+    separate: bool = False,
     activation: str = "gelu",
 ) -> DecoderSpec:
-    """Return a model of BART's kind.
+    """Return a model of the BART family.
 
-    `before`: norms stand before each part, else they are of sums. `positions` are "learned",
-    "sinusoidal" or "wide" ones and begin at row `offset`; `scaled` and `activation` are defaults of
-    the config class. `apart`: encoder and decoder have embeddings of their own, as they have where
-    the head is not tied.
+    `pre_norm`: norms before attention and MLP; otherwise after them. `positions`: "learned",
+    "sinusoidal" or "wide", starting at row `offset`. `scaled` and `activation` are defaults of the
+    config class. `separate`: encoder and decoder have separate embeddings, as with an untied head.
     """
     tied = facts.flag("tie_word_embeddings", True)
-    encoder_names = ENCODER
-    names = DECODER
-    if apart or not tied:
-        encoder_names = replace(ENCODER, embed="model.encoder.embed_tokens")
-        names = replace(
-            DECODER, embed="model.decoder.embed_tokens", ignored=("model.shared.weight",)
-        )
-    if positions != "learned":
-        names = replace(names, ignored=(*names.ignored, "*.embed_positions.*"))
+    encoder_names, names = _weight_names(positions, separate=separate or not tied)
     hidden = facts.count("d_model")
-    most = facts.num_positions(default=1024)
+    max_positions = facts.num_positions(default=1024)
     table: dict[str, Any] = {"position_offset": offset, "embed_norm": embed_norm}
     table["embed_scale"] = hidden**0.5 if facts.flag("scale_embedding", scaled) else 1.0
     if positions == "learned":
-        table["learned_positions"] = most
+        table["learned_positions"] = max_positions
     else:
         table["sinusoidal_positions"] = positions == "sinusoidal" or "wide"
-    layer = half(facts, "decoder", before=before, activation=activation)
-    reading = half(facts, "encoder", before=before, activation=activation)
+    layer = layer_of(facts, "decoder", pre_norm=pre_norm, activation=activation)
+    encoder_layer = layer_of(facts, "encoder", pre_norm=pre_norm, activation=activation)
     encoder = EncoderSpec(
-        layers=(reading,) * facts.num_layers("encoder_layers"),
-        norm=NORM if before else None,
+        layers=(encoder_layer,) * facts.num_layers("encoder_layers"),
+        norm=NORM if pre_norm else None,
         vocab_size=facts.count("vocab_size"),
         start_tokens=facts.start_tokens(),
         names=encoder_names,
@@ -168,9 +149,9 @@ def family(
     return DecoderSpec(
         vocab_size=facts.count("vocab_size"),
         hidden_size=hidden,
-        max_positions=most,
+        max_positions=max_positions,
         layers=(layer,) * facts.num_layers("decoder_layers"),
-        norm=NORM if before else None,
+        norm=NORM if pre_norm else None,
         tied_head="unless stored" if tied else False,
         encoder=encoder,
         names=names,
@@ -178,26 +159,52 @@ def family(
     )
 
 
-def half(facts: ModelFacts, which: str, *, before: bool, activation: str) -> LayerSpec:
-    """Return a layer of the encoder, or of the decoder, which attends to what that made."""
+def _weight_names(positions: str, *, separate: bool) -> tuple[WeightNames, WeightNames]:
+    """Return the weight names of the encoder and the decoder."""
+    encoder = ENCODER
+    decoder = DECODER
+    if separate:
+        encoder = replace(ENCODER, embed="model.encoder.embed_tokens")
+        decoder = replace(
+            DECODER, embed="model.decoder.embed_tokens", ignored=("model.shared.weight",)
+        )
+    if positions != "learned":
+        decoder = replace(decoder, ignored=(*decoder.ignored, "*.embed_positions.*"))
+    return encoder, decoder
+
+
+def layer_of(
+    facts: ModelFacts,
+    which: str,
+    *,
+    pre_norm: bool,
+    activation: str = "gelu",
+    key_bias: bool = True,
+) -> LayerSpec:
+    """Return a layer of the "encoder" or, with cross attention, of the "decoder"."""
     heads = facts.count(f"{which}_attention_heads")
     size = facts.head_size(facts.count("d_model"), heads)
     attention = AttentionSpec(
-        heads=heads, kv_heads=heads, head_size=size, qkv_bias=True, out_bias=True
+        heads=heads,
+        kv_heads=heads,
+        head_size=size,
+        qkv_bias=True,
+        key_bias=key_bias,
+        out_bias=True,
     )
-    first, last = (NORM, None) if before else (None, NORM)
+    norm_in = NORM if pre_norm else None
+    norm_out = None if pre_norm else NORM
+    cross = CrossAttentionSpec(attention=attention, norm_in=norm_in, norm_out=norm_out)
     activation = facts.activation("activation_function", activation)
     return LayerSpec(
         attention=replace(attention, causal=which == "decoder"),
-        attention_in=first,
-        attention_out=last,
-        cross=CrossSpec(attention=attention, norm_in=first, norm_out=last)
-        if which == "decoder"
-        else None,
+        attention_in=norm_in,
+        attention_out=norm_out,
+        cross=cross if which == "decoder" else None,
         mlp=MlpSpec(
             width=facts.count(f"{which}_ffn_dim"), activation=activation, gated=False, bias=True
         ),
-        mlp_in=first,
-        mlp_out=last,
-        norm_sum=not before,
+        mlp_in=norm_in,
+        mlp_out=norm_out,
+        post_norm=not pre_norm,
     )

@@ -1,8 +1,11 @@
-"""Command R: attention and MLP in parallel behind one layer norm without bias, neighbours turn
-together.
-"""
+"""Command R: parallel attention and MLP with one LayerNorm without bias, interleaved RoPE."""
 
-from core.api import DecoderSpec, Entry, LayerSpec, ModelFacts, NormSpec, RopeSpec, hookimpl
+from core.api import Entry, hookimpl
+from core.model_spec.attention import NormSpec
+from core.model_spec.decoder import DecoderSpec
+from core.model_spec.facts import ModelFacts
+from core.model_spec.layer import LayerSpec
+from core.model_spec.rope import RopeSpec
 
 HERE = "builtin_plugins.models.cohere"
 
@@ -27,7 +30,7 @@ def cohere(hf_config: object) -> DecoderSpec:
 
 
 def cohere2(hf_config: object) -> DecoderSpec:
-    """Return the facts of a Command R7B config: only layers with a window have positions."""
+    """Return the facts of a Command R7B config: RoPE in sliding-window layers only."""
     facts = ModelFacts(hf_config)
     norm = facts.layer_norm(bias=False)
     rope = facts.rope(facts.heads()["head_size"], interleaved=True)

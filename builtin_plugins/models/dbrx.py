@@ -1,17 +1,11 @@
-"""DBRX: a mixture of experts whose weights are stacked in three tensors, layer norms without bias."""
+"""DBRX: MoE with expert weights stacked in three tensors, LayerNorm without bias."""
 
-from core.api import (
-    AttentionSpec,
-    DecoderSpec,
-    Entry,
-    LayerSpec,
-    ModelError,
-    ModelFacts,
-    MoeSpec,
-    NormSpec,
-    WeightNames,
-    hookimpl,
-)
+from core.api import Entry, ModelError, hookimpl
+from core.model_spec.attention import AttentionSpec, NormSpec
+from core.model_spec.decoder import DecoderSpec
+from core.model_spec.facts import ModelFacts
+from core.model_spec.layer import LayerSpec, MoeSpec
+from core.model_spec.names import WeightNames
 
 NAMES = WeightNames(
     embed="transformer.wte",
@@ -56,7 +50,7 @@ def spec(hf_config: object) -> DecoderSpec:
             kv_heads=own.count("kv_n_heads", 1),
             head_size=size,
             rope=facts.rope(size, theta=own.number("rope_theta", 10_000.0)),
-            qkv_clip=own.number_or_none("clip_qkv"),
+            clip_qkv=own.number_or_none("clip_qkv"),
         ),
         mlp=MoeSpec(
             experts=ffn.count("moe_num_experts", 4),

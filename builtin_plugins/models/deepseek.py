@@ -1,23 +1,14 @@
-"""DeepSeek and those built like it: attention over latents, experts in groups beside a shared one."""
+"""DeepSeek and its variants: latent attention (MLA), grouped experts and a shared expert."""
 
 from dataclasses import replace
 from typing import Any
 
-from core.api import (
-    DecoderSpec,
-    Entry,
-    LatentAttentionSpec,
-    LayerSpec,
-    MlpSpec,
-    ModelError,
-    ModelFacts,
-    MoeSpec,
-    Temperature,
-    WeightNames,
-    hookimpl,
-    latent_attention,
-    layer_behind,
-)
+from core.api import Entry, ModelError, hookimpl
+from core.model_spec.attention import LatentAttentionSpec, Temperature
+from core.model_spec.decoder import DecoderSpec, mtp_layer
+from core.model_spec.facts import ModelFacts, latent_attention
+from core.model_spec.layer import LayerSpec, MlpSpec, MoeSpec
+from core.model_spec.names import WeightNames
 
 HERE = "builtin_plugins.models.deepseek"
 
@@ -45,7 +36,9 @@ def engine_models() -> list[Entry]:
 
 
 def v2(hf_config: object) -> DecoderSpec:
-    """Return the facts of a DeepSeek V2 config: softmax scores; a group is worth its best expert."""
+    """Return the facts of a DeepSeek V2 config: softmax scores, groups ranked by their best
+    expert.
+    """
     facts = ModelFacts(hf_config)
     method = facts.get("topk_method", "greedy")
     if method not in ("greedy", "group_limited_greedy"):
@@ -53,9 +46,11 @@ def v2(hf_config: object) -> DecoderSpec:
             f"topk_method in config.json is {method!r:.100}; greedy and group_limited_greedy are "
             "known."
         )
-    experts = _experts(facts, score="softmax", choice_bias=False, renormalize=False, group_best=1)
+    experts = _experts(
+        facts, score="softmax", correction_bias=False, renormalize=False, group_top_k=1
+    )
     if method == "greedy":
-        experts = replace(experts, groups=1, top_groups=1)
+        experts = replace(experts, groups=1, topk_groups=1)
     return _decoder(facts, latent_attention(facts), experts, dense=0)
 
 
@@ -73,7 +68,7 @@ def v32(hf_config: object) -> DecoderSpec:
 
 
 def axk1(hf_config: object) -> DecoderSpec:
-    """Return the facts of an A.X K1 config: what experts give is normalised."""
+    """Return the facts of an A.X K1 config: the experts' output is normalised."""
     facts = ModelFacts(hf_config)
     every = facts.count("moe_layer_freq", 1)
     spec = _decoder(facts, _attention(facts), _experts(facts, groups=(8, 4)), dense=1, every=every)
@@ -85,9 +80,7 @@ def axk1(hf_config: object) -> DecoderSpec:
 
 
 def glm4_moe_lite(hf_config: object) -> DecoderSpec:
-    """Return the facts of a GLM 4.7 Flash config; only `mlp_layer_types` says which layers are
-    dense.
-    """
+    """Return the facts of a GLM 4.7 Flash config; dense layers are in `mlp_layer_types` only."""
     facts = ModelFacts(hf_config)
     return _decoder(facts, _attention(facts), _experts(facts), dense=1, dense_name="", eps=1e-5)
 
@@ -101,9 +94,7 @@ def glm_moe_dsa(hf_config: object) -> DecoderSpec:
 
 
 def mistral4(hf_config: object) -> DecoderSpec:
-    """Return the facts of a Mistral Small 4 config: softmax scores; queries grow with their
-    position.
-    """
+    """Return the facts of a Mistral Small 4 config: softmax scores, position-scaled queries."""
     facts = ModelFacts(hf_config)
     shared = facts.count("qk_rope_head_dim")
     whole = shared + facts.count("qk_nope_head_dim")
@@ -112,12 +103,12 @@ def mistral4(hf_config: object) -> DecoderSpec:
     growth = Temperature(
         given.number("llama_4_scaling_beta"), given.count("original_max_position_embeddings")
     )
-    experts = _experts(facts, score="softmax", choice_bias=False, wide_router=False)
+    experts = _experts(facts, score="softmax", correction_bias=False, router_fp32=False)
     return _decoder(facts, latent_attention(facts, rope=rope, temperature=growth), experts, dense=0)
 
 
 def _attention(facts: ModelFacts) -> LatentAttentionSpec:
-    """Return latent attention where a switch says whether neighbours turn together."""
+    """Return latent attention with the config's choice of interleaved RoPE."""
     rope = facts.rope(
         facts.count("qk_rope_head_dim"), interleaved=facts.flag("rope_interleave", True)
     )
@@ -125,7 +116,7 @@ def _attention(facts: ModelFacts) -> LatentAttentionSpec:
 
 
 def _experts(facts: ModelFacts, *, groups: tuple[int, int] = (1, 1), **changes: Any) -> MoeSpec:
-    """Return the experts of a config, changed by `changes`; `groups` holds where it says none."""
+    """Return the experts of a config, changed by `changes`; `groups` is the default."""
     width = facts.count("moe_intermediate_size")
     found: dict[str, Any] = {
         "experts": facts.count("n_routed_experts"),
@@ -135,10 +126,10 @@ def _experts(facts: ModelFacts, *, groups: tuple[int, int] = (1, 1), **changes: 
         "score": "sigmoid",
         "renormalize": facts.flag("norm_topk_prob", True),
         "scale": facts.number("routed_scaling_factor"),
-        "choice_bias": True,
+        "correction_bias": True,
         "groups": facts.count("n_group", groups[0]),
-        "top_groups": facts.count("topk_group", groups[1]),
-        "wide_router": True,
+        "topk_groups": facts.count("topk_group", groups[1]),
+        "router_fp32": True,
         "shared": MlpSpec(
             width=width * facts.count("n_shared_experts"), activation=facts.activation()
         ),
@@ -156,9 +147,7 @@ def _decoder(
     every: int = 1,
     eps: float = 1e-6,
 ) -> DecoderSpec:
-    """Return a decoder whose first layers have no experts, and the layer behind them that continues
-    by another token.
-    """
+    """Return a decoder with dense first layers, and with its MTP layer."""
     norm = facts.norm(eps=eps)
     num_layers = facts.num_layers()
     dense = facts.count(dense_name, dense, least=0) if dense_name else dense
@@ -181,18 +170,16 @@ def _decoder(
     )
     names = WeightNames(ignored=("*.rotary_emb.inv_freq", f"model.layers.{num_layers}.*"))
     further = LayerSpec(attention=attention, mlp=experts, attention_in=norm, mlp_in=norm)
-    ahead = (
-        layer_behind(further, norm, num_layers)
+    mtp = (
+        mtp_layer(further, norm, num_layers)
         if facts.count("num_nextn_predict_layers", 0, least=0)
         else None
     )
-    return DecoderSpec(**facts.decoder(), layers=layers, norm=norm, ahead=ahead, names=names)
+    return DecoderSpec(**facts.decoder(), layers=layers, norm=norm, mtp=mtp, names=names)
 
 
 def _without_indexer(facts: ModelFacts, spec: DecoderSpec) -> DecoderSpec:
-    """Return the decoder for contexts in which the indexer of each layer chooses every token there
-    is.
-    """
+    """Return the decoder for contexts so short that each layer's indexer selects every token."""
     names = replace(spec.names, ignored=(*spec.names.ignored, "*.self_attn.indexer.*"))
     limit = "index_topk: with more, its layers choose among them, which is not computed here"
     return replace(

@@ -1,22 +1,14 @@
-"""ERNIE 4.5 with mixtures of experts: a correction for the choice beside softmax scores, shared
-experts.
-"""
+"""ERNIE 4.5 MoE: softmax scores with a correction bias, shared experts."""
 
-from core.api import (
-    AheadSpec,
-    DecoderSpec,
-    Entry,
-    LayerSpec,
-    MlpSpec,
-    ModelFacts,
-    MoeSpec,
-    WeightNames,
-    hookimpl,
-)
+from core.api import Entry, hookimpl
+from core.model_spec.decoder import DecoderSpec, MtpLayerSpec
+from core.model_spec.facts import ModelFacts
+from core.model_spec.layer import LayerSpec, MlpSpec, MoeSpec
+from core.model_spec.names import WeightNames
 
 NAMES = WeightNames(
-    choice_bias="mlp.moe_statics.e_score_correction_bias",
-    choice_bias_row=True,
+    correction_bias="mlp.moe_statics.e_score_correction_bias",
+    correction_bias_row=True,
     ignored=("*.rotary_emb.inv_freq", "model.mtp_*"),
 )
 
@@ -46,8 +38,8 @@ def spec(hf_config: object) -> DecoderSpec:
         top_k=facts.count("moe_k"),
         width=width,
         activation=facts.activation(),
-        choice_bias=True,
-        wide_router=True,
+        correction_bias=True,
+        router_fp32=True,
         shared=MlpSpec(width=shared * width, activation=facts.activation(), bias=bias)
         if shared
         else None,
@@ -67,7 +59,7 @@ def spec(hf_config: object) -> DecoderSpec:
         )
         for i in range(num_layers)
     )
-    ahead = AheadSpec(
+    mtp = MtpLayerSpec(
         layer=LayerSpec(
             attention=attention, mlp=facts.mlp(bias=bias), attention_in=norm, mlp_in=norm
         ),
@@ -79,8 +71,6 @@ def spec(hf_config: object) -> DecoderSpec:
         product="model.mtp_linear_proj.0",
         product_bias=bias,
     )
-    further = ahead if facts.count("num_nextn_predict_layers", 0, least=0) else None
+    used = mtp if facts.count("num_nextn_predict_layers", 0, least=0) else None
     model = facts.decoder(tied=True)
-    return DecoderSpec(
-        **model, layers=layers, norm=norm, head_bias=bias, ahead=further, names=NAMES
-    )
+    return DecoderSpec(**model, layers=layers, norm=norm, head_bias=bias, mtp=used, names=NAMES)

@@ -1,8 +1,12 @@
-"""EXAONE 4: norms after each part and on the heads; among windowed layers, full ones have no
-positions.
+"""EXAONE 4: norms after each sublayer and on heads; full-attention layers have no RoPE if others
+have windows.
 """
 
-from core.api import DecoderSpec, Entry, LayerSpec, ModelFacts, WeightNames, hookimpl
+from core.api import Entry, hookimpl
+from core.model_spec.decoder import DecoderSpec
+from core.model_spec.facts import ModelFacts
+from core.model_spec.layer import LayerSpec
+from core.model_spec.names import WeightNames
 
 NAMES = WeightNames(attention_out="post_attention_layernorm", mlp_out="post_feedforward_layernorm")
 

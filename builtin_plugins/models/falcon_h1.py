@@ -1,11 +1,12 @@
-"""Falcon H1: attention and Mamba 2 side by side in every layer, and factors on nearly every
-product.
-"""
+"""Falcon H1: parallel attention and Mamba 2 in every layer, with factors on the projections."""
 
 from typing import Any
 
 from builtin_plugins.models.state_spaces import HYBRID_NAMES, mamba2
-from core.api import DecoderSpec, Entry, LayerSpec, ModelError, ModelFacts, hookimpl
+from core.api import Entry, ModelError, hookimpl
+from core.model_spec.decoder import DecoderSpec
+from core.model_spec.facts import ModelFacts
+from core.model_spec.layer import LayerSpec
 
 
 @hookimpl
@@ -15,7 +16,7 @@ def engine_models() -> list[Entry]:
 
 
 def spec(hf_config: object) -> DecoderSpec:
-    """Return the facts of a Falcon H1 config. The factor on keys is one on scores."""
+    """Return the facts of a Falcon H1 config. The key factor is applied to the softmax scale."""
     facts = ModelFacts(hf_config)
     norm = facts.norm(eps=1e-5)
     bias = facts.flag("attention_bias")
@@ -58,7 +59,7 @@ def spec(hf_config: object) -> DecoderSpec:
 
 
 def _factors(facts: ModelFacts, name: str, count: int) -> tuple[float, ...]:
-    """Return a list of so many factors; ones where it is absent."""
+    """Return a list of `count` factors; all 1 if the field is absent."""
     found = (1.0,) * count if facts.get(name) is None else facts.numbers(name)
     if len(found) != count:
         raise ModelError(

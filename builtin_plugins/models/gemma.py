@@ -1,6 +1,9 @@
 """Gemma 1: Llama's shape with norms around one, scaled embeddings and the tanh gate."""
 
-from core.api import DecoderSpec, Entry, LayerSpec, ModelFacts, hookimpl
+from core.api import Entry, hookimpl
+from core.model_spec.decoder import DecoderSpec
+from core.model_spec.facts import ModelFacts
+from core.model_spec.layer import LayerSpec
 
 
 @hookimpl

@@ -1,8 +1,11 @@
-"""Gemma 2: norms around both parts, soft caps on scores and logits, every other layer with a
-window.
-"""
+"""Gemma 2: norms around both sublayers, softcaps on scores and logits, alternating windows."""
 
-from core.api import DecoderSpec, Entry, LayerSpec, ModelFacts, NormSpec, WeightNames, hookimpl
+from core.api import Entry, hookimpl
+from core.model_spec.attention import NormSpec
+from core.model_spec.decoder import DecoderSpec
+from core.model_spec.facts import ModelFacts
+from core.model_spec.layer import LayerSpec
+from core.model_spec.names import WeightNames
 
 NAMES = WeightNames(
     attention_out="post_attention_layernorm",

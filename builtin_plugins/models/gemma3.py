@@ -1,23 +1,18 @@
-"""Gemma 3, text: Gemma 2 with norms on query and key heads and rotary positions of their own in
-windowed layers.
-"""
+"""Gemma 3, text: Gemma 2 with QK norms and separate RoPE of sliding-window layers."""
 
 from dataclasses import replace
 
-from core.api import (
-    DecoderSpec,
-    Entry,
-    LayerSpec,
-    ModelFacts,
-    NormSpec,
-    PoolingSpec,
-    WeightNames,
-    hookimpl,
-)
+from core.api import Entry, hookimpl
+from core.model_spec.attention import NormSpec
+from core.model_spec.decoder import DecoderSpec
+from core.model_spec.facts import ModelFacts
+from core.model_spec.layer import LayerSpec
+from core.model_spec.names import WeightNames
+from core.model_spec.pooling import PoolingSpec
 
 HERE = "builtin_plugins.models.gemma3"
 BARE = ((r"^(?!model\.)(embed_tokens|layers|norm)\.", r"model.\1."),)
-"""Checkpoints of the bare model leave out what its names begin with."""
+"""Rename for checkpoints of the bare model, which omit the prefix."""
 NAMES = WeightNames(
     attention_out="post_attention_layernorm",
     mlp_in="pre_feedforward_layernorm",
@@ -53,9 +48,9 @@ def spec(hf_config: object) -> DecoderSpec:
         LayerSpec(
             attention=facts.attention(
                 **facts.heads(256),
-                rope=full if reach is None else local,
+                rope=full if layer_window is None else local,
                 scale=facts.number("query_pre_attn_scalar", 256) ** -0.5,
-                window=reach,
+                window=layer_window,
                 causal=not both,
                 qk_norm=norm,
                 qkv_bias=bias,
@@ -67,7 +62,9 @@ def spec(hf_config: object) -> DecoderSpec:
             mlp_in=norm,
             mlp_out=norm,
         )
-        for reach in facts.windows(window, full_every=facts.count("sliding_window_pattern", 6))
+        for layer_window in facts.windows(
+            window, full_every=facts.count("sliding_window_pattern", 6)
+        )
     )
     return DecoderSpec(
         **facts.decoder(tied=True),

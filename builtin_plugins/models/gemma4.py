@@ -1,24 +1,14 @@
-"""Gemma 4, text: keys as values, keys of earlier layers, embeddings for each layer, experts beside
-the MLP.
-"""
+"""Gemma 4, text: shared keys and values, per-layer embeddings, experts parallel to the MLP."""
 
 from typing import Any
 
-from core.api import (
-    BesideSpec,
-    DecoderSpec,
-    Entry,
-    LayerInputSpec,
-    LayerSpec,
-    ModelError,
-    ModelFacts,
-    MoeSpec,
-    NormSpec,
-    ProportionalScaling,
-    RopeSpec,
-    WeightNames,
-    hookimpl,
-)
+from core.api import Entry, ModelError, hookimpl
+from core.model_spec.attention import NormSpec
+from core.model_spec.decoder import DecoderSpec
+from core.model_spec.facts import ModelFacts
+from core.model_spec.layer import LayerSpec, MoeSpec, ParallelExpertsSpec, PerLayerInputSpec
+from core.model_spec.names import WeightNames
+from core.model_spec.rope import ProportionalScaling, RopeSpec
 
 NAMES = WeightNames(
     attention_out="post_attention_layernorm",
@@ -48,7 +38,9 @@ def spec(hf_config: object) -> DecoderSpec:
     first_shared = len(windows) - facts.count("num_kv_shared_layers", 0, least=0)
     doubled = facts.flag("use_double_wide_mlp")
     width = facts.count("intermediate_size")
-    beside = _beside(facts, norm, activation) if facts.flag("enable_moe_block") else None
+    parallel = (
+        _parallel_experts(facts, norm, activation) if facts.flag("enable_moe_block") else None
+    )
     layers = tuple(
         LayerSpec(
             attention=facts.attention(
@@ -58,14 +50,14 @@ def spec(hf_config: object) -> DecoderSpec:
                 qk_norm=norm,
                 v_norm=scaling,
                 key_is_value=window is None and facts.flag("attention_k_eq_v"),
-                shares=_source(windows[:first_shared], window) if i >= first_shared else None,
+                kv_source_layer=_source(windows, first_shared, i),
                 qkv_bias=facts.flag("attention_bias"),
                 out_bias=facts.flag("attention_bias"),
             ),
             mlp=facts.mlp(
                 activation=activation, width=width * 2 if doubled and i >= first_shared else width
             ),
-            beside=beside,
+            parallel_experts=parallel,
             attention_in=norm,
             attention_out=norm,
             mlp_in=norm,
@@ -74,23 +66,26 @@ def spec(hf_config: object) -> DecoderSpec:
         )
         for i, window in enumerate(windows)
     )
-    size = facts.count("hidden_size_per_layer_input", 256, least=0)
-    own_vocab = facts.count("vocab_size_per_layer_input", 262_144)
-    inputs = LayerInputSpec(size=size, vocab_size=own_vocab, activation=activation, norm=norm)
     return DecoderSpec(
         **facts.decoder(tied=True),
         layers=layers,
         norm=norm,
         embed_scale=facts.count("hidden_size") ** 0.5,
-        layer_inputs=inputs if size else None,
+        per_layer_inputs=_per_layer_inputs(facts, norm, activation),
         logit_softcap=facts.number_or_none("final_logit_softcapping"),
         names=NAMES,
     )
 
 
-def _source(windows: list[int | None], window: int | None) -> int:
-    """Return the last of the layers with own keys that sees as far."""
-    found = [i for i, other in enumerate(windows) if other == window]
+def _source(windows: list[int | None], first_shared: int, index: int) -> int | None:
+    """Return the last layer with its own KV and the same kind of attention as a sharing layer.
+
+    None: the layer has its own KV.
+    """
+    if index < first_shared:
+        return None
+    window = windows[index]
+    found = [i for i, other in enumerate(windows[:first_shared]) if other == window]
     if not found:
         raise ModelError(
             "num_kv_shared_layers in config.json leaves no layer with keys that the others could "
@@ -124,8 +119,19 @@ def _heads(facts: ModelFacts, index: int, window: int | None) -> dict[str, Any]:
     }
 
 
-def _beside(facts: ModelFacts, norm: NormSpec, activation: str) -> BesideSpec:
-    """Return the experts; their router reads the stream, normalised and scaled."""
+def _per_layer_inputs(
+    facts: ModelFacts, norm: NormSpec, activation: str
+) -> PerLayerInputSpec | None:
+    """Return the embeddings of each layer; None: the model has none."""
+    size = facts.count("hidden_size_per_layer_input", 256, least=0)
+    vocab_size = facts.count("vocab_size_per_layer_input", 262_144)
+    if not size:
+        return None
+    return PerLayerInputSpec(size=size, vocab_size=vocab_size, activation=activation, norm=norm)
+
+
+def _parallel_experts(facts: ModelFacts, norm: NormSpec, activation: str) -> ParallelExpertsSpec:
+    """Return the experts; their router reads the normalised and scaled residual stream."""
     moe = MoeSpec(
         experts=facts.count("num_experts"),
         top_k=facts.count("top_k_experts"),
@@ -135,4 +141,4 @@ def _beside(facts: ModelFacts, norm: NormSpec, activation: str) -> BesideSpec:
         router_scale=facts.count("hidden_size") ** -0.5,
         expert_scale=True,
     )
-    return BesideSpec(moe=moe, norm=norm)
+    return ParallelExpertsSpec(moe=moe, norm=norm)

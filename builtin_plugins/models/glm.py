@@ -1,8 +1,13 @@
-"""GLM 4: Llama's shape with gate and up fused, half of each head turning by neighbours; later with
-more norms.
+"""GLM 4: Llama with fused gate and up, and interleaved RoPE on half of each head; later with more
+norms.
 """
 
-from core.api import DecoderSpec, Entry, LayerSpec, ModelFacts, NormSpec, WeightNames, hookimpl
+from core.api import Entry, hookimpl
+from core.model_spec.attention import NormSpec
+from core.model_spec.decoder import DecoderSpec
+from core.model_spec.facts import ModelFacts
+from core.model_spec.layer import LayerSpec
+from core.model_spec.names import WeightNames
 
 HERE = "builtin_plugins.models.glm"
 
@@ -22,7 +27,7 @@ def glm(hf_config: object) -> DecoderSpec:
 
 
 def glm4(hf_config: object) -> DecoderSpec:
-    """Return the facts of a GLM 4 0414 config: norms after each part too."""
+    """Return the facts of a GLM 4 0414 config: norms after each sublayer, too."""
     facts = ModelFacts(hf_config)
     names = WeightNames(
         gate_up="mlp.gate_up_proj",

@@ -4,17 +4,12 @@ weights transposed.
 
 from dataclasses import replace
 
-from core.api import (
-    AttentionSpec,
-    DecoderSpec,
-    Entry,
-    LayerSpec,
-    MlpSpec,
-    ModelFacts,
-    NormSpec,
-    WeightNames,
-    hookimpl,
-)
+from core.api import Entry, hookimpl
+from core.model_spec.attention import AttentionSpec, NormSpec
+from core.model_spec.decoder import DecoderSpec
+from core.model_spec.facts import ModelFacts
+from core.model_spec.layer import LayerSpec, MlpSpec
+from core.model_spec.names import WeightNames
 
 NAMES = WeightNames(
     embed="transformer.wte",

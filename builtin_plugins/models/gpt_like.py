@@ -1,22 +1,15 @@
-"""Models of GPT's kind besides GPT-2 and GPT-NeoX: OPT, GPT-Neo, GPT-J, CodeGen, StarCoder 1,
-BioGPT, XGLM.
-"""
+"""Further GPT models: OPT, GPT-Neo, GPT-J, CodeGen, StarCoder 1, BioGPT, XGLM."""
 
 from dataclasses import replace
 from typing import Any
 
-from core.api import (
-    AttentionSpec,
-    DecoderSpec,
-    Entry,
-    LayerSpec,
-    MlpSpec,
-    ModelFacts,
-    NormSpec,
-    RopeSpec,
-    WeightNames,
-    hookimpl,
-)
+from core.api import Entry, hookimpl
+from core.model_spec.attention import AttentionSpec, NormSpec
+from core.model_spec.decoder import DecoderSpec
+from core.model_spec.facts import ModelFacts
+from core.model_spec.layer import LayerSpec, MlpSpec
+from core.model_spec.names import WeightNames
+from core.model_spec.rope import RopeSpec
 
 HERE = "builtin_plugins.models.gpt_like"
 GPT = WeightNames(
@@ -107,7 +100,7 @@ def opt(hf_config: object) -> DecoderSpec:
         attention_out=None if before else norm,
         mlp_in=norm if before else None,
         mlp_out=None if before else norm,
-        norm_sum=not before,
+        post_norm=not before,
     )
     positions = facts.num_positions()
     names = replace(
@@ -130,8 +123,8 @@ def opt(hf_config: object) -> DecoderSpec:
 
 
 def gpt_neo(hf_config: object) -> DecoderSpec:
-    """Return the facts of a GPT-Neo config: scores are not scaled, layers see all or a window in
-    turn.
+    """Return the facts of a GPT-Neo config: unscaled scores, alternating full and windowed
+    layers.
     """
     facts = ModelFacts(hf_config)
     norm = facts.layer_norm("layer_norm_epsilon")
@@ -172,7 +165,7 @@ def gpt_neo(hf_config: object) -> DecoderSpec:
 
 
 def _parallel(facts: ModelFacts, names: WeightNames) -> DecoderSpec:
-    """Return GPT-J's shape: parts in parallel behind one norm, neighbours turn together."""
+    """Return GPT-J's form: parallel sublayers with one norm, interleaved RoPE."""
     norm = facts.layer_norm("layer_norm_epsilon")
     hidden = facts.count("n_embd")
     activation = facts.activation("activation_function", "gelu_new")

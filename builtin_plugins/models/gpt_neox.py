@@ -2,16 +2,12 @@
 value fused by head.
 """
 
-from core.api import (
-    AttentionSpec,
-    DecoderSpec,
-    Entry,
-    LayerSpec,
-    ModelFacts,
-    NormSpec,
-    WeightNames,
-    hookimpl,
-)
+from core.api import Entry, hookimpl
+from core.model_spec.attention import AttentionSpec, NormSpec
+from core.model_spec.decoder import DecoderSpec
+from core.model_spec.facts import ModelFacts
+from core.model_spec.layer import LayerSpec
+from core.model_spec.names import WeightNames
 
 NAMES = WeightNames(
     embed="gpt_neox.embed_in",

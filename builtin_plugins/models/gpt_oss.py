@@ -5,17 +5,12 @@ blocks.
 import math
 from dataclasses import replace
 
-from core.api import (
-    DecoderSpec,
-    Entry,
-    LayerSpec,
-    ModelError,
-    ModelFacts,
-    MoeSpec,
-    WeightNames,
-    YarnScaling,
-    hookimpl,
-)
+from core.api import Entry, ModelError, hookimpl
+from core.model_spec.decoder import DecoderSpec
+from core.model_spec.facts import ModelFacts
+from core.model_spec.layer import LayerSpec, MoeSpec
+from core.model_spec.names import WeightNames
+from core.model_spec.rope import YarnScaling
 
 
 @hookimpl

@@ -1,19 +1,14 @@
-"""Granite and HyperCLOVA X: Llama's shape with factors on embeddings, scores, residuals and logits."""
+"""Granite and HyperCLOVA X: Llama with factors on embeddings, scores, residuals and logits."""
 
 from dataclasses import replace
 from typing import Any
 
 from builtin_plugins.models.state_spaces import layer_kinds, mamba2
-from core.api import (
-    DecoderSpec,
-    Entry,
-    LayerSpec,
-    MlpSpec,
-    ModelFacts,
-    MoeSpec,
-    WeightNames,
-    hookimpl,
-)
+from core.api import Entry, hookimpl
+from core.model_spec.decoder import DecoderSpec
+from core.model_spec.facts import ModelFacts
+from core.model_spec.layer import LayerSpec, MlpSpec, MoeSpec
+from core.model_spec.names import WeightNames
 
 HERE = "builtin_plugins.models.granite"
 EXPERTS = WeightNames(
@@ -40,7 +35,7 @@ def engine_models() -> list[Entry]:
         Entry(
             "GraniteMoeHybridForCausalLM",
             f"{HERE}:granite_hybrid",
-            "Granite 4: Mamba 2 in most layers",
+            "Granite 4: Mamba 2 and attention",
         ),
         Entry("HyperCLOVAXForCausalLM", f"{HERE}:hyperclovax", "HyperCLOVA X SEED"),
     ]
@@ -53,7 +48,7 @@ def granite(hf_config: object) -> DecoderSpec:
 
 
 def granite_moe(hf_config: object) -> DecoderSpec:
-    """Return the facts of a Granite config with experts, and perhaps an MLP beside them."""
+    """Return the facts of a Granite config with experts, and an optional shared MLP."""
     facts = ModelFacts(hf_config)
     width = facts.count("shared_intermediate_size", 0, least=0)
     shared = MlpSpec(width=width, activation=facts.activation()) if width else None
@@ -61,8 +56,8 @@ def granite_moe(hf_config: object) -> DecoderSpec:
 
 
 def granite_hybrid(hf_config: object) -> DecoderSpec:
-    """Return the facts of a Granite 4 config: layers of Mamba 2 or attention, an MLP beside experts
-    or alone.
+    """Return the facts of a Granite 4 config: layers of Mamba 2 or attention, with experts
+    and a shared MLP, or only an MLP.
     """
     facts = ModelFacts(hf_config)
     norm = facts.norm()
@@ -131,8 +126,8 @@ def _decoder(facts: ModelFacts, layers: tuple[LayerSpec, ...], names: WeightName
 
 
 def hyperclovax(hf_config: object) -> DecoderSpec:
-    """Return the facts of a HyperCLOVA X config: norms after each part too, logits multiplied, not
-    divided.
+    """Return the facts of a HyperCLOVA X config: norms after each sublayer, too; logits
+    multiplied.
     """
     facts = ModelFacts(hf_config)
     norm = facts.norm()

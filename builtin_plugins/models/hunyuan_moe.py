@@ -1,8 +1,10 @@
-"""Hunyuan with mixtures of experts, a shared MLP beside each; heads are normalised after they
-turned.
-"""
+"""Hunyuan MoE: experts with a shared expert, QK norm after RoPE."""
 
-from core.api import DecoderSpec, Entry, LayerSpec, ModelFacts, MoeSpec, WeightNames, hookimpl
+from core.api import Entry, hookimpl
+from core.model_spec.decoder import DecoderSpec
+from core.model_spec.facts import ModelFacts
+from core.model_spec.layer import LayerSpec, MoeSpec
+from core.model_spec.names import WeightNames
 
 NAMES = WeightNames(
     q_norm="self_attn.query_layernorm",
@@ -27,12 +29,12 @@ def engine_models() -> list[Entry]:
 
 
 def spec(hf_config: object) -> DecoderSpec:
-    """Return the facts of a Hunyuan config with experts; numbers may be given layer by layer."""
+    """Return the facts of a Hunyuan MoE config; counts may be per layer."""
     facts = ModelFacts(hf_config)
     norm = facts.norm(eps=1e-5)
     bias = facts.flag("attention_bias")
     num_layers = facts.num_layers()
-    attention = facts.attention(qk_norm=norm, qk_norm_turned=True, qkv_bias=bias, out_bias=bias)
+    attention = facts.attention(qk_norm=norm, qk_norm_after_rope=True, qkv_bias=bias, out_bias=bias)
     experts = facts.per_layer("num_experts")
     chosen = facts.per_layer("moe_topk")
     layers = tuple(
@@ -43,7 +45,7 @@ def spec(hf_config: object) -> DecoderSpec:
                 top_k=chosen[i],
                 width=facts.count("intermediate_size"),
                 activation=facts.activation(),
-                wide_router=True,
+                router_fp32=True,
                 shared=facts.mlp(),
             ),
             attention_in=norm,

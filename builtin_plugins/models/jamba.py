@@ -3,16 +3,12 @@
 from math import ceil
 from typing import Any
 
-from core.api import (
-    DecoderSpec,
-    Entry,
-    LayerSpec,
-    MambaSpec,
-    ModelFacts,
-    MoeSpec,
-    WeightNames,
-    hookimpl,
-)
+from core.api import Entry, hookimpl
+from core.model_spec.decoder import DecoderSpec
+from core.model_spec.facts import ModelFacts
+from core.model_spec.layer import LayerSpec, MoeSpec
+from core.model_spec.names import WeightNames
+from core.model_spec.recurrent import MambaSpec
 
 NAMES = WeightNames(
     recurrent="mamba",
@@ -35,7 +31,7 @@ def engine_models() -> list[Entry]:
 
 
 def spec(hf_config: object) -> DecoderSpec:
-    """Return the facts of a Jamba config; nothing turns with positions."""
+    """Return the facts of a Jamba config; attention has no RoPE."""
     facts = ModelFacts(hf_config)
     norm = facts.norm()
     hidden = facts.count("hidden_size")
@@ -43,7 +39,7 @@ def spec(hf_config: object) -> DecoderSpec:
     mamba = MambaSpec(
         width=facts.count("mamba_expand", 2) * hidden,
         state_size=facts.count("mamba_d_state", 16),
-        step_rank=ceil(hidden / 16) if facts.get(rank, "auto") == "auto" else facts.count(rank),
+        dt_rank=ceil(hidden / 16) if facts.get(rank, "auto") == "auto" else facts.count(rank),
         kernel=facts.count("mamba_d_conv", 4),
         bias=facts.flag("mamba_proj_bias"),
         conv_bias=facts.flag("mamba_conv_bias", True),

@@ -1,21 +1,13 @@
-"""Kimi Linear: gated delta rule that forgets by channel, and attention over latents, without
-positions.
-"""
+"""Kimi Linear: gated delta rule with per-channel decay, and latent attention without RoPE."""
 
 from typing import Any
 
-from core.api import (
-    DecoderSpec,
-    Entry,
-    GatedDeltaSpec,
-    LayerSpec,
-    MlpSpec,
-    ModelFacts,
-    MoeSpec,
-    WeightNames,
-    hookimpl,
-    latent_attention,
-)
+from core.api import Entry, hookimpl
+from core.model_spec.decoder import DecoderSpec
+from core.model_spec.facts import ModelFacts, latent_attention
+from core.model_spec.layer import LayerSpec, MlpSpec, MoeSpec
+from core.model_spec.names import WeightNames
+from core.model_spec.recurrent import GatedDeltaSpec
 
 NAMES = WeightNames(
     recurrent="self_attn",
@@ -35,7 +27,7 @@ def engine_models() -> list[Entry]:
 
 
 def spec(hf_config: object) -> DecoderSpec:
-    """Return the facts of a Kimi Linear config, whose layers of each kind are counted from one."""
+    """Return the facts of a Kimi Linear config, which counts layers from 1."""
     facts = ModelFacts(hf_config)
     norm = facts.norm(eps=1e-5)
     num_layers = facts.num_layers()
@@ -88,10 +80,10 @@ def _experts(facts: ModelFacts) -> MoeSpec:
         score="sigmoid",
         renormalize=facts.flag("moe_renormalize", True),
         scale=facts.number("routed_scaling_factor", 2.446),
-        choice_bias=True,
+        correction_bias=True,
         groups=facts.count("num_expert_group", 1),
-        top_groups=facts.count("topk_group", 1),
-        wide_router=True,
+        topk_groups=facts.count("topk_group", 1),
+        router_fp32=True,
         shared=MlpSpec(
             width=width * facts.count("num_shared_experts", 1), activation=facts.activation()
         ),

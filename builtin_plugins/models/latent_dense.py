@@ -1,8 +1,11 @@
-"""Dense models with attention over latents: MiniCPM 3 and Youtu-LLM."""
+"""Dense models with latent attention (MLA): MiniCPM 3 and Youtu-LLM."""
 
 import math
 
-from core.api import DecoderSpec, Entry, LayerSpec, ModelFacts, hookimpl, latent_attention
+from core.api import Entry, hookimpl
+from core.model_spec.decoder import DecoderSpec
+from core.model_spec.facts import ModelFacts, latent_attention
+from core.model_spec.layer import LayerSpec
 
 HERE = "builtin_plugins.models.latent_dense"
 

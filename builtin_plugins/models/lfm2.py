@@ -1,17 +1,12 @@
-"""LFM2: short convolutions between gates, attention in some layers, experts in its larger form."""
+"""LFM2: gated short convolutions, attention in some layers, experts in the larger models."""
 
-from builtin_plugins.models.mixtral_names import EXPERTS_IN_MEMORY
-from core.api import (
-    DecoderSpec,
-    Entry,
-    GatedConvSpec,
-    LayerSpec,
-    MlpSpec,
-    ModelFacts,
-    MoeSpec,
-    WeightNames,
-    hookimpl,
-)
+from builtin_plugins.models.mixtral import EXPERTS_IN_MEMORY
+from core.api import Entry, hookimpl
+from core.model_spec.decoder import DecoderSpec
+from core.model_spec.facts import ModelFacts
+from core.model_spec.layer import LayerSpec, MlpSpec, MoeSpec
+from core.model_spec.names import WeightNames
+from core.model_spec.recurrent import GatedConvSpec
 
 HERE = "builtin_plugins.models.lfm2"
 NAMES = WeightNames(
@@ -26,7 +21,7 @@ NAMES = WeightNames(
     up="feed_forward.w3",
     down="feed_forward.w2",
     router="feed_forward.gate",
-    choice_bias="feed_forward.expert_bias",
+    correction_bias="feed_forward.expert_bias",
     expert="feed_forward.experts.{}",
     expert_gate="w1",
     expert_up="w3",
@@ -47,7 +42,7 @@ def engine_models() -> list[Entry]:
 
 
 def lfm2(hf_config: object) -> DecoderSpec:
-    """Return the facts of an LFM2 config, whose stated width is adjusted unless it says otherwise."""
+    """Return the facts of an LFM2 config; its MLP width is adjusted by default."""
     facts = ModelFacts(hf_config)
     width = facts.count("block_ff_dim", facts.get("intermediate_size"))
     if facts.flag("block_auto_adjust_ff_dim", True):
@@ -60,7 +55,7 @@ def lfm2(hf_config: object) -> DecoderSpec:
 
 
 def lfm2_moe(hf_config: object) -> DecoderSpec:
-    """Return the facts of an LFM2 config with experts behind its first layers."""
+    """Return the facts of an LFM2 config with experts after the first layers."""
     facts = ModelFacts(hf_config)
     experts = MoeSpec(
         experts=facts.count("num_experts", facts.get("num_local_experts", 32)),
@@ -69,7 +64,7 @@ def lfm2_moe(hf_config: object) -> DecoderSpec:
         score="sigmoid",
         renormalize=facts.flag("norm_topk_prob", True),
         scale=facts.number("routed_scaling_factor", 1.0),
-        choice_bias=facts.flag("use_expert_bias", True),
+        correction_bias=facts.flag("use_expert_bias", True),
     )
     dense = facts.count("num_dense_layers", 2, least=0)
     plain = MlpSpec(width=facts.count("intermediate_size"))

@@ -1,8 +1,13 @@
-"""Llama 1 to 3 and the models of its shape: gated MLP, rotary positions, norms before each part."""
+"""Llama 1 to 3 and models of the same form: gated MLP, RoPE, pre-norm."""
 
 from typing import Any
 
-from core.api import DecoderSpec, Entry, LayerSpec, ModelFacts, NormSpec, WeightNames, hookimpl
+from core.api import Entry, hookimpl
+from core.model_spec.attention import NormSpec
+from core.model_spec.decoder import DecoderSpec
+from core.model_spec.facts import ModelFacts
+from core.model_spec.layer import LayerSpec
+from core.model_spec.names import WeightNames
 
 HERE = "builtin_plugins.models.llama"
 
@@ -26,12 +31,12 @@ def spec(hf_config: object) -> DecoderSpec:
     """Return the facts of a Llama config."""
     facts = ModelFacts(hf_config)
     bias = facts.flag("attention_bias")
-    return _alike(
+    return _equal_layers(
         facts, facts.norm(), qkv_bias=bias, out_bias=bias, mlp_bias=facts.flag("mlp_bias")
     )
 
 
-def _alike(
+def _equal_layers(
     facts: ModelFacts,
     norm: NormSpec,
     *,
@@ -40,7 +45,7 @@ def _alike(
     mlp_bias: bool = False,
     **attention: Any,
 ) -> DecoderSpec:
-    """Return a model of equal layers of Llama's shape."""
+    """Return a model of equal Llama layers."""
     mlp = facts.mlp(bias=mlp_bias)
     layer = LayerSpec(
         attention=facts.attention(**attention), mlp=mlp, attention_in=norm, mlp_in=norm
@@ -59,7 +64,7 @@ def internlm3(hf_config: object) -> DecoderSpec:
     qkv_bias = facts.flag("qkv_bias", facts.flag("attention_bias"))
     bias = facts.flag("bias", facts.flag("mlp_bias"))
     attention: dict[str, Any] = {"qkv_bias": qkv_bias, "out_bias": bias, **facts.heads(128)}
-    return _alike(facts, facts.norm(eps=1e-5), mlp_bias=bias, **attention)
+    return _equal_layers(facts, facts.norm(eps=1e-5), mlp_bias=bias, **attention)
 
 
 def seed_oss(hf_config: object) -> DecoderSpec:
@@ -68,35 +73,33 @@ def seed_oss(hf_config: object) -> DecoderSpec:
     bias = facts.flag("attention_bias", True)
     out_bias = facts.flag("attention_out_bias")
     attention: dict[str, Any] = {"qkv_bias": bias, "out_bias": out_bias, **facts.heads(128)}
-    return _alike(facts, facts.norm(), mlp_bias=facts.flag("mlp_bias"), **attention)
+    return _equal_layers(facts, facts.norm(), mlp_bias=facts.flag("mlp_bias"), **attention)
 
 
 def smollm3(hf_config: object) -> DecoderSpec:
-    """Return the facts of a SmolLM 3 config: every few layers have no positions, and only those may
-    have a window.
+    """Return the facts of a SmolLM 3 config: some layers have no RoPE, and only those may have a
+    window.
     """
     facts = ModelFacts(hf_config)
-    norm, bias, mlp = (
-        facts.norm(),
-        facts.flag("attention_bias"),
-        facts.mlp(bias=facts.flag("mlp_bias")),
-    )
+    norm = facts.norm()
+    bias = facts.flag("attention_bias")
+    mlp = facts.mlp(bias=facts.flag("mlp_bias"))
     rope = facts.rope(facts.heads()["head_size"], theta=2e6)
-    turning = facts.switches("no_rope_layers", off_every=facts.count("no_rope_layer_interval", 4))
+    uses_rope = facts.switches("no_rope_layers", off_every=facts.count("no_rope_layer_interval", 4))
     size = facts.window() if facts.flag("use_sliding_window") else None
-    windows = [None if turns else size for turns in turning]
+    windows = [None if has_rope else size for has_rope in uses_rope]
     if facts.get("layer_types") is not None:
         windows = facts.windows(size)
     layers = tuple(
         LayerSpec(
             attention=facts.attention(
-                rope=rope if turns else None, window=window, qkv_bias=bias, out_bias=bias
+                rope=rope if has_rope else None, window=window, qkv_bias=bias, out_bias=bias
             ),
             mlp=mlp,
             attention_in=norm,
             mlp_in=norm,
         )
-        for turns, window in zip(turning, windows, strict=True)
+        for has_rope, window in zip(uses_rope, windows, strict=True)
     )
     return DecoderSpec(**facts.decoder(tied=True), layers=layers, norm=norm)
 
@@ -112,7 +115,7 @@ def ernie4_5(hf_config: object) -> DecoderSpec:
         "out_bias": bias,
         **facts.heads(128),
     }
-    return _alike(facts, facts.norm(eps=1e-5), tied=True, mlp_bias=bias, **attention)
+    return _equal_layers(facts, facts.norm(eps=1e-5), tied=True, mlp_bias=bias, **attention)
 
 
 def helium(hf_config: object) -> DecoderSpec:
@@ -124,22 +127,22 @@ def helium(hf_config: object) -> DecoderSpec:
         "qkv_bias": facts.flag("attention_bias"),
         **facts.heads(128),
     }
-    return _alike(facts, facts.norm(eps=1e-8), mlp_bias=facts.flag("mlp_bias"), **attention)
+    return _equal_layers(facts, facts.norm(eps=1e-8), mlp_bias=facts.flag("mlp_bias"), **attention)
 
 
 def hunyuan_dense(hf_config: object) -> DecoderSpec:
-    """Return the facts of a Hunyuan config: query and key heads are normalised after they turned."""
+    """Return the facts of a Hunyuan config: QK norm after RoPE."""
     facts = ModelFacts(hf_config)
     norm = facts.norm(eps=1e-5)
     bias = facts.flag("attention_bias")
     names = WeightNames(q_norm="self_attn.query_layernorm", k_norm="self_attn.key_layernorm")
-    turned: dict[str, Any] = {
+    options: dict[str, Any] = {
         "qk_norm": norm,
-        "qk_norm_turned": True,
+        "qk_norm_after_rope": True,
         "qkv_bias": bias,
         "out_bias": bias,
     }
-    return _alike(facts, norm, names=names, **turned)
+    return _equal_layers(facts, norm, names=names, **options)
 
 
 def bitnet(hf_config: object) -> DecoderSpec:

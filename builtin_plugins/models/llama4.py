@@ -4,18 +4,12 @@ tokens.
 
 from typing import Any
 
-from core.api import (
-    DecoderSpec,
-    Entry,
-    LayerSpec,
-    MlpSpec,
-    ModelFacts,
-    MoeSpec,
-    NormSpec,
-    Temperature,
-    WeightNames,
-    hookimpl,
-)
+from core.api import Entry, hookimpl
+from core.model_spec.attention import NormSpec, Temperature
+from core.model_spec.decoder import DecoderSpec
+from core.model_spec.facts import ModelFacts
+from core.model_spec.layer import LayerSpec, MlpSpec, MoeSpec
+from core.model_spec.names import WeightNames
 
 NAMES = WeightNames(
     gate="feed_forward.gate_proj",
@@ -53,19 +47,19 @@ def spec(hf_config: object) -> DecoderSpec:
         activation=activation,
         score="sigmoid",
         renormalize=False,
-        scaled_input=True,
+        router_weight_on_input=True,
         shared=MlpSpec(width=width, activation=activation),
     )
     dense = MlpSpec(width=facts.count("intermediate_size_mlp", 16384), activation=activation)
     bias = facts.flag("attention_bias")
     chunk = facts.count("attention_chunk_size", 8192)
-    turning: dict[str, Any] = {"rope": rope, "chunk": chunk, "qk_norm_turned": True}
-    turning["qk_norm"] = (
+    with_rope: dict[str, Any] = {"rope": rope, "chunk": chunk, "qk_norm_after_rope": True}
+    with_rope["qk_norm"] = (
         NormSpec(eps=norm.eps, weight=False) if facts.flag("use_qk_norm", True) else None
     )
-    still: dict[str, Any] = {"rope": None, "temperature": None}
+    without_rope: dict[str, Any] = {"rope": None, "temperature": None}
     if facts.flag("attn_temperature_tuning", True):
-        still["temperature"] = Temperature(
+        without_rope["temperature"] = Temperature(
             facts.number("attn_scale", 0.1), facts.count("floor_scale", 8192), shift=1
         )
     common = {**heads, "qkv_bias": bias, "out_bias": bias}
@@ -73,12 +67,12 @@ def spec(hf_config: object) -> DecoderSpec:
     chosen = facts.indices("moe_layers") or range(step - 1, facts.num_layers(), step)
     layers = tuple(
         LayerSpec(
-            attention=facts.attention(**common, **(turning if turns else still)),
+            attention=facts.attention(**common, **(with_rope if uses_rope else without_rope)),
             mlp=experts if i in chosen else dense,
             attention_in=norm,
             mlp_in=norm,
         )
-        for i, turns in enumerate(
+        for i, uses_rope in enumerate(
             facts.switches("no_rope_layers", off_every=facts.count("no_rope_layer_interval", 4))
         )
     )

@@ -1,18 +1,10 @@
-"""LongCat-Flash: pairs of layers with attention over latents; experts that read in the first add
-behind the second.
-"""
+"""LongCat-Flash: pairs of MLA layers; experts read in the first and are added after the second."""
 
-from core.api import (
-    DecoderSpec,
-    Entry,
-    LayerSpec,
-    MlpSpec,
-    ModelFacts,
-    MoeSpec,
-    WeightNames,
-    hookimpl,
-    latent_attention,
-)
+from core.api import Entry, hookimpl
+from core.model_spec.decoder import DecoderSpec
+from core.model_spec.facts import ModelFacts, latent_attention
+from core.model_spec.layer import LayerSpec, MlpSpec, MoeSpec
+from core.model_spec.names import WeightNames
 
 
 @hookimpl
@@ -26,7 +18,7 @@ def engine_models() -> list[Entry]:
 
 
 def spec(hf_config: object) -> DecoderSpec:
-    """Return the facts of a LongCat-Flash config, each of whose layers is two of ours."""
+    """Return the facts of a LongCat-Flash config; each of its layers is two of ours."""
     facts = ModelFacts(hf_config)
     norm = facts.norm(eps=1e-5)
     hidden = facts.count("hidden_size")
@@ -44,12 +36,12 @@ def spec(hf_config: object) -> DecoderSpec:
         activation=facts.activation(),
         renormalize=False,
         scale=facts.number("routed_scaling_factor", 6.0),
-        choice_bias=True,
-        wide_router=True,
+        correction_bias=True,
+        router_fp32=True,
     )
     mlp = MlpSpec(width=facts.count("ffn_hidden_size"), activation=facts.activation())
     pair = tuple(
-        LayerSpec(attention=attention, mlp=mlp, late=late, attention_in=norm, mlp_in=norm)
+        LayerSpec(attention=attention, mlp=mlp, delayed_moe=late, attention_in=norm, mlp_in=norm)
         for late in (experts, None)
     )
     layers = pair * facts.num_layers("num_layers")
@@ -65,7 +57,7 @@ def _names(experts: MoeSpec) -> WeightNames:
         up="mlps.up_proj",
         down="mlps.down_proj",
         router="mlp.router.classifier",
-        choice_bias="mlp.router.e_score_correction_bias",
+        correction_bias="mlp.router.e_score_correction_bias",
         rename=(
             (r"^model\.layers\.(\d+)\.(\w+)\.([01])\.", r"model.layers.\1.\3.\2."),
             (r"^model\.layers\.(\d+)\.mlp\.", r"model.layers.\1.0.mlp."),

@@ -1,19 +1,15 @@
-"""Mamba, Falcon Mamba and Mamba 2: layers of nothing but a state space."""
+"""Mamba, Falcon Mamba and Mamba 2: pure state-space models."""
 
 from math import ceil
 
 from builtin_plugins.models.state_spaces import step_limits
-from core.api import (
-    DecoderSpec,
-    Entry,
-    LayerSpec,
-    Mamba2Spec,
-    MambaSpec,
-    ModelFacts,
-    NormSpec,
-    WeightNames,
-    hookimpl,
-)
+from core.api import Entry, hookimpl
+from core.model_spec.attention import NormSpec
+from core.model_spec.decoder import DecoderSpec
+from core.model_spec.facts import ModelFacts
+from core.model_spec.layer import LayerSpec
+from core.model_spec.names import WeightNames
+from core.model_spec.recurrent import Mamba2Spec, MambaSpec
 
 HERE = "builtin_plugins.models.mamba"
 NAMES = WeightNames(
@@ -41,9 +37,7 @@ def mamba(hf_config: object) -> DecoderSpec:
 
 
 def falcon_mamba(hf_config: object) -> DecoderSpec:
-    """Return the facts of a Falcon Mamba config: what the state space reads is normalised, without
-    weights.
-    """
+    """Return the facts of a Falcon Mamba config: dt, B and C are normalised, without weights."""
     facts = ModelFacts(hf_config)
     return _channels(facts, facts.norm("mixer_rms_eps", weight=False))
 
@@ -56,7 +50,7 @@ def _channels(facts: ModelFacts, inner: NormSpec | None) -> DecoderSpec:
         recurrent=MambaSpec(
             width=facts.count("intermediate_size", facts.count("expand", 2) * hidden),
             state_size=facts.count("state_size", 16),
-            step_rank=ceil(hidden / 16) if facts.get(rank, "auto") == "auto" else facts.count(rank),
+            dt_rank=ceil(hidden / 16) if facts.get(rank, "auto") == "auto" else facts.count(rank),
             kernel=facts.count("conv_kernel", 4),
             bias=facts.flag("use_bias"),
             conv_bias=facts.flag("use_conv_bias", True),

@@ -1,11 +1,13 @@
-"""MiniMax Text 01: lightning attention, full attention between, experts; norms change the stream
-itself.
-"""
+"""MiniMax Text 01: lightning and full attention, experts; norms apply to the residual stream."""
 
 from dataclasses import replace
 
-from builtin_plugins.models.mixtral_names import MIXTRAL_NAMES
-from core.api import DecoderSpec, Entry, LayerSpec, LightningSpec, ModelFacts, MoeSpec, hookimpl
+from builtin_plugins.models.mixtral import MIXTRAL_NAMES
+from core.api import Entry, hookimpl
+from core.model_spec.decoder import DecoderSpec
+from core.model_spec.facts import ModelFacts
+from core.model_spec.layer import LayerSpec, MoeSpec
+from core.model_spec.recurrent import LightningSpec
 
 DECAYS = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
 NAMES = replace(
@@ -23,7 +25,7 @@ def engine_models() -> list[Entry]:
 
 
 def spec(hf_config: object) -> DecoderSpec:
-    """Return the facts of a MiniMax config; memories of later layers fade more slowly."""
+    """Return the facts of a MiniMax config; decay is slower in later layers."""
     facts = ModelFacts(hf_config)
     norm = facts.norm(eps=1e-5)
     heads = facts.heads()
@@ -63,7 +65,7 @@ def spec(hf_config: object) -> DecoderSpec:
             mlp=experts,
             attention_in=norm,
             mlp_in=norm,
-            normed_stream=(
+            normed_residual=(
                 factors("full_attn" if kind == "full_attention" else "linear_attn"),
                 factors("mlp"),
             ),

@@ -1,6 +1,10 @@
 """Mistral and Ministral: Llama's shape with a sliding window, in every layer or in those named."""
 
-from core.api import DecoderSpec, Entry, LayerSpec, ModelFacts, NormSpec, hookimpl
+from core.api import Entry, hookimpl
+from core.model_spec.attention import NormSpec
+from core.model_spec.decoder import DecoderSpec
+from core.model_spec.facts import ModelFacts
+from core.model_spec.layer import LayerSpec
 
 
 @hookimpl

@@ -1,21 +1,14 @@
-"""Nemotron H: every layer is one thing only: Mamba 2, attention, an MLP or experts, none of them
-gated.
-"""
+"""Nemotron H: each layer is one of Mamba 2, attention, MLP or experts; MLPs are not gated."""
 
 from typing import Any
 
 from builtin_plugins.models.state_spaces import layer_kinds
-from core.api import (
-    DecoderSpec,
-    Entry,
-    LayerSpec,
-    Mamba2Spec,
-    MlpSpec,
-    ModelFacts,
-    MoeSpec,
-    WeightNames,
-    hookimpl,
-)
+from core.api import Entry, hookimpl
+from core.model_spec.decoder import DecoderSpec
+from core.model_spec.facts import ModelFacts
+from core.model_spec.layer import LayerSpec, MlpSpec, MoeSpec
+from core.model_spec.names import WeightNames
+from core.model_spec.recurrent import Mamba2Spec
 
 LETTERS = {"M": "linear_attention", "E": "moe", "*": "full_attention", "-": "mlp"}
 NAMES = WeightNames(
@@ -30,7 +23,7 @@ NAMES = WeightNames(
     up="mixer.up_proj",
     down="mixer.down_proj",
     router="mixer.gate",
-    choice_bias="mixer.gate.e_score_correction_bias",
+    correction_bias="mixer.gate.e_score_correction_bias",
     expert="mixer.experts.{}",
     experts_gate_up="mixer.experts.up_proj",
     experts_down="mixer.experts.down_proj",
@@ -54,7 +47,7 @@ def engine_models() -> list[Entry]:
 
 
 def spec(hf_config: object) -> DecoderSpec:
-    """Return the facts of a Nemotron H config; nothing turns with positions."""
+    """Return the facts of a Nemotron H config; attention has no RoPE."""
     facts = ModelFacts(hf_config)
     norm = facts.norm("layer_norm_epsilon", 1e-5)
     act = facts.activation("mlp_hidden_act", "relu2")
@@ -89,7 +82,7 @@ def _mamba2(facts: ModelFacts, norm: Any) -> Mamba2Spec:
         bias=facts.flag("use_bias"),
         conv_bias=facts.flag("use_conv_bias", True),
         norm=norm,
-        least_step=facts.number("time_step_min", 0.001),
+        dt_min=facts.number("time_step_min", 0.001),
     )
 
 
@@ -104,10 +97,10 @@ def _experts(facts: ModelFacts, activation: str, bias: bool) -> MoeSpec:
         score="sigmoid",
         renormalize=facts.flag("norm_topk_prob", True),
         scale=facts.number("routed_scaling_factor", 1.0),
-        choice_bias=True,
+        correction_bias=True,
         groups=facts.count("n_group", 1),
-        top_groups=facts.count("topk_group", 1),
-        wide_router=True,
+        topk_groups=facts.count("topk_group", 1),
+        router_fp32=True,
         latent=facts.count("moe_latent_size", 0, least=0),
         latent_bias=bias,
         shared=MlpSpec(width=shared, activation=activation, gated=False, bias=bias),

@@ -1,6 +1,11 @@
-"""OLMo 1: norms without weights, queries, keys and values cut off. OLMo 3: OLMo 2 with windows."""
+"""OLMo 1: norms without weights, clamped QKV. OLMo 3: OLMo 2 with sliding windows."""
 
-from core.api import DecoderSpec, Entry, LayerSpec, ModelFacts, NormSpec, WeightNames, hookimpl
+from core.api import Entry, hookimpl
+from core.model_spec.attention import NormSpec
+from core.model_spec.decoder import DecoderSpec
+from core.model_spec.facts import ModelFacts
+from core.model_spec.layer import LayerSpec
+from core.model_spec.names import WeightNames
 
 HERE = "builtin_plugins.models.olmo"
 
@@ -20,14 +25,14 @@ def olmo(hf_config: object) -> DecoderSpec:
     norm = NormSpec("layer", eps=1e-5, weight=False)
     bias = facts.flag("attention_bias")
     attention = facts.attention(
-        qkv_clip=facts.number_or_none("clip_qkv"), qkv_bias=bias, out_bias=bias
+        clip_qkv=facts.number_or_none("clip_qkv"), qkv_bias=bias, out_bias=bias
     )
     layer = LayerSpec(attention=attention, mlp=facts.mlp(), attention_in=norm, mlp_in=norm)
     return DecoderSpec(**facts.decoder(), layers=(layer,) * facts.num_layers(), norm=norm)
 
 
 def olmo3(hf_config: object) -> DecoderSpec:
-    """Return the facts of an OLMo 3 config: positions of windowed layers are never stretched."""
+    """Return the facts of an OLMo 3 config: sliding-window layers have unscaled RoPE."""
     facts = ModelFacts(hf_config)
     norm = facts.norm(eps=1e-5)
     bias = facts.flag("attention_bias")

@@ -1,6 +1,11 @@
-"""OLMo 2: norms after each part instead of before, and one norm over all query and all key heads."""
+"""OLMo 2: norms after each sublayer, and one norm over all query and all key heads."""
 
-from core.api import DecoderSpec, Entry, LayerSpec, ModelFacts, NormSpec, WeightNames, hookimpl
+from core.api import Entry, hookimpl
+from core.model_spec.attention import NormSpec
+from core.model_spec.decoder import DecoderSpec
+from core.model_spec.facts import ModelFacts
+from core.model_spec.layer import LayerSpec
+from core.model_spec.names import WeightNames
 
 NAMES = WeightNames(attention_out="post_attention_layernorm", mlp_out="post_feedforward_layernorm")
 

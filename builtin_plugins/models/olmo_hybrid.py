@@ -1,21 +1,17 @@
-"""OLMo Hybrid: gated delta rule whose memories may swing, with OLMo 3's attention in every fourth
+"""OLMo Hybrid: gated delta rule with negative eigenvalues, OLMo 3 attention in every fourth
 layer.
 """
 
-from core.api import (
-    DecoderSpec,
-    Entry,
-    GatedDeltaSpec,
-    LayerSpec,
-    ModelFacts,
-    WeightNames,
-    hookimpl,
-)
+from core.api import Entry, hookimpl
+from core.model_spec.decoder import DecoderSpec
+from core.model_spec.facts import ModelFacts
+from core.model_spec.layer import LayerSpec
+from core.model_spec.names import WeightNames
+from core.model_spec.recurrent import GatedDeltaSpec
 
 NAMES = WeightNames(
     recurrent="linear_attn",
-    # Recurrent layers have norms before their parts, attending ones behind them: one name means
-    # both.
+    # One name: recurrent layers have norms before their sublayers, attention layers after them.
     mlp_in="post_attention_layernorm",
     attention_out="post_attention_layernorm",
     mlp_out="post_feedforward_layernorm",
@@ -35,7 +31,7 @@ def engine_models() -> list[Entry]:
 
 
 def spec(hf_config: object) -> DecoderSpec:
-    """Return the facts of an OLMo Hybrid config; where the rotary base is null, nothing turns."""
+    """Return the facts of an OLMo Hybrid config; a null rope_theta means no RoPE."""
     facts = ModelFacts(hf_config)
     norm = facts.norm()
     bias = facts.flag("attention_bias")
@@ -43,14 +39,14 @@ def spec(hf_config: object) -> DecoderSpec:
     heads = facts.count("num_attention_heads")
     hidden = facts.count("hidden_size")
     size = facts.head_size(hidden, heads)
-    turns = all(
+    uses_rope = all(
         given.get("rope_theta", 0) is not None for given in (facts, facts.part("rope_parameters"))
     )
     attention = facts.attention(
         heads=heads,
         kv_heads=facts.count("num_key_value_heads", heads),
         head_size=size,
-        rope=facts.rope(size) if turns else None,
+        rope=facts.rope(size) if uses_rope else None,
         qkv_bias=bias,
         out_bias=bias,
         qk_norm=norm,
@@ -66,7 +62,7 @@ def spec(hf_config: object) -> DecoderSpec:
         kernel=facts.count("linear_conv_kernel_dim", 4),
         layout="apart",
         eps=1e-5,
-        most_correction=2.0 if facts.flag("linear_allow_neg_eigval", True) else 1.0,
+        max_beta=2.0 if facts.flag("linear_allow_neg_eigval", True) else 1.0,
     )
     kinds = facts.layer_kinds("full_attention", "linear_attention")
     if kinds is None:

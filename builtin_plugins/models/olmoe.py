@@ -1,6 +1,10 @@
 """OLMoE and FlexOlmo: OLMo with mixtures of experts, norms over all query and all key heads."""
 
-from core.api import DecoderSpec, Entry, LayerSpec, ModelFacts, MoeSpec, WeightNames, hookimpl
+from core.api import Entry, hookimpl
+from core.model_spec.decoder import DecoderSpec
+from core.model_spec.facts import ModelFacts
+from core.model_spec.layer import LayerSpec, MoeSpec
+from core.model_spec.names import WeightNames
 
 HERE = "builtin_plugins.models.olmoe"
 
@@ -31,14 +35,14 @@ def olmoe(hf_config: object) -> DecoderSpec:
     bias = facts.flag("attention_bias")
     clip = facts.number_or_none("clip_qkv")
     attention = facts.attention(
-        qk_norm=norm, qk_norm_over="all", qkv_clip=clip, qkv_bias=bias, out_bias=bias
+        qk_norm=norm, qk_norm_over="all", clip_qkv=clip, qkv_bias=bias, out_bias=bias
     )
     layer = LayerSpec(attention=attention, mlp=_experts(facts), attention_in=norm, mlp_in=norm)
     return DecoderSpec(**facts.decoder(), layers=(layer,) * facts.num_layers(), norm=norm)
 
 
 def flex_olmo(hf_config: object) -> DecoderSpec:
-    """Return the facts of a FlexOlmo config: norms after each part."""
+    """Return the facts of a FlexOlmo config: norms after each sublayer."""
     facts = ModelFacts(hf_config)
     norm = facts.norm()
     bias = facts.flag("attention_bias")

@@ -2,13 +2,16 @@
 each length.
 """
 
-from builtin_plugins.models.mixtral_names import MIXTRAL_NAMES
-from core.api import DecoderSpec, Entry, LayerSpec, ModelFacts, MoeSpec, hookimpl
+from builtin_plugins.models.mixtral import MIXTRAL_NAMES
+from core.api import Entry, hookimpl
+from core.model_spec.decoder import DecoderSpec
+from core.model_spec.facts import ModelFacts
+from core.model_spec.layer import LayerSpec, MoeSpec
 
 
 @hookimpl
 def engine_models() -> list[Entry]:
-    """Return the architecture under transformers' name and under that of its own files."""
+    """Return the architecture under transformers' and the model repository's name."""
     names = ("PhimoeForCausalLM", "PhiMoEForCausalLM")
     return [Entry(name, "builtin_plugins.models.phimoe:spec", "Phi-3.5-MoE") for name in names]
 

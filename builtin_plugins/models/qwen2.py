@@ -1,24 +1,17 @@
-"""Qwen2 and Qwen2.5: Llama's shape with biases on query, key and value, and windows in the later
-layers if asked.
-"""
+"""Qwen2 and Qwen2.5: Llama with QKV biases and optional sliding windows in the later layers."""
 
 from dataclasses import replace
 
-from core.api import (
-    AheadSpec,
-    DecoderSpec,
-    DenseSpec,
-    Entry,
-    LayerSpec,
-    ModelFacts,
-    NormSpec,
-    PoolingSpec,
-    hookimpl,
-)
+from core.api import Entry, hookimpl
+from core.model_spec.attention import NormSpec
+from core.model_spec.decoder import DecoderSpec, MtpLayerSpec
+from core.model_spec.facts import ModelFacts
+from core.model_spec.layer import LayerSpec
+from core.model_spec.pooling import DenseSpec, PoolingSpec
 
 HERE = "builtin_plugins.models.qwen2"
 STEP_TAG = 151651
-"""The token that ends a step in the published model."""
+"""Token that ends a step in the published process reward model."""
 
 
 @hookimpl
@@ -54,12 +47,12 @@ def spec(hf_config: object) -> DecoderSpec:
 
 
 def mimo(hf_config: object) -> DecoderSpec:
-    """Return the facts of a MiMo config: Qwen2, and a layer that continues by another token."""
+    """Return the facts of a MiMo config: Qwen2 with an MTP layer."""
     facts = ModelFacts(hf_config)
     decoder = spec(hf_config)
     stored = "model.mtp_layers.0"
     norm = NormSpec(eps=facts.number("rms_norm_eps", 1e-6))
-    ahead = AheadSpec(
+    mtp = MtpLayerSpec(
         layer=decoder.layers[0],
         norm=norm,
         stored=stored,
@@ -72,22 +65,22 @@ def mimo(hf_config: object) -> DecoderSpec:
         continues_normed=True,
     )
     names = replace(decoder.names, ignored=(*decoder.names.ignored, "model.mtp_layers.*"))
-    further = ahead if facts.count("num_nextn_predict_layers", 0, least=0) else None
-    return replace(decoder, ahead=further, names=names)
+    used = mtp if facts.count("num_nextn_predict_layers", 0, least=0) else None
+    return replace(decoder, mtp=used, names=names)
 
 
 def reward(hf_config: object) -> DecoderSpec:
-    """Return the facts of a reward model: two products behind every token."""
+    """Return the facts of a reward model: two dense layers on every token."""
     return replace(
         spec(hf_config),
         pooling=PoolingSpec(
-            task="classify", per_token=True, head=_score(hf_config, 1), last="none"
+            task="classify", per_token=True, head=_score(hf_config, 1), output_activation="none"
         ),
     )
 
 
 def process_reward(hf_config: object) -> DecoderSpec:
-    """Return the facts of a model that judges steps: probabilities of bad and good where one ends."""
+    """Return the facts of a process reward model: probabilities of bad and good per step."""
     head = _score(hf_config, 2)
     steps = PoolingSpec(
         task="classify", per_token=True, token_pooler="step", head=head, step_tag_id=STEP_TAG

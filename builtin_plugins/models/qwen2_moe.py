@@ -1,15 +1,10 @@
-"""Qwen2-MoE: Qwen2 with mixtures of experts, beside each an MLP whose share is learned."""
+"""Qwen2-MoE: Qwen2 with experts and a gated shared expert."""
 
-from core.api import (
-    DecoderSpec,
-    Entry,
-    LayerSpec,
-    MlpSpec,
-    ModelFacts,
-    MoeSpec,
-    WeightNames,
-    hookimpl,
-)
+from core.api import Entry, hookimpl
+from core.model_spec.decoder import DecoderSpec
+from core.model_spec.facts import ModelFacts
+from core.model_spec.layer import LayerSpec, MlpSpec, MoeSpec
+from core.model_spec.names import WeightNames
 
 NAMES = WeightNames(
     shared_gate="mlp.shared_expert.gate_proj",
@@ -42,7 +37,7 @@ def spec(hf_config: object) -> DecoderSpec:
         activation=activation,
         renormalize=facts.flag("norm_topk_prob"),
         shared=MlpSpec(width=facts.count("shared_expert_intermediate_size"), activation=activation),
-        shared_gate=True,
+        shared_expert_gate=True,
     )
     size = facts.window(4096) if facts.flag("use_sliding_window") else None
     windows = facts.windows(size, full_every=2)

@@ -1,6 +1,10 @@
 """Qwen3: Llama's shape with a norm on every query and key head."""
 
-from core.api import DecoderSpec, Entry, LayerSpec, ModelFacts, NormSpec, hookimpl
+from core.api import Entry, hookimpl
+from core.model_spec.attention import NormSpec
+from core.model_spec.decoder import DecoderSpec
+from core.model_spec.facts import ModelFacts
+from core.model_spec.layer import LayerSpec
 
 
 @hookimpl

@@ -1,6 +1,10 @@
-"""Qwen3-MoE: Qwen3 whose MLPs are mixtures of experts, in all layers or every so many."""
+"""Qwen3-MoE: Qwen3 with experts in all layers or in every n-th."""
 
-from core.api import DecoderSpec, Entry, LayerSpec, ModelFacts, MoeSpec, NormSpec, hookimpl
+from core.api import Entry, hookimpl
+from core.model_spec.attention import NormSpec
+from core.model_spec.decoder import DecoderSpec
+from core.model_spec.facts import ModelFacts
+from core.model_spec.layer import LayerSpec, MoeSpec
 
 
 @hookimpl

@@ -1,19 +1,13 @@
-"""Qwen3-Next and Qwen 3.5: gated delta rule in most layers, gated attention in every fourth."""
+"""Qwen3-Next and Qwen 3.5: gated delta rule, with gated attention in every fourth layer."""
 
 from dataclasses import replace
 
-from core.api import (
-    AheadSpec,
-    DecoderSpec,
-    Entry,
-    GatedDeltaSpec,
-    LayerSpec,
-    MlpSpec,
-    ModelFacts,
-    MoeSpec,
-    WeightNames,
-    hookimpl,
-)
+from core.api import Entry, hookimpl
+from core.model_spec.decoder import DecoderSpec, MtpLayerSpec
+from core.model_spec.facts import ModelFacts
+from core.model_spec.layer import LayerSpec, MlpSpec, MoeSpec
+from core.model_spec.names import WeightNames
+from core.model_spec.recurrent import GatedDeltaSpec
 
 HERE = "builtin_plugins.models.qwen3_next"
 NAMES = WeightNames(
@@ -81,14 +75,14 @@ def _experts(facts: ModelFacts) -> MoeSpec:
         shared=MlpSpec(
             width=facts.count("shared_expert_intermediate_size", 512), activation=facts.activation()
         ),
-        shared_gate=True,
+        shared_expert_gate=True,
     )
 
 
 def _decoder(
     facts: ModelFacts, delta: GatedDeltaSpec, mlps: list[MlpSpec | MoeSpec]
 ) -> DecoderSpec:
-    """Return a decoder whose layers attend where `layer_types` or an interval says so."""
+    """Return a decoder with attention in the layers of `layer_types` or an interval."""
     norm = facts.norm(offset=1.0)
     bias = facts.flag("attention_bias")
     heads = facts.heads(256)
@@ -113,7 +107,7 @@ def _decoder(
         )
         for attend, mlp in zip(attends, mlps, strict=True)
     )
-    ahead = AheadSpec(
+    mtp = MtpLayerSpec(
         layer=LayerSpec(attention=attention, mlp=mlps[-1], attention_in=norm, mlp_in=norm),
         norm=norm,
         stored="mtp.layers.0",
@@ -124,4 +118,4 @@ def _decoder(
         final_norm="mtp.norm",
         continues_normed=True,
     )
-    return DecoderSpec(**facts.decoder(), layers=layers, norm=norm, ahead=ahead, names=NAMES)
+    return DecoderSpec(**facts.decoder(), layers=layers, norm=norm, mtp=mtp, names=NAMES)

@@ -1,17 +1,13 @@
-"""RecurrentGemma: linear recurrences with real gates, windowed attention in every third layer."""
+"""RecurrentGemma: RG-LRU layers, with windowed attention in every third layer."""
 
 import math
 
-from core.api import (
-    DecoderSpec,
-    Entry,
-    LayerSpec,
-    ModelError,
-    ModelFacts,
-    RgLruSpec,
-    WeightNames,
-    hookimpl,
-)
+from core.api import Entry, ModelError, hookimpl
+from core.model_spec.decoder import DecoderSpec
+from core.model_spec.facts import ModelFacts
+from core.model_spec.layer import LayerSpec
+from core.model_spec.names import WeightNames
+from core.model_spec.recurrent import RgLruSpec
 
 NAMES = WeightNames(
     recurrent="temporal_block",
@@ -41,7 +37,7 @@ def engine_models() -> list[Entry]:
 
 
 def spec(hf_config: object) -> DecoderSpec:
-    """Return the facts of a RecurrentGemma config, whose width is that of gate and up together."""
+    """Return the facts of a RecurrentGemma config; its MLP width counts gate and up together."""
     facts = ModelFacts(hf_config)
     norm = facts.norm(offset=1.0)
     hidden = facts.count("hidden_size")

@@ -1,19 +1,13 @@
-"""Mixtures whose scores are sigmoids with a correction for the choice: GLM 4.5, dots.llm1, Solar
-Open, MiniMax M2, AFM.
+"""MoE models with sigmoid scores and a correction bias: GLM 4.5, dots.llm1, Solar Open, MiniMax M2,
+AFM.
 """
 
-from builtin_plugins.models.mixtral_names import MIXTRAL_NAMES
-from core.api import (
-    DecoderSpec,
-    Entry,
-    LayerSpec,
-    MlpSpec,
-    ModelFacts,
-    MoeSpec,
-    WeightNames,
-    hookimpl,
-    layer_behind,
-)
+from builtin_plugins.models.mixtral import MIXTRAL_NAMES
+from core.api import Entry, hookimpl
+from core.model_spec.decoder import DecoderSpec, mtp_layer
+from core.model_spec.facts import ModelFacts
+from core.model_spec.layer import LayerSpec, MlpSpec, MoeSpec
+from core.model_spec.names import WeightNames
 
 HERE = "builtin_plugins.models.sigmoid_moe"
 
@@ -31,7 +25,7 @@ def engine_models() -> list[Entry]:
 
 
 def _experts(facts: ModelFacts, *, renormalize: bool = True) -> MoeSpec:
-    """Return experts in groups beside a shared one."""
+    """Return grouped experts with a shared expert."""
     width = facts.count("moe_intermediate_size")
     shared = facts.count("n_shared_experts", 1)
     return MoeSpec(
@@ -42,10 +36,10 @@ def _experts(facts: ModelFacts, *, renormalize: bool = True) -> MoeSpec:
         score="sigmoid",
         renormalize=facts.flag("norm_topk_prob", renormalize),
         scale=facts.number("routed_scaling_factor", 1.0),
-        choice_bias=True,
+        correction_bias=True,
         groups=facts.count("n_group", 1),
-        top_groups=facts.count("topk_group", 1),
-        wide_router=True,
+        topk_groups=facts.count("topk_group", 1),
+        router_fp32=True,
         shared=MlpSpec(width=shared * width, activation=facts.activation()),
     )
 
@@ -73,12 +67,12 @@ def glm4_moe(hf_config: object) -> DecoderSpec:
     )
     names = WeightNames(ignored=("*.rotary_emb.inv_freq", f"model.layers.{num_layers}.*"))
     further = LayerSpec(attention=attention, mlp=experts, attention_in=norm, mlp_in=norm)
-    ahead = (
-        layer_behind(further, norm, num_layers)
+    mtp = (
+        mtp_layer(further, norm, num_layers)
         if facts.count("num_nextn_predict_layers", 0, least=0)
         else None
     )
-    return DecoderSpec(**facts.decoder(), layers=layers, norm=norm, ahead=ahead, names=names)
+    return DecoderSpec(**facts.decoder(), layers=layers, norm=norm, mtp=mtp, names=names)
 
 
 def dots1(hf_config: object) -> DecoderSpec:
@@ -115,8 +109,8 @@ def solar_open(hf_config: object) -> DecoderSpec:
 
 
 def minimax_m2(hf_config: object) -> DecoderSpec:
-    """Return the facts of a MiniMax M2 config: norms over all query and all key heads, part of each
-    head turns.
+    """Return the facts of a MiniMax M2 config: norms over all query and all key heads, partial
+    RoPE.
     """
     facts = ModelFacts(hf_config)
     norm = facts.norm()
@@ -129,7 +123,7 @@ def minimax_m2(hf_config: object) -> DecoderSpec:
         width=facts.count("intermediate_size"),
         activation=facts.activation(),
         score="sigmoid",
-        choice_bias=True,
+        correction_bias=True,
     )
     attention = facts.attention(**heads, rope=rope, qk_norm=norm, qk_norm_over="all")
     layer = LayerSpec(attention=attention, mlp=experts, attention_in=norm, mlp_in=norm)
@@ -139,7 +133,7 @@ def minimax_m2(hf_config: object) -> DecoderSpec:
 
 
 def afmoe(hf_config: object) -> DecoderSpec:
-    """Return the facts of a Trinity config: gated attention, norms around each part, positions in
+    """Return the facts of a Trinity config: gated attention, norms around each sublayer, RoPE in
     windowed layers.
     """
     facts = ModelFacts(hf_config)
@@ -155,7 +149,7 @@ def afmoe(hf_config: object) -> DecoderSpec:
         activation=facts.activation(),
         score="sigmoid",
         scale=facts.number("route_scale", 1.0),
-        choice_bias=True,
+        correction_bias=True,
         shared=MlpSpec(
             width=width * facts.count("num_shared_experts", 2), activation=facts.activation()
         ),
@@ -181,7 +175,7 @@ def afmoe(hf_config: object) -> DecoderSpec:
         mlp_in="pre_mlp_layernorm",
         mlp_out="post_mlp_layernorm",
         router="mlp.router.gate",
-        choice_bias="mlp.expert_bias",
+        correction_bias="mlp.expert_bias",
     )
     scale = facts.count("hidden_size") ** 0.5 if facts.flag("mup_enabled") else 1.0
     return DecoderSpec(**facts.decoder(), layers=layers, norm=norm, embed_scale=scale, names=names)

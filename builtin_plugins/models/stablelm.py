@@ -1,8 +1,12 @@
-"""StableLM: layer norms, a quarter of each head turns, on request own norms for each head and
-parallel parts.
+"""StableLM: LayerNorm, RoPE on a quarter of each head, optional per-head norms and parallel
+sublayers.
 """
 
-from core.api import DecoderSpec, Entry, LayerSpec, ModelFacts, WeightNames, hookimpl
+from core.api import Entry, hookimpl
+from core.model_spec.decoder import DecoderSpec
+from core.model_spec.facts import ModelFacts
+from core.model_spec.layer import LayerSpec
+from core.model_spec.names import WeightNames
 
 NAMES = WeightNames(
     q_norm="self_attn.q_layernorm.norms.{}", k_norm="self_attn.k_layernorm.norms.{}"

@@ -1,8 +1,11 @@
-"""What configs of state-space models have in common, under the names that several of them use."""
+"""Common parts of state-space configs."""
 
 from typing import Any
 
-from core.api import Mamba2Spec, ModelError, ModelFacts, WeightNames
+from core.api import ModelError
+from core.model_spec.facts import ModelFacts
+from core.model_spec.names import WeightNames
+from core.model_spec.recurrent import Mamba2Spec
 
 HYBRID_NAMES = WeightNames(
     recurrent="mamba",
@@ -12,7 +15,7 @@ HYBRID_NAMES = WeightNames(
     down="feed_forward.down_proj",
     final_norm="model.final_layernorm",
 )
-"""Where checkpoints that go back to Jamba keep things."""
+"""Tensor names of Jamba-style checkpoints."""
 
 
 def step_limits(facts: ModelFacts) -> dict[str, Any]:
@@ -24,15 +27,15 @@ def step_limits(facts: ModelFacts) -> dict[str, Any]:
         raise ModelError(
             f"time_step_limit in config.json is {limits!r:.100}; it must be a list of two numbers."
         )
-    least, most = limits
+    low, high = limits
     return {
-        "least_step": float(least),
-        "most_step": float(most) if isinstance(most, (int, float)) else float("inf"),
+        "dt_min": float(low),
+        "dt_max": float(high) if isinstance(high, (int, float)) else float("inf"),
     }
 
 
 def mamba2(facts: ModelFacts, **others: Any) -> Mamba2Spec:
-    """Return the state space of a hybrid's config, whose fields begin with `mamba_`."""
+    """Return the state space of a hybrid's config, from fields that begin with `mamba_`."""
     heads = facts.count("mamba_n_heads", 128)
     size = facts.get("mamba_d_head", "auto")
     if size == "auto":
@@ -51,7 +54,7 @@ def mamba2(facts: ModelFacts, **others: Any) -> Mamba2Spec:
 
 
 KINDS = {"mamba": "linear_attention", "attention": "full_attention"}
-"""Older names of what layers are."""
+"""Older names of layer types."""
 
 
 def layer_kinds(facts: ModelFacts, default: list[str], allowed: set[str]) -> list[str]:

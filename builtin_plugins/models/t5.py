@@ -1,20 +1,14 @@
-"""T5 and its kin: Flan-T5, mT5, UMT5, ByT5."""
+"""T5 and its variants: Flan-T5, mT5, UMT5, ByT5."""
 
 from dataclasses import replace
 
-from core.api import (
-    AttentionSpec,
-    CrossSpec,
-    DecoderSpec,
-    EncoderSpec,
-    Entry,
-    LayerSpec,
-    MlpSpec,
-    ModelFacts,
-    RelativeSpec,
-    WeightNames,
-    hookimpl,
-)
+from core.api import Entry, hookimpl
+from core.model_spec.attention import AttentionSpec, RelativeBiasSpec
+from core.model_spec.decoder import DecoderSpec
+from core.model_spec.encoder import EncoderSpec
+from core.model_spec.facts import ModelFacts
+from core.model_spec.layer import CrossAttentionSpec, LayerSpec, MlpSpec
+from core.model_spec.names import WeightNames
 
 HERE = "builtin_plugins.models.t5"
 DECODER = WeightNames(
@@ -59,15 +53,13 @@ def engine_models() -> list[Entry]:
         Entry(
             "UMT5ForConditionalGeneration",
             f"{HERE}:umt5",
-            "UMT5, with distances of its own in every layer",
+            "UMT5, with a position bias in every layer",
         ),
     ]
 
 
 def t5(hf_config: object) -> DecoderSpec:
-    """Return the facts of a T5 config: what it gives is scaled down before the head it shares with
-    the embedding.
-    """
+    """Return the facts of a T5 config: hidden states are scaled before the tied head."""
     facts = ModelFacts(hf_config)
     scaled = facts.flag("scale_decoder_outputs", facts.flag("tie_word_embeddings", True))
     return _t5(facts, "relu", facts.count("d_model") ** -0.5 if scaled else 1.0)
@@ -79,7 +71,7 @@ def mt5(hf_config: object) -> DecoderSpec:
 
 
 def umt5(hf_config: object) -> DecoderSpec:
-    """Return the facts of a UMT5 config, which scales like T5 whatever it says of tying."""
+    """Return the facts of a UMT5 config, which scales like T5, tied or not."""
     facts = ModelFacts(hf_config)
     return _t5(facts, "gated-gelu", facts.count("d_model") ** -0.5, shared=False)
 
@@ -87,9 +79,9 @@ def umt5(hf_config: object) -> DecoderSpec:
 def _t5(
     facts: ModelFacts, activation: str, logit_scale: float, *, shared: bool = True
 ) -> DecoderSpec:
-    """Return a model of T5's kind.
+    """Return a model of the T5 family.
 
-    `shared`: the first layer's numbers by distance are those of all layers.
+    `shared`: all layers use the first layer's relative position bias.
     """
     norm = facts.norm("layer_norm_epsilon")
     heads = facts.count("num_heads")
@@ -97,13 +89,19 @@ def _t5(
     gated = str(facts.get("feed_forward_proj", activation)).startswith("gated-")
     activation = facts.activation("feed_forward_proj", activation)
     mlp = MlpSpec(width=facts.count("d_ff"), activation=activation, gated=gated)
-    numbers = facts.count("relative_attention_num_buckets", 32)
-    most = facts.count("relative_attention_max_distance", 128)
+    num_buckets = facts.count("relative_attention_num_buckets", 32)
+    max_distance = facts.count("relative_attention_max_distance", 128)
     plain = AttentionSpec(heads=heads, kv_heads=heads, head_size=size, scale=1.0)
-    behind = replace(plain, relative=RelativeSpec(numbers, most))
-    around = replace(plain, relative=RelativeSpec(numbers, most, both_ways=True), causal=False)
-    layer = LayerSpec(attention=around, attention_in=norm, mlp=mlp, mlp_in=norm)
-    cross = replace(layer, attention=behind, cross=CrossSpec(attention=plain, norm_in=norm))
+    causal = replace(plain, relative=RelativeBiasSpec(num_buckets, max_distance))
+    bidirectional = replace(
+        plain,
+        relative=RelativeBiasSpec(num_buckets, max_distance, bidirectional=True),
+        causal=False,
+    )
+    layer = LayerSpec(attention=bidirectional, attention_in=norm, mlp=mlp, mlp_in=norm)
+    cross = replace(
+        layer, attention=causal, cross=CrossAttentionSpec(attention=plain, norm_in=norm)
+    )
     count = facts.num_layers("num_layers")
     return DecoderSpec(
         vocab_size=facts.count("vocab_size"),

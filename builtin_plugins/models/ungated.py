@@ -1,16 +1,12 @@
-"""Models of Llama's shape whose MLP has no gate, most with layer norms and biases."""
+"""Llama-like models without a gate in the MLP, usually with LayerNorm and biases."""
 
-from core.api import (
-    DecoderSpec,
-    Entry,
-    LayerSpec,
-    Llama3Scaling,
-    ModelFacts,
-    NormSpec,
-    RopeSpec,
-    WeightNames,
-    hookimpl,
-)
+from core.api import Entry, hookimpl
+from core.model_spec.attention import NormSpec
+from core.model_spec.decoder import DecoderSpec
+from core.model_spec.facts import ModelFacts
+from core.model_spec.layer import LayerSpec
+from core.model_spec.names import WeightNames
+from core.model_spec.rope import Llama3Scaling, RopeSpec
 
 HERE = "builtin_plugins.models.ungated"
 
@@ -32,7 +28,7 @@ def engine_models() -> list[Entry]:
 def _alike(
     facts: ModelFacts, norm: NormSpec, *, bias: bool, mlp_bias: bool, **attention: object
 ) -> DecoderSpec:
-    """Return a model of equal layers with squared rectifiers."""
+    """Return a model of equal layers with squared ReLU."""
     layer = LayerSpec(
         attention=facts.attention(qkv_bias=bias, out_bias=bias, **attention),
         mlp=facts.mlp(activation=facts.activation(default="relu2"), gated=False, bias=mlp_bias),
@@ -62,7 +58,9 @@ def jais2(hf_config: object) -> DecoderSpec:
 
 
 def nemotron(hf_config: object) -> DecoderSpec:
-    """Return the facts of a Nemotron config: layer norms around one, half of each head turns."""
+    """Return the facts of a Nemotron config: LayerNorm with an offset of 1, RoPE on half of each
+    head.
+    """
     facts = ModelFacts(hf_config)
     norm = facts.layer_norm("norm_eps", offset=1.0)
     rope = facts.rope(facts.heads()["head_size"], share=0.5)
@@ -112,9 +110,7 @@ def starcoder2(hf_config: object) -> DecoderSpec:
 
 
 def phi(hf_config: object) -> DecoderSpec:
-    """Return the facts of a Phi config: attention and MLP in parallel behind one norm, a head with
-    bias.
-    """
+    """Return the facts of a Phi config: parallel attention and MLP with one norm, head bias."""
     facts = ModelFacts(hf_config)
     norm = facts.layer_norm()
     rope = facts.rope(facts.heads()["head_size"], share=0.5)

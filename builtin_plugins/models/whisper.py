@@ -1,21 +1,13 @@
-"""Whisper: features of sound in, text out."""
+"""Whisper: audio features to text."""
 
 from dataclasses import replace
 
-from core.api import (
-    AttentionSpec,
-    CrossSpec,
-    DecoderSpec,
-    EncoderSpec,
-    Entry,
-    FramesSpec,
-    LayerSpec,
-    MlpSpec,
-    ModelFacts,
-    NormSpec,
-    WeightNames,
-    hookimpl,
-)
+from builtin_plugins.models.bart import NORM, layer_of
+from core.api import Entry, hookimpl
+from core.model_spec.decoder import DecoderSpec
+from core.model_spec.encoder import EncoderSpec, FramesSpec
+from core.model_spec.facts import ModelFacts
+from core.model_spec.names import WeightNames
 
 DECODER = WeightNames(
     embed="model.decoder.embed_tokens",
@@ -36,7 +28,6 @@ ENCODER = replace(
     final_norm="model.encoder.layer_norm",
     layer="model.encoder.layers.{}",
 )
-NORM = NormSpec("layer", eps=1e-5, bias=True)
 
 
 @hookimpl
@@ -48,44 +39,28 @@ def engine_models() -> list[Entry]:
 
 
 def spec(hf_config: object) -> DecoderSpec:
-    """Return the facts of a Whisper config: norms before each part, and no bias of keys."""
+    """Return the facts of a Whisper config: pre-norm, no key bias."""
     facts = ModelFacts(hf_config)
-    heard = facts.num_positions("max_source_positions", 1500)
-    said = facts.num_positions("max_target_positions", 448)
+    audio_positions = facts.num_positions("max_source_positions", 1500)
+    text_positions = facts.num_positions("max_target_positions", 448)
+    encoder_layer = layer_of(facts, "encoder", pre_norm=True, key_bias=False)
+    decoder_layer = layer_of(facts, "decoder", pre_norm=True, key_bias=False)
     return DecoderSpec(
         vocab_size=facts.count("vocab_size"),
         hidden_size=facts.count("d_model"),
-        max_positions=said,
-        learned_positions=said,
-        layers=(_half(facts, "decoder"),) * facts.num_layers("decoder_layers"),
+        max_positions=text_positions,
+        learned_positions=text_positions,
+        layers=(decoder_layer,) * facts.num_layers("decoder_layers"),
         norm=NORM,
         tied_head="unless stored",
         encoder=EncoderSpec(
-            layers=(_half(facts, "encoder"),) * facts.num_layers("encoder_layers"),
+            layers=(encoder_layer,) * facts.num_layers("encoder_layers"),
             norm=NORM,
             frames=FramesSpec(facts.count("num_mel_bins", 80)),
-            max_len=heard,
-            learned_positions=heard,
+            max_len=audio_positions,
+            learned_positions=audio_positions,
             start_tokens=facts.start_tokens(50257),
             names=ENCODER,
         ),
         names=DECODER,
-    )
-
-
-def _half(facts: ModelFacts, which: str) -> LayerSpec:
-    """Return a layer of the encoder, or of the decoder, which attends to what that made."""
-    heads = facts.count(f"{which}_attention_heads")
-    size = facts.head_size(facts.count("d_model"), heads)
-    shape = AttentionSpec(heads=heads, kv_heads=heads, head_size=size)
-    attention = replace(shape, qkv_bias=True, key_bias=False, out_bias=True)
-    activation = facts.activation("activation_function", "gelu")
-    return LayerSpec(
-        attention=replace(attention, causal=which == "decoder"),
-        attention_in=NORM,
-        cross=CrossSpec(attention=attention, norm_in=NORM) if which == "decoder" else None,
-        mlp=MlpSpec(
-            width=facts.count(f"{which}_ffn_dim"), activation=activation, gated=False, bias=True
-        ),
-        mlp_in=NORM,
     )

@@ -1,17 +1,13 @@
-"""Zamba2: Mamba 2 in all layers, some of them guided by one of a few transformers that they share."""
+"""Zamba2: Mamba 2 in all layers, some with one of a few shared transformer blocks."""
 
 from builtin_plugins.models.state_spaces import layer_kinds, mamba2
-from core.api import (
-    DecoderSpec,
-    Entry,
-    LayerSpec,
-    MlpSpec,
-    ModelFacts,
-    NormSpec,
-    SharedSpec,
-    WeightNames,
-    hookimpl,
-)
+from core.api import Entry, hookimpl
+from core.model_spec.attention import AttentionSpec, NormSpec
+from core.model_spec.decoder import DecoderSpec
+from core.model_spec.facts import ModelFacts
+from core.model_spec.layer import LayerSpec, MlpSpec, SharedBlockSpec
+from core.model_spec.names import WeightNames
+from core.model_spec.recurrent import Mamba2Spec
 
 USUAL = (
     ["linear_attention"]
@@ -29,33 +25,13 @@ def engine_models() -> list[Entry]:
 
 
 def spec(hf_config: object) -> DecoderSpec:
-    """Return the facts of a Zamba2 config; its attention reads twice the width of the stream."""
+    """Return the facts of a Zamba2 config; attention reads twice the hidden size."""
     facts = ModelFacts(hf_config)
     norm = facts.norm("rms_norm_eps", eps=1e-5)
     hidden = facts.count("hidden_size")
-    heads = facts.count("num_attention_heads", 32)
-    state_heads = facts.count("n_mamba_heads", 8)
-    size = 2 * hidden // heads
     bias = facts.flag("add_bias_linear")
-    attention = facts.attention(
-        heads=heads,
-        kv_heads=facts.count("num_key_value_heads", heads),
-        head_size=size,
-        scale=(size / 2) ** -0.5,
-        rope=facts.rope(size) if facts.flag("use_mem_rope") else None,
-    )
-    state = mamba2(
-        facts,
-        heads=state_heads,
-        head_size=facts.count("mamba_expand", 2) * hidden // state_heads,
-        state_size=facts.count("mamba_d_state", 64),
-        groups=facts.count("mamba_ngroups", 1),
-        bias=bias,
-        conv_bias=True,
-        least_step=facts.number("time_step_min", 0.001),
-        most_step=float("inf"),
-        norm=NormSpec(eps=1e-5),
-    )
+    attention = _attention(facts, hidden)
+    state = _state(facts, hidden, bias=bias)
     mlp = MlpSpec(
         width=facts.count("intermediate_size", 4 * hidden),
         activation=facts.activation(default="gelu"),
@@ -70,7 +46,7 @@ def spec(hf_config: object) -> DecoderSpec:
     plain = LayerSpec(recurrent=state, attention_in=norm)
     layers = [plain] * len(kinds)
     for use, index in enumerate(hybrids):
-        shared = SharedSpec(
+        shared = SharedBlockSpec(
             stored=stored[use % len(stored)],
             use=use,
             norm=norm,
@@ -89,3 +65,33 @@ def spec(hf_config: object) -> DecoderSpec:
         ignored=("*.rotary_emb.inv_freq", *copies),
     )
     return DecoderSpec(**facts.decoder(tied=True), layers=tuple(layers), norm=norm, names=names)
+
+
+def _attention(facts: ModelFacts, hidden: int) -> AttentionSpec:
+    """Return the attention of the shared blocks."""
+    heads = facts.count("num_attention_heads", 32)
+    size = 2 * hidden // heads
+    return facts.attention(
+        heads=heads,
+        kv_heads=facts.count("num_key_value_heads", heads),
+        head_size=size,
+        scale=(size / 2) ** -0.5,
+        rope=facts.rope(size) if facts.flag("use_mem_rope") else None,
+    )
+
+
+def _state(facts: ModelFacts, hidden: int, *, bias: bool) -> Mamba2Spec:
+    """Return the Mamba 2 mixer of each layer."""
+    heads = facts.count("n_mamba_heads", 8)
+    return mamba2(
+        facts,
+        heads=heads,
+        head_size=facts.count("mamba_expand", 2) * hidden // heads,
+        state_size=facts.count("mamba_d_state", 64),
+        groups=facts.count("mamba_ngroups", 1),
+        bias=bias,
+        conv_bias=True,
+        dt_min=facts.number("time_step_min", 0.001),
+        dt_max=float("inf"),
+        norm=NormSpec(eps=1e-5),
+    )

@@ -1,8 +1,7 @@
-"""Which steps a platform records: `-O`, `--compilation-config`, `--cudagraph-capture-sizes` and
-`--enforce-eager`, checked.
+"""Validated options of CUDA graphs and recorded steps.
 
-The names are vLLM's. What asks for another compiler is refused: kernels here are written, and torch
-compiles nothing.
+Reads `-O`, `--compilation-config`, `--cudagraph-capture-sizes` and `--enforce-eager`, with vLLM's
+names. Options of torch.compile are rejected, because nothing is compiled by torch.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
-from core.api import ConfigError, EngineConfig, Option, Within, did_you_mean
+from core.api import ConfigError, EngineConfig, Option, Range, did_you_mean
 
 FLAG: Final = "--compilation-config"
 OFF: Final = (0, "0", "NONE", "none")
@@ -21,8 +20,7 @@ MODES: Final[Mapping[str, tuple[bool, bool]]] = {
     "FULL": (True, True),
     "FULL_AND_PIECEWISE": (True, True),
 }
-"""By `cudagraph_mode`: whether steps in which all rows decode are recorded, and whether others are.
-"""
+"""By `cudagraph_mode`: whether decode-only steps are recorded, and whether mixed steps are."""
 LEVELS: Final = {"O0": "NONE", "O1": "FULL_DECODE_ONLY", "O2": "FULL", "O3": "FULL"}
 KEYS: Final = (
     "cudagraph_capture_sizes",
@@ -31,7 +29,7 @@ KEYS: Final = (
     "max_cudagraph_capture_size",
     "mode",
 )
-OF_COMPILERS: Final = frozenset(
+COMPILER_KEYS: Final = frozenset(
     [
         "backend",
         "bs_to_padded_graph_size",
@@ -60,56 +58,59 @@ OF_COMPILERS: Final = frozenset(
         "use_inductor_graph_partition",
     ]
 )
-"""Keys of vLLM's that have no meaning here."""
-MOST_TOKENS: Final = 1 << 20
-"""Of a step that is asked to be recorded."""
+"""vLLM's keys for torch.compile, which have no effect here."""
+MAX_CAPTURE_SIZE: Final = 1 << 20
+"""Upper bound of a configured capture size, in tokens."""
 
 
 def options() -> list[Option]:
-    """Return the options that `Recording` reads."""
-    levels = "Steps that are recorded and done again: O0 none, O1 those in which every row decodes, O2 and O3 all small ones."
-    keys = "JSON, or keys one by one: cudagraph_mode, cudagraph_capture_sizes, max_cudagraph_capture_size; mode is 0."
-    sizes = "Numbers of tokens that steps are recorded for on GPUs."
-    most = "Most tokens of a step that is recorded on GPUs."
+    """Return the options that `RecordingOptions` reads."""
+    levels = "Recorded steps: O0 none, O1 decode-only steps, O2 and O3 all small steps."
+    keys = (
+        "JSON, or single keys: cudagraph_mode, cudagraph_capture_sizes, "
+        "max_cudagraph_capture_size; mode is 0."
+    )
+    sizes = "CUDA graph capture sizes in tokens."
+    limit = "Largest CUDA graph capture size in tokens."
     return [
         Option("optimization_level", Literal["O0", "O1", "O2", "O3", 0, 1, 2, 3], "O2", levels),
-        Option("compilation_config", dict[str, Any] | Annotated[int, Within(0, 3)], {}, keys),
+        Option("compilation_config", dict[str, Any] | Annotated[int, Range(0, 3)], {}, keys),
         Option(
             "cudagraph_capture_sizes",
-            list[Annotated[int, Within(1, MOST_TOKENS)]] | None,
+            list[Annotated[int, Range(1, MAX_CAPTURE_SIZE)]] | None,
             None,
             sizes,
         ),
         Option(
-            "max_cudagraph_capture_size", Annotated[int, Within(0, MOST_TOKENS)] | None, None, most
+            "max_cudagraph_capture_size",
+            Annotated[int, Range(0, MAX_CAPTURE_SIZE)] | None,
+            None,
+            limit,
         ),
     ]
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
-    """What was asked for."""
+class RecordingOptions:
+    """Resolved options of recorded steps."""
 
     decodes: bool
-    """Steps in which every row decodes."""
+    """Whether decode-only steps are recorded."""
     mixed: bool
-    """Others as well."""
+    """Whether mixed steps are recorded, too."""
     sizes: tuple[int, ...] | None
-    """Numbers of tokens, rising; None: the platform's own."""
-    most: int | None
-    """Tokens; None: the platform's own limit."""
+    """Capture sizes in tokens, ascending; None: the platform's default."""
+    max_size: int | None
+    """Maximum capture size in tokens; None: the platform's default."""
     stated: str
-    """The first option that asks for graphs in particular, as it was given; empty: none does."""
+    """First explicit CUDA graph option as given; empty: none."""
     is_eager: bool
-    """Every step is to be a plain call, on platforms without graphs too: `--enforce-eager`, or
-    `-O0`.
-    """
+    """Whether every step is a plain call on every platform (`--enforce-eager` or `-O0`)."""
 
     @classmethod
-    def of(cls, config: EngineConfig) -> Recording:
-        """Return what the options say; the more particular one holds.
-
-        Raises `ConfigError` naming what cannot be done.
+    def from_config(cls, config: EngineConfig) -> RecordingOptions:
+        """Return the resolved options; the more specific one wins. Raises `ConfigError` for invalid
+        ones.
         """
         given = config.options.get("compilation_config") or {}
         keys: Mapping[str, Any] = given if isinstance(given, Mapping) else {"mode": given}
@@ -118,30 +119,28 @@ class Recording:
         level = config.options.get("optimization_level", "O2")
         mode = keys.get("cudagraph_mode")
         sizes = _one_of("cudagraph_capture_sizes", keys, config)
-        most = _one_of("max_cudagraph_capture_size", keys, config)
+        max_size = _one_of("max_cudagraph_capture_size", keys, config)
         usual = LEVELS[f"O{str(level).removeprefix('O')}"]
         decodes, mixed = MODES[usual if mode is None else _mode(mode)]
-        if config.model.enforce_eager or sizes == [] or most == 0:
+        if config.model.enforce_eager or sizes == [] or max_size == 0:
             decodes = mixed = False
         stated = {"cudagraph_mode": mode not in (None, *OFF), "cudagraph_capture_sizes": sizes}
-        stated["max_cudagraph_capture_size"] = most
+        stated["max_cudagraph_capture_size"] = max_size
         return cls(
             decodes,
             mixed,
             None if sizes is None else _sizes(sizes),
-            None if most is None else _whole("max_cudagraph_capture_size", most, 0),
-            next((_flag(name, keys) for name, said in stated.items() if said), ""),
+            None if max_size is None else _whole("max_cudagraph_capture_size", max_size, 0),
+            next((_flag(name, keys) for name, is_set in stated.items() if is_set), ""),
             config.model.enforce_eager or usual == "NONE",
         )
 
 
 def _check_key(key: str, value: Any) -> None:
-    if key in OF_COMPILERS:
+    if key in COMPILER_KEYS:
         if value not in (None, "", False, [], {}):
             raise ConfigError(
-                f"{FLAG}.{key} {value!r:.80}: nothing is compiled by torch here, so there is "
-                "nothing that it would change. "
-                "Leave it out."
+                f"{FLAG}.{key} {value!r:.80} has no effect: torch compiles nothing here. Remove it."
             )
     elif key not in KEYS:
         raise ConfigError(
@@ -149,9 +148,8 @@ def _check_key(key: str, value: Any) -> None:
         )
     elif key in ("mode", "level") and (isinstance(value, bool) or value not in OFF):
         raise ConfigError(
-            f"{FLAG}.{key} {value!r:.80} asks for torch.compile, which is not used: kernels are "
-            "written for each device. Say 0 "
-            "(NONE), or leave it out; -O and cudagraph_mode say which steps are recorded."
+            f"{FLAG}.{key} {value!r:.80} selects torch.compile, which is not used. Set 0 (NONE) or "
+            "remove it; -O and cudagraph_mode select the recorded steps."
         )
 
 
@@ -162,11 +160,7 @@ def _flag(name: str, keys: Mapping[str, Any]) -> str:
 def _mode(value: Any) -> str:
     name = "NONE" if not isinstance(value, bool) and value in OFF else str(value).upper()
     if name not in MODES:
-        why = (
-            " (attention is recorded with the rest of a step, so there are no graphs between)"
-            if name == "PIECEWISE"
-            else ""
-        )
+        why = " (attention is captured with the rest of a step)" if name == "PIECEWISE" else ""
         raise ConfigError(
             f"{FLAG}.cudagraph_mode {value!r:.80} is not served{why}; it is one of "
             f"{', '.join(MODES)}."
@@ -184,8 +178,8 @@ def _one_of(name: str, keys: Mapping[str, Any], config: EngineConfig) -> Any:
 def _sizes(value: Any) -> tuple[int, ...]:
     if not isinstance(value, list):
         raise ConfigError(
-            f"{FLAG}.cudagraph_capture_sizes {value!r:.80} is no list of numbers of tokens, as [1, "
-            "2, 4, 8]."
+            f"{FLAG}.cudagraph_capture_sizes: got {value!r:.80}; expected a list of numbers of "
+            "tokens, such as [1, 2, 4, 8]."
         )
     return tuple(sorted({_whole("cudagraph_capture_sizes", each, 1) for each in value}))
 
@@ -193,7 +187,7 @@ def _sizes(value: Any) -> tuple[int, ...]:
 def _whole(name: str, value: Any, least: int) -> int:
     if type(value) is not int or value < least:
         raise ConfigError(
-            f"--{name.replace('_', '-')} {value!r:.80} is no whole number of tokens, at least "
-            f"{least}."
+            f"--{name.replace('_', '-')}: got {value!r:.80}; "
+            f"expected an integer of at least {least}."
         )
     return value

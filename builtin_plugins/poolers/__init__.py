@@ -1,1 +1,1 @@
-"""Poolers: what of hidden states stands for a prompt."""
+"""Poolers: reduce a prompt's hidden states to its vectors."""

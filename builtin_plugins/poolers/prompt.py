@@ -1,4 +1,4 @@
-"""Poolers that give one vector for a prompt."""
+"""Poolers with one vector per prompt."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def engine_poolers() -> list[Entry]:
     """Return the poolers."""
     return [
         Entry("last", f"{HERE}:Last", "the last token"),
-        Entry("cls", f"{HERE}:First", "the first token"),
+        Entry("cls", f"{HERE}:Cls", "the first token"),
         Entry("mean", f"{HERE}:Mean", "the mean of all tokens"),
-        Entry("max", f"{HERE}:Most", "the largest of each number over all tokens"),
+        Entry("max", f"{HERE}:Max", "the largest of each number over all tokens"),
         Entry(
             "mean_sqrt_len",
             f"{HERE}:MeanSqrtLen",
@@ -32,9 +32,9 @@ def engine_poolers() -> list[Entry]:
 
 
 class Last:
-    """The last token, which in a causal model has seen all others."""
+    """The last token, which attends to all others in a causal model."""
 
-    whole = False
+    needs_whole_prompt = False
     per_token = False
 
     def pool(
@@ -44,10 +44,10 @@ class Last:
         return hidden[-1:]
 
 
-class First:
-    """The first token, which models that see both sides are trained to put the whole into."""
+class Cls:
+    """The first token (CLS), which bidirectional models train as a summary."""
 
-    whole = True
+    needs_whole_prompt = True
     per_token = False
 
     def pool(
@@ -58,9 +58,9 @@ class First:
 
 
 class Mean:
-    """The mean, in float32."""
+    """The mean over tokens, in float32."""
 
-    whole = True
+    needs_whole_prompt = True
     per_token = False
 
     def pool(
@@ -70,10 +70,10 @@ class Mean:
         return hidden[params.unpooled :].float().mean(0, keepdim=True)
 
 
-class Most:
-    """The largest of each number."""
+class Max:
+    """The element-wise maximum over tokens."""
 
-    whole = True
+    needs_whole_prompt = True
     per_token = False
 
     def pool(
@@ -84,9 +84,9 @@ class Most:
 
 
 class MeanSqrtLen:
-    """The sum over the root of the number of tokens."""
+    """The sum over tokens, divided by the square root of their number."""
 
-    whole = True
+    needs_whole_prompt = True
     per_token = False
 
     def pool(
@@ -98,14 +98,14 @@ class MeanSqrtLen:
 
 
 class WeightedMean:
-    """The n-th token counts n times."""
+    """A weighted mean, with weight n for the n-th token."""
 
-    whole = True
+    needs_whole_prompt = True
     per_token = False
 
     def pool(
         self, hidden: torch.Tensor, token_ids: Sequence[int], params: PoolingParams
     ) -> torch.Tensor:
         """Return [1, size]."""
-        places = hidden.new_ones(len(hidden), 1).float().cumsum(0)[params.unpooled :]
-        return (hidden[params.unpooled :].float() * places).sum(0, keepdim=True) / places.sum()
+        weights = hidden.new_ones(len(hidden), 1).float().cumsum(0)[params.unpooled :]
+        return (hidden[params.unpooled :].float() * weights).sum(0, keepdim=True) / weights.sum()

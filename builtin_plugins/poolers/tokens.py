@@ -1,4 +1,4 @@
-"""Poolers that give a vector for each token, or for each step of a reasoning."""
+"""Poolers with a vector per token, or per reasoning step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def engine_poolers() -> list[Entry]:
 class All:
     """Every token."""
 
-    whole = True
+    needs_whole_prompt = True
     per_token = True
 
     def pool(
@@ -36,9 +36,9 @@ class All:
 
 
 class Step:
-    """The tokens equal to `step_tag_id`; every token where it is not set."""
+    """The tokens equal to `step_tag_id`; every token if it is not set."""
 
-    whole = True
+    needs_whole_prompt = True
     per_token = True
 
     def pool(
@@ -48,5 +48,5 @@ class Step:
         if params.step_tag_id is None:
             return hidden
         return hidden[
-            [place for place, token in enumerate(token_ids) if token == params.step_tag_id]
+            [index for index, token in enumerate(token_ids) if token == params.step_tag_id]
         ]

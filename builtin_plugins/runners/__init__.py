@@ -1,1 +1,1 @@
-"""Runners: what models are run for, and what follows their layers."""
+"""Runners: generation and pooling, the second half of a step."""

@@ -1,1 +1,1 @@
-"""Orders in which requests run."""
+"""Scheduling policies: the order in which requests run."""

@@ -1,25 +1,20 @@
-"""First come, first served: every request ranks the same, so the order of arrival decides."""
+"""First come, first served: equal keys, so requests run in arrival order."""
 
 from __future__ import annotations
 
-from core.api import Entry, QueuedRequest, hookimpl
+from core.api import Entry, hookimpl
+from core.api.features import QueuedRequest
 
 
 @hookimpl
 def engine_scheduling_policies() -> list[Entry]:
-    return [
-        Entry(
-            "fcfs",
-            "builtin_plugins.scheduling_policies.fcfs:FirstCome",
-            "order of arrival",
-            priority=10,
-        )
-    ]
+    target = "builtin_plugins.scheduling_policies.fcfs:FirstCome"
+    return [Entry("fcfs", target, "order of arrival", priority=10)]
 
 
 class FirstCome:
-    """The default."""
+    """The default policy."""
 
     def key(self, request: QueuedRequest) -> tuple[float, ...]:
-        """Return the same key for all."""
+        """Return the same key for all requests."""
         return ()

@@ -1,1 +1,1 @@
-"""What several attention backends do alike."""
+"""Code shared by several attention backends."""

@@ -1,29 +1,29 @@
-"""Paged attention by the C++ library: keys and values are written and read in one call, block by
-block.
-"""
+"""Paged attention by the C++ library, which writes and reads KV blocks in one call."""
 
 from __future__ import annotations
 
 import ctypes
 
 import torch
-from core_kernels.attention import KEPT, AttentionStep
+from core_kernels.attention import CACHE_FORMATS, AttentionStep
 from core_kernels.library import load_library
 
-from builtin_plugins.attention_backends.common.narrow import KV_DTYPES
+from builtin_plugins.attention_backends.common.quantized_kv import KV_DTYPES
 from builtin_plugins.attention_backends.torch_sdpa.backend import TorchAttention
-from core.api import AttentionBackend, AttentionInputs, AttentionParams, KVSpec
+from core.api.models import AttentionBackend, AttentionInputs, AttentionParams
+from core.model_spec.kv import KVSpec
 
 
 def make_backend() -> AttentionBackend:
-    """Return the backend, or torch's where the library is neither there nor to be built."""
+    """Return the backend, or the torch backend if the C++ library is unavailable."""
     library = load_library()
     return TorchAttention() if library is None else PagedAttention(library)
 
 
 class PagedAttention:
-    """Of each block a head has all its keys, then all its values; what a token gets depends on its
-    sequence alone.
+    """Paged attention on CPUs, batch invariant: a token's result depends only on its sequence.
+
+    A block stores each head's keys, then each head's values.
     """
 
     graph_support = "none"
@@ -40,10 +40,10 @@ class PagedAttention:
         return (num_blocks, spec.kv_heads, spec.vectors, block_size, spec.row_size)
 
     def prepare(self, inputs: AttentionInputs) -> AttentionStep:
-        """Return the step as the library reads it."""
+        """Return the step in the library's form."""
         lengths = inputs.kv_lens
         if inputs.slack is not None and inputs.lengths is not None:
-            lengths = inputs.lengths.tolist()  # on a CPU they are known when the step runs
+            lengths = inputs.lengths.tolist()  # already known on a CPU
         where = inputs.block_table, inputs.slots, inputs.block_size, inputs.slot_tokens
         return AttentionStep(self._library, inputs.query_starts, lengths, *where)
 
@@ -56,9 +56,9 @@ class PagedAttention:
         cache: torch.Tensor,
         plan: AttentionStep,
     ) -> torch.Tensor:
-        """Write keys and values, then compute all tokens."""
+        """Write keys and values, then compute attention for all tokens."""
         sinks = params.sinks
-        dtype = query.dtype if cache.dtype in KEPT else cache.dtype
+        dtype = query.dtype if cache.dtype in CACHE_FORMATS else cache.dtype
         out = plan.attend(
             query.to(dtype),
             key.to(dtype),

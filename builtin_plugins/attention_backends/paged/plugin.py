@@ -1,15 +1,15 @@
-"""Attention that reads keys and values where they lie: the default on CPUs."""
+"""Attention over KV blocks in C++: the default on CPUs."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from builtin_plugins.attention_backends.common.names import called
+from builtin_plugins.attention_backends.common.vllm_names import resolve_vllm_name
 from core.api import Entry, hookimpl
 
 
 @hookimpl
 def engine_attention_backends() -> list[Entry]:
-    """Return the backend, for models whose layers it computes."""
+    """Return the backend, for layers without a distance bias."""
     return [
         Entry(
             "paged",
@@ -23,5 +23,5 @@ def engine_attention_backends() -> list[Entry]:
 
 @hookimpl
 def engine_resolve(decisions: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Take the name that vLLM has for such a backend."""
-    return called(decisions, "CPU_ATTN", "paged")
+    """Accept vLLM's name of the backend."""
+    return resolve_vllm_name(decisions, "CPU_ATTN", "paged")

@@ -1,23 +1,21 @@
-"""Paged attention, sequence by sequence, as the formulas say it.
-
-Every other backend is compared with this one.
-"""
+"""Reference paged attention in plain torch, one sequence at a time; the oracle of all backends."""
 
 from __future__ import annotations
 
 import torch
 
-from builtin_plugins.attention_backends.common.narrow import (
+from builtin_plugins.attention_backends.common.quantized_kv import (
     KV_DTYPES,
-    for_cache,
-    from_cache,
-    movable,
+    as_bytes,
+    dequantize_kv,
+    quantize_kv,
 )
-from core.api import AttentionInputs, AttentionParams, KVSpec
+from core.api.models import AttentionInputs, AttentionParams
+from core.model_spec.kv import KVSpec
 
 
 class ReferenceAttention:
-    """Keys and values of a block are stored as [vectors, block_size, kv_heads, row_size]."""
+    """Paged attention with blocks of [vectors, block_size, kv_heads, row_size]."""
 
     graph_support = "none"
     kv_dtypes = KV_DTYPES
@@ -29,7 +27,7 @@ class ReferenceAttention:
         return (num_blocks, spec.vectors, block_size, spec.kv_heads, spec.row_size)
 
     def prepare(self, inputs: AttentionInputs) -> AttentionInputs:
-        """Nothing needs planning."""
+        """Return the inputs; no plan is needed."""
         return inputs
 
     def attend(
@@ -41,12 +39,12 @@ class ReferenceAttention:
         cache: torch.Tensor,
         plan: AttentionInputs,
     ) -> torch.Tensor:
-        """Write keys and values, then let each sequence look at what it may see."""
+        """Write keys and values, then compute attention of each sequence."""
         blocks = plan.slots // plan.block_size
         offsets = plan.slots % plan.block_size
         own = key[:, None] if params.value_size is not None else torch.stack((key, value), dim=1)
-        rows = for_cache(params, own, cache)
-        stored = movable(cache)
+        rows = quantize_kv(params, own, cache)
+        stored = as_bytes(cache)
         stored[blocks, :, offsets] = rows if plan.slot_tokens is None else rows[plan.slot_tokens]
         out = query.new_empty(*query.shape[:2], value.shape[-1])
         for i, kv_len in enumerate(plan.kv_lens):
@@ -61,7 +59,7 @@ class ReferenceAttention:
             rows = (
                 stored[table].transpose(1, 2).flatten(0, 1)
             )  # [tokens, vectors, kv_heads, row_size]
-            read = from_cache(params, rows, cache, query.dtype)
+            read = dequantize_kv(params, rows, cache, query.dtype)
             keys = read[:, 0]
             values = read[:, -1, :, : params.value_size]
             seen = kv_len - first * plan.block_size
@@ -78,7 +76,7 @@ class ReferenceAttention:
 
 
 def _first_visible(params: AttentionParams, position: int) -> int:
-    """Return the first position that the token at `position` sees; what lies before may be stale."""
+    """Return the first position visible from `position`; earlier cache entries may be stale."""
     if params.window is not None:
         return max(0, position - params.window + 1)
     if params.chunk is not None:
@@ -104,19 +102,22 @@ def _attend(
     if params.softcap is not None:
         scores = params.softcap * torch.tanh(scores / params.softcap)
     key_positions = torch.arange(key_start, key_start + len(key), device=query.device)
-    ahead = key_positions[None] - positions[:, None]
-    hidden = (ahead > 0) & params.causal
+    distance = key_positions[None] - positions[:, None]
+    hidden = (distance > 0) & params.causal
     if params.window is not None:
         hidden |= key_positions[None] <= positions[:, None] - params.window
     if params.chunk is not None:
         hidden |= key_positions[None] < (positions[:, None] // params.chunk * params.chunk)
     if params.alibi is not None:
-        scores = scores + params.alibi[:, None, None] * ahead
+        scores = scores + params.alibi[:, None, None] * distance
     if params.distance_bias is not None:
-        reach = params.distance_bias.shape[1] // 2
-        scores = scores + params.distance_bias[:, ahead.clamp(-reach, reach) + reach]
+        max_distance = params.distance_bias.shape[1] // 2
+        scores = (
+            scores
+            + params.distance_bias[:, distance.clamp(-max_distance, max_distance) + max_distance]
+        )
     scores = scores.masked_fill(hidden, float("-inf"))
-    if params.sinks is not None:  # one more column, whose weight goes to nothing
+    if params.sinks is not None:  # an additional column without a value
         sinks = params.sinks.float()[:, None, None].expand(-1, len(query), 1)
         scores = torch.cat([scores, sinks], dim=-1)
     weights = scores.softmax(dim=-1)[..., : len(key_positions)]

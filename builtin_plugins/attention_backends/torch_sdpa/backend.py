@@ -1,6 +1,4 @@
-"""Paged attention through `scaled_dot_product_attention`: one call for all decoding sequences of
-similar length.
-"""
+"""Paged attention by `scaled_dot_product_attention`, one call per group of similar sequences."""
 
 from __future__ import annotations
 
@@ -9,25 +7,31 @@ from typing import Final
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from builtin_plugins.attention_backends.common.narrow import (
+from builtin_plugins.attention_backends.common.quantized_kv import (
     KV_DTYPES,
-    for_cache,
-    from_cache,
-    movable,
+    as_bytes,
+    dequantize_kv,
+    quantize_kv,
 )
-from builtin_plugins.attention_backends.torch_sdpa.plan import Bucket, Piece, Reach, StepPlan
-from core.api import AttentionInputs, AttentionParams, KVSpec
+from builtin_plugins.attention_backends.torch_sdpa.plan import (
+    AttentionSpan,
+    Bucket,
+    Piece,
+    StepPlan,
+)
+from core.api.models import AttentionInputs, AttentionParams
+from core.model_spec.kv import KVSpec
 
-HELD_SCORES: Final = 1 << 24
-"""Most scores held at once by a layer that changes them in a way that no fused kernel computes."""
+MAX_SCORES: Final = 1 << 24
+"""Maximum attention scores in memory for layers that no fused kernel supports."""
 
 
 class TorchAttention:
-    """A slot holds its key, then its value: [num_blocks, block_size, vectors, kv_heads, row_size].
+    """Paged attention in torch with slots of key, then value.
 
-    Query heads of one key-value head are queries of their own, or a stride of zero; keys are never
-    repeated. Where values are parts of keys, whole keys are summed, because fused kernels want one
-    size; the answer is cut at the end.
+    The cache is [num_blocks, block_size, vectors, kv_heads, row_size]. Keys are never repeated for
+    grouped query heads. With latent keys, fused kernels need equal sizes, so whole keys are summed
+    and the output is truncated to the value size.
     """
 
     graph_support = "none"
@@ -41,7 +45,7 @@ class TorchAttention:
         return (num_blocks, block_size, spec.vectors, spec.kv_heads, spec.row_size)
 
     def prepare(self, inputs: AttentionInputs) -> StepPlan:
-        """Return a plan that layers share."""
+        """Return the plan shared by the layers of a group."""
         return StepPlan(inputs)
 
     def attend(
@@ -53,21 +57,21 @@ class TorchAttention:
         cache: torch.Tensor,
         plan: StepPlan,
     ) -> torch.Tensor:
-        """Write keys and values, then compute bucket by bucket and piece by piece."""
+        """Write keys and values, then compute decode buckets and prefill pieces."""
         flat = cache.flatten(0, 1)  # [num_slots, vectors, kv_heads, row_size]
         own = key[:, None] if params.value_size is not None else torch.stack((key, value), dim=1)
-        rows = for_cache(params, own, cache)
-        movable(flat)[plan.slots] = rows if plan.slot_tokens is None else rows[plan.slot_tokens]
+        rows = quantize_kv(params, own, cache)
+        as_bytes(flat)[plan.slots] = rows if plan.slot_tokens is None else rows[plan.slot_tokens]
         if (
             params.kv_dtype is not None
-        ):  # what a token sees does not depend on how its prompt was cut into steps
-            own = from_cache(params, rows, cache, query.dtype)
+        ):  # results must not depend on how the prompt was split into steps
+            own = dequantize_kv(params, rows, cache, query.dtype)
         key = own[:, 0]
         value = own[:, -1]
         by_distance = params.distance_bias is not None
-        held = 0 if _is_plain(params) and not by_distance else HELD_SCORES // params.heads
-        reach = Reach(params.window, params.chunk, params.causal, by_distance)
-        buckets, pieces = plan.view(reach, held, query.dtype)
+        max_scores = 0 if _is_plain(params) and not by_distance else MAX_SCORES // params.heads
+        span = AttentionSpan(params.window, params.chunk, params.causal, by_distance)
+        buckets, pieces = plan.view(span, max_scores, query.dtype)
         if len(buckets) == 1 and buckets[0].tokens is None:
             return _decode(params, query, flat, buckets[0])[..., : params.value_size]
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
@@ -81,10 +85,8 @@ class TorchAttention:
 def _read(
     params: AttentionParams, flat: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Return keys and values [n, vectors, kv_heads, head_size] as they were computed, but for what
-    rounding took.
-    """
-    return from_cache(params, movable(flat).index_select(0, slots), flat, dtype)
+    """Return dequantized keys and values of slots, [n, vectors, kv_heads, head_size]."""
+    return dequantize_kv(params, as_bytes(flat).index_select(0, slots), flat, dtype)
 
 
 def _decode(
@@ -99,10 +101,10 @@ def _decode(
         params.kv_heads,
         params.heads // params.kv_heads,
         1,
-    )  # the last but one are the queries here
+    )  # shape of per-head values in the scores
     mask = bucket.mask
-    if bucket.ahead is not None:
-        bias = _distance_bias(params, bucket.ahead).view(*heads[:2], len(grouped), bucket.length)
+    if bucket.offsets is not None:
+        bias = _distance_bias(params, bucket.offsets).view(*heads[:2], len(grouped), bucket.length)
         mask = bias.permute(2, 0, 1, 3) + (
             0.0 if mask is None else mask
         )  # [n, kv_heads, per_kv, length]
@@ -136,18 +138,18 @@ def _prefill(
     key, value = (x.transpose(0, 1)[:, None].expand(-1, per_kv, -1, -1) for x in (key, value))
     mask = piece.mask
     heads = (*shape[1:3], 1, 1)
-    if piece.ahead is not None:
-        assert mask is not None, "where distances matter, causality is in the mask"
-        mask = mask + _distance_bias(params, piece.ahead).view(*heads[:2], *piece.ahead.shape)
+    if piece.offsets is not None:
+        assert mask is not None, "with a distance bias, causality is in the mask"
+        mask = mask + _distance_bias(params, piece.offsets).view(*heads[:2], *piece.offsets.shape)
     found = _attend(params, heads, grouped, key, value, mask, causal=piece.causal and mask is None)
     out[piece.start : piece.end].view(shape).copy_(found.permute(2, 0, 1, 3))
 
 
-def _distance_bias(params: AttentionParams, ahead: torch.Tensor) -> torch.Tensor:
-    """Return what each head's scores of keys so far ahead get: [heads, *ahead.shape] float32."""
-    assert params.distance_bias is not None, "distances were asked for"
-    reach = params.distance_bias.shape[1] // 2
-    return params.distance_bias[:, ahead.clamp(-reach, reach) + reach]
+def _distance_bias(params: AttentionParams, offsets: torch.Tensor) -> torch.Tensor:
+    """Return the bias of each head for key offsets `offsets`, [heads, *offsets.shape] float32."""
+    assert params.distance_bias is not None, "the layer has no distance bias"
+    max_distance = params.distance_bias.shape[1] // 2
+    return params.distance_bias[:, offsets.clamp(-max_distance, max_distance) + max_distance]
 
 
 def _is_plain(params: AttentionParams) -> bool:
@@ -164,10 +166,10 @@ def _attend(
     *,
     causal: bool,
 ) -> torch.Tensor:
-    """Return softmax(change(query @ key.T * scale) + mask) @ value; all are [batch, heads, length,
-    head_size].
+    """Return softmax(query @ key.T * scale + mask) @ value, with softcap, ALiBi and sinks.
 
-    `heads` is the shape in which what is known by head meets the scores.
+    Tensors are [batch, heads, length, head_size]. `heads` is the broadcast shape of per-head
+    values.
     """
     if _is_plain(params):
         return scaled_dot_product_attention(
@@ -178,14 +180,14 @@ def _attend(
         scores = scores.div_(params.softcap).tanh_().mul_(params.softcap)
     if (
         params.alibi is not None
-    ):  # from the newest key on: what a query's scores have in common falls out
+    ):  # relative to the newest key; a constant per query cancels in the softmax
         count = scores.shape[-1]
         scores += params.alibi.view(heads) * torch.arange(1 - count, 1, device=scores.device)
     if mask is not None:
         scores += mask
     elif causal:
         scores.masked_fill_(torch.ones_like(scores[0, 0], dtype=torch.bool).triu_(1), float("-inf"))
-    if params.sinks is not None:  # one more column, whose weight goes to nothing
+    if params.sinks is not None:  # an additional column without a value
         sinks = params.sinks.float().view(heads).expand(*scores.shape[:-1], 1)
         scores = torch.cat([scores, sinks], dim=-1)
     weights = scores.softmax(dim=-1)[..., : key.shape[-2]]

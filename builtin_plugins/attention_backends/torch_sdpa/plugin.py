@@ -1,9 +1,9 @@
-"""Attention in plain torch, batched and fused: the default where nothing faster is installed."""
+"""Attention by torch's fused kernels: the default without a faster backend."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from builtin_plugins.attention_backends.common.names import called
+from builtin_plugins.attention_backends.common.vllm_names import resolve_vllm_name
 from core.api import Entry, hookimpl
 
 
@@ -16,5 +16,5 @@ def engine_attention_backends() -> list[Entry]:
 
 @hookimpl
 def engine_resolve(decisions: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Take the name that vLLM has for such a backend."""
-    return called(decisions, "TORCH_SDPA", "torch")
+    """Accept vLLM's name of the backend."""
+    return resolve_vllm_name(decisions, "TORCH_SDPA", "torch")

@@ -1,6 +1,4 @@
-"""Paged attention in Triton: what a step's kernels need is on the device already, so that a plan is
-four tensors.
-"""
+"""Paged attention in Triton. A plan consists of tensors that are already on the device."""
 
 from __future__ import annotations
 
@@ -11,73 +9,76 @@ from typing import Final
 import torch
 from core_kernels.triton import attention
 from core_kernels.triton.attention import Layer, Step
-from core_kernels.triton.cache import write
-from core_kernels.triton.turned import write_turned
+from core_kernels.triton.block_copy import write_kv
+from core_kernels.triton.qk_norm_rope_cache import write_qk_norm_rope
 
-from core.api import AttentionInputs, AttentionParams, KVSpec
-from core.contracts.attention import Turning
+from core.api.models import AttentionInputs, AttentionParams, QkNormRope
+from core.model_spec.kv import KVSpec
 
 PROGRAMS_PER_PROCESSOR: Final = 4
 PROGRAMS_ELSEWHERE: Final = 4
-"""Without processors to count, as in the interpreter."""
+"""Programs without a GPU, as in the Triton interpreter."""
 
 
 @dataclass(slots=True)
 class Plan:
-    """One group in one step; what layers of equal reach need is made once, for the first of them."""
+    """One KV group in one step; layers with equal spans share their decode pieces."""
 
     step: Step
     slots: torch.Tensor
     decodes: bool
-    """Some sequence has one token."""
+    """Whether some sequence has one token."""
     reads: bool
-    """Some sequence has several."""
+    """Whether some sequence has several tokens."""
     slot_tokens: torch.Tensor | None = None
     """As in `AttentionInputs`."""
     pieces: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
 
     def pieces_of(self, layer: Layer) -> torch.Tensor:
-        """Return the pieces of sequences that decode, for layers that see as far."""
-        reach = layer.window, layer.chunk
-        found = self.pieces.get(reach)
+        """Return the decode pieces for layers with this window and chunk."""
+        span = layer.window, layer.chunk
+        found = self.pieces.get(span)
         if found is None:
-            found = self.pieces[reach] = attention.plan_decode(
-                self.step.starts, self.step.lengths, *reach
+            found = self.pieces[span] = attention.plan_decode(
+                self.step.starts, self.step.lengths, *span
             )
         return found
 
-    def kept(self, max_len: int) -> Plan:
-        """Return the plan in memory of its own, where plans of later steps of as many sequences
-        find room, each up to so long.
+    def to_static(self, max_len: int) -> Plan:
+        """Return a copy with static buffers for steps with as many sequences, up to `max_len`
+        tokens.
         """
         step = self.step
         slots = self.slots.clone()
         num_seqs, width = step.table.shape
         table = step.table.new_zeros(num_seqs, max(width, -(-max_len // step.block_size) + 1))
         table[:, :width] = step.table
-        kept = replace(step, starts=step.starts.clone(), lengths=step.lengths.clone(), table=table)
-        return Plan(kept, slots, self.decodes, self.reads)
+        static = replace(
+            step, starts=step.starts.clone(), lengths=step.lengths.clone(), table=table
+        )
+        return Plan(static, slots, self.decodes, self.reads)
 
-    def kept_for_any(self, max_len: int) -> Plan:
-        """Return a plan in memory of its own, where plans of all steps of as many tokens find room:
-        each token may be a
-        sequence, and those that are none have no tokens."""
+    def to_static_for_any(self, max_len: int) -> Plan:
+        """Return a copy with static buffers for any step with as many tokens.
+
+        Each token may be a sequence; unused sequences have no tokens.
+        """
         step = self.step
         count = step.num_tokens
         width = max(step.table.shape[1], -(-max_len // step.block_size) + 1)
-        kept = replace(
+        static = replace(
             step,
             starts=step.starts.new_zeros(count + 1),
             lengths=step.lengths.new_zeros(count),
             table=step.table.new_zeros(count, width),
             queries=count,
         )
-        made = Plan(kept, self.slots.clone(), decodes=True, reads=True)
-        made.take(self)
+        made = Plan(static, self.slots.clone(), decodes=True, reads=True)
+        made.copy_from(self)
         return made
 
-    def take(self, other: Plan) -> None:
-        """Copy what another step reads, for what was recorded with this plan."""
+    def copy_from(self, other: Plan) -> None:
+        """Copy another step's tensors into this plan's static buffers, before a graph replay."""
         own = self.step
         theirs = other.step
         num_seqs, width = theirs.table.shape
@@ -87,12 +88,12 @@ class Plan:
         own.lengths[num_seqs:].zero_()
         own.table[:num_seqs, :width].copy_(theirs.table)
         self.slots.copy_(other.slots)
-        self.pieces.clear()  # a recorded step works them out itself each time
+        self.pieces.clear()  # a captured step computes its pieces in the graph
 
 
 class TritonAttention:
-    """A block has the keys of its tokens, then their values: [num_blocks, vectors, block_size,
-    kv_heads, head_size].
+    """Paged attention with blocks of keys, then values: [num_blocks, vectors, block_size, kv_heads,
+    head_size].
     """
 
     graph_support = "full"
@@ -107,19 +108,19 @@ class TritonAttention:
         return (num_blocks, spec.vectors, block_size, spec.kv_heads, spec.head_size)
 
     def prepare(self, inputs: AttentionInputs) -> Plan:
-        """Return what kernels read of the step."""
+        """Return the tensors that the kernels read."""
         device = inputs.slots.device
-        places = inputs.query_starts
-        num_tokens = places[-1]
-        num_seqs = len(places) - 1
+        query_starts = inputs.query_starts
+        num_tokens = query_starts[-1]
+        num_seqs = len(query_starts) - 1
         lengths = inputs.lengths
         if lengths is None:
             lengths = torch.tensor(inputs.kv_lens).to(device, non_blocking=True)
         if num_tokens == num_seqs:
             starts = torch.arange(num_seqs + 1, dtype=torch.int32, device=device)
         else:
-            starts = torch.tensor(places, dtype=torch.int32).to(device, non_blocking=True)
-        decodes = any(end - start == 1 for start, end in pairwise(places))
+            starts = torch.tensor(query_starts, dtype=torch.int32).to(device, non_blocking=True)
+        decodes = any(end - start == 1 for start, end in pairwise(query_starts))
         step = Step(starts, lengths, inputs.block_table, inputs.block_size, num_tokens)
         return Plan(step, inputs.slots, decodes, num_tokens > num_seqs, inputs.slot_tokens)
 
@@ -132,18 +133,18 @@ class TritonAttention:
         cache: torch.Tensor,
         plan: Plan,
     ) -> torch.Tensor:
-        """Write keys and values, then compute sequences that decode, then the others."""
+        """Write keys and values, then compute decode sequences, then the others."""
         layer = _layer(params)
         if plan.slot_tokens is not None:
             key = key[plan.slot_tokens]
             value = value[plan.slot_tokens]
-        write(key, None if layer.is_latent else value, cache, plan.slots)
+        write_kv(key, None if layer.is_latent else value, cache, plan.slots)
         return self._read(layer, query, cache, plan)
 
-    def attend_turning(
+    def attend_with_rope(
         self,
         params: AttentionParams,
-        turning: Turning,
+        rope: QkNormRope,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
@@ -151,21 +152,21 @@ class TritonAttention:
         cache: torch.Tensor,
         plan: Plan,
     ) -> torch.Tensor:
-        """Norm and turn queries in place, and keys on their way to the cache; values go there in
-        the same launch.
+        """Normalise and rotate queries in place; write normalised, rotated keys and values to the
+        cache.
         """
         calls = [(query, key, value, positions)]
         if (
             written := plan.slot_tokens
-        ) is not None:  # queries and slots are not as many: one launch for each
+        ) is not None:  # the numbers of queries and slots differ: one launch each
             calls = [
                 (query, key[:, :0], value[:, :0], positions),
                 (query[written, :0], key[written], value[written], positions[written]),
             ]
-        for queries, keys, values, places in calls:
-            write_turned(
-                queries, keys, values, (turning.query_norm, turning.key_norm), turning.eps, turning.offset,
-                turning.cos_sin, places, turning.interleaved, cache, plan.slots,
+        for queries, keys, values, query_starts in calls:
+            write_qk_norm_rope(
+                queries, keys, values, (rope.query_norm, rope.key_norm), rope.eps, rope.offset,
+                rope.cos_sin, query_starts, rope.interleaved, cache, plan.slots,
             )  # fmt: skip
         return self._read(_layer(params), query, cache, plan)
 
@@ -182,9 +183,7 @@ class TritonAttention:
         return out
 
     def _programs_of(self, layer: Layer, device: torch.device) -> int:
-        """Return how many programs share the pieces: as many as keep the device busy, for all
-        key-value heads together.
-        """
+        """Return the number of programs per KV head, so that all heads together fill the device."""
         if self._programs is None:
             self._programs = PROGRAMS_ELSEWHERE
             if device.type == "cuda":
@@ -194,7 +193,7 @@ class TritonAttention:
 
 
 def _layer(params: AttentionParams) -> Layer:
-    """Return the layer in the kernels' words."""
+    """Return the layer's parameters in the kernels' form."""
     return Layer(
         heads=params.heads,
         kv_heads=params.kv_heads,

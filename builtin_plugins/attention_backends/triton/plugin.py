@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from builtin_plugins.attention_backends.common.names import called
+from builtin_plugins.attention_backends.common.vllm_names import resolve_vllm_name
 from core.api import Entry, hookimpl
 
 
@@ -24,5 +24,5 @@ def engine_attention_backends() -> list[Entry]:
 
 @hookimpl
 def engine_resolve(decisions: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Take the name that vLLM has for such a backend."""
-    return called(decisions, "TRITON_ATTN", "triton")
+    """Accept vLLM's name of the backend."""
+    return resolve_vllm_name(decisions, "TRITON_ATTN", "triton")

@@ -1,1 +1,1 @@
-"""Chat templates written in Jinja, as checkpoints carry them."""
+"""Jinja chat templates of checkpoints."""

@@ -1,7 +1,6 @@
-"""The sandbox chat templates run in: what transformers' `apply_chat_template` offers them, and
-nothing more.
+"""The Jinja sandbox of chat templates, with the features of transformers' `apply_chat_template`.
 
-Templates come with checkpoints from strangers: they see plain data only and can change none of it.
+Templates are untrusted: they read plain data only and cannot modify it.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from builtin_plugins.chat_renderers.jinja.budget import Budget, check_product
 
 
 class GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}...{% endgeneration %}`, which marks what the assistant said; its text
-    stands as it is.
+    """`{% generation %}...{% endgeneration %}`, which marks assistant text and renders it
+    unchanged.
     """
 
     tags = {"generation"}
@@ -46,7 +45,7 @@ class _PlainDict:
 
 
 class _PlainNamespace(Namespace):
-    """`namespace()` that refuses names of Python's internals."""
+    """`namespace()` that rejects underscore names."""
 
     def __setitem__(self, name: str, value: Any) -> None:
         if str(name).startswith("_"):
@@ -55,12 +54,12 @@ class _PlainNamespace(Namespace):
 
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):
-    """A sandbox whose templates have a budget; renderings in one thread come one after the other."""
+    """A sandbox with a budget per rendering; one rendering per thread at a time."""
 
     intercepted_binops = frozenset({"*", "**"})
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Return what an operator makes of two values, if it is not too large."""
+        """Return the operator's result, unless it is too large."""
         check_product(operator, left, right)
         return super().call_binop(context, operator, left, right)
 
@@ -70,7 +69,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
     @property
     def budget(self) -> Budget:
-        """What a rendering may take."""
+        """Budget of a rendering."""
         found: Any = self.extensions[Budget.identifier]
         return cast(Budget, found)
 
@@ -97,7 +96,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Plain JSON: Jinja's own filter escapes HTML, which models have never seen."""
+    """Return plain JSON; Jinja's own filter escapes HTML, which models are not trained on."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

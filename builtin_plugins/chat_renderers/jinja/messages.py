@@ -1,6 +1,4 @@
-"""Messages as clients send them become the plain data a template reads; what cannot is named by its
-place.
-"""
+"""Converts client messages to the plain data that templates read; errors name the field."""
 
 from __future__ import annotations
 
@@ -19,10 +17,9 @@ MAX_MESSAGES = 10_000
 def plain_messages(
     messages: Sequence[Mapping[str, Any]], *, keep_parts: bool
 ) -> list[dict[str, Any]]:
-    """Return fresh copies of the messages, contents as texts, or as lists of parts where
-    `keep_parts`.
+    """Return copies of the messages, with contents as texts, or as lists of parts if `keep_parts`.
 
-    Raises `InvalidRequest` whose field is the place of the fault, such as `messages[2].content[0]`.
+    Raises `InvalidRequest` with the path of the field, such as `messages[2].content[0]`.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         raise InvalidRequest(
@@ -52,7 +49,7 @@ def _message(message: Any, where: str, keep_parts: bool) -> dict[str, Any]:
     if message.get("tool_calls") is not None:
         out["tool_calls"] = _tool_calls(message["tool_calls"], f"{where}.tool_calls")
     reasoning = next((message[name] for name in _REASONING if message.get(name) is not None), None)
-    if reasoning is not None:  # templates read it under either name
+    if reasoning is not None:  # templates use either name
         out = {"thinking": reasoning, **out, "reasoning_content": reasoning}
     return out
 
@@ -87,9 +84,7 @@ def _part_text(part: Any, where: str) -> str:
 
 
 def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
-    """Return the calls with their arguments as objects: clients send JSON text, templates read
-    objects.
-    """
+    """Return the calls with parsed arguments: clients send JSON text, templates read objects."""
     if not isinstance(calls, list):
         raise InvalidRequest(where, f"must be a list, not {type(calls).__name__}.")
     out = []

@@ -18,7 +18,7 @@ def engine_options() -> list[Option]:
             "chat_template_content_format",
             str,
             "auto",
-            "What the template gets as content: `string`, `openai` (the list of parts), or `auto` "
-            "(what it reads).",
+            "Format of message content for the template: `string`, `openai` (a list of parts) or "
+            "`auto` (detected).",
         )
     ]

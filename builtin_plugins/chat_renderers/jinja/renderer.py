@@ -1,4 +1,4 @@
-"""Chat renderer for Jinja templates. Equal to transformers' `apply_chat_template`; knows no tokens."""
+"""Chat renderer for Jinja templates, equal to transformers' `apply_chat_template`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from jinja2 import nodes
 from builtin_plugins.chat_renderers.jinja.budget import joined
 from builtin_plugins.chat_renderers.jinja.environment import chat_environment
 from builtin_plugins.chat_renderers.jinja.messages import plain_messages
-from core.api import ConfigError, EngineConfig, InvalidRequest, ModelSource, Tokenizer
+from core.api import ConfigError, EngineConfig, InvalidRequest
+from core.api.models import ModelSource
+from core.api.serving import Tokenizer
 
 _RESERVED = (
     "messages",
@@ -22,16 +24,16 @@ _RESERVED = (
     "chat_template",
 )
 SHIPPED: Final = Path(__file__).parent / "templates"
-"""Templates of families whose checkpoints have none that shows tools."""
+"""Templates of model families without tool support in their own templates."""
 DEFAULT = "default"
-"""Name of the template that is used for everything that has none of its own."""
+"""Name of the default template."""
 _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 _MAX_COMPILED = 16
-"""Templates kept compiled besides the model's own; requests may bring theirs."""
+"""Maximum number of cached request templates, in addition to the model's own."""
 
 
 class JinjaRenderer:
-    """Renders with the model's template, or the one given; compiled when the engine starts."""
+    """Renders the model's template or a given one; compiles at engine start."""
 
     def __init__(self, tokenizer: Tokenizer, source: ModelSource, config: EngineConfig) -> None:
         self._environment = chat_environment()
@@ -72,28 +74,17 @@ class JinjaRenderer:
         Raises `InvalidRequest` naming the message or field that cannot be rendered.
         """
         text = chat_template or self._choose("tool_use" if tools else DEFAULT)
-        for name in _RESERVED:
-            if name in (template_kwargs or {}):
-                raise InvalidRequest(
-                    "chat_template_kwargs",
-                    f"{name!r} is a field of the request, not of the template.",
-                )
-        values = {"documents": None, **self._special, **(template_kwargs or {})}
+        values = self._variables(template_kwargs or {})
         if values["documents"] and "documents" not in text:
             raise InvalidRequest(
-                "documents", "are not shown by the chat template; put them into the messages."
+                "documents", "are not read by the chat template; put them into the messages."
             )
         if continue_final_message and add_generation_prompt:
             raise InvalidRequest(
                 "continue_final_message",
-                "excludes add_generation_prompt: a message is continued or begun; unset one.",
+                "excludes add_generation_prompt; unset one of them.",
             )
-        try:
-            template, reads_parts = self._compile(text)
-        except jinja2.TemplateError as error:
-            raise InvalidRequest(
-                "chat_template", f"cannot be compiled: {_words(error)}."
-            ) from error
+        template, reads_parts = self._compile_for_request(text)
         chat = plain_messages(messages, keep_parts=reads_parts)
         final = _mark_final(chat) if continue_final_message else ""
         try:
@@ -106,16 +97,25 @@ class JinjaRenderer:
             )
             prompt = joined(pieces)
         except Exception as error:
-            # A template is code of the checkpoint's author run on a client's data: whatever it
-            # raises is about these.
+            # A template is untrusted code on client data, so any exception is an invalid request.
             raise InvalidRequest(
                 "messages", f"the chat template refused them: {_words(error)}."
             ) from error
         return _cut_final(prompt, final) if continue_final_message else prompt
 
-    def _choose(self, wanted: str) -> str:
+    def _variables(self, template_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the template variables. Raises `InvalidRequest` for the name of a field."""
+        for name in _RESERVED:
+            if name in template_kwargs:
+                raise InvalidRequest(
+                    "chat_template_kwargs",
+                    f"{name!r} is a field of the request, not of the template.",
+                )
+        return {"documents": None, **self._special, **template_kwargs}
+
+    def _choose(self, name: str) -> str:
         """Return one of the model's templates."""
-        text = self._templates.get(wanted) or self._templates.get(DEFAULT)
+        text = self._templates.get(name) or self._templates.get(DEFAULT)
         if text is None:
             others = (
                 f" that is the default; --chat-template takes one of: {', '.join(self._templates)}"
@@ -123,6 +123,15 @@ class JinjaRenderer:
             lack = others if self._templates else "; start with --chat-template FILE"
             raise InvalidRequest("messages", f"the model has no chat template{lack}.")
         return text
+
+    def _compile_for_request(self, text: str) -> tuple[jinja2.Template, bool]:
+        """Return the same as `_compile`. Raises `InvalidRequest` for an invalid template."""
+        try:
+            return self._compile(text)
+        except jinja2.TemplateError as error:
+            raise InvalidRequest(
+                "chat_template", f"cannot be compiled: {_words(error)}."
+            ) from error
 
     def _compile(self, text: str) -> tuple[jinja2.Template, bool]:
         """Return the compiled template and whether it reads content as parts."""
@@ -142,11 +151,9 @@ class JinjaRenderer:
 
 
 def _templates(known: str | Mapping[str, str] | None, given: str | None) -> dict[str, str]:
-    """Return templates by name; `given`, the value of `--chat-template`, is a name of one, a file
-    or the text itself.
+    """Return templates by name. `given` (`--chat-template`) is a name, a file or the template text.
 
-    Those that come with this renderer have the names that vLLM's have, and are found where its
-    files are asked for, too.
+    Shipped templates have vLLM's names and are also found by vLLM's file names.
     """
     named = {DEFAULT: known} if isinstance(known, str) else dict(known or {})
     if given is None:
@@ -173,7 +180,7 @@ def _templates(known: str | Mapping[str, str] | None, given: str | None) -> dict
 
 
 def _special_texts(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return what templates know as bos_token, eos_token and so on."""
+    """Return the template variables of special tokens, such as bos_token."""
     texts = dict(getattr(tokenizer, "special_tokens_map", None) or {})
     if "eos_token" not in texts and tokenizer.eos_token_id is not None:
         texts["eos_token"] = tokenizer.token_text(tokenizer.eos_token_id)
@@ -181,7 +188,7 @@ def _special_texts(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _reads_parts(environment: jinja2.Environment, text: str) -> bool:
-    """Say whether the template loops over the parts of a message's content."""
+    """Return whether the template loops over the parts of a message's content."""
     tree = environment.parse(text)
     names = {"content"}
     for assign in tree.find_all(nodes.Assign):
@@ -201,7 +208,7 @@ def _is_content(node: nodes.Node, names: set[str]) -> bool:
 
 
 def _mark_final(chat: list[dict[str, Any]]) -> str:
-    """Put a tag after the last message's text, to cut the prompt there; return that text."""
+    """Append a tag to the last message's text, to truncate the prompt there; return the text."""
     content = chat[-1]["content"]
     if isinstance(content, str):
         chat[-1]["content"] = content + _TAG
@@ -218,10 +225,10 @@ def _cut_final(prompt: str, final: str) -> str:
     if at < 0 or final.strip() not in prompt:
         raise InvalidRequest(
             "continue_final_message",
-            "the chat template does not show the last message's text, so it has no place to go on.",
+            "the chat template does not render the last message's text, so it cannot be continued.",
         )
-    kept = prompt[:at]
-    return kept if prompt.startswith(_TAG, at) else kept.rstrip()
+    text_before = prompt[:at]
+    return text_before if prompt.startswith(_TAG, at) else text_before.rstrip()
 
 
 def _words(error: Exception) -> str:

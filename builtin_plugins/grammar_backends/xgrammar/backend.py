@@ -1,4 +1,4 @@
-"""Constraints compiled by xgrammar. Knows the library; knows no request and no device."""
+"""Grammar backend that compiles constraints with xgrammar."""
 
 from __future__ import annotations
 
@@ -10,22 +10,20 @@ import numpy as np
 import numpy.typing as npt
 import xgrammar
 
-from builtin_plugins.grammar_backends.xgrammar.schema import unserved, with_patterns
-from builtin_plugins.grammar_backends.xgrammar.tags import (
+from builtin_plugins.grammar_backends.xgrammar.schema import (
     structural_tag,
     token_ids,
+    unserved,
     unserved_in_tag,
+    with_patterns,
 )
-from core.api import Constraint, InvalidRequest, Vocabulary
+from core.api import InvalidRequest
+from core.api.sampling import Constraint, Vocabulary
 
 MAX_THREADS: Final = 1
-"""Of one compilation: the model needs the cores too, and what a thread of the library's own does is
-seen by nobody.
-"""
+"""Threads of one compilation: more would escape the CPU budget and compete with the model."""
 _NO_TEXT: Final = b"\xff"
-"""Begins the name of a token that stands for no text: to the library an empty one could not be
-asked for by its id.
-"""
+"""First byte of names of tokens without text: the library cannot match empty tokens by id."""
 _ANY_OBJECT: Final = '{"type": "object", "additionalProperties": true}'
 
 
@@ -33,7 +31,7 @@ Mask = npt.NDArray[np.int32]
 
 
 class XGrammar:
-    """Compiles for one vocabulary."""
+    """Compiles constraints for one vocabulary."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         info = xgrammar.TokenizerInfo(
@@ -54,11 +52,11 @@ class XGrammar:
 
     @staticmethod
     def check(constraint: Constraint) -> None:
-        """Read the constraint without a vocabulary, which takes milliseconds."""
+        """Parse the constraint without a vocabulary, which takes milliseconds."""
         field = f"structured_outputs.{constraint.kind}"
         if constraint.whitespace_pattern is not None:
             raise InvalidRequest(
-                "structured_outputs.whitespace_pattern", "is not served by xgrammar; leave it out."
+                "structured_outputs.whitespace_pattern", "is not supported by xgrammar. Remove it."
             )
         read = {
             "json": lambda text: unserved(json.loads(text)),
@@ -66,22 +64,22 @@ class XGrammar:
         }.get(constraint.kind)
         if read is not None and (what := read(constraint.text)) is not None:
             raise InvalidRequest(
-                field, f"xgrammar cannot hold outputs to {what}; leave it out of the schema."
+                field, f"xgrammar does not support {what}. Remove it from the schema."
             )
         try:
             _grammar(constraint)
         except (RuntimeError, ValueError, TypeError) as error:
             raise InvalidRequest(
-                field, f"cannot be read by xgrammar: {_last_words(error)}"
+                field, f"cannot be parsed by xgrammar: {_error_text(error)}"
             ) from error
 
     def compile(self, constraint: Constraint) -> Compiled:
-        """Prepare the masks of the grammar's states."""
+        """Compile the grammar and the masks of its states."""
         if constraint.kind != "structural_tag":
             made = self._compiler.compile_grammar(_grammar(constraint))
             return Compiled(made, self._ends, self._mask(self._ends))
         made = self._compiler.compile_structural_tag(_tag(constraint))
-        # Text between tags is any text to the library, so also what stands for none.
+        # The library allows any token between tags, also tokens without text.
         hidden = self._without_text - token_ids(constraint.text)
         return Compiled(made, self._ends, self._mask(self._ends), hidden, ~self._mask(hidden))
 
@@ -93,7 +91,7 @@ class XGrammar:
 
 
 class Compiled:
-    """A grammar; states share it."""
+    """A compiled grammar, shared by its states."""
 
     def __init__(
         self,
@@ -103,18 +101,18 @@ class Compiled:
         hidden: frozenset[int] = frozenset(),
         visible: Mask | None = None,
     ) -> None:
-        """`hidden`: tokens that never may come; `visible` is the mask of all others."""
+        """`hidden`: tokens that are never allowed; `visible`: the mask of all others."""
         self.memory_bytes: int = compiled.memory_size_bytes
         self._compiled = compiled
         self._parts = ends, end_mask, hidden, ends | hidden, visible
 
     def start(self) -> State:
-        """Return a state at the beginning."""
+        """Return the initial state."""
         return State(xgrammar.GrammarMatcher(self._compiled), *self._parts)
 
 
 class State:
-    """One output's place in the grammar."""
+    """The position of one output in the grammar."""
 
     def __init__(
         self,
@@ -122,7 +120,7 @@ class State:
         ends: frozenset[int],
         end_mask: Mask,
         hidden: frozenset[int],
-        particular: frozenset[int],
+        special: frozenset[int],
         visible: Mask | None,
     ) -> None:
         self._matcher = matcher
@@ -131,14 +129,14 @@ class State:
         self._ends = ends
         self._end_mask = end_mask
         self._hidden = hidden
-        self._particular = particular
+        self._special = special
         self._visible = visible
         self._num_ends = 0
-        """End tokens accepted; the library takes the first only."""
+        """Number of accepted end tokens; the library accepts the first only."""
 
     def accept(self, token: int) -> bool:
-        """Go on by a token."""
-        if not self._num_ends and token not in self._particular:
+        """Advance by a token; return whether it is allowed."""
+        if not self._num_ends and token not in self._special:
             accepted: bool = self._accept(token)
             return accepted
         fits = (
@@ -150,7 +148,7 @@ class State:
         return fits
 
     def rollback(self, k: int) -> None:
-        """Go back by `k` tokens."""
+        """Undo the last `k` tokens."""
         free = min(k, max(0, self._num_ends - 1))
         self._num_ends -= free
         if k > free:
@@ -158,7 +156,7 @@ class State:
             self._matcher.rollback(k - free)
 
     def fill(self, mask: Mask) -> None:
-        """Write what may come next."""
+        """Write the mask of the next token."""
         if self._num_ends:
             mask[:] = self._end_mask
         else:
@@ -167,11 +165,11 @@ class State:
                 mask &= self._visible
 
     def is_done(self) -> bool:
-        """Say whether the end was accepted."""
+        """Return whether the end was accepted."""
         return self._num_ends > 0
 
     def replay(self, tokens: Sequence[int]) -> bool:
-        """Accept the tokens so far."""
+        """Accept several tokens; return whether all are allowed."""
         return all(self.accept(token) for token in tokens)
 
 
@@ -205,7 +203,7 @@ def _choice_rule(choices: list[str]) -> str:
 
 
 def _literal(text: str) -> str:
-    """Return a text as EBNF writes it."""
+    """Return a text as an EBNF literal."""
     plain = {'"': '\\"', "\\": "\\\\"}
     return (
         '"'
@@ -214,8 +212,8 @@ def _literal(text: str) -> str:
     )
 
 
-def _last_words(error: Exception) -> str:
-    """Return what the library says, without the place in its sources."""
+def _error_text(error: Exception) -> str:
+    """Return the library's message without its source location."""
     text = str(error).strip().partition("] ")[2] or str(error).strip()
     text = text.partition(": ")[2] or text
     return text.removeprefix("Check failed: ")[:500].rstrip(".") + "."

@@ -1,1 +1,1 @@
-"""The demo model, which is taken where the user names none."""
+"""The demo model, the default if the user names no model."""

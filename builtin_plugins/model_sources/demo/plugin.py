@@ -1,7 +1,4 @@
-"""The demo model lies beside this file; it is `demo:`, and `default`, the model of who names none.
-
-Its adapters are `demo:NAME`.
-"""
+"""The shipped demo model `demo:`, also the `default`; its adapters are `demo:NAME`."""
 
 from __future__ import annotations
 

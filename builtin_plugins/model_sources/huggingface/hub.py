@@ -1,8 +1,7 @@
-"""Fetches a repository's files from the hub into the library's cache. Knows the hub, nothing of
-models.
+"""Downloads a repository's files from the Hugging Face hub into its cache.
 
-Tokens, mirrors (HF_ENDPOINT), caches (HF_HOME) and offline mode (HF_HUB_OFFLINE) are the hub
-library's own.
+Tokens, mirrors (HF_ENDPOINT), caches (HF_HOME) and offline mode (HF_HUB_OFFLINE) are those of
+huggingface_hub.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from core.api import EngineConfig, ModelError
 
 _ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
 SETTINGS: Final = ("*.json", "*.jinja", "*.txt", "*.model", "tokenizer*")
-"""Files that are read besides weights. No code is ever fetched."""
+"""Patterns of files other than weights. Code is never downloaded."""
 WEIGHTS: Final = ("*.safetensors", "*/model.safetensors")
 
 
 def is_hub_id(name: str) -> bool:
-    """Say whether a name is spelt like a repository: `name` or `owner/name`."""
+    """Return whether a name has the form of a repository id: `name` or `owner/name`."""
     return (
         len(name) <= 96
         and _ID.fullmatch(name) is not None
@@ -31,9 +30,9 @@ def is_hub_id(name: str) -> bool:
 
 
 def download(name: str, config: EngineConfig, patterns: Sequence[str]) -> Path:
-    """Return the local folder of a repository's files, fetched where not yet there.
+    """Return the local folder of a repository, downloading missing files.
 
-    Raises `ModelError` saying why that failed and what to do.
+    Raises `ModelError` with the reason and the remedy.
     """
     from huggingface_hub import snapshot_download  # lazy: slow to import
     from huggingface_hub.errors import (
@@ -71,13 +70,12 @@ def download(name: str, config: EngineConfig, patterns: Sequence[str]) -> Path:
         ) from error
     except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
         raise ModelError(
-            f"{name} is not a local folder, not in the hub cache, and the hub cannot be reached "
-            "(or HF_HUB_OFFLINE is "
-            "set). Give a folder, connect (a mirror goes into HF_ENDPOINT), or fetch it elsewhere "
-            "and copy the cache."
+            f"{name} is not a local folder and not in the hub cache, and the hub is unreachable "
+            "(or HF_HUB_OFFLINE is set). Use a local folder, set HF_ENDPOINT to a mirror, or "
+            "download the model on another machine and copy the hub cache."
         ) from error
     except Exception as error:
         raise ModelError(
-            f"{name} cannot be fetched from the hub: {error}. Try again, or give a folder."
+            f"{name} cannot be downloaded from the hub: {error}. Try again, or use a local folder."
         ) from error
     return Path(folder)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from core.api import EngineConfig, ModelSource, hookimpl
+from core.api import EngineConfig, hookimpl
+from core.api.models import ModelSource
 
 
 @hookimpl(trylast=True)
 def engine_find_model(model: str, config: EngineConfig) -> ModelSource | None:
-    """Recognise folders and anything that is spelt like a hub id."""
+    """Return the source of a local folder or a hub id."""
     from builtin_plugins.model_sources.huggingface.source import (
         find,
-    )  # lazy: only when a model is asked for
+    )  # lazy: only when a model is looked up
 
     return find(model, config)

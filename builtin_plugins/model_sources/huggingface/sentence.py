@@ -1,7 +1,6 @@
-"""Reads what sentence-transformers keeps beside a checkpoint: modules, pooling, layers behind it,
-named prompts.
+"""Reads sentence-transformers' files of a checkpoint: modules, pooling, dense layers, prompts.
 
-Folders and fields are those of its versions 2 to 5. Files that are absent say nothing.
+Supports the folders and fields of versions 2 to 5. Absent files are ignored.
 """
 
 from __future__ import annotations
@@ -11,8 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from builtin_plugins.model_sources.huggingface.files import read_json
-from core.api import DenseSpec, ModelError, SentenceFacts
+from builtin_plugins.model_sources.huggingface.settings_files import read_json
+from core.api import ModelError
+from core.model_spec.pooling import DenseSpec, SentenceFacts
 
 MODULES: Final = "modules.json"
 _POOLERS: Final = {
@@ -23,13 +23,13 @@ _POOLERS: Final = {
     "pooling_mode_weightedmean_tokens": "weighted_mean",
     "pooling_mode_lasttoken": "last",
 }
-"""In the order of their vectors where there are several."""
+"""Poolers by config field, in the order of their vectors."""
 _MODES: Final = {
     "lasttoken": "last",
     "weightedmean": "weighted_mean",
     "mean_sqrt_len_tokens": "mean_sqrt_len",
 }
-"""Names of the newer single field that differ from ours."""
+"""Values of the newer field `pooling_mode` that differ from our pooler names."""
 _ACTIVATIONS: Final = {
     "Identity": "",
     "Tanh": "tanh",
@@ -43,14 +43,14 @@ _LAYERS: Final = ("Transformer", "Pooling", "Dense", "Normalize")
 
 
 def read_sentence_facts(folder: Path, stated: Mapping[str, Any]) -> SentenceFacts | None:
-    """Return what the files of a folder say; None where there are none.
+    """Return the values of a folder's files; None without files.
 
-    Raises `ModelError` for what is not served.
+    Raises `ModelError` for unsupported modules.
     """
     scores = _scores(folder, stated)
     modules = _modules(folder / MODULES)
     if modules is None:
-        return None if scores is None else SentenceFacts(last=scores)
+        return None if scores is None else SentenceFacts(output_activation=scores)
     config = _optional(folder / "config_sentence_transformers.json")
     pooler = None
     normalize = False
@@ -73,12 +73,12 @@ def read_sentence_facts(folder: Path, stated: Mapping[str, Any]) -> SentenceFact
         prompts={str(name): str(text) for name, text in prompts.items()},
         default_prompt=config.get("default_prompt_name"),
         lower_case=bool(_transformer(folder).get("do_lower_case")),
-        last=scores,
+        output_activation=scores,
     )
 
 
 def longest_text(folder: Path, context: int) -> int:
-    """Return the context, cut to the length of texts that sentence-transformers' files state."""
+    """Return the context length, limited by the max_seq_length of sentence-transformers."""
     length = _transformer(folder).get("max_seq_length")
     return min(context, length) if type(length) is int and length > 0 else context
 
@@ -95,17 +95,15 @@ def _modules(path: Path) -> list[tuple[str, str]] | None:
         ]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ModelError(
-            f"{path} is no list of modules ({error!r}). Restore it from where the model came."
+            f"{path} is not a list of modules ({error!r}). Restore it from the model's source."
         ) from error
     for kind, name in found:
         if kind not in _LAYERS:
             raise ModelError(
-                f"{path} names a module of the class {kind!r}; known: {', '.join(_LAYERS)}."
+                f"{path}: got the module class {kind!r}; expected one of {', '.join(_LAYERS)}."
             )
         if Path(name).name != name:
-            raise ModelError(
-                f"{path} names the folder {name!r}, outside its own; such a model is not read."
-            )
+            raise ModelError(f"{path}: the folder {name!r} is outside of the model's folder.")
     return found
 
 
@@ -121,9 +119,7 @@ def _pooler(path: Path) -> str:
         n for key, n in _POOLERS.items() if config.get(key)
     ]
     if not named:
-        raise ModelError(
-            f"{path} asks for no way of pooling; set pooling_mode, to mean for example."
-        )
+        raise ModelError(f"{path} selects no pooler; set pooling_mode, for example to mean.")
     return "+".join(named)
 
 
@@ -146,7 +142,7 @@ def _dense(path: Path, name: str) -> DenseSpec:
 
 
 def _scores(folder: Path, stated: Mapping[str, Any]) -> Any:
-    """Return what becomes of a cross-encoder's scores, where its files say."""
+    """Return the output activation of a cross-encoder; None if its files state none."""
     own = stated.get("sentence_transformers")
     name = own.get("activation_fn") if isinstance(own, Mapping) else None
     name = name or stated.get("sbert_ce_default_activation_function")

@@ -1,8 +1,7 @@
-"""Says what a model in the Hugging Face layout is, from its config files alone: reads no weight,
-imports no torch.
+"""Finds models in the Hugging Face layout and reads their config files.
 
-config.json is read as plain data. transformers' config classes would add seconds to every start,
-and nothing but the facts is needed; code that a repository brings (`auto_map`) is never touched.
+Reads no weights and imports no torch. config.json is read as plain data, because transformers'
+config classes would add seconds to every start. Code of a repository (`auto_map`) is never run.
 """
 
 from __future__ import annotations
@@ -15,15 +14,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
-from builtin_plugins.model_sources.huggingface.files import read_json
 from builtin_plugins.model_sources.huggingface.hub import SETTINGS, WEIGHTS, download, is_hub_id
-from builtin_plugins.model_sources.huggingface.quantization import (
-    quantization_beside,
-    quantization_of,
-)
 from builtin_plugins.model_sources.huggingface.sentence import longest_text, read_sentence_facts
+from builtin_plugins.model_sources.huggingface.settings_files import (
+    quantization_from_side_files,
+    quantization_of,
+    read_json,
+)
 from builtin_plugins.model_sources.huggingface.tokens import check_tokens
-from core.api import EngineConfig, InvalidRequest, ModelError, ModelSource, SamplingParams
+from core.api import EngineConfig, InvalidRequest, ModelError, SamplingParams
+from core.api.models import ModelSource
 
 _LENGTHS: Final = (
     "max_position_embeddings",
@@ -42,21 +42,21 @@ _SAMPLING: Final = {
     "repetition_penalty": "repetition_penalty",
     "max_new_tokens": "max_tokens",
 }
-"""Fields of generation_config.json and the sampling parameters they are defaults of."""
+"""Fields of generation_config.json, and the sampling parameters they set defaults of."""
 _STARTS: Final = ("decoder_start_token_id", "forced_bos_token_id", "forced_decoder_ids")
-"""Facts of encoder-decoder models that newer checkpoints state in generation_config.json."""
+"""Fields of encoder-decoder models that newer checkpoints have in generation_config.json."""
 DEFAULT_CONTEXT: Final = 2048
-"""Where the config states no length."""
+"""Context length of a config without one."""
 _ONE_FILE: Final = (".gguf", ".ggml", ".safetensors", ".bin", ".pt", ".pth")
-"""Endings of files that people give in place of a folder."""
+"""Suffixes of single files that are given instead of a folder."""
 _SAMPLED_BYTES: Final = 1 << 16
 _DTYPES: Final = ("float32", "bfloat16", "float16")
 _STRETCHING: Final = ("linear", "dynamic", "yarn")
-"""Rotary scalings whose config states the context before scaling."""
+"""Rope scaling types with configs that state the context before scaling."""
 
 
 def find(model: str, config: EngineConfig) -> ModelSource | None:
-    """Return the source of a folder or hub id; None for a name that can be neither."""
+    """Return the source of a folder or hub id; None for other names."""
     folder = Path(model).expanduser()
     is_folder = os.path.isdir(folder)  # Path.is_dir raises where a name is too long for one
     if folder.suffix.lower() in _ONE_FILE and not is_folder:
@@ -80,13 +80,10 @@ def find(model: str, config: EngineConfig) -> ModelSource | None:
 
 
 def describe(name: str, folder: Path, config: EngineConfig, *, origin: str) -> ModelSource:
-    """Return what the files of a folder say. Raises `ModelError` naming file and fault."""
+    """Return the source of a folder. Raises `ModelError` with the file and the error."""
     path = folder / "config.json"
     if not path.is_file():
-        raise ModelError(
-            f"{folder} has no config.json, so nothing says what model it is. Give the model's "
-            "folder."
-        )
+        raise ModelError(f"{folder} has no config.json. Give the model's folder.")
     stated = _merge(read_json(path), config.model.hf_overrides)
     _refuse_variants(stated, path)
     generation, where = _generation(folder, config)
@@ -94,7 +91,7 @@ def describe(name: str, folder: Path, config: EngineConfig, *, origin: str) -> M
     stated |= {
         key: generation[key] for key in _STARTS if stated.get(key) is None and key in generation
     }
-    stated |= quantization_beside(folder, stated)
+    stated |= quantization_from_side_files(folder, stated)
     return ModelSource(
         name=name,
         architecture=_architecture(stated, path),
@@ -114,14 +111,12 @@ def describe(name: str, folder: Path, config: EngineConfig, *, origin: str) -> M
 
 
 def _refuse_variants(stated: Mapping[str, Any], path: Path) -> None:
-    """Raise `ModelError` for what changes the attention of any architecture and that no
-    architecture here reads.
-    """
+    """Raise `ModelError` for attention variants that no architecture supports."""
     chunks = stated.get("dual_chunk_attention_config")
     if chunks:
         size = chunks.get("chunk_size") if isinstance(chunks, Mapping) else None
         raise ModelError(
-            f"dual_chunk_attention_config in {path} asks for dual chunk attention, which is not "
+            f"dual_chunk_attention_config in {path} selects dual chunk attention, which is not "
             "served. Contexts within "
             f"one chunk{f' ({size} tokens)' if size else ''} need none: "
             """leave it out with --hf-overrides '{"dual_chunk_attention_config": null}'."""
@@ -129,7 +124,7 @@ def _refuse_variants(stated: Mapping[str, Any], path: Path) -> None:
 
 
 def _merge(stated: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Lay overrides over the config; objects are merged, all else is replaced."""
+    """Return the config with overrides; objects are merged, other values replaced."""
     out = dict(stated)
     for key, value in overrides.items():
         old = out.get(key)
@@ -152,9 +147,7 @@ def _architecture(stated: Mapping[str, Any], path: Path) -> str:
 
 
 def _causal_lm(model_type: object) -> str | None:
-    """Return transformers' language model of a model type, for the rare config that names the type
-    alone.
-    """
+    """Return transformers' causal LM class of a model type, for configs without `architectures`."""
     if not isinstance(model_type, str):
         return None
     from transformers.models.auto.modeling_auto import (
@@ -166,14 +159,12 @@ def _causal_lm(model_type: object) -> str | None:
 
 
 def _generation(folder: Path, config: EngineConfig) -> tuple[dict[str, Any], Path]:
-    """Return what generation_config.json of the model, or of the folder the user names, holds, and
-    its path.
-    """
-    wanted = config.model.generation_config
-    if wanted in ("auto", "vllm"):
+    """Return the content and path of generation_config.json, by --generation-config."""
+    choice = config.model.generation_config
+    if choice in ("auto", "vllm"):
         path = folder / "generation_config.json"
         return (read_json(path) if path.is_file() else {}), path
-    path = Path(wanted).expanduser() / "generation_config.json"
+    path = Path(choice).expanduser() / "generation_config.json"
     if not path.is_file():
         raise ModelError(
             f"--generation-config: there is no {path}; give auto, vllm, or a folder that holds one."
@@ -182,10 +173,7 @@ def _generation(folder: Path, config: EngineConfig) -> tuple[dict[str, Any], Pat
 
 
 def _sampling(generation: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Return the sampling parameters a generation config states.
-
-    Raises `ModelError` when one cannot be used.
-    """
+    """Return the sampling defaults of a generation config. Raises `ModelError` for invalid ones."""
     given = {ours: generation.get(theirs) for theirs, ours in _SAMPLING.items()}
     stated = {name: value for name, value in given.items() if value is not None}
     try:
@@ -215,7 +203,7 @@ def _dtype(stated: Mapping[str, Any]) -> str:
 
 
 def _context(stated: Mapping[str, Any], path: Path) -> int:
-    """Return the longest context the model states, rotary scaling included."""
+    """Return the longest context of the model, including rope scaling."""
     name = next((name for name in _LENGTHS if stated.get(name) is not None), None)
     if name is None:
         return DEFAULT_CONTEXT
@@ -228,8 +216,8 @@ def _context(stated: Mapping[str, Any], path: Path) -> int:
     kind = scaling.get("rope_type") or scaling.get("type")
     factor = scaling.get("factor")
     original = scaling.get("original_max_position_embeddings")
-    # A base of its own for local layers means that scaling concerns the others only, and is counted
-    # already. A factor that is no number is refused with all other facts, when the architecture
+    # With rope_local_base_freq, scaling applies to global layers only and is included already. A
+    # factor that is no number is refused with all other facts, when the architecture
     # reads them.
     if (
         kind not in _STRETCHING
@@ -243,7 +231,7 @@ def _context(stated: Mapping[str, Any], path: Path) -> int:
 
 
 def _identity(folder: Path, stated: Mapping[str, Any]) -> str:
-    """Return a hash of the config and of names, sizes, beginnings and ends of the weight files."""
+    """Return a hash of the config and of names, sizes, heads and tails of the weight files."""
     digest = hashlib.sha256(json.dumps(stated, sort_keys=True).encode())
     for path in sorted(path for path in folder.glob("*.safetensors") if path.is_file()):
         size = path.stat().st_size

@@ -1,6 +1,4 @@
-"""The tokens that a model's settings name must be tokens the model has: an end that never comes is
-no end.
-"""
+"""Checks that token ids in a model's settings are within its vocabulary."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from core.api import ModelError
-from core.model_spec.vocabulary import stated_vocabulary
+from core.model_spec.facts import stated_vocabulary
 
 _FIELDS: Final = (
     "eos_token_id",
@@ -19,16 +17,16 @@ _FIELDS: Final = (
     "forced_bos_token_id",
 )
 NONE: Final = -1
-"""How old files say that there is no such token."""
+"""Value for "no such token" in old files."""
 
 
 def check_tokens(
     stated: Mapping[str, Any], generation: Mapping[str, Any], path: Path, where: Path
 ) -> None:
-    """Raise `ModelError` for a token outside of the vocabulary, naming file and field.
+    """Raise `ModelError` for a token id outside of the vocabulary, with file and field.
 
-    `stated` is what `path` holds, overrides included, and `generation` what `where` does. Nothing
-    is said about a config that does not state the size of its vocabulary.
+    `stated` is the content of `path` with overrides, `generation` that of `where`. A config without
+    a vocabulary size is not checked.
     """
     size = stated_vocabulary(stated)
     if size is None:
@@ -48,7 +46,7 @@ def _named(fields: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     for name in _FIELDS:
         value = fields.get(name)
         for token in value if isinstance(value, list) else [value]:
-            if type(token) is int:  # other types are refused by whoever reads them
+            if type(token) is int:  # other types are rejected where the field is read
                 yield name, token
 
 
@@ -57,4 +55,7 @@ def _is_token(token: int, size: int) -> bool:
 
 
 def _outside(name: str, token: int, size: int) -> str:
-    return f"{name} is {token}, which is no token of the vocabulary: it has {size}, from 0 to {size - 1}."
+    return (
+        f"{name} is {token}, which is no token of the vocabulary: it has {size}, from 0 to "
+        f"{size - 1}."
+    )

@@ -1,3 +1,1 @@
-"""The `scripted:` model: a model without files that answers with what it was asked, for tests and
-plugin authors.
-"""
+"""The `scripted:` model: repeats the last message without model files, for tests and authors."""

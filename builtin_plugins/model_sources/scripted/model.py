@@ -1,7 +1,7 @@
-"""The scripted model's module: speaks the `Model` contract, computes no language.
+"""The scripted model: implements the `Model` contract with a fixed reply per prompt.
 
-One small caching layer goes through the attention backend as any model's would, so blocks are
-allocated, written and read; what is said follows from the prompt and the position alone.
+One small attention layer uses the KV cache like any model's, so blocks are allocated, written and
+read. The output depends on the prompt and the position only.
 """
 
 from __future__ import annotations
@@ -14,22 +14,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from builtin_plugins.model_sources.scripted.script import Reply, Script
-from builtin_plugins.model_sources.scripted.source import ScriptedConfig
+from builtin_plugins.model_sources.scripted.script import Reply, Script, ScriptedConfig
 from builtin_plugins.model_sources.scripted.tokenizer import END_OF_TURN, ScriptedTokenizer
-from core.api import (
-    AttentionParams,
-    BuildContext,
-    ForwardBatch,
-    FullAttention,
-    LayerKV,
-    Model,
-    ModelError,
-    ModelSource,
-)
+from core.api import ModelError
+from core.api.models import AttentionParams, BuildContext, ForwardBatch, Model, ModelSource
+from core.model_spec.kv import FullAttention, LayerKV
 
 _PEAK = 60.0
-"""Logit of the scripted token: certain at common temperatures, yet a bias of 100 overrules it."""
+"""Logit of the scripted token: certain at common temperatures, but below a bias of 100."""
 _SECOND = 30.0
 _NEWLINE = 10
 _HEAD_SIZE = 8
@@ -44,7 +36,7 @@ class ScriptedArchitecture:
 
     @property
     def vocab_size(self) -> int:
-        """Ids of the tokenizer."""
+        """Size of the tokenizer's vocabulary."""
         return self.tokenizer.vocab_size
 
     def build(self, context: BuildContext) -> Model:
@@ -56,15 +48,15 @@ def scripted_architecture(hf_config: Any) -> ScriptedArchitecture:
     """Return the spec for a `ScriptedConfig`. Raises `ModelError` for anything else."""
     if not isinstance(hf_config, ScriptedConfig):
         raise ModelError(
-            "architecture ScriptedModel needs its own configuration, not "
-            f"{type(hf_config).__name__}; use scripted:."
+            f"ScriptedModel: got a {type(hf_config).__name__}; expected its own configuration. "
+            "Use scripted:."
         )
     source = ModelSource(name="scripted:", architecture="ScriptedModel", hf_config=hf_config)
     return ScriptedArchitecture(hf_config, ScriptedTokenizer(source))
 
 
 class ScriptedModel(torch.nn.Module):
-    """Hidden states are (token, runner-up) pairs; `logits` turns them into peaks."""
+    """Hidden states are (token, runner-up) pairs, which `logits` converts to peaks."""
 
     def __init__(
         self, config: ScriptedConfig, tokenizer: ScriptedTokenizer, context: BuildContext
@@ -85,15 +77,14 @@ class ScriptedModel(torch.nn.Module):
         self._replies: dict[int, tuple[bytes, Reply]] = {}
 
     def bind_kv(self, caches: Sequence[torch.Tensor]) -> None:
-        """Take the cache of the one layer."""
+        """Store the KV cache of the only layer."""
         self._caches = caches
 
     def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Accept no tensor: there is nothing to fill."""
+        """Raise `ModelError` for any tensor: there are no weights."""
         for name, _ in tensors:
             raise ModelError(
-                f"the scripted model has no weights, but {name!r} was given; leave --load-format "
-                "at auto."
+                f"the scripted model has no weights; got {name!r}. Remove --load-format."
             )
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
@@ -104,7 +95,7 @@ class ScriptedModel(torch.nn.Module):
             batch.token_ids.cpu().numpy() if batch.token_ids.is_cuda else batch.token_ids.numpy()
         )
         pairs = np.empty((sum(batch.counts), 2), dtype=np.float32)
-        # where guesses are in flight, only they are right
+        # exact even with draft tokens in flight
         at = 0
         speaking = False
         positions = batch.positions.tolist()
@@ -114,16 +105,13 @@ class ScriptedModel(torch.nn.Module):
             at += count
             speaking = speaking or start + count >= prompt_len
         if speaking and self._step_s:
-            self._keep_pace()
+            self._throttle()
         hidden = torch.from_numpy(pairs).to(batch.input_ids.device)
-        # Zero unless a block was never written: NaN there fails the request instead of passing
-        # unseen.
+        # Zero unless a block was never written: NaN there fails the request.
         return hidden + self._read_cache(batch)[:, 0, :1].float() * 0.0
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return logits [n, vocab]: a peak at the token, a smaller one at the runner-up, NaN where
-        it failed.
-        """
+        """Return logits [n, vocab]: peaks at token and runner-up, NaN for failed rows."""
         failed = hidden[:, :1].isnan()  # [n, 1]
         ids = hidden.nan_to_num(0.0).long()  # [n, 2]
         logits = torch.zeros(
@@ -144,10 +132,10 @@ class ScriptedModel(torch.nn.Module):
         reply = self._reply(row, tokens[:prompt_len])
         length = len(reply.token_ids)
         for i in range(num_prompt, len(pairs)):
-            index = start + i + 1 - prompt_len  # of the generated token
+            index = start + i + 1 - prompt_len  # index of the generated token
             failing = reply.fail_at_token is not None and index >= reply.fail_at_token - 1
-            place = index % (length + 1)  # with end tokens ignored the answer is said again
-            token = END_OF_TURN if place == length else reply.token_ids[place]
+            offset = index % (length + 1)  # repeats the reply if end tokens are ignored
+            token = END_OF_TURN if offset == length else reply.token_ids[offset]
             pairs[i] = (
                 np.nan if failing else token,
                 _NEWLINE if token == END_OF_TURN else END_OF_TURN,
@@ -174,7 +162,7 @@ class ScriptedModel(torch.nn.Module):
             batch.attention[0],
         )
 
-    def _keep_pace(self) -> None:
+    def _throttle(self) -> None:
         wait_s = self._last_step_s + self._step_s - time.monotonic()
         if wait_s > 0:
             time.sleep(wait_s)

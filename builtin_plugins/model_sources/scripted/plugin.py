@@ -1,21 +1,20 @@
-"""The `scripted:` model: no files, ready at once, answers with exactly the text of the last user
-message.
-"""
+"""The `scripted:` model: no files, replies with the text of the last user message."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from core.api import Blank, EngineConfig, Entry, ModelSource, Option, Within, hookimpl
+from core.api import AllowEmpty, EngineConfig, Entry, Option, Range, hookimpl
+from core.api.models import ModelSource
 
 
 @hookimpl(tryfirst=True)
 def engine_find_model(model: str, config: EngineConfig) -> ModelSource | None:
     if not model.startswith("scripted:"):
         return None
-    from builtin_plugins.model_sources.scripted.source import (
+    from builtin_plugins.model_sources.scripted.script import (
         scripted_source,
-    )  # lazy: only when the model is asked for
+    )  # lazy: only for this model
 
     return scripted_source(model, config)
 
@@ -39,7 +38,7 @@ def engine_tokenizers() -> list[Entry]:
 
 @hookimpl
 def engine_weight_loaders() -> list[Entry]:
-    target = "core.models.layers.no_weights:NoWeights"
+    target = "core.models.layers.weights:NoWeights"
     return [Entry("scripted", target, "for a model without weights")]
 
 
@@ -48,15 +47,15 @@ def engine_options() -> list[Option]:
     return [
         Option(
             "scripted_tokens_per_second",
-            Annotated[float, Within(0.001, 1e9)] | None,
+            Annotated[float, Range(0.001, 1e9)] | None,
             None,
             "Tokens per second of each request; default: no limit.",
         ),
         Option(
             "scripted_fail_at_token",
-            Annotated[int, Within(1, 1 << 24)] | None,
+            Annotated[int, Range(1, 1 << 24)] | None,
             None,
-            "Every request fails when its N-th token is due, from 1.",
+            "Every request fails at its N-th token, from 1.",
         ),
         Option(
             "scripted_answers",
@@ -70,13 +69,13 @@ def engine_options() -> list[Option]:
         Option("scripted_special_tokens", list[str], [], "Texts that are one special token each."),
         Option(
             "scripted_tokens",
-            list[Annotated[str, Blank()]],
+            list[Annotated[str, AllowEmpty()]],
             [],
             "Texts that are one token each and stay in the output.",
         ),
         Option(
             "scripted_max_model_len",
-            Annotated[int, Within(2, 1 << 24)],
+            Annotated[int, Range(2, 1 << 24)],
             32768,
             "Context length of the scripted model.",
         ),

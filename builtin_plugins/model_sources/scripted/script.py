@@ -1,8 +1,8 @@
-"""What the scripted model says: finds the last user message in a prompt and the answer to it.
+"""The scripted model's options and replies: finds the last user message of a prompt.
 
-Knows tokens and texts, no tensors. An answer is a function of the prompt, so that preemption,
-chunking and cached prefixes change nothing; only the file's answers without a `prompt` depend on
-which prompts came before.
+Works on tokens and texts, without tensors. A reply is a function of the prompt, so preemption,
+chunking and cached prefixes change nothing. Only answers without a `prompt` in the answers file
+depend on earlier prompts.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ from typing import Any
 import msgspec
 
 from builtin_plugins.model_sources.scripted.tokenizer import (
+    END_OF_TEXT,
     END_OF_TURN,
     ESCAPE,
     START_OF_TURN,
     ScriptedTokenizer,
 )
-from core.api import ConfigError
+from core.api import ConfigError, EngineConfig
+from core.api.models import ModelSource
 
 _MAX_REMEMBERED = 100_000
-"""Prompts whose file answer is remembered; the oldest are forgotten, so memory stays bounded."""
+"""Maximum remembered prompts with an answer from the file; the oldest are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +35,14 @@ class Answer:
 
     text: str
     prompt: str | None = None
-    """The message it answers; None: the next prompt not seen before."""
+    """The message it answers; None: the next new prompt."""
     fail_at_token: int | None = None
-    """The request fails when this token is due, counted from 1."""
+    """Index, from 1, of the token at which the request fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Tokens that answer one prompt, the end token not included."""
+    """The tokens of one reply, without the end token."""
 
     token_ids: tuple[int, ...]
     fail_at_token: int | None
@@ -63,19 +65,17 @@ class Script:
         self._num_given = 0
 
     def reply(self, prompt: Sequence[int]) -> Reply:
-        """Return what to say to a prompt of token ids."""
-        asked = self._asked(list(prompt))
-        answer = self._by_prompt.get(asked.decode("utf-8", "replace"))
+        """Return the reply to a prompt of token ids."""
+        message = self._last_message(list(prompt))
+        answer = self._by_prompt.get(message.decode("utf-8", "replace"))
         if answer is None and self._in_turn:
             answer = self._next_answer(repr(list(prompt)).encode())
-        text = asked if answer is None else answer.text.encode()
+        text = message if answer is None else answer.text.encode()
         fail_at = None if answer is None else answer.fail_at_token
         return Reply(tuple(self._tokenizer.encode_visible(text)), fail_at or self._fail_at_token)
 
-    def _asked(self, prompt: list[int]) -> bytes:
-        """Return the last user message; the last message without one; the whole prompt outside a
-        chat.
-        """
+    def _last_message(self, prompt: list[int]) -> bytes:
+        """Return the last user message, else the last message, else the whole prompt."""
         turns = [i for i, token in enumerate(prompt) if token == START_OF_TURN]
         for start in reversed(turns):
             role, newline, text = self._turn(prompt, start).partition(b"\n")
@@ -88,7 +88,7 @@ class Script:
         return _unescape(text if newline else role)
 
     def _turn(self, prompt: list[int], start: int) -> bytes:
-        """Return the role and text of the turn that begins there."""
+        """Return the role and text of the turn that starts at an index."""
         end = next((i for i in range(start, len(prompt)) if prompt[i] == END_OF_TURN), len(prompt))
         return self._tokenizer.to_bytes(prompt[start + 1 : end])
 
@@ -108,12 +108,12 @@ def read_answers(path: str) -> tuple[Answer, ...]:
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--scripted-answers {path} cannot be read: {error}.") from error
+        raise ConfigError(f"--scripted-answers {path}: cannot be read: {error}.") from error
     answers = tuple(
         _read_line(path, number, line) for number, line in enumerate(lines, 1) if line.strip()
     )
     if not answers:
-        raise ConfigError(f"--scripted-answers {path} holds no answer; write one a line.")
+        raise ConfigError(f"--scripted-answers {path}: got no answer; expected one per line.")
     return answers
 
 
@@ -124,20 +124,20 @@ def _read_line(path: str, number: int, line: str) -> Answer:
     try:
         value: Any = msgspec.json.decode(line)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise ConfigError(f"{where} is not JSON: {error}.") from error
+        raise ConfigError(f"{where}: is not JSON: {error}.") from error
     if isinstance(value, str):
         return Answer(value)
     if not isinstance(value, Mapping) or not isinstance(value.get("answer"), str):
-        raise ConfigError(f'{where} has no "answer" text.')
+        raise ConfigError(f'{where}: expected an "answer" text.')
     fail_at = value.get("fail_at_token")
     if fail_at is not None and (not isinstance(fail_at, int) or fail_at < 1):
-        raise ConfigError(f"{where}: fail_at_token must be an integer from 1, not {fail_at!r}.")
+        raise ConfigError(f"{where}: fail_at_token: got {fail_at!r}; expected an integer >= 1.")
     prompt = value.get("prompt")
     return Answer(value["answer"], prompt if isinstance(prompt, str) else None, fail_at)
 
 
 def _unescape(text: bytes) -> bytes:
-    """Undo what the chat template does to special tokens written inside a message."""
+    """Remove the escapes that the chat template adds to special tokens in a message."""
     if ESCAPE not in text:
         return text
     plain = bytearray()
@@ -149,3 +149,57 @@ def _unescape(text: bytes) -> bytes:
         plain.append(byte)
         escaped = False
     return bytes(plain)
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedConfig:
+    """Replaces a checkpoint's config.json: everything the model and its tokenizer need."""
+
+    model_type: str = "scripted"
+    tokens_per_second: float | None = None
+    fail_at_token: int | None = None
+    answers: tuple[Answer, ...] = ()
+    special_tokens: tuple[str, ...] = ()
+    """Texts that are one special token each, which outputs omit."""
+    markers: tuple[str, ...] = ()
+    """Texts that are one token each and stay in the output, such as parser markers."""
+
+
+def scripted_source(name: str, config: EngineConfig) -> ModelSource:
+    """Return the source for a name that starts with `scripted:`.
+
+    Raises `ConfigError` naming a bad option.
+    """
+    options = config.options
+    script = ScriptedConfig(
+        tokens_per_second=_positive(options, "scripted_tokens_per_second"),
+        fail_at_token=_positive(options, "scripted_fail_at_token"),
+        answers=read_answers(options["scripted_answers"])
+        if options.get("scripted_answers")
+        else (),
+        special_tokens=_listed(options.get("scripted_special_tokens") or ()),
+        markers=_listed(options.get("scripted_tokens") or ()),
+    )
+    return ModelSource(
+        name=name,
+        architecture="ScriptedModel",
+        hf_config=script,
+        identity="scripted",
+        max_model_len=_positive(options, "scripted_max_model_len") or 32768,
+        eos_token_ids=(END_OF_TURN, END_OF_TEXT),
+        tokenizer="scripted",
+        weight_loader="scripted",
+        origin="scripted",
+    )
+
+
+def _positive(options: Mapping[str, Any], name: str) -> Any:
+    value = options.get(name)
+    if value is not None and value <= 0:
+        raise ConfigError(f"--{name.replace('_', '-')}: got {value}; expected a number > 0.")
+    return value
+
+
+def _listed(tokens: Any) -> tuple[str, ...]:
+    texts = [tokens] if isinstance(tokens, str) else list(tokens)
+    return tuple(part for text in texts for part in text.split(",") if part)

@@ -1,6 +1,4 @@
-"""The scripted model's tokenizer: 256 bytes, ChatML's special tokens, and any text named as one
-token.
-"""
+"""The scripted model's tokenizer: bytes, ChatML's special tokens, and configured tokens."""
 
 from __future__ import annotations
 
@@ -8,7 +6,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from core.api import EngineConfig, ModelSource
+from core.api import EngineConfig
+from core.api.models import ModelSource
 
 END_OF_TEXT: Final = 256
 START_OF_TURN: Final = 257
@@ -16,9 +15,10 @@ END_OF_TURN: Final = 258
 _CHATML: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 ESCAPE: Final = b"\x1b"
-"""Written by the template before the `|` of a `<|` in a message, and before itself, so that a
-message that
-spells a special token neither ends its turn nor loses it."""
+"""Escape that the template writes before the `|` of a `<|` in a message, and before itself.
+
+So a message that spells a special token neither ends its turn nor loses it.
+"""
 
 CHAT_TEMPLATE: Final = r"""
 {%- macro plain(content) -%}
@@ -46,7 +46,7 @@ CHAT_TEMPLATE: Final = r"""
 
 
 class ScriptedTokenizer:
-    """Bytes and whole-text tokens; every text survives encode and decode unchanged."""
+    """Byte tokens and whole-text tokens; encoding and decoding preserve every text."""
 
     def __init__(
         self, source: ModelSource, config: EngineConfig | None = None, markers: Iterable[str] = ()
@@ -68,34 +68,35 @@ class ScriptedTokenizer:
         self.chat_template: str | None = CHAT_TEMPLATE
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return token ids; nothing is ever added."""
+        """Return token ids; adds no special tokens."""
         return self._encode(text.encode("utf-8", "surrogatepass"), (self._special, self._visible))
 
     def encode_visible(self, text: bytes) -> list[int]:
-        """Return token ids in which ChatML's tokens are spelt as bytes: text that ends no turn."""
+        """Return token ids with ChatML's tokens as bytes, so that the text ends no turn."""
         return self._encode(text, (self._not_chatml, self._visible))
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """Return text; bytes that are not UTF-8 come out as U+FFFD."""
-        kept = [i for i in ids if i not in self.special_ids] if skip_special_tokens else ids
-        return self.to_bytes(kept).decode("utf-8", "replace")
+        """Return text; invalid UTF-8 becomes U+FFFD."""
+        if skip_special_tokens:
+            ids = [i for i in ids if i not in self.special_ids]
+        return self.to_bytes(ids).decode("utf-8", "replace")
 
     def to_bytes(self, ids: Sequence[int]) -> bytes:
-        """Return the bytes the ids stand for."""
+        """Return the bytes of the ids."""
         return b"".join(bytes((i,)) if i < 256 else self._texts[i].encode() for i in ids)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes one id stands for."""
+        """Return the bytes of one id."""
         return self.to_bytes([token_id])
 
     def token_text(self, token_id: int) -> str:
-        """Return a printable byte as itself, another as <0xXX>, a whole-text token as its text."""
+        """Return a printable byte as itself, another byte as <0xXX>, other tokens as their text."""
         if token_id >= 256:
             return self._texts[token_id]
         return chr(token_id) if 32 <= token_id < 127 else f"<0x{token_id:02X}>"
 
     def _encode(self, text: bytes, splitters: Sequence[re.Pattern[bytes] | None]) -> list[int]:
-        """Split at the texts of the first splitter, then what is between them at those of the next."""
+        """Split at the texts of the first splitter, then split the rest with the next ones."""
         if not splitters:
             return list(text)
         first, *others = splitters
@@ -108,6 +109,6 @@ class ScriptedTokenizer:
 
 
 def _splitter(texts: Iterable[str]) -> re.Pattern[bytes] | None:
-    """Return a pattern that splits at the texts, longest first; None if there are none."""
+    """Return a pattern that splits at some texts, longest first; None without texts."""
     encoded = sorted((text.encode() for text in texts), key=len, reverse=True)
     return re.compile(b"(" + b"|".join(map(re.escape, encoded)) + b")") if encoded else None

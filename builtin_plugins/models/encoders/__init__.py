@@ -1,1 +1,1 @@
-"""Encoders: models whose tokens see both sides, for embeddings and scores."""
+"""Encoders: bidirectional models for embeddings and scores."""

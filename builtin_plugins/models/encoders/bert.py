@@ -1,6 +1,4 @@
-"""BERT and its relatives: learned positions, norms behind each sum, plain MLPs, attention to both
-sides.
-"""
+"""BERT and its variants: learned positions, post-norm, plain MLPs, bidirectional attention."""
 
 from __future__ import annotations
 
@@ -14,18 +12,14 @@ from builtin_plugins.models.encoders.heads import (
     refuse_other_positions,
 )
 from builtin_plugins.models.encoders.rotary import jina
-from core.api import (
-    AttentionSpec,
-    DecoderSpec,
-    DenseSpec,
-    LayerSpec,
-    MlpSpec,
-    ModelError,
-    ModelFacts,
-    NormSpec,
-    RelativeSpec,
-    WeightNames,
-)
+from builtin_plugins.models.t5 import ENCODER as T5_NAMES
+from core.api import ModelError
+from core.model_spec.attention import AttentionSpec, NormSpec, RelativeBiasSpec
+from core.model_spec.decoder import DecoderSpec
+from core.model_spec.facts import ModelFacts
+from core.model_spec.layer import LayerSpec, MlpSpec
+from core.model_spec.names import WeightNames
+from core.model_spec.pooling import DenseSpec
 
 
 def names_of(prefix: str) -> WeightNames:
@@ -49,13 +43,13 @@ def names_of(prefix: str) -> WeightNames:
     )
 
 
-def layer_of(facts: ModelFacts, norm: NormSpec, relative: RelativeSpec | None) -> LayerSpec:
+def layer_of(facts: ModelFacts, norm: NormSpec, relative: RelativeBiasSpec | None) -> LayerSpec:
     """Return one layer of BERT's form."""
     attention = facts.attention(
         rope=None, causal=False, qkv_bias=True, out_bias=True, relative=relative
     )
     mlp = facts.mlp(activation=facts.activation(default="gelu"), gated=False, bias=True)
-    return LayerSpec(attention=attention, mlp=mlp, attention_out=norm, mlp_out=norm, norm_sum=True)
+    return LayerSpec(attention=attention, mlp=mlp, attention_out=norm, mlp_out=norm, post_norm=True)
 
 
 def spec_of(
@@ -65,7 +59,7 @@ def spec_of(
     *,
     offset: int = 0,
     types: int = 2,
-    relative: RelativeSpec | None = None,
+    relative: RelativeBiasSpec | None = None,
 ) -> DecoderSpec:
     """Return a model of BERT's form; position 0 is row `offset` of its table."""
     refuse_other_positions(facts)
@@ -95,7 +89,7 @@ def bert(hf_config: object) -> DecoderSpec:
 
 
 def roberta(hf_config: object) -> DecoderSpec:
-    """Return the facts of a RoBERTa config: positions begin behind the padding token's."""
+    """Return the facts of a RoBERTa config: positions begin after the padding token's."""
     facts = ModelFacts(hf_config)
     if facts.get("position_embedding_type") == "rotary":
         return jina(hf_config)
@@ -110,7 +104,7 @@ def roberta(hf_config: object) -> DecoderSpec:
 
 
 def dense_out(facts: ModelFacts) -> DenseSpec:
-    """Return the last product of RoBERTa's classifier."""
+    """Return the output layer of RoBERTa's classifier."""
     return DenseSpec(name="classifier.out_proj", width=facts.num_labels())
 
 
@@ -128,7 +122,7 @@ def electra(hf_config: object) -> DecoderSpec:
 
 
 def mpnet(hf_config: object) -> DecoderSpec:
-    """Return the facts of an MPNet config: distances bear on the scores."""
+    """Return the facts of an MPNet config: relative position bias."""
     facts = ModelFacts(hf_config)
     names = replace(
         names_of("mpnet"),
@@ -141,7 +135,9 @@ def mpnet(hf_config: object) -> DecoderSpec:
     )
     head = dense("classifier.dense", facts.count("hidden_size"), "tanh"), dense_out(facts)
     offset = facts.count("pad_token_id", 1, least=0) + 1
-    relative = RelativeSpec(facts.count("relative_attention_num_buckets", 32), both_ways=True)
+    relative = RelativeBiasSpec(
+        facts.count("relative_attention_num_buckets", 32), bidirectional=True
+    )
     return spec_of(facts, names, head, offset=offset, types=0, relative=relative)
 
 
@@ -178,7 +174,7 @@ def albert(hf_config: object) -> DecoderSpec:
 
 
 def distilbert(hf_config: object) -> DecoderSpec:
-    """Return the facts of a DistilBERT config, whose fields have names of their own."""
+    """Return the facts of a DistilBERT config, with its own field names."""
     facts = ModelFacts(hf_config)
     hidden = facts.count("dim")
     heads = facts.count("n_heads", 12)
@@ -212,7 +208,9 @@ def distilbert(hf_config: object) -> DecoderSpec:
     mlp = MlpSpec(
         width=facts.count("hidden_dim", 3072), activation=activation, gated=False, bias=True
     )
-    layer = LayerSpec(attention=attention, mlp=mlp, attention_out=norm, mlp_out=norm, norm_sum=True)
+    layer = LayerSpec(
+        attention=attention, mlp=mlp, attention_out=norm, mlp_out=norm, post_norm=True
+    )
     return DecoderSpec(
         vocab_size=facts.count("vocab_size"),
         hidden_size=hidden,
@@ -227,32 +225,22 @@ def distilbert(hf_config: object) -> DecoderSpec:
 
 
 def t5(hf_config: object) -> DecoderSpec:
-    """Return the facts of a T5 encoder: distances instead of positions, scores that are not scaled."""
+    """Return the facts of a T5 encoder: relative position bias, unscaled scores."""
     facts = ModelFacts(hf_config)
     norm = NormSpec(eps=facts.number("layer_norm_epsilon", 1e-6))
     heads = facts.count("num_heads", 8)
     kind = str(facts.get("feed_forward_proj", "relu"))
-    gated, activation = kind.startswith("gated-"), kind.removeprefix("gated-")
-    names = WeightNames(
-        embed="shared",
-        layer="encoder.block.{}",
-        attention_in="layer.0.layer_norm",
-        q="layer.0.SelfAttention.q",
-        k="layer.0.SelfAttention.k",
-        v="layer.0.SelfAttention.v",
-        o="layer.0.SelfAttention.o",
-        mlp_in="layer.1.layer_norm",
-        gate="layer.1.DenseReluDense.wi_0",
+    gated = kind.startswith("gated-")
+    activation = kind.removeprefix("gated-")
+    names = replace(
+        T5_NAMES,
         up=f"layer.1.DenseReluDense.{'wi_1' if gated else 'wi'}",
-        down="layer.1.DenseReluDense.wo",
-        final_norm="encoder.final_layer_norm",
-        relative="encoder.block.0.layer.0.SelfAttention.relative_attention_bias",
         ignored=("encoder.embed_tokens.weight", "decoder.*", "lm_head.*"),
     )
-    relative = RelativeSpec(
+    relative = RelativeBiasSpec(
         facts.count("relative_attention_num_buckets", 32),
         facts.count("relative_attention_max_distance", 128),
-        both_ways=True,
+        bidirectional=True,
     )
     attention = AttentionSpec(
         heads=heads,

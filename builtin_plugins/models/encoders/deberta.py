@@ -1,6 +1,4 @@
-"""DeBERTa 2 and 3: attention in which content and distance look at each other, so that it is a
-module of its own.
-"""
+"""DeBERTa 2 and 3: disentangled attention of content and distance, in its own module."""
 
 from __future__ import annotations
 
@@ -8,7 +6,10 @@ from dataclasses import dataclass, replace
 
 from builtin_plugins.models.encoders.deberta_facts import DebertaFacts
 from builtin_plugins.models.encoders.heads import pooling
-from core.api import BuildContext, DenseSpec, Model, ModelError, ModelFacts
+from core.api import ModelError
+from core.api.models import BuildContext, Model
+from core.model_spec.facts import ModelFacts
+from core.model_spec.pooling import DenseSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +36,8 @@ def deberta(hf_config: object) -> DebertaSpec:
         )
     kinds = facts.get("pos_att_type") or []
     kinds = kinds.lower().split("|") if isinstance(kinds, str) else list(kinds)
-    most = facts.get("max_relative_positions", -1)
-    most = positions if type(most) is not int or most < 1 else most
+    max_distance = facts.get("max_relative_positions", -1)
+    max_distance = positions if type(max_distance) is not int or max_distance < 1 else max_distance
     buckets = facts.get("position_buckets", -1)
     bucketed = type(buckets) is int and buckets > 0
     positioned = facts.flag("position_biased_input", True)
@@ -55,8 +56,8 @@ def deberta(hf_config: object) -> DebertaSpec:
         heads=facts.count("num_attention_heads"),
         norm=facts.layer_norm(eps=1e-7),
         mlp=facts.mlp(activation=facts.activation(default="gelu"), gated=False, bias=True),
-        span=buckets if bucketed else most,
-        most=most if bucketed else 0,
+        span=buckets if bucketed else max_distance,
+        max_distance=max_distance if bucketed else 0,
         content_to_position="c2p" in kinds,
         position_to_content="p2c" in kinds,
         share_keys=facts.flag("share_att_key"),

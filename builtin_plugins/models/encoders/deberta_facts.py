@@ -1,11 +1,14 @@
-"""What DeBERTa models differ by, and how their weights are called."""
+"""Facts of DeBERTa 2 and 3, and the names of their weights."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from builtin_plugins.models.encoders.heads import IGNORED, bare
-from core.api import MlpSpec, NormSpec, PoolingSpec, WeightNames
+from core.model_spec.attention import NormSpec
+from core.model_spec.layer import MlpSpec
+from core.model_spec.names import WeightNames
+from core.model_spec.pooling import PoolingSpec
 
 NAMES = WeightNames(
     layer="deberta.encoder.layer.{}",
@@ -17,7 +20,7 @@ NAMES = WeightNames(
     up="intermediate.dense",
     down="output.dense",
     mlp_out="output.LayerNorm",
-    # Behind `deberta.` there is no pooler: the one of its classifier stands beside it.
+    # The classifier's pooler is not under `deberta.`.
     rename=bare("deberta", "embeddings", "encoder"),
     ignored=(*IGNORED, "lm_predictions.*", "mask_predictions.*"),
 )
@@ -25,29 +28,29 @@ NAMES = WeightNames(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DebertaFacts:
-    """The facts of one DeBERTa, as its layers read them."""
+    """The facts of a DeBERTa model."""
 
     vocab_size: int
     hidden_size: int
     embed_size: int
     learned_positions: int
-    """Rows of the table of positions that is added to the embedding; 0: there is none."""
+    """Rows of the absolute position embedding; 0: none."""
     token_types: int
     num_layers: int
     heads: int
     norm: NormSpec
     mlp: MlpSpec
     span: int
-    """Distances told apart on each side."""
-    most: int
-    """The distance from which on all look alike, where there are buckets; 0: there are none."""
+    """Distinct distances on each side."""
+    max_distance: int
+    """Distance from which all share one bucket; 0: no buckets."""
     content_to_position: bool
     position_to_content: bool
     share_keys: bool
-    """Distances go through the products of queries and keys instead of their own."""
+    """Whether distances use the query and key projections instead of their own."""
     norm_distances: bool
     conv_size: int
-    """Tokens the convolution beside the first layer sees; 0: there is none."""
+    """Kernel size of the convolution parallel to the first layer; 0: none."""
     conv_groups: int
     conv_activation: str
     pooling: PoolingSpec | None

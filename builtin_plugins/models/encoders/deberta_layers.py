@@ -1,7 +1,4 @@
-"""The layers of DeBERTa 2 and 3.
-
-Whole prompts, one after the other; nothing is cached, nothing is split over ranks.
-"""
+"""The layers of DeBERTa 2 and 3: whole prompts one by one, no cache, no tensor parallelism."""
 
 from __future__ import annotations
 
@@ -12,19 +9,20 @@ import torch
 from torch import nn
 
 from builtin_plugins.models.encoders.deberta_facts import NAMES, DebertaFacts
-from core.api import BuildContext, ForwardBatch, LayerKV
+from core.api.models import BuildContext, ForwardBatch
+from core.model_spec.kv import LayerKV
 from core.models.layers.embedding import Embedding
 from core.models.layers.linear import Linear, Slice
 from core.models.layers.mlp import Mlp
 from core.models.layers.norm import make_norm
 from core.models.layers.pooling import ACTIVATIONS, PoolingHead
-from core.models.layers.weights import WeightMap, empty_parameter, place
+from core.models.layers.weights import WeightMap, assign_weight, empty_parameter
 
 BASE = "deberta.embeddings"
 
 
 class Deberta(nn.Module):
-    """The whole model; satisfies `core.api.PoolingModel`."""
+    """A DeBERTa model; satisfies `core.api.PoolingModel`."""
 
     takes_adapters = False
     """Its layers multiply tables of distances too, which are no request's."""
@@ -63,7 +61,9 @@ class Deberta(nn.Module):
         table = empty_parameter(rows, self.spec.embed_size, dtype=self._dtype) if rows else None
         self.register_parameter(name, table)
         if table is not None:
-            self._weights.add(f"{prefix}.weight", table.shape, lambda tensor: place(table, tensor))
+            self._weights.add(
+                f"{prefix}.weight", table.shape, lambda tensor: assign_weight(table, tensor)
+            )
         return table
 
     def bind_kv(self, caches: Sequence[object]) -> None:
@@ -90,17 +90,15 @@ class Deberta(nn.Module):
             x = x + (self.types[0] if types is None else self.types[types])
         first = x = self.embed_norm(x if self.embed_in is None else self.embed_in(x))
         table = self.distances()
-        places = [self.distances.places(count) for count in batch.counts]
+        rows = [self.distances.rows_of(count) for count in batch.counts]
         for layer in self.layers:
-            x = layer(x, batch.counts, table, places)
+            x = layer(x, batch.counts, table, rows)
             if self.conv is not None and layer is self.layers[0]:
                 x = self.conv(first, x, batch.counts)
         return x
 
     def pooled(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return float32 [n, numbers]: what the layers behind the pooler make of pooled hidden
-        states.
-        """
+        """Return float32 [n, numbers]: the pooling head's output for pooled hidden states."""
         return self.head(hidden)  # type: ignore[no-any-return]
 
 
@@ -110,12 +108,12 @@ class Distances(nn.Module):
     def __init__(self, spec: DebertaFacts, context: BuildContext, weights: WeightMap) -> None:
         super().__init__()
         self._span = spec.span
-        self._most = spec.most
+        self._max_distance = spec.max_distance
         self.table = empty_parameter(2 * spec.span, spec.hidden_size, dtype=context.dtype)
         weights.add(
             "deberta.encoder.rel_embeddings.weight",
             self.table.shape,
-            lambda t: place(self.table, t),
+            lambda t: assign_weight(self.table, t),
         )
         self.norm: nn.Module | None = None
         if spec.norm_distances:
@@ -127,16 +125,20 @@ class Distances(nn.Module):
         """Return [2 * span, hidden]."""
         return self.table if self.norm is None else self.norm(self.table)
 
-    def places(self, count: int) -> torch.Tensor:
+    def rows_of(self, count: int) -> torch.Tensor:
         """Return the row [count, count] of that table for each query and key: exact when near, then
         by logarithm.
         """
         at = torch.arange(count, device=self.table.device)
         distance = at[:, None] - at[None]
-        if self._most:
+        if self._max_distance:
             middle = self._span // 2
             away = distance.abs().clamp(min=middle)  # those nearer stay as they are
-            far = torch.log(away / middle) / math.log((self._most - 1) / middle) * (middle - 1)
+            far = (
+                torch.log(away / middle)
+                / math.log((self._max_distance - 1) / middle)
+                * (middle - 1)
+            )
             distance = torch.where(
                 distance.abs() <= middle, distance, distance.sign() * (far.ceil().long() + middle)
             )
@@ -144,7 +146,7 @@ class Distances(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and an MLP, with norms behind each sum."""
+    """Post-norm layer of attention and MLP."""
 
     def __init__(
         self, spec: DebertaFacts, index: int, context: BuildContext, weights: WeightMap
@@ -182,11 +184,9 @@ class Layer(nn.Module):
         x: torch.Tensor,
         counts: Sequence[int],
         table: torch.Tensor,
-        places: Sequence[torch.Tensor],
+        rows: Sequence[torch.Tensor],
     ) -> torch.Tensor:
-        """Return the stream; `places` say per sequence which row of `table` each pair's distance
-        is.
-        """
+        """Return the hidden states; `rows` holds each pair's row of `table`, per sequence."""
         query, key, value = (self._by_head(part(x)) for part in (self.query, self.key, self.value))
         far_key = (
             self._by_head(self.position_key(table)) if self._spec.content_to_position else None
@@ -199,15 +199,15 @@ class Layer(nn.Module):
         ) ** -0.5
         parts = []
         start = 0
-        for count, place_of in zip(counts, places, strict=True):
+        for count, pair_rows in zip(counts, rows, strict=True):
             q, k, v = (
                 part[:, start : start + count] for part in (query, key, value)
             )  # [heads, count, size]
             scores = q @ k.transpose(1, 2)
             if far_key is not None:
-                scores = scores + _pick(q @ far_key.transpose(1, 2), place_of)
+                scores = scores + _pick(q @ far_key.transpose(1, 2), pair_rows)
             if far_query is not None:
-                scores = scores + _pick(k @ far_query.transpose(1, 2), place_of.T).transpose(1, 2)
+                scores = scores + _pick(k @ far_query.transpose(1, 2), pair_rows.T).transpose(1, 2)
             parts.append((scores.float() * scale).softmax(-1).to(v.dtype) @ v)
             start += count
         attended = torch.cat(parts, 1).transpose(0, 1).flatten(1)
@@ -218,13 +218,13 @@ class Layer(nn.Module):
         return x.view(len(x), self._heads, -1).transpose(0, 1)
 
 
-def _pick(scores: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Return scores [heads, n, m] at `places` [n, m] of the last axis."""
-    return scores.gather(2, places.expand(len(scores), -1, -1))
+def _pick(scores: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Return scores [heads, n, m] at `rows` [n, m] of the last axis."""
+    return scores.gather(2, rows.expand(len(scores), -1, -1))
 
 
 class Convolution(nn.Module):
-    """Looks at neighbouring embeddings, beside the first layer."""
+    """Convolution over adjacent embeddings, parallel to the first layer."""
 
     def __init__(self, spec: DebertaFacts, context: BuildContext, weights: WeightMap) -> None:
         super().__init__()
@@ -236,12 +236,14 @@ class Convolution(nn.Module):
             hidden, hidden // spec.conv_groups, spec.conv_size, dtype=context.dtype
         )
         self.bias = empty_parameter(hidden, dtype=context.dtype)
-        weights.add(f"{prefix}.conv.weight", self.weight.shape, lambda t: place(self.weight, t))
-        weights.add(f"{prefix}.conv.bias", self.bias.shape, lambda t: place(self.bias, t))
+        weights.add(
+            f"{prefix}.conv.weight", self.weight.shape, lambda t: assign_weight(self.weight, t)
+        )
+        weights.add(f"{prefix}.conv.bias", self.bias.shape, lambda t: assign_weight(self.bias, t))
         self.norm = make_norm(spec.norm, hidden, context, weights, f"{prefix}.LayerNorm")
 
     def forward(self, first: torch.Tensor, x: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
-        """Return the stream after the first layer, `first` being what that layer read."""
+        """Return the hidden states after the first layer; `first` is that layer's input."""
         pad = (self.weight.shape[2] - 1) // 2
         seen = [
             nn.functional.conv1d(

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from core.api import DenseSpec, ModelError, ModelFacts, PoolingSpec
+from core.api import ModelError
+from core.model_spec.facts import ModelFacts
+from core.model_spec.pooling import DenseSpec, PoolingSpec
 
 IGNORED = ("*.position_ids", "*.inv_freq", "cls.*", "lm_head.*", "*.pooler.*", "pooler.*")
-"""Buffers, heads for masked words, and the layer BERT has behind its first token, which embeddings
-do without.
-"""
+"""Ignored tensors: buffers, masked-LM heads, and BERT's pooler, which embeddings do not use."""
 OLD_NORMS = ((r"LayerNorm\.gamma$", "LayerNorm.weight"), (r"LayerNorm\.beta$", "LayerNorm.bias"))
 
 
@@ -36,7 +36,7 @@ def pooling(
         classifier = (
             sequence if sequence[-1].name.endswith("out_proj") else (*sequence, classify(facts))
         )
-        return PoolingSpec(task="classify", pooler=pooler, head=classifier, pairs=True)
+        return PoolingSpec(task="classify", pooler=pooler, head=classifier, is_cross_encoder=True)
     if kind.endswith("ForTokenClassification"):
         before = token.pop("before", ())
         return PoolingSpec(task="classify", per_token=True, head=(*before, classify(facts)))
@@ -54,9 +54,7 @@ def dense(name: str, width: int, activation: str) -> DenseSpec:
 
 
 def refuse_other_positions(facts: ModelFacts) -> None:
-    """Raise `ModelError` for positions BERT's newer relatives tried, and for decoders in an
-    encoder's clothes.
-    """
+    """Raise `ModelError` for unsupported position embeddings and for BERT decoders."""
     kind = facts.get("position_embedding_type") or "absolute"
     if kind != "absolute":
         raise ModelError(

@@ -6,24 +6,34 @@ from dataclasses import replace
 from typing import Any
 
 from builtin_plugins.models.encoders.heads import IGNORED, bare, dense, pooling
-from core.api import (
-    AttentionSpec,
-    DecoderSpec,
-    DenseSpec,
-    LayerSpec,
-    LinearScaling,
-    MlpSpec,
-    ModelError,
-    ModelFacts,
-    NormSpec,
-    RopeSpec,
-    WeightNames,
+from core.api import ModelError
+from core.model_spec.attention import AttentionSpec, NormSpec
+from core.model_spec.decoder import DecoderSpec
+from core.model_spec.facts import ModelFacts
+from core.model_spec.layer import LayerSpec, MlpSpec
+from core.model_spec.names import WeightNames
+from core.model_spec.pooling import DenseSpec
+from core.model_spec.rope import LinearScaling, RopeSpec
+
+MODERNBERT = WeightNames(
+    embed="model.embeddings.tok_embeddings",
+    embed_norm="model.embeddings.norm",
+    layer="model.layers.{}",
+    attention_in="attn_norm",
+    mlp_in="mlp_norm",
+    qkv="attn.Wqkv",
+    o="attn.Wo",
+    gate_up="mlp.Wi",
+    down="mlp.Wo",
+    final_norm="model.final_norm",
+    rename=bare("model", "embeddings", "layers", "final_norm"),
+    ignored=(*IGNORED, "decoder.*", "head.*"),
 )
 
 
 def modernbert(hf_config: object) -> DecoderSpec:
-    """Return the facts of a ModernBERT config: norms before each part, windows to both sides in
-    most layers.
+    """Return the facts of a ModernBERT config: pre-norm, bidirectional windows except in global
+    layers.
     """
     facts = ModelFacts(hf_config)
     norm = facts.layer_norm("norm_eps", 1e-5, bias=facts.flag("norm_bias"))
@@ -56,28 +66,7 @@ def modernbert(hf_config: object) -> DecoderSpec:
         )
         for index, window in enumerate(windows)
     )
-    head = DenseSpec(
-        name="head.dense",
-        width=hidden,
-        bias=facts.flag("classifier_bias"),
-        activation=facts.activation("classifier_activation", "gelu"),
-        norm=norm,
-        norm_name="head.norm",
-    )
-    names = WeightNames(
-        embed="model.embeddings.tok_embeddings",
-        embed_norm="model.embeddings.norm",
-        layer="model.layers.{}",
-        attention_in="attn_norm",
-        mlp_in="mlp_norm",
-        qkv="attn.Wqkv",
-        o="attn.Wo",
-        gate_up="mlp.Wi",
-        down="mlp.Wo",
-        final_norm="model.final_norm",
-        rename=bare("model", "embeddings", "layers", "final_norm"),
-        ignored=(*IGNORED, "decoder.*", "head.*"),
-    )
+    head = _modernbert_head(facts, norm)
     return DecoderSpec(
         vocab_size=facts.count("vocab_size"),
         hidden_size=hidden,
@@ -88,7 +77,19 @@ def modernbert(hf_config: object) -> DecoderSpec:
         pooling=pooling(
             facts, (head,), pooler=str(facts.get("classifier_pooling", "cls")), before=(head,)
         ),
-        names=names,
+        names=MODERNBERT,
+    )
+
+
+def _modernbert_head(facts: ModelFacts, norm: NormSpec) -> DenseSpec:
+    """Return the dense layer before the pooler and the classifier."""
+    return DenseSpec(
+        name="head.dense",
+        width=facts.count("hidden_size"),
+        bias=facts.flag("classifier_bias"),
+        activation=facts.activation("classifier_activation", "gelu"),
+        norm=norm,
+        norm_name="head.norm",
     )
 
 
@@ -106,7 +107,7 @@ def eurobert(hf_config: object) -> DecoderSpec:
     pooler = "cls" if where == "bos" else "mean"
     spec = pooling(facts, (dense("dense", facts.count("hidden_size"), "gelu"),), pooler=pooler)
     if spec.task == "classify" and not spec.per_token:
-        spec = replace(spec, late=where == "late")
+        spec = replace(spec, head_before_pooling=where == "late")
     layer = LayerSpec(
         attention=facts.attention(causal=False, qkv_bias=bias, out_bias=bias),
         mlp=facts.mlp(bias=facts.flag("mlp_bias")),
@@ -149,7 +150,7 @@ def nomic(hf_config: object) -> DecoderSpec:
         mlp=MlpSpec(width=facts.count("intermediate_size", facts.count("n_inner", 4 * hidden))),
         attention_out=norm,
         mlp_out=norm,
-        norm_sum=True,
+        post_norm=True,
     )
     return DecoderSpec(
         vocab_size=facts.count("vocab_size"),
@@ -183,7 +184,7 @@ def jina(hf_config: object) -> DecoderSpec:
         mlp=facts.mlp(activation=facts.activation(default="gelu"), gated=False, bias=True),
         attention_out=norm,
         mlp_out=norm,
-        norm_sum=True,
+        post_norm=True,
     )
     head = (
         dense("classifier.dense", hidden, "tanh"),
@@ -214,7 +215,7 @@ def gte(hf_config: object) -> DecoderSpec:
         mlp=facts.mlp(activation=facts.activation(default="gelu"), out_bias=True),
         attention_out=norm,
         mlp_out=norm,
-        norm_sum=True,
+        post_norm=True,
     )
     names = WeightNames(
         embed="new.embeddings.word_embeddings",

@@ -1,7 +1,7 @@
 """transformers' attention interface on the engine's paged cache.
 
-transformers calls one function for every attention layer with query, key and value. Ours finds, on
-the module that calls, the `PagedLayers` of its model, which know where the step's tokens go.
+transformers calls one function for every attention layer with query, key and value. Ours gets the
+model's `PagedLayers` from an attribute of the calling module.
 """
 
 from __future__ import annotations
@@ -14,29 +14,27 @@ import torch
 from torch.nn.functional import pad
 from transformers import AttentionInterface
 
-from core.api import AttentionBackend, AttentionParams, LayerKV
+from core.api.models import AttentionBackend, AttentionParams
+from core.model_spec.kv import LayerKV
 
 PAGED: Final = "engine_paged"
-"""Name of the implementation while a model serves.
-
-No mask belongs to it, so transformers makes none.
-"""
+"""Name of the attention implementation. It has no mask function, so transformers makes no mask."""
 ATTRIBUTE: Final = "engine_layers"
 
 
 @dataclass(slots=True)
 class PagedLayer:
-    """One call of attention in a forward pass; the i-th call is always of the same layer."""
+    """One attention call of a forward pass; call i always belongs to the same layer."""
 
     params: AttentionParams
     kv: LayerKV
     value_size: int
-    """Numbers per head of a value; fewer than `params.head_size` where keys are longer."""
+    """Head size of values; smaller than `params.head_size` if keys are larger."""
     cache: torch.Tensor | None = None
 
 
 class PagedLayers:
-    """The attention calls of one model, in their order."""
+    """The attention calls of one model, in order."""
 
     def __init__(self, backend: AttentionBackend, layers: Sequence[PagedLayer]) -> None:
         self.layers = layers
@@ -45,7 +43,7 @@ class PagedLayers:
         self._next = 0
 
     def begin(self, plans: Sequence[Any]) -> None:
-        """Start a forward pass; `plans` are the attention backend's, one per call."""
+        """Start a forward pass with the attention backend's plans, one per call."""
         self._plans = plans
         self._next = 0
 
@@ -64,14 +62,14 @@ class PagedLayers:
         out = self._backend.attend(
             layer.params, query, key, _flat(value, size, dtype), layer.cache, plan
         )
-        return (
-            out[None, ..., : layer.value_size].to(value.dtype).contiguous()
-        )  # modules take views of it
+        # contiguous, because modules call `view`
+        return out[None, ..., : layer.value_size].to(value.dtype).contiguous()
 
 
 def _flat(part: torch.Tensor, size: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return [num_tokens, heads, size] of [1, heads, num_tokens, size or less]; zeros change no
-    product.
+    """Return [num_tokens, heads, size] from [1, heads, num_tokens, up to size], padded with zeros.
+
+    The zeros do not change any product.
     """
     flat = part[0].transpose(0, 1).to(dtype)
     return flat if flat.shape[-1] == size else pad(flat, (0, size - flat.shape[-1]))
@@ -85,13 +83,11 @@ def paged_attention(
     attention_mask: object,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend as the trial has found it (`trial`): what a layer says of its scale and window is
-    fixed by then.
-    """
+    """Attend with the parameters that the trial (`trial`) found."""
     layers: PagedLayers = getattr(module, ATTRIBUTE)
     return layers.attend(query, key, value), None
 
 
 def register() -> None:
-    """Make the implementation known to transformers. Safe to call again."""
+    """Register the implementation in transformers. Idempotent."""
     AttentionInterface.register(PAGED, paged_attention)

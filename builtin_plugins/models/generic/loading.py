@@ -1,5 +1,6 @@
-"""Weights of a transformers model from our own loaders: its renames, fusions and ties, our rule
-that none is left over.
+"""Loads our loaders' tensors into a transformers model with its renames, fusions and ties.
+
+Missing and unexpected tensors are errors, as for every model.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from transformers.utils import logging
 
 from core.api import ModelError
 
-SHOWN: Final = 6
-"""Tensors named in an error; the rest are counted."""
+MAX_NAMED: Final = 6
+"""Maximum number of tensors named in an error."""
 
 
 def fill(
@@ -23,14 +24,14 @@ def fill(
 ) -> Any:
     """Return the model with the checkpoint's weights, in eval mode.
 
-    It is made without memory, and a tensor of the right type is taken as it is. Raises `ModelError`
-    naming missing, unexpected and misshapen tensors.
+    Tensors that already have `dtype` are not copied. Raises `ModelError` with the missing,
+    unexpected and misshapen tensors.
     """
     state = dict(tensors)
-    strange = [name for name, tensor in state.items() if not tensor.is_floating_point()]
-    if strange:
+    integer_tensors = [name for name, tensor in state.items() if not tensor.is_floating_point()]
+    if integer_tensors:
         raise ModelError(
-            f"tensors stored as integers need a quantization method to read them: {_some(strange)}."
+            f"tensors stored as integers need a quantization method: {_some(integer_tensors)}."
         )
     try:
         with quiet():
@@ -45,7 +46,7 @@ def fill(
             )
     except Exception as error:
         raise ModelError(
-            f"transformers cannot build or fill {model_class.__name__}: {error}"
+            f"transformers cannot build or load {model_class.__name__}: {error}"
         ) from error
     faults = [
         f"{len(report[key])} {title}: {_some(sorted(map(_name, report[key])))}"
@@ -69,7 +70,7 @@ def fill(
 
 
 def weight_shapes(model_class: Any, config: Any) -> Mapping[str, tuple[int, ...]]:
-    """Return name and shape of every tensor, those that are tied to another left out."""
+    """Return name and shape of every tensor but those tied to another."""
     model = without_memory(model_class, config, torch.float32)
     tied = set(model.all_tied_weights_keys)
     return {
@@ -78,7 +79,7 @@ def weight_shapes(model_class: Any, config: Any) -> Mapping[str, tuple[int, ...]
 
 
 def without_memory(model_class: Any, config: Any, dtype: torch.dtype) -> Any:
-    """Return the model on the device meta, its experts computed in a way that asks for no values."""
+    """Return the model on the meta device; its experts do not depend on values."""
     with torch.device("meta"), quiet():
         model = model_class._from_config(
             deepcopy(config), dtype=dtype, experts_implementation="batched_mm"
@@ -89,7 +90,7 @@ def without_memory(model_class: Any, config: Any, dtype: torch.dtype) -> Any:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep transformers' bars and reports off the terminal: what they say, we raise."""
+    """Silence transformers' progress bars and reports; errors are raised."""
     log: Any = logging
     level = log.get_verbosity()
     bars = log.is_progress_bar_enabled()
@@ -112,5 +113,5 @@ def _name(fault: Any) -> str:
 
 
 def _some(names: list[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return "; ".join(names[:SHOWN]) + more
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return "; ".join(names[:MAX_NAMED]) + more

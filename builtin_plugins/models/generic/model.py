@@ -1,6 +1,4 @@
-"""A causal model of transformers as the engine drives it: built, filled and run by transformers,
-attention by us.
-"""
+"""A causal model that transformers constructs, loads and runs, with the engine's attention."""
 
 from __future__ import annotations
 
@@ -14,11 +12,13 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from builtin_plugins.models.generic import attention, trial
 from builtin_plugins.models.generic.attention import PagedLayers
 from builtin_plugins.models.generic.loading import fill, quiet, weight_shapes, without_memory
-from core.api import BuildContext, ForwardBatch, LayerKV, ModelError
+from core.api import ModelError
+from core.api.models import BuildContext, ForwardBatch
+from core.model_spec.kv import LayerKV
 
 
 class GenericModel(nn.Module):
-    """Satisfies `core.contracts.Model`; what it keeps per layer is known once the weights are in."""
+    """A transformers model as `core.contracts.Model`; its cache specs are known after loading."""
 
     def __init__(
         self, config: Any, model_class: Any, max_positions: int, context: BuildContext
@@ -27,7 +27,7 @@ class GenericModel(nn.Module):
         self.vocab_size: int = config.get_text_config().vocab_size
         self._max_positions = max_positions
         self._first = 0
-        """The position of a text's first token; some models leave out those of padding."""
+        """Position of a text's first token; some models start after the padding position."""
         self.kv_layers: Sequence[LayerKV] = ()
         self._config = config
         self._class = model_class
@@ -36,34 +36,32 @@ class GenericModel(nn.Module):
         self.base: nn.Module
         """Everything up to the hidden states."""
         self.head: nn.Module
-        """The model around `base`, which turns hidden states into logits as it sees fit."""
+        """The model around `base`, which maps hidden states to logits."""
         if context.device == "meta":
             self._sketch()
 
     def _sketch(self) -> None:
-        """Find out without weights and memory what would be kept, for a plan; the trial is left to
-        loading.
-        """
+        """Find the cache specs on the meta device, for a plan; the trial runs at loading."""
         try:
-            self._take(without_memory(self._class, self._config, self._context.dtype))
-            calls = trial.sketched_calls(self._hidden, self.base)
+            self._split(without_memory(self._class, self._config, self._context.dtype))
+            calls = trial.attention_calls_on_meta(self._hidden, self.base)
         except Exception as error:
             raise ModelError(
-                f"what {self._class.__name__} keeps is known only once it is loaded "
+                f"the KV cache of {self._class.__name__} is known only after loading "
                 f"({type(error).__name__}: {error})."
             ) from error
         self.kv_layers = [trial.paged_layer(index, call).kv for index, call in enumerate(calls)]
 
     def weight_shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Return name and shape of every tensor; only loaders that make tensors up ask."""
+        """Return name and shape of every tensor, for loaders that generate tensors."""
         return weight_shapes(self._class, self._config)
 
     def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Build and fill the modules, then try them.
+        """Construct and load the modules, then run the trial.
 
-        Raises `ModelError` naming tensors, or what cannot be served.
+        Raises `ModelError` for wrong tensors and for models that cannot be served.
         """
-        self._take(
+        self._split(
             fill(self._class, self._config, tensors, self._context.dtype).to(self._context.device)
         )
         try:
@@ -83,35 +81,34 @@ class GenericModel(nn.Module):
         self.kv_layers = [layer.kv for layer in layers]
         for module in self.base.modules():
             setattr(module, attention.ATTRIBUTE, self._layers)
-        self._choose(attention.PAGED)
+        self._set_attention(attention.PAGED)
 
-    def _take(self, model: Any) -> None:
-        """Keep a model in two parts, ready for the trial."""
+    def _split(self, model: Any) -> None:
+        """Split a model into `base` and `head`, with the trial's attention."""
         attention.register()
         trial.register()
         model.requires_grad_(requires_grad=False)
         self.base = model.model if model.base_model is model else model.base_model
         self.head = model
-        place = next(name for name, part in model.named_children() if part is self.base)
-        setattr(model, place, _Given(self.base))
-        self._choose(trial.TRIAL)
+        attribute = next(name for name, part in model.named_children() if part is self.base)
+        setattr(model, attribute, _GivenHidden(self.base))
+        self._set_attention(trial.TRIAL)
 
     def _check_context(self) -> None:
-        """Raise `ModelError` when the last positions that are served are beyond a table's end."""
+        """Raise `ModelError` if the served positions exceed a position embedding."""
         stated = getattr(self._config.get_text_config(), "max_position_embeddings", None) or 0
         if self._first and self._max_positions + self._first > stated > 0:
             raise ModelError(
-                f"its positions start at {self._first} of {stated}; use a --max-model-len of at "
-                "most "
-                f"{stated - self._first}."
+                f"--max-model-len: got {self._max_positions}; expected up to "
+                f"{stated - self._first}, because positions start at {self._first} of {stated}."
             )
 
-    def _choose(self, implementation: str) -> None:
+    def _set_attention(self, implementation: str) -> None:
         with quiet():
             self.base.set_attn_implementation(implementation)  # type: ignore[operator]
 
     def bind_kv(self, caches: Sequence[torch.Tensor]) -> None:
-        """Take the cache of each attention call."""
+        """Set the cache of each attention call."""
         for layer, cache in zip(self._layers.layers, caches, strict=True):
             layer.cache = cache
 
@@ -123,9 +120,7 @@ class GenericModel(nn.Module):
     def _hidden(
         self, ids: torch.Tensor, positions: torch.Tensor | None, cache: Any = None
     ) -> torch.Tensor:
-        """Return hidden states of one row of tokens; without positions, transformers counts them
-        from the first.
-        """
+        """Return hidden states of one sequence; without `positions`, transformers counts them."""
         device = self._context.device
         rows = {"input_ids": ids, "position_ids": positions}
         given = {name: row.to(device)[None] for name, row in rows.items() if row is not None}
@@ -136,25 +131,20 @@ class GenericModel(nn.Module):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits [n, vocab] in float32."""
-        return (
-            self.head(inputs_embeds=hidden[None], use_cache=False, return_dict=True)
-            .logits[0]
-            .float()
-        )  # type: ignore[no-any-return]
+        out = self.head(inputs_embeds=hidden[None], use_cache=False, return_dict=True)
+        return out.logits[0].float()  # type: ignore[no-any-return]
 
 
 class _Hidden(BaseModelOutputWithPast):
-    """Hidden states and nothing else: what a model asks for besides (router scores, caches) is
-    None.
-    """
+    """Output with hidden states only; other attributes (router scores, caches) are None."""
 
     def __getattr__(self, name: str) -> None:
         if name.startswith("__"):
             raise AttributeError(name)
 
 
-class _Given(nn.Module):
-    """Stands where the base model was, and in all its parts: hidden states are given, not computed."""
+class _GivenHidden(nn.Module):
+    """Replaces the base model and its parts: returns given hidden states."""
 
     def __init__(self, base: nn.Module) -> None:
         super().__init__()
@@ -164,5 +154,5 @@ class _Given(nn.Module):
         return self if name in self.__dict__.get("_parts", ()) else super().__getattr__(name)
 
     def forward(self, *_: object, inputs_embeds: torch.Tensor, **__: object) -> _Hidden:
-        """Return what was given in place of embeddings."""
+        """Return the given hidden states."""
         return _Hidden(last_hidden_state=inputs_embeds)

@@ -1,13 +1,15 @@
-"""Four forward passes of three tokens, after loading: what each attention call needs, and whether
-nothing else mixes.
+"""The trial after loading: four forward passes of three tokens that find what attention needs.
 
-In all of them attention passes on each token's own query, key and value. The first leaves positions
-to transformers; masks are markers that keep the formula it would make a mask of, and each call of
-attention is written down. In the second we count positions, from zero or behind that of padding,
-and nothing may change. In the third all tokens have one position: two equal tokens must come out
-equal, whatever stands between them. In the fourth a cache claims to hold many tokens, which must
-change nothing. A convolution, a running state, or positions that the model counts by itself would
-show, so what passes is served exactly.
+In all passes attention returns a mixture of each token's own query, key and value, so no other
+token may change the result:
+
+1. transformers counts positions. Each attention call is recorded, with its mask as a formula.
+2. We count positions, from zero or after the padding position. The result must be equal.
+3. All tokens have one position. Two equal tokens must give equal results.
+4. A cache claims to be long. The result must be equal.
+
+A convolution, a recurrent state or positions counted by the model would change a result, so a
+model that passes is served exactly.
 """
 
 from __future__ import annotations
@@ -20,21 +22,15 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
 
 from builtin_plugins.models.generic.attention import ATTRIBUTE, PagedLayer
-from core.api import (
-    AttentionParams,
-    ChunkedLocal,
-    FullAttention,
-    KVSpec,
-    LayerKV,
-    ModelError,
-    SlidingWindow,
-)
+from core.api import ModelError
+from core.api.models import AttentionParams
+from core.model_spec.kv import ChunkedLocal, FullAttention, KVSpec, LayerKV, SlidingWindow
 
 TRIAL: Final = "engine_trial"
 TOKENS: Final = (1, 2, 1)
 FAR: Final = 1 << 17
-"""A position behind every window; a window that is longer would never be full."""
-WITHOUT_MEANING: Final = frozenset(
+"""A position beyond every window."""
+IGNORED_ARGUMENTS: Final = frozenset(
     (
         "dropout",
         "sliding_window",
@@ -44,35 +40,33 @@ WITHOUT_MEANING: Final = frozenset(
         "output_hidden_states",
     )
 )
-"""What layers say besides that changes nothing here: there is no dropout, and a window stands in
-the mask as well.
-"""
+"""Arguments of attention calls without effect here: no dropout, and the mask has the window."""
 TOLERANCE: Final = 1e-2
 
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """Stands where a mask would be."""
+    """Replaces an attention mask by its formula."""
 
-    sees: Callable[..., torch.Tensor]
-    """(batch, head, query position, key position) to whether the key is seen."""
+    formula: Callable[..., torch.Tensor]
+    """(batch, head, query position, key position) to whether the query attends to the key."""
 
     def __getattr__(self, name: str) -> NoReturn:
         _refuse_use()
 
     @classmethod
     def __torch_function__(cls, *_: object) -> NoReturn:
-        """Refuse to be an operand, which only the mask itself could be."""
+        """Reject every operation: only a real mask is an operand."""
         _refuse_use()
 
 
 def _refuse_use() -> NoReturn:
-    raise ModelError("its layers make something of their own of the mask.")
+    raise ModelError("its layers compute with the attention mask.")
 
 
 @dataclass(slots=True)
 class Call:
-    """One call of attention."""
+    """One attention call."""
 
     module: torch.nn.Module
     heads: int
@@ -81,7 +75,7 @@ class Call:
     value_size: int
     dtype: torch.dtype
     mask: object
-    said: dict[str, Any]
+    arguments: dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -92,7 +86,7 @@ class Record:
 
 
 def register() -> None:
-    """Make the trial's attention and its masks known to transformers. Safe to call again."""
+    """Register the trial's attention and masks in transformers. Idempotent."""
     AttentionInterface.register(TRIAL, _pass_through)
     AttentionMaskInterface.register(TRIAL, _mark)
 
@@ -100,76 +94,75 @@ def register() -> None:
 def attention_calls(
     run: Callable[..., torch.Tensor], model: torch.nn.Module, cache: DynamicCache | None = None
 ) -> tuple[list[Call], torch.Tensor]:
-    """Return the attention calls of a forward pass, and its hidden states."""
-    notes = Record()
+    """Return the attention calls and hidden states of a forward pass."""
+    record = Record()
     for module in model.modules():
-        setattr(module, ATTRIBUTE, notes)
+        setattr(module, ATTRIBUTE, record)
     hidden = run(torch.tensor(TOKENS), None, cache)
-    if not notes.calls:
-        raise ModelError("its attention does not go through transformers' attention interface.")
-    return notes.calls, hidden
+    if not record.calls:
+        raise ModelError("its attention does not use transformers' attention interface.")
+    return record.calls, hidden
 
 
-def sketched_calls(run: Callable[..., torch.Tensor], model: torch.nn.Module) -> list[Call]:
-    """Return the attention calls of a model without memory: with a cache, transformers looks at no
-    value.
+def attention_calls_on_meta(run: Callable[..., torch.Tensor], model: torch.nn.Module) -> list[Call]:
+    """Return the attention calls of a model on the meta device.
+
+    With a cache, transformers does not read any value.
     """
-    return attention_calls(run, model, _Long())[0]
+    return attention_calls(run, model, _LongCache())[0]
 
 
 def record(
     run: Callable[..., torch.Tensor], model: torch.nn.Module, starts: Sequence[int]
 ) -> tuple[int, list[Call]]:
-    """Return the position of a text's first token, one of `starts`, and the attention calls of a
-    forward pass.
+    """Return the position of a text's first token (one of `starts`) and the attention calls.
 
-    `run` is given token ids, positions and perhaps a cache. Raises `ModelError` where more than
-    attention carries something from one token to another.
+    `run` gets token ids, positions and optionally a cache. Raises `ModelError` if anything but
+    attention passes information between tokens.
     """
     tokens = torch.tensor(TOKENS)
     counted = torch.arange(len(TOKENS))
-    noted, hidden = attention_calls(run, model)
-    calls = list(noted)
+    recorded, hidden = attention_calls(run, model)
+    calls = list(recorded)
     first = next((start for start in starts if _near(hidden, run(tokens, counted + start))), None)
     if first is None:
-        raise ModelError(f"its positions count from neither of {', '.join(map(str, starts))}.")
-    noted.clear()
-    alike = run(tokens, torch.full_like(tokens, first + 5))
-    if not _near(alike[0], alike[2]):
+        raise ModelError(f"its positions start at none of {', '.join(map(str, starts))}.")
+    recorded.clear()
+    equal_positions = run(tokens, torch.full_like(tokens, first + 5))
+    if not _near(equal_positions[0], equal_positions[2]):
         raise ModelError(
-            "a token changes what follows other than through attention (a convolution, a running "
-            "state, or positions "
-            "that the model counts by itself), which a paged cache cannot hold."
+            "a token changes later ones other than through attention (a convolution, a recurrent "
+            "state, or positions counted by the model), which a paged cache does not support."
         )
-    if not _near(hidden, run(tokens, counted + first, _Long())):
-        raise ModelError("it counts tokens in a cache of its own, and is not told of ours.")
-    if len(noted) != 2 * len(calls):
+    if not _near(hidden, run(tokens, counted + first, _LongCache())):
+        raise ModelError("it counts the tokens of its own cache, which is not used here.")
+    if len(recorded) != 2 * len(calls):
         raise ModelError("which attention layers it calls depends on its input.")
     return first, calls
 
 
-class _Long(DynamicCache):
-    """A cache that holds nothing and claims to be long."""
+class _LongCache(DynamicCache):
+    """An empty cache that claims to be long."""
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return a length at which everything that depends on it has changed."""
+        """Return a length beyond every threshold."""
         del layer_idx
         return FAR
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
-        """Return what masks are made with: nothing came before."""
+        """Return 0: masks are made without earlier tokens."""
         del layer_idx
         return 0
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """Return how many keys there are, and the first one's place."""
+        """Return the number of keys and the first key's index."""
         del layer_idx
         return query_length, 0
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keep nothing."""
+        """Store nothing."""
         return key_states, value_states
 
 
@@ -178,24 +171,26 @@ def _near(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def paged_layer(index: int, call: Call) -> PagedLayer:
-    """Return what the engine must know of one call.
+    """Return the attention parameters and cache spec of one call.
 
-    Raises `ModelError` where it asks for more than there is.
+    Raises `ModelError` for unsupported attention arguments.
     """
-    said = {
+    arguments = {
         name: value
-        for name, value in call.said.items()
-        if value is not None and name not in WITHOUT_MEANING
+        for name, value in call.arguments.items()
+        if value is not None and name not in IGNORED_ARGUMENTS
     }
-    scale = said.pop("scaling", None)
-    softcap = said.pop("softcap", None)
-    sinks = said.pop("s_aux", None)
-    causal = said.pop("is_causal", getattr(call.module, "is_causal", True))
-    if said:
-        raise ModelError(f"its attention takes {', '.join(sorted(said))}, which is not served.")
+    scale = arguments.pop("scaling", None)
+    softcap = arguments.pop("softcap", None)
+    sinks = arguments.pop("s_aux", None)
+    causal = arguments.pop("is_causal", getattr(call.module, "is_causal", True))
+    if arguments:
+        raise ModelError(
+            f"its attention has unsupported arguments: {', '.join(sorted(arguments))}."
+        )
     if not causal or not isinstance(call.mask, Marker):
-        raise ModelError("its attention looks ahead, or has a mask of its own making.")
-    window, chunk = reach(call.mask)
+        raise ModelError("its attention is not causal or has a custom mask.")
+    window, chunk = mask_limits(call.mask)
     size = max(call.key_size, call.value_size)
     params = AttentionParams(
         heads=call.heads,
@@ -216,18 +211,18 @@ def paged_layer(index: int, call: Call) -> PagedLayer:
     return PagedLayer(params, LayerKV(f"attention.{index}", kv), call.value_size)
 
 
-def reach(marker: Marker) -> tuple[int | None, int | None]:
-    """Return window and chunk of a mask; neither: all earlier tokens.
+def mask_limits(marker: Marker) -> tuple[int | None, int | None]:
+    """Return window and chunk of a mask; both None for full causal attention.
 
     Raises `ModelError` for any other form.
     """
     keys = torch.arange(2 * FAR)
-    seen = [_seen(marker, position, keys) for position in (FAR, FAR + 1)]
-    first = [int(row.int().argmax()) for row in seen]
-    for position, row, start in zip((FAR, FAR + 1), seen, first, strict=True):
+    rows = [_visible_keys(marker, position, keys) for position in (FAR, FAR + 1)]
+    first = [int(row.int().argmax()) for row in rows]
+    for position, row, start in zip((FAR, FAR + 1), rows, first, strict=True):
         if not torch.equal(row, (keys >= start) & (keys <= position)):
             raise ModelError(
-                "its attention has a mask that is neither causal nor a window nor chunks."
+                "its attention mask is neither causal nor a sliding window nor chunks."
             )
     if first == [0, 0]:
         return None, None
@@ -237,27 +232,27 @@ def reach(marker: Marker) -> tuple[int | None, int | None]:
 
 
 def _chunk(marker: Marker, start: int, keys: torch.Tensor) -> int:
-    """Return the length of chunks, one of which begins at `start`."""
-    before = _seen(marker, start - 1, keys)
-    size = start - int(before.int().argmax())
+    """Return the chunk size; a chunk begins at `start`."""
+    last_chunk = _visible_keys(marker, start - 1, keys)
+    size = start - int(last_chunk.int().argmax())
     for position in (start, start + size - 1, start + size):
         expected = (keys >= position // size * size) & (keys <= position)
-        if not torch.equal(_seen(marker, position, keys), expected):
+        if not torch.equal(_visible_keys(marker, position, keys), expected):
             raise ModelError(
-                "its attention has a mask that is neither causal nor a window nor chunks."
+                "its attention mask is neither causal nor a sliding window nor chunks."
             )
     return size
 
 
-def _seen(marker: Marker, position: int, keys: torch.Tensor) -> torch.Tensor:
-    """Return which keys the query at a position sees."""
+def _visible_keys(marker: Marker, position: int, keys: torch.Tensor) -> torch.Tensor:
+    """Return a mask of the keys that the query at a position attends to."""
     zero = torch.tensor(0)
     try:
-        return torch.as_tensor(marker.sees(zero, zero, torch.tensor(position), keys)).expand(
+        return torch.as_tensor(marker.formula(zero, zero, torch.tensor(position), keys)).expand(
             keys.shape
         )
     except IndexError as error:
-        raise ModelError("its attention has a mask that depends on more than positions.") from error
+        raise ModelError("its attention mask depends on more than positions.") from error
 
 
 def _pass_through(
@@ -266,13 +261,13 @@ def _pass_through(
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: object,
-    **said: Any,
+    **arguments: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Write a call down and return a mixture of each token's own query, key and value."""
-    notes: Record = getattr(module, ATTRIBUTE)
+    """Record a call and return a mixture of each token's own query, key and value."""
+    record: Record = getattr(module, ATTRIBUTE)
     heads = query.shape[1]
     kv_heads = key.shape[1]
-    notes.calls.append(
+    record.calls.append(
         Call(
             module,
             heads,
@@ -281,7 +276,7 @@ def _pass_through(
             value.shape[-1],
             value.dtype,
             attention_mask,
-            said,
+            arguments,
         )
     )
     own = _digest(value) + _digest(key)
@@ -294,13 +289,11 @@ def _pass_through(
 
 
 def _digest(part: torch.Tensor) -> torch.Tensor:
-    """Return one number for each token and head [1, heads, num_tokens, 1]; turning a vector changes
-    it.
-    """
+    """Return one number per token and head [1, heads, num_tokens, 1], which depends on rotation."""
     weights = torch.arange(part.shape[-1], device=part.device).cos().to(part.dtype)
     return (part @ weights)[..., None].tanh()
 
 
 def _mark(*, mask_function: Callable[..., torch.Tensor], **_: Any) -> Marker:
-    """Keep the formula instead of making a mask of it."""
+    """Return the mask function instead of a mask."""
     return Marker(mask_function)

@@ -80,7 +80,7 @@ def gelu_tanh_and_mul(x: Tensor) -> Tensor:
 def rotary(
     query: Tensor, key: Tensor, cos_sin: Tensor, positions: Tensor, interleaved: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Turn query and key by their positions, in place where possible."""
+    """Return query and key after RoPE, in place if possible."""
     out = KERNELS.rotary(query, key, cos_sin, positions, interleaved) if KERNELS else None
     return reference.rotary(query, key, cos_sin, positions, interleaved) if out is None else out
 
@@ -99,7 +99,7 @@ def widen(x: Tensor) -> Tensor:
 
 def best(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Return the best logit and its token per row; the first of equals, NaN before all."""
-    out = CHOICES.best(logits) if CHOICES else None
+    out = CHOICES.argmax(logits) if CHOICES else None
     return sampling.best(logits) if out is None else out
 
 
@@ -107,5 +107,5 @@ def draw(logits: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     """Return one token per row, at the seed's number for the position, of the cumulative
     distribution.
     """
-    out = CHOICES.draw(logits, sampling.uniform(seeds, positions)) if CHOICES else None
+    out = CHOICES.sample(logits, sampling.uniform(seeds, positions)) if CHOICES else None
     return sampling.draw(logits, seeds, positions) if out is None else out

@@ -5,59 +5,53 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from core_kernels.triton import chunks, gated, norms, sampling, scans
-from core_kernels.triton.experts import moe
-from core_kernels.triton.rotary import rotary
+from core_kernels.triton import chunked_scan, row_ops, sampling, sequential_scan
+from core_kernels.triton.moe import moe
+from core_kernels.triton.row_ops import rotary
 from torch import Tensor
 
-from core.models.ops import delta
-from core.models.ops.sampling import Cut
+from core.models.ops import torch_impls
+from core.models.ops.sampling import Truncation
 
 __all__ = ["moe", "rotary"]
 
-MOST_WALKED: Final = 16
-"""Tokens of a stretch up to which its state walks from one to the next; longer ones are products
-over chunks.
-"""
+MAX_SEQUENTIAL_TOKENS: Final = 16
+"""Longest segment computed by a sequential scan; longer ones use the chunked scan."""
 
-rms_norm = norms.rms_norm
-add_rms_norm = norms.add_rms_norm
-layer_norm = norms.layer_norm
-silu_and_mul = partial(gated.gated, activation="silu")
-gelu_and_mul = partial(gated.gated, activation="gelu")
-gelu_tanh_and_mul = partial(gated.gated, activation="gelu_tanh")
-relu_and_mul = partial(gated.gated, activation="relu")
-causal_conv = scans.causal_conv
-selective_scan = scans.selective_scan
-best = sampling.best
-draw = sampling.draw
+rms_norm = row_ops.rms_norm
+add_rms_norm = row_ops.add_rms_norm
+layer_norm = row_ops.layer_norm
+silu_and_mul = partial(row_ops.gated, activation="silu")
+gelu_and_mul = partial(row_ops.gated, activation="gelu")
+gelu_tanh_and_mul = partial(row_ops.gated, activation="gelu_tanh")
+relu_and_mul = partial(row_ops.gated, activation="relu")
+causal_conv = sequential_scan.causal_conv
+selective_scan = sequential_scan.selective_scan
+best = sampling.argmax
+draw = sampling.sample
 
 
 def ssd_scan(
     x: Tensor, step: Tensor, decay: Tensor, write: Tensor, read: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return what a state space of heads (Mamba 2) gives for each token, and the states after the
-    last, in float32.
-    """
-    scan = scans.ssd_scan if x.shape[1] <= MOST_WALKED else chunks.ssd_scan
+    """Return the Mamba 2 scan of each token, and the final states, in float32."""
+    scan = (
+        sequential_scan.ssd_scan if x.shape[1] <= MAX_SEQUENTIAL_TOKENS else chunked_scan.ssd_scan
+    )
     return scan(x, step, decay, write, read, state)
 
 
 def delta_scan(
     query: Tensor, key: Tensor, value: Tensor, decay: Tensor, write: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return what the gated delta rule gives for each token, and the states after the last, in
-    float32.
-    """
-    if value.shape[1] <= MOST_WALKED:
-        return scans.delta_scan(query, key, value, decay, write, state)
-    # Where each element of a key decays by itself, the chunks are torch's.
-    scan = chunks.delta_scan if decay.dim() == 3 else delta.delta_scan
+    """Return the gated delta rule of each token, and the final states, in float32."""
+    if value.shape[1] <= MAX_SEQUENTIAL_TOKENS:
+        return sequential_scan.delta_scan(query, key, value, decay, write, state)
+    # Per-channel decay uses the torch implementation.
+    scan = chunked_scan.delta_scan if decay.dim() == 3 else torch_impls.delta_scan
     return scan(query, key, value, decay, write, state)
 
 
-def truncate(logits: Tensor, cut: Cut) -> Tensor:
-    """Return logits with everything outside each row's top-k and top-p at -inf, in their own
-    memory.
-    """
-    return sampling.truncate(logits, cut.top_k, cut.top_p)
+def truncate(logits: Tensor, truncation: Truncation) -> Tensor:
+    """Return logits with tokens outside each row's top-k and top-p at -inf, in place."""
+    return sampling.truncate(logits, truncation.top_k, truncation.top_p)

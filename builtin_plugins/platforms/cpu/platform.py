@@ -1,6 +1,4 @@
-"""What the engine needs to know of a CPU: threads, memory, instruction sets, and which dtype it
-computes well.
-"""
+"""The CPU platform: threads, memory, instruction sets and dtypes."""
 
 from __future__ import annotations
 
@@ -15,28 +13,27 @@ import numpy as np
 import torch
 from core_kernels.library import load_library
 
-from builtin_plugins.platforms.cpu.pages import TakenAhead, keep_freed_pages
-from builtin_plugins.platforms.cpu.recorded import MOST_TOKENS, RecordedModel
-from builtin_plugins.platforms.recording import Recording
-from core.api import ConfigError, EngineConfig, ForwardBatch, Model
-from core.process.cores import usable_cores
+from builtin_plugins.platforms.cpu.prefault import PrefaultedPages, keep_freed_pages
+from builtin_plugins.platforms.cpu.recorded import MAX_RECORDED_TOKENS, RecordedModel
+from builtin_plugins.platforms.recording import RecordingOptions
+from core.api import ConfigError, EngineConfig
+from core.api.concurrency import usable_cores
+from core.api.models import ForwardBatch, Model
 
 GIB: Final = 1 << 30
-MOST_KV_BYTES: Final = 4 * GIB
-"""A cache larger than this is taken only when asked for: memory here belongs to other programs too.
-"""
-LEAST_KV_BYTES: Final = 64 << 20
+MAX_DEFAULT_KV_BYTES: Final = 4 * GIB
+"""Upper bound of the default KV cache size; memory is shared with other programs."""
+MIN_KV_BYTES: Final = 64 << 20
 SHARE_OF_FREE: Final = 0.5
 WEIGHTS_AHEAD: Final = 4
-"""Of the cache a fourth of the weights' bytes is taken before it is needed: for the model of 0.6B,
-2,600 tokens. An idle
-process takes as much as the weights have."""
-MOST_AHEAD_BYTES: Final = GIB
-THREADS_PER_CORE: Final = 8
-LEAST_MOST_THREADS: Final = 64
-"""So many threads may be asked for on the smallest machine; some hundreds more, and their stacks
-end the process.
+"""Divisor of the weights' bytes for the pre-faulted part of the KV cache (2,600 tokens for 0.6B).
+
+An idle process pre-faults as many bytes as the weights have.
 """
+MAX_PREFAULT_BYTES: Final = GIB
+THREADS_PER_CORE: Final = 8
+MIN_THREAD_LIMIT: Final = 64
+"""Lower bound of the --num-threads limit; hundreds of threads exhaust memory with their stacks."""
 ISA_FLAGS: Final = (
     "avx2",
     "avx512f",
@@ -53,104 +50,97 @@ log = logging.getLogger(__name__)
 
 
 class CpuPlatform:
-    """Always available; memory is shared with the rest of the machine."""
+    """The CPU; always available, with memory shared with other programs."""
 
     name = "cpu"
     device = "cpu"
     mixed_prefill_tokens = 512
-    """Some 3 % of throughput for a fourth of the time that streams stand still while prompts are
-    read.
+    """Token budget of mixed steps: costs 3 % throughput, cuts decode stalls during prefill to a
+    fourth.
     """
 
     def __init__(self) -> None:
         self._eager = False
         self._free_bytes: int | None = None
-        """Before the weights came; those that are mapped from files would count as free afterwards.
-        """
+        """Free memory before loading; memory-mapped weights would count as free afterwards."""
         self._cache: list[torch.Tensor] = []
         self._weight_bytes = 0
 
     def is_available(self) -> bool:
-        """Every machine has one."""
+        """Return True."""
         return True
 
     def start(self, config: EngineConfig) -> None:
-        """Give torch the threads asked for, else this rank's part of the cores this process may run
-        on.
+        """Set torch's threads to --num-threads, by default this rank's share of the usable
+        cores.
         """
         self._free_bytes = free_memory_bytes()
         keep_freed_pages()
-        recording = Recording.of(config)
+        recording = RecordingOptions.from_config(config)
         if recording.stated:
             raise ConfigError(
-                f"{recording.stated} is about graphs of GPUs. On CPUs steps are recorded "
-                "otherwise, and -O0 or --enforce-eager "
-                "records none; leave it out."
+                f"{recording.stated} applies to CUDA graphs only. Remove it; to disable step "
+                "recording on CPUs, use -O0 or --enforce-eager."
             )
-        # What ranks say to each other is no call of the library.
+        # Collectives of ranks are not calls of the C++ library.
         self._eager = recording.is_eager or num_ranks(config) > 1
-        asked = config.device.num_threads
+        threads = config.device.num_threads
         cores = os.cpu_count() or 1
-        most = max(LEAST_MOST_THREADS, THREADS_PER_CORE * cores)
-        if asked is not None and asked > most:
+        limit = max(MIN_THREAD_LIMIT, THREADS_PER_CORE * cores)
+        if threads is not None and threads > limit:
             raise ConfigError(
-                f"--num-threads {asked} is more than a machine of {cores} cores has a use for; use "
-                f"at most {most}, or leave "
-                "it out for as many as there are cores."
+                f"--num-threads: got {threads}; expected up to {limit} on a machine of {cores} "
+                "cores. Lower it, or remove it for one thread per core."
             )
-        torch.set_num_threads(asked or max(1, usable_cores() // num_ranks(config)))
+        torch.set_num_threads(threads or max(1, usable_cores() // num_ranks(config)))
 
     def pick_dtype(self, checkpoint_dtype: str) -> str:
-        """Follow the checkpoint, except for float16, which CPUs compute slowly and bfloat16 holds
-        in range.
-        """
+        """Return the checkpoint's dtype, but bfloat16 for float16, which is slow on CPUs."""
         return "bfloat16" if checkpoint_dtype == "float16" else checkpoint_dtype
 
     def kv_memory_bytes(self, config: EngineConfig, weight_bytes: int) -> int:
-        """Return what was asked for, else this rank's part of half the memory that the weights
-        leave.
+        """Return --kv-cache-memory-bytes, by default this rank's share of half the remaining
+        memory.
         """
         self._weight_bytes = weight_bytes
-        asked = config.cache.kv_cache_memory_bytes
-        if asked is not None:
-            return asked
+        flag = config.cache.kv_cache_memory_bytes
+        if flag is not None:
+            return flag
         ranks = num_ranks(config)
         left = self.free_memory_bytes(config) - weight_bytes
-        return max(LEAST_KV_BYTES, min(MOST_KV_BYTES // ranks, int(left * SHARE_OF_FREE)))
+        return max(MIN_KV_BYTES, min(MAX_DEFAULT_KV_BYTES // ranks, int(left * SHARE_OF_FREE)))
 
     def free_memory_bytes(self, config: EngineConfig) -> int:
-        """Return this rank's part of what was free before the weights came, or is free now."""
+        """Return this rank's share of the memory that was free before loading, or is free now."""
         free = free_memory_bytes() if self._free_bytes is None else self._free_bytes
         return free // num_ranks(config)
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
-        """Return memory the system zeroes when it is first touched, so that an unused cache takes
-        none.
+        """Return lazily zeroed memory, so an unused cache takes none.
 
-        Raises `ConfigError` for more than the machine has: the system would give it, and end the
-        process later.
+        Raises `ConfigError` for more memory than the machine has, because the system would
+        overcommit and kill the process later.
         """
-        most = all_memory_bytes()
+        total = all_memory_bytes()
         try:
-            if num_bytes <= most:
+            if num_bytes <= total:
                 memory = torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8))
                 self._cache.append(memory)
                 return memory
         except MemoryError:
             log.debug("the system refuses %d bytes", num_bytes)
         raise ConfigError(
-            f"a KV cache of {num_bytes / GIB:.2f} GiB is more than this machine's memory of "
-            f"{most / GIB:.2f} GiB holds. "
-            "Lower --num-gpu-blocks-override or --kv-cache-memory-bytes, or leave both out."
+            f"a KV cache of {num_bytes / GIB:.2f} GiB exceeds this machine's memory of "
+            f"{total / GIB:.2f} GiB. Lower or remove --num-gpu-blocks-override and "
+            "--kv-cache-memory-bytes."
         )
 
     def wrap(self, model: Model, sizes: Sequence[int]) -> Callable[[ForwardBatch], torch.Tensor]:
-        """Return the model as one whose small steps are recorded, where there is a C++ library to
-        do them again.
+        """Return the model with recorded small steps, if the C++ library is available.
 
-        As steps come, more of the cache is taken.
+        Also pre-faults KV cache pages as steps run.
         """
-        del sizes  # every number of tokens has its own
+        del sizes  # a recording per number of tokens
         library = load_library()
         cache = self._cache
         self._cache = []
@@ -159,12 +149,12 @@ class CpuPlatform:
         forward = model.__call__ if self._eager else RecordedModel(model, library)
         if not cache:
             return forward
-        idle_bytes = min(MOST_AHEAD_BYTES, self._weight_bytes)
-        ahead = TakenAhead(library, cache, idle_bytes // WEIGHTS_AHEAD, idle_bytes)
+        idle_bytes = min(MAX_PREFAULT_BYTES, self._weight_bytes)
+        pages = PrefaultedPages(library, cache, idle_bytes // WEIGHTS_AHEAD, idle_bytes)
 
         def step(batch: ForwardBatch) -> torch.Tensor:
             hidden = forward(batch)
-            ahead.stepped(large=len(batch.input_ids) > MOST_TOKENS)
+            pages.on_step(large=len(batch.input_ids) > MAX_RECORDED_TOKENS)
             return hidden
 
         return step
@@ -179,17 +169,15 @@ class CpuPlatform:
 
 
 def num_ranks(config: EngineConfig) -> int:
-    """Return how many ranks share this machine."""
+    """Return the number of ranks on this machine."""
     return config.parallel.tensor_parallel_size * config.parallel.pipeline_parallel_size
 
 
 def free_memory_bytes(
     meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")
 ) -> int:
-    """Return the bytes this process can still take: the machine's, or its container's if that is
-    less.
-    """
-    free = 8 * GIB  # where the system does not say, as on macOS
+    """Return the free bytes of the machine, or of its container if that is less."""
+    free = 8 * GIB  # a default for systems without this file, such as macOS
     if meminfo.exists():
         lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
         free = int(lines.get("MemAvailable", "0 kB").split()[0]) * 1024 or free
@@ -203,8 +191,8 @@ def free_memory_bytes(
 def all_memory_bytes(
     meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")
 ) -> int:
-    """Return the bytes of the machine, or what its container may take if that is less."""
-    total = 1 << 62  # where the system does not say, it judges by itself
+    """Return the memory bytes of the machine, or its container's limit if that is less."""
+    total = 1 << 62  # no limit is known
     if meminfo.exists():
         lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
         total = int(lines.get("MemTotal", "0 kB").split()[0]) * 1024 or total
@@ -214,7 +202,7 @@ def all_memory_bytes(
 
 
 def instruction_sets(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
-    """Return the instruction sets the engine's kernels ask about."""
+    """Return the instruction sets that kernels are selected by."""
     if not cpuinfo.exists():
         return []
     for line in cpuinfo.read_text().splitlines():

@@ -1,4 +1,4 @@
-"""Small steps as one call of the C++ library: the model is recorded once for each number of tokens."""
+"""Recorded small steps: one call of the C++ library replays the model for a number of tokens."""
 
 from __future__ import annotations
 
@@ -7,44 +7,44 @@ from dataclasses import replace
 from typing import Any, Final
 
 import torch
-from core_kernels.arena import Room
+from core_kernels.arena import ProgramMemory
 from core_kernels.library import Library
 from core_kernels.program import Program, Unrecordable
-from core_kernels.recording import Recording, Untold
+from core_kernels.recording import OpaqueValue, Recording
 
-from core.api import ForwardBatch, Model
+from core.api.models import ForwardBatch, Model
 
-MOST_TOKENS: Final = 256
-"""Of larger steps Python is a small part."""
+MAX_RECORDED_TOKENS: Final = 256
+"""Largest recorded step; Python's overhead is small in larger ones."""
 READ_BY_HOST: Final = ("rows", "starts", "counts", "prompt_lens", "token_ids")
-"""Of a step's facts those that a recorded model must not look at."""
+"""Fields of a step that a recorded model must not read."""
 
 _Kind = tuple[int, int]
-"""Of a step: how many tokens it has, and which adapters."""
+"""Number of tokens and adapter set of a step."""
 
 log = logging.getLogger(__name__)
 
 
 class RecordedModel:
-    """Calls the model, or does again what it did in a step of so many tokens.
+    """Calls the model, or replays its recorded step with the same number of tokens.
 
-    Plain calls stay the reference.
+    Plain calls are the reference.
     """
 
     def __init__(self, model: Model, library: Library) -> None:
         self._model = model
         self._library = library
         self._programs: dict[_Kind, tuple[Program, torch.Tensor, torch.Tensor]] = {}
-        self._room: Final = Room()
+        self._room: Final = ProgramMemory()
         self._seen: set[_Kind] = set()
         self._refused: dict[int, str] = {}
-        """Why steps are not recorded, by which adapters they have."""
+        """Reason why steps are not recorded, by adapter set."""
 
     def __call__(self, batch: ForwardBatch) -> torch.Tensor:
         """Return the hidden states [num_tokens, hidden]."""
         size = len(batch.input_ids)
         adapters = batch.adapter_set
-        if adapters in self._refused or not 0 < size <= MOST_TOKENS or not _is_plain(batch):
+        if adapters in self._refused or not 0 < size <= MAX_RECORDED_TOKENS or not _is_plain(batch):
             return self._model(batch)
         known = self._programs.get((size, adapters))
         if known is None:
@@ -62,10 +62,10 @@ class RecordedModel:
         positions = batch.positions.clone()
         recording = Recording(self._library)
         untold: dict[str, Any] = {
-            name: Untold(name, getattr(batch, name), recording) for name in READ_BY_HOST
+            name: OpaqueValue(name, getattr(batch, name), recording) for name in READ_BY_HOST
         }
         if not batch.adapter_set and _has_adapters(self._model):
-            recording.refuse("adapters choose for each step what they add")
+            recording.refuse("adapters select their weights for each step")
         with recording:
             out = self._model(replace(batch, input_ids=ids, positions=positions, **untold))
         try:
@@ -79,7 +79,7 @@ class RecordedModel:
         return out
 
     def _forget_older(self, adapters: int) -> None:
-        """Let go of what was recorded with adapters that were set before these."""
+        """Drop recordings of earlier adapter sets."""
         older = [kind for kind in self._programs if adapters and kind[1] not in (0, adapters)]
         for kind in older:
             del self._programs[kind]
@@ -91,6 +91,6 @@ def _has_adapters(model: Model) -> bool:
 
 
 def _is_plain(batch: ForwardBatch) -> bool:
-    """Say whether a step has nothing that a recorded one has not."""
+    """Return whether a step has only the inputs of a recorded step."""
     given = batch.embeddings is None and batch.token_types is None and batch.rope_positions is None
     return given and not (batch.entering or batch.adapted)

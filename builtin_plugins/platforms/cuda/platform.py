@@ -1,7 +1,6 @@
-"""What the engine needs to know of a GPU: whether there is one, its memory, what it computes, and
-in which order.
+"""The GPU platforms: availability, memory, capabilities, streams and CUDA graphs.
 
-Nothing here touches the device before `start`, so a process that has only asked may still fork.
+Nothing here initialises the device before `start`, so a process that only probes may still fork.
 """
 
 from __future__ import annotations
@@ -14,32 +13,31 @@ from typing import Any, Final
 
 import torch
 
-from builtin_plugins.platforms.cuda.replayed import (
-    MOST_TOKENS,
+from builtin_plugins.platforms.cuda.cuda_graphs import (
+    MAX_CAPTURED_TOKENS,
+    CudaGraphModel,
     GraphRecorder,
-    ReplayedModel,
-    ladder,
+    capture_sizes,
 )
 from builtin_plugins.platforms.cuda.stream import DeviceStream
-from builtin_plugins.platforms.recording import Recording
-from core.api import ConfigError, EngineConfig, ForwardBatch, Model
+from builtin_plugins.platforms.recording import RecordingOptions
+from core.api import ConfigError, EngineConfig
+from core.api.models import ForwardBatch, Model
 
 GIB: Final = 1 << 30
 BYTES_PER_TOKEN: Final = 160 << 10
-"""Activations of a token of a step, at most at once: those of a dense model of 70 billion
-parameters.
-"""
+"""Peak activation bytes per token of a step, as in a dense 70B model."""
 BYTES_PER_ROW: Final = 2 << 20
-"""Logits of a row and what sampling makes of them: three times float32 of 150 thousand tokens."""
+"""Bytes per row for logits and sampling: three float32 rows of 150,000 tokens."""
 BFLOAT16_FROM: Final = (8, 0)
 FLOAT8_FROM: Final = (8, 9)
-"""Compute capabilities of NVIDIA's devices."""
+"""Minimum compute capabilities for bfloat16 and FP8."""
 
 log = logging.getLogger(__name__)
 
 
 class GpuPlatform:
-    """A kind of GPU with memory of its own, of which one is used."""
+    """Base class of GPU platforms; uses one device."""
 
     name = "gpu"
     device = "cuda"
@@ -52,37 +50,37 @@ class GpuPlatform:
 
     @property
     def _module(self) -> Any:
-        """What torch has for such devices."""
+        """torch's module for the device type, such as `torch.cuda`."""
         return torch.get_device_module(self.device)
 
     def is_available(self) -> bool:
-        """Say whether torch is built for such devices and counts one; they are not initialised."""
+        """Return whether torch supports the device type and finds a device, without initialising
+        it.
+        """
         return self._is_of_torch() and bool(self._module.device_count() > 0)
 
     def _is_of_torch(self) -> bool:
-        """Say whether this is the kind of devices that torch, as it is built, means by `device`."""
+        """Return whether this build of torch uses `device` for this platform."""
         return True
 
     def start(self, config: EngineConfig) -> None:
-        """Note what steps need.
-
-        Raises `ConfigError` for more ranks than one, and for graphs that cannot be recorded.
+        """Store the settings of steps. Raises `ConfigError` for several ranks or invalid graph
+        settings.
         """
         parallel = config.parallel
         if parallel.tensor_parallel_size * parallel.pipeline_parallel_size > 1:
             raise ConfigError(
                 f"--tensor-parallel-size {parallel.tensor_parallel_size} and "
                 "--pipeline-parallel-size "
-                f"{parallel.pipeline_parallel_size}: on {self.name} this version uses one device. "
-                "Leave them out, or choose "
-                "--device cpu."
+                f"{parallel.pipeline_parallel_size}: {self.name} uses one device in this version. "
+                "Remove them, or use --device cpu."
             )
-        self._mixed = Recording.of(config).mixed
+        self._mixed = RecordingOptions.from_config(config).mixed
         self._max_model_len = config.model.max_model_len or 1
         self._is_started = True
 
     def pick_dtype(self, checkpoint_dtype: str) -> str:
-        """Follow the checkpoint, but for bfloat16 on devices that have none."""
+        """Return the checkpoint's dtype, but float16 for bfloat16 on devices without it."""
         if checkpoint_dtype == "bfloat16" and self.is_available() and not self._has_bfloat16():
             return "float16"
         return checkpoint_dtype
@@ -91,17 +89,16 @@ class GpuPlatform:
         return True
 
     def kv_memory_bytes(self, config: EngineConfig, weight_bytes: int) -> int:
-        """Return what was asked for, else what is left of `--gpu-memory-utilization` beside all
-        that is taken by now.
+        """Return --kv-cache-memory-bytes, by default the rest of `--gpu-memory-utilization`.
 
-        Set aside are activations and logits of the largest step, by the sizes of large models:
-        nothing is run to find out. Raises `ConfigError` where nothing is left.
+        Reserves activations and logits of the largest step, estimated for large models without a
+        profiling run. Raises `ConfigError` if nothing is left.
         """
-        asked = config.cache.kv_cache_memory_bytes
-        if asked is not None:
-            return asked
+        flag = config.cache.kv_cache_memory_bytes
+        if flag is not None:
+            return flag
         if self._is_started:
-            self._module.empty_cache()  # what loading took and gave back
+            self._module.empty_cache()  # releases memory that loading freed
         free, total = self._module.mem_get_info()
         taken = total - free + (0 if self._is_started else weight_bytes)
         scheduler = config.scheduler
@@ -122,12 +119,12 @@ class GpuPlatform:
         return left
 
     def free_memory_bytes(self, config: EngineConfig) -> int:
-        """Return what a device has free, of the share the engine may take."""
+        """Return the free bytes within the engine's share of the device."""
         free, total = self._module.mem_get_info()
         return int(max(0, free - int(total * (1 - config.cache.gpu_memory_utilization))))
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
-        """Return zeroed device memory. Raises `ConfigError` where the device has not as much left."""
+        """Return zeroed device memory. Raises `ConfigError` if the device has too little left."""
         try:
             return torch.zeros(num_bytes, dtype=torch.uint8, device=self.device)
         except torch.OutOfMemoryError as error:
@@ -138,7 +135,7 @@ class GpuPlatform:
             ) from error
 
     def facts(self) -> Mapping[str, Any]:
-        """Return device, kind, machine, and whether Triton can be imported here."""
+        """Return device, kind, machine, and whether Triton is installed."""
         has_triton = importlib.util.find_spec("triton") is not None
         return {
             "device": self.device,
@@ -148,31 +145,35 @@ class GpuPlatform:
         }
 
     def stream(self) -> DeviceStream:
-        """Return what launches steps and waits for them."""
+        """Return the stream that launches steps and waits for them."""
         return DeviceStream(self._module)
 
     def sizes(self, config: EngineConfig) -> Sequence[int]:
-        """Return the numbers of tokens that steps are recorded for; none with `--enforce-eager`."""
-        asked = Recording.of(config)
+        """Return the CUDA graph capture sizes in tokens; empty with `--enforce-eager`."""
+        options = RecordingOptions.from_config(config)
         scheduler = config.scheduler
-        most = max(
+        max_tokens = max(
             scheduler.max_num_seqs or 1,
-            (scheduler.max_num_batched_tokens or 1) if asked.mixed else 1,
+            (scheduler.max_num_batched_tokens or 1) if options.mixed else 1,
         )
-        sizes = ladder(min(most, MOST_TOKENS)) if asked.sizes is None else asked.sizes
-        if not asked.decodes:
+        sizes = (
+            capture_sizes(min(max_tokens, MAX_CAPTURED_TOKENS))
+            if options.sizes is None
+            else options.sizes
+        )
+        if not options.decodes:
             return ()
-        return tuple(size for size in sizes if asked.most is None or size <= asked.most)
+        return tuple(size for size in sizes if options.max_size is None or size <= options.max_size)
 
     def wrap(self, model: Model, sizes: Sequence[int]) -> Callable[[ForwardBatch], torch.Tensor]:
-        """Return the model as one that is recorded for steps of these sizes."""
+        """Return the model with CUDA graphs for these sizes."""
         if not sizes or self.device != "cuda":
             return model.__call__
-        return ReplayedModel(model, sizes, self._max_model_len, GraphRecorder(), mixed=self._mixed)
+        return CudaGraphModel(model, sizes, self._max_model_len, GraphRecorder(), mixed=self._mixed)
 
 
 class CudaPlatform(GpuPlatform):
-    """GPUs of NVIDIA."""
+    """NVIDIA GPUs."""
 
     name = "cuda"
 
@@ -183,8 +184,8 @@ class CudaPlatform(GpuPlatform):
         return bool(torch.cuda.get_device_capability() >= BFLOAT16_FROM)
 
     def facts(self) -> Mapping[str, Any]:
-        """Return also the compute capability, as 90 for 9.0, and whether eight-bit floats are
-        multiplied.
+        """Return also the compute capability (90 for 9.0) and whether FP8 products are
+        supported.
         """
         capability = torch.cuda.get_device_capability()
         own = {
@@ -195,7 +196,7 @@ class CudaPlatform(GpuPlatform):
 
 
 class RocmPlatform(GpuPlatform):
-    """GPUs of AMD, which torch calls cuda's. Never run."""
+    """AMD GPUs, which torch also calls cuda. Never run."""
 
     name = "rocm"
 
@@ -204,7 +205,7 @@ class RocmPlatform(GpuPlatform):
 
 
 class XpuPlatform(GpuPlatform):
-    """GPUs of Intel. Never run."""
+    """Intel GPUs. Never run."""
 
     name = "xpu"
     device = "xpu"

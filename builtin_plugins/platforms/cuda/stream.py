@@ -1,6 +1,4 @@
-"""The order of a device's work: what is launched runs behind what was launched before, and the host
-waits by events.
-"""
+"""A device stream: launched work runs in order, and the host waits by events."""
 
 from __future__ import annotations
 
@@ -11,15 +9,15 @@ T = TypeVar("T")
 
 
 class DeviceStream:
-    """Functions run at once on the host; what they give the device to do is waited for by `result`."""
+    """Runs functions at once on the host; `result` waits for their device work."""
 
     def __init__(self, module: Any) -> None:
         """`module` is torch's for the device, as `torch.cuda`."""
         self._module = module
 
     def launch(self, function: Callable[[], T]) -> _Launched:
-        """Call the function and note where the device's work of it ends; what it raises is raised
-        by `result`.
+        """Call the function and record an event after its device work; `result` raises its
+        exception.
         """
         try:
             value = function()

@@ -1,3 +1,1 @@
-"""The runner of models that generate: what users may ask of sampling, and from hidden states to
-tokens.
-"""
+"""The runner of generating models: sampling parameters, logits processors and the sampler."""

@@ -1,9 +1,9 @@
-"""The runner of models that generate tokens."""
+"""The plugin with the runner of generating models."""
 
 from core.api import Entry, hookimpl
 
 
 @hookimpl
 def engine_runners() -> list[Entry]:
-    target = "builtin_plugins.runners.generate.runner:Generate"
-    return [Entry("generate", target, "tokens that follow a prompt")]
+    target = "builtin_plugins.runners.generate.runner:GenerateRunner"
+    return [Entry("generate", target, "generates tokens after a prompt")]

@@ -1,25 +1,23 @@
-"""The runner of models that generate: hidden states become logits, and these the next token."""
+"""The runner of generating models: hidden states to logits to the next token."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from core.config import EngineConfig
-from core.contracts import Calls, ModelSource, SamplerContext, Stage, StageParts
-from core.errors import ConfigError, InvalidRequest
-from core.plugin import Registry
-from core.plugin.named_processors import logits_processors
-from core.types import SamplingParams
-from core.types.sampling import require_sampling_params
+from core.api import ConfigError, EngineConfig, InvalidRequest, Registry, SamplingParams
+from core.api.execution import PoolingCalls, Stage, StageParts
+from core.api.models import ModelSource
+from core.api.outputs import require_sampling_params
+from core.api.sampling import SamplerContext, logits_processors
 
 if TYPE_CHECKING:
-    from core.contracts import GeneratingModel
-    from core.types.pooling import PoolingParams
+    from core.api import PoolingParams
+    from core.api.models import GeneratingModel
 
 
-class Generate:
-    """Takes every model that makes tokens."""
+class GenerateRunner:
+    """Runs every model that generates tokens."""
 
     generates = True
 
@@ -27,59 +25,62 @@ class Generate:
         self._registry = registry
 
     def aliases(self, architecture: str) -> Sequence[str]:
-        """A model of other layers than its name says would make other tokens."""
+        """Return no aliases: another architecture would generate other tokens."""
         return ()
 
-    def settle(self, spec: Any, config: EngineConfig, source: ModelSource) -> Any:
-        """Return the spec as it is."""
-        wanted = config.model.runner
-        if wanted not in ("auto", "generate"):
+    def adapt_spec(self, spec: Any, config: EngineConfig, source: ModelSource) -> Any:
+        """Return the spec unchanged; None if another runner is requested."""
+        requested = config.model.runner
+        if requested not in ("auto", "generate"):
             return None
         if getattr(spec, "pooling", None) is not None:
             name = source.architecture
             known = [r.entry.name for r in self._registry.entries("runners")]
             raise ConfigError(
-                f"--runner {wanted}: {name!r} makes no tokens; loaded runners: {', '.join(known)}."
+                f"--runner {requested}: {name!r} generates no tokens; "
+                f"loaded runners: {', '.join(known)}."
             )
         return spec
 
-    def fit(self, config: EngineConfig, spec: Any) -> EngineConfig:
-        """Nothing is to be changed."""
+    def adapt_config(self, config: EngineConfig, spec: Any) -> EngineConfig:
+        """Return the configuration unchanged."""
         return config
 
-    def info(self, spec: Any) -> None:
-        """It generates, and nothing else."""
+    def pooling_info(self, spec: Any) -> None:
+        """Return None: a generating model has no pooling tasks."""
 
     def stage(self, parts: StageParts) -> Stage:
-        """Return what samples."""
+        """Return the sampler of this rank."""
         from builtin_plugins.runners.generate.processors import (  # lazy: torch is slow to import
             Active,
             Processors,
         )
-        from builtin_plugins.runners.generate.stage import SamplingStage
+        from builtin_plugins.runners.generate.sampler import Sampler
 
         config = parts.config
         registry = self._registry
-        seqs = config.scheduler.max_num_seqs or 1
-        length = config.model.max_model_len or 1
-        context = SamplerContext(parts.model.vocab_size, seqs, length, parts.device)
-        entries = logits_processors(config, registry) if parts.is_last else ()
-        processors = Processors(
-            [Active(*registry.make(registered, context, config)) for registered in entries]
+        context = SamplerContext(
+            parts.model.vocab_size,
+            config.scheduler.max_num_seqs or 1,
+            config.model.max_model_len or 1,
+            parts.device,
         )
+        entries = logits_processors(config, registry) if parts.is_last else ()
+        made = (registry.make(registered, context, config) for registered in entries)
+        processors = Processors([Active(*each) for each in made])
         batch: Any = parts.batch
         model = cast("GeneratingModel", parts.model)
-        stage = SamplingStage(
+        stage = Sampler(
             model, batch, processors, parts.extensions, config.model.logprobs_mode, parts.ops
         )
         return cast(Stage, stage)
 
-    def admit(self, info: object, params: Any) -> tuple[PoolingParams | None, SamplingParams]:
-        """Return sampling parameters as they are."""
+    def read_params(self, info: object, params: Any) -> tuple[PoolingParams | None, SamplingParams]:
+        """Return the sampling parameters unchanged; raises `InvalidRequest` for others."""
         return None, require_sampling_params(params)
 
-    def calls(self, front: object, run: object) -> Calls:
-        """Raise `InvalidRequest`: whoever asks for them has started another runner than meant."""
+    def pooling_calls(self, frontend: object, run: object) -> PoolingCalls:
+        """Raise `InvalidRequest`: this engine was started with the wrong runner for pooling."""
         raise InvalidRequest(
             "runner",
             "this engine generates tokens; start it with --runner pooling (and perhaps --convert).",

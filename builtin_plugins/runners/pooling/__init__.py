@@ -1,1 +1,1 @@
-"""Pooling: embeddings, labels and scores of prompts instead of tokens behind them."""
+"""Pooling: embeddings, labels and scores of prompts instead of generated tokens."""

@@ -1,7 +1,4 @@
-"""What `LLM` offers of a pooling model: embed, encode, classify, score, reward.
-
-Names and meanings as in vLLM.
-"""
+"""The pooling methods of `LLM`, as in vLLM: embed, encode, classify, score, reward."""
 
 from __future__ import annotations
 
@@ -9,16 +6,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from builtin_plugins.runners.pooling.pieces import Pieces, joined
-from core.api import (
+from builtin_plugins.runners.pooling.long_texts import TextSplitter, mean_of_chunks
+from core.api import InvalidRequest, PoolingParams
+from core.api.outputs import (
     ClassificationOutput,
     ClassificationRequestOutput,
     EmbeddingOutput,
     EmbeddingRequestOutput,
-    InvalidRequest,
     PoolingInfo,
     PoolingOutput,
-    PoolingParams,
     PoolingRequestOutput,
     ScoringOutput,
     ScoringRequestOutput,
@@ -33,7 +29,7 @@ Params = PoolingParams | Sequence[PoolingParams] | None
 Outputs = list[PoolingRequestOutput[PoolingOutput]]
 
 
-class Calls:
+class LLMPoolingCalls:
     """Turns calls into requests and their ends into vLLM's outputs.
 
     `prompts` are texts, token ids or prompt dicts; `pooling_params` one for all or one for each.
@@ -47,16 +43,16 @@ class Calls:
         prompts: PoolingPrompts,
         info: PoolingInfo,
         run: Run | None,
-        pieces: Pieces | None = None,
+        splitter: TextSplitter | None = None,
     ) -> None:
-        """`pieces` cuts long texts; None: they are refused."""
+        """`splitter` cuts long texts; None: they are refused."""
         self._prompts = prompts
         self._info = info
         self._run = run
-        self._pieces = pieces
-        self.joined = joined
+        self._splitter = splitter
+        self.combine = mean_of_chunks
 
-    def ready(
+    def prepare(
         self, prompt: Any, params: PoolingParams, name: str | None, stopped: Callable[[], bool]
     ) -> list[tuple[Any, PoolingParams]]:
         """Return the requests that are run for a prompt, or for a pair of texts where it is a tuple
@@ -64,7 +60,7 @@ class Calls:
         """
         if isinstance(prompt, tuple) and len(prompt) == 2 and isinstance(prompt[0], str):
             return [self._prompts.pair(prompt[0], prompt[1], params)]
-        return self._cut(*self._prompts.one(prompt, params, name, stopped=stopped))
+        return self._split(*self._prompts.one(prompt, params, name, stopped=stopped))
 
     def encode(
         self,
@@ -84,15 +80,15 @@ class Calls:
             self._prompts.one(prompt, each, prompt_name)
             for prompt, each in zip(listed, params, strict=True)
         ]
-        cut = [self._cut(*prompt) for prompt in made]
+        cut = [self._split(*prompt) for prompt in made]
         runs = [run for runs in cut for run in runs]
-        given = _of_runs(keywords, [len(runs) for runs in cut])
+        given = _per_request(keywords, [len(runs) for runs in cut])
         found = iter(
             self._outputs(
                 [prompt for prompt, _ in runs], [each for _, each in runs], use_tqdm, given
             )
         )
-        return [joined([next(found) for _ in runs]) for runs in cut]
+        return [mean_of_chunks([next(found) for _ in runs]) for runs in cut]
 
     def embed(
         self, prompts: Any, pooling_params: Params = None, **options: Any
@@ -125,7 +121,9 @@ class Calls:
         ]
 
     def reward(self, prompts: Any, pooling_params: Params = None, **options: Any) -> Outputs:
-        """Return the scores of each prompt's tokens, or of its steps where the model knows steps."""
+        """Return the scores of each prompt's tokens, or of its steps where the model knows
+        steps.
+        """
         return self.encode(prompts, pooling_params, pooling_task="token_classify", **options)
 
     def score(
@@ -172,14 +170,14 @@ class Calls:
             for o in found
         ]
 
-    def _cut(self, prompt: Any, params: PoolingParams) -> list[tuple[Any, PoolingParams]]:
+    def _split(self, prompt: Any, params: PoolingParams) -> list[tuple[Any, PoolingParams]]:
         """Return the requests that are run for a prompt: one, or several for a long text that is
         embedded.
         """
         is_embedded = (params.task or self._info.tasks[0]) == "embed"
         return (
-            self._pieces.cut(prompt, params)
-            if self._pieces is not None and is_embedded
+            self._splitter.split(prompt, params)
+            if self._splitter is not None and is_embedded
             else [(prompt, params)]
         )
 
@@ -229,15 +227,16 @@ def _listed(prompts: Any) -> list[Any]:
     return [list(prompts)] if prompts and isinstance(prompts[0], int) else list(prompts)
 
 
-def _of_runs(keywords: dict[str, Any], counts: list[int]) -> dict[str, Any]:
-    """Return keywords with a value for each request where they had one for each prompt, made of
-    `counts` requests.
+def _per_request(keywords: dict[str, Any], counts: list[int]) -> dict[str, Any]:
+    """Return keywords with one value per request; prompt i has `counts[i]` requests.
+
+    Only lists with one value per prompt are expanded.
     """
 
     def each(values: Sequence[Any]) -> list[Any]:
         return [value for value, count in zip(values, counts, strict=True) for _ in range(count)]
 
-    # Too many or too few are refused where they are read, with the name.
+    # lists of another length are rejected later, with their name
     fits = {
         name
         for name, v in keywords.items()

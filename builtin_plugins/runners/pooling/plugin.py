@@ -1,4 +1,4 @@
-"""The runner of models that are pooled."""
+"""The pooling runner."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from core.api import Entry, Option, hookimpl
 
 @hookimpl
 def engine_options() -> list[Option]:
-    """What a model is pooled for, and how."""
+    """Return the options of pooling."""
     purposes = Literal["auto", "none", "embed", "classify", "reward"]
-    what = "What a model that generates tokens is pooled for; auto: what its architecture's name or its files say."
-    how = "How hidden states are pooled, as JSON; laid over what the model's files say."
+    what = "Pooling task of a generating model; auto: by its architecture's name or its files."
+    how = "Pooling settings as JSON, which override the model's files."
     return [
         Option("convert", purposes, "auto", what),
         Option("pooler_config", dict[str, Any] | None, None, how),
@@ -21,6 +21,6 @@ def engine_options() -> list[Option]:
 
 @hookimpl
 def engine_runners() -> list[Entry]:
-    """Asked before the one that generates, which takes any model that makes tokens."""
+    """Return the runner; it precedes the generating runner, which accepts any causal model."""
     target = "builtin_plugins.runners.pooling.runner:Pooling"
     return [Entry("pooling", target, "embeddings, labels and scores of prompts", priority=10)]

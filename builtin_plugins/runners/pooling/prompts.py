@@ -1,6 +1,4 @@
-"""Texts of pooling requests become token ids: named prompts before them, pairs, and what is cut off
-long ones.
-"""
+"""Tokenizing of pooling requests: named prompts, pairs of texts, truncation."""
 
 from __future__ import annotations
 
@@ -8,20 +6,21 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from core.api import InvalidRequest, PoolingParams, SentenceFacts, did_you_mean
+from core.api import InvalidRequest, PoolingParams, did_you_mean
+from core.model_spec.pooling import SentenceFacts
 
 NO_FACTS: Final = SentenceFacts()
 LONG_CHARS: Final = 2**15
-"""Pairs of fewer characters are read whole."""
+"""Length in characters up to which pairs are tokenized completely."""
 
 
 class PoolingPrompts:
-    """Knows the renderer, the model's named prompts and the context."""
+    """Tokenizes prompts and pairs with the model's named prompts and context length."""
 
     def __init__(
         self, renderer: Any, sentence: SentenceFacts | None, max_tokens: int, longest: int | None
     ) -> None:
-        """`longest`: most tokens of a text that is not cut; None: any number."""
+        """`longest`: maximum tokens of a text that is not split; None: no limit."""
         self._renderer = renderer
         self._facts = sentence or NO_FACTS
         self._max_tokens = max_tokens
@@ -30,11 +29,11 @@ class PoolingPrompts:
     def one(
         self, prompt: Any, params: PoolingParams, name: str | None = None, **reading: Any
     ) -> tuple[Any, PoolingParams]:
-        """Return the token ids of a prompt in any form, the text of prompt `name` put before it,
-        and its parameters.
+        """Return the tokenized prompt, with the text of prompt `name` before it, and its
+        parameters.
 
-        Truncation keeps the beginning, and the special tokens at the end of a text. Of a text that
-        is far too long no more is read than shows it; `reading` as in `Renderer.encode`.
+        Truncation preserves the beginning and the special tokens at the end. A far too long text is
+        tokenized only as far as needed; `reading` as in `Renderer.encode`.
         """
         text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
         before = self._before(name)
@@ -55,17 +54,15 @@ class PoolingPrompts:
         return ready if keep is None else replace(ready, token_ids=ready.token_ids[:keep]), params
 
     def pair(self, first: str, second: str, params: PoolingParams) -> tuple[Any, PoolingParams]:
-        """Return two texts as one prompt, and the parameters that say where the second begins."""
+        """Return two texts as one prompt, and parameters with the start of the second text."""
         for text in (first, second):
             if not isinstance(text, str):
-                raise InvalidRequest(
-                    "data", f"a model that reads pairs scores texts, not {text!r:.100}."
-                )
-        kept = params
+                raise InvalidRequest("data", f"a cross-encoder scores texts, not {text!r:.100}.")
+        limited = params
         if params.truncate_prompt_tokens is None and len(first) + len(second) > LONG_CHARS:
-            # One more than may be shows that there are too many, and spares reading the rest.
-            kept = params.clone(truncate_prompt_tokens=self._max_tokens + 1)
-        found = self._fitted(first, second, kept, always=True)
+            # One token above the limit is enough for the error, without tokenizing the rest.
+            limited = params.clone(truncate_prompt_tokens=self._max_tokens + 1)
+        found = self._fitted(first, second, limited, always=True)
         if found is None:
             raise InvalidRequest(
                 "data", "the tokenizer cannot join two texts; use one with a tokenizer.json."
@@ -76,14 +73,14 @@ class PoolingPrompts:
         return prompt, params.clone(pair_start=start)
 
     def _without(self, before: str, ready: Any, params: PoolingParams) -> PoolingParams:
-        """Return the parameters that leave the tokens of a named prompt out, as
-        sentence-transformers counts them.
+        """Return parameters that exclude a named prompt's tokens, counted as in
+        sentence-transformers.
         """
         before = before.lower() if self._facts.lower_case else before
         alone, bare = (self._renderer.encode(before, special) for special in (True, False))
         count = len(alone) - (
             bool(bare) and alone[-1] != bare[-1]
-        )  # but for a special token at the end
+        )  # except for a trailing special token
         if count >= len(ready.token_ids):
             raise InvalidRequest(
                 "truncate_prompt_tokens",
@@ -112,8 +109,8 @@ class PoolingPrompts:
     def _fitted(
         self, text: str, pair: str | None, params: PoolingParams, *, always: bool = False
     ) -> tuple[list[int], list[int]] | None:
-        """Return ids and types of a text or a pair, cut to fit; None where nothing is to be cut, or
-        nobody can.
+        """Return truncated ids and type ids of a text or a pair; None without truncation or
+        support.
         """
         keep = self._keep(params)
         encode = getattr(self._renderer.tokenizer, "encode_fitted", None)

@@ -1,7 +1,6 @@
-"""Decides how a model is pooled: what its architecture states, what files beside it say, what the
-user wants.
+"""Resolves the pooling of a model: its architecture, then its files, then the user's flags.
 
-The later of these wins. Knows facts and names; knows no torch, no request and no model by name.
+The later of these wins. Knows no torch, no request and no model by name.
 """
 
 from __future__ import annotations
@@ -10,37 +9,37 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from builtin_plugins.runners.pooling.wishes import by_user, check_columns, load_poolers
-from core.api import (
-    ConfigError,
-    DecoderSpec,
-    DenseSpec,
-    EngineConfig,
-    ModelError,
-    ModelFacts,
-    PoolingInfo,
-    PoolingSpec,
+from builtin_plugins.runners.pooling.pooler_config import (
+    apply_pooler_config,
+    check_columns,
+    load_poolers,
 )
+from core.api import ConfigError, EngineConfig, ModelError, Registry
+from core.api.outputs import PoolingInfo
+from core.model_spec.decoder import DecoderSpec
+from core.model_spec.facts import ModelFacts
+from core.model_spec.pooling import DenseSpec, PoolingSpec
 
 if TYPE_CHECKING:
-    from core.api import ModelSource, ModuleSpec, WeightNames
+    from core.api.models import ModelSource, ModuleSpec
+    from core.model_spec.names import WeightNames
 
 GENERATING: Final = ("ForCausalLM", "LMHeadModel")
 _SUFFIXES: Final[Mapping[str, PoolingSpec]] = {
-    "ForSequenceClassification": PoolingSpec(task="classify", pairs=True),
+    "ForSequenceClassification": PoolingSpec(task="classify", is_cross_encoder=True),
     "ForTokenClassification": PoolingSpec(task="classify", per_token=True),
     "Model": PoolingSpec(task="embed"),
 }
-"""What an architecture of this name is for, if the one that generates is known."""
+"""Pooling of an architecture with this suffix, if its generating architecture is known."""
 _CONVERTED: Final[Mapping[str, PoolingSpec]] = {
     "embed": PoolingSpec(task="embed"),
-    "classify": PoolingSpec(task="classify", pairs=True),
-    "reward": PoolingSpec(task="classify", per_token=True, logits=True, last="none"),
+    "classify": PoolingSpec(task="classify", is_cross_encoder=True),
+    "reward": PoolingSpec(task="classify", per_token=True, logits=True, output_activation="none"),
 }
 
 
 def aliases(architecture: str) -> list[str]:
-    """Return the architectures that generate with the same layers."""
+    """Return the generating architectures with the same layers."""
     suffix = next((suffix for suffix in _SUFFIXES if architecture.endswith(suffix)), None)
     return (
         []
@@ -49,22 +48,21 @@ def aliases(architecture: str) -> list[str]:
     )
 
 
-def settle(
-    spec: DecoderSpec | ModuleSpec, config: EngineConfig, source: ModelSource, registry: Any
+def adapt_spec(
+    spec: DecoderSpec | ModuleSpec, config: EngineConfig, source: ModelSource, registry: Registry
 ) -> DecoderSpec | ModuleSpec | None:
-    """Return the spec with its pooling decided; None where the model generates.
+    """Return the spec with its pooling resolved; None if the model generates.
 
-    Raises `ConfigError` for wishes the model cannot fulfil, `ModelError` for files that contradict
-    each other.
+    Raises `ConfigError` for unsupported flags and `ModelError` for contradicting files.
     """
     model = config.model
     name = source.architecture
     stated: PoolingSpec | None = getattr(spec, "pooling", None)
     by_name = None if name in {r.entry.name for r in registry.entries("models")} else _by_name(name)
     convert = config.options.get("convert", "auto")
-    wanted = _CONVERTED.get(convert)
-    _check_wishes(config, name, stated, by_name)
-    pools = stated or (convert != "none" and (wanted or by_name or source.sentence))
+    converted = _CONVERTED.get(convert)
+    _check_flags(config, name, stated, by_name)
+    pools = stated or (convert != "none" and (converted or by_name or source.sentence))
     if model.runner not in ("auto", "pooling") or (model.runner == "auto" and not pools):
         if config.options.get("pooler_config") and model.runner in ("auto", "generate"):
             raise ConfigError(
@@ -79,10 +77,9 @@ def settle(
         )
     if stated is None and not isinstance(spec, DecoderSpec) and not hasattr(spec, "pooling"):
         raise ConfigError(
-            f"--runner pooling: the architecture {name!r} does not say how it is pooled; leave it "
-            "out."
+            f"--runner pooling: the architecture {name!r} has no known pooling; remove the flag."
         )
-    chosen = stated or wanted or by_name or PoolingSpec()
+    chosen = stated or converted or by_name or PoolingSpec()
     if not chosen.head and chosen.task == "classify" and not chosen.logits:
         score = DenseSpec(
             name="score", width=ModelFacts(source.hf_config).num_labels(), bias=chosen.per_token
@@ -90,13 +87,11 @@ def settle(
         chosen = replace(chosen, head=(score,))
     if getattr(source.hf_config, "classifier_from_token", None):
         raise ModelError(
-            "classifier_from_token in config.json is not served: a classifier cannot be made of "
-            "the model's own head. "
-            "Without it, --convert reward with returned_token_ids in --pooler-config gives those "
-            "tokens' scores."
+            "classifier_from_token in config.json is not supported. Remove it and use --convert "
+            "reward with returned_token_ids in --pooler-config for the scores of those tokens."
         )
     chosen = _by_files(chosen, source)
-    chosen = by_user(chosen, config.options.get("pooler_config") or {}, registry)
+    chosen = apply_pooler_config(chosen, config.options.get("pooler_config") or {}, registry)
     check_columns(chosen, size_of(spec, chosen))
     load_poolers(chosen, registry)
     settled: dict[str, Any] = {"pooling": chosen}
@@ -105,8 +100,8 @@ def settle(
     return replace(spec, **settled)  # type: ignore[type-var]
 
 
-def info(spec: Any, registry: Any) -> PoolingInfo:
-    """Return what a settled model can do."""
+def pooling_info(spec: Any, registry: Registry) -> PoolingInfo:
+    """Return the tasks and sizes of a resolved model."""
     pooling: PoolingSpec = spec.pooling
     size = size_of(spec, pooling)
     many = "token_embed" if pooling.task == "embed" else "token_classify"
@@ -118,31 +113,33 @@ def info(spec: Any, registry: Any) -> PoolingInfo:
     poolers, token_pooler = load_poolers(pooling, registry)
     tasks = (*one, many)
     causal = not getattr(spec, "bidirectional", False)
-    every = pooling.late or any(each.whole for each in poolers)
+    every = pooling.head_before_pooling or any(each.needs_whole_prompt for each in poolers)
     whole = tuple(
-        t for t in tasks if not causal or (token_pooler.whole if t.startswith("token_") else every)
+        t
+        for t in tasks
+        if not causal or (token_pooler.needs_whole_prompt if t.startswith("token_") else every)
     )
     return PoolingInfo(
         tasks=tasks,
         size=size,
         matryoshka=pooling.matryoshka,
-        dimensions=tuple(n for n in pooling.sizes if n <= size),
-        whole=whole,
+        dimensions=tuple(n for n in pooling.matryoshka_dimensions if n <= size),
+        needs_whole_prompt=whole,
         step_tag_id=pooling.step_tag_id,
-        pairs=pooling.pairs,
+        is_cross_encoder=pooling.is_cross_encoder,
     )
 
 
 def size_of(spec: Any, pooling: PoolingSpec) -> int:
-    """Return how many numbers a pooled model gives for a prompt."""
+    """Return the output width of a pooling model."""
     if pooling.head:
         return pooling.head[-1].width
     width: int = spec.vocab_size if pooling.logits else spec.hidden_size
     return width * len(pooling.poolers)
 
 
-def fit(config: EngineConfig, spec: Any) -> EngineConfig:
-    """Return the configuration as the model needs it: whole prompts where it sees both sides."""
+def adapt_config(config: EngineConfig, spec: Any) -> EngineConfig:
+    """Return the config; bidirectional models need whole prompts."""
     if not getattr(spec, "bidirectional", False):
         return config
     return replace(
@@ -153,9 +150,7 @@ def fit(config: EngineConfig, spec: Any) -> EngineConfig:
 
 
 def bare_names(names: WeightNames) -> WeightNames:
-    """Return the names with a rule for checkpoints of the bare model, whose tensors lack the first
-    part.
-    """
+    """Return the names with a rename for bare-model checkpoints, which omit the first prefix."""
     prefix, _, first = names.embed.partition(".")
     if not first:
         return names
@@ -170,10 +165,10 @@ def bare_names(names: WeightNames) -> WeightNames:
     return replace(names, rename=(*names.rename, rule))
 
 
-def _check_wishes(
+def _check_flags(
     config: EngineConfig, name: str, stated: PoolingSpec | None, by_name: PoolingSpec | None
 ) -> None:
-    """Raise `ConfigError` for a runner or a conversion that the model is not for."""
+    """Raise `ConfigError` for a runner or conversion that the model does not support."""
     runner = config.model.runner
     convert = config.options.get("convert", "auto")
     if runner == "generate" and (stated or by_name):
@@ -203,27 +198,34 @@ def _by_name(architecture: str) -> PoolingSpec | None:
 
 
 def _by_files(spec: PoolingSpec, source: ModelSource) -> PoolingSpec:
-    """Lay what sentence-transformers' files, and the config's own words on scores, say over the
-    defaults.
-    """
+    """Return the spec with values of sentence-transformers' files and of config.json."""
     facts = ModelFacts(source.hf_config)
     sentence = source.sentence
     if spec.task == "classify":
-        stated = sentence.last if sentence is not None else None
-        return replace(spec, last=spec.last or stated or _by_problem(facts))
+        stated = sentence.output_activation if sentence is not None else None
+        return replace(
+            spec, output_activation=spec.output_activation or stated or _by_problem(facts)
+        )
     sizes = facts.get("matryoshka_dimensions") or ()
     is_cut = facts.flag("is_matryoshka") or bool(sizes)
-    spec = replace(spec, matryoshka=spec.matryoshka or is_cut, sizes=spec.sizes or tuple(sizes))
+    spec = replace(
+        spec,
+        matryoshka=spec.matryoshka or is_cut,
+        matryoshka_dimensions=spec.matryoshka_dimensions or tuple(sizes),
+    )
     if sentence is None:
         return spec
-    last: Any = "normalize" if sentence.normalize else "none"
+    activation: Any = "normalize" if sentence.normalize else "none"
     return replace(
-        spec, pooler=sentence.pooler or spec.pooler, head=(*spec.head, *sentence.dense), last=last
+        spec,
+        pooler=sentence.pooler or spec.pooler,
+        head=(*spec.head, *sentence.dense),
+        output_activation=activation,
     )
 
 
 def _by_problem(facts: ModelFacts) -> Any:
-    """Return what transformers' `problem_type` makes of scores."""
+    """Return the output activation of transformers' `problem_type`."""
     kinds = {
         "regression": "none",
         "single_label_classification": "softmax",

@@ -1,4 +1,4 @@
-"""From hidden states to what requests asked for: the second half of a step of a pooling model."""
+"""From hidden states to pooled outputs: the second half of a step of a pooling model."""
 
 from __future__ import annotations
 
@@ -7,54 +7,45 @@ from itertools import accumulate
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
-from builtin_plugins.runners.pooling.finish import finish
-from core.api import (
-    PER_TOKEN,
-    NewRow,
-    Pooler,
-    PoolingParams,
-    PoolingSpec,
-    StageParts,
-    StepPlan,
-    StepRows,
-)
+from core.api import PoolingParams
+from core.api.execution import NewRow, Pooler, StageParts, StepPlan, StepRows
+from core.api.outputs import PER_TOKEN
+from core.model_spec.pooling import PoolingSpec
 
 Plugged = tuple[Pooler, Callable[[Exception, str | None], str]]
-"""A pooler, and what says of an error in a request that it is to blame."""
+"""A pooler, and the function that formats its errors."""
 
 
 class PoolingStage:
-    """Keeps what earlier chunks of a prompt gave, where its pooler needs all of it.
+    """Pools prompts; buffers the hidden states of earlier chunks if a pooler needs the whole
+    prompt.
 
-    Reads no device value back.
+    Reads no device value back to the host.
     """
 
     def __init__(
         self, parts: StageParts, poolers: Sequence[Plugged], token_pooler: Plugged
     ) -> None:
-        """`poolers`: those for the prompt as a whole, whose vectors become one; `token_pooler`:
-        that for each token.
-        """
+        """`poolers`: for whole prompts, with concatenated vectors; `token_pooler`: for tokens."""
         self._model: Any = parts.model
         self._spec: PoolingSpec = parts.spec.pooling
         self._batch = parts.batch
         self._result = parts.result
         self._poolers = (tuple(poolers), (token_pooler,))
-        self._held: dict[int, list[torch.Tensor]] = {}
+        self._buffers: dict[int, list[torch.Tensor]] = {}
 
     def added(self, new: NewRow) -> None:
-        """A request takes a row, for the first time or again."""
-        self._held[new.row] = []
+        """Start buffering for a request that enters a row."""
+        self._buffers[new.row] = []
 
     def removed(self, row: int) -> None:
-        """A request has left its row."""
-        self._held.pop(row, None)
+        """Drop the buffer of a row."""
+        self._buffers.pop(row, None)
 
     def token_types(self, inputs: StepRows) -> torch.Tensor | None:
-        """Return which text of its pair each token of the step belongs to; None where there are no
-        pairs.
-        """
+        """Return the token type of each token (text of a pair); None without pairs."""
         starts = [
             request.pooling.pair_start
             for request in map(self._request, inputs.rows)
@@ -64,13 +55,13 @@ class PoolingStage:
             return None
         first = torch.tensor([1 << 30 if start < 0 else start for start in starts])
         counts = torch.tensor(inputs.counts)
-        behind = first.repeat_interleave(counts).to(inputs.positions.device, non_blocking=True)
-        return (inputs.positions >= behind).long()
+        pair_starts = first.repeat_interleave(counts).to(inputs.positions.device, non_blocking=True)
+        return (inputs.positions >= pair_starts).long()
 
     def run(
         self, plan: StepPlan, inputs: StepRows, hidden: torch.Tensor, errors: dict[int, str]
     ) -> Any:
-        """Pool the prompts that end in this step, and keep what is needed of the others."""
+        """Pool the prompts that end in this step, and buffer hidden states of the others."""
         pending = self._result(
             step=plan.step, errors=errors, rows=[inputs.rows[i] for i in inputs.samples]
         )
@@ -82,9 +73,11 @@ class PoolingStage:
                 request.pooling is not None and request.pooling.task in PER_TOKEN
             ]
             own = hidden[end - inputs.counts[i] : end]
-            if inputs.counts[i] < request.prompt_len and any(pooler.whole for pooler, _ in poolers):
-                self._held[request.row].append(own.clone())
-                own = torch.cat(self._held[request.row])
+            if inputs.counts[i] < request.prompt_len and any(
+                pooler.needs_whole_prompt for pooler, _ in poolers
+            ):
+                self._buffers[request.row].append(own.clone())
+                own = torch.cat(self._buffers[request.row])
             if len(own) and i in ending and request.pooling is not None:
                 vectors = _pooled(poolers, own, request, request.pooling, errors)
                 if request.row not in errors:
@@ -94,7 +87,7 @@ class PoolingStage:
         self._finish(pending, found)
         return pending
 
-    def take(self, inputs: StepRows, tokens: torch.Tensor) -> None:
+    def write_tokens(self, inputs: StepRows, tokens: torch.Tensor) -> None:
         """No token was made on another stage either."""
 
     def _finish(self, pending: Any, found: Mapping[int, torch.Tensor]) -> None:
@@ -109,9 +102,9 @@ class PoolingStage:
             for row, values in zip(found, numbers, strict=True):
                 params = self._request(row).pooling
                 assert params is not None
-                if self._spec.late and params.task not in PER_TOKEN:
+                if self._spec.head_before_pooling and params.task not in PER_TOKEN:
                     values = values.mean(0, keepdim=True)
-                pending.pooled[row] = finish(values, self._spec, params)
+                pending.pooled[row] = finish_pooling(values, self._spec, params)
             good = {row: values.isfinite().all() for row, values in pending.pooled.items()}
             whole = torch.ones((), dtype=torch.bool, device=device)
             pending.finite = torch.stack([good.get(row, whole) for row in pending.rows])
@@ -129,7 +122,7 @@ def _pooled(
     params: PoolingParams,
     errors: dict[int, str],
 ) -> list[torch.Tensor]:
-    """Return what each pooler makes of a prompt; the first that fails fails the request, named."""
+    """Return each pooler's vectors of a prompt; a failing pooler fails the request."""
     vectors = []
     for pooler, explain in poolers:
         try:
@@ -138,3 +131,34 @@ def _pooled(
             errors[request.row] = explain(error, request.request_id)
             break
     return vectors
+
+
+def finish_pooling(numbers: torch.Tensor, spec: PoolingSpec, params: PoolingParams) -> torch.Tensor:
+    """Return a request's output from the pooling head's numbers [m, size]; [size] for one
+    vector.
+    """
+    columns = params.returned_token_ids or spec.returned_token_ids
+    if spec.task == "embed":
+        size = params.dimensions or spec.dimensions
+        numbers = numbers if size is None else numbers[:, :size]
+    elif columns:
+        numbers = numbers[:, list(columns)]
+    if spec.logit_mean or spec.logit_sigma != 1.0:
+        numbers = (numbers - spec.logit_mean) / spec.logit_sigma
+    activation = spec.output_activation or default_activation(spec, numbers.shape[-1])
+    if params.use_activation is False:
+        activation = "none"
+    elif params.use_activation and activation == "none":
+        activation = default_activation(spec, numbers.shape[-1])
+    if activation == "normalize":
+        numbers = F.normalize(numbers, dim=-1)
+    elif activation != "none":
+        numbers = numbers.softmax(-1) if activation == "softmax" else numbers.sigmoid()
+    return numbers if params.task in PER_TOKEN else numbers[0]
+
+
+def default_activation(spec: PoolingSpec, size: int) -> str:
+    """Return the default output activation."""
+    if spec.task == "embed":
+        return "normalize"
+    return "softmax" if size > 1 else "sigmoid"

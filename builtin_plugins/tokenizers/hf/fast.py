@@ -1,4 +1,4 @@
-"""A tokenizer.json read by the tokenizers library alone: ready in milliseconds."""
+"""Tokenizers of a tokenizer.json, by the tokenizers library; loads in milliseconds."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Final
 
 import tokenizers
 
-from builtin_plugins.tokenizers.hf.joints import find_joints
-from builtin_plugins.tokenizers.hf.pieces import Pieces
 from builtin_plugins.tokenizers.hf.settings import TokenizerSettings
+from builtin_plugins.tokenizers.hf.split_points import find_split_points
 from core.api import ModelError
+from core.api.sampling import byte_level_alphabet
 
 LONG_CHARS: Final = 8192
-"""Of longer texts no more is read than is kept."""
+"""Length in characters above which only the needed beginning of a text is tokenized."""
 _CHARS_PER_TOKEN: Final = 8
 
 
 class FastTokenizer:
-    """Text to ids and back."""
+    """Tokenizer over the tokenizers library."""
 
     def __init__(self, path: Path, settings: TokenizerSettings) -> None:
         try:
@@ -38,7 +38,7 @@ class FastTokenizer:
         self.text_size: int = (
             max(self._inner.get_vocab(with_added_tokens=False).values(), default=-1) + 1
         )
-        """Without the tokens that were added to it, which no plain text becomes."""
+        """Vocabulary size without added tokens, which plain text never produces."""
         self.special_tokens_map = settings.special_tokens
         self.eos_token_id: int | None = vocabulary.get(settings.special_tokens.get("eos_token", ""))
         roles = {
@@ -51,26 +51,29 @@ class FastTokenizer:
         self.response_template = settings.response_template
         self._around = _around(self._inner, vocabulary, settings)
         hidden = frozenset(token for token, facts in added.items() if facts.special)
-        # Of all decoders this one alone does nothing but join.
+        # Only the ByteLevel decoder is a plain concatenation.
         joins = isinstance(self._inner.decoder, tokenizers.decoders.ByteLevel)
-        self._pieces = (Pieces(self._inner), Pieces(self._inner, hidden)) if joins else None
+        self._token_bytes = (
+            (TokenBytes(self._inner), TokenBytes(self._inner, hidden)) if joins else None
+        )
 
     @cached_property
-    def joints(self) -> re.Pattern[str] | None:
-        """Where texts may be cut; looked for when the first long text comes."""
+    def split_points(self) -> re.Pattern[str] | None:
+        """Pattern of safe split points; computed for the first long text."""
         added = [token.content for token in self._inner.get_added_tokens_decoder().values()]
-        return find_joints(lambda text: self._encode(text, False), self._inner.get_vocab(), added)
+        return find_split_points(
+            lambda text: self._encode(text, False), self._inner.get_vocab(), added
+        )
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return token ids; special tokens written in the text become their ids."""
+        """Return token ids; special tokens in the text become their ids."""
         if not add_special_tokens or self._around is None:
             return self._encode(text, add_special_tokens)
         before, after = self._around
         return [*before, *self._encode(text, False), *after]
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        # A batch of one: `encode` itself keeps the interpreter lock, and a long text would stop
-        # every stream.
+        # A batch of one, because `encode` holds the GIL and a long text would block all streams.
         ids: list[int] = self._inner.encode_batch_fast(
             [text], add_special_tokens=add_special_tokens
         )[0].ids
@@ -79,15 +82,13 @@ class FastTokenizer:
     def encode_fitted(
         self, text: str, pair: str | None, max_tokens: int | None
     ) -> tuple[list[int], list[int]]:
-        """Return ids and type ids of a text or a pair with special tokens; ends of texts are cut to
-        fit.
-        """
+        """Return ids and type ids of a text or a pair with special tokens, truncated to fit."""
         if pair is None and self._around is not None:
             before, after = self._around
             room = None if max_tokens is None else max(0, max_tokens - len(before) - len(after))
             ids = [*before, *self._encode(self._beginning(text, room), False)[:room], *after]
             return ids, [0] * len(ids)
-        # Of two long texts, an odd token may go to the other one than if both were read whole.
+        # With two long texts, truncation may differ by one token from tokenizing both completely.
         texts = [self._beginning(each, max_tokens) for each in (text, pair) if each is not None]
         parts = self._inner.encode_batch(texts, add_special_tokens=False)
         if max_tokens is not None:
@@ -100,34 +101,34 @@ class FastTokenizer:
         return whole.ids, whole.type_ids
 
     def _beginning(self, text: str, num_tokens: int | None) -> str:
-        """Return as much of a text as has more tokens than so many, where it has; they are the
-        whole text's.
+        """Return a beginning of a text with more than `num_tokens` tokens, split at a safe
+        point.
         """
-        if num_tokens is None or len(text) <= LONG_CHARS or self.joints is None:
+        if num_tokens is None or len(text) <= LONG_CHARS or self.split_points is None:
             return text
         size = max(LONG_CHARS, _CHARS_PER_TOKEN * num_tokens)
-        while size < len(text) and (joint := self.joints.search(text, size - 1)) is not None:
-            if len(self._encode(text[: joint.end()], False)) > num_tokens:
-                return text[: joint.end()]
-            size = 2 * joint.end()
+        while size < len(text) and (split := self.split_points.search(text, size - 1)) is not None:
+            if len(self._encode(text[: split.end()], False)) > num_tokens:
+                return text[: split.end()]
+            size = 2 * split.end()
         return text
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """Return text; bytes that are not (yet) UTF-8 come out as U+FFFD."""
+        """Return text; invalid or incomplete UTF-8 becomes U+FFFD."""
         text: str = self._inner.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
 
     def joined_bytes(self, skip_special_tokens: bool) -> Mapping[int, bytes] | None:
-        """Return what each token adds to a text; None where a text is more than that joined."""
-        return None if self._pieces is None else self._pieces[skip_special_tokens]
+        """Return each token's bytes; None if a text is not their concatenation."""
+        return None if self._token_bytes is None else self._token_bytes[skip_special_tokens]
 
     def token_text(self, token_id: int) -> str:
-        """Return the token as the vocabulary spells it; empty for an id it lacks."""
+        """Return the token's spelling in the vocabulary; empty for unknown ids."""
         return self._inner.id_to_token(token_id) or ""
 
 
 def fitting(lengths: list[int], room: int) -> list[int]:
-    """Return how long each of one or two parts may be so that all fit; the longer one gives first."""
+    """Return the truncated lengths of one or two parts; the longer one is truncated first."""
     if sum(lengths) <= room or len(lengths) == 1:
         return [min(length, room) for length in lengths]
     short = min(min(lengths), room // 2)
@@ -137,9 +138,7 @@ def fitting(lengths: list[int], room: int) -> list[int]:
 def _around(
     inner: tokenizers.Tokenizer, vocabulary: dict[str, int], settings: TokenizerSettings
 ) -> tuple[list[int], list[int]] | None:
-    """Return the tokens before and after a text where the settings contradict tokenizer.json, else
-    None.
-    """
+    """Return special tokens around a text if the settings override tokenizer.json; else None."""
     bos = vocabulary.get(settings.special_tokens.get("bos_token", ""))
     eos = vocabulary.get(settings.special_tokens.get("eos_token", ""))
     empty: list[int] = inner.encode("", add_special_tokens=True).ids
@@ -152,3 +151,30 @@ def _around(
     return [bos] if wants_bos and bos is not None else [], [
         eos
     ] if wants_eos and eos is not None else []
+
+
+BYTES: Final = byte_level_alphabet()
+
+
+class TokenBytes(dict[int, bytes]):
+    """Bytes of byte-level tokens by id, computed on first access; empty for hidden tokens.
+
+    As in the library's decoder, a spelling in the byte-level alphabet stands for its bytes; any
+    other spelling (of an added token) stands for itself.
+    """
+
+    def __init__(self, inner: tokenizers.Tokenizer, hidden: frozenset[int] = frozenset()) -> None:
+        super().__init__()
+        self._inner = inner
+        self._hidden = hidden
+
+    def __missing__(self, token: int) -> bytes:
+        spelt = None if token in self._hidden else self._inner.id_to_token(token)
+        if spelt is None:
+            piece = b""
+        elif all(character in BYTES for character in spelt):
+            piece = bytes(BYTES[character] for character in spelt)
+        else:
+            piece = spelt.encode()
+        self[token] = piece
+        return piece

@@ -1,5 +1,5 @@
-"""Finds a model's tokenizer files and picks who reads them: the tokenizers library, or transformers
-without it.
+"""Loads a model's tokenizer, by the tokenizers library or, without tokenizer.json, by
+transformers.
 """
 
 from __future__ import annotations
@@ -11,31 +11,32 @@ from typing import TYPE_CHECKING, Any
 
 from builtin_plugins.tokenizers.hf.fast import FastTokenizer
 from builtin_plugins.tokenizers.hf.settings import TokenizerSettings, read_settings
-from core.api import EngineConfig, ModelError, ModelSource
-from core.model_spec.vocabulary import stated_vocabulary
+from core.api import EngineConfig, ModelError
+from core.api.models import ModelSource
+from core.model_spec.facts import stated_vocabulary
 
 if TYPE_CHECKING:
-    from core.api import Tokenizer
+    from core.api.serving import Tokenizer
 
 log = logging.getLogger(__name__)
 
 _MARKS = ("*token*", "vocab*", "merges.txt", "*.model", "*.tiktoken", "*.spm")
-"""Files that say that there is a tokenizer; code of a checkpoint's own goes by such names, too."""
+"""Patterns of files that indicate a tokenizer."""
 _FILES = ("*.json", "*.jinja", "*.txt", "*.model", "tokenizer*")
 
 
 def load_tokenizer(source: ModelSource, config: EngineConfig) -> Tokenizer | None:
-    """Return the tokenizer of `--tokenizer`, or of the model; None for a model that has not one
-    file of it.
+    """Return the tokenizer of `--tokenizer` or of the model; None if the model has no tokenizer
+    file.
 
-    Raises `ModelError` naming folder and way out.
+    Raises `ModelError` with the folder and the remedy.
     """
     folder = _folder(source, config)
     if config.model.tokenizer is None and not any(
         found for pattern in _MARKS for found in folder.glob(pattern)
     ):
         log.warning(
-            "%s has no tokenizer: it takes and gives token ids only (--tokenizer names another)",
+            "%s has no tokenizer: only token ids are served (set --tokenizer to use another)",
             folder,
         )
         return None
@@ -48,11 +49,10 @@ def load_tokenizer(source: ModelSource, config: EngineConfig) -> Tokenizer | Non
 
 
 def _check_size(tokenizer: FastTokenizer, path: Path, source: ModelSource) -> None:
-    """Raise `ModelError` for a tokenizer that makes of plain text what the model has no embedding
-    for.
+    """Raise `ModelError` for a tokenizer with more text tokens than the model's embedding.
 
-    Tokens added to it may lie beyond the embedding, as an image's do in models that are served for
-    text alone: requests that have one are refused.
+    Added tokens may exceed the embedding, such as image tokens of models served for text only;
+    requests with such a token are rejected.
     """
     size = stated_vocabulary(_fields(source.hf_config))
     if size is None or tokenizer.vocab_size <= size:
@@ -76,13 +76,13 @@ def _fields(config: Any) -> Mapping[str, Any]:
 
 
 def _folder(source: ModelSource, config: EngineConfig) -> Path:
-    wanted = config.model.tokenizer or source.path
-    if wanted is None:
+    name = config.model.tokenizer or source.path
+    if name is None:
         raise ModelError(
             f"{source.name!r} comes without a tokenizer; give --tokenizer, or "
             "--skip-tokenizer-init."
         )
-    folder = Path(wanted).expanduser()
+    folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
     from huggingface_hub import snapshot_download  # lazy: slow to import
@@ -90,9 +90,9 @@ def _folder(source: ModelSource, config: EngineConfig) -> Path:
     try:
         return Path(
             snapshot_download(
-                wanted,
-                # The model's own repository by its name is still the model's, and pinned with it.
-                revision=config.model.revision if wanted == config.model.model else None,
+                name,
+                # The model's own repository uses the model's revision.
+                revision=config.model.revision if name == config.model.model else None,
                 token=config.model.hf_token,
                 cache_dir=config.load.download_dir,
                 allow_patterns=list(_FILES),
@@ -100,7 +100,7 @@ def _folder(source: ModelSource, config: EngineConfig) -> Path:
         )
     except Exception as error:
         raise ModelError(
-            f"--tokenizer {wanted} is neither a local folder nor to be had from the hub: {error}"
+            f"--tokenizer {name} is neither a local folder nor to be had from the hub: {error}"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Reads what stands beside a tokenizer's vocabulary: special tokens by role, and the chat template."""
+"""Reads a tokenizer's settings files: special tokens by role, and the chat template."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ ROLES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class TokenizerSettings:
-    """tokenizer_config.json and its neighbours, as far as the engine reads them."""
+    """Values of tokenizer_config.json and related files."""
 
     special_tokens: dict[str, str] = field(default_factory=dict)
-    """Role ("eos_token") to text."""
+    """Text of each special token by role ("eos_token")."""
     chat_template: str | dict[str, str] | None = None
-    """Jinja text; of models with several, the texts by name."""
+    """Jinja template, or several by name."""
     response_template: dict[str, Any] | None = None
-    """How the model writes its answers."""
+    """Template that describes the model's output format."""
     add_bos: bool | None = None
-    """None: as tokenizer.json says."""
+    """Whether to prepend the BOS token; None: as in tokenizer.json."""
     add_eos: bool | None = None
+    """Whether to append the EOS token; None: as in tokenizer.json."""
 
 
 def read_settings(folder: Path) -> TokenizerSettings:
-    """Return the settings of a folder; files that are absent count as empty.
-
-    Raises `ModelError` for broken ones.
+    """Return the settings of a folder; absent files count as empty. Raises `ModelError` for broken
+    ones.
     """
     stated = _read(folder / "tokenizer_config.json")
     roles = {**_read(folder / "special_tokens_map.json"), **stated}
@@ -56,9 +56,7 @@ def read_settings(folder: Path) -> TokenizerSettings:
 
 
 def _chat_template(folder: Path, stated: Mapping[str, Any]) -> str | dict[str, str] | None:
-    """Return the template, or several by name: files of their own win over what is inside
-    tokenizer_config.json.
-    """
+    """Return the template, or several by name; template files override tokenizer_config.json."""
     path = folder / "chat_template.jinja"
     if path.is_file():
         others = {

@@ -1,4 +1,4 @@
-"""A tokenizer that only transformers can read (a SentencePiece model, code of its own)."""
+"""Tokenizers that only transformers can load (SentencePiece models, custom code)."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 import transformers
 
-from builtin_plugins.tokenizers.hf.joints import find_joints
 from builtin_plugins.tokenizers.hf.settings import TokenizerSettings
+from builtin_plugins.tokenizers.hf.split_points import find_split_points
 from core.api import ModelError
 
 
 class TransformersTokenizer:
-    """Text to ids and back, by transformers' own class."""
+    """Tokenizer over a transformers class."""
 
     def __init__(self, folder: Path, settings: TokenizerSettings, trust_remote_code: bool) -> None:
         load: Any = transformers.AutoTokenizer.from_pretrained
@@ -24,8 +24,7 @@ class TransformersTokenizer:
             self._inner = load(str(folder), trust_remote_code=trust_remote_code)
         except Exception as error:
             raise ModelError(
-                f"{folder} holds no tokenizer that can be read: {error}. Give another with "
-                "--tokenizer, or use "
+                f"{folder} holds no readable tokenizer: {error}. Set --tokenizer, or use "
                 "--skip-tokenizer-init."
             ) from error
         self.vocab_size: int = max(self._inner.get_vocab().values(), default=-1) + 1
@@ -36,23 +35,21 @@ class TransformersTokenizer:
         self.response_template = settings.response_template
 
     @cached_property
-    def joints(self) -> re.Pattern[str] | None:
-        """Where texts may be cut; looked for when the first long text comes."""
+    def split_points(self) -> re.Pattern[str] | None:
+        """Pattern of safe split points; computed for the first long text."""
         vocabulary = self._inner.get_vocab()
-        return find_joints(
+        return find_split_points(
             lambda text: self.encode(text, False), vocabulary, list(self._inner.get_added_vocab())
         )
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return token ids; special tokens written in the text become their ids."""
+        """Return token ids; special tokens in the text become their ids."""
         return list(self._inner.encode(text, add_special_tokens=add_special_tokens))
 
     def encode_fitted(
         self, text: str, pair: str | None, max_tokens: int | None
     ) -> tuple[list[int], list[int]]:
-        """Return ids and type ids of a text or a pair with special tokens; ends of texts are cut to
-        fit.
-        """
+        """Return ids and type ids of a text or a pair with special tokens, truncated to fit."""
         cut = (
             {} if max_tokens is None else {"truncation": "longest_first", "max_length": max_tokens}
         )
@@ -60,12 +57,12 @@ class TransformersTokenizer:
         return list(found["input_ids"]), list(found["token_type_ids"])
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """Return text; bytes that are not (yet) UTF-8 come out as U+FFFD."""
+        """Return text; invalid or incomplete UTF-8 becomes U+FFFD."""
         text = self._inner.decode(
             list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
         return str(text)
 
     def token_text(self, token_id: int) -> str:
-        """Return the token as the vocabulary spells it; empty for an id it lacks."""
+        """Return the token's spelling in the vocabulary; empty for unknown ids."""
         return str(self._inner.convert_ids_to_tokens(token_id) or "")

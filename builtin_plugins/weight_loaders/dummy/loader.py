@@ -1,4 +1,4 @@
-"""Makes weights up: a function of the seed and each tensor's name. Reads no file."""
+"""Random weights as a function of the seed and each tensor's name. Reads no file."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from math import prod
 
 import torch
 
-from core.api import EngineConfig, ModelSource
+from core.api import EngineConfig
+from core.api.models import ModelSource
 
 
 class DummyLoader:
-    """Random tensors of the shapes the model wants."""
+    """Generates random tensors of the model's shapes."""
 
     def __init__(self, source: ModelSource, config: EngineConfig) -> None:
         del source
@@ -20,13 +21,11 @@ class DummyLoader:
         self._shapes: Mapping[str, tuple[int, ...]] = {}
 
     def expect(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Take the names and shapes of the tensors to make; called before `tensors`."""
+        """Set the names and shapes of the tensors to generate; called before `tensors`."""
         self._shapes = shapes
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield (name, tensor): matrices that keep the size of what passes through, norms near one,
-        small biases.
-        """
+        """Yield (name, tensor): variance-preserving matrices, norms near 1, small biases."""
         for name, shape in self._shapes.items():
             generator = torch.Generator().manual_seed(
                 (self._seed ^ zlib.crc32(name.encode())) & (2**63 - 1)

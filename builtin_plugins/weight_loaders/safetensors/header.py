@@ -1,8 +1,8 @@
-"""Reads and checks the header of a safetensors file. Knows bytes and JSON, no tensor library.
+"""Reads and validates the header of a safetensors file, without a tensor library.
 
-A file is 8 bytes (length of the header, little endian), the header (JSON in UTF-8: name to dtype,
-shape and offsets), and the data. Everything is checked before a tensor is made, because a bad
-offset would read foreign memory, and one that is merely wrong another tensor's weights.
+A file is 8 bytes (header length, little endian), the header (JSON: name to dtype, shape and
+offsets), and the data. Everything is validated before a tensor is created, because a bad offset
+would read foreign memory or another tensor's weights.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final
 
-from builtin_plugins.output_parsers.runtime import headers
+from builtin_plugins.weight_loaders.safetensors import json_header
 from core.api import ModelError
 
 MAX_HEADER_BYTES: Final = 100_000_000
-"""The format's own limit."""
+"""Header size limit of the format."""
 MAX_DIMENSIONS: Final = 16
 LARGEST: Final = 2**62
 ITEM_BITS: Final = {
@@ -43,21 +43,18 @@ _ADVICE: Final = "Download the file again."
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Where one tensor lies in its file."""
+    """Location of one tensor in its file."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     start: int
-    """First byte, counted from the start of the file."""
+    """Offset of the first byte in the file."""
     num_bytes: int
 
 
 def read_header(path: Path) -> list[Stored]:
-    """Return the tensors of a file in the order of their data.
-
-    Raises `ModelError` naming file and fault.
-    """
+    """Return the tensors of a file by offset. Raises `ModelError` with the file and the error."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -74,7 +71,7 @@ def read_header(path: Path) -> list[Stored]:
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror or error}.") from error
     try:
-        header = headers.read_header(text)
+        header = json_header.read_header(text)
     except ValueError as error:
         raise _fault(path, f"has a header that cannot be read ({error})") from error
     if not isinstance(header, dict):
@@ -92,12 +89,14 @@ def read_header(path: Path) -> list[Stored]:
 
 def _stored(path: Path, name: str, facts: Any, base: int, size: int) -> Stored:
     try:
-        dtype, shape, (start, end) = facts["dtype"], tuple(facts["shape"]), facts["data_offsets"]
+        dtype = facts["dtype"]
+        shape = tuple(facts["shape"])
+        start, end = facts["data_offsets"]
         good = isinstance(dtype, str) and len(shape) <= MAX_DIMENSIONS
         good = good and all(type(n) is int and 0 <= n <= LARGEST for n in (*shape, start, end))
         good = (
             good and prod(n or 1 for n in shape) <= LARGEST
-        )  # strides are computed even where another size is 0
+        )  # strides are computed even if a size is 0
     except (TypeError, KeyError, ValueError) as error:
         raise _fault(path, f"describes tensor {name!r:.100} as {facts!r:.100}") from error
     if not good:

@@ -1,10 +1,8 @@
-"""Streams a checkpoint's safetensors files as memory-mapped tensors: nothing is copied before it is
-used.
+"""Streams a checkpoint's safetensors files as memory-mapped tensors, without a copy until use.
 
-A tensor that the model keeps stays part of the file; one that was copied gives its pages back at
-once. So loading takes the model's own memory and little more, while the system already reads what
-comes next. While one tensor is copied it is there twice, so large ones come first, when little else
-is there: files of packed integers have the embedding at their end.
+A tensor that the model uses as it is stays part of the file; a copied one releases its pages at
+once. So loading takes little more memory than the model, while the system reads ahead. A tensor
+exists twice during a copy, so large tensors come first, when little else is loaded.
 """
 
 from __future__ import annotations
@@ -21,7 +19,8 @@ from typing import Final
 import torch
 
 from builtin_plugins.weight_loaders.safetensors.header import Stored, read_header
-from core.api import EngineConfig, ModelError, ModelSource
+from core.api import EngineConfig, ModelError
+from core.api.models import ModelSource
 
 _DTYPES: Final = {
     "F64": torch.float64,
@@ -44,23 +43,19 @@ _DTYPES: Final = {
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
 AHEAD_BYTES: Final = 1 << 28
-"""What the system is asked to read before it is needed; it stays outside of this process."""
+"""Bytes of read-ahead into the page cache."""
 LARGE: Final = 10
-"""A tensor that is more than such a part of its file is large."""
+"""A tensor of more than 1/LARGE of its file is large."""
 POPULATE_READ: Final = 22
-"""MADV_POPULATE_READ of Linux 5.14: the pages of a range all at once, instead of one fault for
-every few.
-"""
+"""MADV_POPULATE_READ of Linux 5.14: maps the pages of a range without single page faults."""
 _UNSAFE: Final = (".bin", ".pt", ".pth", ".ckpt")
 
 
 class SafetensorsLoader:
-    """The tensors of one checkpoint folder, file by file: large ones, then all others in the order
-    of their bytes.
-    """
+    """The tensors of a checkpoint folder, file by file: large ones first, then by offset."""
 
     def __init__(self, source: ModelSource, config: EngineConfig) -> None:
-        del config  # the source says where the files are
+        del config  # files are found by the source
         if source.path is None:
             raise ModelError(
                 f"{source.name!r} has no folder to read weights from; choose a --load-format that "
@@ -68,18 +63,16 @@ class SafetensorsLoader:
             )
         folder = Path(source.path)
         self._files = [("", path) for path in weight_files(folder)]
-        if source.sentence is not None:  # layers behind the model have folders of their own
+        if source.sentence is not None:  # dense layers have their own folders
             for name in dict.fromkeys(
                 dense.name.partition(".")[0] for dense in source.sentence.dense
             ):
                 self._files += [(f"{name}.", path) for path in weight_files(folder / name)]
         self.reading: Path | None = None
-        """The file that `tensors` is at."""
+        """File that `tensors` is reading."""
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield (name, tensor); a tensor's memory is the file's, private to this process if written
-        to.
-        """
+        """Yield (name, tensor), memory-mapped copy-on-write."""
         for prefix, path in self._files:
             stored = read_header(path)
             self.reading = path
@@ -87,10 +80,10 @@ class SafetensorsLoader:
                 continue
             for name, tensor in _mapped(path, stored):
                 yield prefix + name, tensor
-                del tensor  # or its pages would stay while the next one is copied
+                del tensor  # frees its pages before the next one is copied
 
     def headers(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield (name, tensor) without memory: names, types and shapes alone."""
+        """Yield (name, meta tensor): names, dtypes and shapes only."""
         for prefix, path in self._files:
             for tensor in read_header(path):
                 yield (
@@ -104,7 +97,7 @@ class SafetensorsLoader:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the safetensors files of a checkpoint. Raises `ModelError` naming what is missing."""
+    """Return the safetensors files of a checkpoint. Raises `ModelError` for missing files."""
     index = folder / INDEX
     if index.is_file():
         try:
@@ -151,45 +144,43 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _mapped(path: Path, stored: list[Stored]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of one file, which is mapped as long as one of them lives."""
-    asked = -AHEAD_BYTES
+    """Yield the tensors of one file, which stays mapped while one of them is referenced."""
+    read_ahead_start = -AHEAD_BYTES
     large = sum(tensor.num_bytes for tensor in stored) // LARGE
     with path.open("rb") as file:
         whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         for tensor in sorted(stored, key=lambda tensor: -max(tensor.num_bytes, large)):
-            if not asked <= tensor.start < asked + AHEAD_BYTES // 2:
-                asked = tensor.start
-                _expect(file.fileno(), asked)
+            if not read_ahead_start <= tensor.start < read_ahead_start + AHEAD_BYTES // 2:
+                read_ahead_start = tensor.start
+                _read_ahead(file.fileno(), read_ahead_start)
             yield tensor.name, _view(whole, tensor)
 
 
-def _expect(file: int, start: int) -> None:
-    """Let the system read ahead, where it can be told to."""
+def _read_ahead(file: int, start: int) -> None:
+    """Start read-ahead of the file, if the system supports it."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(file, start, AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
 
 
 def _view(whole: mmap.mmap, stored: Stored) -> torch.Tensor:
-    """Return a tensor on the bytes of the file; when nothing uses it any more, its pages are given
-    back.
-    """
+    """Return a view of the file's bytes; its pages are released with the last reference."""
     dtype = _DTYPES[stored.dtype]
     if not stored.num_bytes:
         return torch.empty(stored.shape, dtype=dtype)
     end = stored.start + stored.num_bytes
     first = stored.start // mmap.PAGESIZE * mmap.PAGESIZE
-    with suppress(OSError, ValueError):  # systems that cannot read the pages as they are touched
+    with suppress(OSError, ValueError):  # not supported by the system; pages fault on access
         whole.madvise(POPULATE_READ, first, end - first)
     part = memoryview(whole)[stored.start : end]
     weakref.finalize(part, _release, whole, stored.start, end).atexit = False
     data = torch.frombuffer(part, dtype=torch.uint8)
     if stored.start % dtype.itemsize:
-        data = data.clone()  # a view must start at a multiple of its item
+        data = data.clone()  # a view must be aligned to its dtype
     return data.view(dtype).view(stored.shape)
 
 
 def _release(whole: mmap.mmap, start: int, end: int) -> None:
-    """Give back the pages that hold nothing but these bytes."""
+    """Release the pages that hold only these bytes."""
     page = mmap.PAGESIZE
     first = -(-start // page) * page
     last = end // page * page

@@ -1,9 +1,7 @@
-"""Small steps as one launch: the model is recorded once for each number of tokens, apart for steps
-in which every row decodes.
+"""CUDA graphs of small steps, one per number of tokens; decode-only steps have their own.
 
-A recording reads and writes the same memory each time. So ids, positions and what attention reads
-of a step are copied to places of their own before it runs again; the backend's plan says how
-(`AttentionBackend.graph_support`).
+A graph reads and writes fixed memory. So token ids, positions and attention plans of a step are
+copied to static buffers before a replay (`AttentionBackend.graph_support`).
 """
 
 from __future__ import annotations
@@ -14,46 +12,45 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 import torch
-from core_kernels.recording import Untold
+from core_kernels.recording import OpaqueValue
 
-from core.api import ForwardBatch, Model
+from core.api.models import ForwardBatch, Model
 
 READ_BY_HOST: Final = ("rows", "starts", "counts", "prompt_lens")
-"""Of a step's facts those that a recorded model must not look at."""
-LEAST_STEPS: Final = (1, 2, 4)
-MOST_TOKENS: Final = 512
-"""Of larger steps launches are a small part."""
+"""Fields of a step that a captured model must not read."""
+SMALLEST_SIZES: Final = (1, 2, 4)
+MAX_CAPTURED_TOKENS: Final = 512
+"""Largest captured step; launch overhead is small in larger ones."""
 
 _Kind = tuple[int, int, bool]
-"""Of a step: how many tokens it has, which adapters, and whether every row decodes."""
+"""Number of tokens, adapter set, and whether every row decodes."""
 
 log = logging.getLogger(__name__)
 
 
-def ladder(most: int) -> tuple[int, ...]:
-    """Return the sizes that are recorded, in rising order: by eights, from 256 on by thirty-twos,
-    up to the first that holds
-    so many tokens."""
-    steps = (*LEAST_STEPS, *range(8, 256, 8), *range(256, MOST_TOKENS + 1, 32))
-    fitting = [size for size in steps if size < most]
+def capture_sizes(max_tokens: int) -> tuple[int, ...]:
+    """Return the capture sizes up to the first that holds `max_tokens`: 1, 2, 4, then by 8, from
+    256 by 32.
+    """
+    steps = (*SMALLEST_SIZES, *range(8, 256, 8), *range(256, MAX_CAPTURED_TOKENS + 1, 32))
+    fitting = [size for size in steps if size < max_tokens]
     return (*fitting, *steps[len(fitting) : len(fitting) + 1])
 
 
 class Recorder(Protocol):
-    """Keeps what a device was given to do."""
+    """Captures a function for replay."""
 
     def record(
         self, function: Callable[[], torch.Tensor]
     ) -> tuple[Callable[[], object], torch.Tensor]:
-        """Return what does the function's work again on the same memory, and what it wrote its
-        result to.
+        """Return a replay function and the output tensor that it writes.
 
-        It has not been done when this returns. Raises `RuntimeError` for what cannot be recorded.
+        The capture does not run the work. Raises `RuntimeError` for what cannot be captured.
         """
 
 
 class GraphRecorder:
-    """Records CUDA graphs, which share one pool of memory."""
+    """Captures CUDA graphs, which share one memory pool."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
@@ -61,9 +58,9 @@ class GraphRecorder:
     def record(
         self, function: Callable[[], torch.Tensor]
     ) -> tuple[Callable[[], object], torch.Tensor]:
-        """Capture the function."""
+        """Capture the function as a CUDA graph."""
         graph = torch.cuda.CUDAGraph()
-        # Other threads may copy blocks meanwhile: what they ask of the device is no part of this.
+        # Other threads may copy blocks meanwhile; their calls are not part of the capture.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             out = function()
         return graph.replay, out
@@ -71,32 +68,32 @@ class GraphRecorder:
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
-    """A step that can be done again."""
+    """A captured step."""
 
     batch: ForwardBatch
-    """In memory of its own."""
+    """Static buffers of the step."""
     plans: dict[int, Any]
-    """What stands for each plan of a batch, by the first layer that has it."""
+    """Static plans, by the first layer that uses each."""
     run: Callable[[], object]
     out: torch.Tensor
 
 
 class _Refused(Exception):
-    """The model reads what differs from step to step."""
+    """The model reads host values that differ from step to step."""
 
 
-class _Reading:
-    """Who is told when a model reads what it must not."""
+class _ReadGuard:
+    """Rejects a capture when the model reads a host value."""
 
     def refuse(self, reason: str) -> None:
-        """Give the recording up."""
+        """Abort the capture."""
         raise _Refused(reason)
 
 
-class ReplayedModel:
-    """Calls the model, or does again what it did in a step of as many tokens.
+class CudaGraphModel:
+    """Calls the model, or replays its CUDA graph for the same number of tokens.
 
-    Plain calls stay the reference.
+    Plain calls are the reference.
     """
 
     def __init__(
@@ -108,9 +105,7 @@ class ReplayedModel:
         *,
         mixed: bool,
     ) -> None:
-        """`mixed`: not only steps in which every row decodes are recorded, where the attention
-        backend's plans allow it.
-        """
+        """`mixed`: capture mixed steps, too, if the attention backend's plans support it."""
         self._model = model
         self._sizes = frozenset(sizes)
         self._max_model_len = max_model_len
@@ -120,12 +115,12 @@ class ReplayedModel:
         self._recorded: dict[_Kind, _Recorded] = {}
         self._seen: set[_Kind] = set()
         self._refused: set[int] = set()
-        """Adapters with which steps are not recorded; 0: without any."""
+        """Adapter sets that cannot be captured; 0: no adapters."""
 
     def __call__(self, batch: ForwardBatch) -> torch.Tensor:
         """Return the hidden states [num_tokens, hidden]."""
-        moved = getattr(self._model, "times_moved", 0)
-        if moved != self._moved:  # what was recorded has the places of before
+        moved = getattr(self._model, "storage_version", 0)
+        if moved != self._moved:  # captured graphs hold stale addresses
             self._recorded.clear()
             self._moved = moved
         size = len(batch.input_ids)
@@ -135,14 +130,14 @@ class ReplayedModel:
         if (
             adapters in self._refused
             or size not in self._sizes
-            or not self._is_kept(batch, decodes)
+            or not self._can_replay(batch, decodes)
         ):
             return self._model(batch)
         recorded = self._recorded.get(kind)
         if recorded is None:
             if (
                 kind not in self._seen
-            ):  # kernels are compiled, and libraries get ready, in a plain call
+            ):  # a plain call first, which compiles kernels and warms up libraries
                 self._seen.add(kind)
                 return self._model(batch)
             recorded = self._record(batch)
@@ -153,16 +148,14 @@ class ReplayedModel:
         recorded.batch.input_ids.copy_(batch.input_ids)
         recorded.batch.positions.copy_(batch.positions)
         for layer, plan in recorded.plans.items():
-            plan.take(batch.attention[layer])
+            plan.copy_from(batch.attention[layer])
         recorded.run()
         return recorded.out.clone()
 
     def _record(self, batch: ForwardBatch) -> _Recorded | None:
-        """Return the step recorded; None, and never again, where the model cannot be."""
+        """Return the captured step; None if the model cannot be captured (not tried again)."""
         try:
-            self._model(
-                self._own(batch)[0]
-            )  # a kernel may be compiled once more for places that lie otherwise
+            self._model(self._own(batch)[0])  # kernels may recompile for other alignments
             own, plans = self._own(batch)
             run, out = self._recorder.record(lambda: self._model(own))
         except (_Refused, RuntimeError) as error:
@@ -171,8 +164,8 @@ class ReplayedModel:
             return None
         return _Recorded(own, plans, run, out)
 
-    def _is_kept(self, batch: ForwardBatch, decodes: bool) -> bool:
-        """Say whether a step has nothing that a recorded one has not."""
+    def _can_replay(self, batch: ForwardBatch, decodes: bool) -> bool:
+        """Return whether a step has only the inputs of a captured step."""
         given = (
             batch.embeddings is None and batch.token_types is None and batch.rope_positions is None
         )
@@ -184,25 +177,28 @@ class ReplayedModel:
             or not (decodes or self._mixed)
         ):
             return False
-        return all(hasattr(plan, "kept" if decodes else "kept_for_any") for plan in batch.attention)
+        return all(
+            hasattr(plan, "to_static" if decodes else "to_static_for_any")
+            for plan in batch.attention
+        )
 
     def _forget_older(self, adapters: int) -> None:
-        """Let go of what was recorded with adapters that were set before these."""
+        """Drop graphs of earlier adapter sets."""
         for kind in [kind for kind in self._recorded if adapters and kind[1] not in (0, adapters)]:
             del self._recorded[kind]
 
     def _own(self, batch: ForwardBatch) -> tuple[ForwardBatch, dict[int, Any]]:
-        """Return the step in memory of its own, and its plans by the first layer that has each."""
+        """Return the step with static buffers, and its plans by the first layer that uses each."""
         firsts: dict[int, int] = {}
         for layer, plan in enumerate(batch.attention):
             firsts.setdefault(id(plan), layer)
-        name = "kept" if len(batch.counts) == len(batch.input_ids) else "kept_for_any"
+        name = "to_static" if len(batch.counts) == len(batch.input_ids) else "to_static_for_any"
         plans = {
             layer: getattr(batch.attention[layer], name)(self._max_model_len)
             for layer in firsts.values()
         }
         untold: dict[str, Any] = {
-            name: Untold(name, getattr(batch, name), _Reading()) for name in READ_BY_HOST
+            name: OpaqueValue(name, getattr(batch, name), _ReadGuard()) for name in READ_BY_HOST
         }
         own = replace(
             batch,

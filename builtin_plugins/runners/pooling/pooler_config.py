@@ -1,4 +1,4 @@
-"""What users want of pooling, `--pooler-config`: every key is checked, and refused by name."""
+"""Validates `--pooler-config` and applies it to a model's pooling."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from builtin_plugins.runners.pooling.pieces import Pieces
-from core.api import ConfigError, EngineConfig, ModelError, PoolingSpec, did_you_mean
+from builtin_plugins.runners.pooling.long_texts import TextSplitter
+from core.api import ConfigError, EngineConfig, ModelError, Registry, did_you_mean
+from core.model_spec.pooling import PoolingSpec
 
 _ACTIVATIONS: Final = ("use_activation", "normalize", "softmax", "activation")
 _RENAMED: Final = {
-    "logit_bias": "mean",
-    "logit_mean": "mean",
-    "logit_sigma": "sigma",
+    "logit_bias": "logit_mean",
+    "logit_mean": "logit_mean",
+    "logit_sigma": "logit_sigma",
     "step_tag_id": "step_tag_id",
 }
 
@@ -47,12 +48,14 @@ _KEYS: Final[Mapping[str, tuple[str, Callable[[Any], bool]]]] = {
     "enable_chunked_processing": _SWITCH,
     "max_embed_len": _COUNT,
 }
-"""What a value must be, in words and as a question."""
+"""Expected value of each key, as text and as a check."""
 
 
-def by_user(spec: PoolingSpec, wanted: Mapping[str, Any], registry: Any) -> PoolingSpec:
-    """Lay `--pooler-config` over all else. Raises `ConfigError` naming the key."""
-    given = {name: value for name, value in wanted.items() if value is not None}
+def apply_pooler_config(
+    spec: PoolingSpec, user_config: Mapping[str, Any], registry: Registry
+) -> PoolingSpec:
+    """Return the pooling spec with `--pooler-config` applied. Raises `ConfigError` with the key."""
+    given = {name: value for name, value in user_config.items() if value is not None}
     for name, value in given.items():
         if name not in _KEYS:
             hint = did_you_mean(name, _KEYS)
@@ -62,16 +65,20 @@ def by_user(spec: PoolingSpec, wanted: Mapping[str, Any], registry: Any) -> Pool
         what, holds = _KEYS[name]
         if not holds(value):
             raise ConfigError(f"--pooler-config: {name} must be {what}, not {value!r}.")
-    _check_pieces(spec, given)
+    _check_chunking(spec, given)
     changes: dict[str, Any] = {}
     for name in ("pooling_type", "seq_pooling_type", "tok_pooling_type"):
         if name in given:
             changes |= _pooler_called(name, given[name].lower(), registry)
     for name in _ACTIVATIONS:
         if name in given:
-            # True: what holds anyway, unless files say that nothing is done.
-            changes["last"] = (
-                "none" if not given[name] else None if spec.last == "none" else spec.last
+            # True selects the default, unless the files disable it.
+            changes["output_activation"] = (
+                "none"
+                if not given[name]
+                else None
+                if spec.output_activation == "none"
+                else spec.output_activation
             )
     if "dimensions" in given:
         changes |= {"dimensions": given["dimensions"], "matryoshka": True}
@@ -82,14 +89,14 @@ def by_user(spec: PoolingSpec, wanted: Mapping[str, Any], registry: Any) -> Pool
 
 
 def check_columns(spec: PoolingSpec, size: int) -> None:
-    """Raise `ConfigError` for columns that the `size` numbers of the model do not have."""
+    """Raise `ConfigError` for dimensions or columns beyond the model's `size`."""
     if spec.dimensions is not None and (spec.task != "embed" or spec.dimensions > size):
         what = (
             f"the model's embeddings have {size}"
             if spec.task == "embed"
             else "this model gives scores"
         )
-        raise ConfigError(f"--pooler-config: dimensions {spec.dimensions} cannot be kept; {what}.")
+        raise ConfigError(f"--pooler-config: dimensions {spec.dimensions} is not possible; {what}.")
     if spec.returned_token_ids and (spec.task == "embed" or max(spec.returned_token_ids) >= size):
         what = (
             "this model gives embeddings"
@@ -102,31 +109,31 @@ def check_columns(spec: PoolingSpec, size: int) -> None:
         )
 
 
-def pieces(config: EngineConfig, size: int) -> Pieces | None:
-    """Return what cuts texts longer than `size` tokens, where the user wants that."""
-    wanted = config.options.get("pooler_config") or {}
+def text_splitter(config: EngineConfig, size: int) -> TextSplitter | None:
+    """Return the splitter of texts above `size` tokens; None if it is disabled."""
+    user_config = config.options.get("pooler_config") or {}
     return (
-        Pieces(size, wanted.get("max_embed_len"))
-        if wanted.get("enable_chunked_processing")
+        TextSplitter(size, user_config.get("max_embed_len"))
+        if user_config.get("enable_chunked_processing")
         else None
     )
 
 
-def _check_pieces(spec: PoolingSpec, given: Mapping[str, Any]) -> None:
+def _check_chunking(spec: PoolingSpec, given: Mapping[str, Any]) -> None:
     on = given.get("enable_chunked_processing", False)
-    most = given.get("max_embed_len")
+    max_len = given.get("max_embed_len")
     if on and spec.task != "embed":
         raise ConfigError(
             "--pooler-config: enable_chunked_processing is for embeddings; this model gives scores."
         )
-    if most is not None and not on:
+    if max_len is not None and not on:
         raise ConfigError(
-            f"--pooler-config: max_embed_len {most} is the longest text embedded in pieces; set "
+            f"--pooler-config: max_embed_len {max_len} is the longest text embedded in chunks; set "
             "enable_chunked_processing with it."
         )
 
 
-def _pooler_called(key: str, name: str, registry: Any) -> dict[str, Any]:
+def _pooler_called(key: str, name: str, registry: Registry) -> dict[str, Any]:
     found = [
         registry.load(registry.choose("poolers", part), probe=True).per_token
         for part in name.split("+")
@@ -144,20 +151,18 @@ def _pooler_called(key: str, name: str, registry: Any) -> dict[str, Any]:
         )
     if per_token:
         return {"token_pooler": name, "per_token": key == "pooling_type"}
-    return {"pooler": name, "per_token": False, "late": False}
+    return {"pooler": name, "per_token": False, "head_before_pooling": False}
 
 
-def load_poolers(spec: PoolingSpec, registry: Any) -> tuple[list[Any], Any]:
-    """Return the classes that pool for a prompt and for each token.
-
-    Raises `ModelError` for a name nobody has.
+def load_poolers(spec: PoolingSpec, registry: Registry) -> tuple[list[Any], Any]:
+    """Return the pooler classes for prompts and for tokens. Raises `ModelError` for unknown
+    names.
     """
     names = {registered.entry.name for registered in registry.entries("poolers")}
     for name in (*spec.poolers, spec.token_pooler):
         if name not in names:
             raise ModelError(
-                f"the model wants the pooler {name!r}; available: "
-                f"{', '.join(sorted(names)) or 'none'}."
+                f"pooler: got {name!r}; available: {', '.join(sorted(names)) or 'none'}."
             )
     *one, many = (
         registry.load(registry.choose("poolers", name))
