@@ -1,4 +1,4 @@
-"""Op implementations for CPUs: C++ behind a plain C ABI.
+"""Kernels for CPUs (C++ with a plain C ABI) and GPUs (Triton).
 
 Knows tensors; knows nothing of the engine.
 """

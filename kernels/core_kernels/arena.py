@@ -1,4 +1,4 @@
-"""Memory of recorded programs: what is never needed at the same time lies in the same place."""
+"""Memory planning of recorded programs: buffers with disjoint lifetimes share addresses."""
 
 from __future__ import annotations
 
@@ -12,43 +12,41 @@ import torch
 Tensor = torch.Tensor
 
 ALIGNED: Final = 64
-"""Bytes of a line of the cache."""
+"""Bytes of a cache line."""
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """Memory that a recorded function took; once it is free, others may get its address."""
+class Allocation:
+    """Memory that a recorded function allocated; once freed, its address may be reused."""
 
     before: int
-    """The number of the call behind it."""
+    """Index of the call after the allocation."""
     start: int
     size: int
 
 
 @dataclass(slots=True)
-class _Piece:
-    """Memory, and when it is needed."""
+class _Buffer:
+    """A memory range and its lifetime."""
 
     start: int
     size: int
     first: int = -1
-    """The number of the first call that knows it; -1: none does."""
+    """Index of the first call that uses it; -1: none."""
     last: int = -1
     offset: int = 0
 
 
-class Room:
-    """Memory for programs that never run at the same time: they all have the same, as much as the
-    largest wants.
-    """
+class ProgramMemory:
+    """Memory shared by programs that never run at the same time; as large as the largest needs."""
 
     def __init__(self) -> None:
         self._memory = torch.empty(0, dtype=torch.uint8)
 
-    def take(self, size: int) -> Tensor:
-        """Return at least so many bytes, perhaps those that others have too.
+    def reserve(self, size: int) -> Tensor:
+        """Return at least `size` bytes, perhaps shared with other programs.
 
-        Who has got smaller ones keeps them.
+        Programs that hold smaller memory keep it.
         """
         if self._memory.nbytes < size:
             self._memory = torch.empty(max(size, 2 * self._memory.nbytes), dtype=torch.uint8)
@@ -56,47 +54,52 @@ class Room:
 
 
 class Arena:
-    """Places for all that was made, and where an old address is now."""
+    """Offsets of all allocations, and the translation of recorded addresses."""
 
     def __init__(
-        self, made: Sequence[Made], pointers: Sequence[Sequence[int]], kept: int, room: Room
+        self,
+        allocations: Sequence[Allocation],
+        pointers: Sequence[Sequence[int]],
+        output: int,
+        memory: ProgramMemory,
     ) -> None:
-        """`pointers` are those that each call is given, in the order of the calls; what `kept`
-        points to outlives them all.
+        """`pointers` are the arguments of each call, in call order.
+
+        The memory at `output` outlives all calls.
         """
-        pieces: list[_Piece] = []
-        self._of_call: Final[list[dict[int, _Piece]]] = []
+        buffers: list[_Buffer] = []
+        self._of_call: Final[list[dict[int, _Buffer]]] = []
         newest = _Newest()
-        waiting = list(reversed(made))
-        for number, each in enumerate([*pointers, [kept]]):
+        waiting = list(reversed(allocations))
+        for number, each in enumerate([*pointers, [output]]):
             while waiting and waiting[-1].before <= number:
-                memory = waiting.pop()
-                pieces.append(newest.add(_Piece(memory.start, memory.size)))
+                allocation = waiting.pop()
+                buffers.append(newest.add(_Buffer(allocation.start, allocation.size)))
             found = {
-                pointer: piece for pointer in each if (piece := newest.at(pointer)) is not None
+                pointer: buffer for pointer in each if (buffer := newest.at(pointer)) is not None
             }
-            for piece in found.values():
-                piece.first = number if piece.first < 0 else piece.first
-                piece.last = number
+            for buffer in found.values():
+                buffer.first = number if buffer.first < 0 else buffer.first
+                buffer.last = number
             self._of_call.append(found)
-        size = _place([piece for piece in pieces if piece.first >= 0])
+        size = _assign_offsets([buffer for buffer in buffers if buffer.first >= 0])
         self.nbytes: Final = size
-        """How much of the room it uses."""
-        self._memory: Final = room.take(size + ALIGNED)
+        """Bytes used of the shared memory."""
+        self._memory: Final = memory.reserve(size + ALIGNED)
         self._base: Final = self._memory.data_ptr() + -self._memory.data_ptr() % ALIGNED
 
-    def moved(self, number: int, pointer: int) -> int:
-        """Return where this is now that was given to a call; what the function did not make stays
-        where it was.
+    def relocate(self, number: int, pointer: int) -> int:
+        """Return the new address of a recorded pointer; pointers to foreign memory are
+        unchanged.
         """
-        piece = self._of_call[number].get(pointer)
-        return pointer if piece is None else self._base + piece.offset + pointer - piece.start
+        buffer = self._of_call[number].get(pointer)
+        return pointer if buffer is None else self._base + buffer.offset + pointer - buffer.start
 
-    def kept(self, like: Tensor) -> Tensor | None:
-        """Return what outlives the calls; None for what was there before, or is not contiguous."""
+    def output_view(self, like: Tensor) -> Tensor | None:
+        """Return the memory that outlives the calls; None if it is foreign or not contiguous."""
         if like.data_ptr() not in self._of_call[-1] or not like.is_contiguous():
             return None
-        start = self.moved(-1, like.data_ptr()) - self._memory.data_ptr()
+        start = self.relocate(-1, like.data_ptr()) - self._memory.data_ptr()
         return (
             self._memory[start : start + like.numel() * like.itemsize]
             .view(like.dtype)
@@ -105,40 +108,43 @@ class Arena:
 
 
 class _Newest:
-    """Of memory that had the same address one after the other, the newest."""
+    """The newest allocation at each address."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
-        self._pieces: list[_Piece] = []
+        self._buffers: list[_Buffer] = []
 
-    def add(self, piece: _Piece) -> _Piece:
-        """Put it in the place of all that it overlaps."""
-        first = bisect_right(self._starts, piece.start)
-        if first and self._pieces[first - 1].start + self._pieces[first - 1].size > piece.start:
+    def add(self, buffer: _Buffer) -> _Buffer:
+        """Replace all allocations that it overlaps."""
+        first = bisect_right(self._starts, buffer.start)
+        if first and self._buffers[first - 1].start + self._buffers[first - 1].size > buffer.start:
             first -= 1
-        end = bisect_left(self._starts, piece.start + piece.size)
-        self._starts[first:end], self._pieces[first:end] = [piece.start], [piece]
-        return piece
+        end = bisect_left(self._starts, buffer.start + buffer.size)
+        self._starts[first:end] = [buffer.start]
+        self._buffers[first:end] = [buffer]
+        return buffer
 
-    def at(self, pointer: int) -> _Piece | None:
-        """Return what a pointer leads into."""
-        place = bisect_right(self._starts, pointer) - 1
-        piece = self._pieces[place] if place >= 0 else None
-        return piece if piece is not None and pointer < piece.start + piece.size else None
+    def at(self, pointer: int) -> _Buffer | None:
+        """Return the allocation that a pointer points into."""
+        index = bisect_right(self._starts, pointer) - 1
+        buffer = self._buffers[index] if index >= 0 else None
+        return buffer if buffer is not None and pointer < buffer.start + buffer.size else None
 
 
-def _place(pieces: list[_Piece]) -> int:
-    """Give each piece the lowest place that is free while it is needed; return the bytes of all."""
-    needed: list[_Piece] = []
+def _assign_offsets(buffers: list[_Buffer]) -> int:
+    """Assign each buffer the lowest offset that is free during its lifetime; return the total
+    size.
+    """
+    needed: list[_Buffer] = []
     end = 0
-    for piece in sorted(pieces, key=lambda p: p.first):
-        needed = sorted((p for p in needed if p.last >= piece.first), key=lambda p: p.offset)
+    for buffer in sorted(buffers, key=lambda p: p.first):
+        needed = sorted((p for p in needed if p.last >= buffer.first), key=lambda p: p.offset)
         for other in needed:
-            if piece.offset + piece.size <= other.offset:
+            if buffer.offset + buffer.size <= other.offset:
                 break
-            piece.offset = max(piece.offset, _aligned(other.offset + other.size))
-        needed.append(piece)
-        end = max(end, piece.offset + piece.size)
+            buffer.offset = max(buffer.offset, _aligned(other.offset + other.size))
+        needed.append(buffer)
+        end = max(end, buffer.offset + buffer.size)
     return end
 
 

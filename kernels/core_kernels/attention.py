@@ -1,4 +1,4 @@
-"""Attention over keys and values in blocks: a step's facts, laid out as the library reads them."""
+"""Paged attention: the arguments of a step, laid out as the library reads them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _F32 = ctypes.c_float
 _PTR = ctypes.c_void_p
 
 
-KEPT: Final = {torch.int8: 1, torch.float8_e4m3fn: 2, torch.float8_e5m2: 3}
-"""Dtypes of caches that are not those of keys and values."""
+CACHE_FORMATS: Final = {torch.int8: 1, torch.float8_e4m3fn: 2, torch.float8_e5m2: 3}
+"""Format numbers of KV cache dtypes that differ from the dtype of keys and values."""
 
 
 class _PagedAttention(ctypes.Structure):
-    """`PagedAttention` of cpu/attention.h."""
+    """`PagedAttention` of cpu/attention/attention.h."""
 
     _fields_ = (
         *((name, _PTR) for name in ("out", "query", "key", "value", "cache")),
@@ -48,15 +48,15 @@ class _PagedAttention(ctypes.Structure):
         *((name, _PTR) for name in ("order", "shared")),
         ("value_size", _I64),
         *((name, _PTR) for name in ("key_scale", "value_scale")),
-        ("kept", _I64),
+        ("cache_format", _I64),
         ("slot_tokens", _PTR),
     )
 
 
 class AttentionStep:
-    """The sequences of one step, for all layers that cache in the same blocks.
+    """The sequences of one step, for all layers of a KV cache group.
 
-    Not for several threads at once.
+    Not thread-safe.
     """
 
     def __init__(
@@ -92,9 +92,9 @@ class AttentionStep:
             block_size=block,
         )
         self.order: Final = np.empty(len(lengths), dtype=np.int64)
-        """Numbers of the sequences, those whose tables begin alike side by side."""
+        """Sequence ids, sorted so that shared prefixes are adjacent."""
         self.shared: Final = np.empty_like(self.order)
-        """How many positions each in that order has in the same blocks as the next."""
+        """Number of positions that each sequence in that order shares with the next one."""
         self.facts.order = self.order.ctypes.data
         self.facts.shared = self.shared.ctypes.data
         library.core_plan_attention(ctypes.byref(self.facts), self.facts.order, self.facts.shared)
@@ -117,13 +117,13 @@ class AttentionStep:
         key_scale: Tensor | None = None,
         value_scale: Tensor | None = None,
     ) -> Tensor:
-        """Write keys and values to the cache; return attention [tokens, heads, size of a value].
+        """Write keys and values to the cache; return attention [tokens, heads, value size].
 
         query [tokens, heads, head_size], key and value [slots, or tokens with `slot_tokens`,
-        kv_heads, head_size], cache: all of one dtype, but the cache may be of one of `KEPT`: with
-        `key_scale` and `value_scale` [kv_heads], or a factor behind each vector. These, `alibi` and
-        `sinks` [heads] are float32. With `value_size`, values are the keys' first so many elements,
-        and only keys are cached.
+        kv_heads, head_size] and cache have one dtype. The cache may instead have a dtype of
+        `CACHE_FORMATS`, with `key_scale` and `value_scale` [kv_heads], or with a scale stored after
+        each vector. Scales, `alibi` and `sinks` [heads] are float32. With `value_size`, values are
+        the first elements of the keys, and only keys are cached.
         """
         tokens, heads, size = query.shape
         query, key, value = (
@@ -131,26 +131,11 @@ class AttentionStep:
         )
         out = query.new_empty(tokens, heads, value_size or size)
         step = self.facts
-        step.out = out.data_ptr()
-        step.query = query.data_ptr()
-        step.key = key.data_ptr()
-        step.value = value.data_ptr()
-        step.cache = cache.data_ptr()
-        step.dtype = DTYPES[query.dtype]
-        step.kept = KEPT.get(cache.dtype, 0)
+        _set_tensors(step, out, query, key, value, cache)
         step.alibi = None if alibi is None else alibi.data_ptr()
         step.sinks = None if sinks is None else sinks.data_ptr()
         step.key_scale = None if key_scale is None else key_scale.data_ptr()
         step.value_scale = None if value_scale is None else value_scale.data_ptr()
-        step.heads = heads
-        step.kv_heads = key.shape[1]
-        step.head_size = size
-        step.query_token = query.stride(0)
-        step.query_head = query.stride(1)
-        step.key_token = key.stride(0)
-        step.key_head = key.stride(1)
-        step.value_token = value.stride(0)
-        step.value_head = value.stride(1)
         step.window = window or 0
         step.chunk = chunk or 0
         step.causal = causal
@@ -159,3 +144,25 @@ class AttentionStep:
         step.value_size = value_size or 0
         self._attend(ctypes.byref(step))
         return out
+
+
+def _set_tensors(
+    step: _PagedAttention, out: Tensor, query: Tensor, key: Tensor, value: Tensor, cache: Tensor
+) -> None:
+    """Set the addresses, dtypes and layout of a call's tensors."""
+    step.out = out.data_ptr()
+    step.query = query.data_ptr()
+    step.key = key.data_ptr()
+    step.value = value.data_ptr()
+    step.cache = cache.data_ptr()
+    step.dtype = DTYPES[query.dtype]
+    step.cache_format = CACHE_FORMATS.get(cache.dtype, 0)
+    step.heads = query.shape[1]
+    step.kv_heads = key.shape[1]
+    step.head_size = query.shape[2]
+    step.query_token = query.stride(0)
+    step.query_head = query.stride(1)
+    step.key_token = key.stride(0)
+    step.key_head = key.stride(1)
+    step.value_token = value.stride(0)
+    step.value_head = value.stride(1)

@@ -1,8 +1,8 @@
-"""Compiles the C++ kernels into one shared library. Needs a C++ compiler; imports nothing but the
-standard library.
+"""Compiles the C++ kernels into one shared library. Needs a C++ compiler and the standard library
+only.
 
-`python build.py` builds the library next to this file and goes on without a compiler; `setup.py`
-puts it into the wheel with the same functions.
+`python build.py` builds the library next to this file, or does nothing without a compiler.
+`setup.py` uses the same functions for the wheel.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Final
 
 LIBRARY_NAME: Final = "libcore_kernels.so"
 FOLDER: Final = Path(__file__).parent
+SOURCE_FOLDER: Final = FOLDER / "cpu"
 COMPILERS: Final = ("c++", "g++", "clang++")
 FLAGS: Final = (
     "-O3",
@@ -30,6 +31,7 @@ FLAGS: Final = (
     "-fvisibility=hidden",
     "-fno-math-errno",
     "-Wno-psabi",
+    f"-I{FOLDER}",
 )
 VARIANTS: Final = {
     "generic": (),
@@ -41,24 +43,27 @@ VARIANTS: Final = {
     "amx": (TILES := (*PAIRS, "-DTILE_REGISTERS")),
     "amx_emulated": (*TILES, "-DEMULATED_TILES"),
 }
-PRODUCTS: Final = ("cpu/linear", "cpu/quantized", "cpu/floats", "cpu/attention")
+PRODUCTS: Final = ("gemm/linear", "quant/quantized", "quant/floats", "attention/attention")
 """Compiled once per variant."""
 SOURCES: Final = (
     *PRODUCTS,
-    "cpu/superblocks",
-    "cpu/low_rank",
-    "row_ops",
-    "cpu/elementwise",
-    "cpu/sampling",
+    "quant/superblocks",
+    "gemm/low_rank",
+    "elementwise/row_ops",
+    "elementwise/elementwise",
+    "elementwise/sampling",
 )
-"""Compiled once per variant, but those of `amx`: tile registers do nothing for what multiplies
-nothing.
-"""
-ONCE: Final = ("dispatch", "cpu/copying", "cpu/pool", "cpu/sharing", "cpu/tile_check")
+"""Compiled once per variant except `amx`, which matters for matrix products only."""
+ONCE: Final = (
+    "dispatch",
+    "elementwise/checksum_copy",
+    "threading/pool",
+    "attention/shared_prefix",
+    "gemm/tile_check",
+)
+"""Compiled once: the same for all variants."""
 TIMEOUT_S: Final = 1800
-"""Of one file; some seconds when nobody else wants the cores, a hundred times that on a machine
-that many build on.
-"""
+"""Per file. Seconds on an idle machine, a hundred times more on a busy one."""
 
 
 def find_compiler() -> str | None:
@@ -67,7 +72,7 @@ def find_compiler() -> str | None:
 
 
 def source_hash() -> str:
-    """Return a short hash of the sources, by which a cached library is known to be current."""
+    """Return a short hash of the sources, the name of a cached library."""
     digest = hashlib.sha256()
     for path in sorted((*FOLDER.rglob("*.cpp"), *FOLDER.rglob("*.h"), Path(__file__))):
         digest.update(path.name.encode() + path.read_bytes())
@@ -75,9 +80,7 @@ def source_hash() -> str:
 
 
 def compile_library(target: Path) -> str | None:
-    """Build the library at `target`, which changes only when all went well; return what failed, or
-    None.
-    """
+    """Build the library at `target`, atomically; return the error, or None."""
     compiler = find_compiler()
     if compiler is None:
         return f"no C++ compiler found (looked for {', '.join(COMPILERS)})"
@@ -91,9 +94,7 @@ def compile_library(target: Path) -> str | None:
 
 
 def _compile(command: list[str], names: list[str], folder: Path) -> str | None:
-    """Compile one object per instruction set and the dispatcher, then link; return what failed, or
-    None.
-    """
+    """Compile one object per variant and the dispatcher, then link; return the error, or None."""
     parts = {
         f"{Path(source).name}_{name}.o": (source, name)
         for name in names
@@ -105,7 +106,7 @@ def _compile(command: list[str], names: list[str], folder: Path) -> str | None:
             *VARIANTS[name],
             f"-DVARIANT={name}",
             "-c",
-            str(FOLDER / f"{source}.cpp"),
+            str(SOURCE_FOLDER / f"{source}.cpp"),
             "-o",
             part,
         ]
@@ -113,7 +114,7 @@ def _compile(command: list[str], names: list[str], folder: Path) -> str | None:
     ]
     alone = [f"{Path(source).name}.o" for source in ONCE]
     steps += [
-        [*command, "-c", str(FOLDER / f"{source}.cpp"), "-o", part]
+        [*command, "-c", str(SOURCE_FOLDER / f"{source}.cpp"), "-o", part]
         for source, part in zip(ONCE, alone, strict=True)
     ]
     with ThreadPoolExecutor(min(len(steps), os.cpu_count() or 1)) as pool:
@@ -137,9 +138,7 @@ def _run(step: list[str], folder: Path) -> str | None:
 
 
 def main() -> int:
-    """Build next to the sources; a failure is said, not fatal: the plain torch ops do the same
-    work.
-    """
+    """Build next to the sources. A failure is only reported: plain torch ops do the same work."""
     target = FOLDER / LIBRARY_NAME
     if failure := compile_library(target):
         sys.stderr.write(f"C++ kernels not built, going on without them: {failure}\n")

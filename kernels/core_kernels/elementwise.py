@@ -1,6 +1,6 @@
-"""Operations on one number at a time, and what goes with them.
+"""Elementwise operations, layer norm and row gathering on the CPU.
 
-Each returns None for inputs it does not take.
+Each returns None for unsupported inputs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ADD, MULTIPLY, RELU, SQUARE, GELU, GELU_TANH, SILU = range(7)
 
 
 class ElementOps:
-    """Bound to a loaded library. Safe to call from several threads."""
+    """Elementwise operations of a loaded library. Thread-safe."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._elementwise: Final = library.core_elementwise
@@ -26,7 +26,7 @@ class ElementOps:
         self._take: Final = library.core_take_rows
 
     def unary(self, x: Tensor, kind: int) -> Tensor | None:
-        """Return the function of each number of x, a new contiguous tensor."""
+        """Return the function of each element of x as a new contiguous tensor."""
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
         arguments = arguments_of(kind, out, x)
         if arguments is None:
@@ -55,7 +55,7 @@ class ElementOps:
     def take(self, table: Tensor, ids: Tensor) -> Tensor | None:
         """Return the rows [n, width] of a plain table.
 
-        Raises `IndexError` for an id [n] that is none of them.
+        Raises `IndexError` for an id [n] that is out of range.
         """
         if (
             table.dim() != 2
@@ -70,10 +70,11 @@ class ElementOps:
         out = table.new_empty(len(ids), width)
         size = table.itemsize
         if self._take(
-            out.data_ptr(), table.data_ptr(), ids.data_ptr(), len(ids), rows, width * size, table.stride(0) * size
+            out.data_ptr(), table.data_ptr(), ids.data_ptr(), len(ids), rows, width * size,
+            table.stride(0) * size
         ):  # fmt: skip
             raise IndexError(
-                f"a row of {int(ids.min())} to {int(ids.max())} is asked for; there are {rows}"
+                f"row ids: got {int(ids.min())} to {int(ids.max())}; expected 0 to {rows - 1}"
             )
         return out
 
@@ -81,10 +82,9 @@ class ElementOps:
 def arguments_of(
     kind: int, out: Tensor, a: Tensor, b: Tensor | float | None = None
 ) -> tuple[Any, ...] | None:
-    """Return the arguments by which the library writes kind(a, b) to out; None: it does not take
-    these.
+    """Return the library's arguments for out = kind(a, b); None: unsupported.
 
-    b has the shape of a, or is spread over it: one number, one row, or one number of each row.
+    b has the shape of a, or is broadcast: one number, one row, or one number per row.
     """
     facts = _facts(out, a, b)
     return None if facts is None else (*facts, kind, DTYPES[out.dtype])
@@ -103,19 +103,9 @@ def _facts(out: Tensor, a: Tensor, b: Tensor | float | None) -> tuple[Any, ...] 
     if of_out is None or of_a is None:
         return None
     rows, width, stride = of_out
+    addresses = (out.data_ptr(), a.data_ptr())
     if not isinstance(b, torch.Tensor):
-        return (
-            out.data_ptr(),
-            a.data_ptr(),
-            None,
-            rows,
-            width,
-            stride,
-            of_a[2],
-            0,
-            0,
-            float(b or 0.0),
-        )
+        return (*addresses, None, rows, width, stride, of_a[2], 0, 0, float(b or 0.0))
     if b.dtype is not out.dtype or not b.is_cpu or b.dim() > out.dim():
         return None
     if (
@@ -126,33 +116,28 @@ def _facts(out: Tensor, a: Tensor, b: Tensor | float | None) -> tuple[Any, ...] 
         and b.is_contiguous()
     ):
         width = b.numel()
-        return (
-            out.data_ptr(),
-            a.data_ptr(),
-            b.data_ptr(),
-            out.shape[0],
-            width,
-            width,
-            width,
-            0,
-            1,
-            0.0,
-        )
-    if b.numel() == 1:
-        apart = 0, 0
-    elif b.shape[-1] == b.numel() == width and b.stride(-1) == 1:
-        apart = 0, 1
-    elif b.dim() == 2 and out.dim() == 2 and b.shape == (rows, 1):
-        apart = b.stride(0), 0
-    elif b.shape == out.shape and (own := _rows(b)) is not None:
-        apart = own[2], 1
-    else:
+        return (*addresses, b.data_ptr(), out.shape[0], width, width, width, 0, 1, 0.0)
+    strides = _broadcast_strides(b, out, rows, width)
+    if strides is None:
         return None
-    return out.data_ptr(), a.data_ptr(), b.data_ptr(), rows, width, stride, of_a[2], *apart, 0.0
+    return (*addresses, b.data_ptr(), rows, width, stride, of_a[2], *strides, 0.0)
+
+
+def _broadcast_strides(b: Tensor, out: Tensor, rows: int, width: int) -> tuple[int, int] | None:
+    """Return the row and column stride of b, broadcast to out; None: unsupported."""
+    if b.numel() == 1:
+        return 0, 0
+    if b.shape[-1] == b.numel() == width and b.stride(-1) == 1:
+        return 0, 1
+    if b.dim() == 2 and out.dim() == 2 and b.shape == (rows, 1):
+        return b.stride(0), 0
+    if b.shape == out.shape and (own := _rows(b)) is not None:
+        return own[2], 1
+    return None
 
 
 def _rows(x: Tensor) -> tuple[int, int, int] | None:
-    """Return number, width and distance of rows as which x lies; None: it does not."""
+    """Return number, width and stride of x viewed as rows; None: x is no matrix of rows."""
     if x.dim() == 0 or x.numel() == 0:
         return None
     if x.is_contiguous():

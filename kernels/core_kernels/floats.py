@@ -1,6 +1,4 @@
-"""Weights of eight-bit floats, or of codes of a table, with a scale for each group of inputs, and
-products with them.
-"""
+"""Weights of eight-bit floats or table codes with group scales, and GEMM with them."""
 
 from __future__ import annotations
 
@@ -10,27 +8,33 @@ import torch
 
 from core_kernels.library import Library
 from core_kernels.packed import as_rows
-from core_kernels.quantized import FACTOR_BYTES, FILLED, LARGEST_GROUP, kept_scales, row_bytes
+from core_kernels.quantized import (
+    FACTOR_BYTES,
+    LARGEST_GROUP,
+    WIDTH_MULTIPLE,
+    convert_scales,
+    row_bytes,
+)
 from core_kernels.row_ops import DTYPES
 from core_kernels.tiled import ScaledOps
 
 Tensor = torch.Tensor
 
 KINDS: Final = {torch.float8_e4m3fn: 0, torch.float8_e5m2: 1, torch.uint8: 2}
-"""Numbers by which the library knows them; bytes are codes of a table."""
+"""Kind numbers of the library; bytes are codes of a table."""
 TABLE_SIZE: Final = 16
 SCALES: Final = (torch.float32, torch.int16, torch.float8_e8m0fnu)
-"""Types of scales; the library knows them by their places here."""
-MOST_SHARES: Final = 32767
+"""Types of scales; the index is the library's number."""
+MAX_FRACTION: Final = 32767
 
 
 class FloatOps(ScaledOps):
-    """Floats of eight bits, or, of uint8, codes of four bits of a table of sixteen floats: it is
-    rounded to the type of x.
+    """GEMM with eight-bit floats, or (uint8) four-bit codes of a table that is rounded to x's
+    dtype.
 
-    A product's row depends on its row of x alone. `group` is how many inputs share a scale.
-    `scales` is what those are: float32; float8_e8m0fnu, powers of two; or int16, so many 32,767ths
-    of the row's largest scale, to the nearest.
+    Bitwise batch-invariant. `group` is the number of inputs that share a scale. `scales` is their
+    dtype: float32; float8_e8m0fnu (powers of two); or int16, a fraction of the row's largest scale
+    in units of 1/32767, rounded to nearest.
     """
 
     def __init__(
@@ -42,8 +46,13 @@ class FloatOps(ScaledOps):
         *,
         scales: torch.dtype = torch.float32,
     ) -> None:
-        if kind not in KINDS or not FILLED <= group <= LARGEST_GROUP or group % FILLED:
-            allowed = f"{', '.join(map(str, KINDS))}; groups are multiples of {FILLED} up to {LARGEST_GROUP}"
+        if (
+            kind not in KINDS
+            or not WIDTH_MULTIPLE <= group <= LARGEST_GROUP
+            or group % WIDTH_MULTIPLE
+        ):
+            kinds = ", ".join(map(str, KINDS))
+            allowed = f"{kinds}; groups are multiples of {WIDTH_MULTIPLE} up to {LARGEST_GROUP}"
             raise ValueError(f"{kind} in groups of {group}: floats are {allowed}")
         if (table is not None and len(table) == TABLE_SIZE) != (kind == torch.uint8):
             raise ValueError(
@@ -58,7 +67,7 @@ class FloatOps(ScaledOps):
         self.kind: Final = kind
         self.group: Final = group
         self.scales: Final = scales
-        self.in_shares: Final = scales == torch.int16
+        self.uses_fractions: Final = scales == torch.int16
         self.table: Final = None if table is None else table.float().contiguous()
         facts = (
             group,
@@ -67,19 +76,21 @@ class FloatOps(ScaledOps):
             0 if self.table is None else self.table.data_ptr(),
         )
         super().__init__(library, library.core_floats_rows, facts, f"floats of {self.bits} bits")
-        self._place: Final = library.core_floats_place
+        self._pack_codes: Final = library.core_floats_pack_codes
         self._linear: Final = library.core_floats_linear
         self._grouped = library.core_floats_grouped
 
     def row_bytes(self, width: int) -> int:
-        """Return how many bytes a row takes, its scales included."""
-        return FACTOR_BYTES * self.in_shares + row_bytes(
+        """Return the bytes of a row, including its scales."""
+        return FACTOR_BYTES * self.uses_fractions + row_bytes(
             width, self.bits, self.group, self.scales.itemsize
         )
 
-    def place(self, weight: Tensor, rows: int, first: int, values: Tensor, scales: Tensor) -> None:
-        """Fill rows from `first` on with floats, or codes, [n, width] of this kind and scales [n,
-        groups].
+    def pack_codes(
+        self, weight: Tensor, rows: int, first: int, values: Tensor, scales: Tensor
+    ) -> None:
+        """Write floats or codes [n, width] of this kind and scales [n, groups] to rows from
+        `first`.
         """
         count, width = values.shape
         self._fits(weight, width)
@@ -88,17 +99,19 @@ class FloatOps(ScaledOps):
                 f"{values.dtype} {list(values.shape)} with scales {list(scales.shape)} in groups "
                 f"of {self.group} of {self.kind}"
             )
-        if weight.is_meta:  # of a model that is only planned
+        if weight.is_meta:  # memory plan: no data
             return
         values = values.contiguous()
         scales = scales.float().contiguous()
         factors = None
-        if self.in_shares:
-            factors = scales.abs().amax(1, keepdim=True) / MOST_SHARES
+        if self.uses_fractions:
+            factors = scales.abs().amax(1, keepdim=True) / MAX_FRACTION
             scales = (scales / torch.where(factors == 0, 1, factors)).round()
-        scales = kept_scales(scales, self.scales)
-        self._place(
-            weight.data_ptr(), values.data_ptr(), scales.data_ptr(), None if factors is None else factors.data_ptr(), first, count, width, values.stride(0), rows,
+        scales = convert_scales(scales, self.scales)
+        self._pack_codes(
+            weight.data_ptr(), values.data_ptr(), scales.data_ptr(),
+            None if factors is None else factors.data_ptr(), first, count, width, values.stride(0),
+            rows,
             *self._facts[:3],
         )  # fmt: skip
 
@@ -108,7 +121,8 @@ class FloatOps(ScaledOps):
         width = x.shape[-1]
         out = x.new_empty(*x.shape[:-1], rows)
         self._linear(
-            out.data_ptr(), flat.data_ptr(), weight.data_ptr(), flat.shape[0], rows, width, flat.stride(0),
+            out.data_ptr(), flat.data_ptr(), weight.data_ptr(), flat.shape[0], rows, width,
+            flat.stride(0),
             *self._facts, DTYPES[x.dtype],
         )  # fmt: skip
         return out

@@ -1,6 +1,6 @@
-"""Finds, or builds, and loads the shared library.
+"""Finds, builds and loads the shared library.
 
-Knows its ABI number, its functions and where it may lie.
+Knows its ABI number, its functions and its location.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any, Final, Protocol
 import torch
 
 from core_kernels.build import FOLDER, LIBRARY_NAME, compile_library, source_hash
-from core_kernels.pages import LargePages
+from core_kernels.large_pages import LargePages
 
 logger = logging.getLogger(__name__)
 
-ABI: Final = 9
+ABI: Final = 10
 _I32 = ctypes.c_int32
 _I64 = ctypes.c_int64
 _F32 = ctypes.c_float
@@ -33,21 +33,21 @@ SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "core_elementwise": (_PTR, _PTR, _PTR, _I64, _I64, _I64, _I64, _I64, _I64, _F32, _I32, _I32),
     "core_layer_norm": (_PTR, _PTR, _PTR, _PTR, _I64, _I64, _I64, _I64, _I64, _F32, _I32),
     "core_take_rows": (_PTR, _PTR, _PTR, _I64, _I64, _I64, _I64),
-    "core_copy_summed": (_PTR, _PTR, _PTR, _I64, _PTR),
+    "core_checksum_copy": (_PTR, _PTR, _PTR, _I64, _PTR),
     "core_widen": (_PTR, _PTR, _I64, _I64, _I64, _I32),
-    "core_best": (_PTR, _PTR, _PTR, _I64, _I64, _I64),
-    "core_draw": (_PTR, _PTR, _PTR, _I64, _I64, _I64),
+    "core_argmax": (_PTR, _PTR, _PTR, _I64, _I64, _I64),
+    "core_sample": (_PTR, _PTR, _PTR, _I64, _I64, _I64),
     "core_pack": (_PTR, _PTR, _I64, _I64, _I64, _I64, _I64, _I64, _I32),
     "core_unpack": (_PTR, _PTR, _PTR, _I64, _I64, _I64, _I32),
     "core_linear": (_PTR, _PTR, _PTR, _PTR, _I64, _I64, _I64, _I64, _I64, _I32),
     "core_plain_linear": (_PTR, _PTR, _PTR, _PTR, _I64, _I64, _I64, _I64, _I64, _I64, _I32),
     "core_grouped_linear": (_PTR, _PTR, _PTR, _PTR, _I64, _I64, _I64, _I64, _I64, _I32),
     "core_quantize": (_PTR, _PTR, _I64, _I64, _I64, _I64, _I64, _I64, _I64, _I64, _I32),
-    "core_quantized_place": (_PTR, _PTR, _PTR, _PTR, _PTR, *[_I64] * 9),
+    "core_quantized_pack_codes": (_PTR, _PTR, _PTR, _PTR, _PTR, *[_I64] * 9),
     "core_quantized_rows": (_PTR, _PTR, _PTR, *[_I64] * 7, _I32),
     "core_quantized_linear": (_PTR, _PTR, _PTR, _PTR, *[_I64] * 9, _I32),
     "core_quantized_grouped": (_PTR, _PTR, _PTR, _PTR, *[_I64] * 9, _I32),
-    "core_floats_place": (_PTR, _PTR, _PTR, _PTR, *[_I64] * 7, _I32),
+    "core_floats_pack_codes": (_PTR, _PTR, _PTR, _PTR, *[_I64] * 7, _I32),
     "core_floats_rows": (_PTR, _PTR, _PTR, *[_I64] * 5, _I32, _PTR, _I32),
     "core_floats_linear": (_PTR, _PTR, _PTR, *[_I64] * 6, _I32, _PTR, _I32),
     "core_floats_grouped": (_PTR, _PTR, _PTR, _PTR, *[_I64] * 6, _I32, _PTR, _I32),
@@ -58,7 +58,7 @@ SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "core_low_rank": (_PTR, _PTR, _PTR, _PTR, *[_I64] * 6, _I32),
     "core_plan_attention": (_PTR, _PTR, _PTR),
     "core_paged_attention": (_PTR,),
-    "core_paged_attention_again": (_PTR, _PTR),
+    "core_paged_attention_replay": (_PTR, _PTR),
     "core_program_number": (ctypes.c_char_p,),
     "core_program_run": (_PTR, _I64),
     "core_large_pages": (_PTR, _I64),
@@ -75,21 +75,21 @@ RESULTS: Final = {
     "core_program_number": _I64,
     "core_program_run": _I64,
 }
-"""What functions return that return something."""
+"""Return types; functions that are not listed return nothing."""
 
 
-class Listener(Protocol):
-    """Told of every call while it is the library's `listener`."""
+class CallListener(Protocol):
+    """Receives every call of a thread while it is the library's `listener`."""
 
     def called(self, name: str, arguments: tuple[Any, ...]) -> None:
-        """Take note of a call that has been made."""
+        """Called after a library call."""
 
     def refuse(self, reason: str) -> None:
-        """Take note that what is done now cannot be done again."""
+        """Called when the current operation cannot be replayed."""
 
 
 class Library(ctypes.CDLL):
-    """The library, its functions as attributes."""
+    """The shared library with its functions as attributes."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -97,24 +97,24 @@ class Library(ctypes.CDLL):
 
     @property
     def pages(self) -> LargePages:
-        """Where weights that this thread makes lie together, of whatever kind."""
+        """Allocator of this thread's weights."""
         if not hasattr(self._of_thread, "pages"):
             self._of_thread.pages = LargePages(self)
         found: LargePages = self._of_thread.pages
         return found
 
     @property
-    def listener(self) -> Listener | None:
-        """Who is told of this thread's calls."""
+    def listener(self) -> CallListener | None:
+        """CallListener of this thread's calls."""
         return getattr(self._of_thread, "listener", None)
 
     @listener.setter
-    def listener(self, listener: Listener | None) -> None:
+    def listener(self, listener: CallListener | None) -> None:
         self._of_thread.listener = listener
 
 
 class Function:
-    """One function of the library, whose calls may be listened to."""
+    """One function of the library, with call listening."""
 
     __slots__ = ("_function", "_library", "_name")
 
@@ -134,10 +134,10 @@ class Function:
 
 
 def load_library() -> Library | None:
-    """Return the library: the one installed, or else one built now and kept in the user's cache.
+    """Return the installed library, or one that is built now and cached for the user.
 
-    It computes with as many threads as torch does by now; they are its own.
-    None, with one warning that says why, when neither is to be had.
+    It uses as many threads as torch does at this moment. Returns None after one warning with the
+    reason if neither is available.
     """
     installed = FOLDER / LIBRARY_NAME
     cached = cache_path()
@@ -157,15 +157,17 @@ def load_library() -> Library | None:
 
 
 def cache_path() -> Path:
-    """Return where a library built on first use is kept; other sources, another name."""
+    """Return the path of the library that is built on first use; the name depends on the
+    sources.
+    """
     return Path.home() / ".cache" / "core_kernels" / f"{source_hash()}.so"
 
 
 @cache
 def open_library(path: Path) -> tuple[Library | None, str]:
-    """Return (library, "") or (None, what is wrong with the file).
+    """Return (library, "") or (None, reason).
 
-    A process has one library of a path.
+    A process loads each path once.
     """
     try:
         library = Library(str(path))
@@ -174,7 +176,7 @@ def open_library(path: Path) -> tuple[Library | None, str]:
             return None, f"{path} has ABI {abi}, this version needs {ABI}"
         library.core_kernels_isa.restype = ctypes.c_char_p
         library.core_kernels_use.argtypes = (ctypes.c_char_p,)
-        library.core_kernels_agree.argtypes = (ctypes.c_char_p, ctypes.c_char_p)
+        library.core_kernels_match.argtypes = (ctypes.c_char_p, ctypes.c_char_p)
         library.core_kernels_warning.restype = ctypes.c_char_p
         if warning := library.core_kernels_warning().decode():
             logger.warning("C++ kernels: %s.", warning)
@@ -186,7 +188,7 @@ def open_library(path: Path) -> tuple[Library | None, str]:
 
 
 def _build(target: Path) -> str:
-    """Build it unless somebody else does, or just has: an engine's processes start together."""
+    """Build the library unless another process does or did: engine processes start together."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with target.with_suffix(".lock").open("w") as lock:

@@ -1,6 +1,4 @@
-"""Adapters of low rank: their factors in the order in which the kernel reads them, and what they
-add to products.
-"""
+"""LoRA adapters: their factors in the kernel's layout, and their deltas."""
 
 from __future__ import annotations
 
@@ -13,27 +11,25 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from core_kernels.large_pages import LARGE_PAGE, allocate_large
 from core_kernels.library import Library
-from core_kernels.pages import LARGE_PAGE, take_large
 from core_kernels.row_ops import DTYPES
 
 Tensor = torch.Tensor
 
 PAIR: Final = 32
-"""Numbers that the kernel loads at once: rows of the first factor are filled up to them, columns of
-the second one.
-"""
+"""Elements loaded at once; rows of the A factor and columns of the B factor are padded to it."""
 RANKS: Final = 4
 COLUMNS: Final = 64
 LINE_BYTES: Final = 64
-ROOM: Final = 1024
-"""Rows of a step, at first."""
+INITIAL_ROWS: Final = 1024
+"""Initial capacity in rows of a step."""
 _Bits = npt.NDArray[Any]
 _BITS: Final = {2: torch.int16, 4: torch.int32}
 
 
 class _Part(ctypes.Structure):
-    """`LowRankPart` of cpu/low_rank.h."""
+    """`LowRankPart` of cpu/gemm/low_rank.h."""
 
     _fields_ = (
         ("b", ctypes.c_void_p),
@@ -42,7 +38,7 @@ class _Part(ctypes.Structure):
 
 
 class _LowRank(ctypes.Structure):
-    """`LowRank` of cpu/low_rank.h."""
+    """`LowRank` of cpu/gemm/low_rank.h."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("a", "parts", "bias")),
@@ -51,10 +47,8 @@ class _LowRank(ctypes.Structure):
 
 
 @dataclass(frozen=True, slots=True)
-class Plain:
-    """A product of low rank for some columns of a layer's: out[:, first : first + len(b)] += (x @
-    a.T) @ b.T.
-    """
+class LowRankFactors:
+    """LoRA factors of some output columns: out[:, first : first + len(b)] += (x @ a.T) @ b.T."""
 
     first: int
     a: Tensor
@@ -65,18 +59,20 @@ class Plain:
 
 @dataclass(frozen=True, slots=True)
 class LowRankParts:
-    """What one adapter adds to one layer, as it was read."""
+    """The delta of one adapter for one layer, as loaded."""
 
-    parts: Sequence[Plain]
+    parts: Sequence[LowRankFactors]
     bias: Tensor | None
     """[all columns], of the parts' dtype."""
 
 
 class LowRankLayer:
-    """What one adapter adds to one layer, packed. Bias alone is allowed."""
+    """The packed delta of one adapter for one layer. A bias without factors is allowed."""
 
-    def __init__(self, memory: Tensor, parts: Sequence[Plain], bias: Tensor | None) -> None:
-        """Pack into `memory`, as many numbers as `numbers_of` says, of the dtype of all.
+    def __init__(
+        self, memory: Tensor, parts: Sequence[LowRankFactors], bias: Tensor | None
+    ) -> None:
+        """Pack into `memory`, which has `packed_size` elements of the common dtype.
 
         `bias` [all columns].
         """
@@ -104,58 +100,58 @@ class LowRankLayer:
 
     @property
     def num_bytes(self) -> int:
-        """Of all that is kept."""
+        """Bytes of the packed factors and the bias."""
         return self.memory.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
 
 class LowRankTable:
-    """What all adapters add to one layer, by number; its address stays."""
+    """The deltas of all adapters for one layer, by adapter number; its address is constant."""
 
     def __init__(self, size: int) -> None:
         self._facts: Final = (_LowRank * size)()
-        self._kept: dict[int, LowRankLayer] = {}
+        self._layers: dict[int, LowRankLayer] = {}
         self.address: Final = ctypes.addressof(self._facts)
         self.size: Final = size
 
     def put(self, number: int, layer: LowRankLayer | None) -> None:
-        """Set, or take out, what one adapter adds. Not while a step is computed."""
+        """Set or remove the delta of one adapter. Not during a step."""
         self._facts[number] = _LowRank() if layer is None else layer.facts
         if layer is None:
-            self._kept.pop(number, None)
+            self._layers.pop(number, None)
         else:
-            self._kept[number] = layer
+            self._layers[number] = layer
 
 
 class StepRows:
-    """Whose the rows of a step are, at the same place in every step as long as there is room."""
+    """The adapter of each row of a step; the address is constant unless the capacity grows."""
 
     def __init__(self, refuse: Callable[[str], None]) -> None:
-        """`refuse` is told why a step that is recorded cannot be done again."""
+        """`refuse` gets the reason when a recorded step cannot be replayed."""
         self._refuse = refuse
         self.moves = 0
-        """How often the rows have got another place."""
-        self._adapters = torch.empty(ROOM, dtype=torch.int32)
+        """Number of reallocations."""
+        self._adapters = torch.empty(INITIAL_ROWS, dtype=torch.int32)
 
-    def take(self, adapters: npt.NDArray[np.int32]) -> None:
-        """Note each row's adapter; -1: it has none."""
+    def set_adapters(self, adapters: npt.NDArray[np.int32]) -> None:
+        """Set the adapter of each row; -1: none."""
         count = self._count = len(adapters)
         if count > len(self._adapters):
             self._adapters = torch.empty(2 * count, dtype=torch.int32)
             self.moves += 1
         self._adapters[:count] = torch.from_numpy(adapters)
 
-    def among(self, tokens: Tensor | slice | None) -> Tensor:
-        """Return the rows' adapters, or those of a choice of them."""
+    def select(self, tokens: Tensor | slice | None) -> Tensor:
+        """Return the adapters of all rows, or of selected rows."""
         if tokens is None:
             return self._adapters
-        self._refuse("adapters are of chosen tokens")
+        self._refuse("LoRA of selected tokens")
         return self._adapters[: self._count][tokens].contiguous()
 
 
 class LowRankOps:
-    """Bound to a loaded library.
+    """LoRA products of a loaded library.
 
-    Safe to call from several threads. What a row gets depends on that row alone.
+    Thread-safe and bitwise batch-invariant.
     """
 
     def __init__(self, library: Library) -> None:
@@ -163,42 +159,40 @@ class LowRankOps:
         self._add: Final = library.core_low_rank
 
     def memory(self, count: int, dtype: torch.dtype) -> Tensor:
-        """Return room for so many numbers, in large pages where they fill some."""
+        """Return `count` uninitialized elements, in huge pages if they fill one."""
         num_bytes = count * dtype.itemsize
         if num_bytes < LARGE_PAGE:
             return torch.empty(count, dtype=dtype)
-        return take_large(self._library, num_bytes).view(dtype)
+        return allocate_large(self._library, num_bytes).view(dtype)
 
     def pack(self, layers: Sequence[LowRankParts]) -> list[LowRankLayer]:
-        """Return what an adapter adds to each layer, in the order given, one behind the other in
-        memory.
-        """
+        """Return the packed delta of each layer, in the given order and consecutive in memory."""
         if not layers:
             return []
         dtype = next((each.parts[0].a.dtype for each in layers if each.parts), torch.float32)
         line = LINE_BYTES // dtype.itemsize
-        sizes = [-(-numbers_of(each.parts) // line) * line for each in layers]
+        sizes = [-(-packed_size(each.parts) // line) * line for each in layers]
         memory = torch.split(self.memory(sum(sizes), dtype), sizes)
         return [
             LowRankLayer(own, each.parts, each.bias)
             for own, each in zip(memory, layers, strict=True)
         ]
 
-    def table(self, size: int, most_parts: int) -> LowRankTable:
-        """Return a table for so many adapters, none of which has more parts."""
-        del most_parts  # they are found through the table
+    def table(self, size: int, max_parts: int) -> LowRankTable:
+        """Return a table for `size` adapters with up to `max_parts` parts."""
+        del max_parts  # found through the table
         return LowRankTable(size)
 
     def rows(self, num_adapters: int) -> StepRows:
-        """Return what notes whose rows are."""
+        """Return the row-to-adapter map."""
         del num_adapters
         return StepRows(self.refuse)
 
     def add(self, out: Tensor, x: Tensor, adapters: Tensor, table: LowRankTable) -> None:
-        """Add to out [rows, columns] what the adapter of each row makes of x [rows, in].
+        """Add the delta of each row's adapter for x [rows, in] to out [rows, columns].
 
-        `adapters` int32, at least one number for each row: that of the adapter, -1 for none. Of all
-        tensors and factors the dtype is the same, and numbers of a row follow each other.
+        `adapters` int32 has an adapter number per row, or -1. All tensors and factors have one
+        dtype and contiguous rows.
         """
         self._add(
             out.data_ptr(), x.data_ptr(), adapters.data_ptr(), table.address, table.size,
@@ -206,31 +200,31 @@ class LowRankOps:
         )  # fmt: skip
 
     def refuse(self, reason: str) -> None:
-        """Where a step is recorded, say that it cannot be done again."""
+        """Mark a recorded step as not replayable."""
         listener = self._library.listener
         if listener is not None:
             listener.refuse(reason)
 
 
-def numbers_of(parts: Sequence[Plain]) -> int:
-    """Return how many numbers they are when packed, in whole cache lines."""
+def packed_size(parts: Sequence[LowRankFactors]) -> int:
+    """Return the number of packed elements, padded to whole cache lines."""
     second = sum(part.b.shape[1] * padded(len(part.b)) for part in parts)
     return second + sum(len(part.a) * padded(part.a.shape[1]) for part in parts)
 
 
 def padded(count: int) -> int:
-    """Return the numbers that so many are filled up to."""
+    """Return `count` rounded up to a multiple of `PAIR`."""
     return -(-count // PAIR) * PAIR
 
 
 def _bits(tensor: Tensor) -> _Bits:
-    """Return the same memory for numpy, which copies with one thread and without Python's lock."""
+    """Return the same memory for numpy, which copies with one thread and without the GIL."""
     found: _Bits = tensor.view(_BITS[tensor.itemsize]).numpy()
     return found
 
 
 def _pack_first(target: _Bits, a: _Bits) -> None:
-    """Write a [ranks, in] by blocks of ranks, and in a block by pairs of vectors."""
+    """Write a [ranks, in] by blocks of ranks, and within a block by pairs of vectors."""
     ranks, width = a.shape
     across = padded(width) // PAIR
     whole = width // PAIR
@@ -247,7 +241,7 @@ def _pack_first(target: _Bits, a: _Bits) -> None:
 
 
 def _pack_second(target: _Bits, b: _Bits) -> None:
-    """Write b [columns, rank] by panels of columns, and in a panel by ranks."""
+    """Write b [columns, rank] by panels of columns, and within a panel by ranks."""
     columns, rank = b.shape
     whole = columns // COLUMNS * COLUMNS
     panels = target[: whole * rank].reshape(whole // COLUMNS, rank, COLUMNS)

@@ -1,4 +1,4 @@
-"""Weights of linear layers in the order in which the kernels read them, and products with them."""
+"""Packed weights of linear layers, and GEMM with them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Tensor = torch.Tensor
 LANES: Final = 16
 LARGE_PAGE: Final = 2 << 20
 PAIRS: Final = (torch.bfloat16,)
-"""Of these, two neighbours of a row lie together."""
+"""Dtypes with two neighbours of a row per unit."""
 
 
 class PackedOps:
-    """Bound to a loaded library.
+    """GEMM with packed weights of a loaded library.
 
-    Safe to call from several threads. A product's row depends on its row of x alone.
+    Thread-safe and bitwise batch-invariant.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
@@ -33,10 +33,9 @@ class PackedOps:
         self._large_pages: Final = library.core_large_pages
 
     def empty(self, rows: int, width: int, dtype: torch.dtype, count: int | None = None) -> Tensor:
-        """Return memory for a weight [rows, width]: [tiles, numbers of a tile], or for `count` of
-        them, one after the other.
+        """Return memory for a packed weight [rows, width]: [tiles, elements of a tile].
 
-        It lies in large pages where it fills some.
+        With `count`, for that many weights. Uses huge pages if it fills one.
         """
         tiles = -(-rows // LANES)
         across = LANES * padded(width, dtype)
@@ -45,17 +44,17 @@ class PackedOps:
         if num_bytes < LARGE_PAGE:
             return torch.empty(shape, dtype=dtype)
         memory = torch.empty(num_bytes + LARGE_PAGE, dtype=torch.uint8)
-        if memory.is_meta:  # a plan counts bytes
+        if memory.is_meta:  # memory plan: no data
             return memory[:num_bytes].view(dtype).view(shape)
         start = -memory.data_ptr() % LARGE_PAGE
         self._large_pages(memory.data_ptr() + start, num_bytes // LARGE_PAGE * LARGE_PAGE)
         return memory[start : start + num_bytes].view(dtype).view(shape)
 
     def pack(self, weight: Tensor, rows: int, first: int, tensor: Tensor) -> None:
-        """Write a plain [n, width], with any strides, to rows from `first` on of a packed weight of
-        so many rows.
+        """Pack a plain [n, width], with any strides, into rows from `first` of a weight of `rows`
+        rows.
         """
-        if weight.is_meta:  # of a model that is only planned
+        if weight.is_meta:  # memory plan: no data
             return
         tensor = tensor.to(weight.dtype)
         self._pack(
@@ -64,17 +63,18 @@ class PackedOps:
         )  # fmt: skip
 
     def rows(self, weight: Tensor, rows: int, width: int, ids: Tensor) -> Tensor:
-        """Return the plain rows [n, width] of numbers [n].
+        """Return the plain rows [n, width] for ids [n].
 
-        Raises `IndexError` for one that is none of `rows`.
+        Raises `IndexError` for an id that is out of range.
         """
         ids = ids.contiguous()
         out = weight.new_empty(len(ids), width)
         if self._unpack(
-            out.data_ptr(), weight.data_ptr(), ids.data_ptr(), len(ids), width, rows, DTYPES[weight.dtype]
+            out.data_ptr(), weight.data_ptr(), ids.data_ptr(), len(ids), width, rows,
+            DTYPES[weight.dtype]
         ):  # fmt: skip
             raise IndexError(
-                f"a row of {int(ids.min())} to {int(ids.max())} is asked for; there are {rows}"
+                f"row ids: got {int(ids.min())} to {int(ids.max())}; expected 0 to {rows - 1}"
             )
         return out
 
@@ -84,16 +84,17 @@ class PackedOps:
         flat = _readable(x, weight)
         out = x.new_empty(*x.shape[:-1], rows)
         self._linear(
-            out.data_ptr(), flat.data_ptr(), weight.data_ptr(), None if bias is None else bias.data_ptr(),
+            out.data_ptr(), flat.data_ptr(), weight.data_ptr(),
+            None if bias is None else bias.data_ptr(),
             flat.shape[0], rows, width, flat.stride(0), rows, DTYPES[weight.dtype],
         )  # fmt: skip
         return out
 
     def plain(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
-        """Return x @ weight.T + bias for a plain weight [rows, width], with any strides, bit by bit
-        as of a packed one.
+        """Return x @ weight.T + bias for a plain weight [rows, width] with any strides.
 
-        None: not for dtypes, devices or sizes like these.
+        Bitwise equal to the product with the packed weight. None: unsupported dtype, device or
+        size.
         """
         dtype = DTYPES.get(x.dtype)
         if (
@@ -108,11 +109,12 @@ class PackedOps:
             return None
         rows, width = weight.shape
         if x.shape[-1] != width:
-            return None  # the reference says what is wrong
+            return None  # the reference raises the error
         flat = as_rows(x)
         out = x.new_empty(*x.shape[:-1], rows)
         self._plain(
-            out.data_ptr(), flat.data_ptr(), weight.data_ptr(), None if bias is None else bias.data_ptr(),
+            out.data_ptr(), flat.data_ptr(), weight.data_ptr(),
+            None if bias is None else bias.data_ptr(),
             flat.shape[0], rows, width, flat.stride(0), *weight.stride(), dtype,
         )  # fmt: skip
         return out
@@ -120,8 +122,7 @@ class PackedOps:
     def grouped(self, x: Tensor, weights: Tensor, rows: int, choices: Tensor) -> Tensor:
         """Return the product of each row of x with one of `weights`, [n, rows].
 
-        `choices` int64 names, in any order, which weight each row is for; rows of x are sorted by
-        that.
+        `choices` int64 holds the weight of each row in any order; rows of x are sorted by weight.
         """
         flat = _readable(x, weights)
         counts = torch.bincount(choices.flatten(), minlength=len(weights))
@@ -134,9 +135,9 @@ class PackedOps:
 
 
 def _readable(x: Tensor, weight: Tensor) -> Tensor:
-    """Return x as rows that the library can read.
+    """Return x as rows for the library.
 
-    Raises `ValueError` where it does not fit the weight.
+    Raises `ValueError` if it does not match the weight.
     """
     width = x.shape[-1]
     if x.dtype is not weight.dtype or weight.shape[-1] != LANES * padded(width, x.dtype):
@@ -147,7 +148,7 @@ def _readable(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def as_rows(x: Tensor) -> Tensor:
-    """Return x as rows that the library can read: numbers one after the other, of pairs whole ones."""
+    """Return x as contiguous rows, padded to whole pairs."""
     width = x.shape[-1]
     flat = x if x.dim() == 2 else x.reshape(-1, width)
     if width % 2 and x.dtype in PAIRS:
@@ -156,5 +157,5 @@ def as_rows(x: Tensor) -> Tensor:
 
 
 def padded(width: int, dtype: torch.dtype) -> int:
-    """Return how many numbers of a row are kept."""
+    """Return the padded width of a row."""
     return width + width % 2 if dtype in PAIRS else width

@@ -1,4 +1,4 @@
-"""A recorded list of calls, made again in one call of the library, in memory of its own."""
+"""A recorded list of calls, replayed in one call of the library."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import torch
 
-from core_kernels.arena import Arena, Room
+from core_kernels.arena import Arena, ProgramMemory
 from core_kernels.attention import AttentionStep
 from core_kernels.library import SIGNATURES, Library
 from core_kernels.recording import Recording
@@ -17,18 +17,18 @@ from core_kernels.recording import Recording
 Tensor = torch.Tensor
 
 WORDS: Final = 16
-"""Of one call, as cpu/program.h has it: the function's number, then its arguments."""
+"""Words per call, as in cpu/program.h: the function's number, then its arguments."""
 ATTENTION: Final = "core_paged_attention"
-AGAIN: Final = "core_paged_attention_again"
+REPLAY: Final = "core_paged_attention_replay"
 _POINTER: Final = ctypes.sizeof(ctypes.c_void_p)
 
 
 class Unrecordable(ValueError):
-    """A recording cannot be done again; the text says why."""
+    """The recording cannot be replayed; the message has the reason."""
 
 
 class Program:
-    """What was recorded. Not for several threads at once."""
+    """A replayable program. Not thread-safe."""
 
     def __init__(
         self,
@@ -36,41 +36,41 @@ class Program:
         recording: Recording,
         steps: Sequence[Any],
         out: Tensor,
-        room: Room | None = None,
+        memory: ProgramMemory | None = None,
     ) -> None:
-        """`steps` are the attention's plans of the recorded step, `out` is what it returned. Raises
-        `Unrecordable`.
+        """Build it from a recording. Raises `Unrecordable`.
 
-        Layers that shared a plan share one in each run; those of `steps` that no call attended by
-        can be as they like. Programs that share a `room` overwrite each other's results.
+        `steps` are the attention plans of the recorded step, `out` is its result. Layers that
+        shared a plan share one in each run; unused plans may be anything. Programs that share a
+        `memory` overwrite each other's results.
         """
         if recording.refused:
             raise Unrecordable(recording.refused)
         self._run: Final = library.core_program_run
-        self._places: Final = _places(steps)
+        self._plan_indices: Final = _plan_indices(steps)
         self._steps: Final = (ctypes.c_void_p * max(1, len(steps)))()
         self._layers: Final = [
             self._layer(arguments[0]) for name, arguments in recording.calls if name == ATTENTION
         ]
-        self._read: Final = {self._places[layer.starts] for layer in self._layers}
+        self._read: Final = {self._plan_indices[layer.starts] for layer in self._layers}
         arena = Arena(
-            recording.made,
+            recording.allocations,
             [_pointers(*call) for call in recording.calls],
             out.data_ptr(),
-            room or Room(),
+            memory or ProgramMemory(),
         )
-        result = arena.kept(out)
+        result = arena.output_view(out)
         if result is None:
-            raise Unrecordable("what is returned lies in memory that was there before")
+            raise Unrecordable("the result lies in preexisting memory")
         self._arena: Final = arena
         self._out: Final = result
         self._count: Final = len(recording.calls)
         self._calls: Final = (ctypes.c_int64 * (WORDS * self._count))()
         layers = iter(self._layers)
         for number, (name, arguments) in enumerate(recording.calls):
-            words = [library.core_program_number((AGAIN if name == ATTENTION else name).encode())]
+            words = [library.core_program_number((REPLAY if name == ATTENTION else name).encode())]
             words += (
-                self._again(number, next(layers))
+                self._replay_words(number, next(layers))
                 if name == ATTENTION
                 else _words(number, name, arguments, arena)
             )
@@ -79,12 +79,12 @@ class Program:
             self._calls[number * WORDS : number * WORDS + len(words)] = words
 
     def run(self, steps: Sequence[Any]) -> Tensor:
-        """Do it again with these plans; the next run overwrites the result.
+        """Replay with these plans; the next run overwrites the result.
 
-        Raises `IndexError` for an id that is no row of an embedding.
+        Raises `IndexError` for an out-of-range id of an embedding.
         """
-        for place in self._read:
-            self._steps[place] = ctypes.addressof(steps[place].facts)
+        for index in self._read:
+            self._steps[index] = ctypes.addressof(steps[index].facts)
         if (failed := self._run(self._calls, self._count)) >= 0:
             raise IndexError(
                 f"an id is no row of the embedding (call {failed} of {self._count} of a recorded "
@@ -93,32 +93,30 @@ class Program:
         return self._out
 
     def _layer(self, facts: Any) -> Any:
-        if facts.starts not in self._places:
+        if facts.starts not in self._plan_indices:
             raise Unrecordable("a layer attends by a plan that is none of the step's")
         return facts
 
-    def _again(self, number: int, layer: Any) -> list[int]:
-        """Return the words of attention in another step: where the layer's facts are, and where
-        those of the step.
-        """
-        place = self._places[layer.starts]
+    def _replay_words(self, number: int, layer: Any) -> list[int]:
+        """Return the words of a replayed attention: the addresses of the layer and of the step."""
+        index = self._plan_indices[layer.starts]
         for name, kind in layer._fields_:
             if kind is ctypes.c_void_p:
-                setattr(layer, name, self._arena.moved(number, getattr(layer, name) or 0))
-        return [ctypes.addressof(layer), ctypes.addressof(self._steps) + place * _POINTER]
+                setattr(layer, name, self._arena.relocate(number, getattr(layer, name) or 0))
+        return [ctypes.addressof(layer), ctypes.addressof(self._steps) + index * _POINTER]
 
 
-def _places(steps: Sequence[Any]) -> dict[int, int]:
-    """Return where each plan stands first, by the address of its starts."""
-    places: dict[int, int] = {}
-    for place, step in enumerate(steps):
+def _plan_indices(steps: Sequence[Any]) -> dict[int, int]:
+    """Return the first index of each plan, by the address of its starts."""
+    indices: dict[int, int] = {}
+    for index, step in enumerate(steps):
         if isinstance(step, AttentionStep):
-            places.setdefault(step.facts.starts, place)
-    return places
+            indices.setdefault(step.facts.starts, index)
+    return indices
 
 
 def _pointers(name: str, arguments: tuple[Any, ...]) -> list[int]:
-    """Return all addresses that a call is given."""
+    """Return all addresses among a call's arguments."""
     if name == ATTENTION:
         layer = arguments[0]
         return [
@@ -133,7 +131,7 @@ def _pointers(name: str, arguments: tuple[Any, ...]) -> list[int]:
 def _words(number: int, name: str, arguments: tuple[Any, ...], arena: Arena) -> list[int]:
     def word(kind: Any, argument: Any) -> int:
         if kind is ctypes.c_void_p:
-            return arena.moved(number, argument or 0)
+            return arena.relocate(number, argument or 0)
         return (
             int.from_bytes(struct.pack("=f", argument), "little")
             if kind is ctypes.c_float

@@ -1,8 +1,7 @@
-"""Takes down what a function has the library do, so that a program can do it again without Python
-and torch.
+"""Records the library calls of a function, for replay without Python and torch.
 
-Like the capture of a graph on a GPU: what lies in memory of its own is found by its address, views
-are free, and work that is not the library's ends the recording.
+Works like CUDA graph capture: the function's own allocations are found by address, views are free,
+and an operation outside the library ends the recording.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ from typing import Any, Final, Protocol, Self
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from core_kernels.arena import Made
+from core_kernels.arena import Allocation
 from core_kernels.elementwise import ADD, MULTIPLY, RELU, SQUARE, arguments_of
 from core_kernels.library import Library
 
 Tensor = torch.Tensor
 
 _ATEN: Final = torch.ops.aten
-MAKES: Final = frozenset(
+ALLOCATING: Final = frozenset(
     {
         _ATEN.empty.memory_format,
         _ATEN.new_empty.default,
@@ -29,8 +28,8 @@ MAKES: Final = frozenset(
         _ATEN.empty_strided.default,
     }
 )
-"""Give memory that nobody has written to."""
-EXACT: Final = {
+"""Operations that return uninitialized memory."""
+EXACT_OPS: Final = {
     _ATEN.add.Tensor: ADD,
     _ATEN.add_.Tensor: ADD,
     _ATEN.mul.Tensor: MULTIPLY,
@@ -38,24 +37,24 @@ EXACT: Final = {
     _ATEN.relu.default: RELU,
     _ATEN.square.default: SQUARE,
 }
-"""What torch computes bit by bit as the library does."""
+"""Operations that torch computes bitwise equal to the library."""
 
 
 class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Listens to the library and to torch while it is entered. Not for several threads at once."""
+    """Listens to the library and to torch as a context manager. Not thread-safe."""
 
     def __init__(self, library: Library) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._library: Final = library
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
-        self.made: list[Made] = []
-        """All memory the function took."""
+        self.allocations: list[Allocation] = []
+        """All memory that the function allocated."""
         self.refused = ""
-        """Why it cannot be done again; empty: it can."""
+        """Reason why it cannot be replayed; empty: it can."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # else the first op imports torch's compiler, for a second or two in the middle of a step
+        # otherwise the first op imports torch's compiler, for 1 to 2 s in a step
         return False
 
     def __enter__(self) -> Self:
@@ -68,20 +67,20 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def refuse(self, reason: str) -> None:
-        """Note the first reason."""
+        """Store the first reason."""
         self.refused = self.refused or reason
 
     def called(self, name: str, arguments: tuple[Any, ...]) -> None:
-        """Take a call of the library down; facts that it points to are copied, they change from
-        call to call.
-        """
+        """Record a library call; structs are copied, since they change from call to call."""
         self.calls.append((name, tuple(map(_copied, arguments))))
 
-    def _note(self, out: Tensor, behind: int = 0) -> None:
-        """Take down what was made, before the call that is the last but so many."""
+    def _record_allocation(self, out: Tensor, calls_before: int = 0) -> None:
+        """Record an allocation, placed `calls_before` calls before the last one."""
         if out.data_ptr():
-            self.made.append(
-                Made(len(self.calls) - behind, out.data_ptr(), out.untyped_storage().nbytes())
+            self.allocations.append(
+                Allocation(
+                    len(self.calls) - calls_before, out.data_ptr(), out.untyped_storage().nbytes()
+                )
             )
 
     def __torch_dispatch__(
@@ -91,32 +90,32 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Let torch do it; see whether it is anything that the library would have to do again."""
+        """Run the torch operation; record it, or refuse it if the library cannot repeat it."""
         del types
         out = func(*args, **(kwargs or {}))
-        if func in MAKES:
-            self._note(out)
+        if func in ALLOCATING:
+            self._record_allocation(out)
         elif (
-            func in EXACT
+            func in EXACT_OPS
             and not kwargs
-            and (arguments := _exactly(EXACT[func], out, args)) is not None
+            and (arguments := _exactly(EXACT_OPS[func], out, args)) is not None
         ):
             self.called("core_elementwise", arguments)
             if not func._schema.is_mutable:
-                self._note(out, behind=1)
+                self._record_allocation(out, calls_before=1)
         elif func._schema.is_mutable or not _all_lie_in(out, args):
             self.refuse(f"torch computes {func}")
         return out
 
 
 def _copied(argument: Any) -> Any:
-    facts = getattr(argument, "_obj", None)  # of what `byref` gives
+    facts = getattr(argument, "_obj", None)  # argument of `byref`
     return type(facts).from_buffer_copy(facts) if isinstance(facts, ctypes.Structure) else argument
 
 
 def _exactly(kind: int, out: Tensor, operands: Sequence[Any]) -> tuple[Any, ...] | None:
-    """Return the arguments of the library's call for what torch has computed; of two operands
-    either may be spread.
+    """Return the library's arguments for a computed torch operation; either operand may be
+    broadcast.
     """
     if isinstance(operands[0], torch.Tensor) and operands[0].shape == out.shape:
         return arguments_of(kind, out, *operands)
@@ -128,9 +127,7 @@ def _exactly(kind: int, out: Tensor, operands: Sequence[Any]) -> tuple[Any, ...]
 
 
 def _all_lie_in(out: Any, args: Sequence[Any]) -> bool:
-    """Say whether what is returned lies in the memory of what was given; schemas call views what
-    copies where it must.
-    """
+    """Return whether all results share memory with the arguments; some view schemas may copy."""
     memory = {each.untyped_storage().data_ptr() for each in args if isinstance(each, torch.Tensor)}
     returned = out if isinstance(out, (tuple, list)) else [out]
     return all(
@@ -139,17 +136,17 @@ def _all_lie_in(out: Any, args: Sequence[Any]) -> bool:
     )
 
 
-class Refusing(Protocol):
-    """Is told when what is recorded cannot be done again."""
+class RefusalListener(Protocol):
+    """Receives the reason when a recording cannot be replayed."""
 
     def refuse(self, reason: str) -> None:
-        """Take note of it, or raise."""
+        """Store the reason, or raise."""
 
 
-class Untold:
-    """A value that a recorded function may pass on but not read: it would be another one next time."""
+class OpaqueValue:
+    """A value that a recorded function may pass on but not read: it differs in the next step."""
 
-    def __init__(self, name: str, value: Any, recording: Refusing) -> None:
+    def __init__(self, name: str, value: Any, recording: RefusalListener) -> None:
         self._name = name
         self._value = value
         self._recording = recording
@@ -177,10 +174,10 @@ class Untold:
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         del types
         return func(
-            *(_told(each) for each in args),
-            **{key: _told(each) for key, each in (kwargs or {}).items()},
+            *(_unwrapped(each) for each in args),
+            **{key: _unwrapped(each) for key, each in (kwargs or {}).items()},
         )
 
 
-def _told(value: Any) -> Any:
-    return value._read() if isinstance(value, Untold) else value
+def _unwrapped(value: Any) -> Any:
+    return value._read() if isinstance(value, OpaqueValue) else value

@@ -1,8 +1,7 @@
-"""The library's operations on tensors. Each returns None for inputs it does not take: the caller
-has another way.
+"""Row operations of the library (norms, activations, rotary embedding).
 
-Taken are float32, bfloat16 and float16 tensors of the CPU whose last dimension is contiguous and
-whose rows lie at even distances; weights of the same dtype.
+Each returns None for unsupported inputs. Supported are CPU tensors of float32, bfloat16 and float16
+with a contiguous last dimension and constant row strides; weights have the same dtype.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ GELU_TANH: Final = 1
 
 
 class RowOps:
-    """Bound to a loaded library. Safe to call from several threads."""
+    """Row operations of a loaded library. Thread-safe."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.isa: Final[str] = library.core_kernels_isa().decode()
@@ -51,8 +50,8 @@ class RowOps:
     def add_rms_norm(
         self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float
     ) -> tuple[Tensor, Tensor] | None:
-        """Return (rms_norm(x + residual), x + residual) in the memory of x and residual, which have
-        two dimensions.
+        """Return (rms_norm(x + residual), x + residual) in the memory of x and residual [n,
+        width].
         """
         dtype = DTYPES.get(x.dtype)
         if (
@@ -90,7 +89,7 @@ class RowOps:
     def rotary(
         self, query: Tensor, key: Tensor, cos_sin: Tensor, positions: Tensor, interleaved: bool
     ) -> tuple[Tensor, Tensor] | None:
-        """Turn query and key in place and return them."""
+        """Apply the rotary embedding to query and key in place and return them."""
         if (
             query.dtype not in DTYPES
             or key.dtype not in DTYPES
@@ -104,13 +103,14 @@ class RowOps:
         ):
             return None
         angles = cos_sin.data_ptr()
-        places = positions.data_ptr()
+        position_ids = positions.data_ptr()
         rotary_size = cos_sin.shape[1]
         for x in (query, key):
             tokens, heads, size = x.shape
             self._rotary(
-                x.data_ptr(), angles, places,
-                tokens, heads, size, x.stride(0), x.stride(1), rotary_size, interleaved, DTYPES[x.dtype],
+                x.data_ptr(), angles, position_ids,
+                tokens, heads, size, x.stride(0), x.stride(1), rotary_size, interleaved,
+                DTYPES[x.dtype],
             )  # fmt: skip
         return query, key
 

@@ -1,6 +1,6 @@
-"""The library's choice of tokens from logits.
+"""Argmax and sampling from logits on the CPU.
 
-Each returns None for inputs it does not take: the caller has another way.
+Each returns None for unsupported inputs.
 """
 
 from __future__ import annotations
@@ -14,36 +14,34 @@ Tensor = torch.Tensor
 
 
 class SamplingOps:
-    """Bound to a loaded library.
+    """Sampling of a loaded library.
 
-    Safe to call from several threads. A row's token depends on that row alone.
+    Thread-safe. A row's token depends on that row only.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._best: Final = library.core_best
-        self._draw: Final = library.core_draw
+        self._argmax: Final = library.core_argmax
+        self._sample: Final = library.core_sample
 
-    def best(self, logits: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return the best logit and its token per row of [n, vocab], [n] each; the first of equals,
-        NaN before all.
-        """
+    def argmax(self, logits: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return maximum logit and token per row of [n, vocab]; ties: lowest index; a NaN wins."""
         if not _fits(logits):
             return None
         values = logits.new_empty(len(logits))
         tokens = logits.new_empty(len(logits), dtype=torch.int64)
-        self._best(
+        self._argmax(
             values.data_ptr(), tokens.data_ptr(), logits.data_ptr(), *logits.shape, logits.stride(0)
         )
         return values, tokens
 
-    def draw(self, logits: Tensor, uniform: Tensor) -> Tensor | None:
-        """Return one token per row [n], at contiguous float64 numbers [n] in [0, 1) of the
-        cumulative distribution.
+    def sample(self, logits: Tensor, uniform: Tensor) -> Tensor | None:
+        """Return one token per row [n] at the quantile `uniform` [n] (float64, contiguous, in [0,
+        1)).
         """
         if not _fits(logits):
             return None
         tokens = logits.new_empty(len(logits), dtype=torch.int64)
-        self._draw(
+        self._sample(
             tokens.data_ptr(),
             logits.data_ptr(),
             uniform.data_ptr(),

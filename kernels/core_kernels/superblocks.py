@@ -1,6 +1,4 @@
-"""Weights as the blocks of GGUF files, in the order in which the kernels read them, and products
-with them.
-"""
+"""Weights as GGUF blocks in the kernels' layout, and GEMM with them."""
 
 from __future__ import annotations
 
@@ -16,12 +14,12 @@ Tensor = torch.Tensor
 
 
 class Block(NamedTuple):
-    """A kind of block."""
+    """A kind of GGUF block."""
 
     number: int
-    """In GGUF files."""
+    """Type number in GGUF files."""
     inputs: int
-    """Numbers of a row that a block holds."""
+    """Elements of a row per block."""
     num_bytes: int
 
 
@@ -37,16 +35,15 @@ KINDS: Final = {
     "Q5_K": Block(13, 256, 176),
     "Q6_K": Block(14, 256, 210),
 }
-"""Those that are multiplied by as they are."""
+"""Block kinds that are multiplied without conversion."""
 
 
 class SuperblockOps(TiledOps):
-    """For one kind of block.
+    """GEMM with one kind of GGUF block.
 
-    A product's row depends on its row of x alone. That is rounded to integers of `x_bits`: 16,
-    which in bfloat16 loses next to nothing, or 8, with a scale for those inputs that share one of
-    the weight (16 or 32), which is twice as fast with many rows. None: 16 where x is float32, else
-    8.
+    Bitwise batch-invariant. Rows of x are quantized to `x_bits`: 16, nearly lossless for bfloat16,
+    or 8 with a scale per weight group (16 or 32 inputs), twice as fast with many rows. None: 16 for
+    float32, else 8.
     """
 
     def __init__(self, library: Library, kind: str, x_bits: int | None = None) -> None:
@@ -59,15 +56,13 @@ class SuperblockOps(TiledOps):
         self._grouped: Final = library.core_superblock_grouped
 
     def empty(self, rows: int, width: int, count: int | None = None) -> Tensor:
-        """Return memory for a weight [rows, width], or for `count` of them: the bytes of the file,
-        for whole tiles.
-        """
-        return self._take(rows, width, count)
+        """Return memory for a weight [rows, width], or for `count` of them, in whole tiles."""
+        return self._allocate(rows, width, count)
 
     def row_bytes(self, width: int) -> int:
         """Return the bytes of a row.
 
-        Raises `ValueError` for a width that is no number of whole blocks.
+        Raises `ValueError` for a width that is not a multiple of the block.
         """
         if width % self.block.inputs:
             raise ValueError(
@@ -77,9 +72,7 @@ class SuperblockOps(TiledOps):
         return width // self.block.inputs * self.block.num_bytes
 
     def pack(self, weight: Tensor, rows: int, first: int, tensor: Tensor) -> None:
-        """Put uint8 [n, blocks, bytes of a block] to rows from `first` on of a weight of so many
-        rows.
-        """
+        """Pack uint8 [n, blocks, block bytes] into rows from `first` of a weight of `rows` rows."""
         if (
             tensor.dtype is not torch.uint8
             or tensor.dim() != 3
@@ -89,7 +82,7 @@ class SuperblockOps(TiledOps):
                 f"{self.kind} blocks have {self.block.num_bytes} bytes; given {list(tensor.shape)}"
             )
         self._fits(weight, tensor.shape[1] * self.block.inputs)
-        if weight.is_meta:  # of a model that is only planned
+        if weight.is_meta:  # memory plan: no data
             return
         if tensor.stride(2) != 1 or tensor.stride(1) != self.block.num_bytes:
             tensor = tensor.contiguous()
@@ -104,7 +97,9 @@ class SuperblockOps(TiledOps):
         )
 
     def linear(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
-        """Write x [n, width] @ weight.T to `out` [n, rows], whose rows may lie in a wider tensor."""
+        """Write x [n, width] @ weight.T to `out` [n, rows], which may be a slice of a wider
+        tensor.
+        """
         x = self._readable(x, weight)
         self._linear(
             out.data_ptr(), x.data_ptr(), weight.data_ptr(), len(x), out.shape[1], x.shape[1],
@@ -114,12 +109,12 @@ class SuperblockOps(TiledOps):
     def grouped(self, x: Tensor, weights: Tensor, counts: Tensor, out: Tensor) -> None:
         """Write the product of each row of x with one of `weights` to `out`.
 
-        The first counts[0] rows are for the first weight, and so on; `counts` is int64, as long as
-        there are weights.
+        The first counts[0] rows use the first weight, and so on; `counts` is int64, one per weight.
         """
         x = self._readable(x, weights)
         self._grouped(
-            out.data_ptr(), x.data_ptr(), weights.data_ptr(), counts.data_ptr(), len(weights), out.shape[1], x.shape[1],
+            out.data_ptr(), x.data_ptr(), weights.data_ptr(), counts.data_ptr(), len(weights),
+            out.shape[1], x.shape[1],
             x.stride(0), out.stride(0), self.block.number, self._bits_of(x), DTYPES[x.dtype],
         )  # fmt: skip
 

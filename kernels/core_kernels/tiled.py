@@ -1,6 +1,4 @@
-"""What weights in tiles of sixteen rows have in common, however their numbers are stored: memory,
-rows, products.
-"""
+"""Base classes of packed quantized weights: memory, row access and grouped products."""
 
 from __future__ import annotations
 
@@ -17,14 +15,14 @@ Tensor = torch.Tensor
 
 
 class TiledOps(ABC):
-    """Memory, rows and fitting of such weights; bound to a loaded library.
+    """Weights in tiles of sixteen rows of a loaded library.
 
-    Safe to call from several threads.
+    Thread-safe.
     """
 
     def __init__(self, library: Library, unpack: Any, facts: tuple[int, ...], what: str) -> None:
-        """`facts` are what functions such as `unpack` are told of the format; `what` names it in
-        errors.
+        """`facts` are the format arguments of library functions such as `unpack`; `what` names the
+        format in errors.
         """
         self._library: Final = library
         self._unpack: Final = unpack
@@ -33,14 +31,14 @@ class TiledOps(ABC):
 
     @abstractmethod
     def row_bytes(self, width: int) -> int:
-        """Return how many bytes a row takes, with all that belongs to it."""
+        """Return the bytes of a row, including scales."""
 
     def rows(
         self, weight: Tensor, rows: int, width: int, ids: Tensor, dtype: torch.dtype = torch.float32
     ) -> Tensor:
-        """Return the rows [n, width] of numbers [n].
+        """Return the rows [n, width] for ids [n].
 
-        Raises `IndexError` for one that is none of `rows`.
+        Raises `IndexError` for an id that is out of range.
         """
         self._fits(weight, width)
         ids = ids.contiguous()
@@ -56,15 +54,15 @@ class TiledOps(ABC):
             DTYPES[dtype],
         ):
             raise IndexError(
-                f"a row of {int(ids.min())} to {int(ids.max())} is asked for; there are {rows}"
+                f"row ids: got {int(ids.min())} to {int(ids.max())}; expected 0 to {rows - 1}"
             )
         return out
 
-    def _take(self, rows: int, width: int, count: int | None) -> Tensor:
+    def _allocate(self, rows: int, width: int, count: int | None) -> Tensor:
         tiles = -(-rows // LANES)
         across = LANES * self.row_bytes(width)
         shape = (tiles, across) if count is None else (count, tiles, across)
-        return self._library.pages.take((1 if count is None else count) * tiles * across).view(
+        return self._library.pages.allocate((1 if count is None else count) * tiles * across).view(
             shape
         )
 
@@ -76,38 +74,38 @@ class TiledOps(ABC):
 
 
 class ScaledOps(TiledOps):
-    """Numbers with a scale for each group of inputs; the same calls as `PackedOps`."""
+    """Weights with a scale per group of inputs; same interface as `PackedOps`."""
 
     _grouped: Any
 
     def empty(self, rows: int, width: int, dtype: torch.dtype, count: int | None = None) -> Tensor:
-        """Return memory for a weight [rows, width], or for `count` of them; numbers of any dtype
-        are kept alike.
+        """Return memory for a weight [rows, width], or for `count` of them; the dtype is
+        ignored.
         """
         del dtype
-        return self._take(rows, width, count)
+        return self._allocate(rows, width, count)
 
     def grouped(self, x: Tensor, weights: Tensor, rows: int, choices: Tensor) -> Tensor:
         """Return the product of each row of x with one of `weights`, [n, rows].
 
-        `choices` int64 names, in any order, which weight each row is for; rows of x are sorted by
-        that.
+        `choices` int64 holds the weight of each row in any order; rows of x are sorted by weight.
         """
         flat = self._rows_of(x, weights)
         counts = torch.bincount(choices.flatten(), minlength=len(weights))
         out = x.new_empty(len(x), rows)
         self._grouped(
-            out.data_ptr(), flat.data_ptr(), weights.data_ptr(), counts.data_ptr(), len(weights), rows, x.shape[-1],
-            flat.stride(0), *self._told(x),
+            out.data_ptr(), flat.data_ptr(), weights.data_ptr(), counts.data_ptr(), len(weights),
+            rows, x.shape[-1],
+            flat.stride(0), *self._call_arguments(x),
         )  # fmt: skip
         return out
 
-    def _told(self, x: Tensor) -> tuple[int, ...]:
-        """Return what a product with x is told of the format and of x."""
+    def _call_arguments(self, x: Tensor) -> tuple[int, ...]:
+        """Return the format and dtype arguments of a product with x."""
         return (*self._facts, DTYPES[x.dtype])
 
     def _rows_of(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Return x as rows that the library can read."""
+        """Return x as rows for the library."""
         width = x.shape[-1]
         self._fits(weight, width)
         flat = x if x.dim() == 2 else x.reshape(-1, width)

@@ -1,4 +1,4 @@
-// Memory for sums and tiles that begins where a cache line does: a vector across two lines is loaded at half the speed.
+// Cache-line aligned memory: a vector load across two lines has half the throughput.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ struct FreeLines {
 template <typename T>
 using Buffer = std::unique_ptr<T[], FreeLines>;
 
-// All zero.
+// Zero-initialized.
 template <typename T>
 Buffer<T> make_buffer(int64_t count) {
     void* memory = ::operator new[](count * sizeof(T), kLine);

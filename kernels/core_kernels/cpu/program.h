@@ -1,4 +1,4 @@
-// Calls of the library's own functions, written down once and made again and again.
+// Recorded calls of the library's functions, for replay.
 #pragma once
 
 #include <cstdint>
@@ -18,21 +18,21 @@ struct Word {
     }
 };
 
-constexpr int kMostArguments = 15;
+constexpr int kMaxArguments = 15;
 
 struct Call {
-    int64_t function;  // its number among the callables
-    Word arguments[kMostArguments];
+    int64_t function;  // index into the callables
+    Word arguments[kMaxArguments];
 };
 
 namespace program {
 
-// 0: done. Else what the function says is wrong.
+// Returns 0 on success, else the function's error code.
 using Callable = int32_t (*)(const Word*);
 
 template <auto Function, typename Result, typename... Arguments, size_t... Index>
 int32_t apply(Result (*)(Arguments...), const Word* words, std::index_sequence<Index...>) {
-    static_assert(sizeof...(Arguments) <= kMostArguments, "more arguments than a call has room for");
+    static_assert(sizeof...(Arguments) <= kMaxArguments, "more arguments than a call has room for");
     if constexpr (std::is_void_v<Result>) {
         Function(words[Index].as<Arguments>()...);
         return 0;

@@ -1,4 +1,4 @@
-"""Kernels for GPUs in Triton, one file a subject: functions of tensors.
+"""Triton kernels for GPUs, one module per subject.
 
-Knows no engine; only a GPU's plugins import it.
+Knows tensors; knows nothing of the engine. Imported by GPU plugins only.
 """

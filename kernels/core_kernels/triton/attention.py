@@ -1,14 +1,13 @@
-"""Attention over blocks: prompts in tiles of queries, and decoding on a fixed grid whose programs
-share the keys evenly.
+"""Paged attention: prefill in query tiles, decode on a fixed grid with evenly split keys.
 
-A cache is [num_blocks, vectors, block_size, kv_heads, head_size]: a token's key and, unless values
-are the keys' beginning, its value. The query heads of a key-value head are rows of one product, so
-that its keys are read once.
+A cache is [num_blocks, vectors, block_size, kv_heads, head_size]: a token's key and its value (no
+value if it is a prefix of the key). The query heads of a KV head are rows of one product, so its
+keys are read once.
 
-Decoding cuts what each sequence sees into pieces of `TILE` keys and numbers the pieces of all
-sequences. Each program takes as many neighbouring pieces, whosever they are. What it finds for a
-sequence stands at the place program + sequence, which no other pair has, since both only rise; so
-partial sums need no counting, and the grid is that of every step, whatever the lengths are.
+Decode splits the visible keys of each sequence into pieces of `TILE` keys and numbers them across
+sequences. Each program processes a contiguous range of pieces. Its partial sums for a sequence are
+stored at index program + sequence; no two pairs collide, because both only increase. So the grid is
+the same in every step, whatever the lengths.
 """
 
 from __future__ import annotations
@@ -21,21 +20,21 @@ import triton
 import triton.language as tl
 
 from core_kernels.triton.launching import (
-    LEAST_PRODUCT,
+    MIN_DOT_SIZE,
     exponential,
-    is_wide,
-    last_at_most,
+    find_segment,
+    next_power_of_2,
     product,
-    rounded,
     tanh,
+    uses_float32,
 )
 
 Tensor = torch.Tensor
 
 TILE: Final = 64
-"""Keys that are multiplied at once, and in a piece."""
-MOST_ROWS: Final = 64
-"""Queries times heads of a program; a fourth of it where heads are as long as latents."""
+"""Keys per tile and per piece."""
+MAX_ROWS: Final = 64
+"""Maximum query rows (queries times heads) of a program; a quarter of it for latent heads."""
 LONG_HEAD: Final = 256
 LENGTHS: Final = (
     "num_seqs",
@@ -47,14 +46,12 @@ LENGTHS: Final = (
     "softcap",
     "reach",
 )
-"""Numbers that differ from step to step or from layer to layer: a kernel is compiled once for all
-of them.
-"""
+"""Arguments that vary by step or layer; kernels are not specialized for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """What is fixed about the attention of a layer; 0 or None where it has no such thing."""
+    """The constant attention parameters of a layer; 0 or None: unused."""
 
     heads: int
     kv_heads: int
@@ -74,50 +71,48 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Where a step's sequences are. All of it is on the device but three numbers."""
+    """The sequences of a step. Tensors are on the device."""
 
     starts: Tensor
-    """[num_seqs + 1] int32: cumulative counts of tokens."""
+    """[num_seqs + 1] int32: cumulative token counts."""
     lengths: Tensor
-    """[num_seqs] int64: keys of each sequence, those of this step included."""
+    """[num_seqs] int64: number of keys, this step's included."""
     table: Tensor
-    """[num_seqs, max_blocks] int32."""
+    """[num_seqs, max_blocks] int32: block tables."""
     block_size: int
     num_tokens: int
     queries: int | None = None
-    """Queries that follow each other in a sequence, about; None: as many as come to each on the
-    whole.
-    """
+    """Approximate number of queries per sequence; None: the average."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """How a layer's heads are laid out in programs."""
+    """How the heads of a layer are distributed over programs."""
 
     heads: int
-    """Query heads of a program, all of one key-value head."""
+    """Query heads per program, all of one KV head."""
     parts: int
-    """Programs that share the query heads of a key-value head."""
+    """Programs per KV head."""
     rows: int
     main: int
-    """Elements of a head that keys and values have in common, or all; as a power of two."""
+    """Elements that keys and values have in common, or all, padded to a power of two."""
     rest: int
-    """The keys' others, likewise; 0: there are none."""
+    """Remaining elements of the keys, padded to a power of two; 0: none."""
 
     @classmethod
     def of(cls, layer: Layer, queries: int) -> _Shape:
         group = layer.heads // layer.kv_heads
-        main = rounded(layer.value_size, LEAST_PRODUCT)
-        most = MOST_ROWS if main <= LONG_HEAD else MOST_ROWS // 4
-        heads = min(rounded(group), most)
-        rows = max(LEAST_PRODUCT, heads, min(most, rounded(queries * heads)))
+        main = next_power_of_2(layer.value_size, MIN_DOT_SIZE)
+        row_limit = MAX_ROWS if main <= LONG_HEAD else MAX_ROWS // 4
+        heads = min(next_power_of_2(group), row_limit)
+        rows = max(MIN_DOT_SIZE, heads, min(row_limit, next_power_of_2(queries * heads)))
         rest = layer.head_size - layer.value_size
         return cls(
             heads,
             triton.cdiv(group, heads),
             rows,
             main,
-            rounded(rest, LEAST_PRODUCT) if rest else 0,
+            next_power_of_2(rest, MIN_DOT_SIZE) if rest else 0,
         )
 
 
@@ -130,24 +125,26 @@ def decode(
     programs: int,
     out: Tensor,
 ) -> None:
-    """Write attention of the sequences with one token to `out` [num_tokens, heads, value_size];
-    others' rows stay.
+    """Write the attention of decode sequences (one token) to `out` [num_tokens, heads, value_size].
 
-    `pieces` is what `plan_decode` returns for the layer's reach.
+    Rows of other sequences are unchanged. `pieces` is the result of `plan_decode`.
     """
     num_seqs = len(step.lengths)
     if not num_seqs:
         return
     shape = _Shape.of(layer, queries=1)
-    places = programs + num_seqs
-    sums = torch.empty((places, layer.heads, shape.main), dtype=torch.float32, device=query.device)
-    scales = torch.empty((places, layer.heads, 2), dtype=torch.float32, device=query.device)
+    num_partials = programs + num_seqs
+    sums = torch.empty(
+        (num_partials, layer.heads, shape.main), dtype=torch.float32, device=query.device
+    )
+    scales = torch.empty((num_partials, layer.heads, 2), dtype=torch.float32, device=query.device)
     _decode[programs, layer.kv_heads * shape.parts](
         query, query.stride(0), query.stride(1), sums, scales, pieces, num_seqs,
-        **_common(layer, shape, cache, step), WIDE=is_wide(query), num_warps=4, num_stages=2,
+        **_common(layer, shape, cache, step), WIDE=uses_float32(query), num_warps=4, num_stages=2,
     )  # fmt: skip
     _merge[num_seqs, layer.heads](
-        sums, scales, out, out.stride(0), out.stride(1), layer.sinks, pieces, step.starts, num_seqs, programs,
+        sums, scales, out, out.stride(0), out.stride(1), layer.sinks, pieces, step.starts,
+        num_seqs, programs,
         HEADS=layer.heads, MAIN=shape.main, VALUE=layer.value_size, num_warps=1,
     )  # fmt: skip
 
@@ -155,9 +152,9 @@ def decode(
 def attend(
     layer: Layer, query: Tensor, cache: Tensor, step: Step, out: Tensor, *, skip_single: bool
 ) -> None:
-    """Write attention of every token to `out` [num_tokens, heads, value_size].
+    """Write the attention of every token to `out` [num_tokens, heads, value_size].
 
-    `skip_single`: not of sequences with one token, which `decode` computes.
+    `skip_single`: skip sequences with one token, which `decode` computes.
     """
     num_seqs = len(step.lengths)
     if not step.num_tokens:
@@ -167,17 +164,18 @@ def attend(
     )
     queries = shape.rows // shape.heads
     _attend[step.num_tokens // queries + num_seqs, layer.kv_heads * shape.parts](
-        query, query.stride(0), query.stride(1), out, out.stride(0), out.stride(1), layer.sinks, num_seqs,
-        **_common(layer, shape, cache, step), LEAST=2 if skip_single else 1, QUERIES=queries, WIDE=is_wide(query),
-        num_warps=4 if shape.rows < MOST_ROWS else 8, num_stages=2,
+        query, query.stride(0), query.stride(1), out, out.stride(0), out.stride(1), layer.sinks,
+        num_seqs,
+        **_common(layer, shape, cache, step), LEAST=2 if skip_single else 1, QUERIES=queries,
+        WIDE=uses_float32(query),
+        num_warps=4 if shape.rows < MAX_ROWS else 8, num_stages=2,
     )  # fmt: skip
 
 
 def plan_decode(starts: Tensor, lengths: Tensor, window: int, chunk: int) -> Tensor:
-    """Return the number of the first piece of each sequence, and how many there are: [num_seqs + 1]
-    int32.
+    """Return the first piece of each sequence and their total: [num_seqs + 1] int32.
 
-    Sequences with another number of tokens than one have none.
+    Only decode sequences (one token) have pieces.
     """
     num_seqs = len(lengths)
     pieces = torch.empty(num_seqs + 1, dtype=torch.int32, device=lengths.device)
@@ -188,7 +186,7 @@ def plan_decode(starts: Tensor, lengths: Tensor, window: int, chunk: int) -> Ten
         num_seqs,
         window,
         chunk,
-        BLOCK=rounded(num_seqs),
+        BLOCK=next_power_of_2(num_seqs),
         TILE=TILE,
         num_warps=4,
     )
@@ -196,7 +194,7 @@ def plan_decode(starts: Tensor, lengths: Tensor, window: int, chunk: int) -> Ten
 
 
 def _common(layer: Layer, shape: _Shape, cache: Tensor, step: Step) -> dict[str, Any]:
-    """Return the arguments that both kernels have."""
+    """Return the arguments that both kernels share."""
     bias = layer.distance_bias
     return {
         "cache": cache,
@@ -233,8 +231,8 @@ def _common(layer: Layer, shape: _Shape, cache: Tensor, step: Step) -> dict[str,
 
 
 @triton.jit
-def _first_seen(position, window, chunk):
-    """Return the first position that the token at `position` sees."""
+def _first_visible(position, window, chunk):
+    """Return the first position visible to the token at `position`."""
     first = position * 0
     if window > 0:
         first = tl.maximum(position - window + 1, 0)
@@ -251,7 +249,7 @@ def _plan(
     mine = i < num_seqs
     length = tl.load(lengths + i, mask=mine, other=0).to(tl.int32)
     count = tl.load(starts + i + 1, mask=mine, other=0) - tl.load(starts + i, mask=mine, other=0)
-    seen = length - _first_seen(length - 1, window, chunk)
+    seen = length - _first_visible(length - 1, window, chunk)
     number = tl.where(count == 1, (seen + TILE - 1) // TILE, 0)
     ends = tl.cumsum(number, 0)
     tl.store(pieces + i, ends - number, mask=mine)
@@ -261,14 +259,17 @@ def _plan(
 @triton.jit
 def _walk(
     main, rest, positions, heads, first, end, best, total, sums,
-    cache, cache_block, cache_vector, cache_slot, row, window, chunk, scale, softcap, alibi, bias, reach,
-    BLOCK_SIZE: tl.constexpr, MAIN: tl.constexpr, REST: tl.constexpr, VALUE: tl.constexpr, KEY: tl.constexpr,
-    LATENT: tl.constexpr, CAUSAL: tl.constexpr, REACHES: tl.constexpr, CAPPED: tl.constexpr, TILE: tl.constexpr,
+    cache, cache_block, cache_vector, cache_slot, row, window, chunk, scale, softcap, alibi, bias,
+    reach,
+    BLOCK_SIZE: tl.constexpr, MAIN: tl.constexpr, REST: tl.constexpr, VALUE: tl.constexpr,
+    KEY: tl.constexpr,
+    LATENT: tl.constexpr, CAUSAL: tl.constexpr, REACHES: tl.constexpr, CAPPED: tl.constexpr,
+    TILE: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Take the keys at positions `first` to `end` into account: return the largest scores, the sums
-    of weights, and those of
-    weighted values. `row` is the sequence's of the block table; `cache` begins at the head."""
+    """Accumulate the keys at positions `first` to `end`; return maximum scores, weight sums and
+    value sums. `row` is the sequence's block table; `cache` starts at the head.
+    """
     element = tl.arange(0, MAIN)
     for at in range(first, end, TILE):
         key_positions = at + tl.arange(0, TILE)
@@ -292,29 +293,31 @@ def _walk(
         scores *= scale
         if CAPPED:
             scores = softcap * tanh(scores / softcap)
-        ahead = key_positions[None, :] - positions[:, None]
+        distance = key_positions[None, :] - positions[:, None]
         if alibi is not None:
-            scores += tl.load(alibi + heads)[:, None] * ahead
+            scores += tl.load(alibi + heads)[:, None] * distance
         if bias is not None:
-            near = tl.minimum(tl.maximum(ahead, -reach), reach) + reach
+            near = tl.minimum(tl.maximum(distance, -reach), reach) + reach
             scores += tl.load(bias + heads[:, None] * (2 * reach + 1) + near)
         seen = tl.broadcast_to(known[None, :], scores.shape)
         if CAUSAL:
-            seen = seen & (ahead <= 0)
+            seen = seen & (distance <= 0)
         if REACHES:
-            seen = seen & (key_positions[None, :] >= _first_seen(positions, window, chunk)[:, None])
+            seen = seen & (
+                key_positions[None, :] >= _first_visible(positions, window, chunk)[:, None]
+            )
         scores = tl.where(seen, scores, float("-inf"))
-        most = tl.maximum(best, tl.max(scores, 1))
-        weights = exponential(scores, most[:, None])
-        left = exponential(best, most)
+        highest = tl.maximum(best, tl.max(scores, 1))
+        weights = exponential(scores, highest[:, None])
+        left = exponential(best, highest)
         total = total * left + tl.sum(weights, 1)
         if LATENT:
             value = key
         else:
-            place = slots[:, None] + cache_vector + element[None, :]
-            value = tl.load(place, mask=known[:, None] & (element < VALUE)[None, :], other=0.0)
+            value_at = slots[:, None] + cache_vector + element[None, :]
+            value = tl.load(value_at, mask=known[:, None] & (element < VALUE)[None, :], other=0.0)
         sums = product(weights.to(value.dtype), value, sums * left[:, None], WIDE)
-        best = most
+        best = highest
     return best, total, sums
 
 
@@ -323,11 +326,14 @@ def _decode(
     query, query_token, query_head, sums_out, scales_out, pieces, num_seqs,
     cache, cache_block, cache_vector, cache_slot, cache_head, table, table_row, starts, lengths,
     window, chunk, scale, softcap, alibi, bias, reach,
-    BLOCK_SIZE: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr,
-    MAIN: tl.constexpr, REST: tl.constexpr, VALUE: tl.constexpr, KEY: tl.constexpr, LATENT: tl.constexpr,
-    CAUSAL: tl.constexpr, REACHES: tl.constexpr, CAPPED: tl.constexpr, TILE: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr, PARTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    MAIN: tl.constexpr, REST: tl.constexpr, VALUE: tl.constexpr, KEY: tl.constexpr,
+    LATENT: tl.constexpr,
+    CAUSAL: tl.constexpr, REACHES: tl.constexpr, CAPPED: tl.constexpr, TILE: tl.constexpr,
+    WIDE: tl.constexpr,
 ):  # fmt: skip
-    """A program: some pieces, by the query heads of one key-value head or a part of them."""
+    """One program: some pieces, for the query heads of one KV head or a part of them."""
     program = tl.program_id(0)
     kv_head = tl.program_id(1) // PARTS
     local = tl.program_id(1) % PARTS * HEADS + tl.arange(0, ROWS)
@@ -340,38 +346,42 @@ def _decode(
     share = tl.cdiv(all_pieces, tl.num_programs(0))
     piece = program * share
     last = tl.minimum(piece + share, all_pieces)
-    sequence = last_at_most(pieces, num_seqs, piece)
+    sequence = find_segment(pieces, num_seqs, piece)
     while piece < last:
         before = tl.load(pieces + sequence)
         stop = tl.minimum(last, tl.load(pieces + sequence + 1))
         length = tl.load(lengths + sequence).to(tl.int32)
-        origin = _first_seen(length - 1, window, chunk)
-        asked = (
+        origin = _first_visible(length - 1, window, chunk)
+        query_rows = (
             query
             + tl.load(starts + sequence).to(tl.int64) * query_token
             + heads[:, None] * query_head
         )
         main = tl.load(
-            asked + element[None, :], mask=mine[:, None] & (element < VALUE)[None, :], other=0.0
+            query_rows + element[None, :],
+            mask=mine[:, None] & (element < VALUE)[None, :],
+            other=0.0,
         )
         rest = main
         if REST > 0:
             more = VALUE + tl.arange(0, REST)
             rest = tl.load(
-                asked + more[None, :], mask=mine[:, None] & (more < KEY)[None, :], other=0.0
+                query_rows + more[None, :], mask=mine[:, None] & (more < KEY)[None, :], other=0.0
             )
         best, total, sums = _walk(
             main, rest, tl.zeros((ROWS,), tl.int32) + length - 1, heads,
             origin + (piece - before) * TILE, tl.minimum(origin + (stop - before) * TILE, length),
-            tl.full((ROWS,), float("-inf"), tl.float32), tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS, MAIN), tl.float32),
-            cache + kv_head * cache_head, cache_block, cache_vector, cache_slot, table + sequence * table_row,
+            tl.full((ROWS,), float("-inf"), tl.float32), tl.zeros((ROWS,), tl.float32),
+            tl.zeros((ROWS, MAIN), tl.float32),
+            cache + kv_head * cache_head, cache_block, cache_vector, cache_slot,
+            table + sequence * table_row,
             window, chunk, scale, softcap, alibi, bias, reach,
             BLOCK_SIZE, MAIN, REST, VALUE, KEY, LATENT, CAUSAL, REACHES, CAPPED, TILE, WIDE,
         )  # fmt: skip
-        place = (program + sequence).to(tl.int64) * all_heads + heads
-        tl.store(sums_out + place[:, None] * MAIN + element[None, :], sums, mask=mine[:, None])
-        tl.store(scales_out + place * 2, best, mask=mine)
-        tl.store(scales_out + place * 2 + 1, total, mask=mine)
+        index = (program + sequence).to(tl.int64) * all_heads + heads
+        tl.store(sums_out + index[:, None] * MAIN + element[None, :], sums, mask=mine[:, None])
+        tl.store(scales_out + index * 2, best, mask=mine)
+        tl.store(scales_out + index * 2 + 1, total, mask=mine)
         piece = stop
         sequence += 1
 
@@ -381,7 +391,7 @@ def _merge(
     sums_in, scales_in, out, out_token, out_head, sinks, pieces, starts, num_seqs, programs,
     HEADS: tl.constexpr, MAIN: tl.constexpr, VALUE: tl.constexpr,
 ):  # fmt: skip
-    """A program: one head of one sequence, whose parts stand in neighbouring places."""
+    """One program: merges the partial sums of one head of one sequence."""
     sequence = tl.program_id(0)
     head = tl.program_id(1)
     begin = tl.load(pieces + sequence)
@@ -396,14 +406,14 @@ def _merge(
             total += 1.0
         sums = tl.zeros((MAIN,), tl.float32)
         for program in range(begin // share, (end - 1) // share + 1):
-            place = (program + sequence).to(tl.int64) * HEADS + head
-            theirs = tl.load(scales_in + place * 2)
-            most = tl.maximum(best, theirs)
-            left = exponential(best, most)
-            weight = exponential(theirs, most)
-            total = total * left + tl.load(scales_in + place * 2 + 1) * weight
-            sums = sums * left + tl.load(sums_in + place * MAIN + element) * weight
-            best = most
+            index = (program + sequence).to(tl.int64) * HEADS + head
+            theirs = tl.load(scales_in + index * 2)
+            highest = tl.maximum(best, theirs)
+            left = exponential(best, highest)
+            weight = exponential(theirs, highest)
+            total = total * left + tl.load(scales_in + index * 2 + 1) * weight
+            sums = sums * left + tl.load(sums_in + index * MAIN + element) * weight
+            best = highest
         at = out + tl.load(starts + sequence).to(tl.int64) * out_token + head * out_head
         tl.store(at + element, (sums / total).to(out.dtype.element_ty), mask=element < VALUE)
 
@@ -413,16 +423,16 @@ def _attend(
     query, query_token, query_head, out, out_token, out_head, sinks, num_seqs,
     cache, cache_block, cache_vector, cache_slot, cache_head, table, table_row, starts, lengths,
     window, chunk, scale, softcap, alibi, bias, reach,
-    BLOCK_SIZE: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr,
-    MAIN: tl.constexpr, REST: tl.constexpr, VALUE: tl.constexpr, KEY: tl.constexpr, LATENT: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr, PARTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    MAIN: tl.constexpr, REST: tl.constexpr, VALUE: tl.constexpr, KEY: tl.constexpr,
+    LATENT: tl.constexpr,
     CAUSAL: tl.constexpr, REACHES: tl.constexpr, CAPPED: tl.constexpr, TILE: tl.constexpr,
     LEAST: tl.constexpr, QUERIES: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """A program: some neighbouring queries of a sequence, by the query heads of one key-value head
-    or a part of them.
+    """One program: consecutive queries of a sequence, for the query heads of one KV head or a part.
 
-    Sequence s has the programs from starts[s] // QUERIES + s on: as many as it can need, the last
-    of them idle.
+    Sequence s owns the programs from starts[s] // QUERIES + s; the last ones may be idle.
     """
     program = tl.program_id(0)
     low = 0
@@ -446,37 +456,41 @@ def _attend(
         length = tl.load(lengths + low).to(tl.int32)
         positions = length - count + tl.minimum(token, count - 1)
         element = tl.arange(0, MAIN)
-        asked = (
+        query_rows = (
             query
             + (start + token).to(tl.int64)[:, None] * query_token
             + heads[:, None] * query_head
         )
         main = tl.load(
-            asked + element[None, :], mask=mine[:, None] & (element < VALUE)[None, :], other=0.0
+            query_rows + element[None, :],
+            mask=mine[:, None] & (element < VALUE)[None, :],
+            other=0.0,
         )
         rest = main
         if REST > 0:
             more = VALUE + tl.arange(0, REST)
             rest = tl.load(
-                asked + more[None, :], mask=mine[:, None] & (more < KEY)[None, :], other=0.0
+                query_rows + more[None, :], mask=mine[:, None] & (more < KEY)[None, :], other=0.0
             )
         first = 0
         end = length
         if CAUSAL:
-            first = _first_seen(length - count + begin, window, chunk)
+            first = _first_visible(length - count + begin, window, chunk)
             end = length - count + tl.minimum(begin + QUERIES, count)
         best, total, sums = _walk(
             main, rest, positions, heads, first, end,
-            tl.full((ROWS,), float("-inf"), tl.float32), tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS, MAIN), tl.float32),
-            cache + kv_head * cache_head, cache_block, cache_vector, cache_slot, table + low * table_row,
+            tl.full((ROWS,), float("-inf"), tl.float32), tl.zeros((ROWS,), tl.float32),
+            tl.zeros((ROWS, MAIN), tl.float32),
+            cache + kv_head * cache_head, cache_block, cache_vector, cache_slot,
+            table + low * table_row,
             window, chunk, scale, softcap, alibi, bias, reach,
             BLOCK_SIZE, MAIN, REST, VALUE, KEY, LATENT, CAUSAL, REACHES, CAPPED, TILE, WIDE,
         )  # fmt: skip
         if sinks is not None:
             sink = tl.load(sinks + heads).to(tl.float32)
-            most = tl.maximum(best, sink)
-            left = exponential(best, most)
-            total = total * left + exponential(sink, most)
+            highest = tl.maximum(best, sink)
+            left = exponential(best, highest)
+            total = total * left + exponential(sink, highest)
             sums = sums * left[:, None]
         at = out + (start + token).to(tl.int64)[:, None] * out_token + heads[:, None] * out_head
         found = (sums / total[:, None]).to(out.dtype.element_ty)

@@ -1,8 +1,7 @@
-"""What every launch needs: rounded sizes, rows as they lie in memory, and whether the interpreter
-computes.
+"""Launch utilities: block sizes, row strides, and device functions shared by kernels.
 
-With `TRITON_INTERPRET=1` in the environment when this package is imported, kernels are read line by
-line on the CPU.
+With `TRITON_INTERPRET=1` in the environment at import time, kernels run in the interpreter on the
+CPU.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ import triton.language as tl
 Tensor = torch.Tensor
 
 INTERPRETED: Final[bool] = bool(triton.knobs.runtime.interpret)
-LEAST_PRODUCT: Final = 16
-"""Matrix units take no smaller side."""
+MIN_DOT_SIZE: Final = 16
+"""Minimum side of a matrix product (`tl.dot`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A tensor [..., width] as rows at two distances."""
+    """A tensor [..., width] as rows with two strides."""
 
     tensor: Tensor
     inner: int
-    """Rows that lie `inner_stride` elements apart; groups of so many lie `outer_stride` apart."""
+    """Rows per group, `inner_stride` elements apart; groups are `outer_stride` apart."""
     outer_stride: int
     inner_stride: int
     count: int
@@ -35,7 +34,7 @@ class Rows:
 
 
 def rows_of(x: Tensor) -> Rows:
-    """Return the rows of x; a copy's where these lie at more than two distances, or in no order."""
+    """Return the rows of x; copies x if it needs more than two strides."""
     count = x.numel() // max(1, x.shape[-1])
     width = x.shape[-1]
     x = x if x.dim() > 1 else x.reshape(1, -1)
@@ -46,22 +45,21 @@ def rows_of(x: Tensor) -> Rows:
     return Rows(x, x.shape[1], x.stride(0), x.stride(1), count, width)
 
 
-def rounded(size: int, least: int = 1) -> int:
-    """Return the next power of two, which is what a block of a kernel has."""
+def next_power_of_2(size: int, least: int = 1) -> int:
+    """Return the next power of two, at least `least`."""
     return max(least, 1 << max(0, size - 1).bit_length())
 
 
-def is_wide(*tensors: Tensor) -> bool:
-    """Say whether products are of float32: those of float32 tensors are, and all that the
-    interpreter computes.
+def uses_float32(*tensors: Tensor) -> bool:
+    """Return whether products are computed in float32: for float32 tensors and in the interpreter.
 
-    It has no bfloat16.
+    The interpreter has no bfloat16.
     """
     return INTERPRETED or any(tensor.dtype == torch.float32 for tensor in tensors)
 
 
 def warps(elements: int) -> int:
-    """Return how many warps share a block of so many elements."""
+    """Return the number of warps for a block of `elements`."""
     return max(1, min(16, elements // 512))
 
 
@@ -82,7 +80,7 @@ def exponential(x, least):
 
 @triton.jit
 def sigmoid(x):
-    """Return 1 / (1 + exp(-x)); nothing grows on the way."""
+    """Return 1 / (1 + exp(-x)) without overflow."""
     small = tl.exp(-tl.abs(x))
     return tl.where(x >= 0.0, 1.0, small) / (1.0 + small)
 
@@ -94,15 +92,15 @@ def tanh(x):
 
 
 @triton.jit
-def last_at_most(numbers, count, wanted):
-    """Return the last index below `count` whose number is at most `wanted`; numbers rise, the first
-    is 0.
+def find_segment(numbers, count, target):
+    """Return the last index below `count` with numbers[index] <= `target`; numbers ascend from
+    0.
     """
     low = 0
     high = count
     while high - low > 1:
         middle = (low + high) // 2
-        if tl.load(numbers + middle) <= wanted:
+        if tl.load(numbers + middle) <= target:
             low = middle
         else:
             high = middle

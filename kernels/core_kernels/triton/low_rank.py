@@ -1,9 +1,8 @@
-"""Adapters of low rank: what each row's own adapter adds to a product, for rows of many adapters in
-two launches.
+"""LoRA deltas for rows of many adapters in two launches.
 
-Rows are sorted by adapter, once in a step. A table says on the device where an adapter's factors
-are, so that a recorded launch finds those that are there when it is made again; factors may differ
-in rank and in the columns they change.
+Rows are sorted by adapter once per step. A table on the device holds the addresses of each
+adapter's factors, so a captured launch reads the current ones. Factors may differ in rank and in
+the columns they change.
 """
 
 from __future__ import annotations
@@ -18,45 +17,45 @@ import torch
 import triton
 import triton.language as tl
 
-from core_kernels.low_rank import LowRankParts, Plain
-from core_kernels.triton.launching import INTERPRETED, LEAST_PRODUCT, last_at_most, product
+from core_kernels.low_rank import LowRankFactors, LowRankParts
+from core_kernels.triton.launching import INTERPRETED, MIN_DOT_SIZE, find_segment, product
 
 Tensor = torch.Tensor
 
-ROOM: Final = 1024
-"""Rows, at first."""
+INITIAL_ROWS: Final = 1024
+"""Initial capacity in rows."""
 ROWS: Final = 16
-"""Rows of a block where adapters have few; four times as many where they have many."""
+"""Rows per block when adapters have few rows; `MANY_ROWS` otherwise."""
 MANY_ROWS: Final = 64
 COLUMNS: Final = 64
 INNER: Final = 128
-"""Inputs that are multiplied at once."""
-SHARE: Final = 1024
-"""Inputs of which a program makes its share of what is between the factors."""
-MOST_SHARES: Final = 8
+"""Inputs per accumulation step."""
+SPLIT_INPUTS: Final = 1024
+"""Inputs per split of the shrink product."""
+MAX_SPLITS: Final = 8
 FACTS: Final = tl.constexpr(5)
-"""Numbers of an adapter in a table: places of the first factors and of what is said of the parts,
-their ranks together, how
-many parts there are, place of the bias; 0 where there is none."""
+"""Table entries of an adapter: addresses of the A factors and of the parts, total rank, number of
+parts, address of the bias (0: none).
+"""
 PART: Final = tl.constexpr(4)
-"""Numbers of a part: place of its second factor, its first column, how many columns, its rank."""
+"""Entries of a part: address of its B factor, first column, number of columns, rank."""
 KINDS: Final = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
 class LowRankLayer:
-    """What one adapter adds to one layer."""
+    """The delta of one adapter for one layer."""
 
-    def __init__(self, parts: Sequence[Plain], bias: Tensor | None, device: str) -> None:
-        """Keep the factors of all parts, of one dtype, and `bias` [all columns] of that dtype."""
+    def __init__(self, parts: Sequence[LowRankFactors], bias: Tensor | None, device: str) -> None:
+        """Store the factors of all parts and `bias` [all columns], all of one dtype."""
         self.rank: Final = sum(len(part.a) for part in parts)
         self._first = torch.cat([part.a for part in parts]) if parts else None
         self._second = [part.b.contiguous() for part in parts]
         self._bias = bias
-        said = [
+        entries = [
             [b.data_ptr(), part.first, *b.shape]
             for part, b in zip(parts, self._second, strict=True)
         ]
-        self._parts = torch.tensor(said, dtype=torch.int64).to(device)
+        self._parts = torch.tensor(entries, dtype=torch.int64).to(device)
         self.facts: Final = (
             0 if self._first is None else self._first.data_ptr(),
             self._parts.data_ptr(),
@@ -67,122 +66,126 @@ class LowRankLayer:
 
     @property
     def num_bytes(self) -> int:
-        """Of all that is kept."""
-        kept = (self._first, *self._second, self._bias)
-        return sum(each.nbytes for each in kept if each is not None)
+        """Bytes of the factors and the bias."""
+        tensors = (self._first, *self._second, self._bias)
+        return sum(each.nbytes for each in tensors if each is not None)
 
 
 class LowRankTable:
-    """What all adapters add to one layer, by number; its place on the device stays."""
+    """The deltas of all adapters for one layer, by adapter number; its device address is
+    constant.
+    """
 
-    def __init__(self, size: int, most_ranks: int, device: str) -> None:
+    def __init__(self, size: int, max_ranks: int, device: str) -> None:
         self.size = size
-        self.most_ranks = most_ranks
+        self.max_ranks = max_ranks
         self.facts = torch.zeros((size, FACTS.value), dtype=torch.int64, device=device)
-        self._kept: dict[int, LowRankLayer] = {}
+        self._layers: dict[int, LowRankLayer] = {}
 
     def put(self, number: int, layer: LowRankLayer | None) -> None:
-        """Set, or take out, what one adapter adds, for steps that are launched from now on."""
+        """Set or remove the delta of one adapter, for steps launched after this."""
         facts = [0] * FACTS.value if layer is None else layer.facts
         self.facts[number].copy_(torch.tensor(facts), non_blocking=True)
         if layer is None:
-            self._kept.pop(number, None)
+            self._layers.pop(number, None)
         else:
-            self._kept[number] = layer
+            self._layers[number] = layer
 
 
 @dataclass(frozen=True, slots=True)
-class Grouped:
-    """Rows by adapter, on the device."""
+class GroupedRows:
+    """Rows grouped by adapter, on the device."""
 
     order: Tensor
-    """[n]: rows, those of an adapter behind each other, and last those that have none."""
+    """[n]: rows sorted by adapter; rows without an adapter last."""
     starts: Tensor
-    """[adapters + 1]: where in `order` each one's begin."""
+    """[adapters + 1]: start of each adapter in `order`."""
     blocks: Tensor
-    """[adapters + 1]: how many blocks of `block` rows, of which no adapter shares one, come before
-    each one's.
+    """[adapters + 1]: first block of each adapter; a block has up to `block` rows of one
+    adapter.
     """
     block: int
 
 
 class StepRows:
-    """Whose the rows of a step are, at the same places in every step as long as there is room."""
+    """The adapter of each row of a step; device addresses are constant unless the capacity
+    grows.
+    """
 
     def __init__(self, num_adapters: int, device: str) -> None:
         self._num_adapters = num_adapters
         self._device = device
         self.moves = 0
-        """How often the rows have got another place."""
+        """Number of reallocations."""
         self._edges = torch.zeros((2, num_adapters + 1), dtype=torch.int64, device=device)
-        self._make_room(ROOM)
+        self._allocate(INITIAL_ROWS)
 
-    def _make_room(self, rows: int) -> None:
+    def _allocate(self, rows: int) -> None:
         self._adapters = torch.empty(rows, dtype=torch.int32, device=self._device)
-        self._places = torch.empty(rows, dtype=torch.int64, device=self._device)
+        self._order = torch.empty(rows, dtype=torch.int64, device=self._device)
 
-    def take(self, adapters: npt.NDArray[np.int32]) -> None:
-        """Note each row's adapter; -1: it has none."""
+    def set_adapters(self, adapters: npt.NDArray[np.int32]) -> None:
+        """Set the adapter of each row; -1: none."""
         count = self._count = len(adapters)
-        if count > len(self._places):
-            self._make_room(2 * count)
+        if count > len(self._order):
+            self._allocate(2 * count)
             self.moves += 1
         self._adapters[:count].copy_(torch.from_numpy(adapters), non_blocking=True)
         found = self._group(self._adapters[:count])
-        self._places[:count].copy_(found.order)
+        self._order[:count].copy_(found.order)
         self._edges[0].copy_(found.starts)
         self._edges[1].copy_(found.blocks)
-        self._grouped = Grouped(self._places[:count], self._edges[0], self._edges[1], found.block)
+        self._grouped = GroupedRows(
+            self._order[:count], self._edges[0], self._edges[1], found.block
+        )
 
-    def among(self, tokens: Tensor | slice | None) -> Grouped:
-        """Return the rows, or a choice of them."""
+    def select(self, tokens: Tensor | slice | None) -> GroupedRows:
+        """Return the grouping of all rows, or of selected rows."""
         if tokens is None:
             return self._grouped
         return self._group(self._adapters[: self._count][tokens])
 
-    def _group(self, adapters: Tensor) -> Grouped:
+    def _group(self, adapters: Tensor) -> GroupedRows:
         block = MANY_ROWS if len(adapters) >= MANY_ROWS * self._num_adapters else ROWS
         keys, order = torch.where(adapters < 0, self._num_adapters, adapters).sort(stable=True)
         numbers = torch.arange(self._num_adapters + 1, dtype=keys.dtype, device=keys.device)
         starts = torch.searchsorted(keys, numbers)
         blocks = torch.zeros_like(starts)
         torch.cumsum((starts.diff() + block - 1) // block, 0, out=blocks[1:])
-        return Grouped(order, starts, blocks, block)
+        return GroupedRows(order, starts, blocks, block)
 
 
 class LowRankOps:
-    """Bound to a device, to the dtype of factors, and to the greatest rank that a part may have."""
+    """LoRA products for a device, a dtype of factors and a maximum rank."""
 
-    def __init__(self, device: str, dtype: torch.dtype, most_rank: int) -> None:
+    def __init__(self, device: str, dtype: torch.dtype, max_rank: int) -> None:
         self._device = device
         self._dtype = dtype
-        self._most_rank = most_rank
+        self._max_rank = max_rank
 
     def pack(self, layers: Sequence[LowRankParts]) -> list[LowRankLayer]:
-        """Return what an adapter adds to each layer, in the order given."""
+        """Return the packed delta of each layer, in the given order."""
         return [LowRankLayer(each.parts, each.bias, self._device) for each in layers]
 
-    def table(self, size: int, most_parts: int) -> LowRankTable:
-        """Return a table for so many adapters, none of which has more parts."""
-        return LowRankTable(size, self._most_rank * most_parts, self._device)
+    def table(self, size: int, max_parts: int) -> LowRankTable:
+        """Return a table for `size` adapters with up to `max_parts` parts."""
+        return LowRankTable(size, self._max_rank * max_parts, self._device)
 
     def rows(self, num_adapters: int) -> StepRows:
-        """Return what notes whose rows are."""
+        """Return the row-to-adapter map."""
         return StepRows(num_adapters, self._device)
 
-    def add(self, out: Tensor, x: Tensor, rows: Grouped, table: LowRankTable) -> None:
-        """Add to out [rows, columns] what the adapter of each row makes of x [rows, in].
+    def add(self, out: Tensor, x: Tensor, rows: GroupedRows, table: LowRankTable) -> None:
+        """Add the delta of each row's adapter for x [rows, in] to out [rows, columns].
 
-        Numbers of a row follow each other. What is between the factors is rounded to their dtype.
+        Rows are contiguous. The shrink result is rounded to the dtype of the factors.
         """
         count, width = x.shape
         columns = out.shape[1]
         if not (count and columns):
             return
-        shares = min(MOST_SHARES, max(1, triton.cdiv(width, SHARE)))
-        between = torch.empty(
-            (shares, count, table.most_ranks), dtype=torch.float32, device=x.device
-        )
+        splits = min(MAX_SPLITS, max(1, triton.cdiv(width, SPLIT_INPUTS)))
+        shrunk = torch.empty((splits, count, table.max_ranks), dtype=torch.float32, device=x.device)
         grid = triton.cdiv(count, rows.block) + min(table.size, count)
         common = {
             "ROWS": rows.block,
@@ -197,41 +200,40 @@ class LowRankOps:
             table.size,
             count,
         )
-        _shrink[grid, triton.cdiv(table.most_ranks, LEAST_PRODUCT), shares](
-            x, x.stride(0), between, *where, width, table.most_ranks,
-            SHARES=shares, RANKS=LEAST_PRODUCT, INNER=INNER, **common, num_warps=4,
+        _shrink[grid, triton.cdiv(table.max_ranks, MIN_DOT_SIZE), splits](
+            x, x.stride(0), shrunk, *where, width, table.max_ranks,
+            SPLITS=splits, RANKS=MIN_DOT_SIZE, INNER=INNER, **common, num_warps=4,
         )  # fmt: skip
         _expand[grid, triton.cdiv(columns, COLUMNS)](
-            between, out, out.stride(0), *where, columns, table.most_ranks,
-            SHARES=shares, RANKS=LEAST_PRODUCT, COLUMNS=COLUMNS, **common, num_warps=4,
+            shrunk, out, out.stride(0), *where, columns, table.max_ranks,
+            SPLITS=splits, RANKS=MIN_DOT_SIZE, COLUMNS=COLUMNS, **common, num_warps=4,
         )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["num_adapters", "count"])
 def _shrink(
-    x, x_row, between, facts, order, starts, blocks, num_adapters, count, width, room,
-    SHARES: tl.constexpr, ROWS: tl.constexpr, RANKS: tl.constexpr, INNER: tl.constexpr, KIND: tl.constexpr,
+    x, x_row, shrunk, facts, order, starts, blocks, num_adapters, count, width, stride,
+    SPLITS: tl.constexpr, ROWS: tl.constexpr, RANKS: tl.constexpr, INNER: tl.constexpr,
+    KIND: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
-    """A program: a share of what an adapter's first factors make of a block of its rows, for some
-    ranks.
-    """
+    """One program: a split of the shrink product of a block of rows, for some ranks."""
     block = tl.program_id(0)
     if block < tl.load(blocks + num_adapters):
-        adapter = last_at_most(blocks, num_adapters, block)
+        adapter = find_segment(blocks, num_adapters, block)
         a = tl.load(facts + adapter * FACTS).to(tl.pointer_type(KIND))
         ranks = tl.load(facts + adapter * FACTS + 2)
         rank = tl.program_id(1) * RANKS + tl.arange(0, RANKS)
         if tl.program_id(1) * RANKS < ranks:
-            place = (
+            row_index = (
                 tl.load(starts + adapter)
                 + (block - tl.load(blocks + adapter)) * ROWS
                 + tl.arange(0, ROWS)
             )
-            mine = place < tl.load(starts + adapter + 1)
-            row = tl.load(order + place, mask=mine, other=0)
+            mine = row_index < tl.load(starts + adapter + 1)
+            row = tl.load(order + row_index, mask=mine, other=0)
             found = tl.zeros((ROWS, RANKS), tl.float32)
-            for at in range(tl.program_id(2) * INNER, width, SHARES * INNER):
+            for at in range(tl.program_id(2) * INNER, width, SPLITS * INNER):
                 element = at + tl.arange(0, INNER)
                 inside = (element < width)[None, :]
                 read = tl.load(
@@ -245,30 +247,33 @@ def _shrink(
                     other=0.0,
                 )
                 found = product(read.to(KIND), tl.trans(factor), found, WIDE)
-            at_place = between + (tl.program_id(2) * count + place)[:, None] * room + rank[None, :]
-            tl.store(at_place, found, mask=mine[:, None] & (rank < ranks)[None, :])
+            target = (
+                shrunk + (tl.program_id(2) * count + row_index)[:, None] * stride + rank[None, :]
+            )
+            tl.store(target, found, mask=mine[:, None] & (rank < ranks)[None, :])
 
 
 @triton.jit(do_not_specialize=["num_adapters", "count"])
 def _expand(
-    between, out, out_row, facts, order, starts, blocks, num_adapters, count, columns, room,
-    SHARES: tl.constexpr, ROWS: tl.constexpr, RANKS: tl.constexpr, COLUMNS: tl.constexpr, KIND: tl.constexpr,
+    shrunk, out, out_row, facts, order, starts, blocks, num_adapters, count, columns, stride,
+    SPLITS: tl.constexpr, ROWS: tl.constexpr, RANKS: tl.constexpr, COLUMNS: tl.constexpr,
+    KIND: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
-    """A program: some columns of a block of an adapter's rows, to which each part adds where it has
-    columns there.
+    """One program: some columns of a block of an adapter's rows; sums the parts that overlap
+    them.
     """
     block = tl.program_id(0)
     if block < tl.load(blocks + num_adapters):
-        adapter = last_at_most(blocks, num_adapters, block)
+        adapter = find_segment(blocks, num_adapters, block)
         parts = tl.load(facts + adapter * FACTS + 1).to(tl.pointer_type(tl.int64))
         bias = tl.load(facts + adapter * FACTS + 4)
-        place = (
+        row_index = (
             tl.load(starts + adapter)
             + (block - tl.load(blocks + adapter)) * ROWS
             + tl.arange(0, ROWS)
         )
-        mine = place < tl.load(starts + adapter + 1)
+        mine = row_index < tl.load(starts + adapter + 1)
         start = tl.program_id(1) * COLUMNS
         column = start + tl.arange(0, COLUMNS)
         found = tl.zeros((ROWS, COLUMNS), tl.float32)
@@ -283,10 +288,10 @@ def _expand(
                 for at in range(0, ranks, RANKS):
                     rank = at + tl.arange(0, RANKS)
                     narrow = tl.zeros((ROWS, RANKS), tl.float32)
-                    for share in range(SHARES):
+                    for split in range(SPLITS):
                         narrow += tl.load(
-                            between
-                            + (share * count + place)[:, None] * room
+                            shrunk
+                            + (split * count + row_index)[:, None] * stride
                             + (before + rank)[None, :],
                             mask=mine[:, None] & (rank < ranks)[None, :],
                             other=0.0,
@@ -303,7 +308,7 @@ def _expand(
                 bias.to(tl.pointer_type(KIND)) + column, mask=column < columns, other=0.0
             )
             found += added.to(tl.float32)[None, :]
-        row = tl.load(order + place, mask=mine, other=0)
+        row = tl.load(order + row_index, mask=mine, other=0)
         here = mine[:, None] & (column < columns)[None, :]
         at_row = out + row[:, None] * out_row + column[None, :]
         found += tl.load(at_row, mask=here, other=0.0).to(tl.float32)

@@ -1,10 +1,9 @@
-"""Products with weights of few bits: integers of eight or four with scales for groups of inputs,
-floats of eight or four.
+"""GEMM with quantized weights: integers of eight or four bits, floats of eight or four.
 
-A weight [rows, width] is bytes: codes row after row, then scales [groups, rows], then zero points
-of the same shape. Four-bit codes of `2 * TILE` neighbouring columns share `TILE` bytes, the first
-half of them in the lower bits. Numbers are exact in a product; where a tile of columns is in one
-group its sum is scaled, elsewhere each number is.
+A weight [rows, width] is bytes: codes row by row, then scales [groups, rows], then zero points of
+the same shape. Four-bit codes of `2 * TILE` consecutive columns share `TILE` bytes, the first half
+in the low nibbles. Codes are exact in a product. If a column tile lies within one group, its sum is
+scaled; otherwise each element is.
 """
 
 from __future__ import annotations
@@ -16,31 +15,37 @@ import triton
 import triton.language as tl
 from torch.nn.functional import pad
 
-from core_kernels.triton.launching import LEAST_PRODUCT, is_wide, last_at_most, product, rounded
-from core_kernels.triton.tuned import Choice, Tuned, alike
+from core_kernels.triton.autotune import Autotuner, LaunchConfig, row_bucket
+from core_kernels.triton.launching import (
+    MIN_DOT_SIZE,
+    find_segment,
+    next_power_of_2,
+    product,
+    uses_float32,
+)
 
 Tensor = torch.Tensor
 
 TILE: Final = 64
-"""Columns that are multiplied at once."""
-MOST_ROWS: Final = 64
-"""Rows of x of a program."""
+"""Columns per accumulation step."""
+MAX_ROWS: Final = 64
+"""Maximum rows of x per program."""
 WHOLE_ROW: Final = 1 << 30
-"""The group of rows with one scale: longer than any."""
+"""Group size for one scale per row."""
 ALIGNED: Final = 16
-"""Bytes at whose multiples rows of codes begin, and scales."""
+"""Byte alignment of code rows and of scales."""
 FOUR_BIT_FLOATS: Final = (0, 1, 2, 3, 4, 6, 8, 12)
-"""What codes of four-bit floats (E2M1) stand for, twice as large; all of them with either sign."""
+"""Magnitudes of four-bit floats (E2M1), doubled; each has both signs."""
 INT8: Final = tl.constexpr(0)
 INT4: Final = tl.constexpr(1)
 E4M3: Final = tl.constexpr(2)
 E5M2: Final = tl.constexpr(3)
 E2M1: Final = tl.constexpr(4)
 EIGHT_BIT_FLOATS: Final = {torch.float8_e4m3fn: E4M3, torch.float8_e5m2: E5M2}
-TUNED: Final = Tuned("product")
+AUTOTUNE: Final = Autotuner("product")
 
 
-class Kept(NamedTuple):
+class WeightViews(NamedTuple):
     """The parts of a weight's memory, as views."""
 
     codes: Tensor
@@ -52,9 +57,9 @@ class Kept(NamedTuple):
 
 
 class GroupedOps:
-    """Numbers with a scale for each group of inputs. A product's row depends on its row of x alone.
+    """GEMM with weights that have a scale per group of inputs. Bitwise batch-invariant.
 
-    The calls of the C++ library's ops for the same numbers.
+    Same interface as the C++ library's ops.
     """
 
     def __init__(
@@ -68,8 +73,8 @@ class GroupedOps:
         self._name: Final = f"{tl.constexpr(kind).value}, {group}, {scales}, {has_zeros}"
 
     def empty(self, rows: int, width: int, dtype: torch.dtype, count: int | None = None) -> Tensor:
-        """Return memory for a weight [rows, width], or for `count` of them; numbers of any dtype
-        are kept alike.
+        """Return memory for a weight [rows, width], or for `count` of them; the dtype is
+        ignored.
         """
         del dtype
         codes, scales, zeros = self._sizes(rows, width)
@@ -77,7 +82,7 @@ class GroupedOps:
         return torch.empty(size if count is None else (count, size), dtype=torch.uint8)
 
     def linear(self, x: Tensor, weight: Tensor, rows: int, order: Tensor | None = None) -> Tensor:
-        """Return x @ weight.T, [..., rows]. `order`: the number of x for each column of the weight."""
+        """Return x @ weight.T, [..., rows]. `order`: index into x for each column of the weight."""
         x = x if order is None else x[..., order]
         flat = _flat(x)
         out = x.new_empty(*x.shape[:-1], rows)
@@ -91,8 +96,7 @@ class GroupedOps:
     def grouped(self, x: Tensor, weights: Tensor, rows: int, choices: Tensor) -> Tensor:
         """Return the product of each row of x with one of `weights`, [n, rows].
 
-        `choices` int64 names, in any order, which weight each row is for; rows of x are sorted by
-        that.
+        `choices` int64 holds the weight of each row in any order; rows of x are sorted by weight.
         """
         out = x.new_empty(len(x), rows)
         if out.numel():
@@ -109,21 +113,21 @@ class GroupedOps:
     def rows(
         self, weight: Tensor, rows: int, width: int, ids: Tensor, dtype: torch.dtype = torch.float32
     ) -> Tensor:
-        """Return the plain rows [n, width] of numbers [n]."""
+        """Return the plain rows [n, width] for ids [n]."""
         out = torch.empty(len(ids), width, dtype=dtype, device=weight.device)
         if out.numel():
-            kept = self.parts(weight, rows, width)
+            views = self.parts(weight, rows, width)
             _rows[len(ids), triton.cdiv(width, self._step)](
-                ids, *kept, kept.codes.stride(0), out, rows, width, **self._facts, num_warps=1
+                ids, *views, views.codes.stride(0), out, rows, width, **self._facts, num_warps=1
             )
         return out
 
-    def parts(self, weight: Tensor, rows: int, width: int) -> Kept:
-        """Return the parts of one weight."""
+    def parts(self, weight: Tensor, rows: int, width: int) -> WeightViews:
+        """Return the views of one weight."""
         codes, scales, zeros = self._sizes(rows, width)
         groups = self.groups(width)
         size = groups * rows
-        return Kept(
+        return WeightViews(
             weight[:codes].view(rows, -1),
             weight[codes : codes + size * self.scales.itemsize]
             .view(self.scales)
@@ -134,10 +138,10 @@ class GroupedOps:
         )
 
     def groups(self, width: int) -> int:
-        """Return how many scales a row has."""
+        """Return the number of scales per row."""
         return -(-width // self.group)
 
-    def _put(
+    def _write(
         self,
         weight: Tensor,
         rows: int,
@@ -146,8 +150,8 @@ class GroupedOps:
         scales: Tensor,
         zeros: Tensor | None = None,
     ) -> None:
-        """Fill rows from `first` on with bytes [n, width], a code each, and their scales [n,
-        groups].
+        """Write codes [n, width], one per byte, and their scales [n, groups] to rows from
+        `first`.
         """
         count, width = codes.shape
         if scales.shape != (count, self.groups(width)) or (zeros is None) == self.has_zeros:
@@ -157,22 +161,22 @@ class GroupedOps:
                 f"groups of {self.group} of a weight with {'' if self.has_zeros else 'no '}zero "
                 "points"
             )
-        if weight.is_meta:  # of a model that is only planned
+        if weight.is_meta:  # memory plan: no data
             return
-        kept = self.parts(weight, rows, width)
+        views = self.parts(weight, rows, width)
         own = slice(first, first + count)
         codes = pad(codes, (0, self._row_bytes(width) * 8 // self.bits - width))
         if self.bits == 4:
             halves = codes.view(count, -1, 2, TILE)
             codes = (halves[:, :, 0] | halves[:, :, 1] << 4).flatten(1)
-        kept.codes[own] = codes.to(weight.device)
-        kept.scales[:, own] = scales.T.to(weight.device, self.scales)
-        if kept.zeros is not None and zeros is not None:
-            kept.zeros[:, own] = zeros.T.to(weight.device, torch.int16)
+        views.codes[own] = codes.to(weight.device)
+        views.scales[:, own] = scales.T.to(weight.device, self.scales)
+        if views.zeros is not None and zeros is not None:
+            views.zeros[:, own] = zeros.T.to(weight.device, torch.int16)
 
     @property
     def _step(self) -> int:
-        """Columns that a program takes at once."""
+        """Columns per program step."""
         return TILE * 8 // self.bits
 
     def _row_bytes(self, width: int) -> int:
@@ -207,24 +211,25 @@ class GroupedOps:
         count: int,
     ) -> None:
         width = x.shape[1]
-        kept = self.parts(weights if starts is None else weights[0], rows, width)
+        views = self.parts(weights if starts is None else weights[0], rows, width)
 
-        def launch(choice: Choice) -> None:
-            _product[programs, triton.cdiv(rows, choice.columns)](
-                x, x.stride(0), *kept, kept.codes.stride(0), weights.shape[-1], out, starts, blocks, len(x), count, rows, width,
-                ROWS=block, COLUMNS=choice.columns, WIDE=is_wide(x), **self._facts,
-                num_warps=choice.warps, num_stages=choice.stages,
+        def launch(config: LaunchConfig) -> None:
+            _product[programs, triton.cdiv(rows, config.columns)](
+                x, x.stride(0), *views, views.codes.stride(0), weights.shape[-1], out, starts,
+                blocks, len(x), count, rows, width,
+                ROWS=block, COLUMNS=config.columns, WIDE=uses_float32(x), **self._facts,
+                num_warps=config.warps, num_stages=config.stages,
             )  # fmt: skip
 
-        shape = (alike(len(x) // count), count, rows, width, str(x.dtype), self._name)
-        TUNED.launch(x.device, shape, launch)
+        shape = (row_bucket(len(x) // count), count, rows, width, str(x.dtype), self._name)
+        AUTOTUNE.launch(x.device, shape, launch)
 
 
 class QuantizedOps(GroupedOps):
-    """Integers of eight or four bits, or floats of four; a number is (code - zero) * scale.
+    """Integers of eight or four bits, or four-bit floats; a number is (code - zero) * scale.
 
-    `group` is how many inputs share a scale; `scales` is what those are, bfloat16 or float16.
-    `is_float`: codes are four-bit floats, twice as large.
+    `group` is the number of inputs that share a scale; `scales` is their dtype, bfloat16 or
+    float16. `is_float`: codes are doubled four-bit floats.
     """
 
     def __init__(
@@ -239,7 +244,7 @@ class QuantizedOps(GroupedOps):
         kind = E2M1 if is_float else INT4 if bits == 4 else INT8
         super().__init__(kind, bits, group, scales, has_zeros=has_zeros)
 
-    def place(
+    def pack_codes(
         self,
         weight: Tensor,
         rows: int,
@@ -248,10 +253,10 @@ class QuantizedOps(GroupedOps):
         scales: Tensor,
         zeros: Tensor | None = None,
     ) -> None:
-        """Fill rows from `first` on with int8 codes [n, width], and scales [n, groups], and int16
-        zero points of that shape.
+        """Write int8 codes [n, width], scales and int16 zero points [n, groups] to rows from
+        `first`.
 
-        Of four bits, codes are -8 to 7, or, of floats, `FOUR_BIT_FLOATS`.
+        Four-bit codes are -8 to 7, or doubled floats of `FOUR_BIT_FLOATS`.
         """
         if self._kind == E2M1:
             known = torch.tensor(FOUR_BIT_FLOATS, device=codes.device)
@@ -261,60 +266,62 @@ class QuantizedOps(GroupedOps):
             )
         else:
             stored = (codes + 8 if self.bits == 4 else codes).view(torch.uint8)
-        self._put(weight, rows, first, stored, scales, zeros)
+        self._write(weight, rows, first, stored, scales, zeros)
 
     def pack(self, weight: Tensor, rows: int, first: int, tensor: Tensor) -> None:
-        """Round a plain [n, width] to rows from `first` on: a number is at most half a step off.
+        """Round a plain [n, width] into rows from `first`; the error is up to half a step.
 
-        Of four bits the number furthest from zero becomes -8: there is one more integer below zero
-        than above it.
+        With four bits the number of largest magnitude becomes -8: there is one more negative code
+        than positive codes.
         """
         count, width = tensor.shape
         group = min(self.group, width)
         groups = self.groups(width)
-        most = 1 << (self.bits - 1)
+        limit = 1 << (self.bits - 1)
         if weight.is_meta:
             return
         numbers = pad(tensor.float(), (0, groups * group - width)).view(count, groups, group)
         low = numbers.amin(-1, keepdim=True)
         high = numbers.amax(-1, keepdim=True)
         furthest = torch.where(-low > high, low, high)
-        scales = (furthest / -most if self.bits == 4 else furthest.abs() / (most - 1)).to(
+        scales = (furthest / -limit if self.bits == 4 else furthest.abs() / (limit - 1)).to(
             self.scales
         )
         codes = (numbers / torch.where(scales == 0, 1, scales).float()).round()
-        codes = codes.clamp(-most if self.bits == 4 else 1 - most, most - 1).to(torch.int8)
-        self.place(weight, rows, first, codes.flatten(1)[:, :width], scales[..., 0])
+        codes = codes.clamp(-limit if self.bits == 4 else 1 - limit, limit - 1).to(torch.int8)
+        self.pack_codes(weight, rows, first, codes.flatten(1)[:, :width], scales[..., 0])
 
 
 class FloatOps(GroupedOps):
-    """Floats of eight bits, with scales in float32."""
+    """Eight-bit floats with float32 scales."""
 
     def __init__(self, kind: torch.dtype, group: int) -> None:
         super().__init__(EIGHT_BIT_FLOATS[kind], 8, group, torch.float32)
         self.kind: Final = kind
 
-    def place(self, weight: Tensor, rows: int, first: int, values: Tensor, scales: Tensor) -> None:
-        """Fill rows from `first` on with floats [n, width] of this kind and scales [n, groups]."""
+    def pack_codes(
+        self, weight: Tensor, rows: int, first: int, values: Tensor, scales: Tensor
+    ) -> None:
+        """Write floats [n, width] of this kind and scales [n, groups] to rows from `first`."""
         if values.dtype != self.kind:
             raise ValueError(f"{values.dtype} in a weight of {self.kind}")
-        self._put(weight, rows, first, values.view(torch.uint8), scales)
+        self._write(weight, rows, first, values.view(torch.uint8), scales)
 
 
 def _flat(x: Tensor) -> Tensor:
-    """Return x as rows whose numbers follow each other."""
+    """Return x as contiguous rows."""
     flat = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     return flat if flat.stride(1) == 1 or flat.shape[1] < 2 else flat.contiguous()
 
 
 def _rows_at_once(count: int) -> int:
-    return min(MOST_ROWS, rounded(count, LEAST_PRODUCT))
+    return min(MAX_ROWS, next_power_of_2(count, MIN_DOT_SIZE))
 
 
 @triton.jit
 def _numbers(raw, HIGH: tl.constexpr, KIND: tl.constexpr):
-    """Return in float32 what bytes stand for, or one half of each; floats by the bits of float16,
-    which every device has.
+    """Decode bytes, or one nibble of each, to float32; floats via float16, which every device
+    has.
     """
     if KIND == INT8:
         return raw.to(tl.int8, bitcast=True).to(tl.float32)
@@ -337,33 +344,37 @@ def _numbers(raw, HIGH: tl.constexpr, KIND: tl.constexpr):
 
 @triton.jit
 def _scaled(numbers, scales, zeros, row, element, rows, known, GROUP: tl.constexpr):
-    """Return numbers [rows, elements], each with its own zero point and scale."""
-    place = (element // GROUP)[None, :] * rows + row[:, None]
+    """Return numbers [rows, elements] with their zero points and scales applied."""
+    scale_index = (element // GROUP)[None, :] * rows + row[:, None]
     if zeros is not None:
-        numbers -= tl.load(zeros + place, mask=known, other=0).to(tl.float32)
-    return numbers * tl.load(scales + place, mask=known, other=0.0).to(tl.float32)
+        numbers -= tl.load(zeros + scale_index, mask=known, other=0).to(tl.float32)
+    return numbers * tl.load(scales + scale_index, mask=known, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def _add(
     total, x, mine, raw, scales, zeros, row, at, rows, width,
-    HIGH: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, TILE: tl.constexpr, WIDE: tl.constexpr,
+    HIGH: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, TILE: tl.constexpr,
+    WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Return the total with the products of `TILE` columns."""
+    """Return the total plus the products of `TILE` columns."""
     element = at + tl.arange(0, TILE)
     inside = element < width
     read = tl.load(x + element[None, :], mask=mine[:, None] & inside[None, :], other=0.0)
     numbers = _numbers(raw, HIGH, KIND)
     known = (row < rows)[:, None] & inside[None, :]
     if GROUP % TILE == 0:
-        place = at // GROUP * rows + row
+        scale_index = at // GROUP * rows + row
         if zeros is not None:
-            numbers -= tl.load(zeros + place, mask=row < rows, other=0).to(tl.float32)[:, None]
+            numbers -= tl.load(zeros + scale_index, mask=row < rows, other=0).to(tl.float32)[
+                :, None
+            ]
         numbers = tl.where(known, numbers, 0.0).to(read.dtype)
         found = product(read, tl.trans(numbers), tl.zeros(total.shape, tl.float32), WIDE)
         return (
             total
-            + found * tl.load(scales + place, mask=row < rows, other=0.0).to(tl.float32)[None, :]
+            + found
+            * tl.load(scales + scale_index, mask=row < rows, other=0.0).to(tl.float32)[None, :]
         )
     else:
         numbers = _scaled(numbers, scales, zeros, row, element, rows, known, GROUP)
@@ -373,15 +384,17 @@ def _add(
 
 @triton.jit(do_not_specialize=["num_rows", "count"])
 def _product(
-    x, x_row, codes, scales, zeros, code_row, weight_bytes, out, starts, blocks, num_rows, count, rows, width,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, TILE: tl.constexpr,
+    x, x_row, codes, scales, zeros, code_row, weight_bytes, out, starts, blocks, num_rows, count,
+    rows, width,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr,
+    TILE: tl.constexpr,
     STEP: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """A program: some rows of x, all for one weight, by some rows of that."""
+    """One program: some rows of x that use one weight, for some output rows."""
     first = tl.program_id(0) * ROWS
     end = num_rows
     if starts is not None:
-        weight = last_at_most(blocks, count, tl.program_id(0))
+        weight = find_segment(blocks, count, tl.program_id(0))
         first = tl.load(starts + weight) + (tl.program_id(0) - tl.load(blocks + weight)) * ROWS
         end = tl.load(starts + weight + 1)
         skipped = weight.to(tl.int64) * weight_bytes
@@ -390,10 +403,10 @@ def _product(
         if zeros is not None:
             zeros += skipped // 2
     if first < end:
-        place = first + tl.arange(0, ROWS)
-        mine = place < end
+        row_index = first + tl.arange(0, ROWS)
+        mine = row_index < end
         row = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-        asked = x + place.to(tl.int64)[:, None] * x_row
+        x_rows = x + row_index.to(tl.int64)[:, None] * x_row
         stored = codes + row.to(tl.int64)[:, None] * code_row + tl.arange(0, TILE)[None, :]
         total = tl.zeros((ROWS, COLUMNS), tl.float32)
         for at in range(0, width, STEP):
@@ -401,13 +414,15 @@ def _product(
             there = (row < rows)[:, None] & (byte < code_row)[None, :]
             raw = tl.load(stored + at * TILE // STEP, mask=there, other=0)
             total = _add(
-                total, asked, mine, raw, scales, zeros, row, at, rows, width, False, GROUP, KIND, TILE, WIDE
+                total, x_rows, mine, raw, scales, zeros, row, at, rows, width, False, GROUP, KIND,
+                TILE, WIDE
             )  # fmt: skip
             if STEP > TILE:
                 total = _add(
-                    total, asked, mine, raw, scales, zeros, row, at + TILE, rows, width, True, GROUP, KIND, TILE, WIDE
+                    total, x_rows, mine, raw, scales, zeros, row, at + TILE, rows, width, True,
+                    GROUP, KIND, TILE, WIDE
                 )  # fmt: skip
-        to = out + place.to(tl.int64)[:, None] * rows + row[None, :]
+        to = out + row_index.to(tl.int64)[:, None] * rows + row[None, :]
         tl.store(to, total.to(out.dtype.element_ty), mask=mine[:, None] & (row < rows)[None, :])
 
 
@@ -416,7 +431,7 @@ def _rows(
     ids, codes, scales, zeros, code_row, out, rows, width,
     GROUP: tl.constexpr, KIND: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """A program: some neighbouring numbers of a row."""
+    """One program: some consecutive elements of a row."""
     row = tl.load(ids + tl.program_id(0) + tl.arange(0, 1))
     at = tl.program_id(1) * STEP
     byte = tl.program_id(1) * TILE + tl.arange(0, TILE)

@@ -1,9 +1,8 @@
-"""The choice of tokens: the best of a row, what is left of a row, and the inverse of its cumulative
-distribution.
+"""Argmax, truncation (top-k, top-p) and sampling from logits.
 
-Rows are read in spans by many programs; sums of spans are of float64, in vocabulary order, so that
-a seed means the same token as it does elsewhere. Nothing is sorted: the smallest number that stays
-is found four bits at a time, from how much would stay above sixteen candidates.
+Many programs read a row in spans. Span sums are float64 in vocabulary order, so a seed gives the
+same token as in the reference. Truncation does not sort: it finds the smallest remaining logit four
+bits at a time, from the weight above sixteen candidates.
 """
 
 from __future__ import annotations
@@ -14,55 +13,56 @@ import torch
 import triton
 import triton.language as tl
 
-from core_kernels.triton.launching import exponential, rounded
+from core_kernels.triton.launching import exponential, next_power_of_2
 
 Tensor = torch.Tensor
 
 SPAN: Final = 2048
 CHUNK: Final = 1024
-"""Numbers that are compared with sixteen candidates at once."""
+"""Logits that are compared with sixteen candidates at once."""
 
 
-def best(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the best logit and its token per row of logits [n, vocab]; the first of equals, NaN
-    before all.
+def argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return maximum logit and token per row of logits [n, vocab]; ties: lowest index; a NaN
+    wins.
     """
     rows = len(logits)
     values = logits.new_empty(rows)
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     if rows:
-        tops, places = _tops(logits)
+        tops, top_tokens = _tops(logits)
         spans = tops.shape[1]
-        _best[(rows,)](tops, places, values, tokens, spans, BLOCK=rounded(spans), num_warps=1)
+        _argmax[(rows,)](
+            tops, top_tokens, values, tokens, spans, BLOCK=next_power_of_2(spans), num_warps=1
+        )
     return values, tokens
 
 
-def draw(logits: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
-    """Return one token per row, int64 [n], at its number of the cumulative distribution of logits
-    [n, vocab].
-    """
+def sample(logits: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+    """Return one token per row, int64 [n], sampled from logits [n, vocab] by seed and position."""
     rows, vocab = logits.shape
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     if rows:
-        tops, places = _tops(logits)
+        tops, top_tokens = _tops(logits)
         spans = tops.shape[1]
-        block = rounded(spans)
+        block = next_power_of_2(spans)
         sums = torch.empty((rows, spans), dtype=torch.float64, device=logits.device)
         _weigh[rows, spans](
             logits, logits.stride(0), tops, sums, vocab, spans, SPAN=SPAN, BLOCK=block, num_warps=4
         )
-        _draw[(rows,)](
-            logits, logits.stride(0), tops, places, sums, seeds, positions, tokens, vocab, spans,
+        _sample[(rows,)](
+            logits, logits.stride(0), tops, top_tokens, sums, seeds, positions, tokens, vocab,
+            spans,
             SPAN=SPAN, BLOCK=block, num_warps=4,
         )  # fmt: skip
     return tokens
 
 
 def truncate(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """Return float32 logits [n, vocab], overwritten by -inf outside the best `top_k` int64 [n] (0:
-    all) and `top_p` float32 [n].
+    """Set logits [n, vocab] outside `top_k` int64 [n] (0: all) and `top_p` float32 [n] to -inf.
 
-    Equals of the last one that stays do so as well, and the best one in any case.
+    Works in index on float32. Ties with the last remaining logit remain too; the maximum always
+    remains.
     """
     rows, vocab = logits.shape
     if rows:
@@ -71,59 +71,61 @@ def truncate(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
 
 
 def _tops(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the best of each span and where it is, [n, spans]."""
+    """Return the maximum of each span and its token, [n, spans]."""
     rows, vocab = logits.shape
     spans = triton.cdiv(vocab, SPAN)
     tops = logits.new_empty((rows, spans))
-    places = torch.empty((rows, spans), dtype=torch.int64, device=logits.device)
-    _top[rows, spans](logits, logits.stride(0), tops, places, vocab, spans, SPAN=SPAN, num_warps=4)
-    return tops, places
+    top_tokens = torch.empty((rows, spans), dtype=torch.int64, device=logits.device)
+    _top[rows, spans](
+        logits, logits.stride(0), tops, top_tokens, vocab, spans, SPAN=SPAN, num_warps=4
+    )
+    return tops, top_tokens
 
 
 @triton.jit
-def _best_of(values, mine):
-    """Return the place of the best: NaN before all, the first of equals."""
+def _argmax_of(values, mine):
+    """Return the index of the maximum: a NaN wins, ties go to the lowest index."""
     nan = (values != values) & mine
-    place = tl.arange(0, values.shape[0])
-    first_nan = tl.min(tl.where(nan, place, values.shape[0]))
-    most = tl.max(tl.where(mine & (values == values), values, float("-inf")))
-    first = tl.min(tl.where(mine & (values == most), place, values.shape[0] - 1))
+    index = tl.arange(0, values.shape[0])
+    first_nan = tl.min(tl.where(nan, index, values.shape[0]))
+    highest = tl.max(tl.where(mine & (values == values), values, float("-inf")))
+    first = tl.min(tl.where(mine & (values == highest), index, values.shape[0] - 1))
     return tl.where(first_nan < values.shape[0], first_nan, first)
 
 
 @triton.jit
-def _top(logits, row_stride, tops, places, vocab, spans, SPAN: tl.constexpr):
+def _top(logits, row_stride, tops, top_tokens, vocab, spans, SPAN: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     span = tl.program_id(1)
     token = span * SPAN + tl.arange(0, SPAN)
     values = tl.load(logits + row * row_stride + token, mask=token < vocab, other=float("-inf"))
-    place = span * SPAN + _best_of(values, token < vocab)
-    tl.store(tops + row * spans + span, tl.load(logits + row * row_stride + place))
-    tl.store(places + row * spans + span, place.to(tl.int64))
+    index = span * SPAN + _argmax_of(values, token < vocab)
+    tl.store(tops + row * spans + span, tl.load(logits + row * row_stride + index))
+    tl.store(top_tokens + row * spans + span, index.to(tl.int64))
 
 
 @triton.jit
-def _best(tops, places, values, tokens, spans, BLOCK: tl.constexpr):
+def _argmax(tops, top_tokens, values, tokens, spans, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     span = tl.arange(0, BLOCK)
     top = tl.load(tops + row * spans + span, mask=span < spans, other=float("-inf"))
-    at = row * spans + _best_of(top, span < spans)
+    at = row * spans + _argmax_of(top, span < spans)
     tl.store(values + row, tl.load(tops + at))
-    tl.store(tokens + row, tl.load(places + at))
+    tl.store(tokens + row, tl.load(top_tokens + at))
 
 
 @triton.jit
-def _weights(logits, row_stride, row, span, most, vocab, SPAN: tl.constexpr):
-    """Return exp(logit - most) of a span in float64; of a row without any choice, zeros."""
+def _weights(logits, row_stride, row, span, highest, vocab, SPAN: tl.constexpr):
+    """Return exp(logit - highest) of a span in float64; zeros for a fully masked row."""
     token = span * SPAN + tl.arange(0, SPAN)
     values = tl.load(logits + row * row_stride + token, mask=token < vocab, other=float("-inf")).to(
         tl.float32
     )
-    return exponential(values, most).to(tl.float64)
+    return exponential(values, highest).to(tl.float64)
 
 
 @triton.jit
-def _most_of(tops, row, spans, BLOCK: tl.constexpr):
+def _highest_of(tops, row, spans, BLOCK: tl.constexpr):
     span = tl.arange(0, BLOCK)
     return tl.max(
         tl.load(tops + row * spans + span, mask=span < spans, other=float("-inf")).to(tl.float32)
@@ -134,16 +136,16 @@ def _most_of(tops, row, spans, BLOCK: tl.constexpr):
 def _weigh(logits, row_stride, tops, sums, vocab, spans, SPAN: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     span = tl.program_id(1)
-    most = _most_of(tops, row, spans, BLOCK)
+    highest = _highest_of(tops, row, spans, BLOCK)
     tl.store(
         sums + row * spans + span,
-        tl.sum(_weights(logits, row_stride, row, span, most, vocab, SPAN)),
+        tl.sum(_weights(logits, row_stride, row, span, highest, vocab, SPAN)),
     )
 
 
 @triton.jit
 def _mixed(x):
-    """Return the numbers of SplitMix64 behind a state."""
+    """Return the SplitMix64 output of a state."""
     x += 0x9E3779B97F4A7C15
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB
@@ -152,14 +154,14 @@ def _mixed(x):
 
 @triton.jit
 def _uniform(seed, position):
-    """Return the number in [0, 1) of a seed and a position."""
+    """Return the number in [0, 1) for a seed and a position."""
     mixed = _mixed(_mixed(seed.to(tl.uint64)) + position.to(tl.uint64) * 0x9E3779B97F4A7C15)
     return (mixed >> 11).to(tl.float64) * 1.1102230246251565e-16
 
 
 @triton.jit
-def _draw(
-    logits, row_stride, tops, places, sums, seeds, positions, tokens, vocab, spans,
+def _sample(
+    logits, row_stride, tops, top_tokens, sums, seeds, positions, tokens, vocab, spans,
     SPAN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -169,28 +171,28 @@ def _draw(
     target = _uniform(tl.load(seeds + row), tl.load(positions + row)) * tl.sum(of_spans)
     chosen = tl.minimum(tl.sum((ends <= target).to(tl.int32)), spans - 1)
     before = tl.max(tl.where(span < chosen, ends, 0.0))
-    most = _most_of(tops, row, spans, BLOCK)
-    weights = _weights(logits, row_stride, row, chosen, most, vocab, SPAN)
+    highest = _highest_of(tops, row, spans, BLOCK)
+    weights = _weights(logits, row_stride, row, chosen, highest, vocab, SPAN)
     passed = tl.sum((tl.cumsum(weights, 0) <= target - before).to(tl.int32))
     token = tl.minimum(chosen * SPAN + tl.minimum(passed, SPAN - 1), vocab - 1)
-    # Rounding may run past the last possible token; the best one is then as good a choice as any.
+    # Rounding may pass the last possible token; then take the maximum.
     top = tl.load(tops + row * spans + span, mask=span < spans, other=float("-inf"))
-    fallback = tl.load(places + row * spans + _best_of(top, span < spans))
+    fallback = tl.load(top_tokens + row * spans + _argmax_of(top, span < spans))
     possible = tl.load(logits + row * row_stride + token).to(tl.float32) > float("-inf")
     tl.store(tokens + row, tl.where(possible, token.to(tl.int64), fallback))
 
 
 @triton.jit
 def _order(values):
-    """Return integers that are ordered as these float32 are."""
+    """Return integers in the order of these float32."""
     bits = values.to(tl.int32, bitcast=True)
     return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)
 
 
 @triton.jit
-def _floor(logits, vocab, least, most, wanted, WEIGHED: tl.constexpr, CHUNK: tl.constexpr):
-    """Return the largest number in order such that logits from it on, of those from `least` on,
-    count or weigh `wanted`.
+def _floor(logits, vocab, least, highest, required, WEIGHED: tl.constexpr, CHUNK: tl.constexpr):
+    """Return the largest threshold such that the logits from it (and from `least`) count or weigh
+    at least `target`.
     """
     found = tl.full((1,), -(1 << 31), tl.int64)
     candidate = tl.arange(0, 16).to(tl.int64)
@@ -204,11 +206,11 @@ def _floor(logits, vocab, least, most, wanted, WEIGHED: tl.constexpr, CHUNK: tl.
             mine = (token < vocab) & (order >= least)
             weight = tl.where(mine, 1.0, 0.0)
             if WEIGHED:
-                weight = tl.where(mine, tl.exp(values - most), 0.0)
+                weight = tl.where(mine, tl.exp(values - highest), 0.0)
             reached = order[:, None] >= (found + step)[None, :]
             above += tl.sum(tl.where(reached, weight[:, None], 0.0), 0).to(tl.float64)
-        # The first candidate always reaches it: it is what was found so far.
-        found += tl.max(tl.where((above >= wanted) | (candidate == 0), step, 0))
+        # Candidate 0 always reaches it: it is the current threshold.
+        found += tl.max(tl.where((above >= required) | (candidate == 0), step, 0))
     return tl.max(found)
 
 
@@ -224,23 +226,24 @@ def _truncate(logits, row_stride, top_k, top_p, vocab, CHUNK: tl.constexpr):
         if narrow:
             least = _floor(logits, vocab, least, 0.0, count.to(tl.float64), False, CHUNK)
         if share < 1.0:
-            most = tl.full((), float("-inf"), tl.float32)
+            highest = tl.full((), float("-inf"), tl.float32)
             for at in range(0, vocab, CHUNK):
                 token = at + tl.arange(0, CHUNK)
-                most = tl.maximum(
-                    most, tl.max(tl.load(logits + token, mask=token < vocab, other=float("-inf")))
+                highest = tl.maximum(
+                    highest,
+                    tl.max(tl.load(logits + token, mask=token < vocab, other=float("-inf"))),
                 )
             total = tl.zeros((), tl.float64)
             for at in range(0, vocab, CHUNK):
                 token = at + tl.arange(0, CHUNK)
                 values = tl.load(logits + token, mask=token < vocab, other=float("-inf"))
-                total += tl.sum(tl.where(_order(values) >= least, tl.exp(values - most), 0.0)).to(
-                    tl.float64
-                )
+                total += tl.sum(
+                    tl.where(_order(values) >= least, tl.exp(values - highest), 0.0)
+                ).to(tl.float64)
             least = tl.maximum(
-                least, _floor(logits, vocab, least, most, total * share, True, CHUNK)
+                least, _floor(logits, vocab, least, highest, total * share, True, CHUNK)
             )
-            least = tl.minimum(least, _order(most))
+            least = tl.minimum(least, _order(highest))
         for at in range(0, vocab, CHUNK):
             token = at + tl.arange(0, CHUNK)
             values = tl.load(logits + token, mask=token < vocab, other=float("-inf"))

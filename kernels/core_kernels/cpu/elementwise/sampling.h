@@ -1,0 +1,26 @@
+// Sampling from logits as a table of functions, one table per instruction set, all from
+// sampling.cpp.
+#pragma once
+
+#include <cstdint>
+
+// Logits [rows, width] float32; row_stride in elements.
+struct Logits {
+    const float* values;
+    int64_t rows, width, row_stride;
+};
+
+struct SamplingOps {
+    // Maximum logit and its index per row: the lowest index of equals; a NaN wins.
+    void (*argmax)(float* values, int64_t* tokens, Logits logits);
+    // Samples one token per row from its softmax: inverse of the cumulative distribution at the
+    // row's uniform number.
+    void (*sample)(int64_t* tokens, Logits logits, const double* uniform);
+};
+
+extern const SamplingOps sampling_generic;
+#if defined(__x86_64__)
+extern const SamplingOps sampling_avx2;
+extern const SamplingOps sampling_avx512;
+extern const SamplingOps sampling_avx512_bf16;
+#endif

@@ -1,0 +1,147 @@
+// Integer codes: weights of eight or four bits, activations of sixteen, and exact dot products of
+// them. Four-bit floats are integers too: doubled, they are 0, 1, 2, 3, 4, 6, 8 and 12.
+//
+// A word holds the unsigned codes of one column for a step: four inputs of eight bits, or eight
+// inputs of four bits (the first four in the low nibbles). Integer sums do not depend on their
+// order, so each instruction set and row count may use its own: byte instructions need x as two
+// bytes, 16-bit instructions need widened weights.
+#pragma once
+
+#include "cpu/quant/quantized.h"
+#include "cpu/gemm/tiles.h"
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+constexpr int64_t kInputsTogether = 8;  // rows are padded to a multiple
+constexpr int kQuad = 4;                // inputs in one word of bytes
+
+// The sixteen four-bit floats (E2M1), doubled and offset by the smallest; indexed by code, sign bit
+// first.
+alignas(16) constexpr uint8_t kFourBitFloats[16] = {12, 13, 14, 15, 16, 18, 20, 24,
+                                                    12, 11, 10, 9,  8,  6,  4,  0};
+
+// Looks up each byte of `codes` (below sixteen) in the table.
+inline Words lookup_bytes(const uint8_t (&table)[16], Words codes) {
+#if defined(__AVX512BW__)
+    const __m512i bytes =
+        _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(table)));
+    return (Words)_mm512_shuffle_epi8(bytes, (__m512i)codes);
+#elif defined(__AVX2__)
+    const __m256i bytes =
+        _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(table)));
+    __m256i halves[2];
+    std::memcpy(halves, &codes, sizeof codes);
+    for (__m256i& half : halves) half = _mm256_shuffle_epi8(bytes, half);
+    std::memcpy(&codes, halves, sizeof codes);
+    return codes;
+#else
+    uint8_t bytes[sizeof codes];
+    std::memcpy(bytes, &codes, sizeof codes);
+    for (uint8_t& byte : bytes) byte = table[byte];
+    std::memcpy(&codes, bytes, sizeof codes);
+    return codes;
+#endif
+}
+
+// Inverse of `kFourBitFloats`: codes by value; 15 where there is none.
+struct FloatCodes {
+    static constexpr int kNumbers = 25;
+    uint8_t codes[kNumbers] = {};
+
+    constexpr FloatCodes() {
+        for (int number = 0; number < kNumbers; ++number)
+            while (codes[number] < 15 && kFourBitFloats[codes[number]] != number) ++codes[number];
+    }
+    int code(int number) const { return number >= 0 && number < kNumbers ? codes[number] : 15; }
+};
+constexpr FloatCodes kFloatCodes;
+
+// Codes of one kind (quantized.h). Stored codes are unsigned; `code` converts.
+template <int kCode>
+struct Codes {
+    static constexpr int kBits = kCode == kInt8 ? 8 : 4;
+    static constexpr int kInputs = 32 / kBits;  // per step
+    static constexpr int kZero =
+        kCode == kFloat4 ? 12 : 1 << (kBits - 1);  // the unsigned code of zero
+    static constexpr float kMin = kBits == 8 ? -127 : -8,
+                           kMax = kZero - 1;  // range for rounding plain weights
+
+    static Words quad(Words words, int at) {
+        if constexpr (kBits == 8) return words;
+        const Words codes = (words >> (4 * at)) & 0x0f0f0f0f;
+        return kCode == kFloat4 ? lookup_bytes(kFourBitFloats, codes) : codes;
+    }
+
+    static uint32_t word(const int8_t* codes) {
+        uint32_t bits = 0;
+        for (int i = 0; i < kInputs; ++i)
+            bits |= static_cast<uint32_t>(unsigned_code(codes[i] + kZero)) << bit_of(i);
+        return bits;
+    }
+    static float code(uint32_t word, int64_t input, float zero) {
+        const uint32_t own = word >> bit_of(input) & ((1u << kBits) - 1);
+        return static_cast<float>(kCode == kFloat4 ? kFourBitFloats[own] : own) - zero;
+    }
+
+private:
+    static constexpr int bit_of(int64_t input) {
+        return static_cast<int>(8 * (input % kQuad) + 4 * (input / kQuad));
+    }
+    static int unsigned_code(int number) {
+        return kCode == kFloat4 ? kFloatCodes.code(number) : number;
+    }
+};
+
+inline Words load_words(const void* from) {
+    Words words;
+    std::memcpy(&words, from, sizeof words);
+    return words;
+}
+
+inline Words spread_word(const void* from) {
+    uint32_t word;
+    std::memcpy(&word, from, sizeof word);
+    return Words{} + word;
+}
+
+// Of a quad: inputs 0 and 2, or 1 and 3, as 16-bit pairs.
+inline Words pair(Words quad, int at) { return (quad >> (8 * at)) & 0x00ff00ff; }
+constexpr int64_t pair_index(int64_t input) {
+    return (input & ~3) | (input & 1) << 1 | (input & 2) >> 1;
+}
+
+// sums + the products of both 16-bit halves of each lane (signed).
+inline Ints add_pairs(Ints sums, Words x, Words weights) {
+#if defined(__AVX512VNNI__)
+    return (Ints)_mm512_dpwssd_epi32((__m512i)sums, (__m512i)x, (__m512i)weights);
+#elif defined(__AVX512BW__)
+    return sums + (Ints)_mm512_madd_epi16((__m512i)x, (__m512i)weights);
+#elif defined(__AVX2__)
+    __m256i first[2], second[2];
+    std::memcpy(first, &x, sizeof x);
+    std::memcpy(second, &weights, sizeof weights);
+    for (int i = 0; i < 2; ++i) first[i] = _mm256_madd_epi16(first[i], second[i]);
+    Ints products;
+    std::memcpy(&products, first, sizeof products);
+    return sums + products;
+#else
+    const Ints low = ((Ints)(x << 16) >> 16) * ((Ints)(weights << 16) >> 16);
+    return sums + low + ((Ints)x >> 16) * ((Ints)weights >> 16);
+#endif
+}
+
+#if defined(__AVX512VNNI__)
+constexpr bool kMultipliesBytes = true;
+// sums + the products of the bytes of each lane, x signed and weights unsigned.
+inline Ints add_bytes(Ints sums, Words x, Words weights) {
+    return (Ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)weights, (__m512i)x);
+}
+#else
+constexpr bool kMultipliesBytes = false;
+inline Ints add_bytes(Ints sums, Words, Words) { return sums; }
+#endif
+
+}  // namespace

@@ -1,0 +1,287 @@
+// GEMM with weights of eight-bit floats or four-bit codes; compiled once per instruction set.
+//
+// A group of a panel's inputs is decoded into a core's cache: to bfloat16 if x is bfloat16, else to
+// float32. It is then multiplied like a packed weight. Only table entries are rounded, for
+// bfloat16. The sum of a group is scaled and added to the total, so results are bitwise batch-
+// invariant.
+#include "cpu/quant/floats.h"
+
+#include <memory>
+
+#include "cpu/variant.h"
+#include "cpu/buffer.h"
+#include "cpu/quant/float_panels.h"
+#include "cpu/gemm/tile_products.h"
+
+namespace {
+
+constexpr int64_t kFetchAhead = 8192;  // prefetch distance in bytes
+constexpr int64_t kLargestGroup = 256;
+
+// --- packing and unpacking
+// ----------------------------------------------------------------------------------
+
+void pack_codes(void* to, const uint8_t* codes, const void* scales, const float* factors,
+                int64_t first, Matrix source, int64_t rows, FloatFormat format) {
+    const FloatLayout at(rows, source.width, format);
+    run_workers(
+        source.rows, source.rows * source.width >= kParallelProducts, [=](WorkItems& items) {
+            std::unique_ptr<uint8_t[]> own(new uint8_t[at.filled()]());
+            for (int64_t i; items.next(&i);) {
+                std::memcpy(own.get(), codes + i * source.row_stride, source.width);
+                const int64_t panel = (first + i) / kPanel, columns = at.columns(panel),
+                              column = (first + i) % kPanel;
+                uint8_t* own_panel = static_cast<uint8_t*>(to) + at.panel_at(panel);
+                if (factors)
+                    std::memcpy(own_panel + column * sizeof(float), factors + i, sizeof(float));
+                for (int64_t g = 0; g < at.groups(); ++g) {
+                    uint8_t* group = own_panel + at.group_at(g, columns);
+                    std::memcpy(group + column * at.scale_bytes,
+                                static_cast<const uint8_t*>(scales) +
+                                    (i * at.groups() + g) * at.scale_bytes,
+                                at.scale_bytes);
+                    uint8_t* codes_at = group + at.codes_at(columns) + column * kQuad;
+                    const uint8_t* from = own.get() + g * at.group;
+                    for (int64_t k = 0; k < at.inputs(g);
+                         k += 32 / at.bits, codes_at += columns * kQuad) {
+                        uint8_t word[kQuad];
+                        for (int i = 0; i < kQuad; ++i)
+                            word[kByteOrder[i]] = static_cast<uint8_t>(
+                                from[k + i] | (at.bits == 4 ? from[k + kQuad + i] << 4 : 0));
+                        std::memcpy(codes_at, word, sizeof word);
+                    }
+                }
+            }
+        });
+}
+
+template <int kKind>
+void unpack(void* out, const void* weight, const int64_t* ids, int64_t count, FloatLayout at,
+            const float* table, int32_t dtype) {
+    run_workers(count, count * at.width >= kParallelProducts, [=](WorkItems& items) {
+        const Decoder<kKind> own(table);
+        std::unique_ptr<float[]> numbers(new float[at.filled() + kLanes]());
+        for (int64_t i; items.next(&i);) {
+            const int64_t panel = ids[i] / kPanel, columns = at.columns(panel),
+                          column = ids[i] % kPanel;
+            const uint8_t* own_panel = static_cast<const uint8_t*>(weight) + at.panel_at(panel);
+            const int64_t tile = column / kLanes * kLanes, lane = column % kLanes;
+            const float factor =
+                at.factor_bytes ? load(reinterpret_cast<const float*>(own_panel) + tile)[lane] : 1;
+            for (int64_t g = 0; g < at.groups(); ++g) {
+                const uint8_t* group = own_panel + at.group_at(g, columns);
+                const float scale = at.load_scales(group, tile)[lane] * factor;
+                const uint8_t* codes = group + at.codes_at(columns) + column * kQuad;
+                for (int64_t k = 0; k < at.inputs(g); ++k) {
+                    const uint32_t code = codes[at.byte_of(k, columns)] >> at.shift_of(k);
+                    numbers[g * at.group + k] =
+                        scale * own.decode_float(Words{} + (at.bits == 4 ? code & 15 : code))[0];
+                }
+            }
+            write_numbers(out, i * at.width, numbers.get(), at.width, dtype);
+        }
+    });
+}
+
+// --- products
+// -----------------------------------------------------------------------------------------------
+
+// Rows of x, bfloat16 or float32.
+template <typename T>
+struct Inputs {
+    const T* from;
+    int64_t stride;
+};
+
+// Per-thread state for multiplying rows by panels.
+template <typename T, int kKind>
+class Worker {
+public:
+    Worker(const Product& p, int32_t dtype, Inputs<T> x, FloatFormat format)
+        : results_(p, dtype),
+          x_(x),
+          at_(p.out, p.in, format),
+          decoder_(format.table),
+          decoded_(make_buffer<T>(kLargestGroup * kPanel)),
+          totals_(make_buffer<float>(kRowsAtOnce * kPanel)) {}
+
+    void multiply(const void* weight, int64_t panel, int64_t first, int64_t last) const {
+        const int64_t columns = at_.columns(panel);
+        const uint8_t* panel_start = static_cast<const uint8_t*>(weight) + at_.panel_at(panel);
+        const uint8_t* ahead = panel_start + kFetchAhead;
+        for (int64_t from = first; from < last; from += kRowsAtOnce) {
+            const int64_t rows = std::min(kRowsAtOnce, last - from);
+            std::memset(totals_.get(), 0, rows * kPanel * sizeof(float));
+            for (int64_t g = 0; g < at_.groups(); ++g) {
+                const uint8_t* group = panel_start + at_.group_at(g, columns);
+                const uint8_t* next = ahead + at_.group_at(g, columns);
+                for (int64_t at = 0; at < at_.codes_at(columns); at += kCacheLine)
+                    __builtin_prefetch(next + at, 0, 2);
+                decode<kKind>(decoded_.get(), group + at_.codes_at(columns), columns, at_.inputs(g),
+                              next + at_.codes_at(columns), decoder_);
+                add_group(group, columns, g, from, rows);
+            }
+            if (at_.factor_bytes)
+                multiply_totals(reinterpret_cast<const float*>(panel_start), columns, rows);
+            write(panel, from, rows);
+        }
+    }
+
+    void fetch_first(const void* weight, int64_t panel) const {
+        const uint8_t* from = static_cast<const uint8_t*>(weight) + at_.panel_at(panel);
+        for (int64_t line = 0; line < std::min(kFetchAhead, at_.columns(panel) * at_.row_bytes());
+             line += kCacheLine)
+            __builtin_prefetch(from + line, 0, 2);
+    }
+
+private:
+    static constexpr int64_t kEach = Units<T>::kNumbers;
+
+    // Adds the products with the decoded group to the totals [row][column].
+    void add_group(const uint8_t* scales, int64_t columns, int64_t group, int64_t first,
+                   int64_t rows) const {
+        const int64_t begin = group * at_.group, inputs = std::min(at_.group, at_.width - begin);
+        const int64_t units = (inputs + kEach - 1) / kEach;
+        const T* x = x_.from + first * x_.stride + begin;
+#if defined(TILE_REGISTERS)
+        if constexpr (kTiled<T>)
+            if (rows >= kTiledRows) return add_in_tiles(scales, columns, x, rows, units);
+#endif
+        const int64_t blocks = (rows + kRowsOf<T> - 1) / kRowsOf<T>;
+        for (int64_t b = 0; b < blocks; ++b) {
+            const int64_t from = rows * b / blocks, count = rows * (b + 1) / blocks - from;
+            with_rows<kRowsOf<T>>(count, [&](auto number) {
+                constexpr int R = decltype(number)::value;
+                for (int64_t c = 0; c < columns;) {
+                    const bool whole = kUnroll == kTiles && columns == kPanel;
+                    whole ? add_block<R, kUnroll>(scales, columns, x, from, c, units)
+                          : add_block<R, 1>(scales, columns, x, from, c, units);
+                    c += whole ? kPanel : kLanes;
+                }
+            });
+        }
+    }
+
+    template <int R, int C>
+    void add_block(const uint8_t* scales, int64_t columns, const T* x, int64_t row, int64_t column,
+                   int64_t units) const {
+        Floats sums[R][C] = {};
+        const T* tiles[C];
+        for (int c = 0; c < C; ++c) tiles[c] = decoded_.get() + (column + c * kLanes) * kEach;
+        ::multiply<T, R, C>(sums, x + row * x_.stride, x_.stride, tiles, columns * kEach, units,
+                            Prefetch());
+        add_scaled<C>(sums, scales, row, column, R);
+    }
+
+    template <int C>
+    void add_scaled(const Floats (*sums)[C], const uint8_t* scales, int64_t row, int64_t column,
+                    int64_t rows) const {
+        for (int c = 0; c < C; ++c) {
+            const Floats scale = at_.load_scales(scales, column + c * kLanes);
+            for (int64_t r = 0; r < rows; ++r) {
+                float* total = totals_.get() + (row + r) * kPanel + column + c * kLanes;
+                ::store(total, load(total) + sums[r][c] * scale);
+            }
+        }
+    }
+
+#if defined(TILE_REGISTERS)
+    void add_in_tiles(const uint8_t* scales, int64_t columns, const T* x, int64_t rows,
+                      int64_t units) const {
+        for (int64_t row = 0; row < rows; row += kTileRows)
+            for (int64_t column = 0; column < columns; column += kLanes) {
+                Floats sums[kTileRows][1];
+                const int64_t count = std::min<int64_t>(kTileRows, rows - row);
+                const BFloat16* tiles[1] = {decoded_.get() + column * kEach};
+                multiply_in_tiles<1, 1>(reinterpret_cast<float*>(sums), sizeof sums[0], count,
+                                        x + row * x_.stride, x_.stride, tiles, columns * kEach,
+                                        units, [](int64_t, int64_t) {});
+                add_scaled<1>(sums, scales, row, column, count);
+            }
+    }
+#endif
+
+    void multiply_totals(const float* factors, int64_t columns, int64_t rows) const {
+        for (int64_t column = 0; column < columns; column += kLanes) {
+            const Floats own = load(factors + column);
+            for (int64_t row = 0; row < rows; ++row) {
+                float* total = totals_.get() + row * kPanel + column;
+                ::store(total, load(total) * own);
+            }
+        }
+    }
+
+    void write(int64_t panel, int64_t first, int64_t rows) const {
+        const auto* totals = reinterpret_cast<const Floats(*)[kTiles]>(totals_.get());
+        results_.write(first, panel * kPanel, totals, rows, at_.rows - panel * kPanel);
+    }
+
+    const ResultWriter results_;
+    const Inputs<T> x_;
+    const FloatLayout at_;
+    const Decoder<kKind> decoder_;
+    const Buffer<T> decoded_;
+    const Buffer<float> totals_;
+    const FlushDenormals flushed_;
+};
+
+// --- one function per kind, chosen by number
+// ----------------------------------------------------------------
+
+template <typename Body>
+void with_kind(int32_t kind, Body body) {
+    kind == kE4M3   ? body(std::integral_constant<int, kE4M3>())
+    : kind == kE5M2 ? body(std::integral_constant<int, kE5M2>())
+                    : body(std::integral_constant<int, kTabled>());
+}
+
+// Calls body(rows of x): unchanged, or float16 widened to float32.
+template <typename Body>
+void with_inputs(const Product& p, int64_t rows, int32_t dtype, Body body) {
+    if (dtype == kBFloat16)
+        return body(Inputs<BFloat16>{static_cast<const BFloat16*>(p.x), p.x_stride});
+    if (dtype == kFloat32) return body(Inputs<float>{static_cast<const float*>(p.x), p.x_stride});
+    const Buffer<float> wide = make_buffer<float>(rows * p.in);
+    for (int64_t row = 0; row < rows; ++row)
+        for (int64_t k = 0; k < p.in; ++k)
+            wide[row * p.in + k] = widened(static_cast<const Float16*>(p.x)[row * p.x_stride + k]);
+    body(Inputs<float>{wide.get(), p.in});
+}
+
+void any_unpack(void* out, const void* weight, const int64_t* ids, int64_t count, int64_t width,
+                int64_t rows, FloatFormat format, int32_t dtype) {
+    with_kind(format.kind, [&](auto kind) {
+        unpack<kind()>(out, weight, ids, count, FloatLayout(rows, width, format), format.table,
+                       dtype);
+    });
+}
+
+void any_product(const Product& p, FloatFormat format, int32_t dtype) {
+    const FloatLayout at(p.out, p.in, format);
+    with_inputs(p, p.rows, dtype, [&](auto x) {
+        with_kind(format.kind, [&](auto kind) {
+            using Own =
+                Worker<std::remove_const_t<std::remove_pointer_t<decltype(x.from)>>, kind()>;
+            multiply_panels(p, at.panels(), [&] { return Own(p, dtype, x, format); });
+        });
+    });
+}
+
+void any_grouped(const Product& p, const int64_t* counts, int64_t groups, FloatFormat format,
+                 int32_t dtype) {
+    const FloatLayout at(p.out, p.in, format);
+    const GroupedRows own(counts, groups);
+    with_inputs(p, own.rows, dtype, [&](auto x) {
+        with_kind(format.kind, [&](auto kind) {
+            using Own =
+                Worker<std::remove_const_t<std::remove_pointer_t<decltype(x.from)>>, kind()>;
+            multiply_groups(p, own, at.panels(), at.bytes(),
+                            [&] { return Own(p, dtype, x, format); });
+        });
+    });
+}
+
+}  // namespace
+
+extern const FloatOps TABLE(floats_);
+const FloatOps TABLE(floats_) = {pack_codes, any_unpack, any_product, any_grouped};

@@ -1,0 +1,103 @@
+// Layout of integer weights: codes, scales and zero points.
+//
+// A panel of 64 output rows (the last one: as many tiles of sixteen as are left) stores the row
+// factors, if any. Then, for each group of inputs, it stores the scales of its rows, their zero
+// points, if any, and their codes step after step.
+#pragma once
+
+#include "cpu/quant/quantized_rows.h"
+#include "cpu/quant/quantized.h"
+
+namespace {
+
+struct Layout {
+    int64_t rows, width, group, bits;
+    int64_t scales;  // ScaleKind
+    int64_t zeros;   // ZeroKind: the unsigned code of zero, or its distance from the middle code
+
+    Layout(int64_t rows, int64_t width, IntegerFormat format)
+        : rows(rows),
+          width(width),
+          group(format.group),
+          bits(format.code == kInt8 ? 8 : 4),
+          scales(format.scales),
+          zeros(format.zeros) {}
+
+    int64_t filled() const { return rounded_up(width, kInputsTogether); }
+    int64_t groups() const { return (width + group - 1) / group; }
+    int64_t inputs(int64_t index) const { return std::min(group, filled() - index * group); }
+    int64_t panels() const { return (rows + kPanel - 1) / kPanel; }
+    int64_t columns(int64_t panel) const {
+        return std::min<int64_t>(kPanel, rounded_up(rows, kLanes) - panel * kPanel);
+    }
+    bool has_factors() const { return scales == kByteScales; }
+    int64_t factor_bytes() const { return has_factors() ? sizeof(float) : 0; }  // per column
+    int64_t scale_bytes() const { return scales >= kByteScales ? 1 : 2; }
+    int64_t head_bytes() const { return scale_bytes() + (zeros ? 2 : 0); }  // per column and group
+    int64_t row_bytes() const {
+        return factor_bytes() + groups() * head_bytes() + filled() * bits / 8;
+    }
+    int64_t bytes() const { return rounded_up(rows, kLanes) * row_bytes(); }
+    int64_t panel_at(int64_t panel) const { return panel * kPanel * row_bytes(); }
+    // In a panel with this number of columns.
+    int64_t group_at(int64_t index, int64_t columns) const {
+        return columns * (factor_bytes() + index * (head_bytes() + group * bits / 8));
+    }
+    int64_t codes_at(int64_t columns) const {
+        return columns * head_bytes();
+    }  // from the start of a group
+};
+
+// Decodes sixteen E4M3 scales. Not inlined: inlining slows down the other kinds of scales, which
+// are more frequent.
+__attribute__((noinline)) inline Floats load_small(const uint8_t* from) {
+    const Words codes = load_bytes(from), own = codes & 0x7f;
+    const Floats small = __builtin_convertvector((Ints)own, Floats) * 0x1p-9f;
+    Words found = own < 8 ? (Words)small : (own << 20) + (120u << 23);
+    found = own == 0x7f ? Words{} + 0x7fc00000 : found;
+    return (Floats)(found | (codes & 0x80) << 24);
+}
+
+// Loads the scales of a panel's columns. Byte scales exist for FP4 only: checking for them with
+// other codes costs registers (int4 with four rows took 1.4 times as long).
+template <int kCode>
+inline Floats load_scales(const uint8_t* group, int64_t tile, const Layout& at) {
+    const uint8_t* from = group + tile * kLanes * at.scale_bytes();
+    if constexpr (kCode == kFloat4)
+        if (at.scales >= kByteScales)
+            return at.scales == kPowerScales ? load_powers(from) : load_small(from);
+    return at.scales == kFloat16Scales ? load(reinterpret_cast<const Float16*>(from))
+                                       : load(reinterpret_cast<const BFloat16*>(from));
+}
+
+// Loads the row factors of a tile's columns.
+inline Floats load_factors(const uint8_t* panel, int64_t tile) {
+    Floats factors;
+    std::memcpy(&factors, panel + tile * sizeof factors, sizeof factors);
+    return factors;
+}
+
+// Loads the unsigned codes of zero; the middle code if zero points are not integers.
+template <int kCode>
+inline Ints load_zeros(const uint8_t* group, int64_t tile, int64_t columns, const Layout& at) {
+    if (at.zeros != kIntZeros) return Ints{} + Codes<kCode>::kZero;
+    return (Ints)(load_bits(group + (columns + tile * kLanes) * 2) << 16) >> 16;
+}
+
+// Loads float zero points: distances from the middle code.
+inline Floats load_float_zeros(const uint8_t* group, int64_t tile, int64_t columns) {
+    return load(reinterpret_cast<const Float16*>(group + (columns + tile * kLanes) * 2));
+}
+
+template <int kCode>
+inline float zero_at(const uint8_t* group, int64_t column, int64_t columns, const Layout& at) {
+    if (!at.zeros) return Codes<kCode>::kZero;
+    const uint8_t* from = group + (columns + column) * 2;
+    if (at.zeros == kFloatZeros)
+        return Codes<kCode>::kZero + widened(*reinterpret_cast<const Float16*>(from));
+    int16_t zero;
+    std::memcpy(&zero, from, sizeof zero);
+    return zero;
+}
+
+}  // namespace

@@ -1,0 +1,238 @@
+// Rows of x quantized to integers, and their dot products with codes.
+//
+// 16-bit scales are powers of two, exact for nearly all bfloat16 numbers. With eight bits the
+// largest magnitude becomes 127. Numbers of a row that share a scale form a span. Each part of a
+// span has a sum, for subtracting zero points or adding minima. The kernel chooses the lengths of
+// both.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+
+#include "cpu/buffer.h"
+#include "cpu/quant/codes.h"
+#include "cpu/gemm/panel_work.h"
+
+namespace {
+
+constexpr int64_t kParallelNumbers = 1 << 14;  // of x: below this a second thread does not pay
+
+struct RowLayout {
+    int64_t width;  // numbers per row; shorter rows are padded with zeros
+    int64_t span;   // the last span of a row may be shorter
+    int64_t part;   // divides a span
+};
+
+// Storage of the integers: 16-bit halves in pair order, or bytes; 16-bit integers take two bytes,
+// 256 * high + low.
+enum class IntegerLayout { kPairs, kByte, kTwoBytes };
+
+struct QuantizedRows {
+    // Tile registers read whole tiles, past the last row.
+    static constexpr int64_t kSpareRows = kTileRegisters ? 1 : 0;
+
+    const int64_t bits;
+    const bool in_bytes, in_pairs;
+    const RowLayout layout;
+    const int64_t count;         // rows
+    const int64_t run;           // numbers of a row stored together, before the next row's run
+    const int64_t stride;        // numbers per row, padded
+    const int64_t spans, parts;  // per row
+    Buffer<int8_t> high, low;    // indexed by `at`
+    Buffer<int16_t> pairs;       // indexed by `at`
+    Buffer<float> scales;        // [spans, rows]; NaN for a span with a NaN or infinity
+    Buffer<int32_t> sums;        // [parts, rows]
+
+    // `run` 0: rows are consecutive.
+    QuantizedRows(int64_t rows, RowLayout layout, int64_t bits, bool in_bytes, bool in_pairs,
+                  int64_t run = 0)
+        : bits(bits),
+          in_bytes(in_bytes),
+          in_pairs(in_pairs),
+          layout(layout),
+          count(rows),
+          run(run ? run : rounded_up(layout.width, kLanes)),
+          stride(rounded_up(layout.width, this->run)),
+          spans((layout.width + layout.span - 1) / layout.span),
+          parts((layout.width + layout.part - 1) / layout.part),
+          high(make_buffer<int8_t>(in_bytes && bits == 16 ? size(rows) : 0)),
+          low(make_buffer<int8_t>(in_bytes ? size(rows) : 0)),
+          pairs(make_buffer<int16_t>(in_pairs ? size(rows) : 0)),
+          scales(make_buffer<float>(rows * spans)),
+          sums(make_buffer<int32_t>(rows * parts)) {}
+
+    // Index of element k of a row.
+    int64_t at(int64_t row, int64_t k) const { return (k / run * count + row) * run + k % run; }
+
+private:
+    int64_t size(int64_t rows) const {
+        return rows * stride + kSpareRows * (kTileRows * stride + kTileBytes);
+    }
+};
+
+typedef int8_t Chars __attribute__((vector_size(kLanes)));
+
+template <typename T>
+void read_row(float* to, const T* from, int64_t count, int64_t stride) {
+    int64_t at = 0;
+    if (stride == 1)
+        for (; at + kLanes <= count; at += kLanes) store(to + at, load(from + at));
+    for (; at < count; ++at) to[at] = widened(from[at * stride]);
+}
+
+// The maximum and the sum of all lanes.
+inline int32_t largest(Ints lanes) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_epi32((__m512i)lanes);
+#else
+    int32_t highest = lanes[0];
+    for (int i = 1; i < kLanes; ++i) highest = std::max(highest, lanes[i]);
+    return highest;
+#endif
+}
+
+inline int32_t summed(Ints lanes) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_epi32((__m512i)lanes);
+#else
+    int32_t sum = 0;
+    for (int i = 0; i < kLanes; ++i) sum += lanes[i];
+    return sum;
+#endif
+}
+
+// Calls body(index, numbers) for sixteen numbers at a time; the last ones are padded with zeros.
+template <typename Body>
+inline __attribute__((always_inline)) void for_lanes(const float* numbers, int64_t first,
+                                                     int64_t end, Body body) {
+    int64_t k = first;
+    for (; k + kLanes <= end; k += kLanes) body(k, load(numbers + k));
+    if (k < end) body(k, load(numbers + k, end - k));
+}
+
+// Returns the scale for the bits of the largest magnitude; NaN if that is NaN or infinity.
+inline float scale_for(uint32_t max_bits, int64_t bits) {
+    float scale;
+    std::memcpy(&scale, &max_bits, sizeof scale);
+    if (max_bits >= 0x7f800000) return __builtin_nanf("");
+    if (bits == 8) return std::max(scale * (1.0f / 127), 0x1p-100f);
+    scale = std::max(scale * (1.0f / 32639), 0x1p-100f);  // both bytes are signed
+    std::memcpy(&max_bits, &scale, sizeof max_bits);
+    max_bits = (max_bits + 0x007fffff) & 0x7f800000;
+    std::memcpy(&scale, &max_bits, sizeof scale);
+    return scale;
+}
+
+inline void store_integers(QuantizedRows& rows, int64_t at, Ints integers) {
+    if (rows.in_bytes) {
+        const Ints high = rows.bits == 8 ? Ints{} : (integers + 128) >> 8;
+        const Chars lower = __builtin_convertvector(integers - (high << 8), Chars);
+        std::memcpy(&rows.low[at], &lower, sizeof lower);
+        if (rows.bits == 16) {
+            const Chars upper = __builtin_convertvector(high, Chars);
+            std::memcpy(&rows.high[at], &upper, sizeof upper);
+        }
+    }
+    if (rows.in_pairs) {
+        integers =
+            __builtin_shuffle(integers, Ints{0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15});
+        const Halves halves = __builtin_convertvector((Words)integers, Halves);
+        std::memcpy(&rows.pairs[at], &halves, sizeof halves);
+    }
+}
+
+// Quantizes one row, padded with zeros to the stride.
+inline void quantize_row(QuantizedRows& rows, int64_t row, const float* numbers,
+                         int32_t* integers) {
+    const Floats to_integer = spread(0x1.8p23f);  // adding 1.5 * 2^23 rounds to an integer
+    const RowLayout& layout = rows.layout;
+    int64_t part = 0;
+    for (int64_t span = 0; span < rows.spans; ++span) {
+        const int64_t first = span * layout.span, end = std::min(first + layout.span, layout.width);
+        Ints max_bits = {};
+        for_lanes(numbers, first, end, [&](int64_t, Floats own) {
+            const Ints bits = (Ints)own & 0x7fffffff;
+            max_bits = bits > max_bits ? bits : max_bits;
+        });
+        const float scale = scale_for(largest(max_bits), rows.bits),
+                    inverse = scale == scale ? 1 / scale : 0;
+        rows.scales[span * rows.count + row] = scale;
+        for (int64_t begin = first; begin < end; begin += layout.part, ++part) {
+            Ints sum = {};
+            for_lanes(
+                numbers, begin, std::min(begin + layout.part, end), [&](int64_t k, Floats own) {
+                    const Ints made =
+                        inverse == 0 ? Ints{} : (Ints)(own * inverse + to_integer) - 0x4b400000;
+                    std::memcpy(integers + k, &made,
+                                sizeof made);  // padding is overwritten, or zero
+                    sum += made;
+                });
+            rows.sums[part * rows.count + row] = summed(sum);
+        }
+    }
+    for (int64_t k = 0, at = row * rows.run; k < rows.stride;
+         k += rows.run, at += rows.count * rows.run)
+        for (int64_t i = 0; i < rows.run; i += kLanes) {
+            Ints own;
+            std::memcpy(&own, integers + k + i, sizeof own);
+            store_integers(rows, at + i, own);
+        }
+}
+
+// Quantizes the first `count` rows of x. `order`, or null: index into x for each element of a row.
+inline void quantize_rows(QuantizedRows& rows, const Product& p, int64_t count, int32_t dtype,
+                          const int32_t* order = nullptr) {
+    run_workers(count, count * rows.stride >= kParallelNumbers, [&](WorkItems& items) {
+        const Buffer<float> numbers = make_buffer<float>(rows.stride);
+        const Buffer<int32_t> integers = make_buffer<int32_t>(rows.stride + kLanes);
+        for (int64_t row; items.next(&row);) {
+            with_dtype(dtype, [&](auto number) {
+                const auto* x = static_cast<const decltype(number)*>(p.x) + row * p.x_stride;
+                if (order)
+                    for (int64_t k = 0; k < p.in; ++k) numbers[k] = widened(x[order[k]]);
+                else
+                    read_row(numbers.get(), x, p.in, 1);
+            });
+            quantize_row(rows, row, numbers.get(), integers.get());
+        }
+    });
+}
+
+// Inputs multiplied at once by C words of weights.
+template <IntegerLayout kLayout>
+constexpr int kAtOnce = kLayout == IntegerLayout::kPairs ? 2 : kQuad;
+
+// Adds the products of R rows of x (`run` apart, from `at`) with the words of C tiles; for two-byte
+// x the high bytes have their own sums.
+template <IntegerLayout kLayout, int R, int C>
+inline __attribute__((always_inline)) void add_products(Ints (&sums)[R][C], Ints (&high)[R][C],
+                                                        const QuantizedRows& rows, int64_t at,
+                                                        int64_t run, const Words (&own)[C]) {
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+        const int64_t x = at + r * run;
+        if constexpr (kLayout == IntegerLayout::kPairs) {
+            const Words numbers = spread_word(&rows.pairs[x]);
+#pragma GCC unroll 4
+            for (int c = 0; c < C; ++c) sums[r][c] = add_pairs(sums[r][c], numbers, own[c]);
+        } else {
+            const Words lower = spread_word(&rows.low[x]);
+            const Words upper =
+                kLayout == IntegerLayout::kTwoBytes ? spread_word(&rows.high[x]) : Words{};
+#pragma GCC unroll 4
+            for (int c = 0; c < C; ++c) {
+                if constexpr (kLayout == IntegerLayout::kTwoBytes)
+                    high[r][c] = add_bytes(high[r][c], upper, own[c]);
+                sums[r][c] = add_bytes(sums[r][c], lower, own[c]);
+            }
+        }
+    }
+}
+
+// Combines the low and high sums.
+template <IntegerLayout kLayout>
+inline Ints combined(Ints sum, Ints high) {
+    return kLayout == IntegerLayout::kTwoBytes ? sum + (high << 8) : sum;
+}
+
+}  // namespace

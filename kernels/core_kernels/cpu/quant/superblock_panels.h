@@ -1,0 +1,136 @@
+// Panels of GGUF blocks, and two readers: packed, or unpacked for many rows of x.
+#pragma once
+
+#include "cpu/quant/quantized_rows.h"
+#include "cpu/quant/superblock_kinds.h"
+#include "cpu/quant/superblocks.h"
+
+namespace {
+
+constexpr int64_t kSpan = 8;  // units that are unpacked at once; the last span may have fewer
+
+// Layout of a weight [rows, width].
+template <typename Kind>
+struct Layout {
+    static constexpr int64_t kUnits = Kind::kInputs / kUnit;  // per block
+    int64_t rows, width;
+
+    int64_t blocks() const { return width / Kind::kInputs; }
+    int64_t units() const { return width / kUnit; }
+    int64_t panels() const { return (rows + kPanel - 1) / kPanel; }
+    int64_t columns(int64_t panel) const {
+        return std::min<int64_t>(kPanel, rounded_up(rows, kLanes) - panel * kPanel);
+    }
+    int64_t row_bytes() const { return blocks() * Kind::kBytes; }
+    int64_t bytes() const { return rounded_up(rows, kLanes) * row_bytes(); }
+    int64_t panel_at(int64_t panel) const { return panel * kPanel * row_bytes(); }
+};
+
+// Reads a packed panel, for this layout of x. kColumns: number of columns; 0: known at run time.
+template <typename Kind, IntegerLayout kOf, int64_t kColumns = 0>
+struct PackedPanel {
+    using KindType = Kind;
+    static constexpr int64_t kGroup = Kind::kGroup, kUnits = Layout<Kind>::kUnits;
+    static constexpr bool kHasMin = Kind::kHasMin;
+    static constexpr IntegerLayout kLayout = kOf;
+    static constexpr int kLines = Kind::kBytes / kUnits;  // cache lines per unit of a whole panel
+
+    const uint8_t* panel;
+    int64_t own_columns;
+
+    int64_t columns() const { return kColumns ? kColumns : own_columns; }
+    int64_t span_bytes() const { return kSpan * columns() * Kind::kBytes / kUnits; }
+    BlockView view(int64_t unit, int64_t tile) const {
+        const uint8_t* block = panel + unit / kUnits * columns() * Kind::kBytes;
+        const uint8_t* words = block + num_halves<Kind>() * columns() * 2;
+        return {block + tile * kLanes * 2, words + tile * kLanes * 4, columns()};
+    }
+    int32_t zero() const { return Kind::kZero; }
+    // The words of one multiplication step.
+    Words step(int64_t unit, int64_t tile, int i) const {
+        return kLayout == IntegerLayout::kPairs ? pair(quad(unit, tile, i / 2), i % 2)
+                                                : quad(unit, tile, i);
+    }
+    Words quad(int64_t unit, int64_t tile, int i) const {
+        return Kind::quad(view(unit, tile), unit % kUnits, i);
+    }
+    Floats scale(int64_t unit, int64_t tile, int part) const {
+        return Kind::scale(view(unit, tile), unit % kUnits, part);
+    }
+    Floats minimum(int64_t unit, int64_t tile, int part) const {
+        if constexpr (kHasMin) return Kind::minimum(view(unit, tile), unit % kUnits, part);
+        return Floats{};
+    }
+};
+
+// 256 inputs of a panel, unpacked: scales as floats, codes as bytes, or as 16-bit pairs with the
+// zero point subtracted.
+template <int64_t kInGroup, bool kMin, IntegerLayout kOf>
+struct UnpackedPanel {
+    static constexpr int64_t kGroup = kInGroup;
+    static constexpr IntegerLayout kLayout = kOf;
+    static constexpr bool kHasMin = kMin, kPairs = kLayout == IntegerLayout::kPairs;
+    static constexpr int kLines = 0, kParts = kUnit / kInGroup;
+    static constexpr int64_t kSteps = kUnit / kAtOnce<kLayout>;  // per unit
+
+    Buffer<uint32_t> codes = make_buffer<uint32_t>(kSpan * kSteps * kPanel);
+    Buffer<float> scales = make_buffer<float>(kSpan * kParts * kPanel);
+    Buffer<float> minima = make_buffer<float>(kMin ? kSpan * kParts * kPanel : 1);
+    int64_t num_columns = 0, first = 0;
+    int32_t own_zero = 0;
+
+    int64_t columns() const { return num_columns; }
+
+    // Unpacks `units` units from `begin`.
+    template <typename Reader>
+    void unpack_span(const Reader& reader, int64_t begin, int64_t units) {
+        num_columns = reader.columns();
+        first = begin;
+        own_zero = kPairs ? 0 : reader.zero();
+        const Shorts zero = Shorts{} + static_cast<uint16_t>(reader.zero());
+        for (int64_t unit = begin; unit < begin + units; ++unit)
+            for (int64_t tile = 0; tile * kLanes < num_columns; ++tile) {
+                for (int part = 0; part < kParts; ++part) {
+                    store(&scales[scale_at(unit, tile, part)], reader.scale(unit, tile, part));
+                    if (kMin)
+                        store(&minima[scale_at(unit, tile, part)],
+                              reader.minimum(unit, tile, part));
+                }
+#pragma GCC unroll 8
+                for (int q = 0; q < kQuads; ++q) {
+                    const Words words = reader.quad(unit, tile, q);
+                    if constexpr (kPairs) {
+                        const Shorts halves[2] = {(Shorts)pair(words, 0) - zero,
+                                                  (Shorts)pair(words, 1) - zero};
+                        std::memcpy(&codes[code_at(unit, tile, 2 * q)], &halves[0],
+                                    sizeof halves[0]);
+                        std::memcpy(&codes[code_at(unit, tile, 2 * q + 1)], &halves[1],
+                                    sizeof halves[1]);
+                    } else {
+                        std::memcpy(&codes[code_at(unit, tile, q)], &words, sizeof words);
+                    }
+                }
+            }
+    }
+    int32_t zero() const { return own_zero; }
+    Words step(int64_t unit, int64_t tile, int i) const {
+        return load_words(&codes[code_at(unit, tile, i)]);
+    }
+    Floats scale(int64_t unit, int64_t tile, int part) const {
+        return load(&scales[scale_at(unit, tile, part)]);
+    }
+    Floats minimum(int64_t unit, int64_t tile, int part) const {
+        return kMin ? load(&minima[scale_at(unit, tile, part)]) : Floats{};
+    }
+
+private:
+    typedef uint16_t Shorts __attribute__((vector_size(kLanes * 4)));
+    int64_t code_at(int64_t unit, int64_t tile, int i) const {
+        return ((unit - first) * kSteps + i) * kPanel + tile * kLanes;
+    }
+    int64_t scale_at(int64_t unit, int64_t tile, int part) const {
+        return ((unit - first) * kParts + part) * kPanel + tile * kLanes;
+    }
+};
+
+}  // namespace
