@@ -1,1 +1,1 @@
-"""Quantizes plain checkpoints while they load, by the bitsandbytes library."""
+"""Quantizes plain checkpoints on load with the bitsandbytes library."""

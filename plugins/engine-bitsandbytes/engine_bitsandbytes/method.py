@@ -1,6 +1,6 @@
-"""Plain weights rounded by the library while they load.
+"""Plain weights quantized on load by the library.
 
-Blocks are those of the whole weight, so that ranks round alike.
+Blocks are those of the whole weight, so sharded rows are rounded identically.
 """
 
 from __future__ import annotations
@@ -14,89 +14,93 @@ import torch
 from bitsandbytes import functional
 
 from builtin_plugins.quant_methods.api import (
-    USUAL_BLOCK,
+    DEFAULT_BLOCK_SIZE,
     BitsAndBytes,
     EightBitFormat,
     FourBitFormat,
+    Layout,
+    StoredFormat,
+    StoredMethod,
 )
-from builtin_plugins.quant_methods.stored.formats import StoredFormat
-from builtin_plugins.quant_methods.stored.layouts import Layout
-from builtin_plugins.quant_methods.stored.method import StoredMethod
-from core.api import EngineConfig, Part
+from core.api import EngineConfig
+from core.model_spec.weight_shard import WeightShard
 from core.models.layers.weights import refuse_integers
 
 EIGHT: Final = "int8"
-MOST_ERROR: Final = 0.1
-"""Share of their size that products may be off by; most in four bits."""
+MAX_ERROR: Final = 0.1
+"""Maximum relative error of a product; largest with four bits."""
 
 
 def make_method(stated: Any, config: EngineConfig) -> StoredMethod:
-    """Return what reads a checkpoint of bitsandbytes, or quantizes a plain one."""
-    return (
-        BitsAndBytes(stated)
-        if stated
-        else Rounding(str(config.options.get("bitsandbytes_type") or "nf4"))
-    )
+    """Return the method that reads a bitsandbytes checkpoint, or quantizes a plain one."""
+    if stated:
+        return BitsAndBytes(stated)
+    return OnlineBitsAndBytes(str(config.options.get("bitsandbytes_type") or "nf4"))
 
 
-class RoundedFormat(StoredFormat):
-    """A plain weight, which becomes what the library makes of it. `kind`: nf4, fp4 or int8."""
+class OnlineFormat(StoredFormat):
+    """A plain weight that the library quantizes. `kind`: nf4, fp4 or int8."""
 
     suffixes = ("weight",)
-    reads_plain = True
+    quantizes_on_load = True
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
-        self._stored: StoredFormat = (
-            EightBitFormat() if kind == EIGHT else FourBitFormat(kind, nested=False)
-        )
-        self.grouping = self._stored.grouping
-        self.stored_bits = self._stored.stored_bits
+        self._stored: StoredFormat
+        if kind == EIGHT:
+            self._stored = EightBitFormat()
+        else:
+            self._stored = FourBitFormat(kind, nested=False)
+        self.layout_spec = self._stored.layout_spec
+        self.bits_per_weight = self._stored.bits_per_weight
 
-    def shape(self, suffix: str, part: Part) -> tuple[int, ...] | None:
+    def shape(self, suffix: str, shard: WeightShard) -> tuple[int, ...] | None:
         """Return the shape of the weight."""
-        return part.shape
+        return shard.shape
 
-    def unpack(self, tensors: Mapping[str, torch.Tensor], part: Part) -> Layout:
-        """Return the rank's part of the rounded weight."""
+    def unpack(self, tensors: Mapping[str, torch.Tensor], shard: WeightShard) -> Layout:
+        """Return this rank's shard of the quantized weight."""
         (weight,) = tensors.values()
         refuse_integers(weight)
-        whole = weight.T if part.transposed else weight
-        step = USUAL_BLOCK // math.gcd(USUAL_BLOCK, part.in_features)  # rows that end with a block
-        first = min(own.start for own, _ in part.pieces) // step * step
-        last = min(-(-max(own.stop for own, _ in part.pieces) // step) * step, len(whole))
+        whole = weight.T if shard.transposed else weight
+        # Rows until a block ends with a row
+        step = DEFAULT_BLOCK_SIZE // math.gcd(DEFAULT_BLOCK_SIZE, shard.in_features)
+        first = min(own.start for own, _ in shard.pieces) // step * step
+        last = min(-(-max(own.stop for own, _ in shard.pieces) // step) * step, len(whole))
         pieces = tuple(
             (slice(own.start - first, own.stop - first, own.step), target)
-            for own, target in part.pieces
+            for own, target in shard.pieces
         )
-        tensors = self._rounded(whole[first:last].contiguous())
-        return self._stored.unpack(tensors, replace(part, pieces=pieces, out_features=last - first))
+        tensors = self._quantized(whole[first:last].contiguous())
+        return self._stored.unpack(
+            tensors, replace(shard, pieces=pieces, out_features=last - first)
+        )
 
-    def _rounded(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the tensors that a checkpoint would have of it."""
+    def _quantized(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the tensors that a checkpoint would have for it."""
         if self._kind == EIGHT:
             codes, furthest, _ = functional.int8_vectorwise_quant(weight.half())
             return {"weight": codes, "SCB": furthest}
-        packed, state = functional.quantize_4bit(
-            weight, quant_type=self._kind, blocksize=USUAL_BLOCK
+        quantize, state = functional.quantize_4bit(
+            weight, quant_type=self._kind, blocksize=DEFAULT_BLOCK_SIZE
         )
         return {
-            "weight": packed,
+            "weight": quantize,
             **{f"weight.{name}": own for name, own in state.as_dict(packed=True).items()},
         }
 
 
-class Rounding(StoredMethod):
-    """Linear layers and experts; embedding and head stay plain."""
+class OnlineBitsAndBytes(StoredMethod):
+    """Quantizes linear layers and experts; embedding and head stay plain."""
 
     name = "bitsandbytes"
-    rounds_plain = True
+    quantizes_on_load = True
 
     def __init__(self, kind: str) -> None:
         super().__init__(None)
-        self._format = RoundedFormat(kind)
+        self._format = OnlineFormat(kind)
 
-    def decide(self, prefix: str) -> StoredFormat | None:
+    def choose_format(self, prefix: str) -> StoredFormat | None:
         """Return the one format."""
         del prefix
         return self._format

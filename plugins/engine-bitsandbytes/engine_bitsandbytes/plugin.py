@@ -1,6 +1,4 @@
-"""What the distribution brings: the method for plain checkpoints, in place of the engine's own, and
-which type it makes.
-"""
+"""Entry points: the method, which replaces the builtin one, and the option for its type."""
 
 from __future__ import annotations
 
@@ -11,14 +9,14 @@ from core.api import Entry, Option, hookimpl
 
 @hookimpl
 def engine_options() -> list[Option]:
-    """Which numbers are made."""
-    text = "What --quantization bitsandbytes makes of plain weights."
+    """Options of the method."""
+    text = "Type that --quantization bitsandbytes quantizes plain weights to."
     return [Option("bitsandbytes_type", Literal["nf4", "fp4", "int8"], "nf4", text)]
 
 
 @hookimpl
 def engine_quant_methods() -> list[Entry]:
-    """Return the method; it reads what the engine's own does."""
+    """Return the method's entry; it reads bitsandbytes checkpoints as well."""
     target = "engine_bitsandbytes.method:make_method"
     summary = "bitsandbytes: its checkpoints, and plain ones quantized while they load"
     return [Entry("bitsandbytes", target, summary, priority=10, requires=("bitsandbytes>=0.46.1",))]

@@ -1,6 +1,4 @@
-"""Paged attention by flash-attn 2: one call for all sequences of a step, whether they decode or
-read prompts.
-"""
+"""Paged attention with flash-attn 2: one call for all sequences of a step, prefill and decode."""
 
 from __future__ import annotations
 
@@ -11,50 +9,51 @@ from typing import Final
 
 import torch
 
-from core.api import AttentionInputs, AttentionParams, ConfigError, EngineConfig, KVSpec
+from core.api import ConfigError, EngineConfig
+from core.api.models import AttentionInputs, AttentionParams
+from core.model_spec.kv import KVSpec
 
 PAGE: Final = 256
-"""Tokens of a block that the kernels take, or a multiple."""
+"""Tokens per block: the kernels accept multiples of it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """The blocks that layers read, which see as far."""
+class KVBlocks:
+    """The blocks that layers with one attention window read in a step."""
 
-    table: torch.Tensor
+    block_table: torch.Tensor
     """[num_seqs, blocks] int32."""
-    starts: torch.Tensor
-    """[num_seqs + 1] int32: what lengths add up to."""
-    most: int
+    cumulative_lengths: torch.Tensor
+    """[num_seqs + 1] int32."""
+    max_length: int
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One group in one step."""
+    """The inputs of one KV cache group in one step."""
 
     inputs: AttentionInputs
     query_starts: torch.Tensor
     """[num_seqs + 1] int32."""
-    most_queries: int
-    seen: dict[int | None, Seen] = field(default_factory=dict)
-    """By window."""
+    max_queries: int
+    blocks: dict[int | None, KVBlocks] = field(default_factory=dict)
+    """By attention window; filled by the first layer with the window."""
 
 
 class FlashAttention:
-    """Keys of all blocks, then their values: [num_blocks, 2, block_size, kv_heads, head_size]."""
+    """Attention backend with a cache of shape [num_blocks, 2, block_size, kv_heads, head_size]."""
 
     graph_support = "none"
 
     def __init__(self, config: EngineConfig) -> None:
-        """Raises `ConfigError` for blocks that the kernels do not take."""
+        """Raises `ConfigError` for a block size that the kernels do not support."""
         size = config.cache.block_size
         if size % PAGE:
             raise ConfigError(
-                f"--block-size {size}: flash-attn reads blocks of {PAGE} tokens, or of a multiple "
-                "of that. Say --block-size "
-                f"{PAGE}, or take another --attention-backend."
+                f"--block-size {size}: flash-attn needs a multiple of {PAGE} tokens. Use "
+                f"--block-size {PAGE} or another --attention-backend."
             )
-        from flash_attn import flash_attn_varlen_func  # lazy: it is heavy, and not everywhere
+        from flash_attn import flash_attn_varlen_func  # slow to import and optional
 
         self._attend: Final[Callable[..., torch.Tensor]] = flash_attn_varlen_func
 
@@ -63,10 +62,10 @@ class FlashAttention:
         return (num_blocks, spec.vectors, block_size, spec.kv_heads, spec.head_size)
 
     def prepare(self, inputs: AttentionInputs) -> Plan:
-        """Say where queries begin."""
-        places = torch.tensor(inputs.query_starts, dtype=torch.int32)
-        most = max((end - start for start, end in pairwise(inputs.query_starts)), default=0)
-        return Plan(inputs, places.to(inputs.slots.device, non_blocking=True), most)
+        """Return the plan of one step."""
+        query_starts = torch.tensor(inputs.query_starts, dtype=torch.int32)
+        max_queries = max((end - start for start, end in pairwise(inputs.query_starts)), default=0)
+        return Plan(inputs, query_starts.to(inputs.slots.device, non_blocking=True), max_queries)
 
     def attend(
         self,
@@ -77,7 +76,7 @@ class FlashAttention:
         cache: torch.Tensor,
         plan: Plan,
     ) -> torch.Tensor:
-        """Write keys and values, then let the library attend to all sequences at once."""
+        """Write keys and values to the cache and attend for all sequences in one call."""
         inputs = plan.inputs
         if len(key):
             blocks = inputs.slots // inputs.block_size
@@ -86,17 +85,17 @@ class FlashAttention:
             cache[blocks, 1, offsets] = value
         if not len(query):
             return torch.empty_like(query)
-        seen = plan.seen.get(params.window)
-        if seen is None:
-            seen = plan.seen[params.window] = _seen(inputs, params.window)
+        read = plan.blocks.get(params.window)
+        if read is None:
+            read = plan.blocks[params.window] = _kv_blocks(inputs, params.window)
         return self._attend(
             query,
             cache[:, 0],
             cache[:, 1],
             plan.query_starts,
-            seen.starts,
-            plan.most_queries,
-            seen.most,
+            read.cumulative_lengths,
+            plan.max_queries,
+            read.max_length,
             softmax_scale=params.scale,
             causal=params.causal,
             window_size=(
@@ -105,30 +104,26 @@ class FlashAttention:
             ),
             softcap=params.softcap or 0.0,
             alibi_slopes=params.alibi,
-            block_table=seen.table,
+            block_table=read.block_table,
         )
 
 
-def _seen(inputs: AttentionInputs, window: int | None) -> Seen:
-    """Return the blocks that a window shows; what the table says of those before it is stale.
+def _kv_blocks(inputs: AttentionInputs, window: int | None) -> KVBlocks:
+    """Return the blocks inside a window; table entries before the window may be stale.
 
-    Distances stay, since they are counted from the end.
+    Distances are unchanged, because they are counted from the end.
     """
     device = inputs.block_table.device
-    lengths, places = (
-        torch.tensor(numbers, dtype=torch.int64)
-        for numbers in (inputs.kv_lens, inputs.query_starts)
-    )
-    table = inputs.block_table
+    lengths = torch.tensor(inputs.kv_lens, dtype=torch.int64)
+    block_table = inputs.block_table
     if window is not None:
-        firsts = (lengths - places.diff() - window + 1).clamp(min=0) // inputs.block_size
-        shifted = firsts[:, None] + torch.arange(
-            table.shape[1]
-        )  # behind the last block the last once more: it is not read
-        table = table.gather(1, shifted.clamp(max=table.shape[1] - 1).to(device, non_blocking=True))
-        lengths = lengths - firsts * inputs.block_size
-    starts = torch.zeros(len(lengths) + 1, dtype=torch.int32)
-    torch.cumsum(lengths, 0, out=starts[1:])
-    return Seen(
-        table, starts.to(device, non_blocking=True), int(lengths.max()) if len(lengths) else 0
-    )
+        query_lengths = torch.tensor(inputs.query_starts, dtype=torch.int64).diff()
+        first_blocks = (lengths - query_lengths - window + 1).clamp(min=0) // inputs.block_size
+        columns = first_blocks[:, None] + torch.arange(block_table.shape[1])
+        columns = columns.clamp(max=block_table.shape[1] - 1)  # repeats of the last are not read
+        block_table = block_table.gather(1, columns.to(device, non_blocking=True))
+        lengths = lengths - first_blocks * inputs.block_size
+    cumulative = torch.zeros(len(lengths) + 1, dtype=torch.int32)
+    torch.cumsum(lengths, 0, out=cumulative[1:])
+    longest = int(lengths.max()) if len(lengths) else 0
+    return KVBlocks(block_table, cumulative.to(device, non_blocking=True), longest)

@@ -1,4 +1,4 @@
-"""What the distribution brings: the attention backend `flash_attn`."""
+"""The plugin of this distribution: the attention backend `flash_attn`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from core.api import Entry, hookimpl
 
 @hookimpl
 def engine_attention_backends() -> list[Entry]:
-    """Return the backend, for devices and layers that its kernels know; it is taken when it is
-    asked for.
+    """Return the backend with the devices and layers it supports.
+
+    Its low priority means that only `--attention-backend` selects it.
     """
     no = [False]
     return [
@@ -33,7 +34,7 @@ def engine_attention_backends() -> list[Entry]:
 
 @hookimpl
 def engine_resolve(decisions: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Take its name in capitals, as vLLM has it."""
+    """Accept vLLM's name of the backend, in capitals."""
     return (
         {"attention_backend": "flash_attn"}
         if decisions.get("attention_backend") == "FLASH_ATTN"

@@ -1,6 +1,4 @@
-"""The backend makes flash-attn's call rightly: shown with a stand-in that has its signature and
-computes it in torch.
-"""
+"""The backend calls flash-attn correctly, tested with a stub with its signature in torch."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from engine_flash_attn.backend import PAGE, FlashAttention
 from core.config import EngineConfig
 from core.contracts import AttentionParams
 from core.errors import ConfigError
-from core.plugin.fit import why_not
+from core.plugin.facts import why_not
 from core.testing.attention_oracle import CrossSequences, PagedSequences, dense_attention
 
 PARAMS = AttentionParams(heads=4, kv_heads=2, head_size=8, scale=0.3)
@@ -45,7 +43,7 @@ def flash_attn_varlen_func(
     return_attn_probs: bool = False,
     block_table: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """As of flash-attn 2.6 and later."""
+    """The signature of flash-attn 2.6 and later."""
     assert block_table is not None
     assert softmax_scale is not None
     assert not (k.shape[1] % PAGE)
@@ -59,9 +57,15 @@ def flash_attn_varlen_func(
     assert (max_seqlen_q, max_seqlen_k) == (max(cu_seqlens_q.diff().tolist()), max(lengths))
     window = None if window_size[0] < 0 else window_size[0] + 1
     params = AttentionParams(
-        q.shape[1], k.shape[2], q.shape[2], softmax_scale, window=window, softcap=softcap or None, alibi=alibi_slopes,
+        q.shape[1],
+        k.shape[2],
+        q.shape[2],
+        softmax_scale,
+        window=window,
+        softcap=softcap or None,
+        alibi=alibi_slopes,
         causal=causal,
-    )  # fmt: skip
+    )
     out = torch.empty_like(q)
     for i, length in enumerate(lengths):
         start = queries[i]
@@ -77,7 +81,7 @@ def flash_attn_varlen_func(
 
 
 @pytest.fixture(autouse=True)
-def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def stub_library(monkeypatch: pytest.MonkeyPatch) -> None:
     module: Any = ModuleType("flash_attn")
     module.flash_attn_varlen_func = flash_attn_varlen_func
     monkeypatch.setitem(sys.modules, "flash_attn", module)
@@ -93,7 +97,7 @@ def config_of(block_size: int) -> EngineConfig:
     [{}, {"window": 5}, {"window": 300}, {"softcap": 2.0}, {"alibi": torch.linspace(0.1, 0.5, 4)}],
     ids=str,
 )
-def test_prompts_chunks_and_decoding_are_those_of_dense_attention(changes: dict[str, Any]) -> None:
+def test_prefill_chunks_and_decode_equal_dense_attention(changes: dict[str, Any]) -> None:
     params = replace(PARAMS, **changes)
     sequences = PagedSequences(
         FlashAttention(config_of(PAGE)),
@@ -109,7 +113,7 @@ def test_prompts_chunks_and_decoding_are_those_of_dense_attention(changes: dict[
         torch.testing.assert_close(got.double(), truth, atol=2e-2, rtol=2e-2)
 
 
-def test_what_an_encoder_made_is_seen_as_a_whole() -> None:
+def test_cross_attention_sees_all_encoder_states() -> None:
     backend = FlashAttention(config_of(PAGE))
     sequences = CrossSequences(
         backend, replace(PARAMS, causal=False), [1, 17, 300], block_size=PAGE
@@ -120,7 +124,7 @@ def test_what_an_encoder_made_is_seen_as_a_whole() -> None:
         torch.testing.assert_close(got.double(), truth, atol=2e-2, rtol=2e-2)
 
 
-def test_a_step_without_tokens_is_nothing() -> None:
+def test_step_without_tokens_returns_empty_output() -> None:
     backend = FlashAttention(config_of(PAGE))
     sequences = PagedSequences(backend, PARAMS, block_size=PAGE)
     inputs, query, key, value = sequences.tokens({0: 1})
@@ -137,21 +141,21 @@ def test_a_step_without_tokens_is_nothing() -> None:
     assert out.shape == (0, 4, 8)
 
 
-def test_blocks_that_the_kernels_do_not_take_are_refused() -> None:
+def test_unsupported_block_size_is_rejected() -> None:
     with pytest.raises(
         ConfigError,
-        match=r"--block-size 16: flash-attn reads blocks of 256 tokens.*Say --block-size 256",
+        match=r"--block-size 16: flash-attn needs a multiple of 256 tokens.*Use --block-size 256",
     ):
         FlashAttention(config_of(16))
 
 
-def test_without_the_library_it_is_refused_by_its_name() -> None:
+def test_backend_is_unavailable_without_its_library() -> None:
     (entry,) = plugin.engine_attention_backends()
     bare = replace(entry, when={})
     assert "flash-attn" in (why_not(bare, {}) or "")
 
 
-def test_its_name_may_be_in_capitals() -> None:
+def test_vllm_backend_name_is_accepted() -> None:
     assert plugin.engine_resolve({"attention_backend": "FLASH_ATTN"}) == {
         "attention_backend": "flash_attn"
     }

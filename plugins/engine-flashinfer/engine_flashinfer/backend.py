@@ -1,6 +1,4 @@
-"""Paged attention by FlashInfer: a step is planned once for all layers that see alike, when the
-first of them attends.
-"""
+"""Paged attention with FlashInfer: layers with equal attention parameters share a step's plan."""
 
 from __future__ import annotations
 
@@ -10,19 +8,18 @@ from typing import Any, Final
 
 import torch
 
-from core.api import AttentionInputs, AttentionParams, KVSpec
+from core.api.models import AttentionInputs, AttentionParams
+from core.model_spec.kv import KVSpec
 
 WORKSPACE_BYTES: Final = 128 << 20
-"""Partial sums of one call: the size of the library's own examples."""
+"""Memory for the partial sums of one call; the value of the library's examples."""
 IN_FLIGHT: Final = 2
-"""Steps that may be planned before the first of them has ended: a planner's memory on the host is
-read until then.
-"""
+"""Number of steps that may run at once; each reads its planner's host memory until its end."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
-    """What the library plans by, beside the sequences."""
+class PlanKey:
+    """Attention parameters that a FlashInfer plan depends on."""
 
     heads: int
     kv_heads: int
@@ -36,34 +33,34 @@ class Reach:
 
 @dataclass(slots=True)
 class Plan:
-    """One group in one step."""
+    """The inputs of one KV cache group in one step."""
 
     inputs: AttentionInputs
-    planned: dict[Reach, Any] = field(default_factory=dict)
+    planners: dict[PlanKey, Any] = field(default_factory=dict)
+    """FlashInfer wrappers planned for this step."""
 
 
 class FlashInferAttention:
-    """A block has the keys of its tokens, then their values: [num_blocks, 2, block_size, kv_heads,
-    head_size].
-    """
+    """Attention backend with a cache of shape [num_blocks, 2, block_size, kv_heads, head_size]."""
 
     graph_support = "none"
 
     def __init__(self) -> None:
-        from flashinfer import (
-            BatchPrefillWithPagedKVCacheWrapper,
-        )  # lazy: it is heavy, and not everywhere
+        # slow to import and optional
+        from flashinfer import BatchPrefillWithPagedKVCacheWrapper
 
         self._make: Final[Callable[[torch.Tensor, str], Any]] = BatchPrefillWithPagedKVCacheWrapper
         self._workspace: torch.Tensor | None = None
-        self._planners: dict[Reach, list[Any]] = {}
+        self._planners: dict[PlanKey, list[Any]] = {}
 
     def cache_shape(self, spec: KVSpec, num_blocks: int, block_size: int) -> tuple[int, ...]:
         """Return [num_blocks, 2, block_size, kv_heads, head_size]."""
         return (num_blocks, spec.vectors, block_size, spec.kv_heads, spec.head_size)
 
     def prepare(self, inputs: AttentionInputs) -> Plan:
-        """Leave it to the first layer that attends: what is planned depends on what layers see."""
+        """Return the plan of one step; the first layer of each `PlanKey` plans the
+        library's call.
+        """
         return Plan(inputs)
 
     def attend(
@@ -75,7 +72,7 @@ class FlashInferAttention:
         cache: torch.Tensor,
         plan: Plan,
     ) -> torch.Tensor:
-        """Write keys and values, then let the library attend to all sequences at once."""
+        """Write keys and values to the cache and attend for all sequences in one call."""
         inputs = plan.inputs
         if len(key):
             blocks = inputs.slots // inputs.block_size
@@ -84,38 +81,46 @@ class FlashInferAttention:
             cache[blocks, 1, offsets] = value
         if not len(query):
             return torch.empty_like(query)
-        reach = Reach(
-            params.heads, params.kv_heads, params.head_size, params.scale, params.window, params.softcap, params.causal,
+        key_of_plan = PlanKey(
+            params.heads,
+            params.kv_heads,
+            params.head_size,
+            params.scale,
+            params.window,
+            params.softcap,
+            params.causal,
             query.dtype,
-        )  # fmt: skip
-        planner = plan.planned.get(reach)
+        )
+        planner = plan.planners.get(key_of_plan)
         if planner is None:
-            planner = plan.planned[reach] = self._planned(reach, plan, query.device)
-        found: torch.Tensor = planner.run(query.contiguous(), cache)
-        return found
+            planner = self._plan_step(key_of_plan, plan, query.device)
+            plan.planners[key_of_plan] = planner
+        out: torch.Tensor = planner.run(query.contiguous(), cache)
+        return out
 
-    def _planned(self, reach: Reach, plan: Plan, device: torch.device) -> Any:
-        """Return a planner that knows the step: the one that has rested longest."""
+    def _plan_step(self, params: PlanKey, plan: Plan, device: torch.device) -> Any:
+        """Return a planner with the step planned: the least recently used one."""
         if self._workspace is None:
             self._workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-        resting = self._planners.setdefault(reach, [])
-        planner = (
-            resting.pop(0) if len(resting) >= IN_FLIGHT else self._make(self._workspace, "NHD")
-        )
-        resting.append(planner)
+        planners = self._planners.setdefault(params, [])
+        if len(planners) >= IN_FLIGHT:
+            planner = planners.pop(0)
+        else:
+            planner = self._make(self._workspace, "NHD")
+        planners.append(planner)
         planner.plan(
             torch.tensor(plan.inputs.query_starts, dtype=torch.int32),
-            *_pages(plan.inputs, reach.window),
-            reach.heads,
-            reach.kv_heads,
-            reach.head_size,
+            *_pages(plan.inputs, params.window),
+            params.heads,
+            params.kv_heads,
+            params.head_size,
             plan.inputs.block_size,
-            causal=reach.causal,
-            sm_scale=reach.scale,
-            window_left=-1 if reach.window is None else reach.window - 1,
-            logits_soft_cap=reach.softcap,
-            q_data_type=reach.dtype,
-            kv_data_type=reach.dtype,
+            causal=params.causal,
+            sm_scale=params.scale,
+            window_left=-1 if params.window is None else params.window - 1,
+            logits_soft_cap=params.softcap,
+            q_data_type=params.dtype,
+            kv_data_type=params.dtype,
         )
         return planner
 
@@ -123,30 +128,28 @@ class FlashInferAttention:
 def _pages(
     inputs: AttentionInputs, window: int | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return how many blocks come before each sequence's, [num_seqs + 1] int32, all of their
-    numbers, on the device, and how many
-    tokens each one's last has, [num_seqs] int32.
+    """Return FlashInfer's page table of a step.
 
-    Blocks before all that a window shows are left out: what the table says of them is stale.
-    Distances stay, since they are counted from the end.
+    Returns the cumulative number of blocks [num_seqs + 1] int32, the block numbers (on the
+    device) and the number of tokens in each sequence's last block [num_seqs] int32. Blocks before
+    the window are left out, because their table entries may be stale. Distances are unchanged,
+    because they are counted from the end.
     """
     size = inputs.block_size
     device = inputs.block_table.device
-    lengths, places = (
-        torch.tensor(numbers, dtype=torch.int64)
-        for numbers in (inputs.kv_lens, inputs.query_starts)
-    )
-    ends = (lengths + size - 1) // size
-    firsts = (
-        torch.zeros_like(ends)
-        if window is None
-        else (lengths - places.diff() - window + 1).clamp(min=0) // size
-    )
-    starts = torch.zeros(len(ends) + 1, dtype=torch.int64)
-    torch.cumsum(ends - firsts, 0, out=starts[1:])
-    row = torch.repeat_interleave(torch.arange(len(ends)), ends - firsts)
-    at = torch.arange(len(row)) - starts[row] + firsts[row]
+    lengths = torch.tensor(inputs.kv_lens, dtype=torch.int64)
+    query_lengths = torch.tensor(inputs.query_starts, dtype=torch.int64).diff()
+    num_blocks = (lengths + size - 1) // size
+    if window is None:
+        first_blocks = torch.zeros_like(num_blocks)
+    else:
+        first_blocks = (lengths - query_lengths - window + 1).clamp(min=0) // size
+    cumulative = torch.zeros(len(num_blocks) + 1, dtype=torch.int64)
+    torch.cumsum(num_blocks - first_blocks, 0, out=cumulative[1:])
+    rows = torch.repeat_interleave(torch.arange(len(num_blocks)), num_blocks - first_blocks)
+    columns = torch.arange(len(rows)) - cumulative[rows] + first_blocks[rows]
     numbers = inputs.block_table[
-        row.to(device, non_blocking=True), at.to(device, non_blocking=True)
+        rows.to(device, non_blocking=True), columns.to(device, non_blocking=True)
     ]
-    return starts.int(), numbers, (lengths - (ends - 1).clamp(min=0) * size).int()
+    last_lengths = lengths - (num_blocks - 1).clamp(min=0) * size
+    return cumulative.int(), numbers, last_lengths.int()

@@ -1,4 +1,4 @@
-"""What the distribution brings: the attention backend `flashinfer`."""
+"""The plugin of this distribution: the attention backend `flashinfer`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from core.api import Entry, hookimpl
 
 @hookimpl
 def engine_attention_backends() -> list[Entry]:
-    """Return the backend, for devices and layers that its kernels know; it is taken when it is
-    asked for.
+    """Return the backend with the devices and layers it supports.
+
+    Its low priority means that only `--attention-backend` selects it.
     """
     no = [False]
     return [
         Entry(
             "flashinfer",
             "engine_flashinfer.backend:FlashInferAttention",
-            "FlashInfer: a plan of each step for layers that see alike",
+            "FlashInfer: one plan per step for layers with equal parameters",
             priority=-10,
             when={
                 "device": "cuda",
@@ -33,7 +34,7 @@ def engine_attention_backends() -> list[Entry]:
 
 @hookimpl
 def engine_resolve(decisions: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Take its name in capitals, as vLLM has it."""
+    """Accept vLLM's name of the backend, in capitals."""
     return (
         {"attention_backend": "flashinfer"}
         if decisions.get("attention_backend") == "FLASHINFER"

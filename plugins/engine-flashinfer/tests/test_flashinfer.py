@@ -1,6 +1,4 @@
-"""The backend makes FlashInfer's calls rightly: shown with a stand-in that has their signatures and
-computes them in torch.
-"""
+"""The backend calls FlashInfer correctly, tested with a stub with its signatures in torch."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from engine_flashinfer.backend import IN_FLIGHT, FlashInferAttention
 
 from core.api import Entry
 from core.contracts import AttentionParams
-from core.plugin.fit import why_not
+from core.plugin.facts import why_not
 from core.testing.attention_oracle import PagedSequences, dense_attention
 from core.testing.conformance import Subject, attention_backends
 
@@ -29,13 +27,13 @@ PARAMS = AttentionParams(heads=4, kv_heads=2, head_size=64, scale=0.1)
 
 
 class Planner:
-    """`BatchPrefillWithPagedKVCacheWrapper`, as of FlashInfer 0.2.8 and later."""
+    """`BatchPrefillWithPagedKVCacheWrapper` of FlashInfer 0.2.8 and later."""
 
-    made = 0
+    num_made = 0
 
     def __init__(self, float_workspace_buffer: torch.Tensor, kv_layout: str = "NHD") -> None:
         assert (float_workspace_buffer.dtype, kv_layout) == (torch.uint8, "NHD")
-        Planner.made += 1
+        Planner.num_made += 1
 
     def plan(
         self,
@@ -90,7 +88,7 @@ class Planner:
 
 
 @pytest.fixture(autouse=True)
-def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def stub_library(monkeypatch: pytest.MonkeyPatch) -> None:
     module: Any = ModuleType("flashinfer")
     module.BatchPrefillWithPagedKVCacheWrapper = Planner
     monkeypatch.setitem(sys.modules, "flashinfer", module)
@@ -101,12 +99,12 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     "check",
     [value for name, value in vars(attention_backends).items() if name.startswith("check_")],
 )
-def test_it_holds_to_the_contract(check: Any) -> None:
+def test_backend_conforms(check: Any) -> None:
     if check is attention_backends.check_nothing_is_read_back:
-        pytest.skip("the stand-in reads what it computes")
+        pytest.skip("the stub copies to the host")
     (entry,) = plugin.engine_attention_backends()
     when = {
-        name: wanted for name, wanted in entry.when.items() if name not in ("device", "head_size")
+        name: target for name, target in entry.when.items() if name not in ("device", "head_size")
     }
     check(
         Subject(
@@ -122,7 +120,7 @@ def test_it_holds_to_the_contract(check: Any) -> None:
     [PARAMS, AttentionParams(4, 2, 64, 0.1, window=5), AttentionParams(2, 1, 64, 0.1, softcap=2.0)],
     ids=str,
 )
-def test_prompts_chunks_and_decoding_are_those_of_dense_attention(params: AttentionParams) -> None:
+def test_prefill_chunks_and_decode_equal_dense_attention(params: AttentionParams) -> None:
     sequences = PagedSequences(
         FlashInferAttention(),
         params,
@@ -137,25 +135,25 @@ def test_prompts_chunks_and_decoding_are_those_of_dense_attention(params: Attent
         torch.testing.assert_close(got.double(), truth, atol=2e-2, rtol=2e-2)
 
 
-def test_layers_that_see_alike_are_planned_once_and_planners_are_used_again() -> None:
+def test_equal_layers_share_one_plan_and_planners_are_reused() -> None:
     backend = FlashInferAttention()
     sequences = PagedSequences(backend, PARAMS, num_sequences=1, dtype=torch.bfloat16)
-    before = Planner.made
+    before = Planner.num_made
     for _ in range(5):
         inputs, query, key, value = sequences.tokens({0: 2})
         plan = backend.prepare(inputs)
         outs = [backend.attend(PARAMS, query, key, value, sequences.cache, plan) for _ in range(3)]
         assert torch.equal(outs[0], outs[2])
-    assert Planner.made - before == IN_FLIGHT
+    assert Planner.num_made - before == IN_FLIGHT
 
 
-def test_without_the_library_it_is_refused_by_its_name() -> None:
+def test_backend_is_unavailable_without_its_library() -> None:
     (entry,) = plugin.engine_attention_backends()
     bare = replace(entry, when={})
     assert "flashinfer-python" in (why_not(bare, {}) or "")
 
 
-def test_its_name_may_be_in_capitals() -> None:
+def test_vllm_backend_name_is_accepted() -> None:
     assert plugin.engine_resolve({"attention_backend": "FLASHINFER"}) == {
         "attention_backend": "flashinfer"
     }

@@ -1,6 +1,4 @@
-"""What a Hugging Face config says of encoders, and how a model's texts are pooled, out of the
-settings of a GGUF file.
-"""
+"""Config fields and pooling of encoders, from the settings of a GGUF file."""
 
 from __future__ import annotations
 
@@ -8,22 +6,19 @@ from typing import Final
 
 from core.api import ModelError
 from core.model_spec.pooling import SentenceFacts
-from engine_gguf.given import Fields, Given
+from engine_gguf.config_source import ConfigSource, Fields
 from engine_gguf.settings import Settings
 
 _POOLERS: Final = {1: "mean", 2: "cls", 3: "last"}
-"""By llama.cpp's numbers; 0 is one vector for each token, 4 a score of two texts."""
+"""By llama.cpp's number; 0 is one vector per token, 4 a score of a text pair."""
 _NONE = 0
 _RANK = 4
 ENCODERS: Final = frozenset(("bert", "nomic-bert", "modern-bert", "eurobert", "gemma-embedding"))
-"""Those that make no tokens, whatever the file says of pooling."""
+"""Architectures that generate no tokens, whatever pooling the file states."""
 
 
 def sentence(settings: Settings) -> SentenceFacts | None:
-    """Return how texts are pooled; None for a model that generates.
-
-    Raises `ModelError` for a way that is not known.
-    """
+    """Return the pooling; None for a generative model. Raises `ModelError` for an unknown one."""
     stated = settings.own("pooling_type")
     if stated is None:
         return SentenceFacts(normalize=True) if settings.architecture in ENCODERS else None
@@ -35,46 +30,42 @@ def sentence(settings: Settings) -> SentenceFacts | None:
         raise settings.wrong(f"{settings.architecture}.pooling_type", stated, "0 to 4")
     if stated == _RANK:
         raise ModelError(
-            "it scores pairs of texts (pooling_type 4), which is not read from GGUF files. Take "
-            "the checkpoint."
+            "pooling_type: got 4 (a score of text pairs); expected 0 to 3 in GGUF files. Use the "
+            "original checkpoint."
         )
     return SentenceFacts(pooler=_POOLERS.get(stated), normalize=True)
 
 
-def _alike(given: Given, fields: Fields) -> Fields:
-    types = given.tensors.get("token_types.weight")
+def _common(source: ConfigSource, fields: Fields) -> Fields:
+    types = source.tensors.get("token_types.weight")
     return {
-        "layer_norm_eps": given.settings.number("attention.layer_norm_epsilon", 1e-12),
+        "layer_norm_eps": source.settings.number("attention.layer_norm_epsilon", 1e-12),
         "type_vocab_size": types.shape[0] if types is not None else 0,
         "hidden_act": "gelu",
         "max_position_embeddings": fields["max_position_embeddings"],
     }
 
 
-def bert(given: Given, fields: Fields) -> Fields:
-    """Return BERT's facts, or those of RoBERTa's kind, whose converter leaves the first rows of
-    positions out.
-    """
-    positions = given.tensors.get("position_embd.weight")
-    places = {} if positions is None else {"max_position_embeddings": positions.shape[0]}
-    return {**_alike(given, fields), **places, "position_embedding_type": "absolute"}
+def bert(source: ConfigSource, fields: Fields) -> Fields:
+    """Return BERT's fields, or RoBERTa's, which drops its first position rows on conversion."""
+    positions = source.tensors.get("position_embd.weight")
+    lengths = {} if positions is None else {"max_position_embeddings": positions.shape[0]}
+    return {**_common(source, fields), **lengths, "position_embedding_type": "absolute"}
 
 
-def nomic_bert(given: Given, fields: Fields) -> Fields:
-    """Return Nomic BERT's facts."""
+def nomic_bert(source: ConfigSource, fields: Fields) -> Fields:
+    """Return Nomic BERT's fields."""
     return {
-        **_alike(given, fields),
-        "rotary_emb_base": given.settings.number("rope.freq_base", 1000.0),
+        **_common(source, fields),
+        "rotary_emb_base": source.settings.number("rope.freq_base", 1000.0),
         "rotary_emb_fraction": 1.0,
-        "qkv_proj_bias": given.has("blk.0.attn_qkv.bias"),
+        "qkv_proj_bias": source.has("blk.0.attn_qkv.bias"),
     }
 
 
-def modern_bert(given: Given, fields: Fields) -> Fields:
-    """Return ModernBERT's facts: the first layer of every three sees all, unless the file says
-    otherwise.
-    """
-    settings = given.settings
+def modern_bert(source: ConfigSource, fields: Fields) -> Fields:
+    """Return ModernBERT's fields; by default every third layer has full attention."""
+    settings = source.settings
     full = settings.number("rope.freq_base", 160_000.0)
     ropes = {
         "full_attention": {"rope_type": "default", "rope_theta": full},
@@ -85,9 +76,9 @@ def modern_bert(given: Given, fields: Fields) -> Fields:
     }
     return {
         "norm_eps": settings.number("attention.layer_norm_epsilon", 1e-5),
-        "norm_bias": given.has("blk.0.ffn_norm.bias"),
-        "attention_bias": given.has("blk.0.attn_qkv.bias"),
-        "mlp_bias": given.has("blk.0.ffn_up.bias"),
+        "norm_bias": source.has("blk.0.ffn_norm.bias"),
+        "attention_bias": source.has("blk.0.attn_qkv.bias"),
+        "mlp_bias": source.has("blk.0.ffn_up.bias"),
         "local_attention": settings.count("attention.sliding_window", 128),
         "global_attn_every_n_layers": settings.count("attention.sliding_window_pattern", 3),
         "hidden_activation": settings.text(f"{settings.architecture}.hidden_activation", "gelu"),
@@ -97,7 +88,7 @@ def modern_bert(given: Given, fields: Fields) -> Fields:
     }
 
 
-def eurobert(given: Given, fields: Fields) -> Fields:
-    """Return EuroBERT's facts."""
-    del given, fields
+def eurobert(source: ConfigSource, fields: Fields) -> Fields:
+    """Return EuroBERT's fields."""
+    del source, fields
     return {"classifier_pooling": "late"}

@@ -1,8 +1,6 @@
-"""Experts in the blocks of their GGUF file: gate, up and down each of one type. Rows are sorted by
-expert.
+"""Experts in GGUF blocks: gate, up and down each of one type. Rows are sorted by expert.
 
-Their weights come expert by expert, or all in one tensor of blocks [experts, rows, ...], gate's
-rows before up's.
+Weights arrive per expert, or stacked as blocks [experts, rows, ...] with gate rows before up rows.
 """
 
 from __future__ import annotations
@@ -14,63 +12,63 @@ from typing import Any
 import torch
 from torch import nn
 
-from core.api import Part
+from core.model_spec.weight_shard import WeightShard
 from core.models.ops.reference import EXPERTS
-from engine_gguf.blocks import Ops, put_blocks, refuse_cuts
+from engine_gguf.block_ops import BlockOps, check_shards, write_blocks
 
 
 class GgufExperts:
     """Two or three tensors of all experts."""
 
     suffixes: tuple[str, ...] = ("weight",)
-    endings: tuple[str, ...] = ("",)
+    stacked_suffixes: tuple[str, ...] = ("",)
 
-    def __init__(self, ops: Mapping[str, Ops]) -> None:
+    def __init__(self, ops: Mapping[str, BlockOps]) -> None:
         """`ops` by "gate", "up" and "down"."""
         self._ops = ops
         self._sizes: dict[str, tuple[int, int]] = {}
 
-    def shape(self, suffix: str, part: Part) -> tuple[int, ...] | None:
-        """Return nothing: it depends on the type, and `load` looks."""
-        del suffix, part
+    def shape(self, suffix: str, shard: WeightShard) -> tuple[int, ...] | None:
+        """Return None: it depends on the block type, and `load` checks it."""
+        del suffix, shard
         return None
 
     def create(
         self, layer: nn.Module, num_experts: int, width: int, hidden: int, dtype: torch.dtype
     ) -> None:
-        """Register `gate`, `up` and `down`. Raises `ModelError` where ranks cut through blocks."""
+        """Register `gate`, `up` and `down`. Raises `ModelError` if a shard cuts a block."""
         del dtype
         self._sizes = {"up": (width, hidden), "down": (hidden, width)}
         if layer.gated:
             self._sizes = {"gate": (width, hidden), **self._sizes}
-        whole = {part.matrix: part.in_features for part in layer.parts.values()}  # type: ignore[operator]
+        whole = {shard.matrix: shard.in_features for shard in layer.parts.values()}  # type: ignore[operator]
         for name, (rows, across) in self._sizes.items():
-            refuse_cuts(
+            check_shards(
                 self._ops[name].block, whole.get(name, across), across, f"each expert's {name}"
             )
             empty = self._ops[name].empty(rows, across, num_experts)
             layer.register_parameter(name, nn.Parameter(empty, requires_grad=False))
 
-    def load(self, layer: nn.Module, suffix: str, tensor: torch.Tensor, part: Part) -> None:
-        """Put the rank's part of one expert's weight, or of all experts'."""
+    def load(self, layer: nn.Module, suffix: str, tensor: torch.Tensor, shard: WeightShard) -> None:
+        """Write this rank's shard of one expert's weight, or of all experts'."""
         del suffix
-        if not part.num_experts:
-            self._put(layer, tensor, part)
+        if not shard.num_experts:
+            self._put(layer, tensor, shard)
             return
-        for own in by_expert(part):
+        for own in split_experts(shard):
             self._put(layer, tensor[own.expert], own)
 
-    def _put(self, layer: nn.Module, tensor: torch.Tensor, part: Part) -> None:
-        for source, target in part.pieces:
+    def _put(self, layer: nn.Module, tensor: torch.Tensor, shard: WeightShard) -> None:
+        for source, target in shard.pieces:
             name = "down"
             first = 0
-            if part.matrix != "down":
+            if shard.matrix != "down":
                 name = "up" if target.start or "gate" not in self._sizes else "gate"
             rows = self._sizes[name][0]
-            one = replace(part, pieces=((source, slice(first, first + rows)),))
-            put_blocks(
+            one = replace(shard, pieces=((source, slice(first, first + rows)),))
+            write_blocks(
                 self._ops[name],
-                layer.get_parameter(name).data[part.expert],
+                layer.get_parameter(name).data[shard.expert],
                 rows,
                 first,
                 tensor,
@@ -78,16 +76,14 @@ class GgufExperts:
             )
 
     def finish(self, layer: nn.Module) -> None:
-        """Nothing to repack."""
+        """There is nothing to repack."""
 
     def apply(
         self, layer: nn.Module, x: torch.Tensor, shares: torch.Tensor, experts: torch.Tensor
     ) -> torch.Tensor:
-        """Return what the chosen experts give: each token sums its own results in the order of its
-        choice.
-        """
+        """Return the weighted sum of the chosen experts' outputs, in order of choice."""
         top_k = experts.shape[1]
-        order = experts.flatten().argsort(stable=True)  # pairs of token and choice, by expert
+        order = experts.flatten().argsort(stable=True)  # (token, choice) pairs by expert
         counts = torch.bincount(experts.flatten(), minlength=len(layer.up))  # type: ignore[arg-type]
         inner = self._gate_up(layer, x[order // top_k], counts)
         if layer.bias is not None:
@@ -99,9 +95,8 @@ class GgufExperts:
         back[order] = outputs
         chosen = back.view(*experts.shape, -1).float() * shares.float().unsqueeze(-1)
         out = chosen[:, 0]
-        for choice in range(
-            1, top_k
-        ):  # one after the other: torch sums in an order that depends on the batch
+        # torch.sum adds in an order that depends on the batch.
+        for choice in range(1, top_k):
             out = out + chosen[:, choice]
         return out.to(x.dtype)
 
@@ -137,21 +132,20 @@ class GgufExperts:
         return out
 
 
-def by_expert(part: Part) -> list[Part]:
-    """Return the parts of each expert's blocks, of a tensor of all experts whose rows are gate's,
-    then up's.
+def split_experts(shard: WeightShard) -> list[WeightShard]:
+    """Return one part per expert of stacked blocks, with gate rows before up rows.
 
-    A plain tensor may have them in turn, and across: blocks never have.
+    A plain tensor may interleave or transpose them; blocks never do.
     """
-    halves = [target for _, target in part.pieces]
-    pieces = part.pieces
-    if part.matrix == "gate_up" and len(halves) > 1:
-        whole = part.out_features // len(halves)
+    halves = [target for _, target in shard.pieces]
+    pieces = shard.pieces
+    if shard.matrix == "gate_up" and len(halves) > 1:
+        whole = shard.out_features // len(halves)
         width = halves[0].stop - halves[0].start
-        first = part.pieces[0][0].start // (part.pieces[0][0].step or 1)
+        first = shard.pieces[0][0].start // (shard.pieces[0][0].step or 1)
         pieces = tuple(
             (slice(at * whole + first, at * whole + first + width), target)
             for at, target in enumerate(halves)
         )
-    own = replace(part, pieces=pieces, num_experts=0, transposed=False)
-    return [replace(own, expert=expert) for expert in range(part.num_experts)]
+    own = replace(shard, pieces=pieces, num_experts=0, transposed=False)
+    return [replace(own, expert=expert) for expert in range(shard.num_experts)]

@@ -1,10 +1,9 @@
-"""Reads and checks what stands before the data of a GGUF file. Knows bytes, no model.
+"""Reads and validates the header of a GGUF file. Independent of models.
 
-A file is "GGUF", a version, counts of tensors and settings, the settings (name, type, value), the
-tensors (name, sizes, type, offset), and from the next multiple of the alignment on the data. All
-numbers are little endian. Everything is checked against the bytes that there are before anything is
-made of it, because a length that is merely wrong would take all memory, and an offset that is would
-read another tensor's weights.
+A file has "GGUF", a version, counts of tensors and settings, the settings (name, type, value), and
+the tensors (name, sizes, type, offset). The data starts at the next multiple of the alignment.
+Numbers are little endian. Every length is checked against the file size before it is used: a wrong
+length would exhaust the memory, a wrong offset would read another tensor.
 """
 
 from __future__ import annotations
@@ -22,20 +21,20 @@ from typing import Any, Final
 import numpy as np
 
 from core.api import ModelError
-from engine_gguf.kinds import KINDS, Kind
+from engine_gguf.tensor_types import TENSOR_TYPES, TensorType
 
 MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)
 ALIGNMENT: Final = 32
 MAX_HEADER_BYTES: Final = 1 << 28
 MAX_STRINGS: Final = 1 << 22
-"""In one list; the largest vocabularies have a sixteenth of it."""
+"""Per list; the largest vocabularies have a sixteenth of it."""
 MAX_SETTINGS: Final = 1 << 16
 MAX_DIMENSIONS: Final = 4
 LARGEST: Final = 2**62
 _STRING: Final = 8
 _LIST: Final = 9
-_NUMBERS: Final = {
+_NUMBERS: Final[Mapping[int, np.dtype[Any]]] = {
     0: np.dtype("<u1"),
     1: np.dtype("<i1"),
     2: np.dtype("<u2"),
@@ -48,33 +47,33 @@ _NUMBERS: Final = {
     11: np.dtype("<i8"),
     12: np.dtype("<f8"),
 }
-"""Types of settings."""
+"""Numeric types of settings."""
 _ADVICE: Final = "Download the file again."
 _LENGTH: Final = struct.Struct("<Q")
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """Where one tensor lies in its file."""
+class TensorEntry:
+    """Name, type, shape and position of one tensor in its file."""
 
     name: str
-    kind: Kind
+    kind: TensorType
     shape: tuple[int, ...]
-    """Of its numbers, rows first, as torch counts."""
+    """Shape in elements, rows first, as in torch."""
     start: int
-    """First byte, counted from the start of the file."""
+    """Offset of its first byte from the start of the file."""
     num_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a file says of itself."""
+    """The header of one file."""
 
     path: Path
     settings: Mapping[str, Any]
-    """Numbers, texts, lists of texts, and numpy arrays of numbers."""
-    tensors: tuple[Stored, ...]
-    """In the order of their data."""
+    """Numbers, strings, lists of strings, and numpy arrays of numbers."""
+    tensors: tuple[TensorEntry, ...]
+    """Tensors in the order of their data."""
 
 
 def read_header(path: Path) -> Header:
@@ -83,7 +82,7 @@ def read_header(path: Path) -> Header:
         with path.open("rb") as file:
             size = path.stat().st_size
             if size < len(MAGIC) + 20 or file.read(len(MAGIC)) != MAGIC:
-                raise fault(path, f"is no GGUF file: it has {size} bytes and does not begin as one")
+                raise file_error(path, f"is not a GGUF file: it has {size} bytes and no GGUF magic")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole:
                 return _Reader(path, whole, size).header()
     except OSError as error:
@@ -91,7 +90,7 @@ def read_header(path: Path) -> Header:
 
 
 class _Reader:
-    """Goes through a header from its beginning to its end."""
+    """Reads a header from start to end."""
 
     def __init__(self, path: Path, whole: mmap.mmap, size: int) -> None:
         self._path = path
@@ -103,18 +102,18 @@ class _Reader:
     def header(self) -> Header:
         version = self._number(4)
         if version not in VERSIONS:
-            raise fault(
-                self._path, f"has version {version}; versions 2 and 3, little endian, are read"
-            )
+            raise file_error(self._path, f"has version {version}; expected 2 or 3, little endian")
         num_tensors = self._number(8)
         num_settings = self._number(8)
         if num_settings > MAX_SETTINGS or num_tensors > (self._end - self._at) // 24:
-            raise fault(self._path, f"claims {num_tensors} tensors and {num_settings} settings")
+            raise file_error(
+                self._path, f"claims {num_tensors} tensors and {num_settings} settings"
+            )
         settings: dict[str, Any] = {}
         for _ in range(num_settings):
             name = self._text("the name of a setting")
             if name in settings:
-                raise fault(self._path, f"has the setting {shown(name)} twice")
+                raise file_error(self._path, f"has the setting {printable(name)} twice")
             settings[name] = self._value(name, self._number(4))
         described = [self._described() for _ in range(num_tensors)]
         alignment = settings.get("general.alignment", ALIGNMENT)
@@ -123,16 +122,16 @@ class _Reader:
             or not 1 <= alignment <= 1 << 20
             or alignment & (alignment - 1)
         ):
-            raise fault(self._path, f"has the alignment {alignment!r:.40}")
+            raise file_error(self._path, f"has the alignment {alignment!r:.40}")
         base = -(-self._at // alignment) * alignment
-        return Header(self._path, settings, self._placed(described, base, alignment))
+        return Header(self._path, settings, self._positioned(described, base, alignment))
 
     def _take(self, count: int, what: str) -> int:
-        """Go over so many bytes; return where they begin."""
+        """Skip `count` bytes; return their offset."""
         at = self._at
         if count > self._end - at:
             limit = "its header may have" if self._end < self._size else "there are"
-            raise fault(
+            raise file_error(
                 self._path,
                 f"is cut off: {what} at byte {at} takes {count} bytes, and {limit} {self._end}",
             )
@@ -150,36 +149,36 @@ class _Reader:
 
     def _value(self, name: str, kind: int) -> Any:
         if kind == _STRING:
-            return self._text(f"setting {shown(name)}")
+            return self._text(f"setting {printable(name)}")
         if kind == _LIST:
             return self._list(name, self._number(4), self._number(8))
         if kind not in _NUMBERS:
-            raise fault(
-                self._path, f"gives setting {shown(name)} the type {kind}, which there is not"
-            )
+            raise file_error(self._path, f"gives setting {printable(name)} the unknown type {kind}")
         return self._numbers(name, kind, 1)[0].item()
 
     def _list(self, name: str, kind: int, count: int) -> Any:
         if kind in _NUMBERS:
             return self._numbers(name, kind, count)
         if kind != _STRING:
-            raise fault(
+            raise file_error(
                 self._path,
-                f"has a list of type {kind} as {shown(name)}; lists of numbers and texts are read",
+                f"has a list of type {kind} as {printable(name)}; expected lists of numbers or "
+                "strings",
             )
         if count > min(MAX_STRINGS, (self._end - self._at) // _LENGTH.size):
-            raise fault(self._path, f"claims {count} texts in the list {shown(name)}")
+            raise file_error(self._path, f"claims {count} strings in the list {printable(name)}")
         found = []
         whole = self._whole
         at = self._at
         end = self._end
-        for _ in range(count):  # without a call for each: there are hundreds of thousands
+        for _ in range(count):  # inlined: there are hundreds of thousands
             start = at + _LENGTH.size
             length = _LENGTH.unpack_from(whole, at)[0] if start <= end else 0
             if start > end or length > end - start:
-                raise fault(
+                raise file_error(
                     self._path,
-                    f"is cut off: a text of the list {shown(name)} takes {length} bytes at {at}",
+                    f"is cut off: a string of the list {printable(name)} takes {length} bytes at "
+                    f"{at}",
                 )
             at = start + length
             found.append(whole[start:at].decode("utf-8", "replace"))
@@ -188,23 +187,23 @@ class _Reader:
 
     def _numbers(self, name: str, kind: int, count: int) -> np.ndarray[Any, Any]:
         dtype = _NUMBERS[kind]
-        at = self._take(count * dtype.itemsize, f"setting {shown(name)}")
+        at = self._take(count * dtype.itemsize, f"setting {printable(name)}")
         return np.frombuffer(self._whole[at : self._at], dtype)
 
-    def _described(self) -> tuple[str, tuple[int, ...], Kind, int]:
+    def _described(self) -> tuple[str, tuple[int, ...], TensorType, int]:
         """Return name, shape, type and offset of the next tensor."""
         name = self._text("the name of a tensor")
         dimensions = self._number(4)
         if not 1 <= dimensions <= MAX_DIMENSIONS:
-            raise fault(self._path, f"gives tensor {shown(name)} {dimensions} dimensions")
+            raise file_error(self._path, f"gives tensor {printable(name)} {dimensions} dimensions")
         sizes = tuple(self._number(8) for _ in range(dimensions))
         number = self._number(4)
         offset = self._number(8)
-        kind = KINDS.get(number)
+        kind = TENSOR_TYPES.get(number)
         if kind is None:
-            known = ", ".join(each.name for each in KINDS.values())
+            known = ", ".join(each.name for each in TENSOR_TYPES.values())
             raise ModelError(
-                f"{self._path} stores tensor {shown(name)} as type {number}, which is not one of "
+                f"{self._path} stores tensor {printable(name)} as type {number}; expected one of "
                 f"{known}. Convert it."
             )
         if (
@@ -212,53 +211,60 @@ class _Reader:
             or prod(sizes) > LARGEST
             or sizes[0] % kind.inputs
         ):
-            raise fault(
+            raise file_error(
                 self._path,
-                f"gives tensor {shown(name)} of type {kind.name} the sizes {list(sizes)}",
+                f"gives tensor {printable(name)} of type {kind.name} the sizes {list(sizes)}",
             )
         return name, sizes[::-1], kind, offset
 
-    def _placed(
-        self, described: list[tuple[str, tuple[int, ...], Kind, int]], base: int, alignment: int
-    ) -> tuple[Stored, ...]:
-        """Return the tensors in the order of their data, all of which is in the file and none of
-        which is shared.
-        """
+    def _positioned(
+        self,
+        described: list[tuple[str, tuple[int, ...], TensorType, int]],
+        base: int,
+        alignment: int,
+    ) -> tuple[TensorEntry, ...]:
+        """Return the tensors in data order. All lie inside the file, and none overlap."""
         found = [
-            Stored(name, kind, shape, base + offset, prod(shape) // kind.inputs * kind.num_bytes)
+            TensorEntry(
+                name, kind, shape, base + offset, prod(shape) // kind.inputs * kind.num_bytes
+            )
             for name, shape, kind, offset in described
         ]
         names = Counter(tensor.name for tensor in found)
         if len(names) < len(found):
-            raise fault(self._path, f"has the tensor {shown(names.most_common(1)[0][0])} twice")
+            raise file_error(
+                self._path, f"has the tensor {printable(names.most_common(1)[0][0])} twice"
+            )
         found.sort(key=lambda tensor: tensor.start)
         for before, tensor in pairwise(found):
             if tensor.start < before.start + before.num_bytes:
-                raise fault(
+                raise file_error(
                     self._path,
-                    f"gives tensors {shown(before.name)} and {shown(tensor.name)} the same bytes",
+                    f"gives tensors {printable(before.name)} and {printable(tensor.name)} "
+                    "the same bytes",
                 )
         for tensor in found:
             if (tensor.start - base) % alignment:
-                raise fault(
+                raise file_error(
                     self._path,
-                    f"has tensor {shown(tensor.name)} at byte {tensor.start}, off its alignment",
+                    f"has tensor {printable(tensor.name)} at byte {tensor.start}, "
+                    "off its alignment",
                 )
             if tensor.start + tensor.num_bytes > self._size:
                 end = tensor.start + tensor.num_bytes
-                raise fault(
+                raise file_error(
                     self._path,
-                    f"is cut off: tensor {shown(tensor.name)} ends at {end}, the file at "
+                    f"is cut off: tensor {printable(tensor.name)} ends at {end}, the file at "
                     f"{self._size}",
                 )
         return tuple(found)
 
 
-def fault(path: Path, what: str) -> ModelError:
-    """Return the error for a file that is not what it should be."""
+def file_error(path: Path, what: str) -> ModelError:
+    """Return the error for an invalid file."""
     return ModelError(f"{path} {what}. {_ADVICE}")
 
 
-def shown(name: str) -> str:
-    """Return a name from a file so that it can be printed."""
+def printable(name: str) -> str:
+    """Return a name from a file, escaped for printing."""
     return repr(name) if name.isprintable() and len(name) <= 100 else ascii(name[:100])

@@ -1,4 +1,4 @@
-"""The settings of a GGUF file, typed: what is there but cannot be is named with the file."""
+"""Typed reads of the settings of a GGUF file. Errors name the setting and the file."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 
 from core.api import ModelError
-from engine_gguf.header import Header, shown
+from engine_gguf.header import Header, printable
 
 LARGEST_COUNT = 1 << 32
 
 
 class Settings:
-    """Those of one file.
+    """The settings of one file.
 
-    Names without a dot are the architecture's: `head_count` is `llama.head_count` of a Llama.
+    Names without a dot belong to the architecture: `head_count` is `llama.head_count`.
     """
 
     def __init__(self, header: Header) -> None:
@@ -25,31 +25,31 @@ class Settings:
         self.architecture = self.text("general.architecture")
 
     def get(self, name: str) -> Any:
-        """Return a setting as it stands there, None where it does not."""
+        """Return a raw setting, None if absent."""
         return self._header.settings.get(name)
 
     def own(self, name: str) -> Any:
-        """Return a setting of the architecture, None where there is none."""
+        """Return a raw setting of the architecture, None if absent."""
         return self.get(f"{self.architecture}.{name}")
 
     def text(self, name: str, default: str | None = None) -> str:
-        """Return a text."""
+        """Return a string."""
         value = self.get(name)
         if value is None and default is not None:
             return default
         if not isinstance(value, str):
-            raise self.wrong(name, value, "a text")
+            raise self.wrong(name, value, "a string")
         return value
 
     def texts(self, name: str) -> list[str]:
-        """Return a list of texts."""
+        """Return a list of strings."""
         value = self.get(name)
         if not isinstance(value, list):
-            raise self.wrong(name, value, "a list of texts")
+            raise self.wrong(name, value, "a list of strings")
         return value
 
     def numbers(self, name: str, length: int) -> np.ndarray[Any, Any] | None:
-        """Return a list of so many numbers, None where there is none."""
+        """Return a list of `length` numbers, None if absent."""
         value = self.get(name)
         if value is None:
             return None
@@ -58,9 +58,7 @@ class Settings:
         return value
 
     def count(self, name: str, default: int | None = None, least: int = 1) -> int:
-        """Return an integer of the architecture; of a list with one for each layer, what all of
-        them are.
-        """
+        """Return an integer of the architecture; a per-layer list must have equal items."""
         value = self.own(name)
         if value is None and default is not None:
             return default
@@ -77,7 +75,7 @@ class Settings:
         return value
 
     def each(self, name: str, layers: int) -> list[int]:
-        """Return an integer for each layer, where one may stand for all of them."""
+        """Return an integer per layer; one integer stands for all layers."""
         value = self.own(name)
         if not isinstance(value, np.ndarray):
             return [self.count(name)] * layers
@@ -94,9 +92,7 @@ class Settings:
         return [int(each) for each in value[:layers]]
 
     def largest(self, name: str, default: int) -> int:
-        """Return the largest of the integers of all layers; the default where there is none, or
-        none but 0.
-        """
+        """Return the largest integer of all layers; the default if absent or 0."""
         value = self.own(name)
         if isinstance(value, np.ndarray) and len(value):
             return max(self.each(name, len(value))) or default
@@ -116,14 +112,12 @@ class Settings:
         return float(value)
 
     def flag(self, name: str, default: bool = False) -> bool:
-        """Return a switch, by its whole name."""
+        """Return a boolean, by its whole name."""
         value = self.get(name)
         return bool(value) if isinstance(value, (bool, int)) else default
 
     def token(self, name: str, size: int) -> int | None:
-        """Return the number of a token that the vocabulary of this size has, None where the file
-        names none.
-        """
+        """Return a token id of a vocabulary of this size, None if absent."""
         value = self.get(name)
         if value is None:
             return None
@@ -131,13 +125,12 @@ class Settings:
             raise self.wrong(name, value, f"one of the {size} tokens")
         return value
 
-    def wrong(self, name: str, value: Any, wanted: str) -> ModelError:
-        """Return the error for a setting that cannot be."""
-        state = "is missing" if value is None else f"is {_short(value)}"
+    def wrong(self, name: str, value: Any, expected: str) -> ModelError:
+        """Return the error for an invalid setting."""
+        state = "no value" if value is None else _short(value)
         return ModelError(
-            f"{self._header.path}: the setting {shown(name)} {state}; it must be {wanted}. Take "
-            "another file, or describe the "
-            "model with --hf-config-path."
+            f"{self._header.path}: setting {printable(name)}: got {state}; expected {expected}. "
+            "Use another file, or describe the model with --hf-config-path."
         )
 
 

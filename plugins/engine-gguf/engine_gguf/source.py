@@ -1,8 +1,7 @@
-"""Says what model a GGUF file holds, from its header alone.
+"""Describes the model of a GGUF file from its header.
 
-What a tokenizer reads is written once into a folder of the user's cache, in the Hugging Face
-layout, under a name that follows from the header; so the engine's own tokenizer and chat renderer
-serve it as they do any other.
+Tokenizer files are written once to a folder of the user's cache, in the Hugging Face layout, under
+a name derived from the header. The engine's own tokenizer and chat renderer then serve them.
 """
 
 from __future__ import annotations
@@ -18,26 +17,27 @@ from typing import Any, Final
 
 import numpy as np
 
-from core.api import EngineConfig, InvalidRequest, ModelError, ModelSource, SamplingParams
+from core.api import EngineConfig, InvalidRequest, ModelError, SamplingParams
+from core.api.models import ModelSource
 from engine_gguf.config import make_config
+from engine_gguf.config_source import ConfigSource
 from engine_gguf.encoders import sentence
 from engine_gguf.files import read_headers
-from engine_gguf.given import Given
-from engine_gguf.header import Header, Stored, shown
+from engine_gguf.header import Header, TensorEntry, printable
 from engine_gguf.settings import Settings
 from engine_gguf.tokenizer import ends, tokenizer_files
-from engine_gguf.weights import kept_blocks, kept_experts, plan_weights
+from engine_gguf.weights import block_types, expert_block_types, plan_weights
 
 FORM: Final = "1"
-"""Of what is written into the cache; another number, other folders."""
-_MOST_FACTORS: Final = 1 << 16
+"""Version of the cached files; a new version uses new folders."""
+_MAX_FACTORS: Final = 1 << 16
 _SAMPLED_BYTES: Final = 1 << 16
 _SAMPLING: Final = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 _FACTORS: Final = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
 def find(model: str, config: EngineConfig) -> ModelSource:
-    """Return the source of a file, or of the splits it is one of.
+    """Return the model source of a file or its splits.
 
     Raises `ModelError` naming file and fault.
     """
@@ -59,8 +59,8 @@ def _describe(
     stated = _config(settings, headers, tensors, config.options.get("hf_config_path"))
     stated = _merged(stated, config.model.hf_overrides)
     plans = plan_weights(headers, stated)
-    kept = {"blocks": kept_blocks(plans), "experts": kept_experts(plans)}
-    stated["quantization_config"] = {"quant_method": "gguf", "file": str(path.absolute()), **kept}
+    types = {"blocks": block_types(plans), "experts": expert_block_types(plans)}
+    stated["quantization_config"] = {"quant_method": "gguf", "file": str(path.absolute()), **types}
     identity = _identity(headers, stated)
     needs_own = config.model.tokenizer is None and not config.model.skip_tokenizer_init
     files = tokenizer_files(settings) if needs_own else {}
@@ -83,30 +83,32 @@ def _describe(
 
 
 def _config(
-    settings: Settings, headers: Sequence[Header], tensors: Mapping[str, Stored], folder: object
+    settings: Settings,
+    headers: Sequence[Header],
+    tensors: Mapping[str, TensorEntry],
+    folder: object,
 ) -> dict[str, Any]:
-    """Return the config of the folder that is given, or what the file says."""
+    """Return the config of the given folder, or that of the file."""
     if folder is None:
-        return make_config(Given(settings, tensors, _factors(headers)))
+        return make_config(ConfigSource(settings, tensors, _factors(headers)))
     path = Path(str(folder)).expanduser() / "config.json"
     try:
         stated = json.loads(path.read_text(encoding="utf-8"))
         named = stated["architectures"][0]
     except (OSError, ValueError, RecursionError, KeyError, IndexError, TypeError) as error:
         raise ModelError(
-            f"--hf-config-path: {path} does not describe a model ({error!r:.200}); give a folder "
-            "with a config.json that "
-            "names its architecture."
+            f"--hf-config-path: {path} does not describe a model ({error!r:.200}). Give a folder "
+            "with a config.json that names its architecture."
         ) from error
     if not isinstance(named, str):
         raise ModelError(
-            f"--hf-config-path: {path} names the architecture {named!r:.60}; it must be a text."
+            f"--hf-config-path: {path}: architecture: got {named!r:.60}; expected a string."
         )
     return dict(stated)
 
 
 def _merged(stated: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Lay overrides over the config; objects are merged, all else is replaced."""
+    """Return the config with overrides; objects are merged, all else is replaced."""
     out = dict(stated)
     for key, value in overrides.items():
         old = out.get(key)
@@ -119,7 +121,7 @@ def _merged(stated: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str
 
 
 def _factors(headers: Sequence[Header]) -> dict[str, list[float]]:
-    """Return the numbers that rotary angles are divided by, which are kept as tensors."""
+    """Return the RoPE frequency factors, which are stored as tensors."""
     found = {}
     for header in headers:
         for tensor in header.tensors:
@@ -128,10 +130,11 @@ def _factors(headers: Sequence[Header]) -> dict[str, list[float]]:
             if (
                 tensor.kind.name != "F32"
                 or len(tensor.shape) != 1
-                or tensor.shape[0] > _MOST_FACTORS
+                or tensor.shape[0] > _MAX_FACTORS
             ):
                 raise ModelError(
-                    f"{header.path}: {shown(tensor.name)} is no list of float32 numbers."
+                    f"{header.path}: {printable(tensor.name)}: expected a list of float32 numbers. "
+                    "Use another file."
                 )
             with header.path.open("rb") as file:
                 file.seek(tensor.start)
@@ -143,20 +146,18 @@ def _context(stated: Mapping[str, Any]) -> int:
     context = stated.get("max_position_embeddings", 2048)
     if type(context) is not int or context < 1:
         raise ModelError(
-            f"max_position_embeddings is {context!r:.60}; it must be a positive integer."
+            f"max_position_embeddings: got {context!r:.60}; expected a positive integer."
         )
     return context
 
 
 def _dtype(tensors: Any) -> str:
-    """Return the type that most numbers have, where they are plain; blocks are computed in
-    bfloat16.
-    """
+    """Return the dtype of the largest share of bytes, if plain; blocks are computed in bfloat16."""
     sizes: dict[str, int] = {}
     for tensor in tensors:
         sizes[tensor.kind.name] = sizes.get(tensor.kind.name, 0) + tensor.num_bytes
-    most = max(sizes, key=lambda name: sizes[name], default="F32")
-    return {"F32": "float32", "F64": "float32", "F16": "float16"}.get(most, "bfloat16")
+    largest = max(sizes, key=lambda name: sizes[name], default="F32")
+    return {"F32": "float32", "F64": "float32", "F16": "float16"}.get(largest, "bfloat16")
 
 
 def _sampling(settings: Settings) -> dict[str, Any]:
@@ -167,15 +168,13 @@ def _sampling(settings: Settings) -> dict[str, Any]:
         SamplingParams(**stated)
     except (InvalidRequest, TypeError) as error:
         raise ModelError(
-            f"its sampling parameters cannot be used ({error}); pass --generation-config vllm."
+            f"its sampling parameters are invalid ({error}). Pass --generation-config vllm."
         ) from error
     return stated
 
 
 def _identity(headers: Sequence[Header], stated: Mapping[str, Any]) -> str:
-    """Return a hash of the config and of sizes, beginnings and ends of the files; where they lie is
-    nobody's business.
-    """
+    """Return a hash of the config and of sizes, beginnings and ends of the files."""
     facts = {name: value for name, value in stated.items() if name != "quantization_config"}
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode())
     for header in headers:
@@ -189,9 +188,7 @@ def _identity(headers: Sequence[Header], stated: Mapping[str, Any]) -> str:
 
 
 def _written(files: Mapping[str, Any]) -> Path:
-    """Return a folder with these files, each JSON: that of the cache where it can be written to,
-    else a new one.
-    """
+    """Return a folder with these JSON files: in the cache if writable, else a new one."""
     texts = {name: json.dumps(value, ensure_ascii=False) for name, value in files.items()}
     digest = hashlib.sha256(FORM.encode())
     for name in sorted(texts):
@@ -209,6 +206,6 @@ def _written(files: Mapping[str, Any]) -> Path:
     if new != folder:
         try:
             os.replace(new, folder)
-        except OSError:  # another process has written the same
+        except OSError:  # another process wrote the same files
             return folder if all((folder / name).is_file() for name in texts) else new
     return folder

@@ -1,7 +1,6 @@
-"""How byte-level tokenizers split a text before they look for pieces, by llama.cpp's names. Facts
-alone.
+"""Pre-tokenizer expressions of byte-level tokenizers, by llama.cpp's names. Data only.
 
-The expressions are those of the models' own tokenizer.json, as far as they are published.
+The expressions are those of the models' own tokenizer.json, as far as published.
 """
 
 from __future__ import annotations
@@ -16,7 +15,10 @@ _BLANKS: Final = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _REST: Final = rf" ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_BLANKS}"
 _LLAMA3: Final = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}"
 _QWEN2: Final = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}"
-_QWEN35: Final = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_BLANKS}"
+_QWEN35: Final = (
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+    rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_BLANKS}"
+)
 _UPPER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}"
 _LOWER = r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
 _CASED: Final = (
@@ -30,7 +32,7 @@ _TEKKEN: Final = rf"{_CASED[0]}|{_CASED[1]}|\p{{N}}|{_ENDS}"
 _DIGIT = r"\p{N}"
 _DIGITS = r"\p{N}{1,3}"
 _FROM_THE_END: Final = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
-"""Digits by three, counted from the last."""
+"""Groups of three digits, counted from the last."""
 _KANA: Final = "[一-龥぀-ゟ゠-ヿ]+"
 _DEEPSEEK_WORDS: Final = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
@@ -39,7 +41,9 @@ _DEEPSEEK_WORDS: Final = (
 _DEEPSEEK_CODER: Final = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", _DIGIT)
 _DEEPSEEK_LLM: Final = (
     r"[\r\n]",
-    r"\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+",
+    r"\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚ"
+    r"Ḁ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤ"
+    r"Ⳬ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+",
     r"\s?[!-/:-~！-／：-～‘-‟　-。]+",
     r"\s+$",
     "[一-龥ࠀ-一가-퟿]+",
@@ -93,10 +97,8 @@ _FAMILIES: Final[tuple[tuple[str, Sequence[str]], ...]] = (
     ("default", (rf"[{_PUNCTUATION}]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
 )
 SPLITS: Final = {name: expressions for names, expressions in _FAMILIES for name in names.split()}
-"""Expressions by which a text is split, one after the other; `default` is meant where a file says
-nothing.
-"""
-BEGUN: Final = frozenset(
+"""Expressions that split a text, applied in order; `default` is used if a file names none."""
+ADDS_BOS: Final = frozenset(
     (
         "llama3",
         "llama-v3",
@@ -110,6 +112,6 @@ BEGUN: Final = frozenset(
         "tekken",
     )
 )
-"""Of these a text begins with the token that says so, unless the file says otherwise."""
-WHOLE: Final = BEGUN | {"smaug-bpe", "gpt-4o", "llama4", "glm4", "glm5", "minicpm5"}
-"""Of these a piece that is a token is one, whatever its merges."""
+"""Names with a BOS token before each text, unless the file says otherwise."""
+IGNORES_MERGES: Final = ADDS_BOS | {"smaug-bpe", "gpt-4o", "llama4", "glm4", "glm5", "minicpm5"}
+"""Names for which a piece in the vocabulary is one token, whatever its merges."""

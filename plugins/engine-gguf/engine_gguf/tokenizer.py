@@ -1,6 +1,4 @@
-"""The tokenizer of a GGUF file as the files of a Hugging Face tokenizer, and the tokens that have a
-role.
-"""
+"""The tokenizer of a GGUF file as Hugging Face tokenizer files, and its special tokens."""
 
 from __future__ import annotations
 
@@ -10,26 +8,25 @@ from typing import Any, Final
 import numpy as np
 
 from core.api import ModelError
-from engine_gguf.bpe import byte_level, known_merges
-from engine_gguf.pieces import sentence_pieces
 from engine_gguf.settings import Settings
-from engine_gguf.splits import BEGUN
-from engine_gguf.unigram import unigram
-from engine_gguf.wordpiece import word_pieces
+from engine_gguf.splits import ADDS_BOS
+from engine_gguf.tokenizer_models import (
+    byte_level_bpe,
+    known_merges,
+    sentencepiece_bpe,
+    unigram_model,
+    wordpiece_model,
+)
 
 _UNKNOWN = 2
 _CONTROL = 3
 _USER = 4
 _BYTE = 6
-"""Types of tokens: what stands for none, what is said to the model, what is found in a text before
-all else, one byte.
-"""
+"""Token types: unknown, control, user-defined, byte."""
 _OF_BERT: Final = {"bos_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]"}
 _READ: Final = ("bert", "gemma4", "gpt2", "llama", "t5")
 _BEGUN: Final = ("bert", "gemma4", "llama")
-"""Kinds of tokenizers whose texts begin with the token that says so, unless the file says
-otherwise.
-"""
+"""Tokenizer types with a BOS token before each text, unless the file says otherwise."""
 _ROLES: Final = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -38,7 +35,7 @@ _ROLES: Final = {
     "pad_token": "padding_token_id",
     "mask_token": "mask_token_id",
 }
-"""The names that llama.cpp writes, one of them misspelt."""
+"""llama.cpp's names, one of them misspelt."""
 _ENDS: Final = ("eos_token_id", "eot_token_id", "eom_token_id")
 _ENDING_TEXTS: Final = frozenset(
     (
@@ -57,12 +54,12 @@ _ENDING_TEXTS: Final = frozenset(
         "<|call|>",
     )
 )
-"""Control tokens that end a turn, whatever else the settings say."""
+"""Control tokens that end a turn, whatever the settings say."""
 _GIVE: Final = "Give the tokenizer of the model it was made from with --tokenizer."
 
 
 def ends(settings: Settings, tokens: Sequence[str]) -> tuple[int, ...]:
-    """Return the tokens that end a text."""
+    """Return the tokens that end an output."""
     stated = [settings.token(f"tokenizer.ggml.{name}", len(tokens)) for name in _ENDS]
     types = settings.numbers("tokenizer.ggml.token_type", len(tokens))
     spelt = [
@@ -74,10 +71,9 @@ def ends(settings: Settings, tokens: Sequence[str]) -> tuple[int, ...]:
 
 
 def tokenizer_files(settings: Settings) -> dict[str, Any]:
-    """Return the contents of tokenizer.json and tokenizer_config.json; nothing for a file without a
-    tokenizer.
+    """Return the contents of tokenizer.json and tokenizer_config.json, empty without a tokenizer.
 
-    Raises `ModelError` for one that is not known or that cannot be.
+    Raises `ModelError` for an unknown or invalid one.
     """
     model = settings.text("tokenizer.ggml.model", "none")
     if model in ("none", "no_vocab"):
@@ -88,7 +84,7 @@ def tokenizer_files(settings: Settings) -> dict[str, Any]:
     roles = {
         role: settings.token(f"tokenizer.ggml.{name}", len(tokens)) for role, name in _ROLES.items()
     }
-    if model == "bert":  # a text is put between two tokens; older files do not say which
+    if model == "bert":  # [CLS] and [SEP]; older files do not name them
         roles["bos_token"] = (
             settings.token("tokenizer.ggml.cls_token_id", len(tokens)) or roles["bos_token"]
         )
@@ -98,7 +94,7 @@ def tokenizer_files(settings: Settings) -> dict[str, Any]:
     splits = settings.text("tokenizer.ggml.pre", "default")
     fields = _fields(settings, model, tokens, kinds, roles["unk_token"], splits)
     begins = settings.flag(
-        "tokenizer.ggml.add_bos_token", model in _BEGUN or (model == "gpt2" and splits in BEGUN)
+        "tokenizer.ggml.add_bos_token", model in _BEGUN or (model == "gpt2" and splits in ADDS_BOS)
     )
     ended = settings.flag("tokenizer.ggml.add_eos_token", model == "t5")
     closing = roles["eos_token"]
@@ -138,15 +134,15 @@ def _fields(
     unknown: int | None,
     splits: str,
 ) -> dict[str, Any]:
-    """Return the fields of tokenizer.json that are those of a kind of tokenizer."""
+    """Return the fields of tokenizer.json that depend on the tokenizer type."""
     if model == "gpt2":
-        return byte_level(tokens, settings.texts("tokenizer.ggml.merges"), splits)
+        return byte_level_bpe(tokens, settings.texts("tokenizer.ggml.merges"), splits)
     if unknown is None:
         unknown = next((number for number, kind in enumerate(kinds) if kind == _UNKNOWN), None)
     if model == "bert":
         lower = settings.flag("tokenizer.ggml.normalizer.lowercase", True)
         accents = settings.flag("tokenizer.ggml.normalizer.strip_accents", lower)
-        return word_pieces(
+        return wordpiece_model(
             tokens, [kind == _CONTROL for kind in kinds], unknown, lower=lower, strip=accents
         )
     begun = settings.flag("tokenizer.ggml.add_space_prefix", True)
@@ -154,35 +150,33 @@ def _fields(
         merged = known_merges(
             {token: n for n, token in enumerate(tokens)}, settings.texts("tokenizer.ggml.merges")
         )
-        return sentence_pieces(tokens, (), unknown, begun, merged)
+        return sentencepiece_bpe(tokens, (), unknown, begun, merged)
     if model not in ("llama", "t5"):
         raise ModelError(
-            f"its tokenizer is of the kind {model!r:.60}; {', '.join(_READ)} are read. {_GIVE}"
+            f"tokenizer.ggml.model: got {model!r:.60}; expected one of {', '.join(_READ)}. {_GIVE}"
         )
     scores = settings.numbers("tokenizer.ggml.scores", len(tokens))
     if scores is None:
-        raise ModelError(f"its tokenizer has pieces without scores. {_GIVE}")
+        raise ModelError(f"tokenizer.ggml.scores is missing. {_GIVE}")
     if model == "llama":
-        return sentence_pieces(tokens, scores.tolist(), unknown, begun)
+        return sentencepiece_bpe(tokens, scores.tolist(), unknown, begun)
     charsmap = settings.get("tokenizer.ggml.precompiled_charsmap")
     if charsmap is not None and not isinstance(charsmap, np.ndarray):
         raise settings.wrong("tokenizer.ggml.precompiled_charsmap", charsmap, "a list of bytes")
-    shortens = settings.flag("tokenizer.ggml.remove_extra_whitespaces", True)
-    return unigram(
+    collapses_spaces = settings.flag("tokenizer.ggml.remove_extra_whitespaces", True)
+    return unigram_model(
         tokens,
         scores.tolist(),
         unknown,
         has_bytes=_BYTE in kinds,
         charsmap=charsmap,
-        begins=begun,
-        shortens=shortens,
+        adds_space=begun,
+        collapses_spaces=collapses_spaces,
     )
 
 
 def _distinct(tokens: Sequence[str]) -> list[str]:
-    """Return the tokens with those spelt anew that cannot be told from an earlier one, as bytes
-    that are no text.
-    """
+    """Return the tokens, with later duplicates renamed; invalid bytes decode to equal texts."""
     seen: set[str] = set()
     out = []
     for number, token in enumerate(tokens):
@@ -201,7 +195,7 @@ def _added(number: int, text: str, kind: int) -> Mapping[str, Any]:
 def _template(
     before: Sequence[int], after: Sequence[int], tokens: Sequence[str]
 ) -> Mapping[str, Any] | None:
-    """Return the step that puts tokens around each text."""
+    """Return the post-processor that adds tokens around each text."""
     if not before and not after:
         return None
 
@@ -225,7 +219,7 @@ def _template(
 
 
 def _templates(settings: Settings) -> Mapping[str, Any]:
-    """Return the chat template; of several, each by its name."""
+    """Return the chat template, or several by name."""
     template = settings.get("tokenizer.chat_template")
     names = settings.get("tokenizer.chat_templates")
     if not isinstance(template, str):

@@ -1,9 +1,8 @@
-"""Which tensors of a GGUF file become which weights, and which of those stay blocks. Knows names
-and shapes, reads no data.
+"""Plans which GGUF tensors become which weights, and which of them stay in blocks. Reads no data.
 
-A weight stays in its blocks where a kernel multiplies by them and the parts that a layer fuses with
-it do so, too. What newer converters fuse, and checkpoints have apart, is taken apart here: each
-part is planned as if it were a tensor of its own.
+A weight stays in blocks if a kernel multiplies them, and those of all parts that a layer fuses
+with it. Tensors that newer converters fuse are split here: each part is planned as a tensor of its
+own.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from core.api import ModelError
-from engine_gguf.counts import count
-from engine_gguf.header import Header, Stored, shown
-from engine_gguf.kinds import CODED, KEPT
-from engine_gguf.names import Names, Place
+from engine_gguf.config_source import count
+from engine_gguf.header import Header, TensorEntry, printable
+from engine_gguf.tensor_names import TargetWeight, TensorNames
+from engine_gguf.tensor_types import FORMAT_TYPES, KERNEL_TYPES
 
 GATE_UP: Final = ("ffn_gate_exps", "ffn_up_exps")
 EXPERTS: Final = (*GATE_UP, "ffn_down_exps")
@@ -26,8 +25,8 @@ _FUSED: Final = (
     ("ffn_gate_shexp", "ffn_up_shexp"),
     EXPERTS,
 )
-"""Parts that layers compute in one."""
-_MADE_PLAIN: Final = frozenset(
+"""Parts that layers fuse."""
+_ALWAYS_PLAIN: Final = frozenset(
     (
         "attn_k_b",
         "attn_v_b",
@@ -39,46 +38,46 @@ _MADE_PLAIN: Final = frozenset(
         "token_types",
     )
 )
-"""Routers, convolutions, learned positions, and what is put together of several tensors."""
+"""Routers, convolutions, learned positions, and tensors fused from several."""
 _PAIRS: Final = (
     GATE_UP,
     ("ffn_gate_shexp", "ffn_up_shexp"),
     ("ffn_gate", "ffn_up"),
     ("attn_k_b", "attn_v_b"),
 )
-_PAIRS_OF_DELTA: Final = ("attn_qkv", "attn_gate")
-"""Two that may be one in a checkpoint."""
+_DELTA_PAIRS: Final = ("attn_qkv", "attn_gate")
+"""A pair that may be fused in a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What is made of one tensor, or of some of its rows."""
+class WeightPlan:
+    """The weight that one tensor, or some of its rows, becomes."""
 
-    stored: Stored
+    stored: TensorEntry
     part: str
-    """Its name within its layer, without suffix."""
-    place: Place
+    """Name within its layer, without suffix."""
+    target: TargetWeight
     blocks: bool
-    """It stays in its blocks."""
+    """Whether it stays in blocks."""
     own: tuple[int, int, int] | None = None
-    """Axis, first and last of the rows that are meant, of a tensor that is taken apart."""
+    """Axis, first and last index of its rows in a fused tensor."""
     pair: tuple[str, ...] = ()
-    """The parts that are one in the checkpoint with this one, in their order."""
+    """Parts that are fused with this one in the checkpoint, in order."""
 
 
-def plan_weights(headers: Iterable[Header], config: Mapping[str, Any]) -> list[list[Plan]]:
-    """Return for each file what its tensors become, in the order of their data.
+def plan_weights(headers: Iterable[Header], config: Mapping[str, Any]) -> list[list[WeightPlan]]:
+    """Return, for each file, the plans of its tensors in data order.
 
-    Raises `ModelError` for one without a name.
+    Raises `ModelError` for an unknown name.
     """
     headers = list(headers)
-    names = Names(config)
+    names = TensorNames(config)
     apart = [
         [
             piece
             for tensor in header.tensors
             if not names.ignores(tensor.name)
-            for piece in _apart(tensor, names, config)
+            for piece in _split_fused(tensor, names, config)
         ]
         for header in headers
     ]
@@ -90,16 +89,18 @@ def plan_weights(headers: Iterable[Header], config: Mapping[str, Any]) -> list[l
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """A tensor, or a part of one under the name that it would have by itself."""
+class TensorSlice:
+    """A tensor, or a part of a fused one under its own name."""
 
     name: str
-    stored: Stored
+    stored: TensorEntry
     own: tuple[int, int, int] | None = None
 
 
-def _apart(tensor: Stored, names: Names, config: Mapping[str, Any]) -> Iterator[Piece]:
-    """Yield the parts of a tensor that the checkpoint has apart, or the tensor."""
+def _split_fused(
+    tensor: TensorEntry, names: TensorNames, config: Mapping[str, Any]
+) -> Iterator[TensorSlice]:
+    """Yield the parts of a fused tensor, or the tensor."""
     layer, _, part, suffix = _split(tensor.name)
     sizes: dict[str, int] = {}
     axis = 0
@@ -112,75 +113,76 @@ def _apart(tensor: Stored, names: Names, config: Mapping[str, Any]) -> Iterator[
         axis = 1
         sizes = dict.fromkeys(GATE_UP, tensor.shape[1] // 2)
     if not sizes:
-        yield Piece(tensor.name, tensor)
+        yield TensorSlice(tensor.name, tensor)
         return
     if sum(sizes.values()) != tensor.shape[axis]:
         raise ModelError(
-            f"{shown(tensor.name)} has {tensor.shape[axis]} rows, where the settings make "
-            f"{sum(sizes.values())} of them. "
-            "Take another file."
+            f"{printable(tensor.name)}: got {tensor.shape[axis]} rows; the settings expect "
+            f"{sum(sizes.values())}. Use another file."
         )
     at = 0
     for name, size in sizes.items():
-        yield Piece(f"{layer}.{name}.{suffix}", tensor, (axis, at, at + size))
+        yield TensorSlice(f"{layer}.{name}.{suffix}", tensor, (axis, at, at + size))
         at += size
 
 
 def _plan(
-    header: Header, piece: Piece, names: Names, kinds: Mapping[str, str], config: Mapping[str, Any]
-) -> Plan:
-    place = names.place(piece.name)
-    if place is None:
+    header: Header,
+    piece: TensorSlice,
+    names: TensorNames,
+    kinds: Mapping[str, str],
+    config: Mapping[str, Any],
+) -> WeightPlan:
+    target = names.target_of(piece.name)
+    if target is None:
         raise ModelError(
-            f"{header.path} has the tensor {shown(piece.stored.name)}, which "
-            f"{config['architectures'][0]} has no place for. "
-            "Take a file of a model that is served, or describe this one with --hf-config-path."
+            f"{header.path} has the tensor {printable(piece.stored.name)}, which "
+            f"{config['architectures'][0]} does not have. Use a file of a supported model, or "
+            "describe this one with --hf-config-path."
         )
     layer, dot, part, suffix = _split(piece.name)
-    pair = next((pair for pair in (*_PAIRS, _PAIRS_OF_DELTA) if part in pair), ())
+    pair = next((pair for pair in (*_PAIRS, _DELTA_PAIRS) if part in pair), ())
     other = next((name for name in pair if name != part), "")
-    found = names.place(f"{layer}{dot}{other}.{suffix}") if other else None
-    joined = (
-        found is not None and found.name == place.name and f"{layer}{dot}{other}.{suffix}" in kinds
+    found = names.target_of(f"{layer}{dot}{other}.{suffix}") if other else None
+    is_fused = (
+        found is not None and found.name == target.name and f"{layer}{dot}{other}.{suffix}" in kinds
     )
     blocks = suffix == "weight" and len(piece.stored.shape) > 1
     blocks = (
-        blocks and part not in _MADE_PLAIN and (place.change is None or place.change.moves_rows)
+        blocks
+        and part not in _ALWAYS_PLAIN
+        and (target.transform is None or target.transform.moves_rows)
     )
-    blocks = blocks and _stays(
-        f"{layer}{dot}", part, pair if joined and "{}" not in place.name else (), kinds
+    blocks = blocks and _keeps_blocks(
+        f"{layer}{dot}", part, pair if is_fused and "{}" not in target.name else (), kinds
     )
-    return Plan(
+    return WeightPlan(
         piece.stored,
         part,
-        place,
+        target,
         blocks,
         piece.own,
-        pair if joined and "{}" not in place.name else (),
+        pair if is_fused and "{}" not in target.name else (),
     )
 
 
-def kept_blocks(plans: Iterable[Iterable[Plan]]) -> dict[str, str]:
-    """Return the types of weights that stay in blocks, by the names of weights without their
-    suffix.
-    """
+def block_types(plans: Iterable[Iterable[WeightPlan]]) -> dict[str, str]:
+    """Return the types of weights that stay in blocks, by weight name without suffix."""
     return {
-        plan.place.name.removesuffix(".weight"): plan.stored.kind.name
+        plan.target.name.removesuffix(".weight"): plan.stored.kind.name
         for own in plans
         for plan in own
         if plan.blocks and plan.part not in EXPERTS
     }
 
 
-def kept_experts(plans: Iterable[Iterable[Plan]]) -> dict[str, dict[str, str]]:
-    """Return the types of the experts' weights that stay in blocks (gate, up, down), by the prefix
-    that models ask by.
-    """
+def expert_block_types(plans: Iterable[Iterable[WeightPlan]]) -> dict[str, dict[str, str]]:
+    """Return the types of experts' weights in blocks (gate, up, down), by module prefix."""
     found: dict[str, dict[str, str]] = {}
     prefixes: dict[str, str] = {}
     for plan in (plan for own in plans for plan in own if plan.blocks and plan.part in EXPERTS):
         layer = plan.stored.name.partition(".ffn_")[0]
-        name = plan.place.name
+        name = plan.target.name
         found.setdefault(layer, {})[plan.part[4:-5]] = plan.stored.kind.name
         if plan.part == "ffn_up_exps":
             prefixes[layer] = name.partition(".{}.")[0] if "{}" in name else name.rpartition(".")[0]
@@ -188,7 +190,7 @@ def kept_experts(plans: Iterable[Iterable[Plan]]) -> dict[str, dict[str, str]]:
 
 
 def _split(name: str) -> tuple[str, str, str, str]:
-    """Return the layer, the point behind it, the part and the suffix of a tensor's name."""
+    """Return the layer, the dot after it, the part and the suffix of a tensor's name."""
     stem, _, suffix = name.rpartition(".")
     if suffix not in ("weight", "bias", "scale"):
         stem = name
@@ -199,16 +201,15 @@ def _split(name: str) -> tuple[str, str, str, str]:
     return "", "", stem, suffix
 
 
-def _stays(layer: str, part: str, pair: tuple[str, ...], kinds: Mapping[str, str]) -> bool:
-    """Say whether the kernels multiply by a tensor's blocks, and by those of all that is fused with
-    it.
+def _keeps_blocks(layer: str, part: str, pair: tuple[str, ...], kinds: Mapping[str, str]) -> bool:
+    """Return whether kernels multiply a tensor's blocks, and those of all parts fused with it.
 
-    Two that are one in the checkpoint must be of one type.
+    Two parts fused in the checkpoint must have one type.
     """
     together = next((parts for parts in _FUSED if part in parts), (part,))
     own = [kinds[name] for each in together if (name := f"{layer}{each}.weight") in kinds]
     if len({kinds.get(f"{layer}{each}.weight") for each in pair}) > 1:
         return False
-    return all(kind in KEPT for kind in own) or (
-        all(kind in CODED for kind in own) and len(set(own)) == 1
+    return all(kind in KERNEL_TYPES for kind in own) or (
+        all(kind in FORMAT_TYPES for kind in own) and len(set(own)) == 1
     )

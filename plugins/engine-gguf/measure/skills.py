@@ -1,4 +1,4 @@
-"""Scores the demo model as GGUF files of several types beside itself: how many points each costs.
+"""Scores the demo model as GGUF files of several types: how many points each type costs.
 
     python plugins/engine-gguf/measure/skills.py [--items 60] [--types Q8_0 Q4_0]
 
@@ -21,13 +21,13 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parents[1] / "tests")]
 
 from gguf_files import Converter  # noqa: E402
 
-from core import LLM  # noqa: E402 - its folder is found above
+from core import LLM  # noqa: E402 - after sys.path is set
 from examples.demo_model.evaluate import SHIPPED, answers, score  # noqa: E402
 from examples.demo_model.mix import SKILLS, evaluation_items  # noqa: E402
 
 
-class Rounded(Converter):
-    """Weights rounded by the gguf library, in place of made up ones."""
+class RoundingConverter(Converter):
+    """Weights rounded by the gguf library, not random ones."""
 
     def _put(self, name: str, tensor: Any) -> Any:
         kind = "F32" if tensor.ndim < 2 else self._kinds(name)
@@ -36,7 +36,7 @@ class Rounded(Converter):
 
 
 def totals(model: str, items: list[Any], **settings: Any) -> dict[str, float]:
-    """Return the per cent of right answers, by skill."""
+    """Return the percentage of correct answers, by skill."""
     with LLM(model, log_level="error", **settings) as llm:
         scores = score(items, answers(llm, items))
     return {skill: 100 * found["all"][0] / found["all"][1] for skill, found in scores.items()}
@@ -57,7 +57,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         files = {kind: Path(folder) / f"{kind}.gguf" for kind in arguments.types}
         for kind, path in files.items():
-            Rounded(SHIPPED, lambda name, kind=kind: kind).convert(path)  # type: ignore[misc]
+            RoundingConverter(SHIPPED, lambda name, kind=kind: kind).convert(path)  # type: ignore[misc]
         files |= {Path(name).stem: Path(name) for name in arguments.file}
         rows = {"shipped": totals(str(SHIPPED), items)}
         rows |= {
@@ -65,8 +65,8 @@ def main() -> None:
         }
     print(f"| | {' | '.join(SKILLS)} | mean |\n| --- |{' ---: |' * (len(SKILLS) + 1)}")
     for name, found in rows.items():
-        shown = [*(found[skill] for skill in SKILLS), sum(found.values()) / len(found)]
-        print(f"| {name} | {' | '.join(f'{value:.1f}' for value in shown)} |")
+        columns = [*(found[skill] for skill in SKILLS), sum(found.values()) / len(found)]
+        print(f"| {name} | {' | '.join(f'{value:.1f}' for value in columns)} |")
 
 
 if __name__ == "__main__":

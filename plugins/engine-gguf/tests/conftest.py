@@ -1,4 +1,4 @@
-"""Files that the tests share, each made once."""
+"""Shared files of the tests, each written once."""
 
 from __future__ import annotations
 
@@ -16,47 +16,45 @@ for folder in (Path(__file__).parent, Path(__file__).parents[1]):
 
 gguf_files = pytest.importorskip("gguf_files", exc_type=ImportError)
 
-from core.testing.checkpoints import make_checkpoint  # noqa: E402 - behind the look for the library
+from core.testing.checkpoints import make_checkpoint  # noqa: E402 - after the check for the library
 
 WIDE = {"hidden_size": 256, "head_dim": 64, "intermediate_size": 512, "num_hidden_layers": 2}
-"""Whole blocks of 256."""
+"""Widths of whole 256-number blocks."""
 
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path, Path]]:
-    """Return a function that writes an architecture's tiny model as a file, and plain beside it;
-    both are kept.
-    """
+    """Return a function that writes a tiny model as GGUF file and plain checkpoint, cached."""
     root = tmp_path_factory.mktemp("gguf")
-    kept = {}
+    cache = {}
 
     def make(architecture: str, kinds: dict[str, str] | str, **overrides: Any) -> tuple[Path, Path]:
         key = (architecture, str(kinds), str(overrides))
-        if key not in kept:
+        if key not in cache:
             wide = {
                 name: size
                 for name, size in WIDE.items()
                 if name != "head_dim" or "Deepseek" not in architecture
             }
             folder = make_checkpoint(
-                architecture, root / f"{len(kept)}", seed=1, **{**wide, **overrides}
+                architecture, root / f"{len(cache)}", seed=1, **{**wide, **overrides}
             )
-            path = root / f"{len(kept)}.gguf"
+            path = root / f"{len(cache)}.gguf"
 
             def kind_of(name: str) -> str:
                 if isinstance(kinds, str):
                     return kinds
                 return next((kind for part, kind in kinds.items() if part in name), "Q8_0")
 
-            kept[key] = path, gguf_files.Converter(folder, kind_of).convert(path)
-        return kept[key]
+            cache[key] = path, gguf_files.Converter(folder, kind_of).convert(path)
+        return cache[key]
 
     return make
 
 
 @pytest.fixture(scope="module", autouse=True)
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Have the plugin found as if it were installed, in this process and those it starts."""
+    """Make the plugin discoverable as if installed, in this process and its children."""
     root = Path(__file__).parents[1]
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     name = project["name"]
@@ -80,7 +78,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep what is written for tokenizers out of the user's cache."""
+    """Redirect cached tokenizer files away from the user's home."""
     patch = pytest.MonkeyPatch()
     patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
     yield

@@ -1,9 +1,8 @@
-"""Writes tiny checkpoints as GGUF files by the rules of llama.cpp's converter, for architectures
-whose tensors it lays out anew.
+"""Writes tiny checkpoints as GGUF files by the rules of llama.cpp's converter.
 
-A checkpoint's matrices are rounded in place first, to numbers that Q8_0 blocks hold exactly; so
-whatever only moves rows is stored in blocks without loss, all else as float32, and the file must
-give what the checkpoint gives.
+A checkpoint's matrices are first rounded to numbers that Q8_0 blocks hold exactly. Rows that are
+only moved are then stored in blocks without loss, all else as float32, and the file must match the
+checkpoint.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
-from file_settings import Stated
+from file_settings import ConverterSettings
 from gguf.quants import dequantize, quantize
 from gguf_files import write_tokenizer
 from safetensors.torch import load_file, save_file
@@ -25,12 +24,12 @@ from safetensors.torch import load_file, save_file
 Array = np.ndarray[Any, Any]
 Q8_0 = gguf.GGMLQuantizationType.Q8_0
 ACROSS = re.compile(r"\.(c_attn|c_fc|c_proj)\.weight|feed_forward\.experts\.(gate_up|down)_proj")
-"""Stored [in, out] in checkpoints of GPT-2 and Llama 4."""
+"""Weights stored as [in, out] in checkpoints of GPT-2 and Llama 4."""
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.*)")
 
 
 def rounded(folder: Path) -> None:
-    """Round the matrices of a checkpoint to what blocks of Q8_0 hold."""
+    """Round the matrices of a checkpoint to Q8_0 numbers."""
     path = folder / "model.safetensors"
     weights = load_file(path)
     for name, tensor in weights.items():
@@ -47,8 +46,8 @@ def rounded(folder: Path) -> None:
     save_file(weights, path, metadata={"format": "pt"})
 
 
-class Conversion(Stated):
-    """Of one checkpoint folder."""
+class Conversion(ConverterSettings):
+    """Converts one checkpoint folder."""
 
     def __init__(self, folder: Path, arch: str | None = None) -> None:
         super().__init__(json.loads((folder / "config.json").read_text()), arch)
@@ -57,12 +56,10 @@ class Conversion(Stated):
         layers = self.count("num_hidden_layers", "n_layer", "n_layers")
         self._map = gguf.get_tensor_name_map(enum, layers)
         self.kinds: dict[str, str] = {}
-        """By tensor: how it was stored."""
+        """Tensor type of each stored tensor."""
 
     def convert(self, path: Path, **changed: Any) -> Path:
-        """Write the file; `changed` are settings, by their names without the architecture, None to
-        leave one out.
-        """
+        """Write the file; `changed` are settings by short name, None to omit one."""
         rounded(self.folder)
         writer = gguf.GGUFWriter(path, self.arch)
         for key, value in {**self.settings(), **changed}.items():
@@ -124,7 +121,7 @@ class Conversion(Stated):
             yield self._spelt(own), RULES.get(self.name, _same)(self, own, part)
 
     def _spelt(self, name: str) -> str:
-        """Return what the converter calls a weight."""
+        """Return the converter's name of a weight."""
         direct: tuple[tuple[str, str], ...] = (
             (r"router\.scale$", "ffn_gate_inp.scale"),
             (r"per_expert_scale$", "ffn_down_exps.scale"),
@@ -168,9 +165,7 @@ def _layer_of(name: str) -> str:
 
 
 def _is_left_out(architecture: str, name: str) -> bool:
-    """Say whether llama.cpp has no use for a weight: the layer that BERT has behind its first
-    token.
-    """
+    """Return whether llama.cpp drops a weight: BERT's pooler."""
     return architecture.endswith("Model") and "pooler." in name
 
 
@@ -195,9 +190,7 @@ def _same(own: Conversion, name: str, tensor: Array) -> Array:
 
 
 def _split(own: Conversion, name: str, tensor: Array) -> Iterator[tuple[str, Array]]:
-    """Yield what a weight is stored as: experts' gates and ups apart, but Gemma 4's; queries to
-    gates of Qwen3-Next in two.
-    """
+    """Yield the stored tensors of a weight, such as experts' gate and up apart."""
     config = own.config
     if own.arch in ("granitemoe", "granitehybrid") and name.endswith("input_linear.weight"):
         gate, up = np.split(tensor, 2, -2)
@@ -229,7 +222,7 @@ def _split(own: Conversion, name: str, tensor: Array) -> Iterator[tuple[str, Arr
 
 
 def _space(own: Conversion, name: str, tensor: Array) -> Array:
-    """Lay out a state space's parts: rates instead of their logarithms, columns, groups."""
+    """Transform a state space's parts: negated exponentials of A_log, column vectors, groups."""
     if name.endswith("A_log"):
         tensor = -np.exp(tensor)
     if "conv1d.weight" in name:
@@ -247,7 +240,7 @@ def _space(own: Conversion, name: str, tensor: Array) -> Array:
 
 
 def _paired(own: Conversion, name: str, tensor: Array) -> Array:
-    """Lay rows of queries and keys out by turning neighbours."""
+    """Interleave the RoPE halves of query and key rows."""
     if re.search(r"self_attn\.[qk]_proj", name):
         heads = own.config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
         return tensor.reshape(heads, 2, -1, *tensor.shape[1:]).swapaxes(1, 2).reshape(tensor.shape)
@@ -255,7 +248,7 @@ def _paired(own: Conversion, name: str, tensor: Array) -> Array:
 
 
 def _by_part(heads: str, kv_heads: str = "") -> Callable[[Conversion, str, Array], Array]:
-    """Return the rule that puts all queries before all keys before all values."""
+    """Return the rule that orders all queries, then all keys, then all values."""
 
     def rule(own: Conversion, name: str, tensor: Array) -> Array:
         if "query_key_value" not in name:
@@ -270,9 +263,7 @@ def _by_part(heads: str, kv_heads: str = "") -> Callable[[Conversion, str, Array
 
 
 def _delta(own: Conversion, name: str, tensor: Array) -> Array:
-    """Lay out Qwen's gated delta rule: norms with 1 added, value heads of Qwen 3.5 in turns of key
-    heads.
-    """
+    """Transform Qwen's gated delta rule: norms plus 1, value heads interleaved by key head."""
     config = own.config
     tensor = _space(own, name, tensor)
     if name.endswith("norm.weight") and "linear_attn" not in name:
@@ -312,7 +303,7 @@ def _across(own: Conversion, name: str, tensor: Array) -> Array:
 
 
 def _factors(own: Conversion, name: str, tensor: Array) -> Array:
-    """Multiply Falcon H1's factors into its weights."""
+    """Fold Falcon H1's multipliers into its weights."""
     config = own.config
     tensor = _space(own, name, tensor)
     inner = config["attention_in_multiplier"]
@@ -344,7 +335,7 @@ def _conv(own: Conversion, name: str, tensor: Array) -> Array:
 
 
 def _positions(own: Conversion, name: str, tensor: Array) -> Array:
-    """Leave out the rows of RoBERTa's positions that no token has."""
+    """Drop the unused position rows of RoBERTa."""
     return tensor[own.config["pad_token_id"] + 1 :] if "position_embeddings" in name else tensor
 
 

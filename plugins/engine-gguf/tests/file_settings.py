@@ -1,6 +1,4 @@
-"""What llama.cpp's converter states in a GGUF file of an architecture, out of a checkpoint's
-config. Knows no tensor.
-"""
+"""GGUF settings that llama.cpp's converter writes for a config. Independent of tensors."""
 
 from __future__ import annotations
 
@@ -44,8 +42,8 @@ NAMES = {
 }
 
 
-class Stated:
-    """Of one config."""
+class ConverterSettings:
+    """Settings of one config."""
 
     def __init__(self, config: dict[str, Any], arch: str | None = None) -> None:
         self.config = config
@@ -53,13 +51,13 @@ class Stated:
         self.arch = arch or NAMES[self.name]
 
     def count(self, *names: str) -> int:
-        """Return the first of these fields, or of layers the length of their list."""
+        """Return the first of these fields, or the length of the layer list."""
         if "num_hidden_layers" in names and "layers_block_type" in self.config:
             return len(self.config["layers_block_type"])
         return int(next(self.config[name] for name in names if self.config.get(name) is not None))
 
     def settings(self) -> dict[str, Any]:
-        """Return settings by their names without the architecture."""
+        """Return settings by name without the architecture."""
         config = self.config
         layers = self.count("num_hidden_layers", "n_layer", "n_layers")
         heads = next(
@@ -73,10 +71,10 @@ class Stated:
         hidden = self.count("hidden_size", "n_embd", "d_model")
         rope = config.get("rope_parameters") or {}
         rope = rope.get("full_attention", rope)
-        places = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len")
+        fields = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len")
         out: dict[str, Any] = {
             "block_count": layers,
-            "context_length": next((config[key] for key in places if config.get(key)), 2**20),
+            "context_length": next((config[key] for key in fields if config.get(key)), 2**20),
             "embedding_length": hidden,
             "feed_forward_length": config.get("intermediate_size") or 4 * hidden,
             "attention.head_count": heads,
@@ -108,7 +106,7 @@ class Stated:
         return {**out, **SETTINGS.get(self.name, lambda own: {})(self)}
 
 
-def _spaces(own: Stated) -> dict[str, Any]:
+def _spaces(own: ConverterSettings) -> dict[str, Any]:
     config = own.config
     heads = own.count("mamba_n_heads", "mamba_num_heads", "num_heads")
     size = own.count("mamba_d_head", "mamba_head_dim", "head_dim")
@@ -123,7 +121,7 @@ def _spaces(own: Stated) -> dict[str, Any]:
     }
 
 
-def _channels(own: Stated) -> dict[str, Any]:
+def _channels(own: ConverterSettings) -> dict[str, Any]:
     config = own.config
     return {
         "ssm.conv_kernel": own.count("conv_kernel", "mamba_d_conv"),
@@ -136,7 +134,7 @@ def _channels(own: Stated) -> dict[str, Any]:
     }
 
 
-def _granite(own: Stated) -> dict[str, Any]:
+def _granite(own: ConverterSettings) -> dict[str, Any]:
     config = own.config
     return {
         "attention.scale": config["attention_multiplier"],
@@ -147,17 +145,17 @@ def _granite(own: Stated) -> dict[str, Any]:
     }
 
 
-def _where(own: Stated, attends: Callable[[int], bool]) -> list[int]:
+def _where(own: ConverterSettings, attends: Callable[[int], bool]) -> list[int]:
     kv_heads = own.config["num_key_value_heads"]
     return [kv_heads if attends(layer) else 0 for layer in range(own.config["num_hidden_layers"])]
 
 
-def _listed(own: Stated) -> dict[str, Any]:
+def _listed(own: ConverterSettings) -> dict[str, Any]:
     kinds = own.config["layer_types"]
     return {"attention.head_count_kv": _where(own, lambda layer: kinds[layer] == "full_attention")}
 
 
-def _delta_settings(own: Stated) -> dict[str, Any]:
+def _delta_settings(own: ConverterSettings) -> dict[str, Any]:
     config = own.config
     return {
         "ssm.conv_kernel": config["linear_conv_kernel_dim"],
@@ -171,7 +169,7 @@ def _delta_settings(own: Stated) -> dict[str, Any]:
     }
 
 
-def _gemma4(own: Stated) -> dict[str, Any]:
+def _gemma4(own: ConverterSettings) -> dict[str, Any]:
     config = own.config
     layers = own.config["num_hidden_layers"]
     full = config["per_layer_config"]
@@ -199,7 +197,7 @@ def _gemma4(own: Stated) -> dict[str, Any]:
     }
 
 
-def _nemotron_h(own: Stated) -> dict[str, Any]:
+def _nemotron_h(own: ConverterSettings) -> dict[str, Any]:
     config = own.config
     kinds = own.config["layers_block_type"]
     return {
@@ -220,17 +218,17 @@ def _nemotron_h(own: Stated) -> dict[str, Any]:
     }
 
 
-def _partial(share: str) -> Callable[[Stated], dict[str, Any]]:
-    """Return the settings of heads a part of which turns."""
+def _partial(share: str) -> Callable[[ConverterSettings], dict[str, Any]]:
+    """Return the settings of heads with partial rotary dimensions."""
 
-    def settings(own: Stated) -> dict[str, Any]:
+    def settings(own: ConverterSettings) -> dict[str, Any]:
         head = own.config["hidden_size"] // own.config["num_attention_heads"]
         return {"rope.dimension_count": int(head * own.config["rope_parameters"][share])}
 
     return settings
 
 
-SETTINGS: Mapping[str, Callable[[Stated], dict[str, Any]]] = {
+SETTINGS: Mapping[str, Callable[[ConverterSettings], dict[str, Any]]] = {
     "BambaForCausalLM": lambda own: {
         **_spaces(own),
         "attention.head_count_kv": _where(

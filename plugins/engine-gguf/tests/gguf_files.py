@@ -1,8 +1,7 @@
-"""Writes checkpoints of the tests as GGUF files, by the gguf library and the names it has for their
-tensors.
+"""Writes test checkpoints as GGUF files, with the gguf library and its tensor names.
 
-Weights in blocks are made up: random bytes, whose numbers are those of the checkpoint in size. The
-checkpoint with these numbers, plain, is written beside the file: what the file must give.
+Blocks are random bytes with numbers of the checkpoint's magnitude. The plain checkpoint with these
+numbers is written next to the file: the file must match it.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ ARCHITECTURES = {
     "YoutuForCausalLM": "deepseek2",
 }
 PAIRED = ("llama", "arcee", "granite", "olmo", "smollm3")
-"""Those whose converters lay rows of queries and keys by turning neighbours."""
+"""Architectures with interleaved RoPE rows of queries and keys."""
 GROUPED = {
     "leading_dense_block_count": "first_k_dense_replace",
     "expert_shared_count": "n_shared_experts",
@@ -99,7 +98,7 @@ SETTINGS = {
     "olmoe": {"attention.clamp_kqv": "clip_qkv"},
     "qwen2moe": {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
 }
-"""What architectures have beside the settings of most, and the fields of configs that say it."""
+"""Additional settings of architectures, with their config fields."""
 HALVES = {
     "Q4_1": (0, 2),
     "Q5_1": (0, 2),
@@ -109,7 +108,7 @@ HALVES = {
     "Q5_K": (0, 2),
     "Q6_K": (208,),
 }
-"""Where blocks have their scales; others at 0."""
+"""Offsets of the float16 scales in a block; 0 for other types."""
 CODES = {
     "Q2_K": 20.0,
     "Q3_K": 60.0,
@@ -120,16 +119,16 @@ CODES = {
     "Q5_0": 9.0,
     "Q5_1": 16.0,
 }
-"""How large numbers of random codes are beside the scale; others 5."""
+"""Typical magnitude of random codes relative to the scale; 5 for other types."""
 MIDDLES = {"Q2_K": 1.5, "Q4_K": 7.5, "Q5_K": 15.5, "Q4_1": -7.5, "Q5_1": -15.5}
-"""What is taken off is so many scales: numbers of both signs, as weights are."""
+"""Offset of codes in units of the scale, which centres the numbers."""
 PLAIN = ("F32", "F16", "BF16")
 
 
 def random_blocks(
     kind: str, shape: tuple[int, ...], size: float, random: np.random.Generator
 ) -> Array:
-    """Return uint8 [..., bytes of a row] whose numbers are about so large."""
+    """Return uint8 [..., bytes of a row] of numbers with magnitude `size`."""
     inputs, num_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
     raw = random.integers(0, 256, (*shape[:-1], shape[-1] // inputs, num_bytes), dtype=np.uint8)
     own = random.uniform(0.5, 1.5, raw.shape[:-1]) * size / CODES.get(kind, 5.0)
@@ -141,7 +140,7 @@ def random_blocks(
 
 
 def encoded(tensor: Array, kind: str, random: np.random.Generator) -> tuple[Array, Array]:
-    """Return what is stored for a tensor, and the numbers that it stands for."""
+    """Return the stored bytes of a tensor, and the numbers they decode to."""
     number = gguf.GGMLQuantizationType[kind]
     if kind in PLAIN or kind.startswith(("IQ4", "TQ", "MXFP4")):
         try:
@@ -154,7 +153,7 @@ def encoded(tensor: Array, kind: str, random: np.random.Generator) -> tuple[Arra
 
 
 class Converter:
-    """Of one checkpoint folder; tensors are taken by their Hugging Face names."""
+    """Converts one checkpoint folder; tensors have Hugging Face names."""
 
     def __init__(self, folder: Path, kinds: Kinds, seed: int = 0) -> None:
         self.config = json.loads((folder / "config.json").read_text())
@@ -169,12 +168,12 @@ class Converter:
         self.plain: dict[str, torch.Tensor] = {}
 
     def convert(self, path: Path) -> Path:
-        """Write the file, and the plain checkpoint beside it, whose folder is returned."""
+        """Write the file and the plain checkpoint; return the checkpoint's folder."""
         weights = {
             name: tensor.float().numpy()
             for name, tensor in load_file(self._folder / "model.safetensors").items()
         }
-        for name, tensor in self._together(weights).items():
+        for name, tensor in _stacked(weights).items():
             self._one(name, tensor)
         self._write(path)
         target = path.with_suffix(".plain")
@@ -187,24 +186,10 @@ class Converter:
         )
         return target
 
-    def _together(self, weights: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the weights with those of all experts in one."""
-        found: dict[str, Any] = {}
-        for name, tensor in weights.items():
-            before, dot, after = name.partition(".experts.")
-            if dot and after.split(".")[0].isdigit():
-                number, _, leaf = after.partition(".")
-                found.setdefault(f"{before}.experts.{leaf}", {})[int(number)] = tensor
-            else:
-                found[name] = tensor
-        return {
-            name: np.stack([own[n] for n in sorted(own)]) if isinstance(own, dict) else own
-            for name, own in found.items()
-        }
-
     def _gguf_name(self, name: str) -> str:
         if self.arch == "gpt-oss" and ".experts.down_proj" in name:
-            return f"blk.{name.split('.')[2]}.ffn_down_exps.{'bias' if name.endswith('_bias') else 'weight'}"
+            suffix = "bias" if name.endswith("_bias") else "weight"
+            return f"blk.{name.split('.')[2]}.ffn_down_exps.{suffix}"
         if name.endswith("sinks"):
             return f"blk.{name.split('.')[2]}.attn_sinks.weight"
         found = self._map.get_name(name, try_suffixes=(".weight", ".bias"))
@@ -246,7 +231,7 @@ class Converter:
             self.plain[name] = torch.from_numpy(plain.copy())
 
     def _latent(self, name: str, tensor: Array) -> None:
-        """Keys and values of the latents apart, keys turned, as newer files have them."""
+        """Store keys and values of latents separately, keys transposed, like newer files."""
         heads = self.config["num_attention_heads"]
         rank = self.config["kv_lora_rank"]
         key = self.config["qk_nope_head_dim"]
@@ -272,7 +257,7 @@ class Converter:
         )
 
     def _put(self, name: str, tensor: Array) -> Array:
-        """Store a tensor; return its numbers."""
+        """Store a tensor; return its decoded numbers."""
         stays = tensor.ndim < 2 or "ffn_gate_inp" in name or "norm" in name or name.endswith("bias")
         kind = "F32" if stays else self._kinds(name)
         if tensor.shape[-1] % gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0]:
@@ -406,8 +391,24 @@ class Converter:
             writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
 
 
+def _stacked(weights: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the weights with stacked experts."""
+    found: dict[str, Any] = {}
+    for name, tensor in weights.items():
+        before, dot, after = name.partition(".experts.")
+        if dot and after.split(".")[0].isdigit():
+            number, _, leaf = after.partition(".")
+            found.setdefault(f"{before}.experts.{leaf}", {})[int(number)] = tensor
+        else:
+            found[name] = tensor
+    return {
+        name: np.stack([own[n] for n in sorted(own)]) if isinstance(own, dict) else own
+        for name, own in found.items()
+    }
+
+
 def llama3_factors(rope: Mapping[str, Any], head: int) -> Array:
-    """Return what the angles of each pair are divided by, as converters write it."""
+    """Return the frequency factors of each pair, as converters write them."""
     out = []
     for n in range(0, head, 2):
         frequency = 1.0 / rope["rope_theta"] ** (n / head)
@@ -432,9 +433,11 @@ def write_tokenizer(writer: gguf.GGUFWriter, stated: Mapping[str, Any], size: in
     tokens = [f"<unused {n}>" for n in range(size)]
     types = [gguf.TokenType.UNUSED] * size
     for token, number in stated["model"]["vocab"].items():
-        tokens[number], types[number] = token, gguf.TokenType.NORMAL
+        tokens[number] = token
+        types[number] = gguf.TokenType.NORMAL
     for added in stated["added_tokens"]:
-        tokens[added["id"]], types[added["id"]] = added["content"], gguf.TokenType.CONTROL
+        tokens[added["id"]] = added["content"]
+        types[added["id"]] = gguf.TokenType.CONTROL
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)

@@ -1,4 +1,4 @@
-"""What loading a file says in the log, and in which order its tensors come."""
+"""Log lines and tensor order of loading a file."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from core.config.build import config_from_kwargs
 
 Made = Callable[..., tuple[Path, Path]]
 LLAMA = "LlamaForCausalLM"
-SLOW = "multiplies by 12 of the weights as they are stored; they are unpacked and compute as"
+SLOW = "multiplies by 12 of the weights as they are stored; they are dequantized and computed in"
 
 
 @pytest.fixture(autouse=True)
-def warnings_are_said(caplog: pytest.LogCaptureFixture) -> None:
-    """Undo what an engine that ran before said of its log."""
-    for name in ("builtin_plugins.quant_methods.stored.keeping", "engine_gguf.method"):
+def capture_warnings(caplog: pytest.LogCaptureFixture) -> None:
+    """Undo the log level that an earlier engine set."""
+    for name in ("builtin_plugins.quant_methods.stored.backends", "engine_gguf.method"):
         caplog.set_level(logging.WARNING, logger=name)
 
 
@@ -31,9 +31,7 @@ def loader_of(path: Path) -> GgufLoader:
     return GgufLoader(find(str(path), config), config)
 
 
-def test_types_that_are_made_plain_are_told_once(
-    made: Made, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_dequantized_types_are_logged_once(made: Made, caplog: pytest.LogCaptureFixture) -> None:
     slow = loader_of(made(LLAMA, {"embd": "Q8_0", "output": "Q8_0", "": "IQ4_XS"})[0])
     list(slow.headers())
     assert not caplog.records
@@ -44,14 +42,12 @@ def test_types_that_are_made_plain_are_told_once(
     assert "bfloat16, no faster than a plain checkpoint, with" in caplog.text
 
 
-def test_types_that_are_multiplied_by_in_blocks_are_not(
-    made: Made, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_kernel_types_are_not_logged(made: Made, caplog: pytest.LogCaptureFixture) -> None:
     list(loader_of(made(LLAMA, "Q8_0", tie_word_embeddings=True)[0]).tensors())
     assert not caplog.records
 
 
-def test_without_the_library_blocks_are_said_to_be_slow(
+def test_missing_library_logs_a_warning(
     made: Made, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     config: Any = config_from_kwargs({"model": "any"})
@@ -61,7 +57,7 @@ def test_without_the_library_blocks_are_said_to_be_slow(
     assert record.getMessage().startswith("gguf: no kernel of this device multiplies by blocks")
 
 
-def test_large_tensors_come_first_and_all_others_in_their_order(made: Made) -> None:
+def test_large_tensors_load_first(made: Made) -> None:
     loader = loader_of(made(LLAMA, "Q8_0", tie_word_embeddings=True)[0])
     found = [(name, tensor.nbytes) for name, tensor in loader.tensors()]
     stored = [(name, tensor.nbytes) for name, tensor in loader.headers()]

@@ -1,4 +1,4 @@
-"""Files of several architectures and types say what their numbers, plain and in float32, say."""
+"""Files of several architectures and types match their dequantized weights in float32."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from core.api import ModelError
 from core.testing.checkpoints import VOCAB
 
 MIXED = {"attn_v": "Q6_K", "ffn_down": "Q6_K", "token_embd": "Q6_K", "": "Q4_K"}
-"""As Q4_K_M files have them."""
+"""The types of Q4_K_M files."""
 YARN = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
@@ -35,26 +35,24 @@ PROMPTS = [[(7 * n + 3 * start) % (VOCAB - 3) for n in range(40)] for start in r
 Made = Callable[..., tuple[Path, Path]]
 
 
-def scores(model: Path, **settings: Any) -> torch.Tensor:
-    """Return the log-probabilities of all tokens at all places of the prompts, and of three that
-    follow.
-    """
+def logprobs(model: Path, **settings: Any) -> torch.Tensor:
+    """Return all log-probabilities at each prompt position, and of the next token."""
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=-1, logprobs=-1)
     rows = []
     with LLM(str(model), **{**SETTINGS, "dtype": "float32", "max_logprobs": -1, **settings}) as llm:
         for output in llm.generate(PROMPTS, params, use_tqdm=False):
-            places = [place for place in output.prompt_logprobs or [] if place] + list(
+            entries = [entry for entry in output.prompt_logprobs or [] if entry] + list(
                 output.outputs[0].logprobs or []
             )
-            rows += [[place[token].logprob for token in range(VOCAB)] for place in places]
+            rows += [[entry[token].logprob for token in range(VOCAB)] for entry in entries]
     return torch.tensor(rows)
 
 
-def assert_alike(found: torch.Tensor, wanted: torch.Tensor) -> None:
-    """Assert what quantized weights that are read right give."""
-    own, other = (each - each.mean(1, keepdim=True) for each in (found, wanted))
+def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    """Assert the bound of quantized weights."""
+    own, other = (each - each.mean(1, keepdim=True) for each in (found, expected))
     assert torch.nn.functional.cosine_similarity(own, other).min() >= 0.9999
-    assert (found.argmax(1) == wanted.argmax(1)).float().mean() >= 0.99
+    assert (found.argmax(1) == expected.argmax(1)).float().mean() >= 0.99
 
 
 @pytest.mark.parametrize(
@@ -74,11 +72,11 @@ def assert_alike(found: torch.Tensor, wanted: torch.Tensor) -> None:
     ],
     ids=str,
 )
-def test_a_file_gives_what_its_numbers_give(
+def test_file_matches_dequantized_weights(
     architecture: str, kinds: Any, overrides: dict[str, Any], made: Made
 ) -> None:
     file, plain = made(architecture, kinds, **overrides)
-    assert_alike(scores(file), scores(plain))
+    assert_close(logprobs(file), logprobs(plain))
 
 
 @pytest.mark.slow
@@ -123,11 +121,11 @@ def test_a_file_gives_what_its_numbers_give(
     ],
     ids=str,
 )
-def test_other_architectures_are_read(
+def test_architecture_matches_dequantized_weights(
     architecture: str, overrides: dict[str, Any], made: Made
 ) -> None:
     file, plain = made(architecture, "Q8_0", **overrides)
-    assert_alike(scores(file), scores(plain))
+    assert_close(logprobs(file), logprobs(plain))
 
 
 @pytest.mark.slow
@@ -151,9 +149,9 @@ def test_other_architectures_are_read(
         "MXFP4",
     ],
 )
-def test_every_type_is_read(kind: str, made: Made) -> None:
+def test_every_tensor_type_is_read(kind: str, made: Made) -> None:
     file, plain = made("LlamaForCausalLM", kind)
-    assert_alike(scores(file), scores(plain))
+    assert_close(logprobs(file), logprobs(plain))
 
 
 @pytest.mark.slow
@@ -174,27 +172,25 @@ def test_every_type_is_read(kind: str, made: Made) -> None:
     ],
     ids=str,
 )
-def test_two_ranks_say_what_one_says(
-    architecture: str, overrides: dict[str, Any], made: Made
-) -> None:
+def test_tp2_matches_tp1(architecture: str, overrides: dict[str, Any], made: Made) -> None:
     file, _ = made(architecture, "Q8_0" if "Deepseek" in architecture else MIXED, **overrides)
-    assert_alike(scores(file, tensor_parallel_size=2), scores(file))
+    assert_close(logprobs(file, tensor_parallel_size=2), logprobs(file))
 
 
 @pytest.mark.slow
-def test_ranks_that_would_cut_through_the_blocks_of_experts_are_refused(made: Made) -> None:
+def test_shards_that_cut_expert_blocks_are_rejected(made: Made) -> None:
     overrides = {"num_attention_heads": 8, "moe_intermediate_size": 256, "mlp_only_layers": []}
     file, _ = made("Qwen3MoeForCausalLM", MIXED, **overrides)
     with pytest.raises(
         ModelError, match=r"each expert's down has 256 columns in blocks of 256, .* may be one of 1"
     ):
-        scores(file, tensor_parallel_size=2)
+        logprobs(file, tensor_parallel_size=2)
 
 
 @pytest.mark.slow
-def test_ranks_that_would_cut_through_blocks_are_refused(made: Made) -> None:
+def test_shards_that_cut_blocks_are_rejected(made: Made) -> None:
     file, _ = made("LlamaForCausalLM", MIXED)
     with pytest.raises(
         ModelError, match=r"256 columns in blocks of 256, .* --tensor-parallel-size may be one of 1"
     ):
-        scores(file, tensor_parallel_size=2)
+        logprobs(file, tensor_parallel_size=2)

@@ -1,4 +1,4 @@
-"""What a file says of itself, what users say instead, and what is refused by name."""
+"""Model sources: what a file describes, user overrides, and rejected inputs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from typing import Any
 
 import gguf
 import pytest
-from engine_gguf import choice
-from engine_gguf.choice import chosen_file
-from engine_gguf.files import model_files
+from engine_gguf import files
+from engine_gguf.files import find_file, model_files
 from engine_gguf.source import find
 
 from core import LLM, memory_plan
@@ -38,7 +37,7 @@ def file_of(made: Made) -> Path:
     return made("LlamaForCausalLM", "Q8_0", tie_word_embeddings=True)[0]
 
 
-def test_a_plan_counts_the_bytes_of_blocks(made: Made) -> None:
+def test_memory_plan_counts_block_bytes(made: Made) -> None:
     small, plain = made("LlamaForCausalLM", "Q8_0", tie_word_embeddings=True)
     own, other = (
         sum(memory_plan(config_of(path, dtype="bfloat16"), registry()).weight_bytes)
@@ -47,7 +46,7 @@ def test_a_plan_counts_the_bytes_of_blocks(made: Made) -> None:
     assert 0.5 < own / other < 0.6
 
 
-def test_a_config_that_is_given_describes_the_model(made: Made, tmp_path: Path) -> None:
+def test_hf_config_path_describes_the_model(made: Made, tmp_path: Path) -> None:
     path, plain = made("LlamaForCausalLM", "Q8_0", tie_word_embeddings=True)
     stated = json.loads((plain / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**stated, "max_position_embeddings": 77}))
@@ -56,45 +55,45 @@ def test_a_config_that_is_given_describes_the_model(made: Made, tmp_path: Path) 
         find(str(path), config_of(path, hf_config_path=str(tmp_path / "none")))
 
 
-def test_overrides_are_laid_over_the_settings(made: Made) -> None:
+def test_hf_overrides_apply_to_settings(made: Made) -> None:
     path = file_of(made)
     source = find(str(path), config_of(path, hf_overrides={"rms_norm_eps": 0.5}))
     assert source.hf_config.rms_norm_eps == 0.5
 
 
-def test_another_method_is_refused_by_name(made: Made) -> None:
+def test_other_quantization_method_is_rejected(made: Made) -> None:
     with pytest.raises(
         ModelError,
-        match="--quantization int8 does not read this checkpoint, whose weights are stored as",
+        match="--quantization int8 ",
     ):
         LLM(str(file_of(made)), quantization="int8", max_model_len=64, log_level="error")
 
 
-def test_another_models_settings_do_not_fit(made: Made, tmp_path: Path) -> None:
+def test_config_of_another_model_is_rejected(made: Made, tmp_path: Path) -> None:
     path, plain = made("LlamaForCausalLM", "Q8_0", tie_word_embeddings=True)
     stated = json.loads((plain / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**stated, "intermediate_size": 256}))
-    with pytest.raises(ModelError, match=r"ffn|mlp.*has the shape"):
+    with pytest.raises(ModelError, match=r"ffn|mlp.*got shape"):
         LLM(str(path), hf_config_path=str(tmp_path), max_model_len=64, log_level="error")
 
 
-def test_an_architecture_that_is_not_read_is_named(tmp_path: Path) -> None:
+def test_unsupported_architecture_is_named(tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "a.gguf", "qwen9")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(ModelError, match="'qwen9' is not read from GGUF files; did you mean"):
+    with pytest.raises(ModelError, match="'qwen9' is not supported in GGUF files; did you mean"):
         find(str(tmp_path / "a.gguf"), config_of(tmp_path / "a.gguf"))
 
 
-def test_splits_are_found_from_any_of_them(tmp_path: Path) -> None:
+def test_any_split_finds_all_splits(tmp_path: Path) -> None:
     names = [f"m-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
     for name in names:
         (tmp_path / name).touch()
     assert [path.name for path in model_files(tmp_path / names[1])] == names
     (tmp_path / names[2]).unlink()
-    with pytest.raises(ModelError, match=f"not beside it: {names[2]}"):
+    with pytest.raises(ModelError, match=f"are missing: {names[2]}"):
         model_files(tmp_path / names[0])
 
 
@@ -107,13 +106,12 @@ def test_splits_are_found_from_any_of_them(tmp_path: Path) -> None:
         (":Q6_K", "m-Q6_K-00001-of-00002.gguf"),
         (
             ":Q4_K",
-            "has 0 GGUF files of type Q4_K where one is wanted; there are: "
-            "m-Q6_K-00001-of-00002.gguf, ",
+            "got 0 GGUF files of type Q4_K; expected one. Found: m-Q6_K-00001-of-00002.gguf, ",
         ),
-        ("", "has 3 GGUF files where one is wanted"),
+        ("", "got 3 GGUF files; expected one"),
     ],
 )
-def test_the_file_that_is_meant_is_found(given: str, found: str, tmp_path: Path) -> None:
+def test_model_argument_selects_the_file(given: str, found: str, tmp_path: Path) -> None:
     for name in (
         "m.Q4_K_M",
         "m-Q8_0",
@@ -125,27 +123,25 @@ def test_the_file_that_is_meant_is_found(given: str, found: str, tmp_path: Path)
     model = f"{tmp_path}{given}" if given.startswith(":") or not given else str(tmp_path / given)
     config = config_from_kwargs({"model": model})
     if " " not in found:
-        assert chosen_file(model, config) == tmp_path / found
+        assert find_file(model, config) == tmp_path / found
         return
     with pytest.raises(ModelError, match=found):
-        chosen_file(model, config)
+        find_file(model, config)
 
 
-def test_names_with_a_type_are_fetched_and_others_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hub_names_with_a_type_are_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "x-Q4_0.gguf").touch()
-    asked: list[tuple[str, set[str]]] = []
+    fetches: list[tuple[str, set[str]]] = []
 
     def fetched(name: str, config: Any, patterns: list[str]) -> Path:
-        asked.append((name, set(patterns)))
+        fetches.append((name, set(patterns)))
         return tmp_path
 
-    monkeypatch.setattr(choice, "download", fetched)
+    monkeypatch.setattr(files, "download", fetched)
     config = config_from_kwargs({"model": "owner/x-GGUF:q4_0"})
-    assert chosen_file("owner/x-GGUF:q4_0", config) == tmp_path / "x-Q4_0.gguf"
-    assert asked == [("owner/x-GGUF", {"*q4_0*.gguf", "*Q4_0*.gguf"})]
+    assert find_file("owner/x-GGUF:q4_0", config) == tmp_path / "x-Q4_0.gguf"
+    assert fetches == [("owner/x-GGUF", {"*q4_0*.gguf", "*Q4_0*.gguf"})]
     (tmp_path / "config.json").touch()
     assert all(
-        chosen_file(name, config) is None for name in ("owner/x", "demo", "a:b", str(tmp_path))
+        find_file(name, config) is None for name in ("owner/x", "demo", "a:b", str(tmp_path))
     )

@@ -1,6 +1,4 @@
-"""Tokenizers out of a file's settings: the same ids as those they were made from, or as their
-definition gives.
-"""
+"""Tokenizers built from a file's settings give the ids of the original, or of their definition."""
 
 from __future__ import annotations
 
@@ -12,13 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine_gguf.bpe import byte_level
 from engine_gguf.header import Header
-from engine_gguf.pieces import sentence_pieces
 from engine_gguf.settings import Settings
 from engine_gguf.source import find
 from engine_gguf.splits import SPLITS
 from engine_gguf.tokenizer import tokenizer_files
+from engine_gguf.tokenizer_models import byte_level_bpe, sentencepiece_bpe
 from tokenizers import Tokenizer
 
 from core.api import ModelError
@@ -35,7 +32,7 @@ TEXTS = [
 ]
 
 
-def test_a_byte_level_tokenizer_gives_the_ids_of_the_one_it_was_made_from(made: Made) -> None:
+def test_byte_level_tokenizer_matches_the_original(made: Made) -> None:
     file, plain = made("LlamaForCausalLM", "Q8_0", tie_word_embeddings=True)
     config: Any = config_from_kwargs({"model": str(file)})
     source = find(str(file), config)
@@ -55,9 +52,7 @@ def test_a_byte_level_tokenizer_gives_the_ids_of_the_one_it_was_made_from(made: 
 
 
 def best_pairs(text: str, pieces: dict[str, float]) -> list[str]:
-    """Return what sentence pieces say of a text: the neighbours with the best score become one,
-    again and again.
-    """
+    """Return the SentencePiece tokens of a text: merge the best-scored neighbours repeatedly."""
     parts = list("▁" + text.replace(" ", "▁"))
     while True:
         pairs = [
@@ -69,7 +64,7 @@ def best_pairs(text: str, pieces: dict[str, float]) -> list[str]:
         parts[at : at + 2] = [parts[at] + parts[at + 1]]
 
 
-def test_sentence_pieces_are_joined_by_their_scores() -> None:
+def test_sentencepiece_merges_follow_scores() -> None:
     letters = "▁abcdehlorstw"
     words = [
         "he",
@@ -97,7 +92,7 @@ def test_sentence_pieces_are_joined_by_their_scores() -> None:
         "version": "1.0",
         "added_tokens": [],
         "post_processor": None,
-        **sentence_pieces(tokens, scores, 0, True),
+        **sentencepiece_bpe(tokens, scores, 0, True),
     }
     tokenizer = Tokenizer.from_str(json.dumps(fields))
     for text in ("hello world", "the hat or tort", "held at rest", "hello hello"):
@@ -107,21 +102,21 @@ def test_sentence_pieces_are_joined_by_their_scores() -> None:
     assert tokenizer.encode("z").tokens == ["▁", "<0x7A>"]
 
 
-def test_ways_of_splitting_and_merges_that_are_unknown_are_refused() -> None:
-    with pytest.raises(ModelError, match="splits texts as 'qwen9'"):
-        byte_level(["a", "b"], [], "qwen9")
+def test_unknown_pretokenizers_and_merges_are_rejected() -> None:
+    with pytest.raises(ModelError, match=r"tokenizer.ggml.pre: got 'qwen9'"):
+        byte_level_bpe(["a", "b"], [], "qwen9")
     with pytest.raises(ModelError, match="1 of its tokenizer's 1 merges"):
-        byte_level(["a", "b"], ["a b"], "qwen2")
+        byte_level_bpe(["a", "b"], ["a b"], "qwen2")
 
 
 @pytest.mark.parametrize("splits", SPLITS)
-def test_every_way_of_splitting_is_one_that_the_library_takes(splits: str) -> None:
+def test_every_pretokenizer_is_valid(splits: str) -> None:
     alphabet = [chr(n) for n in range(33, 127)] + ["Ġ", "Ċ"]
     fields = {
         "version": "1.0",
         "added_tokens": [],
         "post_processor": None,
-        **byte_level(alphabet, [], splits),
+        **byte_level_bpe(alphabet, [], splits),
     }
     tokenizer = Tokenizer.from_str(json.dumps(fields))
     text = "It's 2024, HELLO world's end:\n(ok) a/b"
@@ -154,9 +149,7 @@ def settings_of(**stated: Any) -> Settings:
     ],
     ids=str,
 )
-def test_tokens_are_put_around_a_text_as_the_file_says(
-    stated: dict[str, Any], around: list[str]
-) -> None:
+def test_special_tokens_follow_the_file(stated: dict[str, Any], around: list[str]) -> None:
     tokenizer = Tokenizer.from_str(
         json.dumps(tokenizer_files(settings_of(**stated))["tokenizer.json"])
     )
@@ -174,7 +167,7 @@ def test_tokens_are_put_around_a_text_as_the_file_says(
         ("default", ["It", "'", "s", "Ġ", "123", "45"]),
     ],
 )
-def test_texts_are_split_as_the_family_does(splits: str, parts: list[str]) -> None:
+def test_pretokenizer_splits_like_the_family(splits: str, parts: list[str]) -> None:
     found = tokenizer_files(settings_of(pre=splits))["tokenizer.json"]
     tokenizer = Tokenizer.from_str(json.dumps(found))
     assert [part for part, _ in tokenizer.pre_tokenizer.pre_tokenize_str("It's 12345")] == parts

@@ -1,4 +1,4 @@
-"""Constraints compiled by llguidance, which refuses what it cannot hold outputs to exactly."""
+"""Grammar backend that compiles constraints with llguidance."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import llguidance
 import numpy as np
 import numpy.typing as npt
 
-from core.api import Constraint, InvalidRequest, Vocabulary
-from engine_llguidance.schema import closed
-from engine_llguidance.tags import Tags
+from core.api import InvalidRequest
+from core.api.sampling import Constraint, Vocabulary
+from engine_llguidance.schema import Tags, closed
 
 _FORMATS: dict[str, Any] = {"regex": "regex", "choice": "choice", "grammar": "grammar"}
 _MARK = b"\xff"
-"""Written before the name of a token that stands for no text, as the library asks for."""
+"""First byte of names of tokens without text, as the library requires."""
 
 
 class LLGuidance:
-    """Compiles for one vocabulary."""
+    """Compiles constraints for one vocabulary."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._tokenizer = llguidance.LLTokenizer(
@@ -33,22 +33,23 @@ class LLGuidance:
 
     @staticmethod
     def check(constraint: Constraint) -> None:
-        """Let the library read the constraint."""
+        """Parse the constraint with the library."""
         field = f"structured_outputs.{constraint.kind}"
         try:
-            said = llguidance.LLMatcher.validate_grammar(_grammar(constraint))
+            message = llguidance.LLMatcher.validate_grammar(_grammar(constraint))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            said = str(error)
-        if said:
-            raise InvalidRequest(field, f"cannot be served by llguidance: {said.strip()[:500]}")
+            message = str(error)
+        if message:
+            text = message.strip()[:500]
+            raise InvalidRequest(field, f"is not supported by llguidance: {text}")
 
     def compile(self, constraint: Constraint) -> Compiled:
-        """Build the grammar's automaton."""
+        """Compile the grammar."""
         return Compiled(_grammar(constraint), self._tokenizer, self._ends, self._end_mask)
 
 
 class Compiled:
-    """A grammar; states are copies of its first one."""
+    """A compiled grammar; its states are copies of the initial one."""
 
     def __init__(
         self, grammar: str, tokenizer: Any, ends: tuple[int, ...], end_mask: npt.NDArray[np.uint32]
@@ -61,15 +62,12 @@ class Compiled:
         self._end_mask = end_mask.view(np.int32)
 
     def start(self) -> State:
-        """Return a state at the beginning."""
+        """Return the initial state."""
         return State(self._first.deep_copy(), self._ends, self._end_mask)
 
 
 class State:
-    """One output's place.
-
-    The end is counted here: to the library, an output that can only end has ended.
-    """
+    """The position of one output. Counts ends itself, since the library ends early."""
 
     def __init__(
         self, matcher: Any, ends: tuple[int, ...], end_mask: npt.NDArray[np.int32]
@@ -79,12 +77,10 @@ class State:
         self._end_mask = end_mask
         self._num_ends = 0
         self._masked: npt.NDArray[np.int32] | None = None
-        """The mask of this place, if it was asked for: of text that is forced it has the usual
-        tokens only.
-        """
+        """Mask at this position, if requested: for forced text it only allows canonical tokens."""
 
     def accept(self, token: int) -> bool:
-        """Go on by a token."""
+        """Advance by a token; return whether it is allowed."""
         if token in self._ends:
             fits = self._num_ends > 0 or bool(self._matcher.is_accepting())
             self._num_ends += fits
@@ -101,7 +97,7 @@ class State:
         return bool(self._matcher.consume_token(token))
 
     def rollback(self, k: int) -> None:
-        """Go back by `k` tokens."""
+        """Undo the last `k` tokens."""
         ends = min(k, self._num_ends)
         self._num_ends -= ends
         self._masked = None
@@ -109,7 +105,7 @@ class State:
             self._matcher.rollback(k - ends)
 
     def fill(self, mask: npt.NDArray[np.int32]) -> None:
-        """Write what may come next."""
+        """Write the mask of the next token."""
         if self._num_ends or self._matcher.is_stopped():
             mask[:] = self._end_mask
             return
@@ -120,16 +116,16 @@ class State:
         self._masked = mask.copy()
 
     def is_done(self) -> bool:
-        """Say whether the end was accepted."""
+        """Return whether the end was accepted."""
         return self._num_ends > 0
 
     def replay(self, tokens: Sequence[int]) -> bool:
-        """Accept the tokens so far."""
+        """Accept several tokens; return whether all are allowed."""
         return all(self.accept(token) for token in tokens)
 
 
 class _Tokens:
-    """The vocabulary as the library wants it."""
+    """The vocabulary in the library's interface."""
 
     bos_token_id = None
 
@@ -143,7 +139,7 @@ class _Tokens:
         self._longest = max(map(len, self._ids), default=1)
 
     def __call__(self, text: bytes | str) -> list[int]:
-        """Return the longest tokens from the left; bytes that no token stands for are left out."""
+        """Return the longest tokens from the left; bytes without a token are skipped."""
         rest = text if isinstance(text, bytes) else text.encode()
         ids = []
         while rest:

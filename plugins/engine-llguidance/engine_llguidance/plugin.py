@@ -1,4 +1,4 @@
-"""What the distribution brings: an entry, imported only when it is chosen."""
+"""The entry of this distribution, imported when chosen."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def engine_grammar_backends() -> list[Entry]:
         Entry(
             "llguidance",
             target,
-            "all constraints but structural tags; JSON schemas exactly, or refused",
+            "all constraints; unsupported JSON schemas are rejected",
             priority=20,
             requires=("llguidance>=1.3",),
         )

@@ -1,24 +1,22 @@
-"""Closes the objects of a schema: to the library they may have any other properties, here those the
-schema names.
-"""
+"""JSON schemas and structural tags for llguidance. Closes objects, unlike the library."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from typing import Any, Final
 
-from core.api import schema_parts
+from core.api.sampling import schema_parts
 
 _NAMING: Final = frozenset(["properties", "patternProperties"])
 _ALTERNATIVES: Final = ("anyOf", "oneOf")
 
 
 def closed(schema: Any) -> Any:
-    """Return the schema with `additionalProperties` false wherever it names properties and does not
-    state it.
+    """Return the schema with `additionalProperties` false where it names properties.
 
-    Raises `ValueError` where several schemas name properties of one object: each would exclude
+    Raises `ValueError` if several schemas name properties of one object, as each would exclude
     those of the others.
     """
     schema = deepcopy(schema)
@@ -38,20 +36,18 @@ def closed(schema: Any) -> Any:
 
 
 class _Naming:
-    """Counts the schemas that name properties of one and the same object."""
+    """Counts the schemas that name properties of the same object."""
 
     def __init__(self, whole: Any) -> None:
         self._whole = whole
         self._known: dict[int, tuple[int, bool]] = {}
 
     def count(self, part: Any) -> tuple[int, bool]:
-        """Return how many there are, 2 standing for more, and whether one of them says nothing of
-        other properties.
-        """
+        """Return their number, up to 2, and whether one leaves additional properties open."""
         if not isinstance(part, Mapping):
             return 0, False
         if id(part) not in self._known:
-            self._known[id(part)] = 0, False  # what leads back to itself names nothing new
+            self._known[id(part)] = 0, False  # recursive references name nothing new
             names = bool(_NAMING & {*part})
             found = [
                 (int(names), names and "additionalProperties" not in part),
@@ -81,3 +77,46 @@ class _Naming:
             key = name.replace("~1", "/").replace("~0", "~")
             found = found.get(key) if isinstance(found, Mapping) else None
         return found
+
+
+_REPEATED: Final = {"star": "*", "plus": "+", "optional": "?"}
+
+
+class Tags:
+    """Converts a structural tag. Raises `ValueError` naming an unsupported part."""
+
+    def __init__(self, prepare: Callable[[Any], Any]) -> None:
+        """`prepare` converts a schema for the library."""
+        self._prepare = prepare
+        self._rules: list[str] = []
+
+    def grammar(self, text: str) -> str:
+        """Return the grammar of a structural tag."""
+        tag = json.loads(text)
+        if "format" not in tag:
+            raise ValueError("free text between tags; use xgrammar")
+        start = self._expression(tag["format"])
+        return "\n".join([f"start: {start}", *self._rules])
+
+    def _expression(self, form: Any) -> str:
+        kind = form.get("type")
+        if kind == "const_string":
+            return json.dumps(form["value"])
+        if kind == "token" and isinstance(form.get("token"), int):
+            return f"<[{form['token']}]>"
+        if kind == "json_schema" and form.get("style", "json") == "json":
+            self._rules.append(
+                f"json_{len(self._rules)}: %json {json.dumps(self._prepare(form['json_schema']))}"
+            )
+            return f"json_{len(self._rules) - 1}"
+        if kind in ("sequence", "or"):
+            parts = [self._expression(element) for element in form["elements"]]
+            return f"({(' ' if kind == 'sequence' else ' | ').join(parts)})"
+        if kind in _REPEATED:
+            return f"({self._expression(form['content'])}){_REPEATED[kind]}"
+        begin = form.get("begin")
+        end = form.get("end")
+        if kind == "tag" and isinstance(begin, str) and isinstance(end, str):
+            content = self._expression(form["content"])
+            return f"({json.dumps(begin)} {content} {json.dumps(end)})"
+        raise ValueError(f"{kind!r} in a structural tag; use xgrammar")

@@ -1,4 +1,4 @@
-"""The backend keeps the contract of its kind."""
+"""The backend passes the conformance suite of its kind."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ HAS_LIBRARY = find_spec("llguidance") is not None
 @pytest.mark.parametrize(
     "case", conformance.cases("engine_llguidance.plugin") if HAS_LIBRARY else [], ids=str
 )
-def test_llguidance_keeps_its_contract(case: conformance.Case) -> None:
+def test_llguidance_passes_conformance_suite(case: conformance.Case) -> None:
     case()

@@ -1,6 +1,4 @@
-"""Constraints held by lm-format-enforcer: nothing to compile, every mask is searched for when it is
-needed.
-"""
+"""Grammar backend on lm-format-enforcer: compiles nothing, computes every mask on demand."""
 
 from __future__ import annotations
 
@@ -20,13 +18,14 @@ from lmformatenforcer import (
 )
 from lmformatenforcer.characterlevelparser import CharacterLevelParserConfig
 
-from core.api import Constraint, InvalidRequest, Vocabulary, unserved_keyword
+from core.api import InvalidRequest
+from core.api.sampling import Constraint, Vocabulary, unsupported_keyword
 
 Mask = npt.NDArray[np.int32]
 
 
 class FormatEnforcer:
-    """Compiles for one vocabulary; tokens that are parts of characters are never allowed."""
+    """Compiles constraints for one vocabulary; tokens with partial characters are never allowed."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -41,37 +40,33 @@ class FormatEnforcer:
 
     @staticmethod
     def check(constraint: Constraint) -> None:
-        """Let the library read the constraint."""
+        """Parse the constraint with the library."""
         field = f"structured_outputs.{constraint.kind}"
         if constraint.kind in ("grammar", "structural_tag"):
-            raise InvalidRequest(field, "is not served by lm-format-enforcer.")
+            raise InvalidRequest(field, "is not supported by lm-format-enforcer.")
         if not constraint.any_whitespace or constraint.whitespace_pattern is not None:
             raise InvalidRequest(
-                field, "lm-format-enforcer lays JSON out freely; ask for no particular whitespace."
+                field, "lm-format-enforcer does not support whitespace options. Remove them."
             )
         if (
             constraint.kind == "json"
-            and (key := unserved_keyword(json.loads(constraint.text))) is not None
+            and (key := unsupported_keyword(json.loads(constraint.text))) is not None
         ):
-            raise InvalidRequest(
-                field, f"lm-format-enforcer cannot hold outputs to {key}; leave it out."
-            )
+            raise InvalidRequest(field, f"lm-format-enforcer does not support {key}. Remove it.")
         try:
             _parser(constraint).get_allowed_characters()
         except Exception as error:
             raise InvalidRequest(
-                field, f"cannot be served by lm-format-enforcer: {str(error)[:500]}"
+                field, f"is not supported by lm-format-enforcer: {str(error)[:500]}"
             ) from error
 
     def compile(self, constraint: Constraint) -> Compiled:
-        """Read the constraint."""
+        """Return the constraint for the vocabulary."""
         return Compiled(constraint, self._data, self._vocabulary)
 
 
 class Compiled:
-    """A constraint; every output has an enforcer of its own, which remembers all that it went
-    through.
-    """
+    """A constraint; every output has an enforcer of its own, which caches its states."""
 
     def __init__(self, constraint: Constraint, data: Any, vocabulary: Vocabulary) -> None:
         self.memory_bytes = len(constraint.text) + 1
@@ -80,12 +75,12 @@ class Compiled:
         self._data = data
 
     def start(self) -> State:
-        """Return a state at the beginning."""
+        """Return the initial state."""
         return State(TokenEnforcer(self._data, _parser(self._constraint)), self.vocabulary)
 
 
 class State:
-    """The tokens of one output and what may follow them."""
+    """The tokens of one output and the tokens allowed after them."""
 
     def __init__(self, enforcer: Any, vocabulary: Vocabulary) -> None:
         self._enforcer = enforcer
@@ -93,13 +88,13 @@ class State:
         self._tokens: list[int] = []
         self._num_ends = 0
         self._allowed = [self._look()]
-        """Behind each token, the first set before any."""
+        """Allowed tokens before the first token and after each one."""
 
     def _look(self) -> frozenset[int]:
         return frozenset(self._enforcer.get_allowed_tokens(self._tokens).allowed_tokens)
 
     def accept(self, token: int) -> bool:
-        """Go on by a token."""
+        """Advance by a token; return whether it is allowed."""
         if token not in (self._ends if self._num_ends else self._allowed[-1]):
             return False
         if token in self._ends:
@@ -110,30 +105,30 @@ class State:
         return True
 
     def rollback(self, k: int) -> None:
-        """Go back by `k` tokens."""
+        """Undo the last `k` tokens."""
         ends = min(k, self._num_ends)
         self._num_ends -= ends
         if k > ends:
             del self._tokens[-(k - ends) :], self._allowed[-(k - ends) :]
 
     def fill(self, mask: Mask) -> None:
-        """Write what may come next."""
+        """Write the mask of the next token."""
         mask[:] = 0
         ids = np.asarray([*(self._ends if self._num_ends else self._allowed[-1])], dtype=np.int64)
         bits = np.left_shift(np.uint32(1), (ids % 32).astype(np.uint32))
         np.bitwise_or.at(mask.view(np.uint32), ids // 32, bits)
 
     def is_done(self) -> bool:
-        """Say whether the end was accepted."""
+        """Return whether the end was accepted."""
         return self._num_ends > 0
 
     def replay(self, tokens: Sequence[int]) -> bool:
-        """Accept the tokens so far."""
+        """Accept several tokens; return whether all are allowed."""
         return all(self.accept(token) for token in tokens)
 
 
 def _text(token: bytes) -> str:
-    """Return a token as text; empty for a part of a character."""
+    """Return a token as text; empty for a partial character."""
     try:
         return token.decode()
     except UnicodeDecodeError:

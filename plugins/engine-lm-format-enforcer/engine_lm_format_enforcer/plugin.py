@@ -1,4 +1,4 @@
-"""What the distribution brings: an entry, imported only when it is chosen."""
+"""The entry of this distribution, imported when chosen."""
 
 from __future__ import annotations
 

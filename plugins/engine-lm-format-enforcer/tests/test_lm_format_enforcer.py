@@ -1,4 +1,4 @@
-"""The backend keeps the contract of its kind."""
+"""The backend passes the conformance suite of its kind."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ HAS_LIBRARY = find_spec("lmformatenforcer") is not None
 @pytest.mark.parametrize(
     "case", conformance.cases("engine_lm_format_enforcer.plugin") if HAS_LIBRARY else [], ids=str
 )
-def test_lm_format_enforcer_keeps_its_contract(case: conformance.Case) -> None:
+def test_lm_format_enforcer_passes_conformance_suite(case: conformance.Case) -> None:
     case()

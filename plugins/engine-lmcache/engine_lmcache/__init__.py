@@ -1,1 +1,1 @@
-"""Cached blocks in LMCache: its memory, and the folders, servers and buckets behind it."""
+"""KV connector for LMCache: its host memory (L1) and storage adapters (L2)."""

@@ -1,4 +1,4 @@
-"""The connector's settings, and what it takes. Loads LMCache only where a rank opens its part."""
+"""Connector `lmcache`: its settings and sizes. LMCache is loaded when a rank opens its store."""
 
 from __future__ import annotations
 
@@ -7,35 +7,41 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from builtin_plugins.kv_connectors.api import EXTRA, FLAG, BoundedDirectory, Name, read_extra
-from core.api import ConfigError, EngineConfig, KVLayout, KVTransferConfig, StoreParts
-from engine_lmcache.objects import ALIGN_BYTES, padded
-from engine_lmcache.spelled import own_words
+from builtin_plugins.kv_connectors.api import (
+    EXTRA,
+    FLAG,
+    BoundedDirectory,
+    PolicyName,
+    read_extra,
+)
+from core.api import ConfigError, EngineConfig
+from core.api.kv import KVTransferConfig, StoreParts
+from core.model_spec.kv import KVLayout
+from engine_lmcache.block_objects import ALIGN_BYTES, padded
+from engine_lmcache.vllm_settings import convert_settings
 
 if TYPE_CHECKING:
-    from engine_lmcache.store import Chunks
+    from engine_lmcache.store import LMCacheStore
 
 LOSSLESS: Final = ("aesgcm",)
-"""LMCache's ways to write objects (`serde`) that give the same bytes back."""
-QUIET: Final = {"LMCACHE_TRACK_USAGE": "false", "LMCACHE_LOG_LEVEL": "ERROR"}
-"""LMCache reads these where it is loaded, and nowhere else: it tells nobody that it is used, and
-logs no line for each block.
-"""
+"""LMCache serializers (`serde`) that return the same bytes."""
+ENVIRONMENT: Final = {"LMCACHE_TRACK_USAGE": "false", "LMCACHE_LOG_LEVEL": "ERROR"}
+"""Environment variables that LMCache reads on import: no usage reports, no log line per block."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The connector's own; names as in LMCache where it has any."""
+    """The connector's own settings; named as in LMCache."""
 
     l1_size_gb: float = 5.0
     """GiB of host memory, of all ranks together."""
     l2_adapters: list[dict[str, Any]] = field(default_factory=list)
-    """What lies behind it, as LMCache's `--l2-adapter` describes it."""
+    """Second-level storage, in the format of LMCache's `--l2-adapter`."""
     max_bytes: int = 64 << 30
-    """Of what lies behind it, of all ranks together."""
-    eviction_policy: Name = "lru"
+    """Bytes of second-level storage, of all ranks together."""
+    eviction_policy: PolicyName = "lru"
     request_timeout_s: float = 10.0
-    """What takes longer is given up."""
+    """Timeout of LMCache operations, in seconds."""
 
 
 class LMCache:
@@ -47,32 +53,30 @@ class LMCache:
         parallel = config.parallel
         self._stages = parallel.pipeline_parallel_size
         self._num_ranks = parallel.tensor_parallel_size * self._stages
-        own = own_words(settings.kv_connector_extra_config, self._num_ranks)
+        own = convert_settings(settings.kv_connector_extra_config, self._num_ranks)
         self._own = read_extra(Settings, replace(settings, kv_connector_extra_config=own))
         for name in ("l1_size_gb", "max_bytes", "request_timeout_s"):
-            if not 0 < getattr(self._own, name) < float("inf"):
-                raise ConfigError(
-                    f"{FLAG}.{EXTRA}.{name} must be more than 0, not {getattr(self._own, name)}."
-                )
+            value = getattr(self._own, name)
+            if not 0 < value < float("inf"):
+                raise ConfigError(f"{FLAG}.{EXTRA}.{name}: got {value}; expected more than 0.")
         if self._l1_bytes < ALIGN_BYTES:
             raise ConfigError(
-                f"{FLAG}.{EXTRA}.l1_size_gb {self._own.l1_size_gb} holds no block; state GiB."
+                f"{FLAG}.{EXTRA}.l1_size_gb: got {self._own.l1_size_gb}; expected GiB for one "
+                "block or more."
             )
-        for place, each in enumerate(self._own.l2_adapters):
-            _check_adapter(f"{FLAG}.{EXTRA}.l2_adapters[{place}]", each)
-        self.looks = bool(self._own.l2_adapters)
-        """Others write there, and it cannot be listed: it is asked for what each request begins
-        with.
-        """
+        for index, each in enumerate(self._own.l2_adapters):
+            _check_adapter(f"{FLAG}.{EXTRA}.l2_adapters[{index}]", each)
+        self.supports_lookup = bool(self._own.l2_adapters)
+        """True with L2: other engines write to it, and it cannot be listed."""
 
     @property
     def _l1_bytes(self) -> int:
-        """What L1 has on each rank."""
+        """Bytes of L1 on each rank."""
         return int(self._own.l1_size_gb * (1 << 30)) // self._num_ranks
 
     @staticmethod
-    def trial(folder: str) -> Mapping[str, Any]:
-        """A little memory, and the folder behind it."""
+    def example_settings(folder: str) -> Mapping[str, Any]:
+        """Return settings with a little memory, and the folder as L2."""
         return {
             "l1_size_gb": 2**-9,
             "l2_adapters": [{"type": "fs", "base_path": folder}],
@@ -80,59 +84,53 @@ class LMCache:
         }
 
     def directory(self, layout: KVLayout, num_ranks: int) -> BoundedDirectory:
-        """Return a directory of this rank's share: of what lies behind L1, or where nothing does,
-        of L1.
-        """
+        """Return a directory with this rank's share of L2, or of L1 without L2."""
         group_bytes = [layout.pools[group.pool].block_bytes for group in layout.groups]
-        most_bytes = self._own.max_bytes // num_ranks
+        capacity = self._own.max_bytes // num_ranks
         if not self._own.l2_adapters:
-            # L1 rounds objects up, on each stage the layers of a block that are there.
-            filled = min(
+            # L1 pads objects. An object holds the stage's layers of a block.
+            used_share = min(
                 num_bytes / self._stages / padded(num_bytes // self._stages)
                 for num_bytes in group_bytes
             )
-            most_bytes = int(self._l1_bytes * self._stages * filled)
-        return BoundedDirectory(most_bytes, group_bytes, self._own.eviction_policy)
+            capacity = int(self._l1_bytes * self._stages * used_share)
+        return BoundedDirectory(capacity, group_bytes, self._own.eviction_policy)
 
-    def store(self, parts: StoreParts) -> Chunks:
-        """Return this rank's part.
-
-        Raises `ConfigError` where LMCache cannot be loaded, or what lies behind cannot be used.
-        """
-        least = 2 * max(
-            padded(num_bytes) for num_bytes in parts.block_bytes
-        )  # one leaves while another comes
-        if self._l1_bytes < least:
+    def store(self, parts: StoreParts) -> LMCacheStore:
+        """Return this rank's store. Raises `ConfigError` if LMCache or an adapter is unusable."""
+        # Two blocks: one is copied to L2 while another arrives.
+        min_bytes = 2 * max(padded(num_bytes) for num_bytes in parts.block_bytes)
+        if self._l1_bytes < min_bytes:
             raise ConfigError(
-                f"{FLAG}.{EXTRA}.l1_size_gb {self._own.l1_size_gb} is {self._l1_bytes} bytes on "
-                "each rank, and two blocks take "
-                f"{least} there; state more."
+                f"{FLAG}.{EXTRA}.l1_size_gb: got {self._own.l1_size_gb}, which is "
+                f"{self._l1_bytes} bytes on each rank; expected {min_bytes} bytes or more, for "
+                "two blocks."
             )
-        for name, value in QUIET.items():
+        for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
-        # lazy: LMCache takes long to load, and the scheduler needs none of it
-        from engine_lmcache.opening import Opening, opened
-        from engine_lmcache.store import Chunks
+        # lazy: LMCache loads slowly, and the scheduler does not need it
+        from engine_lmcache.storage_manager import ManagerSettings, open_manager
+        from engine_lmcache.store import LMCacheStore
 
         own = self._own
-        manager = opened(Opening(self._l1_bytes, own.l2_adapters, own.request_timeout_s))
-        return Chunks(manager, parts, own.request_timeout_s, has_l2=self.looks)
+        manager = open_manager(
+            ManagerSettings(self._l1_bytes, own.l2_adapters, own.request_timeout_s)
+        )
+        return LMCacheStore(manager, parts, own.request_timeout_s, has_l2=self.supports_lookup)
 
     def host_bytes(self, model: Any, config: EngineConfig) -> int:
-        """Return L1's, of which all is taken at the start."""
+        """Return the bytes of L1, which are allocated at start."""
         return self._l1_bytes
 
 
 def _check_adapter(flag: str, given: dict[str, Any]) -> None:
     if not isinstance(given.get("type"), str):
         raise ConfigError(
-            f"{flag} needs the type of an adapter, such as "
-            f'{{"type": "fs", "base_path": "/folder"}}.'
+            f'{flag} needs an adapter type, for example {{"type": "fs", "base_path": "/folder"}}.'
         )
     serde = given.get("serde")
     if serde is not None and (not isinstance(serde, dict) or serde.get("type") not in LOSSLESS):
         raise ConfigError(
-            f"{flag}.serde {serde!r:.100}: what is read must be what was written, byte by byte; "
-            "there is "
-            f"{', '.join(LOSSLESS)}. Leave it out."
+            f"{flag}.serde: got {serde!r:.100}; expected a lossless one, {', '.join(LOSSLESS)}. "
+            "Remove it."
         )

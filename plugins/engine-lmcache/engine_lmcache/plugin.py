@@ -1,4 +1,4 @@
-"""What the distribution brings: the KV connector `lmcache`."""
+"""Entry point of the distribution: the KV connector `lmcache`."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from core.api import Entry, hookimpl
 def engine_kv_connectors() -> list[Entry]:
     """Return the connector."""
     target = "engine_lmcache.connector:LMCache"
-    summary = "LMCache's memory, and the folders, servers and buckets behind it"
+    summary = "LMCache's host memory, with folders, servers and buckets as second level"
     return [Entry("lmcache", target, summary, requires=("lmcache>=0.5.6,<0.6",))]

@@ -1,4 +1,4 @@
-"""A server that speaks as much of Redis as LMCache's adapter `resp` needs, and can be told to fail."""
+"""A minimal Redis server for LMCache's adapter `resp`, with faults on demand."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ class Values(ThreadingTCPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.values: dict[bytes, bytes] = {}
         self.fault = ""
-        """`refuse`: every answer is an error; `hang`: none comes before `released`; `lose`:
-        whatever is asked for is not there.
+        """`refuse`: all answers are errors. `hang`: answers wait for `released`.
+
+        `lose`: no value exists.
         """
         self.released = threading.Event()
 

@@ -1,6 +1,4 @@
-"""`tcp` with another way for the blocks: each rank is a transfer engine of Mooncake, and reads from
-the memory of others.
-"""
+"""Connector `mooncake`: like `tcp`, but each rank reads blocks by a Mooncake transfer engine."""
 
 from __future__ import annotations
 
@@ -9,78 +7,77 @@ from typing import Any, Literal
 
 import numpy as np
 
-from builtin_plugins.kv_connectors.api import EXTRA, FLAG, Wired, WiredSettings
+from builtin_plugins.kv_connectors.api import EXTRA, FLAG, TransportConnector, TransportSettings
 from core.api import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class MooncakeSettings(WiredSettings):
-    """The connector's own."""
+class MooncakeSettings(TransportSettings):
+    """The connector's own settings."""
 
     protocol: Literal["rdma", "tcp"] = "rdma"
     device_name: str = ""
-    """Of RDMA; empty: Mooncake looks for one."""
+    """RDMA device; empty: Mooncake selects one."""
 
 
-class Mooncake(Wired):
+class Mooncake(TransportConnector):
     """Connector `mooncake`."""
 
     kind = MooncakeSettings
 
-    def wire(self) -> MooncakeWire:
-        """Return an engine. Raises `ConfigError` where Mooncake is not installed, or cannot begin."""
+    def transport(self) -> MooncakeTransport:
+        """Return a transport. Raises `ConfigError` if Mooncake is missing or cannot start."""
         own = self.own
-        assert isinstance(own, MooncakeSettings)  # noqa: S101 - it is what `kind` says
-        return MooncakeWire(self.settings.kv_ip, own.protocol, own.device_name)
+        assert isinstance(own, MooncakeSettings)  # noqa: S101 - by `kind`
+        return MooncakeTransport(self.settings.kv_ip, own.protocol, own.device_name)
 
 
-class MooncakeWire:
-    """A transfer engine that finds others by their addresses, without a server for metadata."""
+class MooncakeTransport:
+    """A transfer engine that finds peers by address, without a metadata server."""
 
     name = "mooncake"
 
     def __init__(self, host: str, protocol: str, device_name: str) -> None:
         try:
-            from mooncake.engine import TransferEngine  # what lacks is told with the cure
+            from mooncake.engine import TransferEngine  # lazy: the error names the packages
         except ImportError as error:
             raise ConfigError(
                 "the KV connector mooncake needs the package mooncake-transfer-engine, which "
-                f"cannot be loaded here: {error}. "
-                "Install one of its builds with pip, and the system's libibverbs."
+                f"cannot be loaded: {error}. Install one of its builds with pip, and the "
+                "system's libibverbs."
             ) from error
         self._engine = TransferEngine()
         if self._engine.initialize(host, "P2PHANDSHAKE", protocol, device_name):
             raise ConfigError(
                 f"{FLAG}.{EXTRA}.protocol {protocol!r} (device_name {device_name!r}): Mooncake "
-                f"cannot begin on {host}; its "
-                "own messages say why."
+                f"cannot start on {host}. See its log messages."
             )
-        self._where = f"{host}:{self._engine.get_rpc_port()}"
+        self._address = f"{host}:{self._engine.get_rpc_port()}"
         self._registered: list[int] = []
 
     def register(self, memory: np.ndarray[Any, Any]) -> None:
-        """Register it. Raises `OSError`."""
+        """Register memory. Raises `OSError`."""
         if self._engine.register_memory(memory.ctypes.data, memory.nbytes):
             raise OSError(f"Mooncake cannot register {memory.nbytes} bytes of memory")
         self._registered.append(memory.ctypes.data)
 
-    def introduce(self) -> bytes:
-        """Return the engine's address."""
-        return self._where.encode()
+    def metadata(self) -> bytes:
+        """Return the transfer engine's address."""
+        return self._address.encode()
 
     def read(
-        self, introduction: bytes, address: int, place: np.ndarray[Any, Any], timeout_s: float
+        self, metadata: bytes, address: int, buffer: np.ndarray[Any, Any], timeout_s: float
     ) -> None:
-        """Transfer; how long that may take is Mooncake's to say (`MC_TRANSFER_TIMEOUT`).
+        """Read memory of a peer. Raises `OSError`.
 
-        Raises `OSError`.
+        Mooncake has its own timeout (`MC_TRANSFER_TIMEOUT`); `timeout_s` is ignored.
         """
         if self._engine.transfer_sync_read(
-            introduction.decode(), place.ctypes.data, address, place.nbytes
+            metadata.decode(), buffer.ctypes.data, address, buffer.nbytes
         ):
             raise OSError("a transfer failed")
 
     def close(self) -> None:
-        """Give back what was registered."""
+        """Unregister all memory."""
         for address in self._registered:
             self._engine.unregister_memory(address)

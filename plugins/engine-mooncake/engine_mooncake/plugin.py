@@ -1,4 +1,4 @@
-"""What the distribution brings: the KV connector `mooncake`."""
+"""Entry point of the distribution: the KV connector `mooncake`."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from core.api import Entry, hookimpl
 @hookimpl
 def engine_kv_connectors() -> list[Entry]:
     """Return the connector."""
-    summary = "blocks of other engines, read where they lie by Mooncake's transfer engine"
+    summary = "blocks of other engines, read by Mooncake's transfer engine"
     return [Entry("mooncake", "engine_mooncake.connector:Mooncake", summary)]

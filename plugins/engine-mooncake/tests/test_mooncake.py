@@ -1,6 +1,4 @@
-"""Engines in two processes read each other's blocks by Mooncake: the tokens are one engine's,
-whoever is killed.
-"""
+"""Engines in two processes exchange blocks: tokens match one engine, even if the producer dies."""
 
 from __future__ import annotations
 
@@ -15,8 +13,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from core.errors import EngineError
 from core.testing import conformance
 from core.testing.conformance import Case
-from tests.kv_connectors.pairs import check_until_the_producer_is_killed, open_peer
-from tests.kv_connectors.trial import FAKE
+from tests.builtin_plugins.kv_connectors.engine_pairs import (
+    check_until_the_producer_is_killed,
+    open_peer,
+)
+from tests.builtin_plugins.kv_connectors.small_engines import FAKE
 
 PLUGIN = "engine_mooncake.plugin"
 OPTIONS: dict[str, Any] = {
@@ -33,17 +34,17 @@ def library() -> None:
 
 @pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("case", conformance.cases(PLUGIN), ids=str)
-def test_it_holds_to_the_contract(case: Case) -> None:
+def test_connector_passes_kv_connector_suite(case: Case) -> None:
     case()
 
 
 @pytest.mark.usefixtures("library")
 @pytest.mark.slow
-def test_blocks_are_read_from_another_process_until_it_is_killed() -> None:
+def test_blocks_are_read_from_another_process_until_it_dies() -> None:
     check_until_the_producer_is_killed(**OPTIONS)
 
 
-def test_without_the_library_the_start_is_refused_by_its_name(
+def test_missing_library_is_rejected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "mooncake", None)

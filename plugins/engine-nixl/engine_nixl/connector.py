@@ -1,6 +1,4 @@
-"""`tcp` with another way for the blocks: each rank is a NIXL agent, and reads from the memory of
-others.
-"""
+"""Connector `nixl`: like `tcp`, but each rank reads blocks by a NIXL agent."""
 
 from __future__ import annotations
 
@@ -13,33 +11,33 @@ from typing import Any, Final
 import numpy as np
 from nixl._api import nixl_agent, nixl_agent_config
 
-from builtin_plugins.kv_connectors.api import EXTRA, FLAG, Wired, WiredSettings
+from builtin_plugins.kv_connectors.api import EXTRA, FLAG, TransportConnector, TransportSettings
 from core.api import ConfigError
 
 POLL_S: Final = 50e-6
 
 
 @dataclass(frozen=True, slots=True)
-class NixlSettings(WiredSettings):
-    """The connector's own; names as in vLLM where it has any."""
+class NixlSettings(TransportSettings):
+    """The connector's own settings; named as in vLLM."""
 
     backends: list[str] = field(default_factory=lambda: ["UCX"])
     """NIXL's plugins that move bytes."""
 
 
-class Nixl(Wired):
+class Nixl(TransportConnector):
     """Connector `nixl`."""
 
     kind = NixlSettings
 
-    def wire(self) -> NixlWire:
-        """Return an agent. Raises `ConfigError` for backends that this NIXL does not have."""
-        assert isinstance(self.own, NixlSettings)  # noqa: S101 - it is what `kind` says
-        return NixlWire(self.own.backends)
+    def transport(self) -> NixlTransport:
+        """Return a transport. Raises `ConfigError` for backends that this NIXL does not have."""
+        assert isinstance(self.own, NixlSettings)  # noqa: S101 - by `kind`
+        return NixlTransport(self.own.backends)
 
 
-class NixlWire:
-    """An agent, and those it has read from. For one thread."""
+class NixlTransport:
+    """An agent and its remote agents. For one thread."""
 
     name = "nixl"
 
@@ -48,47 +46,48 @@ class NixlWire:
         known = self._agent.get_plugin_list()
         if not backends or not {*backends} <= {*known}:
             raise ConfigError(
-                f"{FLAG}.{EXTRA}.backends {backends!r}: this NIXL has {', '.join(sorted(known))}."
+                f"{FLAG}.{EXTRA}.backends: got {backends!r}; expected some of this NIXL's "
+                f"{', '.join(sorted(known))}."
             )
         for backend in backends:
             self._agent.create_backend(backend)
         self._registered: list[Any] = []
-        self._others: dict[bytes, str] = {}
-        """Names of agents, by their introductions."""
+        self._remote_agents: dict[bytes, str] = {}
+        """Names of remote agents, by metadata."""
 
     def register(self, memory: np.ndarray[Any, Any]) -> None:
-        """Register it with all backends."""
+        """Register memory with all backends."""
         self._registered.append(
             self._agent.register_memory([(memory.ctypes.data, memory.nbytes, 0, "")], "DRAM")
         )
 
-    def introduce(self) -> bytes:
+    def metadata(self) -> bytes:
         """Return the agent's metadata."""
         metadata: bytes = self._agent.get_agent_metadata()
         return metadata
 
     def read(
-        self, introduction: bytes, address: int, place: np.ndarray[Any, Any], timeout_s: float
+        self, metadata: bytes, address: int, buffer: np.ndarray[Any, Any], timeout_s: float
     ) -> None:
-        """Transfer and wait. An agent that fails is forgotten: it introduces itself anew."""
-        if introduction not in self._others:
-            self._others[introduction] = self._agent.add_remote_agent(introduction)
-        other = self._others[introduction]
+        """Read memory of a peer. A remote agent that fails is removed, and added again later."""
+        if metadata not in self._remote_agents:
+            self._remote_agents[metadata] = self._agent.add_remote_agent(metadata)
+        remote = self._remote_agents[metadata]
         try:
-            self._transfer(other, address, place, timeout_s)
+            self._transfer(remote, address, buffer, timeout_s)
         except BaseException:
-            del self._others[introduction]
+            del self._remote_agents[metadata]
             with suppress(Exception):
-                self._agent.remove_remote_agent(other)
+                self._agent.remove_remote_agent(remote)
             raise
 
     def _transfer(
-        self, other: str, address: int, place: np.ndarray[Any, Any], timeout_s: float
+        self, remote: str, address: int, buffer: np.ndarray[Any, Any], timeout_s: float
     ) -> None:
         agent = self._agent
-        here = agent.get_xfer_descs([(place.ctypes.data, place.nbytes, 0)], "DRAM")
-        there = agent.get_xfer_descs([(address, place.nbytes, 0)], "DRAM")
-        handle = agent.initialize_xfer("READ", here, there, other)
+        target = agent.get_xfer_descs([(buffer.ctypes.data, buffer.nbytes, 0)], "DRAM")
+        source = agent.get_xfer_descs([(address, buffer.nbytes, 0)], "DRAM")
+        handle = agent.initialize_xfer("READ", target, source, remote)
         try:
             until_s = time.monotonic() + timeout_s
             state = agent.transfer(handle)
@@ -103,9 +102,9 @@ class NixlWire:
             handle.release()
 
     def close(self) -> None:
-        """Give back what was registered."""
-        for other in self._others.values():
+        """Remove remote agents and unregister all memory."""
+        for remote in self._remote_agents.values():
             with suppress(Exception):
-                self._agent.remove_remote_agent(other)
+                self._agent.remove_remote_agent(remote)
         for each in self._registered:
             self._agent.deregister_memory(each)

@@ -1,4 +1,4 @@
-"""What the distribution brings: the KV connector `nixl`."""
+"""Entry point of the distribution: the KV connector `nixl`."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from core.api import Entry, hookimpl
 @hookimpl
 def engine_kv_connectors() -> list[Entry]:
     """Return the connector."""
-    summary = "blocks of other engines, read where they lie by NIXL"
+    summary = "blocks of other engines, read by NIXL"
     return [Entry("nixl", "engine_nixl.connector:Nixl", summary, requires=("nixl>=1.0",))]

@@ -1,6 +1,4 @@
-"""Engines in two processes read each other's blocks by NIXL: the tokens are one engine's, whoever
-is killed.
-"""
+"""Engines in two processes exchange blocks: tokens match one engine, even if the producer dies."""
 
 from __future__ import annotations
 
@@ -16,24 +14,27 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from core.errors import EngineError
 from core.testing import conformance
 from core.testing.conformance import Case
-from tests.kv_connectors.pairs import check_until_the_producer_is_killed, open_peer
-from tests.kv_connectors.trial import FAKE
+from tests.builtin_plugins.kv_connectors.engine_pairs import (
+    check_until_the_producer_is_killed,
+    open_peer,
+)
+from tests.builtin_plugins.kv_connectors.small_engines import FAKE
 
 PLUGIN = "engine_nixl.plugin"
 OPTIONS: dict[str, Any] = {"connector": "nixl", "plugins": [*FAKE, PLUGIN]}
 
 
 @pytest.mark.parametrize("case", conformance.cases(PLUGIN), ids=str)
-def test_it_holds_to_the_contract(case: Case) -> None:
+def test_connector_passes_kv_connector_suite(case: Case) -> None:
     case()
 
 
 @pytest.mark.slow
-def test_blocks_are_read_from_another_process_until_it_is_killed() -> None:
+def test_blocks_are_read_from_another_process_until_it_dies() -> None:
     check_until_the_producer_is_killed(**OPTIONS)
 
 
 @pytest.mark.parametrize("backends", [[], ["UCX", "pigeons"]])
-def test_backends_that_are_not_there_stop_the_start(backends: list[str]) -> None:
-    with pytest.raises(EngineError, match=r"backends .*this NIXL has .*UCX"):
+def test_unknown_backends_are_rejected(backends: list[str]) -> None:
+    with pytest.raises(EngineError, match=r"backends: .*this NIXL's .*UCX"):
         open_peer("kv_consumer", extra={"backends": backends}, **OPTIONS)

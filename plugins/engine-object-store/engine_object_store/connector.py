@@ -1,4 +1,4 @@
-"""The connector's settings, and how its bucket is opened."""
+"""Connector `object_store`: its settings, and opening the bucket."""
 
 from __future__ import annotations
 
@@ -13,31 +13,39 @@ import obstore
 from obstore.exceptions import BaseError
 from obstore.store import from_url
 
-from builtin_plugins.kv_connectors.api import EXTRA, FLAG, BoundedDirectory, Name, read_extra
-from core.api import ConfigError, EngineConfig, KVLayout, KVTransferConfig, StoreParts
-from engine_object_store.store import Objects
+from builtin_plugins.kv_connectors.api import (
+    EXTRA,
+    FLAG,
+    BoundedDirectory,
+    PolicyName,
+    read_extra,
+)
+from core.api import ConfigError, EngineConfig
+from core.api.kv import KVTransferConfig, StoreParts
+from core.model_spec.kv import KVLayout
+from engine_object_store.store import ObjectBlockStore
 
 LOCAL: Final = ("file:", "memory:")
-"""Beginnings of URLs behind which there is no network."""
+"""URL schemes without a network."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The connector's own."""
+    """The connector's own settings."""
 
     url: str
-    """Of the bucket, and of a folder in it."""
+    """Bucket, and a folder in it."""
     options: dict[str, str] = field(default_factory=dict)
-    """obstore's for this kind of store, such as `region` and `endpoint`; what it finds in the
-    environment is left out.
+    """obstore's options of the store, such as `region` and `endpoint`. Others come from the
+    environment.
     """
     max_bytes: int = 64 << 30
-    """Of all ranks together."""
-    eviction_policy: Name = "lru"
+    """Bytes of all ranks together."""
+    eviction_policy: PolicyName = "lru"
     request_timeout_s: float = 10.0
-    """An answer that takes longer is given up, and asked for once more."""
+    """Timeout of a request, in seconds. It is retried once."""
     survey_s: float = 60.0
-    """After so long it is looked for what others have put there."""
+    """Seconds between two listings of the bucket for blocks of other engines."""
 
 
 class ObjectStore:
@@ -48,39 +56,35 @@ class ObjectStore:
     def __init__(self, config: EngineConfig, settings: KVTransferConfig) -> None:
         self._own = read_extra(Settings, settings)
         for name in ("max_bytes", "request_timeout_s", "survey_s"):
-            if not 0 < getattr(self._own, name) < float("inf"):
-                raise ConfigError(
-                    f"{FLAG}.{EXTRA}.{name} must be more than 0, not {getattr(self._own, name)}."
-                )
+            value = getattr(self._own, name)
+            if not 0 < value < float("inf"):
+                raise ConfigError(f"{FLAG}.{EXTRA}.{name}: got {value}; expected more than 0.")
 
     @staticmethod
-    def trial(folder: str) -> Mapping[str, Any]:
-        """The folder."""
+    def example_settings(folder: str) -> Mapping[str, Any]:
+        """Return settings for the given folder."""
         return {"url": Path(folder).as_uri(), "max_bytes": 1 << 16}
 
     def directory(self, layout: KVLayout, num_ranks: int) -> BoundedDirectory:
-        """Return a directory of this rank's share, however many stages the layers are split into."""
+        """Return a directory with this rank's share of `max_bytes`."""
         group_bytes = [layout.pools[group.pool].block_bytes for group in layout.groups]
         return BoundedDirectory(
             self._own.max_bytes // num_ranks, group_bytes, self._own.eviction_policy
         )
 
-    def store(self, parts: StoreParts) -> Objects:
-        """Return this rank's part of the bucket.
-
-        Raises `ConfigError` where nothing can be put there.
-        """
+    def store(self, parts: StoreParts) -> ObjectBlockStore:
+        """Return this rank's store. Raises `ConfigError` if the bucket is not writable."""
         try:
             bucket = self._bucket()
             probe = f"{parts.fingerprint}/{secrets.token_hex(8)}"
             obstore.put(bucket, probe, b"")
             obstore.delete(bucket, probe)
         except (BaseError, OSError, ValueError) as error:
-            said = str(error).partition("\n")[0]
+            reason = str(error).partition("\n")[0]
             raise ConfigError(
-                f"{FLAG}.{EXTRA}.url {self._own.url!r} cannot be written to: {said}."
+                f"{FLAG}.{EXTRA}.url {self._own.url!r} cannot be written to: {reason}."
             ) from error
-        return Objects(bucket, parts.fingerprint, parts.block_bytes, self._own.survey_s)
+        return ObjectBlockStore(bucket, parts.fingerprint, parts.block_bytes, self._own.survey_s)
 
     def _bucket(self) -> Any:
         own = self._own
@@ -88,7 +92,7 @@ class ObjectStore:
             return from_url(own.url, **({"mkdir": True} if own.url.startswith("file:") else {}))
         client: dict[str, Any] = {"timeout": timedelta(seconds=own.request_timeout_s)}
         if any(value.startswith("http://") for value in own.options.values()):
-            client["allow_http"] = True  # whoever names such an endpoint wants it
+            client["allow_http"] = True  # an http endpoint was configured explicitly
         retries: Any = {
             "max_retries": 1,
             "retry_timeout": timedelta(seconds=2 * own.request_timeout_s),
@@ -96,5 +100,5 @@ class ObjectStore:
         return from_url(own.url, config=own.options, client_options=client, retry_config=retries)
 
     def host_bytes(self, model: Any, config: EngineConfig) -> int:
-        """Return nothing: blocks are in memory only while they are on their way."""
+        """Return 0: blocks are in memory only while they are transferred."""
         return 0

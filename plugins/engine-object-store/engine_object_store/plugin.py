@@ -1,4 +1,4 @@
-"""What the distribution brings: the KV connector `object_store`."""
+"""Entry point of the distribution: the KV connector `object_store`."""
 
 from __future__ import annotations
 

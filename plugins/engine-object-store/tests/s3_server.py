@@ -1,4 +1,4 @@
-"""A server that speaks as much of S3 as a connector needs, and can be told to fail."""
+"""A minimal S3 server for the connector, with faults on demand."""
 
 from __future__ import annotations
 
@@ -78,7 +78,8 @@ class Handler(BaseHTTPRequestHandler):
     def _listed(self, prefix: str) -> str:
         bucket = "/" + self._path().strip("/") + "/"
         found = [
-            f"<Contents><Key>{escape(path.removeprefix(bucket))}</Key><LastModified>{WHEN}</LastModified>"
+            f"<Contents><Key>{escape(path.removeprefix(bucket))}</Key>"
+            f"<LastModified>{WHEN}</LastModified>"
             f'<ETag>"e"</ETag><Size>{len(body)}</Size></Contents>'
             for path, body in sorted(self.server.objects.items())
             if path.startswith(bucket + prefix)

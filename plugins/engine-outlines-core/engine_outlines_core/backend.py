@@ -1,4 +1,4 @@
-"""Constraints as automata of outlines-core: slow to compile, and then each mask is looked up."""
+"""Grammar backend on outlines-core automata: slow to compile, then masks are table lookups."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from outlines_core import Index
 from outlines_core import Vocabulary as Words
 from outlines_core.json_schema import build_regex_from_schema
 
-from core.api import Constraint, InvalidRequest, Vocabulary, unserved_keyword
+from core.api import InvalidRequest
+from core.api.sampling import Constraint, Vocabulary, unsupported_keyword
 
 _NO_WHITESPACE: Final = ""
 _REPEATED: Final = {"star": "*", "plus": "+", "optional": "?"}
@@ -21,7 +22,7 @@ Mask = npt.NDArray[np.int32]
 
 
 class OutlinesCore:
-    """Compiles for one vocabulary."""
+    """Compiles constraints for one vocabulary."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -33,18 +34,18 @@ class OutlinesCore:
 
     @staticmethod
     def check(constraint: Constraint) -> None:
-        """Build the regex, and its automaton for single bytes."""
+        """Build the regex, and its automaton over single bytes."""
         field = f"structured_outputs.{constraint.kind}"
         if constraint.kind in ("grammar", "json_object"):
             raise InvalidRequest(
-                field, "is not served by outlines-core, which knows regular languages only."
+                field, "is not supported by outlines-core, which is limited to regular languages."
             )
         if (
             constraint.kind == "json"
-            and (key := unserved_keyword(json.loads(constraint.text))) is not None
+            and (key := unsupported_keyword(json.loads(constraint.text))) is not None
         ):
             raise InvalidRequest(
-                field, f"outlines-core cannot hold outputs to {key}; leave it out of the schema."
+                field, f"outlines-core does not support {key}. Remove it from the schema."
             )
         try:
             if constraint.kind == "structural_tag":
@@ -52,7 +53,7 @@ class OutlinesCore:
             Index(_regex(constraint), Words(256, {bytes((i,)): [i] for i in range(256)}))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise InvalidRequest(
-                field, f"cannot be served by outlines-core: {str(error)[:500]}"
+                field, f"is not supported by outlines-core: {str(error)[:500]}"
             ) from error
 
     def compile(self, constraint: Constraint) -> Compiled:
@@ -61,7 +62,7 @@ class OutlinesCore:
 
 
 class Compiled:
-    """An automaton; the masks of its states are made when first needed."""
+    """An automaton; the masks of its states are built on first use."""
 
     def __init__(self, index: Any, vocabulary: Vocabulary) -> None:
         self.index = index
@@ -72,16 +73,16 @@ class Compiled:
         self.end_mask = self._mask_of(self.end_ids)
 
     def start(self) -> State:
-        """Return a state at the beginning."""
+        """Return the initial state."""
         return State(self)
 
-    def mask(self, place: int) -> Mask:
-        """Return what may come at a place of the automaton."""
-        if place not in self._masks:
-            words = set(self.index.get_allowed_tokens(place) or ()) - {*self.end_ids}
-            ends = self.end_ids if self.index.is_final_state(place) else ()
-            self._masks[place] = self._mask_of([*words, *ends])
-        return self._masks[place]
+    def mask(self, state: int) -> Mask:
+        """Return the mask of a state of the automaton."""
+        if state not in self._masks:
+            words = set(self.index.get_allowed_tokens(state) or ()) - {*self.end_ids}
+            ends = self.end_ids if self.index.is_final_state(state) else ()
+            self._masks[state] = self._mask_of([*words, *ends])
+        return self._masks[state]
 
     def _mask_of(self, tokens: Sequence[int]) -> Mask:
         mask = np.zeros(self._num_words, dtype=np.uint32)
@@ -91,45 +92,45 @@ class Compiled:
 
 
 class State:
-    """The places one output has been through."""
+    """The automaton states of one output."""
 
     def __init__(self, compiled: Compiled) -> None:
         self._compiled = compiled
-        self._places: list[int] = [compiled.index.get_initial_state()]
+        self._states: list[int] = [compiled.index.get_initial_state()]
         self._num_ends = 0
 
     def accept(self, token: int) -> bool:
-        """Go on by a token."""
+        """Advance by a token; return whether it is allowed."""
         compiled = self._compiled
-        place = self._places[-1]
+        state = self._states[-1]
         if token in compiled.end_ids:
-            fits = self._num_ends > 0 or compiled.index.is_final_state(place)
+            fits = self._num_ends > 0 or compiled.index.is_final_state(state)
             self._num_ends += fits
             return bool(fits)
-        following = None if self._num_ends else compiled.index.get_next_state(place, token)
+        following = None if self._num_ends else compiled.index.get_next_state(state, token)
         if following is not None:
-            self._places.append(following)
+            self._states.append(following)
         return following is not None
 
     def rollback(self, k: int) -> None:
-        """Go back by `k` tokens."""
+        """Undo the last `k` tokens."""
         ends = min(k, self._num_ends)
         self._num_ends -= ends
         if k > ends:
-            del self._places[-(k - ends) :]
+            del self._states[-(k - ends) :]
 
     def fill(self, mask: Mask) -> None:
-        """Write what may come next."""
+        """Write the mask of the next token."""
         mask[:] = (
-            self._compiled.end_mask if self._num_ends else self._compiled.mask(self._places[-1])
+            self._compiled.end_mask if self._num_ends else self._compiled.mask(self._states[-1])
         )
 
     def is_done(self) -> bool:
-        """Say whether the end was accepted."""
+        """Return whether the end was accepted."""
         return self._num_ends > 0
 
     def replay(self, tokens: Sequence[int]) -> bool:
-        """Accept the tokens so far."""
+        """Accept several tokens; return whether all are allowed."""
         return all(self.accept(token) for token in tokens)
 
 
@@ -151,11 +152,10 @@ def _of_schema(schema: str, constraint: Constraint) -> str:
 
 
 def _of_tag(form: Any, constraint: Constraint) -> str:
-    """Return the regex of a format in a structural tag: texts and JSON in sequence, to choose from,
-    or repeated.
+    """Return the regex of a format in a structural tag.
 
-    The library goes on behind a whole output by single tokens only, so what may be repeated there
-    mostly is not.
+    The library continues a complete output by single tokens only, so a trailing repetition rarely
+    repeats.
     """
     kind = form.get("type")
     if kind == "const_string":
@@ -167,11 +167,11 @@ def _of_tag(form: Any, constraint: Constraint) -> str:
         return f"({('' if kind == 'sequence' else '|').join(parts)})"
     if kind in _REPEATED:
         return f"({_of_tag(form['content'], constraint)}){_REPEATED[kind]}"
-    raise ValueError(f"it has no {kind!r} in structural tags; use xgrammar")
+    raise ValueError(f"got {kind!r} in a structural tag, which is not supported; use xgrammar")
 
 
 def _check_tag(tag: Any) -> None:
-    """Raise `ValueError` for what outputs would not be held to in the schemas of a tag."""
+    """Raise `ValueError` for an unsupported keyword in a tag's schemas."""
     open_ = [tag]
     while open_:
         part = open_.pop()
@@ -179,5 +179,5 @@ def _check_tag(tag: Any) -> None:
             open_ += part
         elif isinstance(part, dict):
             open_ += [inner for key, inner in part.items() if key != "json_schema"]
-            if (key := unserved_keyword(part.get("json_schema"))) is not None:
-                raise ValueError(f"it cannot hold outputs to {key}; leave it out of the schema")
+            if (key := unsupported_keyword(part.get("json_schema"))) is not None:
+                raise ValueError(f"it does not support {key}. Remove it from the schema")

@@ -1,4 +1,4 @@
-"""What the distribution brings: an entry, imported only when it is chosen."""
+"""The entry of this distribution, imported when chosen."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def engine_grammar_backends() -> list[Entry]:
         Entry(
             "outlines_core",
             target,
-            "regexes, choices and plain JSON schemas, as automata whose masks are looked up",
+            "regexes, choices and plain JSON schemas, as automata with precomputed masks",
             priority=10,
             requires=("outlines-core>=0.2.11",),
         )

@@ -1,4 +1,4 @@
-"""Logits processors as vLLM has them: base classes, and what they are told of the batch."""
+"""Base classes of vLLM's logits processors, and their batch updates."""
 
 from __future__ import annotations
 
@@ -16,13 +16,11 @@ import torch
 from core.api import SamplingParams
 
 RequestLogitsProcessor = Callable[..., torch.Tensor]
-"""Takes the output's tokens, or the prompt's and the output's, and the logits [vocab]; returns
-logits.
-"""
+"""Function (output tokens, logits [vocab]) or (prompt, output, logits) -> logits."""
 
 
 class MoveDirectionality(Enum):
-    """How two places of the batch change."""
+    """Kind of a move between two batch indices."""
 
     UNIDIRECTIONAL = auto()
     SWAP = auto()
@@ -30,25 +28,23 @@ class MoveDirectionality(Enum):
 
 @dataclass(frozen=True)
 class BatchUpdate:
-    """What has changed since the last step, to be taken in this order."""
+    """Changes since the last step, to be applied in this order."""
 
     batch_size: int
     removed: Sequence[int]
-    """Places whose request has left."""
+    """Batch indices of removed requests."""
     added: Sequence[tuple[int, SamplingParams, list[int] | None, list[int]]]
-    """Places with parameters, the prompt's tokens and the output's, a list that grows with the
-    output.
-    """
+    """Batch index, parameters, prompt tokens and output tokens (a growing list)."""
     moved: Sequence[tuple[int, int, MoveDirectionality]]
-    """Requests that have gone from one place to another."""
+    """Moves (from index, to index, kind)."""
 
 
 class LogitsProcessor(ABC):
-    """Changes the logits of a batch."""
+    """Modifies the logits of a batch."""
 
-    @classmethod  # noqa: B027 - it may be left as it is
+    @classmethod  # noqa: B027 - optional to override
     def validate_params(cls, sampling_params: SamplingParams) -> None:
-        """Raise `ValueError` for parameters that it cannot serve."""
+        """Raise `ValueError` for unsupported parameters."""
 
     @abstractmethod
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None: ...
@@ -59,34 +55,34 @@ class LogitsProcessor(ABC):
 
     @abstractmethod
     def is_argmax_invariant(self) -> bool:
-        """Say whether the best token never changes."""
+        """Return whether the argmax never changes."""
 
     @abstractmethod
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """Take what has changed, before each step."""
+        """Apply the batch changes, before each step."""
 
 
 class AdapterLogitsProcessor(LogitsProcessor):
-    """A processor that makes a function for each request."""
+    """Processor with one function per request."""
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
         self.req_info: dict[int, Callable[[torch.Tensor], torch.Tensor]] = {}
 
     @abstractmethod
     def new_req_logits_processor(self, params: SamplingParams) -> RequestLogitsProcessor | None:
-        """Return the function of a request, or None for one that wants none."""
+        """Return the function of a request; None for none."""
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """Make functions for who has come."""
-        process_dict_updates(self.req_info, batch_update, self._made)
+        """Create functions for new requests."""
+        process_dict_updates(self.req_info, batch_update, self._create)
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        """Call each function with its row."""
-        for place, function in self.req_info.items():
-            logits[place] = function(logits[place])
+        """Apply each function to its row."""
+        for index, function in self.req_info.items():
+            logits[index] = function(logits[index])
         return logits
 
-    def _made(self, params: SamplingParams, prompt: list[int] | None, output: list[int]) -> Any:
+    def _create(self, params: SamplingParams, prompt: list[int] | None, output: list[int]) -> Any:
         function = self.new_req_logits_processor(params)
         if function is None:
             return None
@@ -99,32 +95,30 @@ def process_dict_updates(
     batch_update: BatchUpdate | None,
     new_state: Callable[[SamplingParams, list[int] | None, list[int]], Any],
 ) -> bool:
-    """Bring a state by place up to date; say whether it has changed."""
+    """Update a state by batch index; return whether it changed."""
     if batch_update is None:
         return False
     before = dict(req_entries)
-    for place in batch_update.removed:
-        req_entries.pop(place, None)
-    for place, params, prompt, output in batch_update.added:
+    for index in batch_update.removed:
+        req_entries.pop(index, None)
+    for index, params, prompt, output in batch_update.added:
         state = new_state(params, prompt, output)
         if state is None:
-            req_entries.pop(place, None)
+            req_entries.pop(index, None)
         else:
-            req_entries[place] = state
-    for one, other, direction in batch_update.moved:
-        first = req_entries.pop(one, None)
-        second = req_entries.pop(other, None)
+            req_entries[index] = state
+    for source, target, direction in batch_update.moved:
+        first = req_entries.pop(source, None)
+        second = req_entries.pop(target, None)
         if first is not None:
-            req_entries[other] = first
+            req_entries[target] = first
         if second is not None and direction is MoveDirectionality.SWAP:
-            req_entries[one] = second
+            req_entries[source] = second
     return before != req_entries
 
 
 class VllmConfig:
-    """As much of vLLM's configuration as can be said of an engine: of `model_config` and
-    `scheduler_config`.
-    """
+    """The parts of vLLM's configuration that exist here: `model_config`, `scheduler_config`."""
 
     def __init__(self, model: str, vocab_size: int, max_model_len: int, max_num_seqs: int) -> None:
         self.model_config = SimpleNamespace(

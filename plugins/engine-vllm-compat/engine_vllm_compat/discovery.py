@@ -1,4 +1,4 @@
-"""Finds plugins in vLLM's groups of entry points and runs the general ones, once in each process."""
+"""Finds plugins in vLLM's entry point groups; runs the general ones once per process."""
 
 from __future__ import annotations
 
@@ -16,39 +16,40 @@ log = logging.getLogger(__name__)
 
 GENERAL: Final = "vllm.general_plugins"
 LOGITS_PROCESSORS: Final = "vllm.logits_processors"
-UNMET: Final = {
-    "vllm.platform_plugins": "a platform of vLLM's is made of its workers and kernels",
-    "vllm.io_processor_plugins": "they read requests of vLLM's own pooling engine",
-    "vllm.stat_logger_plugins": "they read vLLM's own statistics; write a metric sink",
+UNSUPPORTED: Final = {
+    "vllm.platform_plugins": "vLLM platforms consist of its workers and kernels",
+    "vllm.io_processor_plugins": "they use requests of vLLM's pooling engine",
+    "vllm.stat_logger_plugins": "they use vLLM's statistics; write a metric sink",
 }
-"""Groups whose contracts cannot be met, and why."""
+"""Unsupported groups and the reason."""
 
 
 def points(group: str) -> Iterator[EntryPoint]:
-    """Yield the entry points of a group in the order of their names."""
+    """Yield the entry points of a group, sorted by name."""
     yield from sorted(entry_points(group=group), key=lambda point: (point.name, point.value))
 
 
 @cache
 def registered() -> Registries:
-    """Return what this process's general plugins have registered; each is run once, and one that
-    fails is left out by name.
+    """Return the registrations of the general plugins.
+
+    Each plugin runs once. A failing plugin is skipped with a warning.
     """
     provider = provide()
     for point in points(GENERAL):
         try:
             point.load()()
-        except Exception as error:  # noqa: BLE001 - a plugin may raise anything; the others go on
-            leave_out(point, f"{type(error).__name__}: {error}")
-    for group, why in UNMET.items():
+        except Exception as error:  # noqa: BLE001 - one plugin must not stop the others
+            log_skipped(point, f"{type(error).__name__}: {error}")
+    for group, why in UNSUPPORTED.items():
         for point in points(group):
-            leave_out(point, f"{group} is not served: {why}")
+            log_skipped(point, f"{group} is not served: {why}")
     return provider.registries
 
 
 @cache
 def provide() -> Provider:
-    """Let `import vllm` give what plugins need, in front of whatever else is called so."""
+    """Install the provider of `vllm` modules, ahead of an installed vLLM."""
     provider = Provider()
     for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
         del sys.modules[name]
@@ -56,13 +57,13 @@ def provide() -> Provider:
     return provider
 
 
-def leave_out(point: EntryPoint, why: str) -> None:
-    """Say which plugin is left out, and what can be done."""
+def log_skipped(point: EntryPoint, why: str) -> None:
+    """Log a skipped plugin and the remedy."""
     dist = (
         f"{point.dist.name} {point.dist.version}" if point.dist is not None else "no distribution"
     )
     log.warning(
-        "vLLM's plugin %r (%s) is left out: %s. Uninstall it, or switch all of them off with "
+        "vLLM's plugin %r (%s) is skipped: %s. Uninstall it, or disable all of them with "
         "--plugins no:vllm_compat.",
         point.name,
         dist,

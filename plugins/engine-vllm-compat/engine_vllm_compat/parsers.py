@@ -1,83 +1,84 @@
-"""Parsers of vLLM's kind as formats: each reads an answer as a text, once it is whole."""
+"""Output parser formats for vLLM's parsers; each reads the complete text."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from core.api import Broken, ParseRequest, Reading, ReasoningFormat, Scan, ToolFormat
+from builtin_plugins.output_parsers.api import Broken, OutputReader, Reading
+from core.api.serving import ParseRequest, ReasoningFormat, ToolFormat
 from engine_vllm_compat.discovery import registered
 from engine_vllm_compat.protocol import ChatCompletionRequest
 from engine_vllm_compat.registries import BaseThinkingReasoningParser, Classes
 
 
 def tool_formats() -> Iterator[tuple[str, ToolFormat]]:
-    """Yield what is registered, by name."""
+    """Yield the registered tool parsers by name."""
     tools = registered().tools
     for name in tools.list_registered():
         yield name, ToolFormat(_calls(tools, name))
 
 
 def reasoning_formats() -> Iterator[tuple[str, ReasoningFormat]]:
-    """Yield what is registered, by name."""
-    reasoning = registered().reasoning
-    for name in reasoning.list_registered():
-        yield name, ReasoningFormat(_thoughts(reasoning, name))
+    """Yield the registered reasoning parsers by name."""
+    parsers = registered().reasoning
+    for name in parsers.list_registered():
+        yield name, ReasoningFormat(_reasoning(parsers, name))
 
 
-def _calls(classes: Classes, name: str) -> Callable[[Scan, ParseRequest], Reading]:
-    def read(scan: Scan, request: ParseRequest) -> Reading:
-        if not request.tools:  # nobody asked for calls
+def _calls(classes: Classes, name: str) -> Callable[[OutputReader, ParseRequest], Reading]:
+    def read(reader: OutputReader, request: ParseRequest) -> Reading:
+        if not request.tools:  # no tools, no calls
             return
-        with scan.attempt():
-            text = yield from _whole(scan)
-            found = classes.get(name)(OneTokenEach()).extract_tool_calls(text, _asked(request))
+        with reader.attempt():
+            text = yield from _complete_text(reader)
+            found = classes.get(name)(TokenizerStub()).extract_tool_calls(
+                text, _vllm_request(request)
+            )
             if not found.tools_called:
-                raise Broken  # it is text, all of it
+                raise Broken  # all of it is content
             for call in found.tool_calls:
-                scan.call(call.function.name, call.function.arguments, call.id)
-            scan.say(found.content or "")
+                reader.add_call(call.function.name, call.function.arguments, call.id)
+            reader.add_content(found.content or "")
 
     return read
 
 
-def _thoughts(classes: Classes, name: str) -> Callable[[Scan, ParseRequest], Reading]:
-    def read(scan: Scan, request: ParseRequest) -> Reading:
-        parser = classes.get(name)(OneTokenEach())
+def _reasoning(classes: Classes, name: str) -> Callable[[OutputReader, ParseRequest], Reading]:
+    def read(reader: OutputReader, request: ParseRequest) -> Reading:
+        parser = classes.get(name)(TokenizerStub())
         if isinstance(parser, BaseThinkingReasoningParser):
-            yield from scan.maybe(parser.start_token)
-            yield from scan.reasoning(parser.end_token)
+            yield from reader.skip_optional(parser.start_token)
+            yield from reader.reasoning_until(parser.end_token)
             return
-        text = yield from _whole(scan)
-        thoughts, content = parser.extract_reasoning(text, _asked(request))
-        scan.drop()
-        scan.think(thoughts or "")
-        scan.say(content or "")
+        text = yield from _complete_text(reader)
+        reasoning, content = parser.extract_reasoning(text, _vllm_request(request))
+        reader.drop()
+        reader.add_reasoning(reasoning or "")
+        reader.add_content(content or "")
 
     return read
 
 
-def _whole(scan: Scan) -> Reading:
-    """Return the text of the output when it has ended."""
+def _complete_text(reader: OutputReader) -> Reading:
+    """Return the complete output text."""
     parts: list[str] = []
     try:
-        yield from scan.take(feed=parts.append)  # no marker ends it
+        yield from reader.read_until(feed=parts.append)  # no marker ends it
     except Broken:
         return "".join(parts)
 
 
-def _asked(request: ParseRequest) -> ChatCompletionRequest:
-    """Return the request as a parser of vLLM's knows it."""
+def _vllm_request(request: ParseRequest) -> ChatCompletionRequest:
+    """Return the request in vLLM's form."""
     tools = [tool if "function" in tool else {"function": tool} for tool in request.tools]
     return ChatCompletionRequest.model_validate(
         {"tools": tools or None, "chat_template_kwargs": dict(request.template_kwargs)}
     )
 
 
-class OneTokenEach:
-    """A tokenizer that knows every text as one token: parsers look their markers up, and read
-    texts.
-    """
+class TokenizerStub:
+    """Tokenizer stub in which every text is one token: parsers look up their markers."""
 
     def __init__(self) -> None:
         self._vocab = _Vocabulary()
@@ -89,12 +90,12 @@ class OneTokenEach:
     vocab = property(get_vocab)
 
     def encode(self, text: str, *others: Any, **more: Any) -> list[int]:
-        """Return the text's token."""
+        """Return the token of a text."""
         return [self._vocab[text]]
 
 
 class _Vocabulary(dict[str, int]):
-    """Has an id for every text, the same each time."""
+    """Vocabulary with a stable id for every text."""
 
     def __missing__(self, text: str) -> int:
         self[text] = len(self)

@@ -1,4 +1,4 @@
-"""What plugins written for vLLM bring, as entries of the engine's kinds."""
+"""Entries for plugins written for vLLM."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
 @hookimpl
 def engine_tool_parsers() -> list[Entry]:
-    """Return those that general plugins have registered."""
-    from engine_vllm_compat.parsers import tool_formats  # lazy: vLLM's plugins are loaded by it
+    """Return the tool parsers that vLLM's general plugins registered."""
+    from engine_vllm_compat.parsers import tool_formats  # lazy: loads vLLM's plugins
 
     return [Entry(name, form, "a tool parser written for vLLM") for name, form in tool_formats()]
 
 
 @hookimpl
 def engine_reasoning_parsers() -> list[Entry]:
-    """Return those that general plugins have registered."""
+    """Return the reasoning parsers that vLLM's general plugins registered."""
     from engine_vllm_compat.parsers import reasoning_formats  # lazy: as above
 
     return [
@@ -31,7 +31,7 @@ def engine_reasoning_parsers() -> list[Entry]:
 
 @hookimpl
 def engine_logits_processors() -> list[Entry]:
-    """Return one for each entry point; its class is imported when an engine starts."""
+    """Return one entry per entry point; classes are imported when an engine starts."""
     from engine_vllm_compat.discovery import LOGITS_PROCESSORS, points
 
     target = "engine_vllm_compat.processors"
@@ -42,9 +42,9 @@ def engine_logits_processors() -> list[Entry]:
     ]
 
 
-@hookimpl(optionalhook=True)  # it is the plugin lora's
+@hookimpl(optionalhook=True)  # hook of the plugin `lora`
 def engine_lora_resolvers(config: EngineConfig) -> list[Any]:
-    """Return those that general plugins have registered."""
+    """Return the LoRA resolvers that vLLM's general plugins registered."""
     from engine_vllm_compat.discovery import registered  # lazy: as above
 
     return list(registered().resolvers.values())

@@ -1,4 +1,4 @@
-"""The messages of vLLM's contracts: what parsers are given, and what they return."""
+"""Data classes of vLLM's contracts: inputs and results of parsers."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Message(BaseModel):
-    """Keeps fields that it does not know, as vLLM's do."""
+    """Base class that keeps unknown fields, as in vLLM."""
 
     model_config = ConfigDict(extra="allow")
 
 
 class FunctionCall(Message):
-    """A call: which function, and its arguments as JSON text."""
+    """A function call: name and JSON arguments."""
 
     name: str
     arguments: str
@@ -23,7 +23,7 @@ class FunctionCall(Message):
 
 
 class ToolCall(Message):
-    """A call with its id."""
+    """A tool call with its id."""
 
     id: str = Field(default_factory=lambda: make_tool_call_id())
     type: Literal["function"] = "function"
@@ -31,7 +31,7 @@ class ToolCall(Message):
 
 
 class ExtractedToolCallInformation(BaseModel):
-    """What a tool parser finds in an answer."""
+    """Result of a tool parser."""
 
     tools_called: bool
     tool_calls: list[ToolCall]
@@ -39,14 +39,14 @@ class ExtractedToolCallInformation(BaseModel):
 
 
 class DeltaFunctionCall(Message):
-    """A piece of a call."""
+    """Streamed part of a function call."""
 
     name: str | None = None
     arguments: str | None = None
 
 
 class DeltaToolCall(Message):
-    """A piece of a call, with its place among the calls."""
+    """Streamed part of a tool call, with its index."""
 
     id: str | None = None
     type: Literal["function"] | None = None
@@ -55,7 +55,7 @@ class DeltaToolCall(Message):
 
 
 class DeltaMessage(Message):
-    """A piece of an answer."""
+    """Streamed part of a message."""
 
     role: str | None = None
     content: str | None = None
@@ -65,7 +65,7 @@ class DeltaMessage(Message):
 
 
 class FunctionDefinition(Message):
-    """A function that may be called."""
+    """A callable function."""
 
     name: str
     description: str | None = None
@@ -80,7 +80,7 @@ class ChatCompletionToolsParam(Message):
 
 
 class ChatCompletionRequest(Message):
-    """As much of a request as a parser may know."""
+    """The fields of a request that parsers may read."""
 
     messages: list[Any] = Field(default_factory=list)
     model: str | None = None
@@ -93,15 +93,13 @@ class ChatCompletionRequest(Message):
 
 
 class ResponsesRequest(ChatCompletionRequest):
-    """A request to `/v1/responses`; parsers are given chat requests, whichever form the client
-    used.
-    """
+    """A request to `/v1/responses`; parsers always get chat requests."""
 
 
 def make_tool_call_id(
     id_type: str = "random", func_name: str | None = None, idx: int | None = None
 ) -> str:
-    """Return a call's id."""
+    """Return a new tool call id."""
     return (
         f"functions.{func_name}:{idx}" if id_type == "kimi_k2" else f"chatcmpl-tool-{random_uuid()}"
     )

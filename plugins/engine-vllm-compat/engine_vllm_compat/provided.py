@@ -1,4 +1,4 @@
-"""What `import vllm` gives: the names that the contracts of vLLM's plugins need, module by module."""
+"""Modules that `import vllm` provides: the names in the contracts of vLLM's plugins."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import Any, Final, NoReturn
 
-from core.api import PoolingParams, SamplingParams, StructuredOutputsParams
-from core.familiar.adapters import LoRARequest
+from core.api import LoRARequest, PoolingParams, SamplingParams
+from core.api.sampling import StructuredOutputsParams
 from engine_vllm_compat import protocol, registries
 from engine_vllm_compat.registries import Registries
 
 Names = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
-"""What a module has, or what makes it where that imports much."""
+"""Names of a module, or a function that creates them, for heavy imports."""
 VERSION: Final = "0.0.0+engine"
 NAME: Final = "vllm"
 _MESSAGES: Final = {
@@ -36,7 +36,7 @@ _MESSAGES: Final = {
 
 
 class Provider(MetaPathFinder, Loader):
-    """Finds and makes the modules; holds what plugins register through them."""
+    """Finds and creates the modules; holds what plugins register."""
 
     def __init__(self) -> None:
         self.registries = Registries()
@@ -45,9 +45,9 @@ class Provider(MetaPathFinder, Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: Any = None
     ) -> ModuleSpec | None:
-        """Return the module's specification.
+        """Return the module specification.
 
-        Raises `ModuleNotFoundError` naming a module of vLLM's that is not provided.
+        Raises `ModuleNotFoundError` for a vLLM module that is not provided.
         """
         if fullname.partition(".")[0] != NAME:
             return None
@@ -58,13 +58,13 @@ class Provider(MetaPathFinder, Loader):
         return ModuleSpec(fullname, self, is_package=True)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Fill a module."""
+        """Fill a module with its names."""
         names = self._modules[module.__name__]
         module.__dict__.update(names() if callable(names) else names)
 
 
 def _modules(made: Registries) -> Mapping[str, Names]:
-    """Return the names by module, and the packages above each."""
+    """Return the names by module, and the parent packages."""
     tools = {"ToolParser": registries.ToolParser, "ToolParserManager": made.tools}
     thoughts = {
         "ReasoningParser": registries.ReasoningParser,
@@ -119,7 +119,7 @@ def _modules(made: Registries) -> Mapping[str, Names]:
 
 
 def _batches() -> Mapping[str, Any]:
-    from engine_vllm_compat import batches  # lazy: it imports torch, as those who change logits do
+    from engine_vllm_compat import batches  # lazy: imports torch
 
     names = (
         "AdapterLogitsProcessor",

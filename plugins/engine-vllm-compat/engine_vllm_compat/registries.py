@@ -1,6 +1,4 @@
-"""The base classes and registries of vLLM's contracts: what plugins derive from, and where they
-leave their classes.
-"""
+"""Base classes and registries of vLLM's contracts."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from typing import Any
 
 
 class Parser:
-    """What tool and reasoning parsers of vLLM have in common."""
+    """Base class of tool and reasoning parsers."""
 
     def __init__(self, tokenizer: Any, *others: Any, **more: Any) -> None:
         self.model_tokenizer = tokenizer
@@ -27,7 +25,7 @@ class Parser:
 
 
 class ToolParser(Parser):
-    """Reads calls of tools in answers."""
+    """Parses tool calls."""
 
     def __init__(self, tokenizer: Any, *others: Any, **more: Any) -> None:
         super().__init__(tokenizer)
@@ -37,7 +35,7 @@ class ToolParser(Parser):
         self.streamed_args_for_tool: list[str] = []
 
     def adjust_request(self, request: Any) -> Any:
-        """Return the request; how calls that must come are held to their form is the engine's part."""
+        """Return the request unchanged; the engine enforces forced tool calls itself."""
         return request
 
     def extract_tool_calls(self, model_output: str, request: Any) -> Any:
@@ -46,10 +44,13 @@ class ToolParser(Parser):
 
 
 class ReasoningParser(Parser):
-    """Tells thoughts from answers."""
+    """Separates reasoning from content."""
 
     def extract_reasoning(self, model_output: str, request: Any) -> tuple[str | None, str | None]:
-        """Return the thoughts and the content; older plugins call it `extract_reasoning_content`."""
+        """Return reasoning and content.
+
+        Older plugins name the method `extract_reasoning_content`.
+        """
         older: Any = getattr(self, "extract_reasoning_content", None)
         if older is None:
             raise NotImplementedError(f"{type(self).__name__} has no extract_reasoning.")
@@ -58,20 +59,20 @@ class ReasoningParser(Parser):
 
 
 class BaseThinkingReasoningParser(ReasoningParser):
-    """One whose thoughts stand between two tokens, of which the first may be missing."""
+    """Parser for reasoning between two tokens; the first may be missing."""
 
     start_token: Any
     end_token: Any
 
     def extract_reasoning(self, model_output: str, request: Any) -> tuple[str | None, str | None]:
-        """Return what stands before the end, and what stands behind it."""
-        _, begun, behind = model_output.partition(self.start_token)
-        thoughts, _, content = (behind if begun else model_output).partition(self.end_token)
-        return thoughts, content or None
+        """Return the text before the end token, and the text after it."""
+        _, start, after = model_output.partition(self.start_token)
+        reasoning, _, content = (after if start else model_output).partition(self.end_token)
+        return reasoning, content or None
 
 
 class LoRAResolver(ABC):
-    """Finds adapters by name."""
+    """Finds LoRA adapters by name."""
 
     @abstractmethod
     async def resolve_lora(self, base_model_name: str, lora_name: str) -> Any:
@@ -80,11 +81,11 @@ class LoRAResolver(ABC):
 
 @dataclass(slots=True)
 class Classes:
-    """The classes of one kind that plugins have registered, by name: `ToolParserManager` is one."""
+    """Registered classes of one kind by name, such as `ToolParserManager`."""
 
     base: type[Any]
     known: dict[str, type[Any] | tuple[str, str]] = field(default_factory=dict)
-    """A class, or its module and its name there."""
+    """Classes, or (module, class name) for lazy imports."""
 
     def register_module(
         self,
@@ -92,13 +93,13 @@ class Classes:
         force: bool = True,
         module: type[Any] | None = None,
     ) -> Callable[[type[Any]], type[Any]] | type[Any]:
-        """Register a class under its name or others; without a class, return a decorator that does."""
+        """Register a class under one or more names; without a class, return a decorator."""
         if module is None:
             return lambda found: self._registered(found, name, force)
         return self._registered(module, name, force)
 
     def register_lazy_module(self, name: str, module_path: str, class_name: str) -> None:
-        """Register a class that is imported when it is asked for."""
+        """Register a class that is imported on first use."""
         self.known[name] = (module_path, class_name)
 
     def list_registered(self) -> list[str]:
@@ -106,7 +107,10 @@ class Classes:
         return sorted(self.known)
 
     def get(self, name: str) -> type[Any]:
-        """Return a class. Raises `KeyError` for an unknown name, `TypeError` for what is no parser."""
+        """Return a class.
+
+        Raises `KeyError` for an unknown name, `TypeError` for a class that is no parser.
+        """
         found = self.known[name]
         if isinstance(found, tuple):
             found = getattr(importlib.import_module(found[0]), found[1])
@@ -118,7 +122,7 @@ class Classes:
     get_tool_parser = get_reasoning_parser = get
 
     def import_file(self, plugin_path: str) -> None:
-        """Run a file, which registers what it has."""
+        """Run a Python file that registers classes."""
         spec = importlib.util.spec_from_file_location(Path(plugin_path).stem, plugin_path)
         if spec is None or spec.loader is None:
             raise ImportError(f"{plugin_path} is no Python file.")
@@ -143,14 +147,14 @@ class Classes:
 
 @dataclass(slots=True)
 class Registries:
-    """What the plugins of one process have left."""
+    """All registrations of one process."""
 
     tools: Classes = field(default_factory=lambda: Classes(ToolParser))
     reasoning: Classes = field(default_factory=lambda: Classes(ReasoningParser))
     resolvers: dict[str, LoRAResolver] = field(default_factory=dict)
 
     def register_resolver(self, resolver_name: str, resolver: LoRAResolver) -> None:
-        """Take a resolver; a later one of a name replaces it."""
+        """Register a resolver; replaces one of the same name."""
         self.resolvers[resolver_name] = resolver
 
     def get_supported_resolvers(self) -> set[str]:

@@ -1,6 +1,4 @@
-"""Plugins as vLLM documents them, unchanged: a tool parser, a reasoning parser, a logits processor,
-a resolver of adapters.
-"""
+"""Unchanged vLLM plugins: tool parser, reasoning parser, logits processor, LoRA resolver."""
 
 from __future__ import annotations
 
@@ -18,13 +16,12 @@ import pytest
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[3] / "tests")]
 
-from patience import PATIENCE_S  # noqa: E402 - behind the path to it
-
 from builtin_plugins.routes.openai.routes import OpenAIRoutes  # noqa: E402
 from builtin_plugins.servers.http.server import HttpServer  # noqa: E402
 from core import LLM, AsyncLLM, SamplingParams  # noqa: E402
 from core.config import EngineConfig  # noqa: E402
 from core.testing.plugins import load_plugins  # noqa: E402
+from tests.timeouts import TIMEOUT_S  # noqa: E402 - after the path change
 
 ROOT: Final = Path(__file__).parents[3]
 PLUGIN: Final = "engine_vllm_compat.plugin"
@@ -57,19 +54,35 @@ class BracketedToolParser(ToolParser):
         if self.begin_id is None:
             raise RuntimeError("no token for [[")
 
-    def extract_tool_calls(self, model_output: str, request: ChatCompletionRequest) -> ExtractedToolCallInformation:
+    def extract_tool_calls(
+        self, model_output: str, request: ChatCompletionRequest
+    ) -> ExtractedToolCallInformation:
         known = {tool.function.name for tool in request.tools}
         found = re.findall(r"\\[\\[(\\w+) (.*?)\\]\\]", model_output)
         calls = [
-            ToolCall(type="function", id=make_tool_call_id(), function=FunctionCall(name=name, arguments=arguments))
+            ToolCall(
+                type="function",
+                id=make_tool_call_id(),
+                function=FunctionCall(name=name, arguments=arguments),
+            )
             for name, arguments in found
             if name in known
         ]
         content = re.sub(r"\\[\\[.*?\\]\\]", "", model_output).strip()
-        return ExtractedToolCallInformation(tools_called=bool(calls), tool_calls=calls, content=content or None)
+        return ExtractedToolCallInformation(
+            tools_called=bool(calls), tool_calls=calls, content=content or None
+        )
 
-    def extract_tool_calls_streaming(self, previous_text, current_text, delta_text, previous_token_ids: Sequence[int],
-                                     current_token_ids, delta_token_ids, request) -> DeltaMessage | None:
+    def extract_tool_calls_streaming(
+        self,
+        previous_text,
+        current_text,
+        delta_text,
+        previous_token_ids: Sequence[int],
+        current_token_ids,
+        delta_token_ids,
+        request,
+    ) -> DeltaMessage | None:
         return DeltaMessage(content=delta_text)
 
 
@@ -156,9 +169,9 @@ class OnlyToken(LogitsProcessor):
             return logits
         cols = torch.tensor(list(self.req_info.values()), dtype=torch.long, device=logits.device)
         rows = torch.tensor(list(self.req_info.keys()), dtype=torch.long, device=logits.device)
-        kept = logits[rows, cols].clone()
+        saved = logits[rows, cols].clone()
         logits[rows] = float("-inf")
-        logits[rows, cols] = kept
+        logits[rows, cols] = saved
         return logits
 '''
 RESOLVER: Final = """
@@ -234,13 +247,13 @@ def chat(made: AsyncLLM, options: Mapping[str, Any], text: str, **fields: Any) -
         **fields,
     }
 
-    async def ask() -> httpx.Response:
+    async def post() -> httpx.Response:
         async with httpx.AsyncClient(
-            transport=httpx.ASGITransport(app), base_url="http://test", timeout=PATIENCE_S
+            transport=httpx.ASGITransport(app), base_url="http://test", timeout=TIMEOUT_S
         ) as client:
             return await client.post("/v1/chat/completions", json=body)
 
-    reply = asyncio.run(ask())
+    reply = asyncio.run(post())
     assert reply.status_code == 200, reply.text
     if not fields.get("stream"):
         return reply.json()["choices"][0]["message"]
@@ -252,17 +265,17 @@ TOOL: Final = {
     "type": "function",
     "function": {"name": "weather", "parameters": {"type": "object"}},
 }
-SAID: Final = 'Let me look. [[weather {"city": "Oslo"}]]'
+TEXT: Final = 'Let me look. [[weather {"city": "Oslo"}]]'
 
 
-def test_a_tool_parser(tmp_path: Path) -> None:
+def test_vllm_tool_parser(tmp_path: Path) -> None:
     general = {"vllm.general_plugins": "things = vllm_things:register"}
     with (
         installed(tmp_path, {"vllm_things": TOOL_PARSER}, general),
         engine(model="scripted:") as made,
     ):
         options = {"tool_call_parser": "bracketed", "enable_auto_tool_choice": True}
-        answer = chat(made, options, SAID, tools=[TOOL])
+        answer = chat(made, options, TEXT, tools=[TOOL])
         (call,) = answer["tool_calls"]
         assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == (
             "weather",
@@ -270,7 +283,7 @@ def test_a_tool_parser(tmp_path: Path) -> None:
         )
         assert call["id"].startswith("chatcmpl-tool-")
         assert answer["content"] == "Let me look."
-        deltas = chat(made, options, SAID, tools=[TOOL], stream=True)
+        deltas = chat(made, options, TEXT, tools=[TOOL], stream=True)
         assert "".join(delta.get("content") or "" for delta in deltas) == "Let me look."
         assert [
             c["function"]["name"]
@@ -278,31 +291,31 @@ def test_a_tool_parser(tmp_path: Path) -> None:
             for c in d.get("tool_calls", ())
             if "name" in c["function"]
         ] == ["weather"]
-        nobody = 'Nothing is called [[nobody {"a": 1}]] here.'
-        assert chat(made, options, nobody, tools=[TOOL])["content"] == nobody
-        assert chat(made, options, SAID)["content"] == SAID  # no tools: no calls
+        unknown = 'Nothing is called [[unknown {"a": 1}]] here.'
+        assert chat(made, options, unknown, tools=[TOOL])["content"] == unknown
+        assert chat(made, options, TEXT)["content"] == TEXT  # no tools: no calls
 
 
 @pytest.mark.parametrize(
-    ("parser", "said", "thoughts"),
+    ("parser", "text", "reasoning"),
     [("between", "<hm>Is it?</hm>Yes.", "Is it?"), ("upper", "Is it?||Yes.", "Is it?")],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_reasoning_parser(
-    tmp_path: Path, parser: str, said: str, thoughts: str, stream: bool
+def test_vllm_reasoning_parser(
+    tmp_path: Path, parser: str, text: str, reasoning: str, stream: bool
 ) -> None:
     general = {"vllm.general_plugins": "things = vllm_things:register"}
     with (
         installed(tmp_path, {"vllm_things": REASONING_PARSER}, general),
         engine(model="scripted:") as made,
     ):
-        found = chat(made, {"reasoning_parser": parser}, said, stream=stream)
+        found = chat(made, {"reasoning_parser": parser}, text, stream=stream)
         messages = found if stream else [found]
-        assert "".join(each.get("reasoning_content") or "" for each in messages) == thoughts
+        assert "".join(each.get("reasoning_content") or "" for each in messages) == reasoning
         assert "".join(each.get("content") or "" for each in messages) == "Yes."
 
 
-def test_a_logits_processor(tmp_path: Path) -> None:
+def test_vllm_logits_processor(tmp_path: Path) -> None:
     points = {"vllm.logits_processors": "only_token = vllm_things:OnlyToken"}
     with (
         installed(tmp_path, {"vllm_things": PROCESSOR}, points),
@@ -325,7 +338,7 @@ def test_a_logits_processor(tmp_path: Path) -> None:
             llm.generate("a", SamplingParams(extra_args={"target_token": "x"}), use_tqdm=False)
 
 
-def test_a_resolver_of_adapters(tmp_path: Path) -> None:
+def test_vllm_lora_resolver(tmp_path: Path) -> None:
     adapters = ROOT / "builtin_plugins" / "model_sources" / "demo" / "adapters"
     general = {"vllm.general_plugins": "things = vllm_things:register"}
     source = RESOLVER.replace("FOLDER", repr(str(adapters)))
@@ -340,7 +353,9 @@ def test_a_resolver_of_adapters(tmp_path: Path) -> None:
         assert plain["content"] != changed["content"]
 
 
-def test_what_cannot_be_met_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unsupported_vllm_feature_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     modules = {
         "vllm_things": TOOL_PARSER,
         "vllm_other": "from vllm.model_executor.models import llama",
@@ -355,14 +370,14 @@ def test_what_cannot_be_met_is_named(tmp_path: Path, caplog: pytest.LogCaptureFi
     with installed(tmp_path, modules, points):
         registry = load_plugins(PLUGIN)
         assert [each.entry.name for each in registry.entries("tool_parsers")] == ["bracketed"]
-    said = [record.message for record in caplog.records if record.levelname == "WARNING"]
-    assert len(said) == 3
+    warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == 3
     for message, why in zip(
-        said,
+        warnings,
         ("vllm.model_executor", "made of vLLM's layers", "vllm.platform_plugins is not served"),
         strict=True,
     ):
-        assert "(vllm-things 2.5) is left out" in message
+        assert "(vllm-things 2.5) is skipped" in message
         assert why in message
         assert "--plugins no:vllm_compat" in message
 

@@ -1,6 +1,4 @@
-"""Architectures whose tensors converters lay out anew: a file gives what the checkpoint gives that
-it was made from.
-"""
+"""Architectures with transformed tensors: a file matches the checkpoint that it was made from."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from engine_gguf.files import read_headers
 from engine_gguf.loader import GgufLoader
 from engine_gguf.settings import Settings
 from engine_gguf.source import find
-from test_models import assert_alike, scores
+from test_models import assert_close, logprobs
 
 from core import LLM
 from core.api import ModelError
@@ -106,7 +104,7 @@ SLOW: list[tuple[str, dict[str, Any]]] = [
 
 
 def made(architecture: str, folder: Path, **overrides: Any) -> tuple[Path, Path, Conversion]:
-    """Return a file, the checkpoint that it must give, and how it was made."""
+    """Return a file, the checkpoint that it must match, and its conversion."""
     checkpoint = make_checkpoint(architecture, folder / "checkpoint", seed=1, **overrides)
     conversion = Conversion(checkpoint)
     return conversion.convert(folder / "model.gguf"), checkpoint, conversion
@@ -115,11 +113,11 @@ def made(architecture: str, folder: Path, **overrides: Any) -> tuple[Path, Path,
 def check(architecture: str, folder: Path, overrides: dict[str, Any]) -> None:
     file, checkpoint, conversion = made(architecture, folder, **overrides)
     assert "Q8_0" in conversion.kinds.values()
-    assert_alike(scores(file), scores(checkpoint))
+    assert_close(logprobs(file), logprobs(checkpoint))
 
 
 @pytest.mark.parametrize(("architecture", "overrides"), QUICK, ids=str)
-def test_a_file_gives_what_its_checkpoint_gives(
+def test_file_matches_its_checkpoint(
     architecture: str, overrides: dict[str, Any], tmp_path: Path
 ) -> None:
     check(architecture, tmp_path, overrides)
@@ -127,7 +125,7 @@ def test_a_file_gives_what_its_checkpoint_gives(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("architecture", "overrides"), SLOW, ids=str)
-def test_further_files_give_what_their_checkpoints_give(
+def test_slow_architectures_match_their_checkpoints(
     architecture: str, overrides: dict[str, Any], tmp_path: Path
 ) -> None:
     check(architecture, tmp_path, overrides)
@@ -151,32 +149,30 @@ def test_further_files_give_what_their_checkpoints_give(
         ("qwen3vlmoe", "Qwen3MoeForCausalLM", {"mlp_only_layers": []}),
     ],
 )
-def test_models_that_see_are_served_for_text(
+def test_vision_models_are_served_for_text(
     arch: str, architecture: str, overrides: dict[str, Any], tmp_path: Path
 ) -> None:
     folder = make_checkpoint(architecture, tmp_path / "checkpoint", seed=1, **overrides)
     file = Conversion(folder, arch).convert(
         tmp_path / "model.gguf", **{"rope.dimension_sections": [4, 2, 2, 0]}
     )
-    assert_alike(scores(file), scores(folder))
+    assert_close(logprobs(file), logprobs(folder))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "architecture", ["GraniteMoeHybridForCausalLM", "Qwen3_5MoeForCausalLM", "Lfm2MoeForCausalLM"]
 )
-def test_two_ranks_say_what_one_says(architecture: str, tmp_path: Path) -> None:
+def test_tp2_matches_tp1(architecture: str, tmp_path: Path) -> None:
     overrides = dict([*QUICK, *SLOW])[architecture]
     wide = {"moe_intermediate_size": 64, "intermediate_size": 128}
     wide |= {"head_dim": 32} if "Qwen" in architecture else {}
     file, _, _ = made(architecture, tmp_path, **{**overrides, **wide})
-    assert_alike(scores(file, tensor_parallel_size=2), scores(file))
+    assert_close(logprobs(file, tensor_parallel_size=2), logprobs(file))
 
 
 @pytest.mark.parametrize("architecture", ["GraniteMoeForCausalLM", "Qwen3NextForCausalLM"])
-def test_experts_in_one_tensor_and_joined_rows_stay_in_blocks(
-    architecture: str, tmp_path: Path
-) -> None:
+def test_stacked_experts_and_fused_rows_stay_in_blocks(architecture: str, tmp_path: Path) -> None:
     file, _, _ = made(architecture, tmp_path, **dict(SLOW)[architecture])
     config: Any = config_from_kwargs({"model": str(file)})
     facts = find(str(file), config).hf_config.quantization_config
@@ -201,7 +197,7 @@ ENCODERS: list[tuple[str, dict[str, Any], int]] = [
 
 
 def embedded(model: Path, **settings: Any) -> torch.Tensor:
-    """Return the vectors of some prompts."""
+    """Return the embeddings of some prompts."""
     prompts = [[5, 9, 17, 33], [200, 100, 7], [3] * 30]
     with LLM(
         str(model), dtype="float32", log_level="error", num_threads=1, max_model_len=64, **settings
@@ -212,27 +208,27 @@ def embedded(model: Path, **settings: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("architecture", "overrides", "pooling"), ENCODERS[:1], ids=str)
-def test_an_encoder_pools_as_its_file_says(
+def test_encoder_pooling_follows_the_file(
     architecture: str, overrides: dict[str, Any], pooling: int, tmp_path: Path
 ) -> None:
     folder = make_checkpoint(architecture, tmp_path / "checkpoint", seed=1, **overrides)
     file = Conversion(folder).convert(tmp_path / "model.gguf", pooling_type=pooling)
     kind = {1: "MEAN", 2: "CLS", 3: "LAST"}[pooling]
-    wanted = embedded(
+    expected = embedded(
         folder, runner="pooling", pooler_config={"pooling_type": kind, "normalize": True}
     )
-    assert torch.nn.functional.cosine_similarity(embedded(file), wanted).min() > 0.9999
+    assert torch.nn.functional.cosine_similarity(embedded(file), expected).min() > 0.9999
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("architecture", "overrides", "pooling"), ENCODERS[1:], ids=str)
-def test_further_encoders_pool_as_their_files_say(
+def test_slow_encoders_pooling_follows_the_file(
     architecture: str, overrides: dict[str, Any], pooling: int, tmp_path: Path
 ) -> None:
-    test_an_encoder_pools_as_its_file_says(architecture, overrides, pooling, tmp_path)
+    test_encoder_pooling_follows_the_file(architecture, overrides, pooling, tmp_path)
 
 
-HOSTILE: list[Any] = [
+FUZZED: list[Any] = [
     0,
     -1,
     1,
@@ -257,7 +253,7 @@ HOSTILE: list[Any] = [
         ),
     ],
 )
-def test_settings_that_cannot_be_are_refused_or_read(
+def test_fuzzed_settings_are_read_or_rejected(
     architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, _, _ = made(architecture, tmp_path, **dict([*QUICK, *SLOW])[architecture])
@@ -271,11 +267,11 @@ def test_settings_that_cannot_be_are_refused_or_read(
     ]
     refused = 0
     for key in stated:
-        for value in HOSTILE:
+        for value in FUZZED:
             monkeypatch.setattr(
                 Settings,
                 "own",
-                lambda self, asked, k=key, v=value: v if asked == k else own(self, asked),
+                lambda self, setting, k=key, v=value: v if setting == k else own(self, setting),
             )
             with suppress(ModelError):
                 list(GgufLoader(find(str(file), config), config).headers())

@@ -1,16 +1,14 @@
-"""This engine and llama.cpp on the same GGUF file, in turns: one stream, a long prompt, sixteen
-streams, start.
+"""Compares this engine with llama.cpp on one GGUF file: decode, prefill, 16 streams, start time.
 
-Needs an environment with llama-cpp-python, as `benchmarks/peers/README.md` says. Run on a machine
-that does nothing else:
+Needs an environment with llama-cpp-python (see `benchmarks/peers/README.md`) and an idle machine:
 
-    python plugins/engine-gguf/measure/beside_llama_cpp.py model.Q4_0.gguf --llama
+    python plugins/engine-gguf/measure/compare_llama_cpp.py model.Q4_0.gguf --llama
     PEERS/llama/bin/python
 
-Prints each turn as it comes, then the median of each engine's tokens a second and the median of the
-ratios of neighbouring turns; the bytes that a token of one stream reads in a second, beside what
-the machine reads in the same turns; and how long each engine took from the start of its process to
-its first token. Memory is measured by `benchmarks/loading/bench_loading.py`.
+Prints each turn, then the median tokens per second of each engine and the median ratio of adjacent
+turns; the bytes per second that one stream reads, with the machine's bandwidth in the same turns;
+and the time from process start to the first token. `benchmarks/loading/bench_loading.py` measures
+memory.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from gguf import GGUFReader
 ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.peers.child import Child, unwind_on_terminate  # noqa: E402 - its folder is found above
+from benchmarks.peers.child import Child, unwind_on_terminate  # noqa: E402 - after sys.path is set
 
 DRIVERS = ROOT / "benchmarks" / "peers" / "drivers"
 VOCABULARY = 1000
@@ -38,12 +36,12 @@ TASKS: Mapping[str, tuple[int, int, int]] = {
     "a prompt of 512": (1, 512, 1),
     "16 streams": (16, 16, 24),
 }
-"""Prompts, tokens of each, tokens that follow."""
+"""Prompts, tokens per prompt, generated tokens."""
 Rates = dict[str, dict[str, list[float]]]
 
 
 def prompts(count: int, length: int, salt: int) -> list[list[int]]:
-    """Return prompts that no cache has seen."""
+    """Return prompts that are in no cache."""
     return [
         [(7 * at + 131 * number + 977 * salt) % VOCABULARY + 100 for at in range(length)]
         for number in range(count)
@@ -51,9 +49,7 @@ def prompts(count: int, length: int, salt: int) -> list[list[int]]:
 
 
 def rate(child: Child, task: tuple[int, int, int], salt: int) -> float:
-    """Return the tokens a second that a task gives: those behind the first of one stream, those of
-    a prompt, or all.
-    """
+    """Return a task's tokens per second: decode of one stream, prefill of a prompt, or all."""
     count, length, num_tokens = task
     content = child.ask(
         {"prompts": prompts(count, length, salt), "num_tokens": num_tokens, "each": count == 1}
@@ -64,7 +60,7 @@ def rate(child: Child, task: tuple[int, int, int], salt: int) -> float:
 
 
 def imports() -> float:
-    """Return how long a process takes that imports what an engine needs and does nothing."""
+    """Return the time of a process that only imports the engine's dependencies."""
     began = time.monotonic()
     subprocess.run(
         [
@@ -78,19 +74,14 @@ def imports() -> float:
 
 
 def token_bytes(model: Path) -> int:
-    """Return the bytes that a token of one stream reads: all weights, but of an embedding apart
-    from the head a row.
-    """
+    """Return the bytes read per token of one stream; an untied embedding counts one row."""
     sizes = {tensor.name: int(tensor.n_bytes) for tensor in GGUFReader(model).tensors}
     apart = sizes["token_embd.weight"] if "output.weight" in sizes else 0
     return sum(sizes.values()) - apart
 
 
 def take_turns(children: Mapping[str, Child], machine: Child, rounds: int) -> tuple[Rates, float]:
-    """Return each engine's rates, and the most bytes that memory gave in a second.
-
-    The first round warms up.
-    """
+    """Return each engine's rates, and the maximum memory bandwidth. The first round warms up."""
     rates: Rates = {task: {name: [] for name in children} for task in TASKS}
     read = 0.0
     for turn in range(rounds + 1):

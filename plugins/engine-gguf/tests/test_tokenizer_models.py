@@ -1,6 +1,4 @@
-"""Tokenizers of word pieces, of pieces with probabilities, and of stated merges, out of a file's
-settings.
-"""
+"""WordPiece, Unigram and listed-merges tokenizers built from a file's settings."""
 
 from __future__ import annotations
 
@@ -34,19 +32,36 @@ BERT = [
     ",",
 ]
 TEXTS = ["Hello worlds!", "unable,hello", "abb ba", "Ünable", "  hello   world ", "日 a", ""]
-UNIGRAM = {"<unk>": 0.0, "<s>": 0.0, "</s>": 0.0, "▁": -2.0, "▁he": -3.0, "llo": -3.5, "▁hello": -6.0, "h": -9.0, "e": -9.0,
-           "l": -9.0, "o": -9.0, "▁w": -4.0, "or": -4.0, "ld": -4.0, "▁world": -13.0}  # fmt: skip
+UNIGRAM = {
+    "<unk>": 0.0,
+    "<s>": 0.0,
+    "</s>": 0.0,
+    "▁": -2.0,
+    "▁he": -3.0,
+    "llo": -3.5,
+    "▁hello": -6.0,
+    "h": -9.0,
+    "e": -9.0,
+    "l": -9.0,
+    "o": -9.0,
+    "▁w": -4.0,
+    "or": -4.0,
+    "ld": -4.0,
+    "▁world": -13.0,
+}
 Array = np.ndarray[Any, Any]
 
 
 def stated(kind: str, tokens: list[str], types: list[int], **more: Any) -> Settings:
     named = {"model": kind, "tokens": tokens, "token_type": np.array(types, np.int32), **more}
-    kept = {f"tokenizer.ggml.{name}": value for name, value in named.items() if value is not None}
-    return Settings(Header(Path("a.gguf"), {"general.architecture": "bert", **kept}, ()))
+    prefixed = {
+        f"tokenizer.ggml.{name}": value for name, value in named.items() if value is not None
+    }
+    return Settings(Header(Path("a.gguf"), {"general.architecture": "bert", **prefixed}, ()))
 
 
-def word_pieces(**more: Any) -> Settings:
-    """Return the settings that converters write: words marked, what goes on bare."""
+def wordpiece_settings(**more: Any) -> Settings:
+    """Return the settings that converters write: first pieces marked, others bare."""
     spelt = [
         token if token[0] == "[" else token[2:] if token[:2] == "##" else f"▁{token}"
         for token in BERT
@@ -71,20 +86,20 @@ def made(settings: Settings) -> Tokenizer:
 
 
 @pytest.mark.parametrize("lower", [True, False])
-def test_word_pieces_are_those_of_bert(lower: bool) -> None:
-    wanted = Tokenizer(
+def test_wordpiece_matches_bert(lower: bool) -> None:
+    expected = Tokenizer(
         models.WordPiece(vocab={token: n for n, token in enumerate(BERT)}, unk_token="[UNK]")
     )
-    wanted.normalizer = normalizers.BertNormalizer(lowercase=lower)  # type: ignore[assignment,unused-ignore]
-    wanted.pre_tokenizer = pre_tokenizers.BertPreTokenizer()  # type: ignore[assignment,unused-ignore]
-    own = made(word_pieces(**({} if lower else {"normalizer.lowercase": False})))
+    expected.normalizer = normalizers.BertNormalizer(lowercase=lower)  # type: ignore[assignment,unused-ignore]
+    expected.pre_tokenizer = pre_tokenizers.BertPreTokenizer()  # type: ignore[assignment,unused-ignore]
+    own = made(wordpiece_settings(**({} if lower else {"normalizer.lowercase": False})))
     for text in TEXTS:
-        assert own.encode(text).ids == [2, *wanted.encode(text).ids, 3]
+        assert own.encode(text).ids == [2, *expected.encode(text).ids, 3]
     assert own.decode(own.encode("hello worlds").ids) == "hello worlds"
 
 
-def test_tokens_around_a_text_may_have_other_numbers() -> None:
-    assert made(word_pieces(cls_token_id=9, seperator_token_id=10)).encode("hello").ids == [
+def test_special_token_ids_may_differ() -> None:
+    assert made(wordpiece_settings(cls_token_id=9, seperator_token_id=10)).encode("hello").ids == [
         9,
         4,
         10,
@@ -92,7 +107,7 @@ def test_tokens_around_a_text_may_have_other_numbers() -> None:
 
 
 def best(text: str) -> list[str]:
-    """Return the most probable pieces of a text, by trying all."""
+    """Return the most likely pieces of a text, by exhaustive search."""
     found: list[tuple[float, list[str]]] = [(0.0, [])]
     for end in range(1, len(text) + 1):
         ways = [
@@ -104,11 +119,11 @@ def best(text: str) -> list[str]:
     return found[-1][1]
 
 
-def test_pieces_with_probabilities_are_the_most_probable() -> None:
+def test_unigram_picks_the_likeliest_pieces() -> None:
     own = made(unigrams())
     for words in (["hello", "world"], ["hell"], ["hello", "hello"]):
-        wanted = [piece for word in words for piece in best(f"▁{word}")]
-        assert own.encode(" ".join(words)).tokens == [*wanted, "</s>"]
+        expected = [piece for word in words for piece in best(f"▁{word}")]
+        assert own.encode(" ".join(words)).tokens == [*expected, "</s>"]
         assert own.decode(own.encode("  ".join(words)).ids) == " ".join(words)
     assert made(unigrams(add_bos_token=True, add_eos_token=False)).encode("hello").tokens == [
         "<s>",
@@ -116,7 +131,7 @@ def test_pieces_with_probabilities_are_the_most_probable() -> None:
     ]
 
 
-def test_stated_merges_take_the_place_of_scores() -> None:
+def test_listed_merges_replace_scores() -> None:
     tokens = ["<unk>", "<s>", *(f"<0x{n:02X}>" for n in range(256)), "▁", "a", "b", "ab", "▁ab"]
     types = [2, 3, *[6] * 256, *[1] * 5]
     settings = stated(
@@ -135,36 +150,39 @@ DAMAGED = {
     "empty length": np.zeros(8, np.uint8),
     "length of the largest": np.full(64, 255, np.uint8),
     "steps that lead out of it": a_map(256, 0x7FFFFC00, b"a\0"),
-    "texts that lie behind it": a_map(256, 0x80000009, b"a\0"),
+    "texts after it": a_map(256, 0x80000009, b"a\0"),
     "texts that are none": a_map(256, 0, b"\xff\xfe"),
     "wide numbers": np.zeros(300, np.int64),
 }
 
 
 @pytest.mark.parametrize("name", DAMAGED)
-def test_a_damaged_map_of_letters_is_refused(name: str) -> None:
-    with pytest.raises(ModelError, match="map of letters"):
+def test_invalid_character_map_is_rejected(name: str) -> None:
+    with pytest.raises(ModelError, match="character map"):
         tokenizer_files(unigrams(precompiled_charsmap=DAMAGED[name]))
 
 
 REFUSED: dict[str, tuple[Settings, str]] = {
     "no token for unknown words": (
         stated("bert", ["▁a", "b"], [1, 1]),
-        "no token for unknown words",
+        "no unknown token",
     ),
     "no token for unknown pieces": (
         stated("t5", ["a", "b"], [1, 1], scores=np.zeros(2)),
-        "no token for unknown pieces",
+        "no unknown token",
     ),
     "scores that are no numbers": (
         unigrams(scores=np.full(len(UNIGRAM), np.nan, np.float32)),
-        "no numbers",
+        "not finite",
     ),
     "scores of other tokens": (unigrams(scores=np.zeros(3, np.float32)), "a list of 15 numbers"),
-    "no scores": (unigrams(scores=None), "pieces without scores"),
+    "no scores": (unigrams(scores=None), "tokenizer.ggml.scores is missing"),
     "a map that is a text": (unigrams(precompiled_charsmap="x"), "a list of bytes"),
     "types of other tokens": (stated("bert", BERT, [1]), "a list of 14 numbers"),
-    "a first token that there is not": (word_pieces(cls_token_id=2**60), "one of the 14 tokens"),
+    "a first token that there is not": (
+        wordpiece_settings(cls_token_id=2**60),
+        "one of the 14 tokens",
+    ),
     "merges of others": (
         stated("gemma4", ["<unk>", "a"], [2, 1], merges=["a b"]),
         "1 of its tokenizer's 1 merges",
@@ -173,7 +191,7 @@ REFUSED: dict[str, tuple[Settings, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_is_refused(name: str) -> None:
+def test_invalid_tokenizer_settings_are_rejected(name: str) -> None:
     settings, wrong = REFUSED[name]
     with pytest.raises(ModelError, match=wrong):
         tokenizer_files(settings)
@@ -182,6 +200,6 @@ def test_what_cannot_be_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     "tokens", [["[UNK]"] * 9, ["[UNK]", *[""] * 8], ["[UNK]", *["\0", "▁", "##", "▁▁"] * 2]]
 )
-def test_odd_word_pieces_are_some_all_the_same(tokens: list[str]) -> None:
+def test_unusual_wordpieces_are_accepted(tokens: list[str]) -> None:
     own = made(stated("bert", tokens, [3, *[1] * 8]))
     assert all(0 <= token < 9 for token in own.encode("hello [UNK] ##").ids)

@@ -1,31 +1,31 @@
-"""What a Hugging Face config says of models with experts, out of the settings of a GGUF file."""
+"""Config fields of models with experts, from the settings of a GGUF file."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from engine_gguf.given import Fields, Given
+from engine_gguf.config_source import ConfigSource, Fields
 
 _MAVERICK_LAYERS = 48
 _MAVERICK_EXPERTS = 128
-"""Llama 4 Maverick is the one without norms of queries and keys; no setting says it."""
-_STILL: Final = 1e20
-"""What angles are divided by that are not to turn."""
+"""Llama 4 Maverick is the model without QK norms; no setting says so."""
+_NO_ROTATION: Final = 1e20
+"""Frequency factor from which a dimension is not rotated."""
 _SIGMOID: Final = 2
-"""How scores of experts are made, as llama.cpp counts the ways."""
+"""llama.cpp's number of the sigmoid scoring function."""
 
 
-def mixtral(given: Given) -> Fields:
-    """Return Mixtral's facts."""
+def mixtral(source: ConfigSource) -> Fields:
+    """Return Mixtral's fields."""
     experts = {
-        "num_local_experts": given.settings.count("expert_count"),
-        "num_experts_per_tok": given.settings.count("expert_used_count"),
+        "num_local_experts": source.settings.count("expert_count"),
+        "num_experts_per_tok": source.settings.count("expert_used_count"),
     }
     return {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", **experts}
 
 
-def _experts(given: Given, *, renormalized: bool) -> Fields:
-    settings = given.settings
+def _experts(source: ConfigSource, *, renormalized: bool) -> Fields:
+    settings = source.settings
     return {
         "num_experts": settings.count("expert_count"),
         "num_experts_per_tok": settings.count("expert_used_count"),
@@ -36,38 +36,38 @@ def _experts(given: Given, *, renormalized: bool) -> Fields:
     }
 
 
-def shared(given: Given, *, renormalized: bool) -> Fields:
-    """Return the facts of layers that have an MLP beside the experts."""
-    width = given.settings.count("expert_shared_feed_forward_length")
-    return {**_experts(given, renormalized=renormalized), "shared_expert_intermediate_size": width}
+def shared(source: ConfigSource, *, renormalized: bool) -> Fields:
+    """Return the fields of layers with shared experts."""
+    width = source.settings.count("expert_shared_feed_forward_length")
+    return {**_experts(source, renormalized=renormalized), "shared_expert_intermediate_size": width}
 
 
-def qwen2_moe(given: Given, fields: Fields) -> Fields:
-    """Return Qwen 2's facts."""
+def qwen2_moe(source: ConfigSource, fields: Fields) -> Fields:
+    """Return Qwen 2's fields."""
     del fields
-    return shared(given, renormalized=False)
+    return shared(source, renormalized=False)
 
 
-def qwen3_moe(given: Given, fields: Fields) -> Fields:
-    """Return Qwen 3's facts."""
+def qwen3_moe(source: ConfigSource, fields: Fields) -> Fields:
+    """Return Qwen 3's fields."""
     del fields
-    return _experts(given, renormalized=True)
+    return _experts(source, renormalized=True)
 
 
-def olmoe(given: Given, fields: Fields) -> Fields:
-    """Return OLMoE's facts, whose experts are as wide as its layers say."""
+def olmoe(source: ConfigSource, fields: Fields) -> Fields:
+    """Return OLMoE's fields; the expert width is the layers' width."""
     del fields
-    settings = given.settings
+    settings = source.settings
     experts = {
         "num_experts": settings.count("expert_count"),
         "num_experts_per_tok": settings.count("expert_used_count"),
     }
-    return {**experts, "norm_topk_prob": False, **given.numbers(clip_qkv="attention.clamp_kqv")}
+    return {**experts, "norm_topk_prob": False, **source.numbers(clip_qkv="attention.clamp_kqv")}
 
 
-def minimax_m2(given: Given, fields: Fields) -> Fields:
-    """Return MiniMax M2's facts, whose experts are as wide as its layers say."""
-    settings = given.settings
+def minimax_m2(source: ConfigSource, fields: Fields) -> Fields:
+    """Return MiniMax M2's fields; the expert width is the layers' width."""
+    settings = source.settings
     return {
         "num_local_experts": settings.count("expert_count"),
         "num_experts_per_tok": settings.count("expert_used_count"),
@@ -78,10 +78,10 @@ def minimax_m2(given: Given, fields: Fields) -> Fields:
     }
 
 
-def hunyuan_moe(given: Given, fields: Fields) -> Fields:
-    """Return Hunyuan's facts: one MLP beside the experts, as wide as they are."""
+def hunyuan_moe(source: ConfigSource, fields: Fields) -> Fields:
+    """Return Hunyuan's fields: one shared expert of the experts' width."""
     del fields
-    settings = given.settings
+    settings = source.settings
     return {
         "num_experts": settings.count("expert_count"),
         "moe_topk": settings.count("expert_used_count"),
@@ -89,10 +89,10 @@ def hunyuan_moe(given: Given, fields: Fields) -> Fields:
     }
 
 
-def ernie4_5_moe(given: Given, fields: Fields) -> Fields:
-    """Return ERNIE 4.5's facts."""
+def ernie4_5_moe(source: ConfigSource, fields: Fields) -> Fields:
+    """Return ERNIE 4.5's fields."""
     del fields
-    settings = given.settings
+    settings = source.settings
     return {
         "moe_num_experts": settings.count("expert_count"),
         "moe_k": settings.count("expert_used_count"),
@@ -100,15 +100,13 @@ def ernie4_5_moe(given: Given, fields: Fields) -> Fields:
         "moe_num_shared_experts": settings.count("expert_shared_count", 0, least=0),
         "moe_layer_interval": settings.count("interleave_moe_layer_step", 1),
         "moe_layer_start_index": settings.count("leading_dense_block_count", 0, least=0),
-        "use_bias": given.has("blk.0.attn_q.bias"),
+        "use_bias": source.has("blk.0.attn_q.bias"),
     }
 
 
-def grouped(given: Given, fields: Fields) -> Fields:
-    """Return the facts of experts in groups beside shared ones, behind layers without: dots.llm1's
-    and DeepSeek's.
-    """
-    settings = given.settings
+def grouped(source: ConfigSource, fields: Fields) -> Fields:
+    """Return the fields of dots.llm1 and DeepSeek: grouped experts after dense layers."""
+    settings = source.settings
     return {
         "first_k_dense_replace": settings.count("leading_dense_block_count", 0, least=0),
         "moe_intermediate_size": settings.count("expert_feed_forward_length"),
@@ -123,17 +121,15 @@ def grouped(given: Given, fields: Fields) -> Fields:
     }
 
 
-def glm4_moe(given: Given, fields: Fields) -> Fields:
-    """Return GLM 4.5's facts."""
-    return {**grouped(given, fields), "use_qk_norm": given.has("blk.0.attn_q_norm.weight")}
+def glm4_moe(source: ConfigSource, fields: Fields) -> Fields:
+    """Return GLM 4.5's fields."""
+    return {**grouped(source, fields), "use_qk_norm": source.has("blk.0.attn_q_norm.weight")}
 
 
-def deepseek2(given: Given, fields: Fields) -> Fields:
-    """Return DeepSeek's facts; scores by sigmoid are those of V3, and a model without experts is
-    Youtu's.
-    """
-    settings = given.settings
-    turned = settings.count("rope.dimension_count")
+def deepseek2(source: ConfigSource, fields: Fields) -> Fields:
+    """Return DeepSeek's fields; sigmoid scores mean V3, and a model without experts is Youtu."""
+    settings = source.settings
+    rotary_dim = settings.count("rope.dimension_count")
     key = settings.count("attention.key_length_mla", settings.count("attention.key_length"))
     rope = {
         key: value
@@ -149,24 +145,27 @@ def deepseek2(given: Given, fields: Fields) -> Fields:
         if settings.own("attention.q_lora_rank")
         else None,
         "kv_lora_rank": settings.count("attention.kv_lora_rank"),
-        "qk_rope_head_dim": turned,
-        "qk_nope_head_dim": key - turned,
-        "head_dim": turned,
+        "qk_rope_head_dim": rotary_dim,
+        "qk_nope_head_dim": key - rotary_dim,
+        "head_dim": rotary_dim,
         "v_head_dim": settings.count(
             "attention.value_length_mla", settings.count("attention.value_length")
         ),
-        "attention_bias": given.has("blk.0.attn_kv_a_mqa.bias"),
+        "attention_bias": source.has("blk.0.attn_kv_a_mqa.bias"),
         "rope_parameters": rope,
     }
     if not settings.count("expert_count", 0, least=0):
         return {**latents, "architectures": ["YoutuForCausalLM"], "model_type": "youtu"}
-    experts = grouped(given, fields)
+    experts = grouped(source, fields)
     dense = experts["first_k_dense_replace"]
     stated = settings.own("expert_gating_func")
-    sigmoid = given.has(f"blk.{dense}.exp_probs_b.bias") if stated is None else stated == _SIGMOID
-    chosen = (
-        "noaux_tc" if sigmoid else "group_limited_greedy" if experts["n_group"] > 1 else "greedy"
-    )
+    sigmoid = source.has(f"blk.{dense}.exp_probs_b.bias") if stated is None else stated == _SIGMOID
+    if sigmoid:
+        chosen = "noaux_tc"
+    elif experts["n_group"] > 1:
+        chosen = "group_limited_greedy"
+    else:
+        chosen = "greedy"
     return {
         **latents,
         **experts,
@@ -176,18 +175,18 @@ def deepseek2(given: Given, fields: Fields) -> Fields:
     }
 
 
-def minicpm3(given: Given, fields: Fields) -> Fields:
-    """Return MiniCPM 3's facts; its scales are the same in every model, and in no file."""
-    settings = given.settings
-    turned = settings.count("rope.dimension_count")
+def minicpm3(source: ConfigSource, fields: Fields) -> Fields:
+    """Return MiniCPM 3's fields; its scales are constants that no file states."""
+    settings = source.settings
+    rotary_dim = settings.count("rope.dimension_count")
     rope = fields["rope_parameters"]
     return {
         "q_lora_rank": settings.count("attention.q_lora_rank"),
         "kv_lora_rank": settings.count("attention.kv_lora_rank"),
-        "qk_rope_head_dim": turned,
-        "qk_nope_head_dim": settings.count("attention.key_length") - turned,
-        "head_dim": turned,
-        "attention_bias": given.has("blk.0.attn_kv_a_mqa.bias"),
+        "qk_rope_head_dim": rotary_dim,
+        "qk_nope_head_dim": settings.count("attention.key_length") - rotary_dim,
+        "head_dim": rotary_dim,
+        "attention_bias": source.has("blk.0.attn_kv_a_mqa.bias"),
         "rope_parameters": {
             key: value for key, value in rope.items() if key != "partial_rotary_factor"
         },
@@ -197,9 +196,9 @@ def minicpm3(given: Given, fields: Fields) -> Fields:
     }
 
 
-def gpt_oss(given: Given, fields: Fields) -> Fields:
-    """Return gpt-oss's facts."""
-    settings = given.settings
+def gpt_oss(source: ConfigSource, fields: Fields) -> Fields:
+    """Return gpt-oss's fields."""
+    settings = source.settings
     rope = dict(fields["rope_parameters"])
     if rope["rope_type"] == "yarn":
         rope |= {"truncate": False, "beta_fast": 32.0, "beta_slow": 1.0}
@@ -213,11 +212,11 @@ def gpt_oss(given: Given, fields: Fields) -> Fields:
     }
 
 
-def afmoe(given: Given, fields: Fields) -> Fields:
-    """Return Trinity's facts; its embeddings are multiplied by the root of their width."""
-    settings = given.settings
+def afmoe(source: ConfigSource, fields: Fields) -> Fields:
+    """Return Trinity's fields; embeddings are multiplied by the square root of their width."""
+    settings = source.settings
     return {
-        **given.windows(fields["num_hidden_layers"], 4),
+        **source.windows(fields["num_hidden_layers"], 4),
         "num_experts": settings.count("expert_count"),
         "num_experts_per_tok": settings.count("expert_used_count"),
         "num_shared_experts": settings.count("expert_shared_count", 0, least=0),
@@ -228,30 +227,30 @@ def afmoe(given: Given, fields: Fields) -> Fields:
     }
 
 
-def granite_moe(given: Given, fields: Fields) -> Fields:
-    """Return Granite's facts, whose experts are as wide as its layers say, with an MLP beside them
-    in some models.
-    """
-    settings = given.settings
+def granite_moe(source: ConfigSource, fields: Fields) -> Fields:
+    """Return Granite's fields; the expert width is the layers' width."""
+    settings = source.settings
     number = settings.count("expert_count", 0, least=0)
     width = settings.count("expert_shared_feed_forward_length", 0, least=0)
-    experts = (
-        {"num_local_experts": number, "num_experts_per_tok": settings.count("expert_used_count", 1)}
-        if number
-        else {}
-    )
-    beside: Fields = {"shared_intermediate_size": width} if width else {}
+    if number:
+        experts = {
+            "num_local_experts": number,
+            "num_experts_per_tok": settings.count("expert_used_count", 1),
+        }
+    else:
+        experts = {}
+    shared_mlp: Fields = {"shared_intermediate_size": width} if width else {}
     if width:
-        beside |= {
+        shared_mlp |= {
             "architectures": ["GraniteMoeSharedForCausalLM"],
             "model_type": "granitemoeshared",
         }
-    return {**granite(given, fields), **experts, **beside}
+    return {**granite(source, fields), **experts, **shared_mlp}
 
 
-def granite(given: Given, fields: Fields) -> Fields:
-    """Return the factors of Granite's kind."""
-    scales = given.numbers(
+def granite(source: ConfigSource, fields: Fields) -> Fields:
+    """Return the multipliers of the Granite family."""
+    scales = source.numbers(
         attention_multiplier="attention.scale",
         embedding_multiplier="embedding_scale",
         residual_multiplier="residual_scale",
@@ -260,11 +259,9 @@ def granite(given: Given, fields: Fields) -> Fields:
     return {"attention_multiplier": fields["head_dim"] ** -0.5, **scales}
 
 
-def phimoe(given: Given, fields: Fields) -> Fields:
-    """Return Phi-3.5-MoE's facts; its norms are layer norms, and their number is kept as if they
-    were others.
-    """
-    settings = given.settings
+def phimoe(source: ConfigSource, fields: Fields) -> Fields:
+    """Return Phi-3.5-MoE's fields; its layer norms use the RMS-norm epsilon."""
+    settings = source.settings
     window = settings.count("attention.sliding_window", 0, least=0)
     rope = dict(fields["rope_parameters"])
     factor = rope.pop("attention_factor", None)
@@ -273,22 +270,20 @@ def phimoe(given: Given, fields: Fields) -> Fields:
     return {
         "num_local_experts": settings.count("expert_count"),
         "num_experts_per_tok": settings.count("expert_used_count"),
-        "lm_head_bias": given.has("output.bias"),
+        "lm_head_bias": source.has("output.bias"),
         "sliding_window": window or None,
         "rope_parameters": rope,
         "router_jitter_noise": 0.01,
     }
 
 
-def llama4(given: Given, fields: Fields) -> Fields:
-    """Return Llama 4's facts: layers see chunks of 8,192 tokens, and every fourth all of them,
-    without positions.
-    """
-    settings = given.settings
+def llama4(source: ConfigSource, fields: Fields) -> Fields:
+    """Return Llama 4's fields: chunks of 8,192 tokens, and every fourth layer full without RoPE."""
+    settings = source.settings
     number = settings.count("expert_count", 0, least=0)
     step = settings.count("interleave_moe_layer_step", 1)
     layers = fields["num_hidden_layers"]
-    mixing = [layer for layer in range(layers) if given.has(f"blk.{layer}.ffn_gate_inp.weight")]
+    mixing = [layer for layer in range(layers) if source.has(f"blk.{layer}.ffn_gate_inp.weight")]
     chunk = settings.count("attention.sliding_window", 8192, least=0)
     return {
         "num_local_experts": number or 1,
@@ -305,13 +300,11 @@ def llama4(given: Given, fields: Fields) -> Fields:
     }
 
 
-def gemma4(given: Given, fields: Fields) -> Fields:
-    """Return Gemma 4's facts: full layers have heads of their own size and number, some layers the
-    keys of others.
-    """
-    settings = given.settings
+def gemma4(source: ConfigSource, fields: Fields) -> Fields:
+    """Return Gemma 4's fields: full-attention layers have own heads, some layers share KV."""
+    settings = source.settings
     layers = fields["num_hidden_layers"]
-    windows = given.windows(layers, 6)
+    windows = source.windows(layers, 6)
     full = [
         kind == "full_attention" for kind in windows.get("layer_types", ["full_attention"] * layers)
     ]
@@ -321,10 +314,13 @@ def gemma4(given: Given, fields: Fields) -> Fields:
     local = settings.count("attention.key_length_swa")
     shared = settings.count("attention.shared_kv_layers", 0, least=0)
     own = [layer for layer in range(layers) if full[layer] and layer < layers - shared]
-    tied = any(not given.has(f"blk.{layer}.attn_v.weight") for layer in own)
+    tied = any(not source.has(f"blk.{layer}.attn_v.weight") for layer in own)
     experts = settings.count("expert_count", 0, least=0)
-    factors = given.factors.get("rope_freqs.weight") or []
-    turning = sum(factor < _STILL for factor in factors) / max(1, len(factors)) if factors else 0.25
+    factors = source.factors.get("rope_freqs.weight") or []
+    if factors:
+        rotary_share = sum(factor < _NO_ROTATION for factor in factors) / max(1, len(factors))
+    else:
+        rotary_share = 0.25
     theta = settings.number("rope.freq_base", 1_000_000.0)
     numbered = [(layer, heads) for layer, heads in enumerate(kv_heads) if full[layer]]
     out: Fields = {
@@ -349,7 +345,7 @@ def gemma4(given: Given, fields: Fields) -> Fields:
             "full_attention": {
                 "rope_type": "proportional",
                 "rope_theta": theta,
-                "partial_rotary_factor": turning,
+                "partial_rotary_factor": rotary_share,
             },
             "sliding_attention": {
                 "rope_type": "default",
@@ -357,7 +353,7 @@ def gemma4(given: Given, fields: Fields) -> Fields:
             },
         },
     }
-    if not tied:  # a config says this number only where keys are values
+    if not tied:  # the config has this number only if keys are values
         out["per_layer_config"] = {
             str(layer): {"head_dim": size, "num_key_value_heads": heads}
             for layer, heads in numbered

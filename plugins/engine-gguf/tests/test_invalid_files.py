@@ -1,6 +1,4 @@
-"""Files that are broken, or made to break: one clear error, no crash, no more memory than the file
-has reason for.
-"""
+"""Broken and hostile files: one clear error, no crash, and bounded memory."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from core.api import ModelError
 from core.config.build import config_from_kwargs
 
 MUTATIONS = 2000
-MOST_MEMORY = 1 << 26
+MAX_MEMORY = 1 << 26
 Made = Callable[..., tuple[Path, Path]]
 
 
@@ -51,8 +49,8 @@ def file_of(
 
 NAME = setting(b"general.architecture", 8, text(b"llama"))
 BROKEN = {
-    "empty": (b"", "is no GGUF file"),
-    "magic": (file_of([NAME], [], magic=b"GGML"), "is no GGUF file"),
+    "empty": (b"", "is not a GGUF file"),
+    "magic": (file_of([NAME], [], magic=b"GGML"), "is not a GGUF file"),
     "version": (file_of([NAME], [], version=1), "has version 1"),
     "big endian": (file_of([NAME], [], version=3 << 24), "little endian"),
     "settings": (b"GGUF" + struct.pack("<IQQ", 3, 0, 2**60) + bytes(64), "settings"),
@@ -66,9 +64,9 @@ BROKEN = {
     ),
     "list of lists": (
         file_of([setting(b"a", 9, struct.pack("<IQ", 9, 1))], []),
-        "lists of numbers and texts",
+        "lists of numbers or strings",
     ),
-    "type of a setting": (file_of([setting(b"a", 77, bytes(8))], []), "which there is not"),
+    "type of a setting": (file_of([setting(b"a", 77, bytes(8))], []), "unknown type"),
     "twice": (file_of([NAME, NAME], []), "has the setting 'general.architecture' twice"),
     "alignment": (
         file_of([setting(b"general.alignment", 4, struct.pack("<I", 7))], []),
@@ -91,7 +89,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_file_is_refused_with_what_is_wrong(name: str, tmp_path: Path) -> None:
+def test_broken_file_is_rejected_with_reason(name: str, tmp_path: Path) -> None:
     content, wrong = BROKEN[name]
     path = tmp_path / "a.gguf"
     path.write_bytes(content)
@@ -105,7 +103,7 @@ def test_a_broken_file_is_refused_with_what_is_wrong(name: str, tmp_path: Path) 
 
 
 def read_all(path: Path) -> None:
-    """Do with a file all that is done before its numbers are used."""
+    """Read everything in a file that precedes inference."""
     config: Any = config_from_kwargs({"model": str(path)})
     for name, stored in GgufLoader(find(str(path), config), config).tensors():
         assert name
@@ -113,7 +111,7 @@ def read_all(path: Path) -> None:
 
 
 def mutate(content: bytes, head: int, numbers: random.Random) -> bytes:
-    """Return the file with a piece of its header changed, moved or cut away."""
+    """Return the file with a part of its header changed, moved or removed."""
     changed = bytearray(content)
     at = numbers.randrange(head)
     match numbers.randrange(6):
@@ -137,7 +135,7 @@ def mutate(content: bytes, head: int, numbers: random.Random) -> bytes:
 
 
 def fuzz(made: Made, tmp_path: Path, seeds: range) -> int:
-    """Read so many mutations of a small file; return how many were refused."""
+    """Read mutations of a small file; return the number of rejected ones."""
     source, _ = made(
         "LlamaForCausalLM",
         "Q8_0",
@@ -152,25 +150,25 @@ def fuzz(made: Made, tmp_path: Path, seeds: range) -> int:
     head = min(tensor.start for tensor in read_header(source).tensors)
     for seed in seeds:
         path.write_bytes(mutate(content, head, random.Random(seed)))
-        said = ""
+        message = ""
         tracemalloc.start()
         try:
             read_all(path)
         except ModelError as error:
-            said = str(error)
+            message = str(error)
         finally:
-            most = tracemalloc.get_traced_memory()[1]
+            peak = tracemalloc.get_traced_memory()[1]
             tracemalloc.stop()
-        assert len(said) < 4000, seed
-        assert most < MOST_MEMORY, seed
-        refused += bool(said)
+        assert len(message) < 4000, seed
+        assert peak < MAX_MEMORY, seed
+        refused += bool(message)
     return refused
 
 
-def test_mutated_files_are_read_or_refused(made: Made, tmp_path: Path) -> None:
+def test_mutated_files_are_read_or_rejected(made: Made, tmp_path: Path) -> None:
     assert fuzz(made, tmp_path, range(100)) > 20
 
 
 @pytest.mark.slow
-def test_thousands_of_mutated_files_are_read_or_refused(made: Made, tmp_path: Path) -> None:
+def test_thousands_of_mutated_files_are_read_or_rejected(made: Made, tmp_path: Path) -> None:
     assert fuzz(made, tmp_path, range(100, 100 + MUTATIONS)) > MUTATIONS // 5

@@ -1,8 +1,7 @@
-"""Which names checkpoints have for the tensors of GGUF files. Facts alone.
+"""Checkpoint names of GGUF tensors. Data only.
 
-Two parts of a layer with one name are one tensor in the checkpoint. `{}` stands for the number of
-an expert; of two names with a `|` between, the second is that of models with two norms in front of
-parallel parts.
+Two parts of a layer with one name are fused in the checkpoint. `{}` is the number of an expert. Of
+two names separated by `|`, the second is for models with two norms before parallel branches.
 """
 
 from __future__ import annotations
@@ -11,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-Spelt = Mapping[str, str]
+PartNames = Mapping[str, str]
 
-OUTSIDE: Final = {
+MODEL_PARTS: Final = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
     "output": "lm_head",
@@ -38,7 +37,7 @@ _ATTENTION: Final = {
     "attn_sinks": "self_attn.sinks",
 }
 _THREE: Final = ("gate", "up", "down")
-INSIDE: Final = {
+LAYER_PARTS: Final = {
     **_ATTENTION,
     "ffn_norm": "post_attention_layernorm",
     "post_attention_norm": "post_attention_layernorm",
@@ -51,14 +50,14 @@ INSIDE: Final = {
 }
 
 
-def _together(prefix: str, *, up: str = "gate_up_proj", down: str = "down_proj") -> dict[str, str]:
-    """Return the names where a checkpoint has all experts' weights in two tensors."""
+def _stacked(prefix: str, *, up: str = "gate_up_proj", down: str = "down_proj") -> dict[str, str]:
+    """Return the names if a checkpoint stacks all experts' weights in two tensors."""
     names = {"ffn_gate_exps": up, "ffn_up_exps": up, "ffn_down_exps": down}
     return {part: f"{prefix}.{name}" for part, name in names.items()}
 
 
 def _lettered(prefix: str) -> dict[str, str]:
-    """Return the names of experts whose weights are called by letters."""
+    """Return the names of experts with weights named w1, w2, w3."""
     letters = {"gate": "w1", "up": "w3", "down": "w2"}
     return {
         f"ffn_{part}_exps": f"{prefix}.experts.{{}}.{letter}" for part, letter in letters.items()
@@ -75,7 +74,7 @@ _HUNYUAN: Final = {
 }
 _GRANITE: Final = {
     "ffn_gate_inp": "block_sparse_moe.router.layer",
-    **_together("block_sparse_moe", up="input_linear.weight", down="output_linear.weight"),
+    **_stacked("block_sparse_moe", up="input_linear.weight", down="output_linear.weight"),
     **dict.fromkeys(("ffn_gate_shexp", "ffn_up_shexp"), "shared_mlp.input_linear"),
     "ffn_down_shexp": "shared_mlp.output_linear",
 }
@@ -121,12 +120,12 @@ _LFM2: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Spelling:
+class NameMap:
     """The names of one architecture's checkpoints."""
 
-    inside: Spelt = field(default_factory=dict)
-    """Of parts of a layer, beside what most have."""
-    outside: Spelt = field(default_factory=dict)
+    layer_parts: PartNames = field(default_factory=dict)
+    """Parts of a layer that differ from the defaults."""
+    model_parts: PartNames = field(default_factory=dict)
     layer: str = "model.layers.{}."
 
 
@@ -138,7 +137,7 @@ _GPT: Final = {
     "ffn_up": "mlp.c_fc",
     "ffn_down": "mlp.c_proj",
 }
-_GPT_OUTSIDE: Final = {
+_GPT_MODEL_PARTS: Final = {
     "token_embd": "transformer.wte",
     "position_embd": "transformer.wpe",
     "output_norm": "transformer.ln_f",
@@ -150,15 +149,15 @@ _BLOOM: Final = {
     "ffn_up": "mlp.dense_h_to_4h",
     "ffn_down": "mlp.dense_4h_to_h",
 }
-_BLOOM_OUTSIDE: Final = {
+_BLOOM_MODEL_PARTS: Final = {
     "token_embd": "transformer.word_embeddings",
     "token_embd_norm": "transformer.word_embeddings_layernorm",
     "output_norm": "transformer.ln_f",
 }
-_MAMBA_OUTSIDE: Final = {"token_embd": "backbone.embeddings", "output_norm": "backbone.norm_f"}
+_MAMBA_MODEL_PARTS: Final = {"token_embd": "backbone.embeddings", "output_norm": "backbone.norm_f"}
 
 
-def _bert_outside(prefix: str, norm: str) -> dict[str, str]:
+def _bert_model_parts(prefix: str, norm: str) -> dict[str, str]:
     return {
         "token_embd": f"{prefix}.embeddings.word_embeddings",
         "position_embd": f"{prefix}.embeddings.position_embeddings",
@@ -167,8 +166,8 @@ def _bert_outside(prefix: str, norm: str) -> dict[str, str]:
     }
 
 
-SPELLINGS: Final[Mapping[str, Spelling]] = {
-    "BertModel": Spelling(
+NAME_MAPS: Final[Mapping[str, NameMap]] = {
+    "BertModel": NameMap(
         {
             "attn_q": "attention.self.query",
             "attn_k": "attention.self.key",
@@ -179,11 +178,11 @@ SPELLINGS: Final[Mapping[str, Spelling]] = {
             "ffn_down": "output.dense",
             "layer_output_norm": "output.LayerNorm",
         },
-        _bert_outside("bert", "embeddings.LayerNorm"),
+        _bert_model_parts("bert", "embeddings.LayerNorm"),
         "bert.encoder.layer.{}.",
     ),
-    "EuroBertModel": Spelling(),
-    "ModernBertModel": Spelling(
+    "EuroBertModel": NameMap(),
+    "ModernBertModel": NameMap(
         {
             "attn_norm": "attn_norm",
             "attn_qkv": "attn.Wqkv",
@@ -198,7 +197,7 @@ SPELLINGS: Final[Mapping[str, Spelling]] = {
             "output_norm": "model.final_norm",
         },
     ),
-    "NomicBertModel": Spelling(
+    "NomicBertModel": NameMap(
         {
             "attn_qkv": "attn.Wqkv",
             "attn_output": "attn.out_proj",
@@ -208,10 +207,10 @@ SPELLINGS: Final[Mapping[str, Spelling]] = {
             "ffn_down": "mlp.fc2",
             "layer_output_norm": "norm2",
         },
-        _bert_outside("nomic_bert", "emb_ln"),
+        _bert_model_parts("nomic_bert", "emb_ln"),
         "nomic_bert.encoder.layers.{}.",
     ),
-    "AfmoeForCausalLM": Spelling(
+    "AfmoeForCausalLM": NameMap(
         {
             "ffn_norm": "pre_mlp_layernorm",
             "post_ffw_norm": "post_mlp_layernorm",
@@ -219,21 +218,21 @@ SPELLINGS: Final[Mapping[str, Spelling]] = {
             "exp_probs_b": "mlp.expert_bias",
         }
     ),
-    "BambaForCausalLM": Spelling(_HYBRID, {"output_norm": "model.final_layernorm"}),
-    "BloomForCausalLM": Spelling(_BLOOM, _BLOOM_OUTSIDE, "transformer.h.{}."),
-    "Ernie4_5_MoeForCausalLM": Spelling({"exp_probs_b": "mlp.moe_statics.e_score_correction_bias"}),
-    "FalconForCausalLM": Spelling(
+    "BambaForCausalLM": NameMap(_HYBRID, {"output_norm": "model.final_layernorm"}),
+    "BloomForCausalLM": NameMap(_BLOOM, _BLOOM_MODEL_PARTS, "transformer.h.{}."),
+    "Ernie4_5_MoeForCausalLM": NameMap({"exp_probs_b": "mlp.moe_statics.e_score_correction_bias"}),
+    "FalconForCausalLM": NameMap(
         {**_BLOOM, "attn_norm": "input_layernorm|ln_mlp", "attn_norm_2": "ln_attn"},
-        _BLOOM_OUTSIDE,
+        _BLOOM_MODEL_PARTS,
         "transformer.h.{}.",
     ),
-    "FalconH1ForCausalLM": Spelling(_HYBRID, {"output_norm": "model.final_layernorm"}),
-    "FalconMambaForCausalLM": Spelling(
-        {**_mamba("mixer"), "attn_norm": "norm"}, _MAMBA_OUTSIDE, "backbone.layers.{}."
+    "FalconH1ForCausalLM": NameMap(_HYBRID, {"output_norm": "model.final_layernorm"}),
+    "FalconMambaForCausalLM": NameMap(
+        {**_mamba("mixer"), "attn_norm": "norm"}, _MAMBA_MODEL_PARTS, "backbone.layers.{}."
     ),
-    "GPT2LMHeadModel": Spelling(_GPT, _GPT_OUTSIDE, "transformer.h.{}."),
-    "GPTBigCodeForCausalLM": Spelling(_GPT, _GPT_OUTSIDE, "transformer.h.{}."),
-    "GPTNeoXForCausalLM": Spelling(
+    "GPT2LMHeadModel": NameMap(_GPT, _GPT_MODEL_PARTS, "transformer.h.{}."),
+    "GPTBigCodeForCausalLM": NameMap(_GPT, _GPT_MODEL_PARTS, "transformer.h.{}."),
+    "GPTNeoXForCausalLM": NameMap(
         {
             "attn_qkv": "attention.query_key_value",
             "attn_output": "attention.dense",
@@ -247,12 +246,12 @@ SPELLINGS: Final[Mapping[str, Spelling]] = {
         },
         "gpt_neox.layers.{}.",
     ),
-    "Gemma2ForCausalLM": Spelling(_GEMMA),
-    "Gemma3ForCausalLM": Spelling(_GEMMA),
-    "Gemma4ForCausalLM": Spelling(
+    "Gemma2ForCausalLM": NameMap(_GEMMA),
+    "Gemma3ForCausalLM": NameMap(_GEMMA),
+    "Gemma4ForCausalLM": NameMap(
         {
             **_GEMMA,
-            **_together("experts"),
+            **_stacked("experts"),
             "ffn_gate_inp": "router.proj",
             "ffn_gate_inp.scale": "router.scale",
             "ffn_down_exps.scale": "router.per_expert_scale",
@@ -270,16 +269,16 @@ SPELLINGS: Final[Mapping[str, Spelling]] = {
             "per_layer_proj_norm": "model.per_layer_projection_norm",
         },
     ),
-    "Glm4ForCausalLM": Spelling(
+    "Glm4ForCausalLM": NameMap(
         {
             "ffn_up": "mlp.gate_up_proj",
             "post_attention_norm": "post_self_attn_layernorm",
             "post_ffw_norm": "post_mlp_layernorm",
         }
     ),
-    "GptOssForCausalLM": Spelling({"ffn_gate_inp": "mlp.router", **_together("mlp.experts")}),
-    "GraniteMoeForCausalLM": Spelling(_GRANITE),
-    "GraniteMoeHybridForCausalLM": Spelling(
+    "GptOssForCausalLM": NameMap({"ffn_gate_inp": "mlp.router", **_stacked("mlp.experts")}),
+    "GraniteMoeForCausalLM": NameMap(_GRANITE),
+    "GraniteMoeHybridForCausalLM": NameMap(
         {
             **_mamba2("mamba"),
             **_GRANITE,
@@ -287,16 +286,16 @@ SPELLINGS: Final[Mapping[str, Spelling]] = {
             "ffn_down": "shared_mlp.output_linear",
         }
     ),
-    "GraniteMoeSharedForCausalLM": Spelling(_GRANITE),
-    "HunYuanDenseV1ForCausalLM": Spelling(_HUNYUAN),
-    "HunYuanMoEV1ForCausalLM": Spelling(
+    "GraniteMoeSharedForCausalLM": NameMap(_GRANITE),
+    "HunYuanDenseV1ForCausalLM": NameMap(_HUNYUAN),
+    "HunYuanMoEV1ForCausalLM": NameMap(
         {
             **_HUNYUAN,
             "ffn_gate_inp": "mlp.gate.wg",
             **{f"ffn_{part}_shexp": f"mlp.shared_mlp.{part}_proj" for part in _THREE},
         }
     ),
-    "JambaForCausalLM": Spelling(
+    "JambaForCausalLM": NameMap(
         {
             **_mamba("mamba"),
             **{f"ssm_{part}_norm": f"mamba.{part}_layernorm" for part in ("dt", "b", "c")},
@@ -307,27 +306,27 @@ SPELLINGS: Final[Mapping[str, Spelling]] = {
         },
         {"output_norm": "model.final_layernorm"},
     ),
-    "Lfm2ForCausalLM": Spelling(_LFM2, {"token_embd_norm": "model.embedding_norm"}),
-    "Lfm2MoeForCausalLM": Spelling(_LFM2, {"token_embd_norm": "model.embedding_norm"}),
-    "Llama4ForCausalLM": Spelling(
+    "Lfm2ForCausalLM": NameMap(_LFM2, {"token_embd_norm": "model.embedding_norm"}),
+    "Lfm2MoeForCausalLM": NameMap(_LFM2, {"token_embd_norm": "model.embedding_norm"}),
+    "Llama4ForCausalLM": NameMap(
         {
             **_FEED_FORWARD,
             "ffn_gate_inp": "feed_forward.router",
-            **_together("feed_forward.experts"),
+            **_stacked("feed_forward.experts"),
             **{f"ffn_{part}_shexp": f"feed_forward.shared_expert.{part}_proj" for part in _THREE},
         }
     ),
-    "Mamba2ForCausalLM": Spelling(
-        {**_mamba2("mixer"), "attn_norm": "norm"}, _MAMBA_OUTSIDE, "backbone.layers.{}."
+    "Mamba2ForCausalLM": NameMap(
+        {**_mamba2("mixer"), "attn_norm": "norm"}, _MAMBA_MODEL_PARTS, "backbone.layers.{}."
     ),
-    "MambaForCausalLM": Spelling(
-        {**_mamba("mixer"), "attn_norm": "norm"}, _MAMBA_OUTSIDE, "backbone.layers.{}."
+    "MambaForCausalLM": NameMap(
+        {**_mamba("mixer"), "attn_norm": "norm"}, _MAMBA_MODEL_PARTS, "backbone.layers.{}."
     ),
-    "MiniMaxM2ForCausalLM": Spelling(
+    "MiniMaxM2ForCausalLM": NameMap(
         {**_MIXTRAL, "exp_probs_b": "block_sparse_moe.e_score_correction_bias"}
     ),
-    "MixtralForCausalLM": Spelling(_MIXTRAL),
-    "MptForCausalLM": Spelling(
+    "MixtralForCausalLM": NameMap(_MIXTRAL),
+    "MptForCausalLM": NameMap(
         {
             "attn_norm": "norm_1",
             "ffn_norm": "norm_2",
@@ -339,7 +338,7 @@ SPELLINGS: Final[Mapping[str, Spelling]] = {
         {"token_embd": "transformer.wte", "output_norm": "transformer.norm_f"},
         "transformer.blocks.{}.",
     ),
-    "NemotronHForCausalLM": Spelling(
+    "NemotronHForCausalLM": NameMap(
         {
             **_mamba2("mixer"),
             **{
@@ -358,14 +357,14 @@ SPELLINGS: Final[Mapping[str, Spelling]] = {
         },
         {"token_embd": "model.embeddings", "output_norm": "model.norm_f"},
     ),
-    "Phi3ForCausalLM": Spelling({"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}),
-    "PhiForCausalLM": Spelling(
+    "Phi3ForCausalLM": NameMap({"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}),
+    "PhiForCausalLM": NameMap(
         {"attn_output": "self_attn.dense", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"},
         {"output_norm": "model.final_layernorm"},
     ),
-    "PhimoeForCausalLM": Spelling(_MIXTRAL),
-    "Qwen2MoeForCausalLM": Spelling(_SHARE),
-    "Qwen3NextForCausalLM": Spelling(
+    "PhimoeForCausalLM": NameMap(_MIXTRAL),
+    "Qwen2MoeForCausalLM": NameMap(_SHARE),
+    "Qwen3NextForCausalLM": NameMap(
         {
             **_DELTA,
             **_SHARE,
@@ -375,7 +374,7 @@ SPELLINGS: Final[Mapping[str, Spelling]] = {
     ),
     **dict.fromkeys(
         ("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"),
-        Spelling(
+        NameMap(
             {
                 **_DELTA,
                 **_SHARE,
@@ -386,6 +385,6 @@ SPELLINGS: Final[Mapping[str, Spelling]] = {
             }
         ),
     ),
-    "Starcoder2ForCausalLM": Spelling({"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}),
+    "Starcoder2ForCausalLM": NameMap({"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}),
 }
-"""Of architectures whose checkpoints differ from most."""
+"""By architecture; absent ones use the defaults."""

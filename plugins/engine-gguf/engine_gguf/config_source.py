@@ -1,4 +1,4 @@
-"""What a config is made from, and how facts are taken out of it."""
+"""The GGUF header that a config is built from, and typed reads of it."""
 
 from __future__ import annotations
 
@@ -8,29 +8,27 @@ from typing import Any
 
 import numpy as np
 
-from engine_gguf.header import Stored
+from engine_gguf.header import TensorEntry
 from engine_gguf.settings import Settings
 
 Fields = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """The header of a model's files."""
+class ConfigSource:
+    """The settings and tensors of a model's files."""
 
     settings: Settings
-    tensors: Mapping[str, Stored]
+    tensors: Mapping[str, TensorEntry]
     factors: Mapping[str, list[float]]
-    """What rotary angles are divided by, by the names of the tensors that say it."""
+    """RoPE frequency factors, by tensor name."""
 
     def has(self, name: str) -> bool:
-        """Say whether the file has a tensor."""
+        """Return whether the file has a tensor."""
         return name in self.tensors
 
     def numbers(self, **names: str) -> Fields:
-        """Return those of the settings of these names that there are, as the fields that they are
-        given for.
-        """
+        """Return the fields of these numeric settings, by field name, without absent ones."""
         settings = self.settings
         return {
             field: settings.number(name)
@@ -39,9 +37,7 @@ class Given:
         }
 
     def windows(self, layers: int, every: int) -> Fields:
-        """Return which layers see no further than a window: as the file says, else all but each
-        `every`-th.
-        """
+        """Return the sliding-window layers: as the file states, else all but every `every`-th."""
         settings = self.settings
         size = settings.count("attention.sliding_window", 0, least=0)
         if not size:
@@ -57,3 +53,13 @@ class Given:
             within = [(layer + 1) % every != 0 for layer in range(layers)]
         kinds = ["sliding_attention" if each else "full_attention" for each in within]
         return {"sliding_window": size, "layer_types": kinds}
+
+
+def count(config: Mapping[str, Any], *names: str) -> int:
+    """Return the first of these fields that is a positive integer, else 0.
+
+    The model itself rejects invalid fields.
+    """
+    return next(
+        (config[name] for name in names if type(config.get(name)) is int and config[name] > 0), 0
+    )

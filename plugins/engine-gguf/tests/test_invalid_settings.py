@@ -1,6 +1,4 @@
-"""Settings that are well written and cannot be: a tokenizer that is none, sizes of other models,
-splits that lie.
-"""
+"""Well-formed but invalid settings: tokenizers, sizes of other models, inconsistent splits."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ COUNT = len(TOKENS)
 
 
 def stated(kind: str, **changed: Any) -> Settings:
-    """Return the settings of a tokenizer, some of them changed."""
+    """Return the settings of a tokenizer, with changes."""
     common = {
         "model": kind,
         "tokens": TOKENS,
@@ -47,8 +45,8 @@ def stated(kind: str, **changed: Any) -> Settings:
 
 
 REFUSED = {
-    "no tokens": ("gpt2", {"tokens": None}, "tokens.* is missing"),
-    "tokens that are numbers": ("llama", {"tokens": np.zeros(4)}, "must be a list of texts"),
+    "no tokens": ("gpt2", {"tokens": None}, "tokens': got no value"),
+    "tokens that are numbers": ("llama", {"tokens": np.zeros(4)}, "expected a list of strings"),
     "types of other tokens": (
         "gpt2",
         {"token_type": np.zeros(3, np.int32)},
@@ -59,24 +57,32 @@ REFUSED = {
         {"scores": np.zeros(3, np.float32)},
         f"a list of {COUNT} numbers",
     ),
-    "no scores": ("llama", {"scores": None}, "pieces without scores"),
+    "no scores": ("llama", {"scores": None}, "tokenizer.ggml.scores is missing"),
     "a beginning that there is not": (
         "llama",
         {"bos_token_id": COUNT},
         f"one of the {COUNT} tokens",
     ),
     "an end that is no number": ("gpt2", {"eos_token_id": "2"}, f"one of the {COUNT} tokens"),
-    "merges of others": ("gpt2", {"merges": ["x y"]}, "1 of its tokenizer's 1 merges"),
-    "half a merge": ("gpt2", {"merges": ["ab"]}, "1 of its tokenizer's 1 merges"),
-    "merges that are numbers": ("gpt2", {"merges": np.zeros(2)}, "must be a list of texts"),
-    "another way of splitting": ("gpt2", {"pre": "(a+)+$"}, "splits texts as"),
-    "a way of splitting that is a number": ("gpt2", {"pre": 7}, "must be a text"),
-    "another kind": ("plamo2", {}, "is of the kind 'plamo2'"),
+    "merges of others": (
+        "gpt2",
+        {"merges": ["x y"]},
+        "1 of its tokenizer's 1 merges have unknown tokens",
+    ),
+    "half a merge": (
+        "gpt2",
+        {"merges": ["ab"]},
+        "1 of its tokenizer's 1 merges have unknown tokens",
+    ),
+    "merges that are numbers": ("gpt2", {"merges": np.zeros(2)}, "expected a list of strings"),
+    "unknown pre-tokenizer": ("gpt2", {"pre": "(a+)+$"}, "tokenizer.ggml.pre: got"),
+    "pre-tokenizer of another type": ("gpt2", {"pre": 7}, "expected a string"),
+    "another kind": ("plamo2", {}, "tokenizer.ggml.model: got 'plamo2'"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_tokenizer_that_cannot_be_is_refused_with_what_is_wrong(name: str) -> None:
+def test_invalid_tokenizer_is_rejected_with_reason(name: str) -> None:
     kind, changed, wrong = REFUSED[name]
     with pytest.raises(ModelError, match=wrong) as caught:
         tokenizer_files(stated(kind, **changed))
@@ -98,7 +104,7 @@ ODD = {
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_an_odd_tokenizer_is_one_all_the_same(name: str) -> None:
+def test_unusual_tokenizer_is_accepted(name: str) -> None:
     kind, changed = ODD[name]
     files = tokenizer_files(stated(kind, **changed))
     tokenizer = Tokenizer.from_str(json.dumps(files["tokenizer.json"]))
@@ -106,7 +112,7 @@ def test_an_odd_tokenizer_is_one_all_the_same(name: str) -> None:
 
 
 def written(path: Path, number: int, count: int, names: list[str]) -> Path:
-    """Write a file that says that it is one of several."""
+    """Write a file that states a split number and count."""
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_uint16("split.no", number)
     writer.add_uint16("split.count", count)
@@ -123,12 +129,12 @@ def written(path: Path, number: int, count: int, names: list[str]) -> Path:
     ("second", "names", "wrong"),
     [
         ((1, 2), ["b"], None),
-        ((0, 2), ["b"], "says that it is number 0 of 2 files, and its name says otherwise"),
-        ((1, 3), ["b"], "says that it is number 1 of 3 files"),
+        ((0, 2), ["b"], "states split 0 of 2"),
+        ((1, 3), ["b"], "states split 1 of 3"),
         ((1, 2), ["a"], "have the tensor 'a' twice"),
     ],
 )
-def test_splits_that_lie_are_refused(
+def test_inconsistent_splits_are_rejected(
     second: tuple[int, int], names: list[str], wrong: str | None, tmp_path: Path
 ) -> None:
     first = written(tmp_path / "m-00001-of-00002.gguf", 0, 2, ["a"])
@@ -158,7 +164,7 @@ def test_splits_that_lie_are_refused(
         ("nextn_predict_layers", 2**31),
     ],
 )
-def test_sizes_that_cannot_be_are_refused(
+def test_invalid_sizes_are_rejected(
     field: str, value: Any, made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, _ = made("LlamaForCausalLM", "Q8_0", tie_word_embeddings=True)
@@ -167,5 +173,5 @@ def test_sizes_that_cannot_be_are_refused(
         Settings, "own", lambda self, name: value if name == field else own(self, name)
     )
     config: Any = config_from_kwargs({"model": str(path)})
-    with pytest.raises(ModelError, match=r"llama\.|its settings say"):
+    with pytest.raises(ModelError, match=r"llama\.|its settings state"):
         find(str(path), config)
