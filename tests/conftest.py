@@ -1,7 +1,7 @@
 """What holds for every test: logging is as it was before, and threads that have nothing to do
 sleep.
 
-The files that take longest begin first. Any test may ask the demo model, whose answers can be right
+The files that take longest begin first. Any test may use the demo model; its answers can be right
 or wrong.
 """
 
@@ -30,27 +30,27 @@ LOGGERS = {name: logging.getLogger(name) for name in ("", *OURS)}
 LEVELS = {name: logger.level for name, logger in LOGGERS.items()}
 
 LONGEST = (
-    "plugin/test_conformance.py",
-    "docs/test_docs.py",
-    "clients/test_supervision.py",
-    "executors/test_mp_executor.py",
-    "proofs/test_api_death.py",
-    "models/test_engine_parity.py",
-    "attacks/test_corpus.py",
-    "plugin/test_examples.py",
-    "executors/test_rank_parity.py",
-    "serving/test_served_engine.py",
-    "proofs/test_features_together.py",
-    "parsing/test_written_cases.py",
-    "structured_outputs/test_constrained_outputs.py",
-    "demo/test_training.py",
-    "plugin/test_scaffold.py",
-    "proofs/test_microkernel.py",
-    "serving/test_limits.py",
-    "commands/test_bench.py",
-    "tool_parsers/test_calls_over_http.py",
-    "structured_outputs/test_mask_budgets.py",
-    "proofs/test_survival.py",
+    "core/plugin/test_conformance.py",
+    "system/docs/test_docs.py",
+    "builtin_plugins/clients/test_engine_supervision.py",
+    "builtin_plugins/executors/test_mp_executor.py",
+    "system/proofs/test_api_death.py",
+    "builtin_plugins/models/test_engine_parity.py",
+    "system/attacks/test_corpus.py",
+    "core/plugin/test_examples.py",
+    "builtin_plugins/executors/test_rank_parity.py",
+    "system/serving/test_served_engine.py",
+    "system/proofs/test_features_together.py",
+    "builtin_plugins/output_parsers/runtime/test_output_cases.py",
+    "builtin_plugins/features/structured_outputs/test_constrained_outputs.py",
+    "builtin_plugins/model_sources/demo/test_training.py",
+    "core/plugin/test_scaffold.py",
+    "system/proofs/test_microkernel.py",
+    "builtin_plugins/servers/test_http_limits.py",
+    "builtin_plugins/commands/test_bench.py",
+    "builtin_plugins/output_parsers/tools/test_calls_over_http.py",
+    "builtin_plugins/features/structured_outputs/test_mask_budgets.py",
+    "system/proofs/test_survival.py",
 )
 """A worker takes whole files in this order, then all others: so that none has minutes to do when
 the rest has ended.
@@ -115,7 +115,7 @@ def logging_is_left_alone() -> Iterator[None]:
 
 @pytest.fixture
 def no_garbage_is_collected() -> Iterator[None]:
-    """Collecting takes time, and calls, that belong to nobody."""
+    """Garbage collection would add time and calls to what is measured."""
     gc.collect()
     gc.disable()
     yield

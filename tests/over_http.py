@@ -1,6 +1,4 @@
-"""Chat answers of the scripted model over HTTP, in this process: one engine, a server application
-for each question.
-"""
+"""Chat answers of the scripted model over in-process HTTP."""
 
 from __future__ import annotations
 
@@ -13,13 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import httpx
-from patience import PATIENCE_S
 
+from builtin_plugins.output_parsers.testing import Parsed
 from builtin_plugins.routes.openai.routes import OpenAIRoutes
 from builtin_plugins.servers.http.server import HttpServer
 from core import AsyncLLM
 from core.config import EngineConfig
-from core.testing.parsing import Parsed
+from tests.timeouts import TIMEOUT_S
 
 # Without the tools, which would make prompts long and their answers slow.
 TEMPLATE: Final = "<|im_start|>user\n{{ messages[0].content }}<|im_end|>\n<|im_start|>assistant\n"
@@ -27,19 +25,20 @@ TEMPLATE: Final = "<|im_start|>user\n{{ messages[0].content }}<|im_end|>\n<|im_s
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What the model is to say, and how its answer is to be read."""
+    """Text that the model writes, with the server's options and the request's fields."""
 
     text: str
     options: Mapping[str, Any]
-    """The server's."""
+    """Options of the server."""
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """The request's."""
+    """Fields of the request."""
 
 
 @contextmanager
 def scripted_engine(texts: Iterable[str], special: Iterable[str] = ()) -> Iterator[AsyncLLM]:
-    """Make an engine that says the texts in some 4 characters a token; `special` are special tokens
-    of its tokenizer.
+    """Yield an engine that writes the texts with about 4 characters per token.
+
+    `special` are special tokens of its tokenizer.
     """
     engine = AsyncLLM(
         "scripted:",
@@ -59,7 +58,7 @@ def scripted_engine(texts: Iterable[str], special: Iterable[str] = ()) -> Iterat
 
 
 def _fragments(texts: Iterable[str]) -> set[str]:
-    """Return parts of the texts, cut anywhere, also inside of tags."""
+    """Return fragments of the texts, cut anywhere, also inside of tags."""
     rng = random.Random(0)
     found: set[str] = set()
     for text in texts:
@@ -72,7 +71,7 @@ def _fragments(texts: Iterable[str]) -> set[str]:
 
 
 def answers(engine: AsyncLLM, questions: Sequence[Question]) -> list[tuple[Parsed, Parsed]]:
-    """Return what a client gets of each answer, whole and streamed; all are asked at once."""
+    """Return each answer as a client parses it, whole and streamed; all run at once."""
     apps: dict[str, Any] = {}
     for question in questions:
         config = EngineConfig(options={**question.options, "trust_request_chat_template": True})
@@ -81,23 +80,23 @@ def answers(engine: AsyncLLM, questions: Sequence[Question]) -> list[tuple[Parse
             apps.get(key) or HttpServer(engine, engine.config, [OpenAIRoutes(engine, config)]).app
         )
 
-    async def ask_all() -> list[Parsed]:
+    async def send_all() -> list[Parsed]:
         calls = [
-            _ask(apps[json.dumps(question.options)], question, stream)
+            _send(apps[json.dumps(question.options)], question, stream)
             for question in questions
             for stream in (False, True)
         ]
         return await asyncio.gather(*calls)
 
-    found = asyncio.run(ask_all())
+    found = asyncio.run(send_all())
     return list(zip(found[::2], found[1::2], strict=True))
 
 
-async def _ask(app: Any, question: Question, stream: bool) -> Parsed:
+async def _send(app: Any, question: Question, stream: bool) -> Parsed:
     messages = [{"role": "user", "content": question.text}]
     body = {"messages": messages, "stream": stream, "chat_template": TEMPLATE, **question.fields}
     async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(app), base_url="http://test", timeout=PATIENCE_S
+        transport=httpx.ASGITransport(app), base_url="http://test", timeout=TIMEOUT_S
     ) as client:
         reply = await client.post("/v1/chat/completions", json=body)
     assert reply.status_code == 200, reply.text
@@ -111,9 +110,7 @@ async def _ask(app: Any, question: Question, stream: bool) -> Parsed:
 
 
 def joined(deltas: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the message that a client makes of deltas: texts joined, pieces of calls put together
-    by their index.
-    """
+    """Return the message that a client builds from deltas."""
     message: dict[str, Any] = {}
     calls: dict[int, dict[str, Any]] = {}
     for delta in deltas:

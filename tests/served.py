@@ -1,4 +1,4 @@
-"""A server in a process of its own, and OpenAI's client for it."""
+"""A server in a separate process, with OpenAI's client."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import openai
-from patience import PATIENCE_S
+
+from tests.timeouts import TIMEOUT_S
 
 COMMAND = "import sys; from core.cli.main import main; sys.exit(main())"
 
 
-# Most servers here see no constraint, and none waits for what constraints need; give it as true to
-# have it otherwise.
+# Few tests use constraints, so servers do not warm them up; pass the flag with true to do so.
 COLD = ("--structured-outputs-config.warm_up", "false")
 
 
 @contextmanager
 def served(*arguments: str) -> Iterator[openai.OpenAI]:
-    """Run `engine serve` on a free port; it must end well when asked to."""
+    """Run `engine serve` on a free port; it must exit with 0 on SIGTERM."""
     cold = () if COLD[0] in arguments else COLD
     process = subprocess.Popen(
         [sys.executable, "-P", "-c", COMMAND, "serve", *arguments, *cold, "--port", "0"],
@@ -34,11 +34,11 @@ def served(*arguments: str) -> Iterator[openai.OpenAI]:
     try:
         url = process.stdout.readline().split()[-1]
         with openai.OpenAI(
-            base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S
+            base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=TIMEOUT_S
         ) as client:
             yield client
         process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE_S) == 0
+        assert process.wait(TIMEOUT_S) == 0
     finally:
         process.kill()  # the engine's other processes end with it
         process.wait()

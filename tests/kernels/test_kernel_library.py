@@ -22,7 +22,7 @@ def no_installed_library(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_without_a_compiler_one_warning_says_what_to_do(no_installed_library, monkeypatch, caplog):
+def test_missing_compiler_logs_one_warning(no_installed_library, monkeypatch, caplog):
     monkeypatch.setattr(build, "find_compiler", lambda: None)
     with caplog.at_level(logging.WARNING):
         assert library.load_library() is None
@@ -32,7 +32,7 @@ def test_without_a_compiler_one_warning_says_what_to_do(no_installed_library, mo
 
 
 @pytest.mark.skipif(not INSTALLED.exists(), reason="no C++ library on this machine")
-def test_first_use_builds_into_the_cache_and_the_second_finds_it(no_installed_library, monkeypatch):
+def test_library_is_built_once_into_the_cache(no_installed_library, monkeypatch):
     built = []
 
     def copied(target):
@@ -46,7 +46,7 @@ def test_first_use_builds_into_the_cache_and_the_second_finds_it(no_installed_li
     assert library.cache_path().is_relative_to(no_installed_library)
 
 
-def test_of_many_that_start_together_one_builds(no_installed_library, monkeypatch):
+def test_concurrent_processes_build_the_library_once(no_installed_library, monkeypatch):
     built = []
 
     def slowly(target):
@@ -67,7 +67,7 @@ def test_of_many_that_start_together_one_builds(no_installed_library, monkeypatc
 
 @pytest.mark.slow
 @pytest.mark.skipif(build.find_compiler() is None, reason="no C++ compiler on this machine")
-def test_what_the_compiler_makes_is_a_library(no_installed_library, monkeypatch):
+def test_compiled_library_loads(no_installed_library, monkeypatch):
     monkeypatch.setattr(
         build, "FLAGS", ("-O0", *build.FLAGS[1:])
     )  # nothing runs; optimising takes a minute
@@ -75,7 +75,7 @@ def test_what_the_compiler_makes_is_a_library(no_installed_library, monkeypatch)
 
 
 @pytest.mark.skipif(build.find_compiler() is None, reason="no C++ compiler on this machine")
-def test_a_compiler_that_fails_is_quoted_and_leaves_no_file(tmp_path, monkeypatch):
+def test_compiler_failure_is_reported_and_leaves_no_file(tmp_path, monkeypatch):
     monkeypatch.setattr(build, "FLAGS", ("-std=c++1",))
     failure = build.compile_library(tmp_path / "lib.so")
     assert failure is not None
@@ -83,7 +83,7 @@ def test_a_compiler_that_fails_is_quoted_and_leaves_no_file(tmp_path, monkeypatc
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_is_no_library_is_refused_by_name(tmp_path):
+def test_invalid_library_file_is_rejected(tmp_path):
     path = tmp_path / "broken.so"
     path.write_text("not a library")
     opened, failure = library.open_library(path)

@@ -7,7 +7,13 @@ from __future__ import annotations
 import pytest
 import torch
 from core_kernels.library import load_library
-from core_kernels.low_rank import LowRankLayer, LowRankOps, LowRankTable, Plain, numbers_of
+from core_kernels.low_rank import (
+    LowRankFactors,
+    LowRankLayer,
+    LowRankOps,
+    LowRankTable,
+    packed_size,
+)
 from core_kernels.program import Program
 from core_kernels.recording import Recording
 
@@ -25,21 +31,25 @@ def random(*shape: int, dtype: torch.dtype) -> torch.Tensor:
     return (torch.randn(*shape) / shape[-1] ** 0.5).to(dtype)
 
 
-def parts_of(width: int, columns: tuple[int, ...], rank: int, dtype: torch.dtype) -> list[Plain]:
-    """Return factors of parts with a column between them that nobody changes; their ranks differ."""
+def parts_of(
+    width: int, columns: tuple[int, ...], rank: int, dtype: torch.dtype
+) -> list[LowRankFactors]:
+    """Return factors of parts with an unchanged column between them, of different ranks."""
     parts = []
     first = 0
     for number, count in enumerate(columns):
         own = rank + number
-        parts.append(Plain(first, random(own, width, dtype=dtype), random(count, own, dtype=dtype)))
+        parts.append(
+            LowRankFactors(first, random(own, width, dtype=dtype), random(count, own, dtype=dtype))
+        )
         first += count + 1
     return parts
 
 
 def packed(
-    ops: LowRankOps, parts: list[Plain], bias: torch.Tensor | None, dtype: torch.dtype
+    ops: LowRankOps, parts: list[LowRankFactors], bias: torch.Tensor | None, dtype: torch.dtype
 ) -> LowRankLayer:
-    memory = ops.memory(numbers_of(parts), dtype)
+    memory = ops.memory(packed_size(parts), dtype)
     memory.view(torch.uint8).fill_(0xFF)  # a number that is none wherever nothing is written
     return LowRankLayer(memory, parts, bias)
 
@@ -48,7 +58,7 @@ def expected(
     out: torch.Tensor,
     x: torch.Tensor,
     adapters: list[int],
-    by_number: dict[int, tuple[list[Plain], torch.Tensor | None]],
+    by_number: dict[int, tuple[list[LowRankFactors], torch.Tensor | None]],
 ) -> torch.Tensor:
     result = out.double()
     for row, number in enumerate(adapters):
@@ -63,14 +73,14 @@ def expected(
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize(("width", "columns"), SHAPES)
-def test_each_row_gets_what_its_own_adapter_adds(
+def test_each_row_gets_its_adapters_delta(
     vector_isa: str, width: int, columns: tuple[int, ...], dtype: torch.dtype
 ) -> None:
     assert LIBRARY is not None
     ops = LowRankOps(LIBRARY)
     size = sum(columns) + len(columns)
     for rank in RANKS:
-        by_number: dict[int, tuple[list[Plain], torch.Tensor | None]] = {
+        by_number: dict[int, tuple[list[LowRankFactors], torch.Tensor | None]] = {
             0: (parts_of(width, columns, rank, dtype), None),
             1: (parts_of(width, columns[:1], 2 * rank, dtype), random(size, dtype=dtype)),
             2: ([], random(size, dtype=dtype)),
@@ -84,10 +94,10 @@ def test_each_row_gets_what_its_own_adapter_adds(
             before = random(rows, size + 5, dtype=dtype)
             after = before.clone()
             ops.add(after[:, :size], x, adapters, table)
-            wanted = expected(before[:, :size], x, adapters[:rows].tolist(), by_number)
+            reference = expected(before[:, :size], x, adapters[:rows].tolist(), by_number)
             assert torch.equal(after[:, size:], before[:, size:])
             torch.testing.assert_close(
-                after[:, :size].double(), wanted, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
+                after[:, :size].double(), reference, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
             )
             for row in range(0, rows, 7):  # alone
                 own = before[row : row + 1, :size].clone()
@@ -95,7 +105,7 @@ def test_each_row_gets_what_its_own_adapter_adds(
                 assert torch.equal(own[0], after[row, :size])
 
 
-def test_a_number_that_leaves_the_table_adds_nothing() -> None:
+def test_removed_adapter_adds_nothing() -> None:
     assert LIBRARY is not None
     ops = LowRankOps(LIBRARY)
     table = LowRankTable(1)
@@ -106,7 +116,7 @@ def test_a_number_that_leaves_the_table_adds_nothing() -> None:
     assert not out.any()
 
 
-def test_a_recorded_call_looks_up_adapters_when_it_is_made_again() -> None:
+def test_replayed_call_reads_current_adapters() -> None:
     assert LIBRARY is not None
     ops = LowRankOps(LIBRARY)
     table = LowRankTable(2)
@@ -135,7 +145,7 @@ def test_a_recorded_call_looks_up_adapters_when_it_is_made_again() -> None:
     assert torch.equal(program.run([]), call())
 
 
-def test_large_steps_are_shared_out_and_stay_the_same(vector_isa: str) -> None:
+def test_large_steps_are_bitwise_invariant_to_threads(vector_isa: str) -> None:
     assert LIBRARY is not None
     ops = LowRankOps(LIBRARY)
     table = LowRankTable(2)

@@ -1,4 +1,4 @@
-"""Paged attention in C++: a sequence gets the same bits alone and beside others that begin alike,
+"""Paged attention in C++: results are bitwise invariant to shared prefixes,
 on any instruction set.
 """
 
@@ -23,7 +23,7 @@ from core.testing.attention_oracle import PagedSequences
 LIBRARY = load_library()
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
-MOST_TOKENS = 60
+MAX_TOKENS = 60
 
 pytestmark = pytest.mark.skipif(LIBRARY is None, reason="no C++ library on this machine")
 
@@ -84,8 +84,8 @@ class Step:
         starts = [0]
         for sequence in some:
             starts.append(starts[-1] + sequence.tokens)
-        places = [(s, at) for s in some for at in range(s.length - s.tokens, s.length)]
-        slots = [s.blocks[at // block] * block + at % block for s, at in places]
+        positions = [(s, at) for s in some for at in range(s.length - s.tokens, s.length)]
+        slots = [s.blocks[at // block] * block + at % block for s, at in positions]
         width = max(len(sequence.blocks) for sequence in some)
         tables = torch.tensor(
             [s.blocks + (0,) * (width - len(s.blocks)) for s in some], dtype=torch.int32
@@ -123,15 +123,15 @@ def sharing_sequences(draw: st.DrawFn, block: int) -> tuple[list[Sequence], int]
     sequences: list[Sequence] = []
     used = 1
     for _ in range(draw(st.integers(2, 8))):
-        tokens = draw(st.integers(1, MOST_TOKENS) | st.just(1))
+        tokens = draw(st.integers(1, MAX_TOKENS) | st.just(1))
         length = tokens + draw(st.integers(0, 300) | st.integers(900, 1200))
         other = sequences[draw(st.integers(0, len(sequences) - 1))] if sequences else None
         shared: tuple[int, ...] = ()
         if other is not None and draw(st.integers(0, 4)):
-            # Nobody writes what another one computes, but what another fills in this step may be
+            # No sequence writes blocks of another one, but blocks filled in this step may be
             # read.
-            most = min(other.length, length - tokens) // block
-            shared = other.blocks[: draw(st.just(most) | st.integers(0, most))]
+            limit = min(other.length, length - tokens) // block
+            shared = other.blocks[: draw(st.just(limit) | st.integers(0, limit))]
         own = -(-length // block) - len(shared)
         sequences.append(Sequence(length, tokens, shared + tuple(range(used, used + own))))
         used += own
@@ -159,7 +159,7 @@ def layers(draw: st.DrawFn, heads: int) -> dict[str, Any]:
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data(), threads=st.sampled_from([1, 2, 5]))
-def test_whoever_begins_alike_gets_the_bits_it_gets_alone(
+def test_shared_prefix_attention_is_bitwise_batch_invariant(
     isa: str, data: st.DataObject, threads: int
 ) -> None:
     assert LIBRARY is not None
@@ -180,7 +180,7 @@ def test_whoever_begins_alike_gets_the_bits_it_gets_alone(
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layer", [{}, {"window": 2500}], ids=str)
-def test_a_long_sequence_gets_the_same_bits_from_any_number_of_threads(
+def test_long_sequence_is_bitwise_invariant_to_threads(
     layer: dict[str, int], dtype: torch.dtype
 ) -> None:
     assert LIBRARY is not None
@@ -195,7 +195,7 @@ def test_a_long_sequence_gets_the_same_bits_from_any_number_of_threads(
     assert all(torch.equal(found[0], other) for other in found[1:])
 
 
-def test_a_step_says_who_begins_alike() -> None:
+def test_attention_step_reports_shared_prefixes() -> None:
     first = (4, 5, 6, 7)
     second = (9, 5, 6, 7)
     third = (4, 5, 8, 0)
@@ -205,7 +205,7 @@ def test_a_step_says_who_begins_alike() -> None:
     assert step.shared.tolist() == [32, 0, 0]
 
 
-def test_what_lies_behind_the_end_of_a_table_is_nobodys() -> None:
+def test_stale_block_table_entries_are_ignored() -> None:
     tables = torch.tensor([[4, 5, 6], [4, 5, 6]], dtype=torch.int32)
     step = AttentionStep(LIBRARY, [0, 1, 2], [48, 20], tables, torch.tensor([0, 16]), 16)
     assert step.order.tolist() == [1, 0]
@@ -217,7 +217,7 @@ def test_what_lies_behind_the_end_of_a_table_is_nobodys() -> None:
     ("heads", "head_size", "value_size", "block"),
     [(16, 48, 32, 16), (3, 32, 17, 32), (50, 24, 20, 16), (5, 9, 4, 3)],
 )
-def test_values_that_are_the_beginning_of_keys(
+def test_latent_values_are_a_prefix_of_keys(
     isa: str, heads: int, head_size: int, value_size: int, block: int, dtype: torch.dtype
 ) -> None:
     params = AttentionParams(heads, 1, head_size, head_size**-0.5, value_size=value_size)
@@ -235,7 +235,7 @@ def test_values_that_are_the_beginning_of_keys(
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("reach", [{}, {"window": 30}, {"softcap": 2.0}], ids=str)
-def test_whole_tiles_of_keys_and_pairs_of_values(
+def test_unit_layout_of_keys_and_values(
     isa: str, reach: dict[str, Any], dtype: torch.dtype
 ) -> None:
     params = AttentionParams(4, 2, 48, 48**-0.5, **reach)

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from core_kernels import elementwise
-from core_kernels.arena import Arena, Made, Room
+from core_kernels.arena import Allocation, Arena, ProgramMemory
 from core_kernels.attention import AttentionStep
 from core_kernels.elementwise import ElementOps
 from core_kernels.library import load_library
 from core_kernels.packed import PackedOps
 from core_kernels.program import Program, Unrecordable
-from core_kernels.recording import Recording, Untold
+from core_kernels.recording import OpaqueValue, Recording
 from core_kernels.row_ops import SILU, RowOps
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,9 +53,7 @@ def record(
 def again(
     library: ctypes.CDLL, function: Function, x: torch.Tensor, other: torch.Tensor
 ) -> torch.Tensor:
-    """Record the function on x, and return what the program makes of other numbers at the same
-    place.
-    """
+    """Record the function on x; return the program's output for other values in the same memory."""
     recording, out = record(library, function, x)
     first = out.clone()
     program = Program(library, recording, (), out)
@@ -66,9 +64,7 @@ def again(
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_layer_of_a_model_is_done_again_bit_by_bit(
-    library: ctypes.CDLL, dtype: torch.dtype
-) -> None:
+def test_recorded_layer_replays_bitwise(library: ctypes.CDLL, dtype: torch.dtype) -> None:
     packed = PackedOps(library)
     rows = RowOps(library)
     elements = ElementOps(library)
@@ -86,16 +82,16 @@ def test_a_layer_of_a_model_is_done_again_bit_by_bit(
         acted = rows.gated(inner, SILU)
         assert acted is not None
         out = packed.linear(acted, down, 40) + x
-        centred = elements.layer_norm(out.view(-1, 4, 10), None, None, 1e-5)
-        assert centred is not None
-        both = (centred * torch.relu(centred)).view(-1, 40)
+        to_signed = elements.layer_norm(out.view(-1, 4, 10), None, None, 1e-5)
+        assert to_signed is not None
+        both = (to_signed * torch.relu(to_signed)).view(-1, 40)
         both[:, :20].add_(both[:, 20:])
         return both
 
     x = torch.randn(5, 40).to(dtype)
     other = torch.randn(5, 40).to(dtype)
-    wanted = layer(other.clone())
-    assert torch.equal(again(library, layer, x, other), wanted)
+    expected = layer(other.clone())
+    assert torch.equal(again(library, layer, x, other), expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -113,15 +109,16 @@ def test_a_layer_of_a_model_is_done_again_bit_by_bit(
         lambda x: x.square(),
     ],
 )
-def test_what_torch_computes_exactly_is_computed_alike(
+def test_exact_torch_ops_are_recorded_bitwise(
     library: ctypes.CDLL, function: Function, dtype: torch.dtype
 ) -> None:
     x = torch.randn(4, 12).to(dtype)
     other = torch.randn(4, 12).to(dtype)
-    other[0, 0], other[1, 1] = float("inf"), float("nan")
-    wanted = function(other)
+    other[0, 0] = float("inf")
+    other[1, 1] = float("nan")
+    expected = function(other)
     torch.testing.assert_close(
-        again(library, function, x, other), wanted, rtol=0, atol=0, equal_nan=True
+        again(library, function, x, other), expected, rtol=0, atol=0, equal_nan=True
     )
 
 
@@ -135,7 +132,7 @@ def test_what_torch_computes_exactly_is_computed_alike(
         (lambda x: x.double() + 1, "aten"),
     ],
 )
-def test_what_the_library_does_not_do_is_refused_by_name(
+def test_unsupported_torch_op_is_unrecordable(
     library: ctypes.CDLL, function: Function, reason: str
 ) -> None:
     recording, out = record(library, function, torch.randn(4, 4))
@@ -143,31 +140,31 @@ def test_what_the_library_does_not_do_is_refused_by_name(
         Program(library, recording, (), out)
 
 
-def test_a_result_that_was_there_before_is_refused(library: ctypes.CDLL) -> None:
-    kept = torch.zeros(3)
-    recording, out = record(library, lambda x: kept.add_(x), torch.ones(3))
-    with pytest.raises(Unrecordable, match="there before"):
+def test_preexisting_result_is_unrecordable(library: ctypes.CDLL) -> None:
+    preexisting = torch.zeros(3)
+    recording, out = record(library, lambda x: preexisting.add_(x), torch.ones(3))
+    with pytest.raises(Unrecordable, match="preexisting"):
         Program(library, recording, (), out)
 
 
 @pytest.mark.parametrize(
     "read", [list, len, bool, lambda value: value[0], torch.tensor, lambda value: value.index(1)]
 )
-def test_facts_of_one_step_must_not_be_read(
+def test_reading_step_values_is_unrecordable(
     library: ctypes.CDLL, read: Callable[[object], object]
 ) -> None:
     recording = Recording(library)
-    untold = Untold("counts", [1, 2], recording)
+    untold = OpaqueValue("counts", [1, 2], recording)
     assert isinstance([untold], list)
     assert recording.refused == ""
     found = read(untold)
-    wanted = read([1, 2])
-    assert torch.equal(found, wanted) if isinstance(wanted, torch.Tensor) else found == wanted
+    expected = read([1, 2])
+    assert torch.equal(found, expected) if isinstance(expected, torch.Tensor) else found == expected
     assert "counts" in recording.refused
 
 
-def test_programs_that_share_a_room_take_what_the_largest_wants(library: ctypes.CDLL) -> None:
-    room = Room()
+def test_programs_share_memory_of_the_largest(library: ctypes.CDLL) -> None:
+    room = ProgramMemory()
     programs = []
     for rows in (3, 9, 2):
         x = torch.randn(rows, 8)
@@ -179,7 +176,7 @@ def test_programs_that_share_a_room_take_what_the_largest_wants(library: ctypes.
     assert second == third
 
 
-def test_recording_does_not_import_the_compiler_of_torch() -> None:
+def test_recording_does_not_import_torch_compiler() -> None:
     """It takes seconds, and would do so in the middle of a step."""
     script = """
 import sys
@@ -194,7 +191,7 @@ print("torch._dynamo" in sys.modules)
     assert subprocess.check_output([sys.executable, "-c", script], text=True).strip() == "False"
 
 
-def test_calls_of_other_threads_are_not_recorded(library: ctypes.CDLL) -> None:
+def test_recording_ignores_other_threads(library: ctypes.CDLL) -> None:
     elements = ElementOps(library)
     x = torch.randn(3, 8)
     other = torch.zeros(5)
@@ -210,7 +207,7 @@ def test_calls_of_other_threads_are_not_recorded(library: ctypes.CDLL) -> None:
     assert recording.refused == ""
 
 
-def test_an_id_that_is_no_row_fails_and_the_next_run_does_not(library: ctypes.CDLL) -> None:
+def test_out_of_range_id_fails_one_run_only(library: ctypes.CDLL) -> None:
     elements = ElementOps(library)
     table = torch.randn(7, 5)
 
@@ -232,7 +229,7 @@ def test_an_id_that_is_no_row_fails_and_the_next_run_does_not(library: ctypes.CD
     assert torch.equal(program.run(()), table[[1, 6]])
 
 
-def test_attention_goes_by_the_plan_it_is_given(library: ctypes.CDLL) -> None:
+def test_replayed_attention_uses_the_given_plan(library: ctypes.CDLL) -> None:
     heads = 4
     kv_heads = 2
     size = 16
@@ -270,11 +267,11 @@ def test_attention_goes_by_the_plan_it_is_given(library: ctypes.CDLL) -> None:
         step = plan(lengths)
         assert torch.equal(program.run((step, step)), layers(x, plan(lengths), other))
     x.copy_(torch.randn_like(x))
-    beside = plan(
+    other_plan = plan(
         [4, 20]
     )  # of a layer that is not the model's: a guesser's, which a step of trees plans for itself
     assert torch.equal(
-        program.run((plan([18, 21]), beside, beside)), layers(x, plan([18, 21]), other)
+        program.run((plan([18, 21]), other_plan, other_plan)), layers(x, plan([18, 21]), other)
     )
     assert all(torch.equal(cache, copy) for cache, copy in zip(caches, other, strict=True))
     with pytest.raises(Unrecordable, match="none of the step's"):
@@ -288,7 +285,7 @@ def test_attention_goes_by_the_plan_it_is_given(library: ctypes.CDLL) -> None:
         max_size=40,
     )
 )
-def test_no_two_pieces_that_are_needed_together_share_memory(
+def test_live_allocations_do_not_overlap(
     pieces: list[tuple[int, int, int]],
 ) -> None:
     made = [torch.empty(size, dtype=torch.uint8) for size, _, _ in pieces]
@@ -296,10 +293,10 @@ def test_no_two_pieces_that_are_needed_together_share_memory(
     for tensor, (_, first, length) in zip(made, pieces, strict=True):
         for call in range(first, first + length + 1):
             uses[call].append(tensor.data_ptr())
-    taken = [Made(0, tensor.data_ptr(), tensor.nbytes) for tensor in made]
-    arena = Arena(taken, uses, made[0].data_ptr(), Room())
+    taken = [Allocation(0, tensor.data_ptr(), tensor.nbytes) for tensor in made]
+    arena = Arena(taken, uses, made[0].data_ptr(), ProgramMemory())
     moved = [
-        arena.moved(first, tensor.data_ptr())
+        arena.relocate(first, tensor.data_ptr())
         for tensor, (_, first, _) in zip(made, pieces, strict=True)
     ]
     lives = [
@@ -313,22 +310,22 @@ def test_no_two_pieces_that_are_needed_together_share_memory(
     assert arena.nbytes < sum(-(-tensor.nbytes // 64) * 64 for tensor in made) + 64
 
 
-def test_one_address_after_the_other_is_memory_of_its_own() -> None:
+def test_reused_address_is_a_new_allocation() -> None:
     """The second and third take, in part or whole, what was free again; the fourth is no memory of
     the function.
     """
-    taken = [Made(0, 1000, 100), Made(2, 1040, 20), Made(3, 1000, 100)]
-    arena = Arena(taken, [[1000, 1050], [1050], [1050, 1000], [1050], [5]], 1099, Room())
-    first = arena.moved(0, 1000)
-    third = arena.moved(3, 1050) - 50
-    assert arena.moved(0, 1050) == arena.moved(1, 1050) == first + 50
-    assert arena.moved(2, 1000) == 1000
-    assert arena.moved(4, 5) == 5
-    assert arena.moved(-1, 1099) == third + 99
+    taken = [Allocation(0, 1000, 100), Allocation(2, 1040, 20), Allocation(3, 1000, 100)]
+    arena = Arena(taken, [[1000, 1050], [1050], [1050, 1000], [1050], [5]], 1099, ProgramMemory())
+    first = arena.relocate(0, 1000)
+    third = arena.relocate(3, 1050) - 50
+    assert arena.relocate(0, 1050) == arena.relocate(1, 1050) == first + 50
+    assert arena.relocate(2, 1000) == 1000
+    assert arena.relocate(4, 5) == 5
+    assert arena.relocate(-1, 1099) == third + 99
     assert arena.nbytes <= 256
 
 
-def test_unary_functions_are_those_of_torch() -> None:
+def test_unary_functions_match_torch() -> None:
     assert LIBRARY is not None
     elements = ElementOps(LIBRARY)
     x = torch.linspace(-9, 9, 1001)
@@ -341,6 +338,6 @@ def test_unary_functions_are_those_of_torch() -> None:
         for dtype in DTYPES:
             found = elements.unary(x.to(dtype), kind)
             assert found is not None
-            wanted = exact(x.to(dtype).double())
+            expected = exact(x.to(dtype).double())
             tolerance = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}[dtype]
-            torch.testing.assert_close(found.double(), wanted, rtol=tolerance, atol=tolerance)
+            torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)

@@ -1,5 +1,5 @@
 """Products in tile registers (AMX): what is checked before they are used, and what they do where
-machines that lack them can tell.
+machines that lack them can check.
 """
 
 from __future__ import annotations
@@ -43,24 +43,22 @@ def emulated() -> Iterator[PackedOps]:
 
 
 @pytest.mark.usefixtures("emulated")
-def test_the_check_before_first_use_knows_another_order_of_sums() -> None:
+def test_tile_check_detects_another_summation_order() -> None:
     assert LIBRARY is not None
-    assert LIBRARY.core_kernels_agree(b"amx_emulated", b"amx_emulated") == 1
+    assert LIBRARY.core_kernels_match(b"amx_emulated", b"amx_emulated") == 1
     for other in (b"generic", b"avx512", b"avx512_bf16"):
-        assert LIBRARY.core_kernels_agree(b"amx_emulated", other) == 0
-    assert LIBRARY.core_kernels_agree(b"amx_emulated", b"none such") == -1
+        assert LIBRARY.core_kernels_match(b"amx_emulated", other) == 0
+    assert LIBRARY.core_kernels_match(b"amx_emulated", b"none such") == -1
 
 
-def test_emulation_is_never_chosen_by_itself_and_a_good_choice_needs_no_words() -> None:
+def test_tile_emulation_is_not_selected_automatically() -> None:
     assert LIBRARY is not None
     assert LIBRARY.core_kernels_isa() != b"amx_emulated"
     assert LIBRARY.core_kernels_warning() == b""
 
 
 @pytest.mark.parametrize("size", [1e-19, 1e-38, 1e38], ids=str)
-def test_the_smallest_and_largest_sums_are_those_of_rows_alone(
-    emulated: PackedOps, size: float
-) -> None:
+def test_tile_sums_match_single_rows_at_extremes(emulated: PackedOps, size: float) -> None:
     """Products that are subnormal are zero, and what overflows is infinite, however many rows there
     are.
     """
@@ -75,7 +73,7 @@ def test_the_smallest_and_largest_sums_are_those_of_rows_alone(
 
 
 @pytest.mark.parametrize("count", [3, 4, 15, 16, 17, 31, 32, 33, 64, 65])
-def test_whole_registers_and_what_is_left_of_rows(emulated: PackedOps, count: int) -> None:
+def test_tile_gemm_with_partial_registers(emulated: PackedOps, count: int) -> None:
     for out, width in ((64, 64), (80, 32), (48, 96), (130, 34)):
         weight = torch.randn(out, width).bfloat16()
         x = torch.randn(count, width).bfloat16()
@@ -90,9 +88,9 @@ def test_whole_registers_and_what_is_left_of_rows(emulated: PackedOps, count: in
 
 @pytest.mark.skipif(shutil.which("objdump") is None, reason="no objdump on this machine")
 @pytest.mark.skipif(
-    not (FOLDER / LIBRARY_NAME).exists(), reason="the library is not beside its sources"
+    not (FOLDER / LIBRARY_NAME).exists(), reason="the library is not next to its sources"
 )
-def test_the_instructions_are_in_the_library() -> None:
+def test_library_contains_tile_instructions() -> None:
     """What runs emulated here is made of the very instructions on a processor that has them."""
     done = subprocess.run(
         ["objdump", "--disassemble", "--no-show-raw-insn", str(FOLDER / LIBRARY_NAME)],

@@ -1,4 +1,6 @@
-"""No two files need each other, whatever an import is for, and no file names one of a higher floor."""
+"""No two files need each other, whatever an import is for, and no file names one of a
+higher floor.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 FRONT_DOOR = "core"
-"""Its list of public names names everything; whoever imports it wants its version only."""
+"""It lists all public names; its importers need only the version."""
 
 
 def modules() -> dict[str, Path]:

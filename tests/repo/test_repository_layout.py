@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import ast
-import io
 import re
 import shutil
 import statistics
 import subprocess
 import sys
-import tokenize
 import tomllib
 import zipfile
 from importlib.metadata import distribution
@@ -18,10 +15,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-KERNEL = ("engine", "scheduler", "kv", "worker", "plugin", "config")
-KERNEL_BUDGET = 5600
-PROCESS_BUDGET = 300
-MODELS_BUDGET = 6000
+KERNEL = ("api", "types", "config", "contracts", "plugin", "kv", "scheduler", "worker")
+KERNEL += ("engine", "frontend", "process", "cli")
+KERNEL_LINES = 21_500
+MODELS_BUDGET = 6500
 LINES_PER_ARCHITECTURE = 40
 FILE_LIMIT = 500
 FORBIDDEN = re.compile(r"/(?:root|home|Users)/\w|index-url|\bTODO\b|\bFIXME\b|\bXXX\b|\bHACK\b")
@@ -36,49 +33,10 @@ def tracked(*patterns: str) -> list[Path]:
     return [path for line in done.stdout.splitlines() if (path := ROOT / line).is_file()]
 
 
-def code_lines(path: Path) -> int:
-    """Return the lines that hold code: no blanks, comments or docstrings."""
-    text = path.read_text()
-    skipped = (
-        tokenize.COMMENT,
-        tokenize.NL,
-        tokenize.NEWLINE,
-        tokenize.INDENT,
-        tokenize.DEDENT,
-        tokenize.ENDMARKER,
-    )
-    lines: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type not in skipped:
-            lines.update(range(token.start[0], token.end[0] + 1))
-    for node in ast.walk(ast.parse(text)):
-        if (
-            isinstance(node, ast.Expr)
-            and isinstance(node.value, ast.Constant)
-            and isinstance(node.value.value, str)
-        ):
-            lines.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    return len(lines)
-
-
-def test_every_test_file_has_a_name_of_its_own() -> None:
-    """Pytest imports test files by their names alone; of two with one name it collects the first."""
-    names = [
-        path.name
-        for path in tracked("tests/**/*.py", "tests/*.py", "*/tests/*.py")
-        if path.name != "conftest.py"
-    ]
-    assert sorted({name for name in names if names.count(name) > 1}) == []
-
-
 def test_the_kernel_stays_small():
-    parts = (*KERNEL, "process")
-    counts = {
-        part: sum(code_lines(path) for path in (ROOT / "core" / part).rglob("*.py"))
-        for part in parts
-    }
-    assert counts.pop("process") < PROCESS_BUDGET
-    assert sum(counts.values()) <= KERNEL_BUDGET, counts
+    files = [path for room in KERNEL for path in (ROOT / "core" / room).rglob("*.py")]
+    files.append(ROOT / "core" / "step.py")
+    assert sum(len(path.read_text().splitlines()) for path in files) <= KERNEL_LINES
 
 
 def test_an_architecture_is_a_page_of_facts():
@@ -161,8 +119,6 @@ def test_every_changelog_fragment_says_its_type():
         "plugin-api",
         "deprecation",
         "removal",
-        "docs",
-        "internal",
     }
     fragments = [p for p in (ROOT / "changelog.d").glob("*.md") if p.name != "README.md"]
     assert [

@@ -7,25 +7,29 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from core_kernels.low_rank import LowRankParts, Plain
-from core_kernels.triton.low_rank import ROOM, LowRankOps, LowRankTable
+from core_kernels.low_rank import LowRankFactors, LowRankParts
+from core_kernels.triton.low_rank import INITIAL_ROWS, LowRankOps, LowRankTable
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 NUM_ADAPTERS = 4
-MOST_RANK = 40
+MAX_RANK = 40
 
 
 def random(*shape: int, dtype: torch.dtype) -> torch.Tensor:
     return (torch.randn(*shape) / shape[-1] ** 0.5).to(dtype)
 
 
-def parts_of(width: int, columns: tuple[int, ...], rank: int, dtype: torch.dtype) -> list[Plain]:
-    """Return factors of parts with a column between them that nobody changes; their ranks differ."""
+def parts_of(
+    width: int, columns: tuple[int, ...], rank: int, dtype: torch.dtype
+) -> list[LowRankFactors]:
+    """Return factors of parts with an unchanged column between them, of different ranks."""
     parts = []
     first = 0
     for number, count in enumerate(columns):
         own = rank + number
-        parts.append(Plain(first, random(own, width, dtype=dtype), random(count, own, dtype=dtype)))
+        parts.append(
+            LowRankFactors(first, random(own, width, dtype=dtype), random(count, own, dtype=dtype))
+        )
         first += count + 1
     return parts
 
@@ -59,7 +63,7 @@ def check(
     dtype: torch.dtype,
 ) -> None:
     torch.manual_seed(0)
-    ops = LowRankOps("cpu", dtype, MOST_RANK)
+    ops = LowRankOps("cpu", dtype, MAX_RANK)
     size = sum(columns) + len(columns)
     layers = {
         0: LowRankParts(parts_of(width, columns, ranks[0], dtype), None),
@@ -73,12 +77,12 @@ def check(
         x = random(count, width + 3, dtype=dtype)[:, :width]
         before = random(count, size + 5, dtype=dtype)
         after = before.clone()
-        rows.take(adapters.numpy())
-        ops.add(after[:, :size], x, rows.among(None), table)
-        wanted = expected(before[:, :size], x, adapters.tolist(), layers)
+        rows.set_adapters(adapters.numpy())
+        ops.add(after[:, :size], x, rows.select(None), table)
+        reference = expected(before[:, :size], x, adapters.tolist(), layers)
         assert torch.equal(after[:, size:], before[:, size:])
         torch.testing.assert_close(
-            after[:, :size].double(), wanted, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
+            after[:, :size].double(), reference, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
         )
 
 
@@ -91,7 +95,7 @@ def check(
         (1100, (33,), (8, 40), (2,), torch.float32),
     ],
 )
-def test_each_row_gets_what_its_own_adapter_adds(
+def test_each_row_gets_its_adapters_delta(
     width: int,
     columns: tuple[int, ...],
     ranks: tuple[int, int],
@@ -103,42 +107,40 @@ def test_each_row_gets_what_its_own_adapter_adds(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-def test_shapes_of_real_models(dtype: torch.dtype) -> None:
+def test_real_model_shapes(dtype: torch.dtype) -> None:
     check(4096, (4096, 1024, 1024), (16, 32), (1, 7, 300), dtype)
 
 
-def test_a_choice_of_rows_and_adapters_of_another_dtype() -> None:
-    ops = LowRankOps("cpu", torch.bfloat16, MOST_RANK)
+def test_selected_rows_and_other_adapter_dtype() -> None:
+    ops = LowRankOps("cpu", torch.bfloat16, MAX_RANK)
     layers = {
         number: LowRankParts(parts_of(9, (12,), 2, torch.bfloat16), None) for number in (0, 3)
     }
     table = filled(ops, layers)
     rows = ops.rows(NUM_ADAPTERS)
     numbers = [3, 0, -1, 3, 0]
-    rows.take(np.array(numbers, dtype=np.int32))
+    rows.set_adapters(np.array(numbers, dtype=np.int32))
     choices: list[torch.Tensor | slice] = [torch.tensor([4, 2, 0]), slice(1, 4), slice(0, 0)]
     for chosen in choices:
         x = torch.randn(5, 9)[chosen]
         out = torch.zeros(len(x), 13)
-        ops.add(out, x, rows.among(chosen), table)
+        ops.add(out, x, rows.select(chosen), table)
         own = torch.tensor(numbers)[chosen].tolist()
         torch.testing.assert_close(
             out.double(), expected(torch.zeros(len(x), 13), x, own, layers), atol=2e-2, rtol=2e-2
         )
 
 
-def test_what_is_read_of_a_step_and_of_adapters_stays_at_its_place_until_there_are_more_rows() -> (
-    None
-):
-    ops = LowRankOps("cpu", torch.float32, MOST_RANK)
+def test_step_buffers_keep_their_address_until_they_grow() -> None:
+    ops = LowRankOps("cpu", torch.float32, MAX_RANK)
     layers = {
         number: LowRankParts(parts_of(8, (8,), 2, torch.float32), None) for number in range(2)
     }
     table = filled(ops, layers)
     rows = ops.rows(NUM_ADAPTERS)
-    rows.take(np.array([0, 1, -1], dtype=np.int32))
-    read = rows.among(None)
-    rows.take(np.array([-1, 0, 0], dtype=np.int32))
+    rows.set_adapters(np.array([0, 1, -1], dtype=np.int32))
+    read = rows.select(None)
+    rows.set_adapters(np.array([-1, 0, 0], dtype=np.int32))
     table.put(0, ops.pack([layers[1]])[0])
     table.put(1, None)
     x = torch.randn(3, 8)
@@ -148,9 +150,9 @@ def test_what_is_read_of_a_step_and_of_adapters_stays_at_its_place_until_there_a
         out.double(), expected(torch.zeros(3, 9), x, [-1, 1, 1], layers), atol=1e-5, rtol=1e-5
     )
     assert rows.moves == 0
-    rows.take(np.full(ROOM + 1, -1, dtype=np.int32))
+    rows.set_adapters(np.full(INITIAL_ROWS + 1, -1, dtype=np.int32))
     assert rows.moves == 1
     out.zero_()
-    rows.take(np.array([1, 1, 3], dtype=np.int32))
-    ops.add(out, x, rows.among(None), table)
+    rows.set_adapters(np.array([1, 1, 3], dtype=np.int32))
+    ops.add(out, x, rows.select(None), table)
     assert not out.any(), "adapters that have left add nothing"

@@ -1,0 +1,150 @@
+"""A CPU device that captures and replays graphs: Triton's interpreter, recorded torch calls.
+
+It runs the GPU platform's whole path: static buffers, capture sizes, launch and fetch, replays. A
+replay repeats only what was recorded, so a step that depends on anything else gives other tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton.runtime.interpreter import GridExecutor
+
+from builtin_plugins.platforms.cuda.cuda_graphs import CudaGraphModel
+from builtin_plugins.platforms.cuda.platform import GpuPlatform
+from core.api import Entry, hookimpl
+
+GIB = 1 << 30
+NO_CPU = ("no:ops_cpu", "no:quant_cpu_packed", "no:attention_paged")
+"""Plugins without which the CPU's kernels stay out."""
+
+
+class FakeRecorder:
+    """Records the device calls of a function."""
+
+    def __init__(self) -> None:
+        self.replays = 0
+
+    def record(
+        self, function: Callable[[], torch.Tensor]
+    ) -> tuple[Callable[[], object], torch.Tensor]:
+        """Run the function and record every call with its tensors."""
+        calls: list[Callable[[], object]] = []
+        with record_launches(calls), _Operations(calls):
+            out = function()
+
+        def replay() -> None:
+            self.replays += 1
+            for call in calls:
+                call()
+
+        return replay, out
+
+
+@contextmanager
+def record_launches(calls: list[Callable[[], object]]) -> Any:
+    """Add each launch to `calls`, without the interpreter's own torch calls."""
+    launch = GridExecutor.__call__
+
+    def stored(self: Any, *args: Any, **kwargs: Any) -> None:
+        def run() -> None:
+            launch(self, *args, **kwargs)
+
+        with torch.utils._python_dispatch._disable_current_modes():
+            run()
+        calls.append(run)
+
+    GridExecutor.__call__ = stored
+    try:
+        yield
+    finally:
+        GridExecutor.__call__ = launch
+
+
+class _Operations(TorchDispatchMode):
+    """Adds each operation that computes something to `calls`."""
+
+    def __init__(self, calls: list[Callable[[], object]]) -> None:
+        super().__init__()
+        self._calls = calls
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        given = dict(kwargs or {})
+        out = func(*args, **given)
+        if func._schema.is_mutable:
+            self._calls.append(lambda: func(*args, **given))
+            return out
+        memory = {
+            each.untyped_storage().data_ptr()
+            for each in (*args, *given.values())
+            if torch.is_tensor(each)
+        }
+        made = [
+            each
+            for each in (out if isinstance(out, (tuple, list)) else [out])
+            if torch.is_tensor(each)
+        ]
+        if any(each.untyped_storage().data_ptr() in memory for each in made if each.numel()):
+            return out  # a view stays one
+
+        def again() -> None:
+            found = func(*args, **given)
+            for old, new in zip(
+                made, found if isinstance(found, (tuple, list)) else [found], strict=False
+            ):
+                old.copy_(new)
+
+        self._calls.append(again)
+        return out
+
+
+class _Event:
+    def record(self) -> None:
+        """Do nothing."""
+
+    def synchronize(self) -> None:
+        """Do nothing."""
+
+
+class FakeGpu(GpuPlatform):
+    """A GPU of 2 GiB, half of it in use by others."""
+
+    name = "fake"
+    device = "cpu"
+    made: CudaGraphModel | None = None
+    recorder = FakeRecorder()
+
+    @property
+    def _module(self) -> Any:
+        return SimpleNamespace(
+            device_count=lambda: 1,
+            mem_get_info=lambda: (GIB, 2 * GIB),
+            empty_cache=lambda: None,
+            Event=_Event,
+        )
+
+    def wrap(self, model: Any, sizes: Sequence[int]) -> Callable[[Any], torch.Tensor]:
+        """Return the model, recorded by this device."""
+        if not sizes:
+            return model.__call__
+        FakeGpu.recorder = FakeRecorder()
+        FakeGpu.made = CudaGraphModel(
+            model, sizes, self._max_model_len, FakeGpu.recorder, mixed=self._mixed
+        )
+        return FakeGpu.made
+
+
+@hookimpl
+def engine_platforms() -> list[Entry]:
+    return [Entry("fake", FakeGpu, "a device that records and replays", priority=1000)]

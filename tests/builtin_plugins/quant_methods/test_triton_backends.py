@@ -1,0 +1,124 @@
+"""Triton kernels multiply quantized weights in their stored format; run by the interpreter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from core_kernels.triton.quantized import FloatOps, QuantizedOps
+from core_kernels.triton.scaled_mm import ScaledFloatOps
+
+from builtin_plugins.quant_methods.cpu_packed.floats import PackedFloatExperts, PackedFloats
+from builtin_plugins.quant_methods.cpu_packed.ints import PackedIntExperts, PackedInts
+from builtin_plugins.quant_methods.rtn.method import Int4, Int8
+from builtin_plugins.quant_methods.stored.backends import DequantizedBackend, select_backend
+from builtin_plugins.quant_methods.stored.layouts import LayoutSpec
+from builtin_plugins.quant_methods.triton.method import Float8Weights, TritonWeights
+from builtin_plugins.quant_methods.triton.plugin import engine_quant_methods
+from core.config import EngineConfig
+from tests.builtin_plugins.quant_methods.writers import float_formats as float_formats_writers
+from tests.builtin_plugins.quant_methods.writers import mxfp4 as mxfp4_writers
+from tests.builtin_plugins.quant_methods.writers.kernel_formats import CASES, LLAMA, gptq_case
+from tests.builtin_plugins.quant_methods.writers.model import (
+    assert_close,
+    logprobs,
+    plain_tensors,
+    quantize,
+    whole,
+)
+
+
+def of_model(architecture: str, name: str, folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the log-probabilities of a quantized model, and with its dequantized weights."""
+    write, quant = CASES[name]
+    stored, plain = quantize(plain_tensors(architecture, folder), write)
+    return logprobs(architecture, folder, stored, quant(), plain=TritonWeights()), logprobs(
+        architecture, folder, plain
+    )
+
+
+def test_model_matches_dequantized_weights(tmp_path: Path) -> None:
+    assert_close(*of_model(LLAMA, "gptq, 4 bits with zeros and order", tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("architecture", [LLAMA, "Qwen3MoeForCausalLM"])
+def test_all_formats_and_experts_match_dequantized_weights(
+    architecture: str, name: str, tmp_path: Path
+) -> None:
+    assert_close(*of_model(architecture, name, tmp_path))
+
+
+def backends(quant: Any) -> list[Any]:
+    """Return the backends of a layer and of experts, and the layer's kernels."""
+    plain = TritonWeights()
+    stored = quant.format_of("model.layers.0.a")
+    found: list[Any] = [
+        select_backend(stored, lambda made=made: made("x"), whole(8, 256))
+        for made in (plain.linear, plain.experts)
+    ]
+    return [*map(type, found), type(found[0]._ops)]
+
+
+def test_backend_selection() -> None:
+    assert backends(CASES["awq"][1]()) == [PackedInts, PackedIntExperts, QuantizedOps]
+    assert backends(CASES["gptq, 4 bits with order"][1]()) == [
+        PackedInts,
+        DequantizedBackend,
+        QuantizedOps,
+    ]
+    assert backends(gptq_case(8, 12, sym=False)[1]()) == [
+        PackedInts,
+        PackedIntExperts,
+        QuantizedOps,
+    ]
+    assert backends(float_formats_writers.fp8()) == [PackedFloats, PackedFloatExperts, FloatOps]
+    assert backends(float_formats_writers.modelopt("NVFP4")) == [
+        PackedFloats,
+        PackedFloatExperts,
+        QuantizedOps,
+    ]
+
+
+def test_activations_are_rounded_only_for_w8a8_checkpoints() -> None:
+    method: Any = Float8Weights().linear("x")
+    for x_bits, ops in ((16, FloatOps), (8, ScaledFloatOps)):
+        assert (
+            type(method.backend_for(LayoutSpec(8, 128, is_float=True, activation_bits=x_bits))._ops)
+            is ops
+        )
+    by_row, by_block = (
+        float_formats_writers.fp8(**more).format_of("a").layout_spec
+        for more in ({}, {"weight_block_size": [128, 128]})
+    )
+    assert (by_row.activation_bits, by_block.activation_bits) == (8, 8)
+
+
+def test_device_facts_select_the_method() -> None:
+    first, second = engine_quant_methods()
+    assert first.when == {"triton": [True]}
+    assert second.when == {"triton": [True], "float8": [True], "dtype": ["bfloat16"]}
+    assert second.priority > first.priority
+
+
+@pytest.mark.slow
+def test_mxfp4_experts_match_dequantized_weights(tmp_path: Path) -> None:
+    stored, plain = mxfp4_writers.quantize(plain_tensors(mxfp4_writers.GPT_OSS, tmp_path))
+    found = logprobs(
+        mxfp4_writers.GPT_OSS, tmp_path, stored, mxfp4_writers.method(), plain=TritonWeights()
+    )
+    assert_close(found, logprobs(mxfp4_writers.GPT_OSS, tmp_path, plain))
+
+
+@pytest.mark.parametrize("method", [pytest.param(Int8, marks=pytest.mark.slow), Int4])
+def test_rtn_uses_device_kernels(method: Any, tmp_path: Path) -> None:
+    tensors = plain_tensors(LLAMA, tmp_path)
+    quant = method(None, EngineConfig())
+    found = logprobs(LLAMA, tmp_path, tensors, quant, plain=TritonWeights())
+    assert "_ops" not in vars(quant)  # the CPU's were not covered for
+    torch.testing.assert_close(
+        found, logprobs(LLAMA, tmp_path, tensors, method(None, EngineConfig())), atol=0.05, rtol=0
+    )

@@ -1,0 +1,90 @@
+"""A rank copies only its own shard; tensors of other stages are skipped."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from core.contracts.parallel import ParallelGroup, Pipeline
+from core.errors import ModelError
+from core.models.layers.decoder import Decoder
+from core.testing.checkpoints import make_checkpoint
+from core.testing.one_sequence import plain_context, read_config
+
+
+class Written(TorchDispatchMode):
+    """Counts the bytes that operations write: copies and new tensors."""
+
+    num_bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        made = isinstance(out, torch.Tensor) and not any(
+            isinstance(x, torch.Tensor)
+            and x.untyped_storage().data_ptr() == out.untyped_storage().data_ptr()
+            for x in args
+        )
+        if made or "copy_" in func.__name__:
+            self.num_bytes += out.nbytes
+        return out
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(
+    ("architecture", "module"),
+    [
+        ("LlamaForCausalLM", "llama"),
+        ("MixtralForCausalLM", "mixtral"),
+        ("GPT2LMHeadModel", "gpt2"),
+        ("GPTNeoXForCausalLM", "gpt_neox"),
+        ("Phi3ForCausalLM", "phi3"),
+    ],
+)
+def test_rank_copies_only_its_own_shard(
+    architecture: str, module: str, size: int, tmp_path: Path
+) -> None:
+    folder = make_checkpoint(architecture, tmp_path, seed=3)
+    tensors = load_file(folder / "model.safetensors")
+    spec = importlib.import_module(f"builtin_plugins.models.{module}").spec(read_config(folder))
+    for rank in range(size):
+        decoder = Decoder(spec, plain_context(ParallelGroup(size, rank)))
+        with Written() as written:
+            decoder.update_weights(
+                tensors.items()
+            )  # which makes no tables, as the end of a first load does
+        own = sum(parameter.nbytes for parameter in decoder.parameters())
+        assert written.num_bytes <= own
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM"])
+def test_pipeline_stage_loads_its_layers_and_reports_unexpected_tensors(
+    architecture: str, tmp_path: Path
+) -> None:
+    module = {"LlamaForCausalLM": "llama", "Qwen3ForCausalLM": "qwen3"}[architecture]
+    folder = make_checkpoint(architecture, tmp_path, seed=3)
+    tensors = load_file(folder / "model.safetensors")
+    spec = importlib.import_module(f"builtin_plugins.models.{module}").spec(read_config(folder))
+    shapes: set[str] = set()
+    for stage in range(3):
+        decoder = Decoder(spec, plain_context(pipeline=Pipeline(3, stage)))
+        decoder.load_weights(tensors.items())
+        shapes |= set(decoder.weight_shapes())
+        assert [layer.name for layer in decoder.kv_layers] == [f"model.layers.{stage}"]
+        strange = {**tensors, "model.layers.9.mlp.up_proj.weight": torch.zeros(1)}
+        with pytest.raises(ModelError, match=r"unexpected tensors: model\.layers\.9"):
+            Decoder(spec, plain_context(pipeline=Pipeline(3, stage))).load_weights(strange.items())
+        del strange[f"model.layers.{stage}.mlp.up_proj.weight"]
+        with pytest.raises(ModelError, match=rf"missing tensors: model\.layers\.{stage}"):
+            Decoder(spec, plain_context(pipeline=Pipeline(3, stage))).load_weights(strange.items())
+    assert shapes == set(tensors)
+
+
+def test_pipeline_stages_split_layers_evenly_in_order() -> None:
+    assert [list(Pipeline(3, stage).layers(7)) for stage in range(3)] == [[0, 1, 2], [3, 4], [5, 6]]
+    assert [len(Pipeline(4, stage).layers(4)) for stage in range(4)] == [1, 1, 1, 1]

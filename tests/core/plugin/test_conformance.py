@@ -1,0 +1,98 @@
+"""Every builtin passes the conformance suite of its kind."""
+
+from __future__ import annotations
+
+import pytest
+
+from core.plugin import KINDS, load_plan, make_plan
+from core.plugin.entry import Entry
+from core.testing import conformance
+from core.testing.conformance import Case, Subject
+from core.testing.plugins import tmp_plugin
+
+
+def builtin_cases() -> list[Case]:
+    """Every check of every entry that this installation brings."""
+    return conformance.cases(*(ref.name for ref in make_plan().plugins if ref.builtin))
+
+
+@pytest.mark.parametrize("case", builtin_cases(), ids=str)
+def test_builtin_passes_conformance(case: Case) -> None:
+    case()
+
+
+def test_every_builtin_entry_has_a_target_that_can_be_imported() -> None:
+    registry = load_plan(make_plan())
+    for kind in KINDS:
+        for registered in registry.entries(kind):
+            registry.load(registered)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_has_a_suite_of_its_own(kind: str) -> None:
+    checks = conformance.checks(kind)
+    assert [check for check in checks if not check.__module__.endswith(".contract")]
+
+
+class NoKey:
+    """A scheduling policy without its method."""
+
+
+class WrongKey:
+    """Scheduling policy with a wrong method signature."""
+
+    def key(self) -> tuple[float, ...]:
+        return ()
+
+
+@pytest.mark.parametrize(
+    ("target", "error"),
+    [
+        (NoKey, "NoKey has no method key; SchedulingPolicy requires it."),
+        (
+            WrongKey,
+            "WrongKey.key(self) cannot be called as the contract's key(request): too many "
+            "positional arguments.",
+        ),
+    ],
+)
+def test_target_without_contract_methods_fails(target: type, error: str) -> None:
+    results = conformance.run(Subject("scheduling_policies", Entry("x", target, "x"), target))
+    failed = {result.check: result.error for result in results if not result.passed}
+    assert failed["has the methods of its contract"] == error
+
+
+def test_invalid_summary_fails() -> None:
+    results = conformance.run(Subject("commands", Entry("x", "a:b", ""), object))
+    assert "summary is one line" in [result.check for result in results if not result.passed]
+
+
+READS_ITS_OPTION = """
+from core.api import Entry, Option, hookimpl
+
+EXAMPLE_TOTALS = {"least": 3}
+
+class Sink:
+    def __init__(self, config):
+        self.least = config.options["acme_least"]
+    def step(self, stats):
+        assert self.least == 3
+    def request(self, stats):
+        pass
+
+@hookimpl
+def engine_options():
+    return [Option("acme_least", int, 3, "How many.")]
+
+@hookimpl
+def engine_metric_sinks():
+    return [Entry("acme", Sink, "counts")]
+"""
+
+
+def test_suite_config_has_the_plugins_options() -> None:
+    with tmp_plugin(READS_ITS_OPTION) as path:
+        failed = [result for result in conformance.check_plugin(path) if not result.passed]
+        for case in conformance.cases(path):
+            case()
+    assert failed == []

@@ -1,0 +1,62 @@
+"""Experts of a mixture in Triton are the reference's, through the interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from core_kernels.triton.moe import moe
+
+from core.models.ops import reference
+
+
+@pytest.mark.parametrize(
+    ("activation", "biased"),
+    [
+        *(
+            (each, False)
+            for each in ("silu", "gelu", "gelu_tanh", "relu", "swiglu_clamped", "relu2_alone")
+        ),
+        ("silu", True),
+        ("relu2_alone", True),
+    ],
+)
+def test_activations_with_bias_and_without(activation: str, biased: bool) -> None:
+    torch.manual_seed(0)
+    num_experts = 5
+    hidden = 20
+    width = 9
+    high = width if activation == "relu2_alone" else 2 * width
+    gate_up = torch.randn(num_experts, high, hidden) * 0.2
+    down = torch.randn(num_experts, hidden, width) * 0.3
+    shares, experts = torch.rand(7, num_experts).topk(3, -1)
+    bias = torch.randn(num_experts, high) if biased else None
+    given = torch.randn(7, hidden), gate_up, down, shares, experts, activation, bias
+    torch.testing.assert_close(moe(*given), reference.moe(*given), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 100])
+def test_moe_with_any_number_of_tokens_per_expert(num_tokens: int) -> None:
+    torch.manual_seed(1)
+    x = torch.randn(num_tokens, 2 * 12)[:, :12]
+    gate_up = torch.randn(3, 8, 12) * 0.3
+    down = torch.randn(3, 12, 4) * 0.3
+    shares = torch.rand(num_tokens, 1)
+    experts = torch.full((num_tokens, 1), 2)
+    given = x, gate_up, down, shares, experts
+    torch.testing.assert_close(moe(*given), reference.moe(*given), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_real_model_experts() -> None:
+    torch.manual_seed(2)
+    gate_up = torch.randn(8, 2 * 768, 2048) * 0.02
+    down = torch.randn(8, 2048, 768) * 0.02
+    shares, experts = torch.rand(9, 8).topk(2, -1)
+    given = (
+        (torch.randn(9, 2048) * 0.5).bfloat16(),
+        gate_up.bfloat16(),
+        down.bfloat16(),
+        shares,
+        experts,
+    )
+    torch.testing.assert_close(moe(*given), reference.moe(*given), atol=2e-2, rtol=2e-2)

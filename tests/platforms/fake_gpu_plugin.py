@@ -1,5 +1,0 @@
-"""What a test selects: the plugin's file is loaded under a name of its own, its classes are those
-the test sees.
-"""
-
-from fake_gpu import engine_platforms  # noqa: F401 - the hook

@@ -1,0 +1,73 @@
+"""The scripts of `examples/clients` against a server: those with installed packages run, the others
+compile.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+import pytest
+
+from tests.served import COLD, served
+from tests.system.docs.pages import ROOT
+from tests.timeouts import TIMEOUT_S
+
+FOLDER = ROOT / "examples" / "clients"
+NEEDS = {
+    "openai_chat": ("openai",),
+    "anthropic_messages": ("anthropic",),
+    "langchain_chat": ("langchain_openai",),
+    "llamaindex_chat": ("llama_index",),
+}
+SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py"))
+SAYS = "Prefix caching keeps the KV blocks"
+ANSWERS = {
+    "openai_chat": "name='Ada Lovelace' age=36 city='London'",
+    "anthropic_messages": " prompt tokens",
+}
+"""What else each prints."""
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with served(
+        "--served-model-name",
+        "demo",
+        "--reasoning-parser",
+        "think",
+        "--max-num-seqs",
+        "4",
+        COLD[0],
+        "true",
+    ) as client:
+        yield str(client.base_url).removesuffix("/v1/")
+
+
+@pytest.mark.parametrize("name", [name for name in NEEDS if all(map(find_spec, NEEDS[name]))])
+def test_a_client_gets_its_answer(name: str, url: str) -> None:
+    environment = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("ENGINE_", "OPENAI_"))
+    }
+    done = subprocess.run(
+        [sys.executable, FOLDER / f"{name}.py"],
+        env={**environment, "ENGINE_URL": url},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert SAYS in done.stdout
+    assert ANSWERS.get(name, "") in done.stdout
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_client_is_python_and_is_named_in_the_list(name: str) -> None:
+    compile((FOLDER / f"{name}.py").read_text(), name, "exec")
+    assert f"examples/clients/{name}.py" in (FOLDER / "README.md").read_text()

@@ -1,0 +1,38 @@
+"""Each plugin of the gallery is a page of code that keeps its contract."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from core.testing.conformance import check_plugin
+from tests.system.docs.pages import DOCS, blocks
+
+GALLERY = {
+    title: text
+    for language, title, text in blocks(DOCS / "extend" / "gallery.md")
+    if language == "python"
+}
+MOST_LINES = 60
+
+
+def test_there_are_twelve() -> None:
+    assert len(GALLERY) == 12
+    assert all(title.endswith(".py") for title in GALLERY)
+
+
+@pytest.mark.parametrize("title", GALLERY)
+def test_a_plugin_of_the_gallery_is_a_page_that_keeps_its_contract(
+    title: str, tmp_path: Path
+) -> None:
+    assert GALLERY[title].count("\n") <= MOST_LINES
+    file = tmp_path / title
+    file.write_text(GALLERY[title])
+    try:
+        results = list(check_plugin(str(file)))
+    finally:
+        sys.modules.pop(f"engine_local_{file.stem}", None)
+    assert [f"{each.check}: {each.error}" for each in results if not each.passed] == []
+    assert any(each.subject != str(file) for each in results)  # something of it was checked
