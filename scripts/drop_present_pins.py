@@ -1,6 +1,4 @@
-"""Prints a constraints file without the pins of distributions that can already be imported from
-here.
-"""
+"""Prints a constraints file without the pins of distributions that are already importable."""
 
 from __future__ import annotations
 
@@ -10,9 +8,7 @@ from pathlib import Path
 
 
 def present(name: str) -> bool:
-    """Say whether a distribution of this name is installed, or visible through the system's
-    packages.
-    """
+    """Return whether a distribution is installed, or visible in the system's packages."""
     try:
         distribution(name)
     except PackageNotFoundError:

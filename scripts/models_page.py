@@ -1,47 +1,47 @@
-"""The page of architectures: what `engine models` lists, with the count of transformers' types that
-are served.
-"""
+"""Page of architectures: the list of `engine models` with counts of served model types."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from builtin_plugins.commands.models.table import Row, rows
+from builtin_plugins.commands.models.command import Row, rows
 from core.plugin import load_plan, make_plan
 from core.plugin.discovery import discover
 
 INTRO = """\
 # Architectures
 
-Of the {types} model types that transformers {version} has a causal language model for, **{served} are served**: {native}
-by an architecture of their own, {generic} through transformers' own modules on the engine's paged cache (`--model-impl`,
-see [Architecture](../architecture.md#models-are-facts)). What follows was found by trying every architecture in a tiny
-form (`scripts/survey_models.py`); `engine models NAME` shows one, `--json` all.
+Of the {types} model types with a causal language model in transformers {version}, **{served} are
+served**: {native} natively and {generic} through the modules of transformers on the engine's
+paged KV cache (`--model-impl`, see [Adding an architecture](../extend/architectures.md)). The
+table was made by running every architecture in a tiny size (`scripts/survey_models.py`). `engine
+models NAME` prints one entry, `--json` all.
 
 ## Served
 
-LoRA targets are the names of linear layers. Quantized checkpoints, tensor parallelism and pooling are for architectures of
-their own. Windows are layers that see a part of the text, states are carried along instead of keys and values.
+LoRA targets are the names of linear layers. Quantized checkpoints, tensor parallelism and pooling
+need a native architecture. Windows: layers with sliding-window attention. States: layers with
+recurrent state instead of keys and values.
 
-| architecture | model types | how | windows | states | quantization | tensor parallel | pooling | LoRA targets |
+| architecture | model types | how | windows | states | quantized | TP | pooling | LoRA targets |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- |
 """
 REST = """
 ## Not served
 
-| architecture | model types | why not |
+| architecture | model types | reason |
 | --- | --- | --- |
 """
 HIDDEN = "ScriptedModel"
-"""Serves no checkpoint."""
+"""Architecture without checkpoints."""
 
 
 def models_page() -> str:
-    """Return the page, of the builtins alone."""
-    strangers = [f"no:{ref.name}" for ref in discover() if not ref.builtin]
+    """Return the page, for builtin plugins only."""
+    third_party = [f"no:{ref.name}" for ref in discover() if not ref.builtin]
     known = [
         row
-        for row in rows(load_plan(make_plan(strangers)).entries("models"))
+        for row in rows(load_plan(make_plan(third_party)).entries("models"))
         if row.architecture != HIDDEN
     ]
     counts = {
@@ -55,7 +55,7 @@ def models_page() -> str:
         **counts,
     )
     text += "".join(_served(row) for row in known if row.how != "no")
-    return text + REST + "".join(_refused(row) for row in known if row.how == "no")
+    return text + REST + "".join(_unserved(row) for row in known if row.how == "no")
 
 
 def _served(row: Row) -> str:
@@ -67,10 +67,12 @@ def _served(row: Row) -> str:
         row.pooling,
     )
     marks = " | ".join("" if flag is None else "yes" if flag else "no" for flag in flags)
-    return f"| {row.architecture} | {_listed(row.model_types)} | {row.how} | {marks} | {_listed(row.lora_targets)} |\n"
+    types = _listed(row.model_types)
+    targets = _listed(row.lora_targets)
+    return f"| {row.architecture} | {types} | {row.how} | {marks} | {targets} |\n"
 
 
-def _refused(row: Row) -> str:
+def _unserved(row: Row) -> str:
     return f"| {row.architecture} | {_listed(row.model_types)} | {row.reason.replace('|', '/')} |\n"
 
 

@@ -1,7 +1,6 @@
-"""Tries every architecture in its tiny form and writes what it supports, or why it is not served,
-for `engine models`.
+"""Tests every architecture in a tiny size and writes its features for `engine models`.
 
-Run after an architecture was added, then `make docs`: python scripts/survey_models.py
+Run after adding an architecture, then `make docs`: python scripts/survey_models.py
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from builtin_plugins.commands.models.table import ANY, TABLE
+from builtin_plugins.commands.models.command import ANY, TABLE
 from builtin_plugins.models.generic.spec import spec, why_not
 from core.errors import EngineError
 from core.model_spec.decoder import DecoderSpec
@@ -33,13 +32,13 @@ from core.testing.shrunken import causal_types
 
 LAYER = re.compile(r"\.\d+\.")
 SMALLEST = 12
-"""Rows and columns of a linear layer in a tiny form; routers have fewer."""
+"""Minimum rows and columns of a linear layer in a tiny model; routers have fewer."""
 
 
 def survey() -> dict[str, dict[str, Any]]:
-    """Return a row for every native architecture and every causal language model of transformers."""
-    strangers = [f"no:{ref.name}" for ref in discover() if not ref.builtin]
-    registry = load_plan(make_plan(strangers))
+    """Return a row per native architecture and per causal language model of transformers."""
+    third_party = [f"no:{ref.name}" for ref in discover() if not ref.builtin]
+    registry = load_plan(make_plan(third_party))
     types: dict[str, list[str]] = {}
     for model_type, name in causal_types().items():
         types.setdefault(name, []).append(model_type)
@@ -57,9 +56,7 @@ def survey() -> dict[str, dict[str, Any]]:
 
 
 def of_native(registry: Registry, registered: Any) -> dict[str, Any]:
-    """Return what an architecture with an entry of its own supports; nothing where it has no tiny
-    form.
-    """
+    """Return the features of a native architecture; empty without a tiny model."""
     try:
         config = json.loads(tiny_config(registered.entry.name).to_json_string())
         spec = registry.load(registered)(_Fields(config))
@@ -73,7 +70,7 @@ def of_native(registry: Registry, registered: Any) -> dict[str, Any]:
         return {}
     splits = hasattr(spec, "check_split")
     return {
-        **_kept(made),
+        **_layer_kinds(made),
         "quantization": any(isinstance(part, Linear) for part in made.modules()),
         "tensor_parallel": splits and _splits(spec),
         "pooling": isinstance(spec, DecoderSpec) or hasattr(spec, "pooling"),
@@ -84,7 +81,7 @@ def of_native(registry: Registry, registered: Any) -> dict[str, Any]:
 
 
 def of_generic(model_types: list[str]) -> dict[str, Any]:
-    """Return what transformers' modules of a model support here, or why they are not served."""
+    """Return the features of a generic architecture, or the reason why it is not served."""
     reason = ""
     for model_type in model_types:
         try:
@@ -109,7 +106,7 @@ def of_generic(model_types: list[str]) -> dict[str, Any]:
             if isinstance(part, torch.nn.Linear) and LAYER.search(n)
         ]
         return {
-            **_kept(made),
+            **_layer_kinds(made),
             "quantization": False,
             "tensor_parallel": False,
             "pooling": False,
@@ -125,12 +122,12 @@ class _Fields:
         self.__dict__.update(fields)
 
 
-def _kept(made: Any) -> dict[str, bool]:
-    """Return what kinds of layers a model has besides full attention."""
-    kept = [layer.spec for layer in made.kv_layers]
+def _layer_kinds(made: Any) -> dict[str, bool]:
+    """Return the kinds of layers besides full attention."""
+    specs = [layer.spec for layer in made.kv_layers]
     return {
-        "sliding_window": any(hasattr(one, "window") or hasattr(one, "chunk") for one in kept),
-        "running_state": any(isinstance(one, RecurrentState) for one in kept),
+        "sliding_window": any(hasattr(one, "window") or hasattr(one, "chunk") for one in specs),
+        "running_state": any(isinstance(one, RecurrentState) for one in specs),
     }
 
 
@@ -143,7 +140,7 @@ def _splits(spec: Any) -> bool:
 
 
 def _linear_layers(shapes: dict[str, tuple[int, ...]]) -> list[str]:
-    """Return the last names of the matrices of layers."""
+    """Return the last name parts of the weights of linear layers."""
     names = set()
     for name, shape in shapes.items():
         stem = name.removesuffix(".weight")

@@ -1,4 +1,4 @@
-"""The page of vLLM's flags: what each is here, read from the options there really are."""
+"""Page of vLLM's flags and their support here, from the actual options."""
 
 from __future__ import annotations
 
@@ -13,67 +13,69 @@ from core.config.fields import Field, FieldTable
 
 VERSION: Final = "0.13"
 FLAGS: Final = Path(__file__).parent / "vllm_flags.json"
-"""vLLM's flags of `serve` with their defaults; an object in place of a class of settings."""
+"""Flags of `vllm serve` with their defaults; objects for config classes."""
 
 NOTES: Final[Mapping[str, str]] = {
-    "allowed_origins": "browsers of other sites may call only when they are named",
-    "api_key": "`ENGINE_API_KEY` too; on every path but probes, there only below `/v1`",
-    "async_scheduling": "left open: on where the platform computes beside the host, off on CPUs",
-    "attention_backend": "names of plugins: `engine plugins explain attention_backends`; [names "
-    "there](../gpu.md#recorded-steps) of what is here",
-    "block_size": "there the platform chooses",
-    "disable_log_requests": "deprecated there, too; what it says is the default",
-    "disable_fastapi_docs": "accepted; there are no such pages",
-    "disable_frontend_multiprocessing": "the engine in the API process; then nothing restarts it",
-    "distributed_executor_backend": "`uni`, `mp`, or a plugin's; no `ray`",
-    "dtype": "`auto` takes bfloat16 for float16 checkpoints on a CPU",
-    "enable_chunked_prefill": "there the model decides",
-    "enable_log_requests": "one line when a request has ended; never text",
-    "enable_prefix_caching": "there the model decides",
+    "allowed_origins": "other origins are rejected unless listed",
+    "api_key": "also `ENGINE_API_KEY`; on every path except probes, in vLLM only below `/v1`",
+    "async_scheduling": "default: on for asynchronous devices, off on CPUs",
+    "attention_backend": "plugin names: `engine plugins explain attention_backends`; see the "
+    "[names in vLLM](../extend/kernels.md#gpu-platform)",
+    "block_size": "chosen by the platform in vLLM",
+    "disable_log_requests": "deprecated in vLLM, too; already the default",
+    "disable_fastapi_docs": "accepted without effect: no such pages",
+    "disable_frontend_multiprocessing": "runs the engine in the API process, without restarts",
+    "distributed_executor_backend": "`uni`, `mp`, or a plugin; no `ray`",
+    "dtype": "`auto` selects bfloat16 for float16 checkpoints on CPUs",
+    "enable_chunked_prefill": "chosen by the model in vLLM",
+    "enable_log_requests": "one line per finished request, without text",
+    "enable_prefix_caching": "chosen by the model in vLLM",
     "gpu_memory_utilization": "no effect on a CPU: `--kv-cache-memory-bytes`",
-    "h11_max_incomplete_event_size": "of the request line and headers",
-    "host": "every network there; here `0.0.0.0` has to be asked for",
-    "load_format": "`auto`, `safetensors`, `dummy`, or a plugin's",
-    "max_log_len": "accepted; no text of a request is ever logged",
-    "max_model_len": "left open: cut to what the cache holds, instead of an error",
-    "max_num_batched_tokens": "left open: 2048, offline 4096",
-    "max_num_seqs": "left open: 128, offline 256",
-    "model": "the argument of `engine serve`, as there",
-    "pooler_config": "[of pooling models](../pooling.md#how-it-is-pooled); unknown keys are "
-    "refused",
+    "h11_max_incomplete_event_size": "applies to request line and headers",
+    "host": "all interfaces in vLLM; set `0.0.0.0` here",
+    "load_format": "`auto`, `safetensors`, `dummy`, or a plugin",
+    "max_log_len": "accepted without effect: request text is never logged",
+    "max_model_len": "default: cut to the cache size instead of an error",
+    "max_num_batched_tokens": "default: 2048, offline 4096",
+    "max_num_seqs": "default: 128, offline 256",
+    "model": "argument of `engine serve`, as in vLLM",
+    "pooler_config": "[pooler keys](../guides/pooling.md#pooler-configuration); unknown ones are "
+    "rejected",
     "prefix_caching_hash_algo": "`sha256` only",
-    "quantization": "[formats of checkpoints](../quantization.md) and rounding while loading "
-    "(`int8`, `int4`) are built in; plugins bring others",
+    "quantization": "[checkpoint formats](../guides/quantization.md) and load-time rounding "
+    "(`int8`, `int4`); plugins add others",
     "runner": "no `draft`",
-    "tokenizer_mode": "names of plugins",
-    "trust_remote_code": "runs code of tokenizers only, never of models",
+    "tokenizer_mode": "plugin names",
+    "trust_remote_code": "runs tokenizer code only, never model code",
 }
-"""What is to know of flags that work."""
+"""Notes on supported flags."""
 
 INTRO: Final = f"""\
 # Flags of vLLM
 
-Every flag of `vllm serve` {VERSION}, and what it is here. The page is made from the options of this version; `make check`
-fails when it is out of date. Spellings with underscores, `--no-` forms and dotted JSON keys work as there.
+Every flag of `vllm serve` {VERSION} and its support here. Generated from the options of this
+version; `make check` fails when the page is stale. Underscores, `--no-` forms and dotted JSON
+keys work as in vLLM.
 """
-SERVED: Final = """\
-## Taken
+SUPPORTED: Final = """\
+## Supported
 
-Same name, same meaning. Where a default differs, both are shown.
+Same name and meaning. If a default differs, both are listed.
 
-| flag | default | to know |
+| flag | default | notes |
 | --- | --- | --- |
 """
-REFUSED: Final = """\
-## Known and refused
+UNSUPPORTED: Final = """\
+## Unsupported
 
-Each is parsed. A value that asks for nothing (vLLM's default, or what switches off something that is not here) is let through,
-so scripts that spell such out keep working; any other stops the start and names what is missing. A plugin that brings the feature brings its flags, too.
+These flags are parsed. A value that requests nothing (vLLM's default, or a switched-off feature) is
+accepted, so scripts that spell out defaults keep working. Any other value stops the start and names
+the missing feature. A plugin that adds the feature adds its flags, too.
 
-| missing | flags |
+| missing feature | flags |
 | --- | --- |
 """
-OURS: Final = """\
+ADDITIONAL: Final = """\
 ## Not in vLLM
 
 """
@@ -82,7 +84,7 @@ OURS: Final = """\
 def vllm_page(table: FieldTable) -> str:
     """Return the page.
 
-    Raises `ValueError` for a flag of vLLM that nobody knows, and a note that nobody reads.
+    Raises `ValueError` for an unknown vLLM flag and for an unused note.
     """
     theirs: dict[str, Any] = json.loads(FLAGS.read_text(encoding="utf-8"))
     unknown = sorted(set(theirs) - set(table.by_name))
@@ -94,11 +96,10 @@ def vllm_page(table: FieldTable) -> str:
     refused = [
         table.by_name[name] for name in theirs if name not in unknown and table.by_name[name].refuse
     ]
-    useless = sorted(set(NOTES) - {found.name for found in served})
-    if unknown or useless:
+    unused = sorted(set(NOTES) - {found.name for found in served})
+    if unknown or unused:
         raise ValueError(
-            f"flags of vLLM that are no options here: {unknown}; notes of flags not served: "
-            f"{useless}"
+            f"vLLM flags without an option: {unknown}; notes on unsupported flags: {unused}"
         )
     features: dict[str, list[str]] = {}
     for found in refused:
@@ -110,14 +111,15 @@ def vllm_page(table: FieldTable) -> str:
     ]
     return "".join(
         [
-            f"{INTRO}\n{SERVED}",
+            f"{INTRO}\n{SUPPORTED}",
             *(
                 f"| {_spelling(found)} | {_default(found, theirs[found.name])} | {_note(found)} |\n"
                 for found in served
             ),
-            f"\n{REFUSED}",
+            f"\n{UNSUPPORTED}",
             *(f"| {feature} | {', '.join(flags)} |\n" for feature, flags in features.items()),
-            f"\n{OURS}{', '.join(own)}: see the [configuration reference](configuration.md).\n",
+            f"\n{ADDITIONAL}{', '.join(own)}: see the ",
+            "[configuration reference](configuration.md).\n",
         ]
     )
 
@@ -132,8 +134,8 @@ def _note(found: Field) -> str:
 
 
 def _default(found: Field, theirs: Any) -> str:
-    """Return the default; both, where they mean different things."""
+    """Return the default, or both if they differ."""
     ours = found.default
     if ours == theirs or (not ours and not theirs):
         return f"`{show_default(ours)}`"
-    return f"`{show_default(theirs)}` there, **`{show_default(ours)}`** here"
+    return f"`{show_default(theirs)}` in vLLM, **`{show_default(ours)}`** here"

@@ -1,11 +1,11 @@
-"""Time of one layer's paged attention, every backend that fits a CPU beside one call over
-contiguous keys.
+"""Time of paged attention in one layer, for every CPU backend and a contiguous reference.
 
-Run: `python benchmarks/attention/bench_attention.py [float32|bfloat16 ...] [--only TEXT]`. 16 heads
-over 8 key-value heads of 128, or 16 over latents of 576; blocks of 16 dealt at random; one thread.
-Prints milliseconds of the thread's own time: the layer, what planning the step adds once, and a
-single `scaled_dot_product_attention` that needs no cache. Each run reads other memory, as the
-layers of a model do, so that keys come from where they lie and not from the processor's cache.
+Run: `python benchmarks/attention/bench_attention.py [float32|bfloat16 ...] [--only TEXT]`.
+
+16 query heads over 8 key-value heads of size 128, or 16 over latents of 576; random blocks of 16
+tokens; one thread. Prints milliseconds of thread CPU time for the layer, for preparing the step,
+and for one `scaled_dot_product_attention` without a cache. Each run reads different memory, so that
+keys are not in the processor's cache.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ LATENTS = AttentionParams(heads=16, kv_heads=1, head_size=576, scale=192**-0.5, 
 BLOCK = 16
 RUNS = 12
 COLD_BYTES = 1 << 27
-"""So much memory is read before any of it is read again."""
+"""Bytes read between two reads of the same memory."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A step: per sequence its length, and how many tokens of it are computed."""
+    """A step: per sequence its length and its number of computed tokens."""
 
     sequences: list[tuple[int, int]]
     params: AttentionParams = HEADS
     shared: int = 0
-    """Positions at the beginning of each that lie in the blocks of the first."""
+    """Number of leading positions in blocks shared with the first sequence."""
 
 
 CASES: dict[str, Case] = {
@@ -61,7 +61,7 @@ CASES: dict[str, Case] = {
 
 
 def fastest(work: Callable[[int], object]) -> float:
-    """Return the milliseconds of the best of several runs; each is told its number."""
+    """Return the minimum time in milliseconds over several runs."""
     best = float("inf")
     for run in range(RUNS):
         started = time.thread_time()
@@ -71,17 +71,19 @@ def fastest(work: Callable[[int], object]) -> float:
 
 
 def copies(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Return the tensor in several places, one for each of some runs that follow each other."""
+    """Return copies of a tensor, one per run."""
     return [tensor.clone() for _ in range(max(1, min(RUNS, COLD_BYTES // tensor.nbytes)))]
 
 
 def make_step(case: Case, dtype: torch.dtype) -> tuple[AttentionInputs, int, list[torch.Tensor]]:
-    """Return a step's inputs, the blocks its cache needs, and its query, key and value."""
+    """Return a step's inputs, number of cache blocks, query, key and value."""
     params = case.params
     sequences = case.sequences
-    most = max(-(-length // BLOCK) for length, _ in sequences)
-    blocks = torch.randperm(most * len(sequences), generator=torch.Generator().manual_seed(0)) + 1
-    table = blocks.view(len(sequences), most)
+    max_blocks = max(-(-length // BLOCK) for length, _ in sequences)
+    blocks = (
+        torch.randperm(max_blocks * len(sequences), generator=torch.Generator().manual_seed(0)) + 1
+    )
+    table = blocks.view(len(sequences), max_blocks)
     table[:, : case.shared // BLOCK] = table[0, : case.shared // BLOCK]
     slots = []
     query_starts = [0]
@@ -105,9 +107,7 @@ def make_step(case: Case, dtype: torch.dtype) -> tuple[AttentionInputs, int, lis
 
 
 def contiguous(case: Case, dtype: torch.dtype) -> float:
-    """Return the time of one call over all sequences, padded to the longest, a prompt causal;
-    values are keys.
-    """
+    """Return the time of one call over all padded sequences without a cache."""
     params = case.params
     sequences = case.sequences
     longest = max(length for length, _ in sequences)
@@ -136,7 +136,7 @@ def contiguous(case: Case, dtype: torch.dtype) -> float:
 
 
 def measure(backend: Any, case: Case, dtype: torch.dtype) -> tuple[float, float]:
-    """Return the time of one layer, and of planning the step."""
+    """Return the time of one layer, and of preparing the step."""
     inputs, num_blocks, tensors = make_step(case, dtype)
     every = copies(torch.zeros(backend.cache_shape(inputs.spec, num_blocks, BLOCK), dtype=dtype))
     plan = backend.prepare(inputs)
@@ -155,7 +155,7 @@ def measure(backend: Any, case: Case, dtype: torch.dtype) -> tuple[float, float]
 def main() -> None:
     parser = argparse.ArgumentParser(description="Time of one layer's paged attention.")
     parser.add_argument("dtypes", nargs="*", default=["float32", "bfloat16"])
-    parser.add_argument("--only", default="", help="cases whose name has this text")
+    parser.add_argument("--only", default="", help="only cases with this text in their name")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     registry = load_plan(make_plan())

@@ -1,10 +1,10 @@
-"""Prefill and decoding against transformers' `generate`: one process, both models loaded, rounds
-interleaved.
+"""Prefill and decode times compared with transformers' `generate`, interleaved in one process.
 
-For every task the median seconds of each and the median of the paired ratios (above 1: the engine
-is faster). Without a model a random one of four layers in the shape of Qwen3-0.6B is made on the
-spot. Run: python benchmarks/decode/bench_decode.py [--model FOLDER] [--threads N] [--rounds N]
-[--dtype bfloat16]
+Prints median seconds per task and the median of paired ratios (above 1: the engine is faster).
+Without --model a random model with four layers of Qwen3-0.6B is created.
+
+Run: python benchmarks/decode/bench_decode.py [--model FOLDER] [--threads N] [--rounds N] [--dtype
+bfloat16]
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TASKS = {
     "decode, 32 x 16 + 16": (32, 16, 16),
     "both, 8 x 256 + 16": (8, 256, 16),
 }
-"""Prompts, tokens of each, tokens to generate."""
+"""Number of prompts, tokens per prompt, tokens to generate."""
 
 FOUR_LAYERS: dict[str, Any] = {
     "hidden_size": 1024,
@@ -47,13 +47,13 @@ Run = Callable[[list[list[int]], int], None]
 
 
 def make_prompts(count: int, length: int, seed: int, vocab: int) -> list[list[int]]:
-    """Return random prompts; another seed each round, so that no prefix is known already."""
+    """Return random prompts; a new seed per round avoids prefix cache hits."""
     source = random.Random(seed)
     return [[source.randrange(vocab) for _ in range(length)] for _ in range(count)]
 
 
 def run_engine(llm: LLM) -> Run:
-    """Return what generates with the engine."""
+    """Return a function that generates with the engine."""
 
     def run(prompts: list[list[int]], length: int) -> None:
         params = SamplingParams(temperature=0, max_tokens=length, ignore_eos=True)
@@ -64,7 +64,7 @@ def run_engine(llm: LLM) -> Run:
 
 
 def run_transformers(model: Any) -> Run:
-    """Return what generates with transformers."""
+    """Return a function that generates with transformers."""
 
     @torch.inference_mode()
     def run(prompts: list[list[int]], length: int) -> None:
@@ -79,7 +79,7 @@ def run_transformers(model: Any) -> Run:
 
 
 def seconds(run: Run, prompts: list[list[int]], length: int) -> float:
-    """Return how long one run takes."""
+    """Return the time of one run in seconds."""
     started = time.perf_counter()
     run(prompts, length)
     return time.perf_counter() - started
@@ -101,7 +101,7 @@ def main() -> None:
 
 
 def compare(folder: Path, args: argparse.Namespace) -> None:
-    """Load a checkpoint twice, run every task in turns, print the table."""
+    """Load a checkpoint in both, run every task alternately, print the table."""
     load: Any = transformers.AutoModelForCausalLM.from_pretrained
     model = load(folder, dtype=getattr(torch, args.dtype), attn_implementation="sdpa").eval()
     settings: dict[str, Any] = {
@@ -118,7 +118,7 @@ def compare(folder: Path, args: argparse.Namespace) -> None:
             for seed in range(args.rounds + 1):
                 prompts = make_prompts(count, length, seed, model.config.vocab_size)
                 pairs.append((seconds(ours, prompts, out), seconds(theirs, prompts, out)))
-            pairs = pairs[1:]  # the first warms up
+            pairs = pairs[1:]  # the first round is a warmup
             engine, other = (statistics.median(times) for times in zip(*pairs, strict=True))
             ratio = statistics.median(b / a for a, b in pairs)
             print(f"{name:<22} {engine:>9.3f} {other:>15.3f} {ratio:>6.2f}", flush=True)

@@ -1,9 +1,7 @@
-"""How near the Triton kernels come to what a GPU can move and multiply, beside torch's own for the
-same work.
+"""Triton kernels compared with torch and with the bandwidth of a copy.
 
-Prints one table: time, bytes a second, and the share of the bandwidth that a copy reaches in the
-same run. With `--smoke` toy shapes are computed, in Triton's interpreter where there is no GPU, and
-nothing is timed.
+Prints one table: time, bytes per second, and share of the copy bandwidth. `--smoke` computes tiny
+shapes, with Triton's interpreter on machines without a GPU, and times nothing.
 """
 
 from __future__ import annotations
@@ -21,18 +19,18 @@ Work = Callable[[], object]
 
 @dataclass(frozen=True)
 class Case:
-    """The same work done by a kernel and, where torch has it in few calls, by torch."""
+    """The same work by a kernel and, where possible, by torch."""
 
     name: str
     moved_bytes: int
-    """What must be read and written at least."""
+    """Minimum bytes to read and write."""
     ours: Work
     torchs: Work | None
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a model of 8 billion parameters, or toys."""
+    """Sizes of a model with 8 billion parameters, or tiny ones."""
 
     tokens: int = 256
     hidden: int = 4096
@@ -49,12 +47,8 @@ TOY = Sizes(3, 32, 48, 4, 2, 16, (20, 7), (70, 3, 1), 300)
 
 
 def cases(sizes: Sizes, device: str) -> list[Case]:
-    """Return all work on tensors of random numbers."""
-    from core_kernels.triton import (
-        gated,
-        norms,
-        sampling,
-    )  # lazy: the interpreter is chosen by then
+    """Return all cases, on random tensors."""
+    from core_kernels.triton import row_ops, sampling  # lazy: after the interpreter setting
 
     def draw(*shape: int) -> torch.Tensor:
         return torch.randn(shape, device=device).to(torch.bfloat16)
@@ -77,15 +71,17 @@ def cases(sizes: Sizes, device: str) -> list[Case]:
         Case(
             "add_rms_norm",
             4 * x.nbytes,
-            lambda: norms.add_rms_norm(x, residual, weight, 1e-6),
+            lambda: row_ops.add_rms_norm(x, residual, weight, 1e-6),
             torch_norm,
         ),
-        Case("silu_and_mul", both.nbytes * 3 // 2, lambda: gated.gated(both, "silu"), torch_gated),
-        Case("best", logits.nbytes, lambda: sampling.best(logits), lambda: logits.max(-1)),
+        Case(
+            "silu_and_mul", both.nbytes * 3 // 2, lambda: row_ops.gated(both, "silu"), torch_gated
+        ),
+        Case("best", logits.nbytes, lambda: sampling.argmax(logits), lambda: logits.max(-1)),
         Case(
             "draw",
             logits.nbytes,
-            lambda: sampling.draw(logits, seeds, seeds),
+            lambda: sampling.sample(logits, seeds, seeds),
             lambda: logits.softmax(-1).multinomial(1),
         ),
         decode("decode, uniform", sizes, sizes.lengths, device),
@@ -94,9 +90,9 @@ def cases(sizes: Sizes, device: str) -> list[Case]:
 
 
 def decode(name: str, sizes: Sizes, lengths: tuple[int, ...], device: str) -> Case:
-    """Return one layer's attention of sequences that decode, whose blocks are dealt at random."""
+    """Return a decode attention case of one layer with random blocks."""
     from builtin_plugins.attention_backends.triton.backend import TritonAttention  # lazy: as above
-    from core.api import AttentionInputs, AttentionParams
+    from core.api.models import AttentionInputs, AttentionParams
     from core.model_spec.kv import FullAttention
 
     size = 16
@@ -126,7 +122,7 @@ def decode(name: str, sizes: Sizes, lengths: tuple[int, ...], device: str) -> Ca
 
 
 def seconds(work: Work, repeats: int = 50) -> float:
-    """Return the mean time on the device, behind some calls that do not count."""
+    """Return the mean device time after warmup."""
     for _ in range(5):
         work()
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -139,7 +135,7 @@ def seconds(work: Work, repeats: int = 50) -> float:
 
 
 def bandwidth() -> float:
-    """Return the bytes a second that a copy of 2 GiB reads and writes."""
+    """Return the bytes per second of a 2 GiB copy, read and write."""
     source = torch.randint(0, 255, (1 << 31,), dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     return 2 * source.nbytes / seconds(lambda: target.copy_(source), repeats=10)
@@ -147,8 +143,8 @@ def bandwidth() -> float:
 
 def measure() -> None:
     """Print the table of a GPU."""
-    most = bandwidth()
-    print(f"{torch.cuda.get_device_name()}: a copy moves {most / 1e12:.2f} TB/s\n")
+    peak = bandwidth()
+    print(f"{torch.cuda.get_device_name()}: a copy moves {peak / 1e12:.2f} TB/s\n")
     print("| work | ours, us | torch, us | TB/s | share of a copy's |")
     print("| --- | ---: | ---: | ---: | ---: |")
     for case in cases(Sizes(), "cuda"):
@@ -156,12 +152,12 @@ def measure() -> None:
         other = "" if case.torchs is None else f"{seconds(case.torchs) * 1e6:.1f}"
         rate = case.moved_bytes / own
         print(
-            f"| {case.name} | {own * 1e6:.1f} | {other} | {rate / 1e12:.2f} | {rate / most:.0%} |"
+            f"| {case.name} | {own * 1e6:.1f} | {other} | {rate / 1e12:.2f} | {rate / peak:.0%} |"
         )
 
 
 def main() -> int:
-    """Measure, or compute toys."""
+    """Measure, or compute tiny shapes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--smoke", action="store_true", help="compute toy shapes and time nothing")
     has_gpu = torch.cuda.is_available()

@@ -1,6 +1,4 @@
-"""Who times work on a device: events around a recorded graph, a wall clock around an engine; or
-nobody, of toys.
-"""
+"""Clocks for device work: device events, wall clock, or none for tiny shapes."""
 
 from __future__ import annotations
 
@@ -17,14 +15,14 @@ Work = Callable[[], object]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of the table. Seconds that are not a number were not measured."""
+    """One table line. Unmeasured seconds are NaN."""
 
     name: str
     seconds: float
     limit_s: float
     target: str = ""
-    beside: str = ""
-    """The same work done by others, in words."""
+    comparison: str = ""
+    """Comparison with other implementations."""
 
 
 class Clock(Protocol):
@@ -33,21 +31,19 @@ class Clock(Protocol):
     device: str
 
     def seconds(self, works: Sequence[Work]) -> float:
-        """Return the time of one of several works that do the same on other memory, so that no
-        cache has it.
-        """
+        """Return the mean time of equal works on different memory, so that caches do not help."""
 
     def wall(self, work: Work) -> float:
-        """Return the time of work that the host takes part in."""
+        """Return the wall time of work that involves the host."""
 
 
 class DeviceClock:
-    """Of a GPU: works are captured in one graph, as the engine's are, and that is replayed."""
+    """GPU clock: captures work in a CUDA graph and replays it."""
 
     device = "cuda"
 
     def seconds(self, works: Sequence[Work], repeats: int = 20) -> float:
-        """Return the time between events."""
+        """Return the time between device events."""
         for work in works:
             work()
         torch.cuda.synchronize()
@@ -66,7 +62,7 @@ class DeviceClock:
         return float(begin.elapsed_time(end)) / 1000 / repeats / len(works)
 
     def wall(self, work: Work) -> float:
-        """Return the time until the device is done."""
+        """Return the time until the device is idle."""
         torch.cuda.synchronize()
         begun = time.perf_counter()
         work()
@@ -75,17 +71,17 @@ class DeviceClock:
 
 
 class NoClock:
-    """Does the work and times nothing."""
+    """Runs the work without timing."""
 
     def __init__(self, device: str) -> None:
         self.device = device
 
     def seconds(self, works: Sequence[Work]) -> float:
-        """Return no number."""
+        """Return NaN."""
         for work in works:
             work()
         return math.nan
 
     def wall(self, work: Work) -> float:
-        """Return no number."""
+        """Return NaN."""
         return self.seconds([work])

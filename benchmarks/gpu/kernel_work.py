@@ -1,6 +1,4 @@
-"""W4, W5's attention and W6: single kernels in the shapes of a model of 8 billion parameters,
-beside torch's own.
-"""
+"""Workloads W4, W5 (attention) and W6: kernels in shapes of an 8B model, compared with torch."""
 
 from __future__ import annotations
 
@@ -14,12 +12,12 @@ from benchmarks.gpu.ceilings import Ceilings
 from benchmarks.gpu.clock import Clock, Row, Work
 
 ROTATED_BYTES = 256 << 20
-"""Weights that take turns, so that none is in a cache of the device."""
+"""Total bytes of alternating weights, so that none stays in a device cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelSizes:
-    """What is computed."""
+    """Sizes of the kernel workloads."""
 
     attention: Sizes
     decodes: dict[str, tuple[int, ...]]
@@ -27,7 +25,7 @@ class KernelSizes:
     products: tuple[tuple[int, int], ...]
     """Rows and columns of the weights of a layer."""
     rows: tuple[int, ...]
-    """Of x."""
+    """Rows of x."""
 
 
 REAL = KernelSizes(
@@ -48,7 +46,7 @@ TOY = KernelSizes(Sizes(3, 32, 48, 4, 2, 16), {"2": (20, 7)}, 20, ((32, 128),), 
 
 
 def decoding(clock: Clock, ceilings: Ceilings, sizes: KernelSizes) -> Iterator[Row]:
-    """W4: one layer's attention of sequences that decode."""
+    """W4: decode attention of one layer."""
     for name, lengths in sizes.decodes.items():
         case = decode(name, sizes.attention, lengths, clock.device)
         target = "0.92" if len(set(lengths)) == 1 else "0.85"
@@ -61,11 +59,11 @@ def decoding(clock: Clock, ceilings: Ceilings, sizes: KernelSizes) -> Iterator[R
 
 
 def prompt_attention(clock: Clock, ceilings: Ceilings, sizes: KernelSizes) -> Iterator[Row]:
-    """W5: attention of a prompt alone, beside torch's over contiguous keys."""
+    """W5: prefill attention, compared with torch over contiguous keys."""
     from builtin_plugins.attention_backends.triton.backend import (
         TritonAttention,
-    )  # lazy: the interpreter is chosen by then
-    from core.api import AttentionInputs, AttentionParams
+    )  # lazy: after the interpreter setting
+    from core.api.models import AttentionInputs, AttentionParams
     from core.model_spec.kv import FullAttention
 
     own = sizes.attention
@@ -96,14 +94,14 @@ def prompt_attention(clock: Clock, ceilings: Ceilings, sizes: KernelSizes) -> It
     attention = torch.nn.functional.scaled_dot_product_attention
     torchs = clock.seconds([lambda: attention(q, k, v, is_causal=True, enable_gqa=True)])
     flop = 2 * count**2 * own.heads * own.head_size
-    beside = f"{torchs / ours:.2f} times as fast as torch's over contiguous keys (0.85)"
-    yield Row(f"W5 attention of {count}", ours, flop / ceilings.flop_s, "", beside)
+    comparison = f"{torchs / ours:.2f} times as fast as torch's over contiguous keys (0.85)"
+    yield Row(f"W5 attention of {count}", ours, flop / ceilings.flop_s, "", comparison)
 
 
 def products(clock: Clock, ceilings: Ceilings, sizes: KernelSizes) -> Iterator[Row]:
-    """W6: all products of a layer with weights of few bits, beside torch's with bfloat16."""
+    """W6: all linear layers of a layer with low-bit weights, compared with bfloat16."""
     from core_kernels.triton.quantized import WHOLE_ROW  # lazy: as above
-    from core_kernels.triton.scaled import ScaledFloatOps
+    from core_kernels.triton.scaled_mm import ScaledFloatOps
 
     formats = {
         "W4, groups of 128": (lambda shape: integers(clock, *shape), 0.516, ""),
@@ -144,7 +142,7 @@ def products(clock: Clock, ceilings: Ceilings, sizes: KernelSizes) -> Iterator[R
 
 
 def aim(name: str, count: int) -> str:
-    """Return how many times as fast as bfloat16 the product should be."""
+    """Return the target speedup over bfloat16."""
     if name.startswith("W4"):
         return "3.4" if count <= 16 else "2.8" if count <= 32 else "1.0"
     return "1.9" if count <= 64 else "1.75" if count >= 4096 else ""
@@ -153,7 +151,7 @@ def aim(name: str, count: int) -> str:
 def rotated(
     clock: Clock, shape: tuple[int, int], count: int, make: object, bytes_each: float
 ) -> list[Work]:
-    """Return the product of as many weights as take turns."""
+    """Return a product that cycles through several weights."""
     rows, width = shape
     copies = (
         max(1, int(ROTATED_BYTES / (rows * width * bytes_each))) if clock.device == "cuda" else 1
@@ -167,25 +165,29 @@ def rotated(
 
 
 def plain_weight(clock: Clock, rows: int, width: int) -> object:
-    """Return what multiplies by a weight of bfloat16."""
+    """Return the product with a bfloat16 weight."""
     weight = torch.randn(rows, width, device=clock.device).to(torch.bfloat16)
     return lambda x: torch.nn.functional.linear(x, weight)
 
 
 def integers(clock: Clock, rows: int, width: int) -> object:
-    """Return what multiplies by integers of four bits."""
+    """Return the product with int4 weights."""
     from core_kernels.triton.quantized import QuantizedOps  # lazy: as above
 
     ops = QuantizedOps(4, 128)
     weight = ops.empty(rows, width, torch.bfloat16).to(clock.device)
     codes = torch.randint(-8, 8, (rows, width), dtype=torch.int8, device=clock.device)
-    ops.place(weight, rows, 0, codes, torch.rand(rows, ops.groups(width), device=clock.device) / 8)
+    ops.pack_codes(
+        weight, rows, 0, codes, torch.rand(rows, ops.groups(width), device=clock.device) / 8
+    )
     return lambda x: ops.linear(x, weight, rows)
 
 
 def floats(clock: Clock, ops: object, rows: int, width: int) -> object:
-    """Return what multiplies by eight-bit floats, x rounded too."""
+    """Return the product with float8 weights and activations."""
     weight = ops.empty(rows, width, torch.bfloat16).to(clock.device)  # type: ignore[attr-defined]
     values = torch.randn(rows, width, device=clock.device).to(torch.float8_e4m3fn)
-    ops.place(weight, rows, 0, values, torch.rand(rows, ops.groups(width), device=clock.device))  # type: ignore[attr-defined]
+    ops.pack_codes(
+        weight, rows, 0, values, torch.rand(rows, ops.groups(width), device=clock.device)
+    )  # type: ignore[attr-defined]
     return lambda x: ops.linear(x, weight, rows)  # type: ignore[attr-defined]

@@ -1,5 +1,6 @@
-"""W1, W2a, W3 and W5: the engine with random weights in real shapes, and transformers' continuous
-batching on the same requests.
+"""Workloads W1, W2a, W3 and W5: the engine with random weights in real shapes.
+
+W1 also runs transformers' continuous batching on the same requests.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ MODELS = {"Qwen3ForCausalLM": "qwen3", "LlamaForCausalLM": "llama"}
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Random ids, and how many tokens are made."""
+    """Random prompt ids, and number of tokens to generate."""
 
     prompt: list[int]
     output: int
@@ -33,46 +35,50 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
-    """What is computed."""
+    """Sizes of the model workloads."""
 
     small: Shape
-    """Qwen3-0.6B's."""
+    """Shape of Qwen3-0.6B."""
     large: Shape
-    """Llama-3.1-8B's."""
+    """Shape of Llama-3.1-8B."""
     batch: Shape
-    """Qwen3-8B's."""
+    """Shape of Qwen3-8B."""
     requests: int
-    least: int
-    most: int
-    """Tokens of W1's prompts and of their answers."""
+    min_tokens: int
+    max_tokens: int
+    """Maximum number of tokens of W1's prompts and outputs."""
     wide: tuple[int, int, int]
-    """W2a: requests, tokens of a prompt, of an answer."""
+    """W2a: requests, prompt tokens, output tokens."""
     contexts: tuple[int, int]
     answer: int
-    """W3: tokens of the prompts, and of the answer."""
+    """W3: number of output tokens."""
     prompts: tuple[tuple[int, int], ...]
-    """W5: prompts, and tokens of each."""
+    """W5: number of prompts, and tokens of each."""
 
 
 REAL = ModelSizes(
     Shape(28, 1024, 3072, 16, 8, 128, 151_936),
     Shape(32, 4096, 14336, 32, 8, 128, 128_256),
     Shape(36, 4096, 12288, 32, 8, 128, 151_936),
-    256, 100, 1024, (256, 1024, 1024), (32, 16_384), 256, ((1, 2048), (4, 2048), (1, 8192), (1, 32_000)),
-)  # fmt: skip
+    256,
+    100,
+    1024,
+    (256, 1024, 1024),
+    (32, 16_384),
+    256,
+    ((1, 2048), (4, 2048), (1, 8192), (1, 32_000)),
+)
 _TINY = Shape(1, 32, 48, 4, 2, 16, 300)
 TOY = ModelSizes(_TINY, _TINY, _TINY, 3, 2, 5, (2, 6, 3), (3, 9), 3, ((1, 5), (2, 5)))
 
 
 def small_batch(clock: Clock, ceilings: Ceilings, sizes: ModelSizes) -> Iterator[Row]:
-    """W1: requests of mixed lengths on a small model, with and without overlap, and beside
-    transformers; then W3 of it.
-    """
+    """W1: mixed lengths on a small model, without overlap and with transformers; then W3."""
     requests = mixed(sizes)
     limit = least_s(requests, sizes.small, ceilings.rates)
     settings = {"temperature": 0.6}
     with checkpoint("Qwen3ForCausalLM", sizes.small) as folder:
-        with engine(clock, folder, sizes.most * 2, max_num_seqs=256) as llm:
+        with engine(clock, folder, sizes.max_tokens * 2, max_num_seqs=256) as llm:
             generate(llm, requests[: len(requests) // 4], **settings)
             ours = clock.wall(lambda: generate(llm, requests, **settings))
             streams = list(
@@ -80,7 +86,9 @@ def small_batch(clock: Clock, ceilings: Ceilings, sizes: ModelSizes) -> Iterator
                     clock, ceilings, sizes, llm, sizes.small, sizes.contexts[:1], "0.6B", "0.60"
                 )
             )
-        with engine(clock, folder, sizes.most * 2, max_num_seqs=256, async_scheduling=False) as llm:
+        with engine(
+            clock, folder, sizes.max_tokens * 2, max_num_seqs=256, async_scheduling=False
+        ) as llm:
             generate(llm, requests[: len(requests) // 4], **settings)
             alone = clock.wall(lambda: generate(llm, requests, **settings))
         theirs = (
@@ -89,13 +97,16 @@ def small_batch(clock: Clock, ceilings: Ceilings, sizes: ModelSizes) -> Iterator
             else float("nan")
         )
     about = f"{sum(len(r.prompt) for r in requests):,} in, {sum(r.output for r in requests):,} out"
-    beside = f"transformers {theirs / ours:.2f} times as long (2.0, with its start); without overlap {alone / ours:.2f} (1.10)"
-    yield Row(f"W1 {len(requests)} requests, {about}", ours, limit, "0.60, later 0.80", beside)
+    comparison = (
+        f"transformers {theirs / ours:.2f} times as long (2.0, with its start); "
+        f"without overlap {alone / ours:.2f} (1.10)"
+    )
+    yield Row(f"W1 {len(requests)} requests, {about}", ours, limit, "0.60, later 0.80", comparison)
     yield from streams
 
 
 def large_model(clock: Clock, ceilings: Ceilings, sizes: ModelSizes) -> Iterator[Row]:
-    """W3 and W5 of a model of 8 billion parameters."""
+    """W3 and W5 of an 8B model."""
     longest = max(*sizes.contexts, *(count for _, count in sizes.prompts)) + sizes.answer
     with (
         checkpoint("LlamaForCausalLM", sizes.large) as folder,
@@ -141,28 +152,30 @@ def single_stream(
     name: str,
     aim: str,
 ) -> Iterator[Row]:
-    """W3: the time between tokens of one request."""
+    """W3: inter-token time of one request."""
     for context in contexts:
         prompt = ids(context, shape, context)
         generate(llm, [Request(prompt, sizes.answer)])
-        first = clock.wall(lambda given=prompt: generate(llm, [Request(given, 1)]))  # type: ignore[misc]
-        whole = clock.wall(lambda given=prompt: generate(llm, [Request(given, sizes.answer)]))  # type: ignore[misc]
+        first = clock.wall(partial(generate, llm, [Request(prompt, 1)]))
+        whole = clock.wall(partial(generate, llm, [Request(prompt, sizes.answer)]))
         middle = context + sizes.answer // 2
         limit = step_s(shape, ceilings.rates, 16, rows=1, sampled=1, pairs=middle, positions=middle)
         yield Row(
-            f"W3 {name}, a token behind {context}", (whole - first) / (sizes.answer - 1), limit, aim
+            f"W3 {name}, a token after {context}", (whole - first) / (sizes.answer - 1), limit, aim
         )
 
 
 def mixed(sizes: ModelSizes) -> list[Request]:
-    """Return W1's requests: 142,827 tokens in and 133,966 out at its real sizes."""
+    """Return W1's requests: 142,827 prompt and 133,966 output tokens at full size."""
     drawn = random.Random(0)
     top = min(10_000, sizes.small.vocab - 1)
     prompts = [
-        [drawn.randint(0, top) for _ in range(drawn.randint(sizes.least, sizes.most))]
+        [drawn.randint(0, top) for _ in range(drawn.randint(sizes.min_tokens, sizes.max_tokens))]
         for _ in range(sizes.requests)
     ]
-    return [Request(prompt, drawn.randint(sizes.least, sizes.most)) for prompt in prompts]
+    return [
+        Request(prompt, drawn.randint(sizes.min_tokens, sizes.max_tokens)) for prompt in prompts
+    ]
 
 
 def ids(count: int, shape: Shape, seed: int) -> list[int]:
@@ -172,9 +185,7 @@ def ids(count: int, shape: Shape, seed: int) -> list[int]:
 
 
 def least_s(requests: Sequence[Request], shape: Shape, rates: Rates) -> float:
-    """Return the least time: all prompts in one step, then a step for each further token of the
-    longest answer.
-    """
+    """Return the minimum time: one prefill step, then one step per token of the longest output."""
     prompts = [len(request.prompt) for request in requests]
     pairs = sum(count**2 / 2 for count in prompts)
     total = step_s(
@@ -191,7 +202,7 @@ def least_s(requests: Sequence[Request], shape: Shape, rates: Rates) -> float:
 
 @contextmanager
 def checkpoint(architecture: str, shape: Shape) -> Iterator[str]:
-    """Make a folder with a config alone; weights are drawn when they are loaded."""
+    """Create a checkpoint folder with a config only; weights are random at load time."""
     config = {
         "architectures": [architecture],
         "model_type": MODELS[architecture],
@@ -214,16 +225,16 @@ def checkpoint(architecture: str, shape: Shape) -> Iterator[str]:
 
 @contextmanager
 def engine(clock: Clock, folder: str, longest: int, **settings: Any) -> Iterator[Any]:
-    """Make an engine of a checkpoint; toys run on the stand-in for a GPU."""
-    from core import LLM  # lazy: the interpreter is chosen by then
+    """Create an engine; tiny shapes run on the fake GPU."""
+    from core import LLM  # lazy: after the interpreter setting
 
     if clock.device == "cuda":
         own: dict[str, Any] = {"device": "cuda"}
     else:
-        stand_in = str(Path(__file__).with_name("stand_in.py"))
+        fake_gpu = str(Path(__file__).with_name("fake_gpu.py"))
         own = {
-            "device": "stand_in",
-            "plugins": [stand_in, "no:ops_cpu", "no:quant_packed", "no:attention_paged"],
+            "device": "fake_gpu",
+            "plugins": [fake_gpu, "no:ops_cpu", "no:quant_cpu_packed", "no:attention_paged"],
         }
         own["num_gpu_blocks_override"] = 16
     fixed = {
@@ -257,9 +268,7 @@ def generate(llm: Any, requests: Sequence[Request], temperature: float = 0.0) ->
 
 
 def by_transformers(folder: str, requests: Sequence[Request]) -> None:
-    """Complete the requests by transformers' continuous batching, whose attention is its best that
-    is installed.
-    """
+    """Complete the requests with transformers' continuous batching and its best attention."""
     from transformers import (
         AutoConfig,
         AutoModelForCausalLM,

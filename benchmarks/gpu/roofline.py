@@ -1,13 +1,12 @@
-"""How near the engine comes to what a GPU can do, in one table of shares beside the targets, in
-under eight minutes.
+"""Compares the engine with the peak rates of a GPU, in one table with targets.
 
 Run: python benchmarks/gpu/roofline.py [--only W1,W4] [--seconds 380]
 
-First what the device gives is measured, then kernels (W4, W6, attention of W5), a small model (W1,
-W3; the same engine without overlap; transformers' continuous batching), and models of 8 billion
-parameters (W3, W5, W2a), all with random weights. The share of a row is its least possible time, by
-the run's own ceilings, over its time. What there is no time for is left out by name. `--smoke`
-computes toy shapes, in Triton's interpreter where there is no GPU, and times nothing.
+Measures the device's peak rates, then kernels (W4, W6, W5 attention), a small model (W1, W3;
+without overlap; transformers' continuous batching), and 8B models (W3, W5, W2a), with random
+weights. The share of a row is its minimum time, by the measured peak rates, over its time.
+Workloads beyond the time limit are skipped by name. `--smoke` computes tiny shapes, with Triton's
+interpreter on machines without a GPU, and times nothing.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from typing import Any
 
 import torch
 
-if not __package__:  # started as a file, beside which it would look for its modules
+if not __package__:  # run as a file: fix the import path
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.gpu import ceilings, kernel_work, model_work
 from benchmarks.gpu.clock import Clock, DeviceClock, NoClock, Row
 
-Part = Callable[[Clock, ceilings.Ceilings, Any], Iterator[Row]]
-PARTS: tuple[tuple[str, Part, Any, Any], ...] = (
+WeightShard = Callable[[Clock, ceilings.Ceilings, Any], Iterator[Row]]
+PARTS: tuple[tuple[str, WeightShard, Any, Any], ...] = (
     ("W4", kernel_work.decoding, kernel_work.REAL, kernel_work.TOY),
     ("W5", kernel_work.prompt_attention, kernel_work.REAL, kernel_work.TOY),
     ("W6", kernel_work.products, kernel_work.REAL, kernel_work.TOY),
@@ -38,20 +37,18 @@ PARTS: tuple[tuple[str, Part, Any, Any], ...] = (
     ("W3 W5", model_work.large_model, model_work.REAL, model_work.TOY),
     ("W2a", model_work.wide_batch, model_work.REAL, model_work.TOY),
 )
-"""Workloads, what computes them, and its sizes, real ones and toys; in the order in which they are
-worth their time.
-"""
+"""Workloads with their functions and sizes (full, tiny), by importance."""
 
 
 def run(clock: Clock, *, toys: bool, only: set[str], budget_s: float) -> None:
-    """Print a row as soon as it is there."""
+    """Print each row when it is complete."""
     begun = time.monotonic()
     found = ceilings.measure(clock, 1 << 16 if toys else 8 << 30, 64 if toys else 8192)
     if not toys:
         say(found)
     print(
-        "| work | ms | limit, ms | share | target | beside |\n| --- | ---: | ---: | ---: | ---: | "
-        "--- |"
+        "| work | ms | limit, ms | share | target | comparison |\n"
+        "| --- | ---: | ---: | ---: | ---: | --- |"
     )
     for names, part, real, toy in PARTS:
         if only and not only & {*names.split()}:
@@ -64,7 +61,7 @@ def run(clock: Clock, *, toys: bool, only: set[str], budget_s: float) -> None:
 
 
 def say(found: ceilings.Ceilings) -> None:
-    """Print what the device gives, which every limit below follows from."""
+    """Print the device's peak rates."""
     reads, copies = (
         f"{rate / 1e12:.2f} TB/s" for rate in (found.read_bytes_s, found.copied_bytes_s)
     )
@@ -76,15 +73,16 @@ def say(found: ceilings.Ceilings) -> None:
 
 
 def line(row: Row) -> str:
-    """Return a row of the table; of what nobody timed, that it was computed."""
+    """Return a table row; without a time, a row that says it was computed."""
     if math.isnan(row.seconds):
         return f"| {row.name} | computed | | | {row.target} | |"
     share = row.limit_s / row.seconds
-    return f"| {row.name} | {row.seconds * 1e3:.3f} | {row.limit_s * 1e3:.3f} | {share:.2f} | {row.target} | {row.beside} |"
+    times = f"{row.seconds * 1e3:.3f} | {row.limit_s * 1e3:.3f} | {share:.2f}"
+    return f"| {row.name} | {times} | {row.target} | {row.comparison} |"
 
 
 def main() -> int:
-    """Measure, or compute toys."""
+    """Measure, or compute tiny shapes."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

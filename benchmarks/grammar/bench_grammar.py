@@ -1,7 +1,6 @@
-"""Time to compile a constraint and to make one mask: through the engine's own way, beside the
-libraries called directly.
+"""Time to compile a grammar and to fill a mask, in the engine and in the libraries directly.
 
-Both sides take the same outputs through the same schemas, in turns; ratios are medians of pairs.
+Both follow the same outputs through the same schemas alternately; ratios are medians of pairs.
 """
 
 from __future__ import annotations
@@ -17,11 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from builtin_plugins.features.structured_outputs.reasoning import Reasoning
-from builtin_plugins.features.structured_outputs.rows import Row, TokenMasks
+from builtin_plugins.features.structured_outputs.grammar_row import (
+    GrammarRow,
+    ReasoningTracker,
+    TokenMasks,
+)
 from builtin_plugins.grammar_backends.xgrammar.backend import MAX_THREADS, XGrammar
 from builtin_plugins.grammar_backends.xgrammar.schema import with_patterns
-from core.api import Constraint, Vocabulary, read_vocabulary
+from core.api.sampling import Constraint, Vocabulary, read_vocabulary
 from core.testing.byte_tokenizer import ByteTokenizer
 
 SCHEMAS: dict[str, dict[str, Any]] = {
@@ -58,7 +60,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 
 
 class Tokens:
-    """A tokenizer.json as the engine sees one."""
+    """The engine's view of a tokenizer.json."""
 
     def __init__(self, path: Path) -> None:
         from tokenizers import Tokenizer
@@ -76,7 +78,7 @@ class Tokens:
 
 
 def made_up(size: int) -> Vocabulary:
-    """Return bytes and random words: as large as a real vocabulary, and as unfavourable as none."""
+    """Return a vocabulary of bytes and random words, as large as a real one and less favourable."""
     choose = random.Random(0)
     words = {bytes((i,)): None for i in range(256)}
     while len(words) < size - 1:
@@ -86,13 +88,13 @@ def made_up(size: int) -> Vocabulary:
     return Vocabulary((*words, b""), (size - 1,))
 
 
-def output_of(grammar: Any, vocabulary: Vocabulary, most: int) -> list[int]:
-    """Return the tokens of an output drawn from the masks."""
+def output_of(grammar: Any, vocabulary: Vocabulary, max_tokens: int) -> list[int]:
+    """Return the tokens of an output sampled from the masks."""
     state = grammar.start()
     choose = random.Random(1)
     tokens = []
     mask = np.zeros(-(-len(vocabulary.tokens) // 32), dtype=np.int32)
-    while len(tokens) < most and not state.is_done():
+    while len(tokens) < max_tokens and not state.is_done():
         state.fill(mask)
         allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
         tokens.append(int(choose.choice(allowed)))
@@ -101,7 +103,7 @@ def output_of(grammar: Any, vocabulary: Vocabulary, most: int) -> list[int]:
 
 
 def timed(work: Callable[[], Any]) -> float:
-    """Return the seconds it takes."""
+    """Return the time of a call in seconds."""
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
@@ -110,7 +112,7 @@ def timed(work: Callable[[], Any]) -> float:
 def in_turns(
     rounds: int, ours: Callable[[], Any], theirs: Callable[[], Any]
 ) -> tuple[float, float, float]:
-    """Return the median seconds of both sides and the median ratio of neighbours."""
+    """Return the median seconds of both sides, and the median of paired ratios."""
     pairs = [(timed(ours), timed(theirs)) for _ in range(rounds)]
     return (
         *(statistics.median(side) for side in zip(*pairs, strict=True)),
@@ -118,15 +120,17 @@ def in_turns(
     )
 
 
-def follow_row(grammar: Any, tokens: list[int], masks: TokenMasks, nothing: Reasoning) -> None:
-    """What the worker's thread does for one request."""
-    row = Row(grammar.start(), (), nothing, masks)
+def follow_row(
+    grammar: Any, tokens: list[int], masks: TokenMasks, nothing: ReasoningTracker
+) -> None:
+    """Run the worker thread's work for one request."""
+    row = GrammarRow(grammar.start(), (), nothing, masks)
     for token in tokens:
         row.advance([token])
 
 
 def follow_xgrammar(compiled: Any, tokens: list[int], mask: Any) -> None:
-    """The same by the library alone."""
+    """Run the same with the xgrammar library."""
     import xgrammar
 
     matcher = xgrammar.GrammarMatcher(compiled)
@@ -137,7 +141,7 @@ def follow_xgrammar(compiled: Any, tokens: list[int], mask: Any) -> None:
 
 
 def follow_llguidance(matcher: Any, tokens: list[int], mask: Any) -> None:
-    """The same by llguidance."""
+    """Run the same with the llguidance library."""
     matcher = matcher.deep_copy()
     for token in tokens:
         matcher.consume_token(token)
@@ -167,7 +171,7 @@ def measure(name: str, vocabulary: Vocabulary, rounds: int) -> None:
     compiled = direct.compile_json_schema(schema, any_whitespace=False)
     tokens = output_of(grammar, vocabulary, 200)
     masks = TokenMasks(vocabulary)
-    nothing = Reasoning((), (), ByteTokenizer(), vocabulary, ())
+    nothing = ReasoningTracker((), (), ByteTokenizer(), vocabulary, ())
     mask = np.zeros((1, -(-len(vocabulary.tokens) // 32)), dtype=np.int32)
     each = in_turns(
         rounds,
@@ -176,16 +180,16 @@ def measure(name: str, vocabulary: Vocabulary, rounds: int) -> None:
     )
     micros = [seconds / len(tokens) * 1e6 for seconds in each[:2]]
     print(
-        f"{name}: compile {compile_[0] * 1e3:.2f} ms beside {compile_[1] * 1e3:.2f} ms "
+        f"{name}: compile {compile_[0] * 1e3:.2f} ms, library {compile_[1] * 1e3:.2f} ms "
         f"({compile_[2]:.2f} times); "
-        f"mask {micros[0]:.1f} us beside {micros[1]:.1f} us ({each[2]:.2f} times), {len(tokens)} "
+        f"mask {micros[0]:.1f} us, library {micros[1]:.1f} us ({each[2]:.2f} times), {len(tokens)} "
         "tokens"
     )
-    beside_llguidance(name, vocabulary, rounds)
+    measure_llguidance(name, vocabulary, rounds)
 
 
-def beside_llguidance(name: str, vocabulary: Vocabulary, rounds: int) -> None:
-    """Print what llguidance takes for the same, where it is installed."""
+def measure_llguidance(name: str, vocabulary: Vocabulary, rounds: int) -> None:
+    """Print the times of llguidance, if it is installed."""
     try:
         import llguidance
         from engine_llguidance.backend import LLGuidance, _Tokens
@@ -206,7 +210,7 @@ def beside_llguidance(name: str, vocabulary: Vocabulary, rounds: int) -> None:
     )
     mask = np.zeros(-(-len(vocabulary.tokens) // 32), dtype=np.int32)
     matcher = llguidance.LLMatcher(tokenizer, text)
-    # Its masks are of its own outputs: it lays JSON out in another way.
+    # It uses its own outputs: its JSON layout differs.
     tokens = output_of(
         LLGuidance(vocabulary).compile(Constraint("json", json.dumps(closed), False)),
         vocabulary,

@@ -1,14 +1,12 @@
-"""Conversations that take turns over a cache which holds few of them, with blocks kept in host
-memory or a folder and without.
+"""Multi-turn conversations in a small KV cache, with and without KV connectors.
 
-Every conversation says something, then all others do, so that each comes back to a cache that has
-forgotten it. Per connector, beside an engine without one, with what it must come to: whether the
-tokens are the same, the share of the tokens that could be found again and were, the median time to
-the first token of turns that come back, and what a step of rows that decode takes while blocks
-move, by what it takes while none do (steps in which a prompt is computed are left out). As it
-stands it takes ten minutes on two cores, most of it without a connector. Run: python -m
-benchmarks.kv.bench_conversations [--model FOLDER] [--conversations N] [--turns N] [--held N]
-[--says N] [--answers N] [--steps N] [--rounds N]
+Conversations alternate, so that the cache has evicted each one before its next turn. Reports per
+connector: whether the tokens are unchanged, the share of reusable tokens that were reused, the
+median time to first token of later turns, and the slowdown of decode steps while blocks move
+(prefill steps excluded). Takes ten minutes on two cores, mostly without a connector.
+
+Run: python -m benchmarks.kv.bench_conversations [--model FOLDER] [--conversations N] [--turns N]
+[--held N] [--says N] [--answers N] [--steps N] [--rounds N]
 """
 
 from __future__ import annotations
@@ -26,39 +24,37 @@ from core import LLM, SamplingParams
 
 BLOCK: Final = 16
 ROWS: Final = 4
-"""That decode while blocks move."""
+"""Number of decoding rows while blocks move."""
 GIB: Final = 1 << 30
 FOUND = 0.95
 FIRST = 0.35
 STEPS = 1.05
-"""The least share of tokens, and the most times."""
+"""Minimum share of tokens, and maximum ratios of times."""
 
 
 @dataclass
 class Run:
-    """What one engine did."""
+    """Results of one engine."""
 
     tokens: list[list[int]] = field(default_factory=list)
     found: int = 0
     reusable: int = 0
     first_token_s: list[float] = field(default_factory=list)
-    """Of turns that come back."""
+    """Times to first token of later turns in seconds."""
     quiet_s: list[float] = field(default_factory=list)
     moving_s: list[float] = field(default_factory=list)
-    """Of steps in which rows decode and nothing else is computed, while no blocks move and while
-    some do.
-    """
+    """Times of decode-only steps in seconds, without and with moving blocks."""
 
 
-def said(conversation: int, turn: int, count: int) -> list[int]:
-    """Return what is said: the same in every run."""
+def user_text(conversation: int, turn: int, count: int) -> list[int]:
+    """Return the user text of a turn, equal in every run."""
     return [
         7 + (conversation * 7919 + turn * 104729 + at * at * 31 + at) % 1000 for at in range(count)
     ]
 
 
 def converse(llm: LLM, args: argparse.Namespace) -> Run:
-    """Let all conversations have all their turns."""
+    """Run all turns of all conversations."""
     run = Run()
     texts = [list[int]() for _ in range(args.conversations)]
     params = SamplingParams(
@@ -67,10 +63,10 @@ def converse(llm: LLM, args: argparse.Namespace) -> Run:
     for turn in range(args.turns):
         for number, text in enumerate(texts):
             known = len(text)
-            text += said(number, turn, args.says)
+            text += user_text(number, turn, args.says)
             (output,) = llm.generate([text], params, use_tqdm=False)
             if turn:
-                # The last token of an answer is not computed before the next turn.
+                # The last token of an output is not computed before the next turn.
                 run.reusable += (known - 1) // BLOCK * BLOCK
                 run.found += output.num_cached_tokens or 0
                 times: Any = output.metrics
@@ -80,10 +76,8 @@ def converse(llm: LLM, args: argparse.Namespace) -> Run:
     return run
 
 
-def decode_beside(llm: LLM, run: Run, args: argparse.Namespace, first: int) -> None:
-    """Measure steps of rows that decode, while conversations from the `first` on come back and
-    leave again.
-    """
+def decode_during_transfers(llm: LLM, run: Run, args: argparse.Namespace, first: int) -> None:
+    """Measure decode steps while conversations from `first` on return and leave."""
     half = next(
         (
             m.__wrapped__.__self__
@@ -101,17 +95,17 @@ def decode_beside(llm: LLM, run: Run, args: argparse.Namespace, first: int) -> N
             (run.moving_s if moved else run.quiet_s).append(stats.step_s)
 
     for row in range(ROWS):
-        llm.add_request(f"row {row}", said(10_000 + row, 0, BLOCK), long)
+        llm.add_request(f"row {row}", user_text(10_000 + row, 0, BLOCK), long)
     llm.core.observe = observe
     for step in range(args.steps - 4):
         if step % 12 == 11 and half is not None:
             back = (first + step // 12) % args.conversations
             llm.add_request(
                 f"back {step}",
-                said(back, 0, args.says) + run.tokens[back] + said(back, 1, args.says),
+                user_text(back, 0, args.says) + run.tokens[back] + user_text(back, 1, args.says),
                 short,
             )
-        moved = half is not None and len(half._moves) > 0
+        moved = half is not None and len(half._in_flight) > 0
         llm.step()
     while llm.has_unfinished_requests():
         llm.step()
@@ -166,24 +160,28 @@ def main() -> None:
                 run = converse(llm, args)
                 for turn in range(
                     args.rounds
-                ):  # few steps move blocks: those of one round differ by more than 5 %
-                    decode_beside(llm, run, args, turn * (args.steps // 12))
+                ):  # few steps move blocks: one round varies by over 5 %
+                    decode_during_transfers(llm, run, args, turn * (args.steps // 12))
             if base is None:
                 base = run
                 first = 1e3 * statistics.median(run.first_token_s)
                 print(f"without: first token of turns that come back {first:.0f} ms", flush=True)
             else:
-                print(f"{name}:", *told(run, base), sep="\n  ", flush=True)
+                print(f"{name}:", *report_lines(run, base), sep="\n  ", flush=True)
 
 
-def told(run: Run, base: Run) -> Iterator[str]:
-    """Yield what is to be shown of an engine, beside one without a connector."""
+def report_lines(run: Run, base: Run) -> Iterator[str]:
+    """Yield the report lines of an engine, compared with one without a connector."""
     same = sum(map(list.__eq__, run.tokens, base.tokens))
     found = run.found / run.reusable
-    yield f"answers the same        {same} of {len(base.tokens)}; target all: {verdict(same == len(base.tokens))}"
-    yield f"tokens found again      {found:.1%} of {run.reusable:,}; target {FOUND:.0%}: {verdict(found >= FOUND)}"
+    met = verdict(same == len(base.tokens))
+    yield f"unchanged outputs       {same} of {len(base.tokens)}; target all: {met}"
+    met = verdict(found >= FOUND)
+    yield f"reused tokens           {found:.1%} of {run.reusable:,}; target {FOUND:.0%}: {met}"
     first, without = (statistics.median(each.first_token_s) for each in (run, base))
-    yield f"first token             {1e3 * first:.0f} ms, {first / without:.3f} times; target {FIRST}: {verdict(first / without <= FIRST)}"
+    ratio = first / without
+    met = verdict(ratio <= FIRST)
+    yield f"first token             {1e3 * first:.0f} ms, {ratio:.3f} times; target {FIRST}: {met}"
     quiet = statistics.median(run.quiet_s)
     moving = statistics.median(run.moving_s or [float("nan")])
     much = f"{1e3 * moving:.1f} ms, {moving / quiet:.3f} times ({len(run.moving_s)} steps)"
@@ -191,7 +189,7 @@ def told(run: Run, base: Run) -> Iterator[str]:
 
 
 def verdict(met: bool) -> str:
-    """Return it as a word."""
+    """Return a verdict as a word."""
     return "met" if met else "missed"
 
 

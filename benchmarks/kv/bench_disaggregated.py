@@ -1,12 +1,10 @@
-"""How long streams wait between two tokens while long prompts come: one engine that does both, and
-two behind `engine route`.
+"""Inter-token times of streams during long prompts: one engine, and two with `engine route`.
 
-python -m benchmarks.kv.bench_disaggregated [--prompts 6] [--prompt-tokens 8192] [--streams 4]
+Run: python -m benchmarks.kv.bench_disaggregated [--prompts 6] [--prompt-tokens 8192] [--streams 4]
 [--threads 2]
 
-Prompts come one after the other, each when the last is answered, and streams go on all the while.
-The one engine has all threads; the two share them. Random weights of 8 layers of 512 numbers: a
-prompt takes seconds. Shown are times between the events of a stream.
+Prompts arrive one after another while streams continue. The single engine has all threads; the two
+engines share them. Random weights, 8 layers with hidden size 512: a prompt takes seconds.
 """
 
 from __future__ import annotations
@@ -28,22 +26,28 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from builtin_plugins.commands.route.upstream import Address, ask
+from builtin_plugins.commands.route.proxy import Address, call_engine
 from core.testing.checkpoints import make_checkpoint
 
 COMMAND: Final = "import sys; from core.cli.main import main; sys.exit(main())"
 SHAPE: Final[dict[str, Any]] = {
-    "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "head_dim": 64, "num_attention_heads": 8,
-    "num_key_value_heads": 4, "max_position_embeddings": 32768, "torch_dtype": "bfloat16",
-}  # fmt: skip
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 8,
+    "head_dim": 64,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 32768,
+    "torch_dtype": "bfloat16",
+}
 VOCABULARY: Final = 250
-PATIENCE_S: Final = 120.0
+TIMEOUT_S: Final = 120.0
 BEFORE: Final = 8
-"""Tokens of each stream that come before the first prompt."""
+"""Number of tokens of each stream before the first prompt."""
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on."""
+    """Return a free port."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
@@ -51,7 +55,7 @@ def free_port() -> int:
 
 @contextmanager
 def serving(*arguments: str, threads: int = 1) -> Iterator[str]:
-    """Run a command of the engine that serves, and return its URL once it is well."""
+    """Run an engine command that serves; return its URL once it is ready."""
     port = free_port()
     command = [sys.executable, "-P", "-c", COMMAND, *arguments, "--port", str(port)]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
@@ -59,10 +63,10 @@ def serving(*arguments: str, threads: int = 1) -> Iterator[str]:
         command, stdout=subprocess.DEVNULL, env=environment, start_new_session=True
     )
     url = f"http://127.0.0.1:{port}"
-    end_s = time.monotonic() + PATIENCE_S
+    end_s = time.monotonic() + TIMEOUT_S
     try:
         while True:
-            with suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=PATIENCE_S):
+            with suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=TIMEOUT_S):
                 break
             if process.poll() is not None or time.monotonic() > end_s:
                 raise SystemExit(f"`engine {' '.join(arguments)}` does not serve")
@@ -76,14 +80,14 @@ def serving(*arguments: str, threads: int = 1) -> Iterator[str]:
 
 @contextmanager
 def one_engine(model: Path, threads: int) -> Iterator[str]:
-    """Serve prompts and streams by one engine."""
+    """Serve prompts and streams with one engine."""
     with serving(*_flags(model, threads), threads=threads) as url:
         yield url
 
 
 @contextmanager
 def two_engines(model: Path, threads: int) -> Iterator[str]:
-    """Serve prompts by one engine and streams by another, each with half of the threads."""
+    """Serve prompts and streams with one engine each, with half of the threads."""
     with ExitStack() as stack:
         urls = []
         for role in ("kv_producer", "kv_consumer"):
@@ -98,20 +102,21 @@ def two_engines(model: Path, threads: int) -> Iterator[str]:
 
 def _flags(model: Path, threads: int) -> list[str]:
     return [
-        "serve", str(model), "--skip-tokenizer-init", "--max-model-len", "16384", "--max-num-seqs", "16",
-        "--num-threads", str(threads), "--kv-cache-memory-bytes", str(1 << 30),
-    ]  # fmt: skip
+        *("serve", str(model), "--skip-tokenizer-init"),
+        *("--max-model-len", "16384", "--max-num-seqs", "16"),
+        *("--num-threads", str(threads), "--kv-cache-memory-bytes", str(1 << 30)),
+    ]
 
 
 async def stream(url: str, index: int, gaps_s: list[float], ready: asyncio.Event) -> None:
-    """Read a stream for ever, and note how long each token is waited for after the first ones."""
+    """Read a stream forever; record the inter-token times after the first tokens."""
     body = {
         "prompt": _prompt(1000 + index, 32),
         "max_tokens": 16000,
         "ignore_eos": True,
         "stream": True,
     }
-    async with ask(*_request(url, body)) as answer:
+    async with call_engine(*_request(url, body)) as answer:
         count = 0
         last_s = 0.0
         async for piece in answer.pieces:
@@ -126,7 +131,7 @@ async def stream(url: str, index: int, gaps_s: list[float], ready: asyncio.Event
 
 
 async def measure(url: str, args: argparse.Namespace) -> tuple[list[float], list[float]]:
-    """Return the times between tokens, and what each prompt took, in seconds."""
+    """Return the inter-token times and the time of each prompt, in seconds."""
     gaps_s: list[float] = []
     took_s: list[float] = []
     ready = asyncio.Event()
@@ -138,10 +143,10 @@ async def measure(url: str, args: argparse.Namespace) -> tuple[list[float], list
     for index in range(args.prompts):
         body = {"prompt": _prompt(index, args.prompt_tokens), "max_tokens": 4, "ignore_eos": True}
         start_s = time.perf_counter()
-        async with ask(*_request(url, body)) as answer:
-            said = await answer.whole()
+        async with call_engine(*_request(url, body)) as answer:
+            body = await answer.whole()
             if answer.status != 200:
-                raise SystemExit(said.decode())
+                raise SystemExit(body.decode())
         took_s.append(time.perf_counter() - start_s)
     ended = [task for task in streams if task.done()]
     for task in streams:
@@ -155,7 +160,7 @@ async def measure(url: str, args: argparse.Namespace) -> tuple[list[float], list
 def _request(url: str, body: dict[str, Any]) -> tuple[Address, bytes, bytes, Any, bytes, float]:
     data = json.dumps({**body, "temperature": 0, "return_token_ids": True}).encode()
     headers = [(b"content-type", b"application/json")]
-    return Address.of(url, "--decode"), b"POST", b"/v1/completions", headers, data, PATIENCE_S
+    return Address.of(url, "--decode"), b"POST", b"/v1/completions", headers, data, TIMEOUT_S
 
 
 def _prompt(number: int, count: int) -> list[int]:

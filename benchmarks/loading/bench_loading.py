@@ -1,11 +1,10 @@
-"""From a checkpoint's files to the first forward pass, against reading the files' bytes into
-memory.
+"""Time from checkpoint files to the first forward pass, compared with reading the files.
 
-Each is done in a process of its own, its imports over, in turns: after the files were dropped from
-the page cache (cold) and after they were read (warm). Memory is what the process grows by while it
-loads, pages of files included; there is no cache of keys and values yet. Run: python
-benchmarks/loading/bench_loading.py [--model FOLDER_OR_FILE] [--rounds N] [--threads N] Without a
-model, one of 473 million parameters in bfloat16 is made, with random weights.
+Each measurement runs in its own process after its imports, alternately with a cold and a warm page
+cache. Memory is the growth of the process during loading, mapped files included, without a KV
+cache. Without --model, a random bfloat16 model with 473 million parameters is created.
+
+Run: python benchmarks/loading/bench_loading.py [--model FOLDER_OR_FILE] [--rounds N] [--threads N]
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ READ_BYTES = 1 << 24
 
 
 def write_checkpoint(folder: Path) -> None:
-    """Write a checkpoint of the shape above, its weights a few random pages over and over."""
+    """Write a checkpoint with repeated random pages as weights."""
     import torch
     import transformers
     from safetensors.torch import save_file
@@ -69,7 +68,7 @@ def files_of(model: Path) -> list[Path]:
 
 
 def read_all(folder: Path) -> None:
-    """Read the bytes of all files into memory and keep them."""
+    """Read all files into memory and keep the bytes."""
     for path in files_of(folder):
         with path.open("rb", buffering=0) as file:
             held = memoryview(bytearray(path.stat().st_size))
@@ -79,15 +78,13 @@ def read_all(folder: Path) -> None:
 
 
 def load(folder: Path, threads: int) -> Iterator[None]:
-    """Yield when everything is imported, when the weights are in, and after a forward pass of one
-    token.
-    """
+    """Yield after the imports, after loading the weights, and after a forward pass of one token."""
     import torch
 
     from core.config import EngineConfig
     from core.config.sections import LoadConfig, ModelConfig
+    from core.contracts.parallel import ParallelGroup, Pipeline
     from core.models.layers.loading import load_model
-    from core.models.layers.parallel import ParallelGroup, Pipeline
     from core.plugin import load_plan, make_plan
     from core.testing.one_sequence import OneSequenceAttention, Session
 
@@ -116,11 +113,11 @@ def load(folder: Path, threads: int) -> Iterator[None]:
 
 
 def measure(what: str, folder: Path, threads: int) -> dict[str, float]:
-    """Return seconds, and how much memory the process grew by, in this process."""
+    """Return seconds and memory growth of this process."""
     steps = iter(load(folder, threads)) if what == "load" else None
     if steps is not None:
         next(steps)
-    Path("/proc/self/clear_refs").write_text("5")  # from here on, the peak is counted anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = status("VmRSS")
     start = time.perf_counter()
     used = time.process_time()
@@ -139,13 +136,13 @@ def measure(what: str, folder: Path, threads: int) -> dict[str, float]:
 
 
 def status(name: str) -> int:
-    """Return a figure of /proc/self/status in bytes."""
+    """Return a value of /proc/self/status in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
 
 
 def in_a_process(what: str, folder: Path, threads: int, *, cold: bool) -> dict[str, float]:
-    """Measure in a fresh process, the files being in the page cache or not."""
+    """Measure in a new process, with or without a warm page cache."""
     for path in files_of(folder):
         with path.open("rb") as file:
             if cold:
@@ -179,16 +176,14 @@ def report(folder: Path, rounds: int, threads: int) -> None:
     for cold in (True, False):
         found: dict[str, list[dict[str, float]]] = {"read": [], "load": []}
         for number in range(rounds):
-            for what in list(found)[
-                :: -1 if number % 2 else 1
-            ]:  # neither has the other's traces before it every time
+            for what in list(found)[:: -1 if number % 2 else 1]:  # alternates the order
                 found[what].append(in_a_process(what, folder, threads, cold=cold))
         print(f"{'cold' if cold else 'warm'}, medians of {rounds} rounds:")
         for what, results in found.items():
-            place = "in memory" if what == "read" else "in place"
+            goal = "in memory" if what == "read" else "loaded"
             peak = middle(results, "peak")
             print(
-                f"  {what}: {middle(results, 'loaded'):.2f} s until {place}, "
+                f"  {what}: {middle(results, 'loaded'):.2f} s until {goal}, "
                 f"{middle(results, 'seconds'):.2f} s in all, "
                 f"{middle(results, 'processor'):.2f} s of processor, grew by {peak / 1e6:.0f} MB, "
                 f"{peak / sum(sizes):.2f} of the files"
@@ -203,7 +198,7 @@ def report(folder: Path, rounds: int, threads: int) -> None:
 
 
 def middle(results: list[dict[str, float]], name: str) -> float:
-    """Return the median of one figure."""
+    """Return the median of one value."""
     return statistics.median(result[name] for result in results)
 
 

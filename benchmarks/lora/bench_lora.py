@@ -1,13 +1,12 @@
-"""What adapters cost a decoding step: an engine without LoRA, one with it whose rows have none, and
-the same with many in a batch.
+"""Cost of LoRA adapters in a decode step: without LoRA, with idle LoRA, with many adapters.
 
-One process, both engines on the same checkpoint (a random one in the shape of Qwen3-0.6B, bfloat16,
-unless --model names another), rounds in turns. For each kind of batch: the median of a step's time,
-the median of its ratios to the first kind's in the same round, the ratio of both kinds' best rounds
-(what the neighbours' noise changes least), and what reading alone would make of it: the bytes of
-the weights and of the adapters in the batch, by those of the weights. Run: python -m
-benchmarks.lora.bench_lora [--model FOLDER] [--rows N] [--adapters N] [--rank N] [--rounds N]
-[--steps N]
+Both engines run in one process on the same checkpoint (default: random, in the shape of Qwen3-0.6B,
+bfloat16), rounds alternate. Prints per kind of batch: the median step time, the median ratio to the
+first kind, the ratio of the fastest rounds (least sensitive to noise), and the ratio expected from
+the bytes of weights and adapters.
+
+Run: python -m benchmarks.lora.bench_lora [--model FOLDER] [--rows N] [--adapters N] [--rank N]
+[--rounds N] [--steps N]
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ SETTINGS: Final[dict[str, Any]] = {
     "enable_prefix_caching": False,
     "log_level": "error",
 }
-Adapters = Sequence[LoRARequest | None]
+AdapterRegistry = Sequence[LoRARequest | None]
 
 
 def write_adapter(model: Path, folder: Path, rank: int, seed: int) -> int:
-    """Write an adapter of all linear layers but the head; return the bytes of its factors."""
+    """Write an adapter for all linear layers except the head; return the bytes of its factors."""
     made: dict[str, torch.Tensor] = {}
     torch.manual_seed(seed)
     with safe_open(model / "model.safetensors", "pt") as file:
@@ -58,8 +57,8 @@ def write_adapter(model: Path, folder: Path, rank: int, seed: int) -> int:
     return sum(tensor.nbytes for tensor in made.values())
 
 
-def step_ms(llm: LLM, rows: Adapters, steps: int) -> float:
-    """Return the mean of the steps in which every row decodes."""
+def step_ms(llm: LLM, rows: AdapterRegistry, steps: int) -> float:
+    """Return the mean time of decode steps in milliseconds."""
     params = SamplingParams(temperature=0, max_tokens=steps, ignore_eos=True, detokenize=False)
     prompts = [[7 + (31 * row + at) % 1000 for at in range(PROMPT)] for row in range(len(rows))]
     given: dict[str, Any] = {"lora_request": list(rows)} if any(rows) else {}
@@ -72,20 +71,20 @@ def step_ms(llm: LLM, rows: Adapters, steps: int) -> float:
 
 
 def compare(model: Path, folder: Path, args: argparse.Namespace) -> None:
-    """Measure in turns and print the table."""
+    """Measure alternately and print the table."""
     sizes = [write_adapter(model, folder / f"a{n}", args.rank, n) for n in range(args.adapters)]
     adapters = [LoRARequest(f"a{n}", n + 1, str(folder / f"a{n}")) for n in range(args.adapters)]
     weights = (model / "model.safetensors").stat().st_size
-    nobody: Adapters = [None] * args.rows
-    each: Adapters = [adapters[row % len(adapters)] for row in range(args.rows)]
-    half: Adapters = [adapter if row % 2 else None for row, adapter in enumerate(each)]
-    one: Adapters = [adapters[0]] * args.rows
+    no_adapters: AdapterRegistry = [None] * args.rows
+    each: AdapterRegistry = [adapters[row % len(adapters)] for row in range(args.rows)]
+    half: AdapterRegistry = [adapter if row % 2 else None for row, adapter in enumerate(each)]
+    one: AdapterRegistry = [adapters[0]] * args.rows
     lora = {"enable_lora": True, "max_loras": args.adapters, "max_lora_rank": args.rank}
     settings = {"max_num_seqs": args.rows, "num_threads": args.threads, **SETTINGS}
     with LLM(str(model), **settings) as without, LLM(str(model), **settings, **lora) as served:
         kinds = {
-            "without LoRA": (without, nobody, 0),
-            "with it, no adapter in the batch": (served, nobody, 0),
+            "without LoRA": (without, no_adapters, 0),
+            "with it, no adapter in the batch": (served, no_adapters, 0),
             f"{len({*each})} adapters, in every row": (served, each, len({*each})),
             f"{len({*half} - {None})} adapters, in every other row": (
                 served,
@@ -98,7 +97,7 @@ def compare(model: Path, folder: Path, args: argparse.Namespace) -> None:
         for turn in range(args.rounds + 1):
             for name, (llm, rows, _) in kinds.items():
                 found = step_ms(llm, rows, args.steps)
-                if turn:  # the first warms up
+                if turn:  # the first round is a warmup
                     times[name].append(found)
         print(
             f"{args.rows} rows, rank {args.rank}, {args.threads} threads, {weights / 1e6:.0f} MB "
@@ -118,7 +117,7 @@ def compare(model: Path, folder: Path, args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Make what is missing, and compare."""
+    """Create missing files, and compare."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--model", type=Path, help="folder of a checkpoint with linear layers named as Llama's"

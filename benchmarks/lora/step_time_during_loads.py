@@ -1,10 +1,10 @@
-"""How long steps of running requests take while adapters are read beside them, by how long they
-take alone.
+"""Step times of running requests while adapters load, relative to steps without loading.
 
-One engine, every row decoding; phases in turns, in one of which another adapter is loaded as soon
-as the one before is there (host memory holds few, so each is read from its file). A step's time is
-that between two tokens of a stream. Run: python -m benchmarks.lora.step_time_during_loads [--model
-FOLDER] [--rows N] [--adapters N] [--rank N] [--phases N] [--steps N]
+One engine with all rows decoding; phases alternate between loading one adapter after another (each
+from its file) and none. A step time is the time between two tokens of a stream.
+
+Run: python -m benchmarks.lora.step_time_during_loads [--model FOLDER] [--rows N] [--adapters N]
+[--rank N] [--phases N] [--steps N]
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ import torch
 
 from benchmarks.lora.bench_lora import SETTINGS, write_adapter
 from benchmarks.peers.make_model import write_model
-from builtin_plugins.features.lora.calls import loaded, unloaded
-from builtin_plugins.features.lora.messages import Wanted
-from builtin_plugins.features.lora.stored import AdapterFiles
+from builtin_plugins.features.lora.adapter_file import AdapterFiles
+from builtin_plugins.features.lora.messages import AdapterRef
+from builtin_plugins.features.lora.serving import load_adapter, unload_adapter
 from core import AsyncLLM, LoRARequest, SamplingParams
 
 HELD = 3
 
 
 async def measure(
-    engine: AsyncLLM, wanted: list[Wanted], used: LoRARequest, args: argparse.Namespace
+    engine: AsyncLLM, ref: list[AdapterRef], used: LoRARequest, args: argparse.Namespace
 ) -> None:
-    """Let streams run, and print the medians of both kinds of phases."""
+    """Run streams, and print the medians of both kinds of phases."""
     total = 2 * args.phases * args.steps + 2 * args.steps
     params = SamplingParams(temperature=0, max_tokens=total, ignore_eos=True, detokenize=False)
     times: list[float] = []
@@ -47,9 +47,9 @@ async def measure(
 
     streams = asyncio.gather(*(stream(row) for row in range(args.rows)))
     found: dict[bool, list[float]] = {False: [], True: []}
-    others = cycle(wanted)
+    others = cycle(ref)
     num_loads = 0
-    while len(times) < args.steps:  # they all have begun
+    while len(times) < args.steps:  # all have started
         await asyncio.sleep(0.01)
     for phase in range(2 * args.phases):
         first = len(times)
@@ -57,8 +57,8 @@ async def measure(
         while len(times) < first + args.steps:
             if loads:
                 own = next(others)
-                await loaded(engine.call, own)
-                await unloaded(engine.call, own)
+                await load_adapter(engine.call, own)
+                await unload_adapter(engine.call, own)
                 num_loads += 1
             else:
                 await asyncio.sleep(0.002)
@@ -67,17 +67,17 @@ async def measure(
     for row in range(args.rows):
         await engine.abort(str(row))
     await streams
-    alone, beside = (statistics.median(found[kind]) for kind in (False, True))
+    alone, loading = (statistics.median(found[kind]) for kind in (False, True))
     ratio = statistics.median(b / a for a, b in zip(found[False], found[True], strict=True))
     print(f"{args.rows} rows, {args.threads} threads, {num_loads} loads of rank {args.rank}")
     print(
-        f"a step alone {alone:.2f} ms, while adapters are read {beside:.2f} ms, median of ratios "
+        f"a step alone {alone:.2f} ms, while adapters are read {loading:.2f} ms, median of ratios "
         f"{ratio:.3f}"
     )
 
 
 def main() -> None:
-    """Make what is missing, and measure."""
+    """Create missing files, and measure."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--model", type=Path, help="folder of a checkpoint with linear layers named as Llama's"
@@ -94,12 +94,14 @@ def main() -> None:
         model = args.model or folder / "model"
         if args.model is None:
             write_model(model)
-        wanted = []
+        ref = []
         for number in range(args.adapters + 1):
             own = folder / f"a{number}"
             write_adapter(model, own, args.rank, number)
-            wanted.append(
-                Wanted(AdapterFiles.of(own, 1 << 40).digest(), str(own.resolve()), f"a{number}")
+            ref.append(
+                AdapterRef(
+                    AdapterFiles.read(own, 1 << 40).digest(), str(own.resolve()), f"a{number}"
+                )
             )
         settings: dict[str, Any] = SETTINGS | {
             "max_num_seqs": args.rows,
@@ -115,7 +117,7 @@ def main() -> None:
             **settings,
         )
         try:
-            asyncio.run(measure(engine, wanted[1:], LoRARequest("a0", 1, wanted[0].folder), args))
+            asyncio.run(measure(engine, ref[1:], LoRARequest("a0", 1, ref[0].folder), args))
         finally:
             engine.shutdown()
 

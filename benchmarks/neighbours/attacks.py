@@ -1,13 +1,12 @@
-"""What attacks cost those beside them: healthy greedy streams of the demo model, with an attack and
-without, in turns.
+"""Effect of attacks on other clients: greedy streams of the demo model, with and without.
 
-Parts: `attacks` sends each file of the corpus again and again while the streams run. The same
-requests sent to a stand-in, which reads them and says no, show what their sender alone costs on the
-same cores; a run is compared with that and with a quiet one, all three in turns; `busy` sends 500
-valid requests of all kinds while four loops want the cores; `soak` mixes valid load with the fuzzer
-and looks at the memory of each process. Run: python benchmarks/neighbours/attacks.py
-[attacks|busy|soak] [--only NAME ...] [--rounds N] [--seconds N]
-     [--output-json FILE] [--output-md FILE]
+Parts: `attacks` sends each corpus file repeatedly while the streams run. A fake server that rejects
+the same requests shows the cost of the sender alone; runs alternate between attack, fake server and
+idle. `busy` sends 500 valid requests while four loops use the cores. `soak` mixes valid requests
+with the fuzzer and measures the memory of each process.
+
+Run: python benchmarks/neighbours/attacks.py [attacks|busy|soak] [--only NAME ...] [--rounds N]
+[--seconds N] [--output-json FILE] [--output-md FILE]
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import json
 import multiprocessing
 import random
 import re
-import socket
 import socketserver
 import statistics
 import sys
@@ -27,34 +25,23 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "attacks"))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from attacked import KEY, PATIENCE_S, Attacked, attacked
-from corpus_files import Request, load_corpus
-from fuzz import Made, Tally
+from streams import QUESTIONS, Run, fill_cache, healthy_streams, memory_mb, total_mb
 
-STREAMS = 8
-TOKENS = 1024
+from tests.system.attacks.corpus_files import Request, load_corpus
+from tests.system.attacks.fuzz import RequestGenerator, Tally
+from tests.system.attacks.server_under_test import ServerUnderTest, start_server
+
 WORST_GAP = 1.5
 WORST_TOTAL = 1.2
 WORST_MEMORY = 1.1
-"""What must hold of the ratios."""
+"""Maximum ratios."""
 SETTLE_S = 30.0
-"""Longest wait for memory to come back."""
-QUESTIONS = (
-    "What is prefix caching?",
-    "What is 347 + 285?",
-    "Who are you?",
-    "What is the capital of France?",
-    "Say hello.",
-    "What is a scheduler?",
-    "What is 12 + 30?",
-    "Tell me about paging.",
-)
+"""Maximum wait in seconds until memory is freed."""
 FLAGS = ("--disable-uvicorn-access-log", "--log-level", "error", "--kv-cache-memory-bytes", "128M")
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOL = {
@@ -64,21 +51,8 @@ TOOL = {
 
 
 @dataclass
-class Run:
-    """What the healthy streams saw."""
-
-    tokens: list[list[int]]
-    gaps_s: list[float]
-    total_s: float
-
-    def p99_s(self) -> float:
-        """Return the inter-token time that one in a hundred exceeds."""
-        return statistics.quantiles(self.gaps_s, n=100)[98]
-
-
-@dataclass
 class Row:
-    """One attack."""
+    """Results of one attack."""
 
     name: str
     sent: int = 0
@@ -86,10 +60,10 @@ class Row:
     faults: list[str] = field(default_factory=list)
     unchanged: bool = True
     p99_ratio: float = 0.0
-    """To the run beside which the same was sent to the stand-in."""
+    """Ratio to the run with the fake server."""
     total_ratio: float = 0.0
     quiet_p99_ratio: float = 0.0
-    """To the run beside which nothing was sent."""
+    """Ratio to the idle run."""
     quiet_total_ratio: float = 0.0
     replaced: bool = False
     memory_mb: float = 0.0
@@ -97,132 +71,37 @@ class Row:
 
     @property
     def holds(self) -> bool:
-        """Say whether it is as it must be."""
+        """Return whether all targets are met."""
         ratios = self.p99_ratio <= WORST_GAP and self.total_ratio <= WORST_TOTAL
-        kept = self.memory_after_mb <= WORST_MEMORY * self.memory_mb
-        return self.unchanged and not self.replaced and not self.faults and ratios and kept
-
-
-def healthy_streams(server: Attacked, begun: Callable[[], None] = lambda: None) -> Run:
-    """Run all streams at once; `begun` is called when each has its first token.
-
-    What comes is put aside and read when all is over: the client shares the cores with what it
-    measures.
-    """
-    received: list[list[tuple[float, bytes]]] = [[] for _ in range(STREAMS)]
-    first = threading.Barrier(STREAMS + 1)
-
-    def stream(i: int) -> None:
-        messages = [{"role": "user", "content": QUESTIONS[i % len(QUESTIONS)]}]
-        body = {"messages": messages, "temperature": 0, "max_tokens": TOKENS, "ignore_eos": True}
-        content = json.dumps(body | {"stream": True, "return_token_ids": True}).encode()
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {KEY}\r\nConnection: close\r\n"
-        head += f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
-        waiting = True
-        try:
-            with socket.create_connection(
-                ("127.0.0.1", server.port), timeout=PATIENCE_S
-            ) as connection:
-                connection.sendall(head.encode() + content)
-                while chunk := connection.recv(1 << 16):
-                    received[i].append((time.perf_counter(), chunk))
-                    if waiting and b"token_ids" in chunk:
-                        waiting = False
-                        first.wait()
-        finally:
-            if waiting:
-                first.abort()
-
-    threads = [threading.Thread(target=stream, args=(i,)) for i in range(STREAMS)]
-    began = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    with suppress(threading.BrokenBarrierError):
-        first.wait()
-    begun()
-    for thread in threads:
-        thread.join()
-    total_s = time.perf_counter() - began
-    read = [_read_stream(chunks) for chunks in received]
-    gaps = [late - early for _, times in read for early, late in pairwise(times)]
-    return Run([tokens for tokens, _ in read], gaps, total_s)
-
-
-def _read_stream(chunks: list[tuple[float, bytes]]) -> tuple[list[int], list[float]]:
-    """Return the tokens of a stream, and when each event with some came."""
-    tokens: list[int] = []
-    times: list[float] = []
-    begun = b""
-    for at, chunk in chunks:
-        *lines, begun = (begun + chunk).split(b"\n")
-        for line in lines:
-            if line.startswith(b"data: {"):
-                found = [
-                    t
-                    for c in json.loads(line[6:]).get("choices", ())
-                    for t in c.get("token_ids") or ()
-                ]
-                tokens += found
-                times += [at] if found else []
-    return tokens, times
-
-
-def memory_mb(server: Attacked, kind: str = "Rss") -> dict[int, float]:
-    """Return what each process of the server holds; as `Pss` its part of what it shares with any
-    other.
-    """
-    found = {}
-    for pid in server.processes():
-        with suppress(OSError):
-            text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-            found[pid] = int(text.partition(f"{kind}:")[2].split()[0]) / 1024
-    return found
-
-
-def fill_cache(server: Attacked) -> None:
-    """Have the server touch all of its KV cache, which grows until then."""
-    rng = random.Random(0)
-    held = 0.0
-    while (now := total_mb(server)) > held + 4:
-        held = now
-        for _ in range(8):
-            prompts = [[rng.randrange(4, 2000) for _ in range(1900)] for _ in range(8)]
-            body = json.dumps({"prompt": prompts, "max_tokens": 1})
-            server.ask(Request(path="/v1/completions", body=body, status=[200]))
-
-
-def total_mb(server: Attacked) -> float:
-    """Return what all processes of the server hold; shared pages count once."""
-    return sum(memory_mb(server, "Pss").values())
+        memory_holds = self.memory_after_mb <= WORST_MEMORY * self.memory_mb
+        return self.unchanged and not self.replaced and not self.faults and ratios and memory_holds
 
 
 def send_until_over(
     url: str, name: str, pause_s: float, ready: Any, go: Any, over: Any, found: Any
 ) -> None:
-    """Send everything an attack has, in full size, again and again: in a process of its own, as any
-    client is.
-    """
-    server = Attacked(None, url)
+    """Send the whole attack repeatedly, in a process of its own."""
+    server = ServerUnderTest(None, url)
     attack = load_corpus()[name]
     row = Row(name)
     ready.set()
     go.wait()
     while True:
         for request in attack.request:
-            for answer in server.ask(request):
+            for answer in server.send(request):
                 row.sent += 1
                 row.answers[answer.status] = row.answers.get(answer.status, 0) + 1
                 row.faults += answer.faults()[:1]
         for raw in attack.raw:
             row.sent += 1
-            server.send(raw)
+            server.send_raw(raw)
         if over.wait(pause_s):
             break
     found.put((row.sent, row.answers, row.faults))
 
 
-class _No(socketserver.BaseRequestHandler):
-    """Reads a request and says no."""
+class _Rejecting(socketserver.BaseRequestHandler):
+    """Server that rejects every request."""
 
     def handle(self) -> None:
         """Answer one connection."""
@@ -243,15 +122,15 @@ class _No(socketserver.BaseRequestHandler):
             )
 
 
-class _StandIn(socketserver.ThreadingTCPServer):
+class _FakeServer(socketserver.ThreadingTCPServer):
     request_queue_size = 200
     daemon_threads = True
 
 
 @contextmanager
-def stand_in() -> Iterator[str]:
-    """Run a server that costs next to nothing, in a process of its own; return where it listens."""
-    listener = _StandIn(("127.0.0.1", 0), _No)
+def fake_server() -> Iterator[str]:
+    """Run the fake server in a process of its own; return its address."""
+    listener = _FakeServer(("127.0.0.1", 0), _Rejecting)
     process = multiprocessing.get_context("fork").Process(
         target=listener.serve_forever, daemon=True
     )
@@ -264,8 +143,8 @@ def stand_in() -> Iterator[str]:
         listener.server_close()
 
 
-def beside_attack(server: Attacked, row: Row, pause_s: float, url: str) -> Run:
-    """Run the streams beside an attack on `url`; count what it sent."""
+def run_during_attack(server: ServerUnderTest, row: Row, pause_s: float, url: str) -> Run:
+    """Run the streams during an attack on `url`; count the requests."""
     context = multiprocessing.get_context("spawn")
     ready = context.Event()
     go = context.Event()
@@ -286,25 +165,25 @@ def beside_attack(server: Attacked, row: Row, pause_s: float, url: str) -> Run:
     return run
 
 
-def measure(server: Attacked, name: str, rounds: int, pause_s: float, elsewhere: str) -> Row:
-    """Compare runs with an attack, with the same sent elsewhere, and without, in turns."""
+def measure(server: ServerUnderTest, name: str, rounds: int, pause_s: float, elsewhere: str) -> Row:
+    """Compare runs with the attack, with the fake server, and idle."""
     row = Row(name)
     quiet = []
     sent = []
-    beside = []
-    engines = server.engines()
+    attacked = []
+    engines = server.engine_pids()
     restarts = server.get("/health").json()["restarts"]
     healthy_streams(server)
     row.memory_mb = total_mb(server)
     for _ in range(rounds):
         quiet.append(healthy_streams(server))
-        sent.append(beside_attack(server, Row(name), pause_s, elsewhere))
-        beside.append(beside_attack(server, row, pause_s, server.url))
-    row.unchanged = all(run.tokens == quiet[0].tokens for run in (*quiet, *sent, *beside))
-    row.p99_ratio, row.total_ratio = ratios(beside, sent)
-    row.quiet_p99_ratio, row.quiet_total_ratio = ratios(beside, quiet)
+        sent.append(run_during_attack(server, Row(name), pause_s, elsewhere))
+        attacked.append(run_during_attack(server, row, pause_s, server.url))
+    row.unchanged = all(run.tokens == quiet[0].tokens for run in (*quiet, *sent, *attacked))
+    row.p99_ratio, row.total_ratio = ratios(attacked, sent)
+    row.quiet_p99_ratio, row.quiet_total_ratio = ratios(attacked, quiet)
     row.replaced = (
-        not engines <= server.engines() or server.get("/health").json()["restarts"] != restarts
+        not engines <= server.engine_pids() or server.get("/health").json()["restarts"] != restarts
     )
     until = time.monotonic() + SETTLE_S
     while (after := total_mb(server)) > WORST_MEMORY * row.memory_mb and time.monotonic() < until:
@@ -314,24 +193,27 @@ def measure(server: Attacked, name: str, rounds: int, pause_s: float, elsewhere:
 
 
 def ratios(runs: list[Run], others: list[Run]) -> tuple[float, float]:
-    """Return the medians of how the 99th percentiles and the total times compare."""
+    """Return the median ratios of the 99th percentiles and of the total times."""
     pairs = list(zip(runs, others, strict=True))
     p99 = statistics.median(run.p99_s() / other.p99_s() for run, other in pairs)
     return p99, statistics.median(run.total_s / other.total_s for run, other in pairs)
 
 
 def attacks(args: argparse.Namespace) -> tuple[str, Any, bool]:
-    """Measure every file of the corpus that sends something."""
+    """Measure every corpus file that sends requests."""
     chosen = args.only or [
         name for name, attack in load_corpus().items() if attack.request or attack.raw
     ]
     rows = []
-    with stand_in() as elsewhere, attacked(*FLAGS) as server:
+    with fake_server() as elsewhere, start_server(*FLAGS) as server:
         fill_cache(server)
         for name in chosen:
             rows.append(measure(server, name, args.rounds, args.pause, elsewhere))
             print(line_of(rows[-1]), flush=True)
-    head = "| attack | sent | answers | tokens | p99 | total | p99, to quiet | total | processes | memory, MB | holds |\n"
+    head = (
+        "| attack | sent | answers | tokens | p99 | total | p99, to idle | total | processes "
+        "| memory, MB | holds |\n"
+    )
     table = head + "| --- " * 11 + "|\n" + "\n".join(map(line_of, rows)) + "\n"
     return (
         table,
@@ -341,7 +223,7 @@ def attacks(args: argparse.Namespace) -> tuple[str, Any, bool]:
 
 
 def line_of(row: Row) -> str:
-    """Return the row as the table has it."""
+    """Return the table line of a row."""
     answers = ", ".join(f"{count} x {status}" for status, count in sorted(row.answers.items()))
     cells = [
         row.name,
@@ -355,13 +237,13 @@ def line_of(row: Row) -> str:
         f"{row.quiet_p99_ratio:.2f}",
         f"{row.quiet_total_ratio:.2f}",
     ]
-    cells += ["REPLACED" if row.replaced else "kept"]
+    cells += ["REPLACED" if row.replaced else "unchanged"]
     cells += [f"{row.memory_mb:.0f} -> {row.memory_after_mb:.0f}", "yes" if row.holds else "NO"]
     return f"| {' | '.join(cells)} |"
 
 
 def valid_requests(count: int, seed: int) -> Iterator[Request]:
-    """Return valid requests of all kinds; the first is constrained."""
+    """Return valid requests of all kinds; the first one uses structured outputs."""
     rng = random.Random(seed)
     chat = "/v1/chat/completions"
     completions = "/v1/completions"
@@ -430,7 +312,7 @@ def valid_requests(count: int, seed: int) -> Iterator[Request]:
 
 @contextmanager
 def busy_loops(count: int) -> Iterator[None]:
-    """Keep the cores busy with processes of our own."""
+    """Keep the cores busy with other processes."""
     loops = [multiprocessing.Process(target=_spin, daemon=True) for _ in range(count)]
     for loop in loops:
         loop.start()
@@ -447,10 +329,13 @@ def _spin() -> None:
         pass
 
 
-def ask_all(
-    server: Attacked, requests: Iterator[Request], clients: int, over: threading.Event | None = None
+def send_all(
+    server: ServerUnderTest,
+    requests: Iterator[Request],
+    clients: int,
+    over: threading.Event | None = None,
 ) -> Tally:
-    """Send requests by several clients; return what came of it. What is not 200 counts as a fault."""
+    """Send requests from several clients; return counts. Any status but 200 is a fault."""
     tally = Tally()
     lock = threading.Lock()
 
@@ -460,7 +345,7 @@ def ask_all(
                 request = next(requests, None)
             if request is None:
                 return
-            (answer,) = server.ask(request)
+            (answer,) = server.send(request)
             with lock:
                 tally.sent += 1
                 tally.by_status[answer.status] = tally.by_status.get(answer.status, 0) + 1
@@ -480,15 +365,15 @@ def ask_all(
 
 
 def busy(args: argparse.Namespace) -> tuple[str, Any, bool]:
-    """Send valid requests while others want the cores, from the server's first moment on."""
+    """Send valid requests while other processes use the cores, from the server's start on."""
     with busy_loops(4):
         started = time.monotonic()
-        with attacked(*FLAGS, warm=False) as server:
+        with start_server(*FLAGS, warm=False) as server:
             ready_s = time.monotonic() - started
-            tally = ask_all(server, valid_requests(args.requests, args.seed), clients=4)
+            tally = send_all(server, valid_requests(args.requests, args.seed), clients=4)
             took_s = time.monotonic() - started - ready_s
     lines = [
-        f"{tally.sent} valid requests beside four busy loops: {tally.by_status}, "
+        f"{tally.sent} valid requests during four busy loops: {tally.by_status}, "
         f"{len(tally.faults)} refused or failed"
     ]
     lines += [
@@ -499,28 +384,26 @@ def busy(args: argparse.Namespace) -> tuple[str, Any, bool]:
 
 
 def soak(args: argparse.Namespace) -> tuple[str, Any, bool]:
-    """Mix valid load with the fuzzer; compare each process' memory at the end with that at
-    half-time.
-    """
+    """Mix valid requests with the fuzzer; compare each process's memory at half-time and end."""
     samples: list[tuple[float, dict[int, float]]] = []
-    with attacked(*FLAGS) as server:
+    with start_server(*FLAGS) as server:
         fill_cache(server)
         over = threading.Event()
         began = time.monotonic()
-        made = Made(server.get("/openapi.json").json(), random.Random(args.seed))
+        generator = RequestGenerator(server.get("/openapi.json").json(), random.Random(args.seed))
         fuzzed = Tally()
         valid: list[Tally] = []
 
         def send_fuzz() -> None:
             while not over.is_set():
-                request = made.request()
-                fuzzed.take(request, *server.ask(request))
+                request = generator.generate()
+                fuzzed.record(request, *server.send(request))
 
         threads = [threading.Thread(target=send_fuzz)]
         threads.append(
             threading.Thread(
                 target=lambda: valid.append(
-                    ask_all(server, valid_requests(10**9, args.seed), clients=4, over=over)
+                    send_all(server, valid_requests(10**9, args.seed), clients=4, over=over)
                 )
             )
         )
@@ -532,7 +415,7 @@ def soak(args: argparse.Namespace) -> tuple[str, Any, bool]:
         over.set()
         for thread in threads:
             thread.join()
-        names = {pid: server.name_of(pid) for pid in samples[-1][1]}
+        names = {pid: server.process_name(pid) for pid in samples[-1][1]}
     lines = []
     growth = {}
     for pid, name in names.items():

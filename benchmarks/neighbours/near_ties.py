@@ -1,13 +1,10 @@
-"""Where an oversubscribed cache gives another token: how near was the draw to the border of the
-two?
+"""Explains differing tokens under preemption: distance of the draw from the token border.
 
-The demo model in float32 answers the same seeded requests twice, with room for all and with a cache
-so small that they preempt each other all the time. At the first token that differs, the
-distribution is computed anew from the common beginning in several ways. Printed are, in shares of
-the probability: how far the number drawn lies from the border between the two tokens, and by how
-much that border moves from one way of computing it to another: in several batches at once, and
-token by token. A draw that the border moves over, or nearly, is a near-tie, which rounding decides;
-one further away would be a fault.
+Runs the same seeded requests on the demo model in float32 twice: with a large cache, and with a
+small one that preempts all the time. At the first differing token, the distribution is recomputed
+in several ways. Prints the distance of the draw from the border between the two tokens, and how far
+the border moves between computations: in several batches at once, and token by token. A draw within
+the moved border is a near-tie decided by rounding; any other difference is a fault.
 
 Run: python benchmarks/neighbours/near_ties.py [--requests N] [--tokens N] [--blocks N] [--dtype
 float32|bfloat16]
@@ -23,16 +20,16 @@ from typing import Any
 import torch
 
 from core import LLM, SamplingParams
-from core.engine.admission import mix_seed
+from core.frontend.admission import mix_seed
 from core.models.ops.sampling import uniform
 
 TEMPERATURE = 0.8
 BATCHES = (1, 4, 13)
 FACTOR = 10
-"""The batches tried here are few of those that may have been."""
+"""Safety factor: only some of the possible batches are tried."""
 LOOKED_AT = 12
 LEAST = 1e-7
-"""Of a float32's last bits, as far as a border moves at least."""
+"""Minimum movement of a border, in units of the last float32 bit."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +39,12 @@ class Answer:
     prompt: tuple[int, ...]
     params: SamplingParams
     index: int
-    """Which of the request's sequences it is."""
+    """Index of the sequence in its request."""
     tokens: tuple[int, ...]
 
 
 def open_engine(args: argparse.Namespace, blocks: int) -> LLM:
-    """Return an engine with so many blocks."""
+    """Return an engine with a number of blocks."""
     return LLM(
         dtype=args.dtype,
         plugins=args.plugins,
@@ -65,7 +62,7 @@ def open_engine(args: argparse.Namespace, blocks: int) -> LLM:
 def answers(llm: LLM, args: argparse.Namespace) -> tuple[list[Answer], int]:
     """Return every sequence of every request, and the number of preemptions."""
     prompts = [
-        f"Tell me about number {31 * i % 97} and about {17 * i % 89}, then greet me."
+        f"Describe number {31 * i % 97} and about {17 * i % 89}, then greet me."
         for i in range(args.requests)
     ]
     params = [
@@ -92,21 +89,18 @@ def seed_of(answer: Answer) -> int:
 
 
 def read_again(llm: LLM, prefix: tuple[int, ...], size: int) -> torch.Tensor:
-    """Return where each token's share ends, float64 [vocab], behind a beginning that is read at
-    once beside others.
-    """
+    """Return the cumulative probabilities, float64 [vocab], after a prefix in one prefill batch."""
     prompts = [{"prompt_token_ids": list(prefix)}] + [
         {"prompt_token_ids": [(7 * row + token) % 3000 for token in prefix]}
         for row in range(1, size)
     ]
     params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=-1)
-    return shares(llm.generate(prompts, params, use_tqdm=False)[0].outputs[0], 0)  # type: ignore[arg-type]
+    outputs = llm.generate(prompts, params, use_tqdm=False)  # type: ignore[arg-type]
+    return shares(outputs[0].outputs[0], 0)
 
 
-def said_again(llm: LLM, answer: Answer, at: int) -> torch.Tensor | None:
-    """Return the same behind a beginning that is generated token by token; None where that comes
-    out otherwise.
-    """
+def generate_again(llm: LLM, answer: Answer, at: int) -> torch.Tensor | None:
+    """Return the same after a prefix generated token by token; None if the tokens differ."""
     params = SamplingParams(
         temperature=TEMPERATURE,
         seed=answer.params.seed,
@@ -116,28 +110,29 @@ def said_again(llm: LLM, answer: Answer, at: int) -> torch.Tensor | None:
         logprobs=-1,
     )
     prompts = [{"prompt_token_ids": list(answer.prompt)}]
-    sequence = llm.generate(prompts, params, use_tqdm=False)[0].outputs[answer.index]  # type: ignore[arg-type]
+    outputs = llm.generate(prompts, params, use_tqdm=False)  # type: ignore[arg-type]
+    sequence = outputs[0].outputs[answer.index]
     return shares(sequence, at) if tuple(sequence.token_ids[:at]) == answer.tokens[:at] else None
 
 
 def shares(sequence: Any, at: int) -> torch.Tensor:
-    """Return where each token's share of one position ends."""
+    """Return the cumulative probabilities at one position."""
     logits = sequence.logprobs[at]
     row = torch.tensor([logits[token].logprob for token in range(len(logits))], dtype=torch.float64)
     return (row / TEMPERATURE).softmax(-1).cumsum(-1)
 
 
 def judge(llm: LLM, one: Answer, other: Answer) -> bool:
-    """Print what the first difference is; return whether rounding explains it."""
+    """Print the first difference; return whether rounding explains it."""
     at = next(i for i, (a, b) in enumerate(zip(one.tokens, other.tokens, strict=True)) if a != b)
     low, high = sorted((one.tokens[at], other.tokens[at]))
     prefix = one.prompt + one.tokens[:at]
     drawn = float(uniform(torch.tensor([seed_of(one)]), torch.tensor([len(prefix)]))[0])
     ways = [read_again(llm, prefix, size) for size in BATCHES]
-    said = said_again(llm, one, at)
-    ways += [] if said is None else [said]
-    # Of the tokens between the two, none was drawn: the draw lies between the ends of the lower one
-    # and of the last below the higher one, as far as they move.
+    generated = generate_again(llm, one, at)
+    ways += [] if generated is None else [generated]
+    # No token in between was drawn: the draw lies between the end of the lower one
+    # and of the last one below the higher, as far as they move.
     ends = [float(way[token]) for way in ways for token in (low, high - 1)]
     moves = max(
         max(float(way[t]) for way in ways) - min(float(way[t]) for way in ways)
@@ -153,24 +148,22 @@ def judge(llm: LLM, one: Answer, other: Answer) -> bool:
 
 
 def odds(llm: LLM, found: list[Answer]) -> float:
-    """Return how probable it is that a draw falls where rounding has moved a border: the mean over
-    some beginnings.
+    """Return the probability that a draw falls within a moved border: the mean over prefixes.
 
-    A beginning that was said token by token is compared with the same one read at once, as it is
-    after a preemption.
+    Compares a prefix generated token by token with one computed at once, as after a preemption.
     """
     shares_moved = []
     for answer in found[:: max(1, len(found) // LOOKED_AT)]:
         at = len(answer.tokens) // 2
-        said = said_again(llm, answer, at)
-        if said is not None:
+        generated = generate_again(llm, answer, at)
+        if generated is not None:
             read = read_again(llm, answer.prompt + answer.tokens[:at], 2)
-            shares_moved.append(float((said - read).abs().sum()))
+            shares_moved.append(float((generated - read).abs().sum()))
     return sum(shares_moved) / max(1, len(shares_moved))
 
 
 def main() -> int:
-    """Compare and print; 1 where rounding does not explain a difference."""
+    """Compare and print; return 1 for an unexplained difference."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -180,7 +173,7 @@ def main() -> int:
     parser.add_argument(
         "--plugins", nargs="*", default=[], help="as for serve: no:NAME leaves kernels out"
     )
-    parser.add_argument("--most", type=int, default=10, help="differences that are looked into")
+    parser.add_argument("--max-differences", type=int, default=10, help="differences to examine")
     parser.add_argument("--dtype", default="float32")
     args = parser.parse_args()
     with open_engine(args, 4096) as roomy:
@@ -201,7 +194,7 @@ def main() -> int:
             f"of {draws} draws, {likely:.1e} each fall where rounding moves a border: "
             f"{likely * draws:.2g} are expected to"
         )
-        explained = [judge(roomy, one, other) for one, other in pairs[: args.most]]
+        explained = [judge(roomy, one, other) for one, other in pairs[: args.max_differences]]
     return int(not all(explained))
 
 

@@ -1,4 +1,4 @@
-"""A server of the demo model in processes of its own, for the measurements beside it."""
+"""Server of the demo model in its own processes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ ENGINE = (
     "-c",
     "import sys; from core.cli.main import main; sys.exit(main())",
 )
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 
 
 @dataclass
 class Served:
-    """A server that runs."""
+    """A running server."""
 
     process: subprocess.Popen[str]
     host: str
@@ -31,13 +31,11 @@ class Served:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """Address of the server."""
         return f"http://{self.host}:{self.port}"
 
     def rss_mb(self) -> dict[str, int]:
-        """Return the memory of its processes, each under its place in the tree and what it is
-        called.
-        """
+        """Return the memory of its processes in MB, by position in the tree and name."""
         found: dict[str, int] = {}
         for pid in _tree(self.process.pid):
             try:
@@ -52,10 +50,10 @@ class Served:
         return found
 
     def stop(self) -> float:
-        """Ask it to end; return how long it took."""
+        """Stop it; return the shutdown time in seconds."""
         began_s = time.monotonic()
         self.process.send_signal(signal.SIGTERM)
-        self.process.wait(PATIENCE_S)
+        self.process.wait(TIMEOUT_S)
         return time.monotonic() - began_s
 
 
@@ -76,11 +74,11 @@ def served(*flags: str) -> Iterator[Served]:
     finally:
         if process.poll() is None:
             process.terminate()
-            process.wait(PATIENCE_S)
+            process.wait(TIMEOUT_S)
 
 
 def _tree(root: int) -> list[int]:
-    """Return a process and all that it has started."""
+    """Return a process and all its descendants."""
     found = [root]
     for pid in found:
         try:

@@ -1,15 +1,13 @@
-"""Does the memory of a server stop growing? Ten minutes of valid requests of all kinds, and the
-size of each process.
+"""Memory growth of a server during ten minutes of valid requests of all kinds.
 
-A server of the demo model answers clients that ask, one request at a time each, what users ask:
-completions and chats, whole and streamed, with several sequences, log-probabilities, tools,
-schemas, regular expressions, stop texts, long prompts, beginnings that others have too, and
-connections closed in the middle of a stream. Prompts never repeat. Every second the resident memory
-of every process is read, and what `/metrics` says who owns.
+Clients send one request at a time: completions and chats, complete and streamed, with several
+sequences, log-probabilities, tools, schemas, regular expressions, stop texts, long prompts, shared
+prefixes, and disconnects in the middle of a stream. Prompts never repeat. The resident memory of
+every process and the owners in `/metrics` are read every second.
 
-Printed are means over twentieths of the time, and by how much the second half grew: the mean of its
-last quarter against that of its first. The target holds for a cache that was filled once;
-`--kv-cache-memory-bytes` says how large it is.
+Prints means over twentieths of the time, and the growth of the second half: the mean of its last
+quarter against that of its first. The target applies after the cache was filled once;
+`--kv-cache-memory-bytes` sets its size.
 
 Run: python benchmarks/neighbours/soak.py [--seconds N] [--clients N] [--only KIND ...] [--json
 FILE] [-- FLAGS OF ENGINE SERVE]
@@ -48,7 +46,7 @@ CACHE = ("--kv-cache-memory-bytes", "128M")
 TARGET = 0.03
 TWENTIETHS = 20
 NAMES = ("Ada", "Ben", "Cleo", "Dan", "Eve", "Finn", "Gus", "Hal", "Ivy", "Joe")
-PLACES = ("Paris", "Rome", "Oslo", "Bern", "Kyiv", "Lima", "Quito", "Riga")
+CITIES = ("Paris", "Rome", "Oslo", "Bern", "Kyiv", "Lima", "Quito", "Riga")
 TOOL = {
     "type": "function",
     "function": {
@@ -77,12 +75,12 @@ def chat(rng: random.Random, text: str, **fields: Any) -> tuple[str, Body]:
 
 def completion(rng: random.Random, words: int, **fields: Any) -> tuple[str, Body]:
     """Return a completion of random words."""
-    prompt = " ".join(rng.choice((*NAMES, *PLACES, str(rng.randrange(1000)))) for _ in range(words))
+    prompt = " ".join(rng.choice((*NAMES, *CITIES, str(rng.randrange(1000)))) for _ in range(words))
     return "/v1/completions", {"prompt": prompt, "max_tokens": rng.randrange(1, 64), **fields}
 
 
 def schema(rng: random.Random) -> Body:
-    """Return a schema; there are a few hundred of them."""
+    """Return one of a few hundred schemas."""
     names = rng.sample(("name", "age", "city", "score", "tags"), rng.randrange(1, 4))
     kinds = {"name": "string", "age": "integer", "city": "string", "score": "number"}
     made = {
@@ -95,7 +93,7 @@ def schema(rng: random.Random) -> Body:
 
 
 def shared(rng: random.Random) -> tuple[str, Body]:
-    """Return a chat behind one of a few long system prompts."""
+    """Return a chat with one of a few long system prompts."""
     system = " ".join(
         f"Rule {i}: be kind to {NAMES[i % len(NAMES)]}." for i in range(10 + rng.randrange(4))
     )
@@ -112,10 +110,10 @@ KINDS: Mapping[str, Callable[[random.Random], tuple[str, Body]]] = {
     ),
     "sum, whole": lambda rng: chat(rng, f"What is {rng.randrange(999)} + {rng.randrange(999)}?"),
     "tools": lambda rng: chat(
-        rng, f"What is the weather in {rng.choice(PLACES)}?", tools=[TOOL], stream=True
+        rng, f"What is the weather in {rng.choice(CITIES)}?", tools=[TOOL], stream=True
     ),
     "forced tool": lambda rng: chat(
-        rng, f"Weather in {rng.choice(PLACES)}?", tools=[TOOL], tool_choice="required"
+        rng, f"Weather in {rng.choice(CITIES)}?", tools=[TOOL], tool_choice="required"
     ),
     "several": lambda rng: completion(rng, 20, n=3, temperature=1.0, seed=rng.randrange(1 << 30)),
     "log-probabilities": lambda rng: completion(rng, 10, logprobs=5, temperature=0.7),
@@ -135,24 +133,26 @@ KINDS: Mapping[str, Callable[[random.Random], tuple[str, Body]]] = {
     "regex": lambda rng: completion(
         rng, 5, structured_outputs={"regex": f"[a-{rng.choice('fghij')}]{{3,9}}"}
     ),
-    "choice": lambda rng: completion(rng, 5, structured_outputs={"choice": rng.sample(PLACES, 3)}),
+    "choice": lambda rng: completion(rng, 5, structured_outputs={"choice": rng.sample(CITIES, 3)}),
     "shared": shared,
     "left": lambda rng: completion(rng, 40, stream=True),
 }
-"""Kinds of requests; those called `left` are given up after their first bytes."""
+"""Kinds of requests; `left` kinds disconnect after their first bytes."""
 
 
 @dataclass
 class Tally:
-    """What became of the requests."""
+    """Counts of requests by result."""
 
     done: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
     ended: bool = False
 
 
-def ask(url: urllib.parse.ParseResult, rng: random.Random, tally: Tally, kinds: list[str]) -> None:
-    """Send requests one after the other until the time is up."""
+def send_requests(
+    url: urllib.parse.ParseResult, rng: random.Random, tally: Tally, kinds: list[str]
+) -> None:
+    """Send requests one after another until the time is over."""
     connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=600)
     while not tally.ended:
         kind = rng.choice(kinds)
@@ -198,7 +198,7 @@ def served(flags: list[str]) -> Iterator[tuple[int, str]]:
 
 
 def family(root: int) -> dict[int, str]:
-    """Return the process and all below it, with what they are."""
+    """Return a process and its descendants, with their names."""
     parents: dict[int, int] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, IndexError, ValueError):
@@ -217,14 +217,14 @@ def family(root: int) -> dict[int, str]:
 
 
 def resident(pid: int) -> int:
-    """Return the bytes of a process that are in memory; 0 when it is gone."""
+    """Return the resident memory of a process in bytes; 0 after its end."""
     with suppress(OSError):
         return int((Path("/proc") / str(pid) / "statm").read_text().split()[1]) * 4096
     return 0
 
 
 def owners(url: str) -> dict[str, float]:
-    """Return what the server says who owns how many bytes."""
+    """Return the bytes by owner, as reported by the server."""
     with urllib.request.urlopen(f"{url}/metrics", timeout=600) as answer:
         text = answer.read().decode()
     found = re.findall(
@@ -236,7 +236,7 @@ def owners(url: str) -> dict[str, float]:
 
 
 def watch(pid: int, seconds: float) -> tuple[dict[str, list[int]], dict[str, set[int]]]:
-    """Read the sizes of all processes every second; also which processes there were of each kind."""
+    """Record the memory of all processes every second, and the processes of each kind."""
     sizes: dict[str, list[int]] = {}
     pids: dict[str, set[int]] = {}
     end = time.monotonic() + seconds
@@ -252,16 +252,14 @@ def watch(pid: int, seconds: float) -> tuple[dict[str, list[int]], dict[str, set
 
 
 def growth(sizes: list[int]) -> float:
-    """Return by which share the second half grew: the mean of its last quarter against that of its
-    first.
-    """
+    """Return the growth of the second half: mean of its last quarter over mean of its first."""
     half = sizes[len(sizes) // 2 :]
     part = max(1, len(half) // 4)
     return statistics.mean(half[-part:]) / statistics.mean(half[:part]) - 1
 
 
 def main() -> int:
-    """Measure and print; 1 when a process grew by more than the target, or a request failed."""
+    """Measure and print; return 1 for excessive growth or a failed request."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -282,7 +280,8 @@ def main() -> int:
         address = urllib.parse.urlparse(url)
         threads = [
             threading.Thread(
-                target=ask, args=(address, random.Random(f"{args.seed} {i}"), tally, args.only)
+                target=send_requests,
+                args=(address, random.Random(f"{args.seed} {i}"), tally, args.only),
             )
             for i in range(args.clients)
         ]
@@ -309,7 +308,7 @@ def show(
     tally: Tally,
     seconds: float,
 ) -> int:
-    """Print the table and the judgement."""
+    """Print the table and the verdict."""
     total = sum(tally.done.values())
     print(
         f"{total} requests in {seconds:.0f} s, {sum(tally.faults.values())} failed; resident MiB "
@@ -324,10 +323,10 @@ def show(
         share = growth(values)
         judged = (
             len(values) > len(next(iter(sizes.values()))) // 2
-        )  # a process of the moment has no halves
+        )  # a short-lived process has no halves
         grew |= judged and share > TARGET
         print(
-            f"{name} ({len(pids[name])} processes): second half {share:+.1%}   (target: at most "
+            f"{name} ({len(pids[name])} processes): second half {share:+.1%}   (target: up to "
             f"{TARGET:+.0%})"
         )
         print("  " + " ".join(f"{mean:.0f}" for mean in means))

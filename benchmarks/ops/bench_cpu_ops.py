@@ -1,8 +1,8 @@
-"""C++ ops against the plain torch reference: paired and interleaved, so that both meet the same
-machine.
+"""C++ ops compared with the torch reference, paired and interleaved.
 
-For every op, dtype and number of tokens: the median of each one's times and the median of the
-paired ratios. Run: python benchmarks/ops/bench_cpu_ops.py [--threads N] [--rounds N]
+Prints per op, dtype and number of tokens: the median times and the median of paired ratios.
+
+Run: python benchmarks/ops/bench_cpu_ops.py [--threads N] [--rounds N]
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def cases(tokens: int, dtype: torch.dtype) -> dict[str, tuple[object, ...]]:
     return {
         "rms_norm": (hidden, weight, 1e-6),
         "rms_norm (per head)": (fused[:, :HEADS], torch.ones(SIZE, dtype=dtype), 1e-6),
-        # The sums go back to zero each time, or they would leave float16's range.
+        # The sums are reset to zero each time: they would overflow float16.
         "add_rms_norm": (torch.zeros_like(hidden), hidden.clone(), weight, 1e-6),
         "silu_and_mul": (gate_up,),
         "gelu_tanh_and_mul": (gate_up,),
@@ -50,7 +50,7 @@ def cases(tokens: int, dtype: torch.dtype) -> dict[str, tuple[object, ...]]:
 
 
 def seconds(function: Callable[..., object], arguments: tuple[object, ...], repeats: int) -> float:
-    """Return the time of one call, averaged over `repeats`."""
+    """Return the mean time of a call over `repeats`."""
     start = time.perf_counter()
     for _ in range(repeats):
         function(*arguments)
@@ -58,7 +58,7 @@ def seconds(function: Callable[..., object], arguments: tuple[object, ...], repe
 
 
 def compare(name: str, arguments: tuple[object, ...], rounds: int) -> tuple[float, float, float]:
-    """Return the medians of reference and kernel in seconds, and of their ratio in paired rounds."""
+    """Return the median seconds of reference and kernel, and of their paired ratios."""
     op = name.partition(" ")[0]
     pair = (getattr(reference, op), getattr(ops, op))
     once = max(seconds(function, arguments, 2) for function in pair)

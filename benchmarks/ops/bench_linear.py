@@ -1,12 +1,11 @@
-"""Linear layers with packed and with stored weights against torch's and what the machine gives:
-paired and interleaved.
+"""Linear layers with packed and quantized weights, compared with torch and the machine's limits.
 
-For each number of tokens: GB of weights per second and GFLOP per second of each, and the median of
-paired ratios: how many times as fast packed weights are as torch's, and weights of eight and four
-bits, integers and floats, as packed ones. With one thread the clock is the thread's own CPU time,
-so that neighbours on the machine count less. Run: python benchmarks/ops/bench_linear.py [--threads
-N] [--rounds N] [--layers N] [--isa avx512_bf16|amx|...]
-                                           [--tokens 1 8 ...] [--kinds "int4 32" fp8 ...]
+Prints per number of tokens: GB of weights per second, GFLOP per second, and the median of paired
+ratios: packed weights over torch, and quantized weights over packed ones. With one thread the clock
+is the thread's CPU time, so that other processes matter less.
+
+Run: python benchmarks/ops/bench_linear.py [--threads N] [--rounds N] [--layers N] [--isa
+avx512_bf16|amx|...] [--tokens 1 8 ...] [--kinds "int4 32" fp8 ...]
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from core_kernels.superblocks import SuperblockOps
 from torch.nn.functional import linear
 
 SHAPES = {"qkv": (4096, 1024), "out": (1024, 2048), "gate_up": (6144, 1024), "down": (1024, 3072)}
-"""Those of a 0.6B model."""
+"""Shapes of a 0.6B model."""
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 256, 1024)
 
 
@@ -55,12 +54,14 @@ def seconds(function: Callable[[], object], clock: Callable[[], float]) -> float
 
 
 def limits(clock: Callable[[], float]) -> str:
-    """Return what the machine gives right now: reading memory, and a large product."""
+    """Return the current limits of the machine: memory reads, and a large product."""
     memory = torch.ones(1 << 27)
     square = torch.randn(2048, 2048).bfloat16()
     read = min(seconds(memory.sum, clock) for _ in range(5))
     product = min(seconds(lambda: linear(square, square), clock) for _ in range(5))
-    return f"reads {memory.nbytes / read / 1e9:.1f} GB/s, multiplies 2048^3 at {2 * 2048**3 / product / 1e9:.0f} GFLOP/s"
+    gb_s = memory.nbytes / read / 1e9
+    gflop_s = 2 * 2048**3 / product / 1e9
+    return f"reads {gb_s:.1f} GB/s, multiplies 2048^3 at {gflop_s:.0f} GFLOP/s"
 
 
 def main() -> int:
@@ -94,10 +95,12 @@ def main() -> int:
         for _ in range(options.layers)
         for shape in SHAPES.values()
     ]
-    kept = {name: [packed(ops, weight) for weight in weights] for name, ops in kinds.items()}
+    packed_weights = {
+        name: [packed(ops, weight) for weight in weights] for name, ops in kinds.items()
+    }
     numbers = sum(weight.numel() for weight in weights)
     num_bytes = {"torch": 2 * numbers} | {
-        name: sum(own.nbytes for own in kept[name]) for name in kinds
+        name: sum(own.nbytes for own in packed_weights[name]) for name in kinds
     }
     print(
         "tokens"
@@ -113,7 +116,7 @@ def main() -> int:
 
         def own_kernel(name: str) -> None:
             ops = kinds[name]
-            for weight, own in zip(weights, kept[name], strict=True):
+            for weight, own in zip(weights, packed_weights[name], strict=True):
                 x = inputs[weight.shape[1]]  # noqa: B023 - called in this round only
                 if isinstance(ops, SuperblockOps):
                     ops.linear(x, own, torch.empty(len(x), len(weight), dtype=x.dtype))
@@ -138,14 +141,12 @@ def main() -> int:
 
 
 def packed(ops: Ops, weight: torch.Tensor) -> torch.Tensor:
-    """Return a weight as these operations keep it; stored numbers are any, since they only take
-    time here.
-    """
+    """Return a weight in the packed layout; quantized values are random."""
     rows, width = weight.shape
     if isinstance(ops, SuperblockOps):
         own = ops.empty(rows, width)
         blocks = width // ops.block.inputs
-        # Small bytes, so that none of them is an infinite scale.
+        # Small bytes: none of them is an infinite scale.
         ops.pack(
             own,
             rows,
@@ -156,11 +157,11 @@ def packed(ops: Ops, weight: torch.Tensor) -> torch.Tensor:
     own = ops.empty(rows, width, weight.dtype)
     if isinstance(ops, FloatOps):
         scales = torch.full((rows, -(-weight.shape[1] // ops.group)), 0.02)
-        ops.place(own, rows, 0, (weight.float() * 50).to(ops.kind), scales)
+        ops.pack_codes(own, rows, 0, (weight.float() * 50).to(ops.kind), scales)
     elif isinstance(ops, QuantizedOps) and (ops.is_float or ops.zeros):
         codes = (weight.float() * 50).to(torch.int8).clamp(-4, 4)
         scales = torch.full((rows, -(-weight.shape[1] // ops.group)), 0.02)
-        ops.place(
+        ops.pack_codes(
             own, rows, 0, codes, scales, torch.ones_like(scales).short() if ops.zeros else None
         )
     else:

@@ -1,4 +1,4 @@
-"""One process that is measured: started, asked line by line, stopped while it is another's turn."""
+"""Child process of a comparison: started, called line by line, and paused between its turns."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from typing import Any, Final, Self
 from benchmarks.peers import machine
 
 SETTLE_S: Final = 0.3
-"""From waking a process to asking it: whatever its threads do after a stop is over."""
+"""Pause in seconds between resuming a process and calling it."""
 GOODBYE_S: Final = 20.0
 
 
 class ChildEndedError(Exception):
-    """A measured process has ended when it should have answered."""
+    """A child ended while it should answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a process said, and what the machine did meanwhile."""
+    """A response line, and the machine load meanwhile."""
 
     content: Mapping[str, Any]
     elapsed_s: float
     cores: float
-    """Mean cores that the process and its children used."""
+    """Mean cores used by the process and its children."""
     others: float
-    """Mean cores that everything else used."""
+    """Mean cores used by all other processes."""
 
 
 class Child:
     """A process and its children.
 
-    All but one that is asked are stopped, so they cost no core, only memory.
+    Only the called one runs; all others are paused and use memory but no cores.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Child:
     ) -> None:
         """Start the process.
 
-        The file gets its error output, and all that it prints when it is not one that answers.
+        The log file gets its standard error, and its standard output if it does not answer.
         """
         self.name = name
         self.began = time.monotonic()
@@ -84,7 +84,7 @@ class Child:
         self.close()
 
     def close(self) -> None:
-        """End the process and its children, by force those that do not go. Safe to call twice."""
+        """End the process and its children, by force after a timeout. Idempotent."""
         assert self.process.stdin is not None
         family = self.family()
         self.resume()
@@ -99,26 +99,26 @@ class Child:
         self.process.wait()
 
     def family(self) -> list[int]:
-        """Return the ids of the process and its children."""
+        """Return the pids of the process and its children."""
         return machine.process_tree(self.process.pid)
 
     def pause(self) -> None:
-        """Stop the process and its children where they are."""
+        """Pause the process and its children."""
         for pid in self.family():
             _signal(pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let them go on, and wait until they have."""
+        """Resume the process and its children, and wait until they run."""
         for pid in self.family():
             _signal(pid, signal.SIGCONT)
         time.sleep(SETTLE_S)
 
     def pss_bytes(self) -> int:
-        """Return the memory of the process and its children."""
+        """Return the memory of the process and its children in bytes."""
         return machine.pss_bytes(self.family())
 
     def hear(self) -> Mapping[str, Any]:
-        """Return the next line that the process says.
+        """Return the next output line.
 
         Raises `ChildEndedError` with the end of its log.
         """
@@ -137,14 +137,14 @@ class Child:
         self.hear()
         return time.monotonic() - self.began
 
-    def ask(self, request: Mapping[str, Any]) -> Answer:
-        """Send one line and wait for the answer. The process has to be running."""
+    def call(self, request: Mapping[str, Any]) -> Answer:
+        """Send one line and return the response. The process must be running."""
         assert self.process.stdin is not None
         line = json.dumps(request) + "\n"
         own_s = machine.cpu_s(self.family())
         all_s = machine.busy_s()
         began = time.monotonic()
-        with contextlib.suppress(BrokenPipeError):  # `hear` says what happened
+        with contextlib.suppress(BrokenPipeError):  # `hear` reports the cause
             self.process.stdin.write(line)
             self.process.stdin.flush()
         content = self.hear()
@@ -155,9 +155,7 @@ class Child:
 
 
 def unwind_on_terminate() -> None:
-    """Make SIGTERM end this process as an error does, so that children are ended: a stopped one
-    would stay for ever.
-    """
+    """Turn SIGTERM into an exception, so that paused children are ended."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 

@@ -1,11 +1,9 @@
-"""This engine beside its peers: the same prompts as token ids, the same threads, in turns; medians
-and the machine's limits.
+"""Compares engines: the same prompts and threads, alternating rounds, medians and limits.
 
-Each engine is one process that stays alive; all but the one whose turn it is are stopped. In every
-round the machine's read bandwidth and rate of products are measured, then every task is done by
-everyone, in an order that chance makes. A peer that was far slower than the best in the first round
-is not asked again for that task. What other processes took of the cores is recorded, and runs that
-were disturbed are not in the medians. Writes results.json, table.md and plot.svg.
+Each engine is one process; all but the active one are paused. Every round measures the machine's
+read bandwidth and product rate, then runs every task on every engine in random order. A peer that
+was far slower than the best in the first round skips that task. Runs disturbed by other processes
+are excluded from the medians. Writes results.json, table.md and plot.svg.
 
 Run: python -m benchmarks.peers.compare --models FOLDER --peers FOLDER [--only NAME,NAME] [--bits
 16,8,4] [--tasks abcdep]
@@ -25,7 +23,7 @@ from pathlib import Path
 
 from benchmarks.peers import machine
 from benchmarks.peers.child import Child, ChildEndedError, unwind_on_terminate
-from benchmarks.peers.contenders import CHECKPOINT, HERE, Contender, Place, choose, contenders
+from benchmarks.peers.contenders import CHECKPOINT, HERE, Contender, Setup, choose, contenders
 from benchmarks.peers.limits import Shape
 from benchmarks.peers.make_model import write_model
 from benchmarks.peers.plot import draw
@@ -34,29 +32,29 @@ from benchmarks.peers.table import tables
 from benchmarks.peers.work import TASKS, WARM_UP, Task, figures, make_prompts
 
 OTHER_SEEDS = 1_000_000
-"""Added to a seed for prompts of which only the first token is wanted."""
+"""Seed offset for prompts that need only the first token."""
 REST_S = 2.0
-"""Everyone has so long with nothing to do before each task, as servers have now and then."""
+"""Idle time in seconds before each task."""
 
 
 @dataclass
 class Rival:
-    """A contender that runs."""
+    """A running contender."""
 
     contender: Contender
     child: Child
 
     def do(self, task: Task, seed: int) -> tuple[dict[str, float], float, float]:
-        """Do a task once; return its figures, and the mean cores that it and others used."""
+        """Run a task once; return its figures, and the mean cores of it and of others."""
         self.child.resume()
         time.sleep(REST_S)
         first_s = None
         if task.first_alone:
-            answer = self.child.ask(
+            answer = self.child.call(
                 {"prompts": make_prompts(task, seed + OTHER_SEEDS), "num_tokens": 1}
             )
             first_s = answer.content["seconds"]
-        answer = self.child.ask({"prompts": make_prompts(task, seed), "num_tokens": task.output})
+        answer = self.child.call({"prompts": make_prompts(task, seed), "num_tokens": task.output})
         self.child.pause()
         if (counts := answer.content["counts"]) != [task.output] * task.requests:
             raise SystemExit(
@@ -68,34 +66,34 @@ class Rival:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What becomes of runs."""
+    """Rules for excluding runs."""
 
     again_within: float
-    """A peer that is more times slower than the best is not asked again."""
+    """Maximum slowdown against the best for a peer to run again."""
     others: float
-    """A run beside which others took more cores than this does not count."""
+    """Maximum mean cores of other processes for a run to count."""
 
 
 class Comparison:
-    """The processes of one comparison, and what they have shown."""
+    """Processes and results of one comparison."""
 
     def __init__(
-        self, place: Place, out: Path, stack: ExitStack, results: Results, rules: Rules
+        self, setup: Setup, out: Path, stack: ExitStack, results: Results, rules: Rules
     ) -> None:
-        """Start what measures the machine."""
+        """Start the process that measures the machine."""
         self.results = results
-        self._place = place
+        self._setup = setup
         self._out = out
         self._stack = stack
         self._rules = rules
-        shape = Shape.read(place.models / CHECKPOINT)
+        shape = Shape.read(setup.models / CHECKPOINT)
         script = HERE / "drivers" / "measure_machine.py"
         products = json.dumps(list(shape.products.values()))
         command = [
             sys.executable,
             str(script),
             "--threads",
-            str(place.threads),
+            str(setup.threads),
             "--products",
             products,
         ]
@@ -105,14 +103,14 @@ class Comparison:
         self._rivals: list[Rival] = []
 
     def enter(self, contender: Contender) -> None:
-        """Start a contender, or note why it is not there."""
-        problem = self._place.lacking(contender)
+        """Start a contender, or record why it is missing."""
+        problem = self._setup.lacking(contender)
         results = self.results
         if problem is None:
             log = self._out / f"{contender.name.replace(' ', '_')}.log"
             busy = machine.busy_s()
             child = Child(
-                contender.name, self._place.command(contender), log, self._place.env(contender)
+                contender.name, self._setup.command(contender), log, self._setup.env(contender)
             )
             self._stack.enter_context(child)
             try:
@@ -134,9 +132,9 @@ class Comparison:
             say(f"{contender.name} is not there: {problem}")
 
     def round(self, number: int, tasks: list[Task], order: random.Random) -> None:
-        """Measure the machine, then let everyone do every task."""
+        """Measure the machine, then run every task on every contender."""
         self._machine.resume()
-        answer = self._machine.ask({})
+        answer = self._machine.call({})
         self.results.rates.append({**answer.content, "others": answer.others})
         self._machine.pause()
         for task in tasks:
@@ -152,24 +150,22 @@ class Comparison:
                 self.results.runs.append(
                     Run(rival.contender.name, task.key, number, found, cores, others)
                 )
-                shown = ", ".join(f"{value:.1f} {name}" for name, value in found.items())
+                figures_text = ", ".join(f"{value:.1f} {name}" for name, value in found.items())
                 say(
-                    f"round {number + 1}, {task.key}, {rival.contender.name}: {shown} (others "
-                    f"{others:.2f} cores)"
+                    f"round {number + 1}, {task.key}, {rival.contender.name}: {figures_text} "
+                    f"(others {others:.2f} cores)"
                 )
         for rival in self._rivals:
             self.results.final_pss_bytes[rival.contender.name] = rival.child.pss_bytes()
 
     def _leave(self, rival: Rival, why: str) -> None:
-        """Go on without a contender that has ended; what it has shown counts."""
+        """Continue without an ended contender; its results count."""
         self._rivals.remove(rival)
         self.results.missing[rival.contender.name] = why
         say(f"{rival.contender.name} is no longer there: {why}")
 
     def _near(self, rival: Rival, task: Task) -> bool:
-        """Say whether a peer is not far behind the best of its bits in what it has shown of a task,
-        undisturbed.
-        """
+        """Return whether a peer's undisturbed results are close to the best of its bits."""
         alike = {
             other.contender.name
             for other in self._rivals
@@ -179,7 +175,7 @@ class Comparison:
             (
                 run.contender,
                 list(run.figures.values())[-1],
-            )  # the last figure of every task is a rate
+            )  # the last figure of each task is a rate
             for run in self.results.runs
             if run.task == task.key and run.contender in alike and run.others <= self._rules.others
         ]
@@ -188,16 +184,16 @@ class Comparison:
 
 
 def say(text: str) -> None:
-    """Print what happens, at once."""
+    """Print a message at once."""
     print(text, flush=True)
 
 
 def arguments() -> argparse.Namespace:
-    """Return what the command line says."""
+    """Return the command line arguments."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    Place.add_arguments(parser, models_required=False)
+    Setup.add_arguments(parser, models_required=False)
     parser.add_argument(
         "--only", type=lambda text: text.split(","), default=[], help="beginnings of names"
     )
@@ -217,7 +213,7 @@ def arguments() -> argparse.Namespace:
         "--others",
         type=float,
         default=0.3,
-        help="cores that others may take beside a run that counts",
+        help="maximum cores of other processes during a run that counts",
     )
     parser.add_argument(
         "--engine", type=json.loads, default={}, help="options of this engine, as JSON"
@@ -245,9 +241,9 @@ def main() -> None:
             write_model(models / CHECKPOINT)
         settings = {name: str(value) for name, value in vars(given).items()}
         results = Results(machine.describe(), settings)
-        place = Place(models, given.peers, given.threads)
+        setup = Setup(models, given.peers, given.threads)
         rules = Rules(given.again_within, given.others)
-        comparison = Comparison(place, given.out, stack, results, rules)
+        comparison = Comparison(setup, given.out, stack, results, rules)
         for contender in choose(everyone, given.bits, given.only):
             comparison.enter(contender)
         order = random.Random(0)

@@ -1,6 +1,4 @@
-"""Who can be measured: drivers, their environments and models, and which of them are on this
-machine.
-"""
+"""The compared engines: drivers, environments, models, and which are installed."""
 
 from __future__ import annotations
 
@@ -15,40 +13,39 @@ from typing import Any, Final
 
 HERE: Final = Path(__file__).parent
 KV_GB: Final = 3
-"""Of each engine's cache: the requests of every task fit, also without sharing a prefix."""
+"""KV cache size of each engine: all requests of every task fit without shared prefixes."""
 CHECKPOINT: Final = "qwen3-0.6b"
 OURS: Final = "engine"
 EVERY_TASK: Final = "abcdep"
 ONE_STREAM: Final = "dp"
-"""For those that are nobody's best peer at batches: each batch would take them a minute."""
+"""Tasks of engines that are slow at batches."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """An engine with a model at some number of bits a weight."""
+    """An engine with a model at a number of bits per weight."""
 
     name: str
     driver: str
     model: str
-    """File or folder in the folder of models."""
+    """File or folder in the model folder."""
     venv: str | None = None
-    """Folder in the folder of peers; None: the environment of this process."""
+    """Folder in the peers folder; None for the environment of this process."""
     bits: int = 16
     tasks: str = EVERY_TASK
     options: Mapping[str, Any] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
-    """`{venv}` stands for the folder of the environment, `{cores}` for the cores that it may use.
-    """
+    """`{venv}` is replaced by the environment folder, `{cores}` by the usable cores."""
 
     @property
     def ours(self) -> bool:
-        """Say whether it is this engine."""
+        """Return whether it is this engine."""
         return self.name.startswith(OURS)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where things are and how many threads everyone gets."""
+class Setup:
+    """Folders of models and peers, and number of threads."""
 
     models: Path
     peers: Path
@@ -58,7 +55,7 @@ class Place:
     def add_arguments(
         cls, parser: argparse.ArgumentParser, *, models_required: bool = True
     ) -> None:
-        """Add what a place is made of to a command line."""
+        """Add its command line arguments."""
         add = parser.add_argument
         add(
             "--models",
@@ -75,15 +72,15 @@ class Place:
         add("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of each engine")
 
     def python(self, contender: Contender) -> Path:
-        """Return the interpreter that runs a contender's driver."""
+        """Return the Python interpreter of a contender's driver."""
         return (
             self.peers / contender.venv / "bin" / "python"
             if contender.venv
             else Path(sys.executable)
         )
 
-    def lacking(self, contender: Contender) -> str | None:
-        """Return what is missing to run a contender, or None."""
+    def missing(self, contender: Contender) -> str | None:
+        """Return what is missing to run a contender; None for nothing."""
         needed = self.python(contender), self.models / contender.model
         return next((f"no {path}" for path in needed if not path.exists()), None)
 
@@ -95,7 +92,7 @@ class Place:
         return [str(self.python(contender)), str(driver), "--model", str(model), *flags]
 
     def env(self, contender: Contender) -> dict[str, str]:
-        """Return what is added to the environment of a contender's processes."""
+        """Return the additional environment variables of a contender."""
         cores = ",".join(map(str, range(self.threads)))
         venv = self.peers / (contender.venv or "")
         threads = {} if contender.venv == "vllm" else {"OMP_NUM_THREADS": str(self.threads)}
@@ -106,7 +103,7 @@ class Place:
 
 
 def _absolute(text: str) -> Path:
-    """Return a path that means the same in every process."""
+    """Return an absolute path."""
     return Path(text).absolute()
 
 
@@ -114,13 +111,13 @@ VLLM_ENV: Final = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_CPU_KVCACHE_SPACE": str(KV_GB),
-    "VLLM_CPU_OMP_THREADS_BIND": "{cores}",  # by itself it takes one of two cores
+    "VLLM_CPU_OMP_THREADS_BIND": "{cores}",  # its default uses one of two cores
     "LD_PRELOAD": "/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4:{venv}/lib/libiomp5.so",
 }
 
 
 def contenders(engine_options: Mapping[int, Mapping[str, Any]]) -> tuple[Contender, ...]:
-    """Return everyone; this engine with the options that make its weights so many bits wide."""
+    """Return all contenders; this engine with options for the number of bits."""
     ours = {"max_model_len": 2048, "kv_cache_memory_bytes": KV_GB << 30}
     vino = {"cache_gb": KV_GB, "precision": "bf16"}
     return (
@@ -150,7 +147,7 @@ def contenders(engine_options: Mapping[int, Mapping[str, Any]]) -> tuple[Contend
 def choose(
     everyone: Iterable[Contender], bits: Iterable[int], only: Iterable[str]
 ) -> list[Contender]:
-    """Return those of some bits whose names begin with one of `only`, which may be empty for all."""
+    """Return contenders of some bits with names that begin with one of `only` (empty: all)."""
     names = tuple(name.lower() for name in only)
     widths = set(bits)
     return [

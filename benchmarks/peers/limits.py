@@ -1,9 +1,8 @@
-"""The least time that a machine can take for a task, from its read bandwidth and its rate of
-products.
+"""Minimum time of a task, from the machine's read bandwidth and product rate.
 
-A step takes at least max(weights / bandwidth, FLOP / rate) + keys and values read / bandwidth. The
-prompts of a task are one step, each further token of all its requests is one. What prompts share is
-computed once and read once.
+A step takes at least max(weights / bandwidth, FLOP / rate) + KV reads / bandwidth. All prompts are
+one step; each further token of all requests is one step. Shared prefixes are computed and read
+once.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from benchmarks.peers.work import Task, figures
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What a machine gives."""
+    """Rates of a machine."""
 
     read_bytes_s: float
     flop_s: float
@@ -26,7 +25,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The numbers of a dense model that its work follows from."""
+    """Sizes of a dense model."""
 
     layers: int
     hidden: int
@@ -38,7 +37,7 @@ class Shape:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Return the shape of a checkpoint in transformers' format."""
+        """Return the sizes of a checkpoint in transformers' format."""
         config: dict[str, Any] = json.loads((folder / "config.json").read_text())
         heads = config["num_attention_heads"]
         return cls(
@@ -53,7 +52,7 @@ class Shape:
 
     @property
     def products(self) -> dict[str, tuple[int, int]]:
-        """Return the linear layers of a layer: rows of the weight, and its columns."""
+        """Return rows and columns of the linear layers of a layer."""
         width = self.heads * self.head_dim
         return {
             "qkv": (width + 2 * self.kv_heads * self.head_dim, self.hidden),
@@ -64,21 +63,21 @@ class Shape:
 
     @property
     def layer_weights(self) -> int:
-        """Return how many weights a token is multiplied with in all layers."""
+        """Return the number of weights in the linear layers of all layers."""
         return self.layers * sum(rows * columns for rows, columns in self.products.values())
 
     @property
     def head_weights(self) -> int:
-        """Return how many weights turn a state into logits."""
+        """Return the number of weights of the head."""
         return self.vocab * self.hidden
 
     def weight_bytes(self, bits: int = 16) -> float:
-        """Return the bytes that a step reads, every weight at so many bits, scales not counted."""
+        """Return the bytes that a step reads at a number of bits, without scales."""
         return (self.layer_weights + self.head_weights) * bits / 8
 
     @property
     def kv_bytes(self) -> int:
-        """Return the bytes of a position's keys and values, in 16 bits."""
+        """Return the KV bytes of a position at 16 bits."""
         return self.layers * 2 * self.kv_heads * self.head_dim * 2
 
 
@@ -92,9 +91,7 @@ def step_s(
     pairs: float,
     positions: float,
 ) -> float:
-    """Return the least time of a step with so many rows, (query, key) pairs and positions read from
-    the cache.
-    """
+    """Return the minimum time of a step by rows, (query, key) pairs and read positions."""
     linear = 2 * (shape.layer_weights * rows + shape.head_weights * sampled)
     attention = 4 * pairs * shape.heads * shape.head_dim * shape.layers
     computing_s = (linear + attention) / rates.flop_s
@@ -103,7 +100,7 @@ def step_s(
 
 
 def prefill_s(task: Task, shape: Shape, rates: Rates, bits: int) -> float:
-    """Return the least time until every request has its first token."""
+    """Return the minimum time until every request has its first token."""
     own = task.prompt * task.shared + task.prompt**2 / 2
     pairs = task.shared**2 / 2 + task.requests * own
     rows = task.shared + task.requests * task.prompt
@@ -111,7 +108,7 @@ def prefill_s(task: Task, shape: Shape, rates: Rates, bits: int) -> float:
 
 
 def task_s(task: Task, shape: Shape, rates: Rates, bits: int) -> float:
-    """Return the least time of a whole task."""
+    """Return the minimum time of a whole task."""
     total = prefill_s(task, shape, rates, bits)
     for generated in range(1, task.output):
         own = task.requests * (task.prompt + generated)
@@ -128,6 +125,6 @@ def task_s(task: Task, shape: Shape, rates: Rates, bits: int) -> float:
 
 
 def limit_figures(task: Task, shape: Shape, rates: Rates, bits: int = 16) -> dict[str, float]:
-    """Return the best figures that a task can have."""
+    """Return the best possible figures of a task."""
     first_s = prefill_s(task, shape, rates, bits) if task.first_alone else None
     return figures(task, task_s(task, shape, rates, bits), first_s)

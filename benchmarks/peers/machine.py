@@ -1,7 +1,4 @@
-"""What Linux says of processes and cores: who is busy, how long, with how much memory.
-
-Knows no engine.
-"""
+"""Reads CPU time and memory of processes, and load of the machine, from Linux."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
 def process_tree(root: int) -> list[int]:
-    """Return a process and all that it started, itself first; those that have ended are not there."""
+    """Return a process and its running descendants, itself first."""
     children: dict[int, list[int]] = {}
     for folder in PROC.glob("[0-9]*"):
         if fields := _stat(int(folder.name)):
@@ -29,27 +26,25 @@ def process_tree(root: int) -> list[int]:
 
 
 def cpu_s(pids: Iterable[int]) -> float:
-    """Return the processor time of processes, that of children they have waited for included."""
+    """Return the CPU time of processes in seconds, including children that were waited for."""
     return sum(sum(map(int, fields[11:15])) for pid in pids if (fields := _stat(pid))) / TICKS
 
 
 def pss_bytes(pids: Iterable[int]) -> int:
-    """Return the memory of processes; a page that several share counts once between them."""
+    """Return the memory of processes in bytes; shared pages count once."""
     total = 0
     for pid in pids:
         try:
             text = (PROC / str(pid) / "smaps_rollup").read_text()
         except OSError:
-            continue  # has ended
+            continue  # ended
         if found := re.search(r"^Pss:\s+(\d+) kB", text, re.MULTILINE):
             total += int(found[1]) << 10
     return total
 
 
 def busy_s() -> float:
-    """Return the seconds that all cores together have worked since the machine started, steal
-    included.
-    """
+    """Return the busy time of all cores since boot in seconds, including steal."""
     user, nice, system, _idle, _iowait, irq, softirq, steal = map(
         int, (PROC / "stat").read_text().split(maxsplit=9)[1:9]
     )
@@ -57,7 +52,7 @@ def busy_s() -> float:
 
 
 def describe() -> dict[str, Any]:
-    """Return what a reader of figures has to know of the machine."""
+    """Return a description of the machine."""
     text = (PROC / "cpuinfo").read_text()
     model = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
     flags = set(text.split())
@@ -71,7 +66,7 @@ def describe() -> dict[str, Any]:
 
 
 def _stat(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat after the name, none when the process has ended."""
+    """Return the fields of /proc/PID/stat after the name; empty for an ended process."""
     try:
         return (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,7 +1,6 @@
-"""Write a random checkpoint in the shape of Qwen3-0.6B, bfloat16, 32,000 tokens: 473 million
-weights, 946 MB.
+"""Writes a random bfloat16 checkpoint in the shape of Qwen3-0.6B with 32,000 tokens.
 
-Run: python -m benchmarks.peers.make_model FOLDER
+473 million weights, 946 MB. Run: python -m benchmarks.peers.make_model FOLDER
 """
 
 from __future__ import annotations
@@ -35,21 +34,19 @@ def write_model(folder: Path) -> None:
 
 
 def spell_out(file: Path) -> None:
-    """Give each of the model's tokens a text: clients count what has one, and drawn tokens are of
-    all kinds.
-    """
+    """Give each token a text: clients count tokens with text."""
     tokenizer = json.loads(file.read_text())
     vocab = tokenizer["model"]["vocab"]
     vocab |= {
         token["content"]: token["id"] for token in tokenizer["added_tokens"]
-    }  # else they move behind all others
+    }  # otherwise they move to the end
     known = set(vocab.values())
     vocab |= {f"Ġ{token}": token for token in range(SHAPE["vocab_size"]) if token not in known}
     file.write_text(json.dumps(tokenizer))
 
 
 def main() -> None:
-    """Write it where the command line says."""
+    """Write the checkpoint to the folder of the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     write_model(parser.parse_args().folder)

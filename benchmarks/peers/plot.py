@@ -1,6 +1,4 @@
-"""The plot of a comparison, as SVG: for each figure of a task a bar for each contender, as a share
-of the machine's limit.
-"""
+"""SVG plot of a comparison: one bar per figure and contender, relative to the machine's limit."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from benchmarks.peers.work import TASKS
 BAR = 14
 LABEL = 330
 FULL = 500
-"""Pixels that stand for the limit."""
+"""Width of the limit in pixels."""
 COLOURS = (
     "#1f6feb",
     "#8b949e",
@@ -29,7 +27,7 @@ COLOURS = (
 
 
 def draw(results: Results, shape: Shape, others: float) -> str:
-    """Return the picture."""
+    """Return the SVG."""
     found = medians(results.runs, others)
     rates = results.median_rates(others)
     bits = {start.contender: start.bits for start in results.starts}
@@ -56,8 +54,12 @@ def draw(results: Results, shape: Shape, others: float) -> str:
     title = (
         "Share of what the machine's read bandwidth and rate of products allow (line: all of it)"
     )
-    line = f'<line x1="{LABEL + FULL}" y1="40" x2="{LABEL + FULL}" y2="{y}" stroke="#f85149" stroke-dasharray="4"/>'
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{LABEL + FULL + 260}" height="{y + 10}" font-family="sans-serif"'
+    x = LABEL + FULL
+    line = f'<line x1="{x}" y1="40" x2="{x}" y2="{y}" stroke="#f85149" stroke-dasharray="4"/>'
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{x + 260}" height="{y + 10}" '
+        'font-family="sans-serif"'
+    )
     ground = '<rect width="100%" height="100%" fill="white"/>'
     return "\n".join(
         [

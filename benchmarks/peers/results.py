@@ -1,4 +1,4 @@
-"""What a comparison has measured, and the medians of it. Plain data, kept as JSON."""
+"""Measurements of a comparison and their medians, stored as JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.peers.work import FIRST_MS
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A task, done once."""
+    """One run of a task."""
 
     contender: str
     task: str
@@ -23,12 +23,12 @@ class Run:
     figures: Mapping[str, float]
     cores: float
     others: float
-    """Mean cores that processes outside the comparison took."""
+    """Mean cores used by processes outside the comparison."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A process, from its start to its first token."""
+    """Start of a process until its first token."""
 
     contender: str
     bits: int
@@ -39,81 +39,73 @@ class Start:
 
 @dataclass(slots=True)
 class Results:
-    """Everything that one comparison knows."""
+    """All measurements of one comparison."""
 
     machine: Mapping[str, Any]
     settings: Mapping[str, Any]
     starts: list[Start] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
     rates: list[Mapping[str, Any]] = field(default_factory=list)
-    """What the machine gave in each round, and the mean cores that others took."""
+    """Machine rates per round, and mean cores used by others."""
     final_pss_bytes: dict[str, int] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
-    """Why a contender is not there."""
+    """Reasons why contenders are missing."""
 
     def write(self, file: Path) -> None:
-        """Keep everything."""
+        """Write everything as JSON."""
         file.write_text(json.dumps(asdict(self), indent=1) + "\n")
 
     def median_rates(self, limit: float) -> Rates:
-        """Return the medians of what the machine gave, undisturbed; of its products, those of the
-        best kind.
-        """
-        read = statistics.median(rate["read_bytes_s"] for rate in self.kept_rates(limit))
+        """Return the median undisturbed machine rates; for products the best kind."""
+        read = statistics.median(rate["read_bytes_s"] for rate in self.undisturbed_rates(limit))
         return Rates(read, max(self.products(limit).values()))
 
     def products(self, limit: float) -> dict[str, float]:
-        """Return the median FLOP a second of each kind of product."""
-        kept = self.kept_rates(limit)
+        """Return the median FLOP per second of each kind of product."""
+        counted = self.undisturbed_rates(limit)
         return {
-            kind: statistics.median(rate["flop_s"][kind] for rate in kept)
-            for kind in kept[0]["flop_s"]
+            kind: statistics.median(rate["flop_s"][kind] for rate in counted)
+            for kind in counted[0]["flop_s"]
         }
 
-    def kept_rates(self, limit: float) -> list[Mapping[str, Any]]:
-        """Return what was measured while others took at most so many cores; everything, when
-        nothing was.
-        """
+    def undisturbed_rates(self, limit: float) -> list[Mapping[str, Any]]:
+        """Return the undisturbed rates, or all rates if there are none."""
         return [rate for rate in self.rates if rate["others"] <= limit] or self.rates
 
 
 @dataclass(frozen=True, slots=True)
 class Median:
-    """A figure of a contender."""
+    """A median of a contender."""
 
     value: float
     runs: int
     dropped: int
-    """Runs that are not in it, because others took too much of the cores."""
+    """Number of excluded disturbed runs."""
     disturbed: bool = False
-    """Others took too much of the cores in every run, so all are in it."""
+    """Whether all runs were disturbed; then all count."""
 
 
 def undisturbed(runs: Iterable[Run], limit: float) -> list[Run]:
-    """Return the runs beside which others took at most so many cores; all, when there is no such
-    run.
-    """
+    """Return the undisturbed runs, or all runs if there are none."""
     listed = list(runs)
     return [run for run in listed if run.others <= limit] or listed
 
 
 def medians(runs: Sequence[Run], limit: float) -> dict[tuple[str, str], dict[str, Median]]:
-    """Return by (task, figure) and contender the median of the undisturbed runs, in the order of
-    the runs.
-    """
+    """Return the medians of undisturbed runs by (task, figure) and contender."""
     found: dict[tuple[str, str], dict[str, Median]] = {}
     for task, contender in dict.fromkeys((run.task, run.contender) for run in runs):
         every = [run for run in runs if (run.task, run.contender) == (task, contender)]
-        kept = undisturbed(every, limit)
-        for figure in kept[0].figures:
-            value = statistics.median(run.figures[figure] for run in kept)
+        counted = undisturbed(every, limit)
+        for figure in counted[0].figures:
+            value = statistics.median(run.figures[figure] for run in counted)
             column = found.setdefault((task, figure), {})
             column[contender] = Median(
-                value, len(kept), len(every) - len(kept), kept[0].others > limit
+                value, len(counted), len(every) - len(counted), counted[0].others > limit
             )
     return found
 
 
 def ratio(figure: str, value: float, other: float) -> float:
-    """Return how many times as good as another a value is."""
+    """Return how many times better a value is than another."""
     return other / value if figure == FIRST_MS else value / other

@@ -1,8 +1,7 @@
-"""Servers side by side: the same closed loop of requests over HTTP, 64 tokens in and 32 out, at
-several concurrencies.
+"""Compares servers: the same closed loop of HTTP requests at several concurrencies.
 
-The client is `engine bench serve`, the same for every server; prompts are token ids. All servers
-stay alive, all but the one whose turn it is are stopped. Writes served.json and served.md.
+64 prompt tokens and 32 output tokens, sent by `engine bench serve`; prompts are token ids. All
+servers but the active one are paused. Writes served.json and served.md.
 
 Run: python -m benchmarks.peers.served --models FOLDER --peers FOLDER [--only NAME,NAME] [--rounds
 N] [--concurrency 8,64]
@@ -29,7 +28,7 @@ from typing import Any, Final
 
 from benchmarks.peers import machine
 from benchmarks.peers.child import Child, unwind_on_terminate
-from benchmarks.peers.contenders import CHECKPOINT, KV_GB, OURS, VLLM_ENV, Contender, Place
+from benchmarks.peers.contenders import CHECKPOINT, KV_GB, OURS, VLLM_ENV, Contender, Setup
 
 COMMAND: Final = (
     sys.executable,
@@ -47,9 +46,9 @@ FIGURES: Final = {
     "p99_e2el_ms": "whole request, p99 ms",
     FAILED: "failed requests",
 }
-PATIENCE_S: Final = 600.0
+TIMEOUT_S: Final = 600.0
 WAVES: Final = 3
-"""Requests of a run, as a multiple of those open at once."""
+"""Number of requests of a run, as a multiple of the concurrency."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,31 +60,31 @@ class Served:
     round: int
     figures: Mapping[str, float]
     others: float
-    """Mean cores that neither the server nor the client took."""
+    """Mean cores used by neither the server nor the client."""
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server that runs."""
+    """A running server."""
 
     child: Child
     url: str
     ready_s: float
 
 
-def servers(place: Place) -> list[tuple[Contender, list[str]]]:
-    """Return who can serve, and the command of each, `{port}` left open."""
-    model = str(place.models / CHECKPOINT)
-    threads = str(place.threads)
+def servers(setup: Setup) -> list[tuple[Contender, list[str]]]:
+    """Return the contenders with a server, and their commands with `{port}`."""
+    model = str(setup.models / CHECKPOINT)
+    threads = str(setup.threads)
     vllm = Contender("vLLM", "", CHECKPOINT, "vllm", env=VLLM_ENV)
     llama = Contender("llama.cpp", "", "bf16.gguf", "llama")
     ours = Contender(OURS, "", CHECKPOINT)
     length = ["--max-model-len", "2048"]
     cache = ["--kv-cache-memory-bytes", str(KV_GB << 30), "--num-threads", threads]
     quiet = ["--disable-uvicorn-access-log"]
-    vllm_bin = place.peers / "vllm" / "bin" / "vllm"
-    llama_bin = place.peers / "llama" / "bin" / "llama-server"
-    gguf = ["-m", str(place.models / llama.model), "--threads", threads, "-np", "64", "-c", "8192"]
+    vllm_bin = setup.peers / "vllm" / "bin" / "vllm"
+    llama_bin = setup.peers / "llama" / "bin" / "llama-server"
+    gguf = ["-m", str(setup.models / llama.model), "--threads", threads, "-np", "64", "-c", "8192"]
     return [
         (ours, [*COMMAND, "serve", model, *length, *cache, *quiet, "--port", "{port}"]),
         (
@@ -106,30 +105,30 @@ def servers(place: Place) -> list[tuple[Contender, list[str]]]:
     ]
 
 
-def start(contender: Contender, command: Sequence[str], place: Place, log: Path) -> Server:
-    """Start a server and wait until it has made a token.
+def start(contender: Contender, command: Sequence[str], setup: Setup, log: Path) -> Server:
+    """Start a server and wait until it generates a token.
 
-    Raises `TimeoutError` when it does not come up.
+    Raises `TimeoutError` after a timeout.
     """
     with closing(socket.socket()) as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     given = [part.format(port=port) for part in command]
-    child = Child(contender.name, given, log, place.env(contender), answers=False)
+    child = Child(contender.name, given, log, setup.env(contender), answers=False)
     url = f"http://127.0.0.1:{port}"
-    while time.monotonic() - child.began < PATIENCE_S and child.process.poll() is None:
+    while time.monotonic() - child.began < TIMEOUT_S and child.process.poll() is None:
         try:
-            ask_one(url)
+            generate_one(url)
         except (urllib.error.URLError, ConnectionError, TimeoutError):
             time.sleep(0.2)
         else:
             return Server(child, url, time.monotonic() - child.began)
     child.close()
-    raise TimeoutError(f"{contender.name} made no token within {PATIENCE_S:.0f} s; {log} says why.")
+    raise TimeoutError(f"{contender.name} made no token within {TIMEOUT_S:.0f} s; {log} says why.")
 
 
-def ask_one(url: str) -> None:
-    """Ask for one token."""
+def generate_one(url: str) -> None:
+    """Generate one token."""
     with urllib.request.urlopen(f"{url}/v1/models") as answer:
         model = json.loads(answer.read())["data"][0]["id"]
     body = json.dumps(
@@ -144,17 +143,17 @@ def ask_one(url: str) -> None:
 def load(
     server: Server, model: Path, concurrency: int, seed: int, file: Path
 ) -> tuple[dict[str, Any], float]:
-    """Let the client ask a server; return its figures, and the mean cores that others took."""
+    """Run the client against a server; return its figures, and the mean cores of others."""
     sizes = ["--num-prompts", str(WAVES * concurrency), "--max-concurrency", str(concurrency)]
     lengths = ["--input-len", "64", "--output-len", "32", "--num-warmups", "0", "--seed", str(seed)]
-    asked = ["--base-url", server.url, "--tokenizer", str(model), "--output-json", str(file)]
+    arguments = ["--base-url", server.url, "--tokenizer", str(model), "--output-json", str(file)]
     server.child.resume()
     own_s = machine.cpu_s(server.child.family())
     all_s = machine.busy_s()
     began = time.monotonic()
     client_s = sum(os.times()[2:4])
     subprocess.run(
-        [*COMMAND, "bench", "serve", *asked, *sizes, *lengths],
+        [*COMMAND, "bench", "serve", *arguments, *sizes, *lengths],
         check=True,
         stdout=subprocess.DEVNULL,
     )
@@ -166,18 +165,19 @@ def load(
 
 
 def table(runs: Sequence[Served], others: float) -> str:
-    """Return medians of the undisturbed runs, as Markdown; the last column is the engine against
-    the best of the others.
+    """Return medians of undisturbed runs as markdown; the last column is the ratio to the best
+    peer.
     """
     names = list(dict.fromkeys(run.server for run in runs))
-    text = f"| concurrency | figure | {' | '.join(names)} | engine / best |\n| --- | --- |{' ---: |' * (len(names) + 1)}\n"
+    text = f"| concurrency | figure | {' | '.join(names)} | engine / best |\n"
+    text += f"| --- | --- |{' ---: |' * (len(names) + 1)}\n"
     for concurrency in dict.fromkeys(run.concurrency for run in runs):
         for figure, title in FIGURES.items():
             found: dict[str, float] = {}
             for name in names:
                 mine = [run for run in runs if (run.server, run.concurrency) == (name, concurrency)]
-                kept = [run for run in mine if run.others <= others] or mine
-                found[name] = statistics.median(run.figures[figure] for run in kept)
+                counted = [run for run in mine if run.others <= others] or mine
+                found[name] = statistics.median(run.figures[figure] for run in counted)
             rest = [value for name, value in found.items() if name != OURS]
             against = ""
             if OURS in found and rest and figure != FAILED:
@@ -190,11 +190,11 @@ def table(runs: Sequence[Served], others: float) -> str:
 
 
 def main() -> None:
-    """Serve, ask, write and print."""
+    """Serve, measure, write and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    Place.add_arguments(parser)
+    Setup.add_arguments(parser)
     parser.add_argument(
         "--only", type=lambda text: text.lower().split(","), default=[], help="names"
     )
@@ -206,28 +206,26 @@ def main() -> None:
         "--others",
         type=float,
         default=0.3,
-        help="cores that others may take beside a run that counts",
+        help="maximum cores of other processes during a run that counts",
     )
     parser.add_argument("--out", type=Path, default=Path("peers-results"))
     given = parser.parse_args()
     unwind_on_terminate()
     given.out.mkdir(parents=True, exist_ok=True)
-    place = Place(given.models, given.peers, given.threads)
+    setup = Setup(given.models, given.peers, given.threads)
     order = random.Random(0)
     runs: list[Served] = []
     with ExitStack() as stack:
         running = []
-        for contender, command in servers(place):
-            problem = place.lacking(contender) or (
+        for contender, command in servers(setup):
+            problem = setup.missing(contender) or (
                 None if Path(command[0]).exists() else f"no {command[0]}"
             )
             if problem or (given.only and contender.name.lower() not in given.only):
-                print(
-                    f"{contender.name} is not asked{f': {problem}' if problem else ''}", flush=True
-                )
+                print(f"{contender.name} is skipped{f': {problem}' if problem else ''}", flush=True)
                 continue
             running.append(
-                start(contender, command, place, given.out / f"serve_{contender.name}.log")
+                start(contender, command, setup, given.out / f"serve_{contender.name}.log")
             )
             stack.enter_context(running[-1].child)
             print(

@@ -1,10 +1,9 @@
-"""Decoding beside busy loops: how much of its fair share of the cores each engine makes use of, and
-how even its steps are.
+"""Decode throughput of engines that share the cores with busy loops.
 
-One stream decodes alone, then beside one, two and four processes that do nothing but run. With as
-many threads as cores, each of `threads + loops` gets an equal part of the cores; the rate alone
-times that part is the fair share. Step times are those between tokens, the first left out. Engines
-take turns; all but one are stopped. Writes shared_cores.json and shared_cores.md.
+One stream decodes alone, then with one, two and four busy processes. With as many threads as cores,
+the fair share is the rate alone times threads / (threads + loops). Step times are inter-token times
+without the first. Engines alternate; all but one are paused. Writes shared_cores.json and
+shared_cores.md.
 
 Run: python -m benchmarks.peers.shared_cores --models FOLDER --peers FOLDER [--only NAME,NAME]
 [--rounds N]
@@ -27,7 +26,7 @@ from typing import Final
 
 from benchmarks.peers import machine
 from benchmarks.peers.child import Child, unwind_on_terminate
-from benchmarks.peers.contenders import Place, choose, contenders
+from benchmarks.peers.contenders import Setup, choose, contenders
 from benchmarks.peers.work import Task, make_prompts
 
 LOOPS: Final = (0, 1, 2, 4)
@@ -36,24 +35,24 @@ BUSY: Final = (sys.executable, "-S", "-c", "while True: pass")
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """One stream, decoded beside so many loops."""
+    """One decoded stream with a number of loops."""
 
     contender: str
     loops: int
     round: int
     steps_s: Sequence[float]
     others: float
-    """Mean cores that neither the engine nor the loops took."""
+    """Mean cores used by neither the engine nor the loops."""
 
 
 def fair_share(threads: int, cores: int, loops: int) -> float:
-    """Return the part of its rate alone that an engine keeps when every thread gets the same time."""
+    """Return the fraction of its rate that an engine has with equal time per thread."""
     return min(1.0, cores / (threads + loops)) / min(1.0, cores / threads)
 
 
 @contextmanager
 def busy_loops(count: int) -> Iterator[list[int]]:
-    """Keep so many processes busy; yields their ids."""
+    """Keep a number of processes busy; yields their pids."""
     loops = [subprocess.Popen(BUSY) for _ in range(count)]
     try:
         yield [loop.pid for loop in loops]
@@ -64,12 +63,12 @@ def busy_loops(count: int) -> Iterator[list[int]]:
 
 
 def decode(child: Child, task: Task, loops: int, number: int) -> Shared:
-    """Decode one stream beside loops."""
+    """Decode one stream during busy loops."""
     child.resume()
     with busy_loops(loops) as pids:
         loops_s = machine.cpu_s(pids)
         request = {"prompts": make_prompts(task, number), "num_tokens": task.output, "each": True}
-        answer = child.ask(request)
+        answer = child.call(request)
         loops_s = machine.cpu_s(pids) - loops_s
     child.pause()
     times = answer.content["times"]
@@ -82,7 +81,7 @@ def decode(child: Child, task: Task, loops: int, number: int) -> Shared:
 
 
 def table(runs: Sequence[Shared], threads: int, cores: int, others: float) -> str:
-    """Return medians of the undisturbed rounds, as Markdown."""
+    """Return medians of undisturbed rounds as markdown."""
     text = (
         "| | loops | tokens/s | of its rate alone | of its fair share | p99 step / median step |\n"
     )
@@ -98,9 +97,10 @@ def table(runs: Sequence[Shared], threads: int, cores: int, others: float) -> st
             alone = alone or rate
             every = sorted(step for steps in mine for step in steps)
             uneven = every[int(0.99 * (len(every) - 1))] / statistics.median(every)
-            kept = rate / alone
+            fraction = rate / alone
             fair = fair_share(threads, cores, loops)
-            text += f"| {name} | {loops} | {rate:.1f} | {kept:.0%} | {kept / fair:.0%} | {uneven:.1f} |\n"
+            cells = f"{rate:.1f} | {fraction:.0%} | {fraction / fair:.0%} | {uneven:.1f}"
+            text += f"| {name} | {loops} | {cells} |\n"
     return text
 
 
@@ -109,7 +109,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    Place.add_arguments(parser)
+    Setup.add_arguments(parser)
     parser.add_argument("--only", type=lambda text: text.split(","), default=["engine", "openvino"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=64)
@@ -117,7 +117,7 @@ def main() -> None:
         "--others",
         type=float,
         default=0.3,
-        help="cores that others may take beside a run that counts",
+        help="maximum cores of other processes during a run that counts",
     )
     parser.add_argument(
         "--engine", type=json.loads, default={}, help="options of this engine as JSON"
@@ -126,21 +126,21 @@ def main() -> None:
     given = parser.parse_args()
     unwind_on_terminate()
     given.out.mkdir(parents=True, exist_ok=True)
-    place = Place(given.models, given.peers, given.threads)
+    setup = Setup(given.models, given.peers, given.threads)
     order = random.Random(0)
     task = Task("s", "one stream", 1, 64, given.tokens)
     runs: list[Shared] = []
     with ExitStack() as stack:
         children = []
         for contender in choose(contenders({16: given.engine}), [16], given.only):
-            if problem := place.lacking(contender):
+            if problem := setup.missing(contender):
                 print(f"{contender.name} is not there: {problem}", flush=True)
                 continue
             log = given.out / f"shared_{contender.name}.log"
-            child = Child(contender.name, place.command(contender), log, place.env(contender))
+            child = Child(contender.name, setup.command(contender), log, setup.env(contender))
             children.append(stack.enter_context(child))
             child.hear()
-            decode(child, task, 0, 1000)  # warms up
+            decode(child, task, 0, 1000)  # warmup
         for number in range(given.rounds):
             for loops in LOOPS:
                 order.shuffle(children)

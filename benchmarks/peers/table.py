@@ -1,6 +1,4 @@
-"""The table of a comparison: a row for each figure of a task, a column for each contender, the
-limit and two ratios beside.
-"""
+"""Table of a comparison: a row per figure, a column per contender, with limit and ratios."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from benchmarks.peers.work import TASKS
 
 
 def tables(results: Results, shape: Shape, others: float) -> str:
-    """Return everything that a reader should see, as Markdown."""
+    """Return the whole report as markdown."""
     found = medians(results.runs, others)
     bits = {start.contender: start.bits for start in results.starts}
     parts = [_conditions(results, others)]
@@ -37,7 +35,8 @@ def _conditions(results: Results, others: float) -> str:
     )
     read = results.median_rates(others).read_bytes_s / 1e9
     return (
-        f"{about}.\nMeasured in the same run, medians of {len(results.kept_rates(others))} of "
+        f"{about}.\n"
+        f"Measured in the same run, medians of {len(results.undisturbed_rates(others))} of "
         f"{len(results.rates)} rounds: reads {read:.1f} GB/s; multiplies "
         f"bfloat16 (GFLOP/s): {products}.\n"
     )
@@ -57,15 +56,15 @@ def _table(
     text = _row("work", "figure", *names, "limit", "engine / best peer", "engine / limit")
     text += _row("---", "---", *["---:"] * (len(names) + 3))
     for (key, figure), by_name in found.items():
-        shown = {name: by_name[name] for name in names if name in by_name}
-        if not shown:
+        row = {name: by_name[name] for name in names if name in by_name}
+        if not row:
             continue
         limit = limit_figures(TASKS[key], shape, rates, bits)[figure]
-        own = next((shown[name].value for name in shown if name.startswith(OURS)), None)
+        own = next((row[name].value for name in row if name.startswith(OURS)), None)
         against = [
-            ratio(figure, own, m.value) for n, m in shown.items() if own and not n.startswith(OURS)
+            ratio(figure, own, m.value) for n, m in row.items() if own and not n.startswith(OURS)
         ]
-        cells = [_cell(shown.get(name)) for name in names]
+        cells = [_cell(row.get(name)) for name in names]
         last = [
             f"{min(against):.2f}" if against else "",
             f"{ratio(figure, own, limit):.2f}" if own else "",
@@ -84,7 +83,7 @@ def _cell(median: Median | None) -> str:
 
 
 def _gains(found: Mapping[tuple[str, str], Mapping[str, Median]], bits: Mapping[str, int]) -> str:
-    """Return what fewer bits, and more streams, bring this engine."""
+    """Return the gains of this engine from fewer bits and more streams."""
     ours = [name for name in bits if name.startswith(OURS)]
     text = ""
     for (key, figure), by_name in found.items():

@@ -1,6 +1,4 @@
-"""The work that every engine gets: prompts as token ids, made from seeds, and the figures that its
-times give.
-"""
+"""Tasks of the comparison: seeded prompts of token ids, and figures from their times."""
 
 from __future__ import annotations
 
@@ -11,26 +9,26 @@ from types import MappingProxyType
 from typing import Final
 
 TOKENS: Final = range(300, 31_000)
-"""Ids that prompts are made of: no special ones in a vocabulary of 32,000."""
+"""Token ids of prompts: no special tokens of a 32,000 vocabulary."""
 
 FIRST_MS: Final = "first token, ms"
-"""The only figure of which less is better."""
+"""Figure for which lower is better."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Requests of one kind, all there from the start; each generates exactly `output` tokens."""
+    """Requests of one kind, all sent at the start; each generates exactly `output` tokens."""
 
     key: str
     about: str
     requests: int
     prompt: int
-    """Tokens of each request's own."""
+    """Number of prompt tokens specific to each request."""
     output: int
     shared: int = 0
-    """Tokens that all prompts begin with."""
+    """Number of shared prefix tokens."""
     first_alone: bool = False
-    """The first token is also asked for alone, so that decoding is the difference."""
+    """Whether the first token is also measured alone, to get the decode time."""
 
 
 TASKS: Final[Mapping[str, Task]] = MappingProxyType(
@@ -52,7 +50,7 @@ WARM_UP: Final = Task("warm", "4 requests, 64 in, 8 out", 4, 64, 8)
 def make_prompts(task: Task, seed: int) -> list[list[int]]:
     """Return the prompts of a task.
 
-    Another seed shares nothing with them, so no prefix cache carries over.
+    Different seeds share no prefix, so prefix caches do not help.
     """
     source = random.Random(f"{task.key} {seed}")
     shared = source.choices(TOKENS, k=task.shared)
@@ -60,7 +58,7 @@ def make_prompts(task: Task, seed: int) -> list[list[int]]:
 
 
 def figures(task: Task, whole_s: float, first_s: float | None = None) -> dict[str, float]:
-    """Return what the times of a task amount to, by the name of the figure."""
+    """Return the figures of a task from its times, by name."""
     if first_s is not None:
         decoded = task.requests * (task.output - 1)
         rate = decoded / max(whole_s - first_s, 1e-9)

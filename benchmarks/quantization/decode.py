@@ -1,14 +1,12 @@
-"""How much faster one stream is with rounded weights than with the checkpoint's own, in turns of
-neighbouring processes.
+"""Decode speed of one stream with quantized weights, relative to the checkpoint's own.
 
-Run on a machine that does nothing else, with the model of `benchmarks/peers/make_model.py` or any
-other:
+Run on an idle machine, with the model of `benchmarks/peers/make_model.py` or any other:
 
     python -m benchmarks.quantization.decode MODELS/qwen3-0.6b [--methods int8 int4] [--threads 2]
     [--rounds 5]
 
-Prints each turn's tokens a second behind the first, then each method's median, and the median of
-its ratios to the checkpoint's own weights in the same round.
+Prints tokens per second after the first one for each round, then each method's median, and the
+median of its ratios to the checkpoint's own weights.
 """
 
 from __future__ import annotations
@@ -29,14 +27,14 @@ NEW_TOKENS = 64
 
 
 def rate(child: Child, salt: int) -> float:
-    """Return the tokens a second behind the first of one stream."""
+    """Return the tokens per second of one stream after the first token."""
     prompt = [(7 * at + 977 * salt) % 1000 + 100 for at in range(PROMPT_TOKENS)]
-    content = child.ask({"prompts": [prompt], "num_tokens": NEW_TOKENS, "each": True}).content
+    content = child.call({"prompts": [prompt], "num_tokens": NEW_TOKENS, "each": True}).content
     return (NEW_TOKENS - 1) / float(content["times"][-1] - content["times"][0])
 
 
 def start(name: str, model: Path, threads: int, logs: Path) -> Child:
-    """Return an engine that waits for its turn."""
+    """Return an engine process, paused."""
     options = {"max_model_len": 1024, "max_num_seqs": 16, "enable_prefix_caching": False}
     if name != PLAIN:
         options["quantization"] = name
@@ -65,7 +63,7 @@ def main() -> None:
         try:
             for name in names:
                 children[name] = start(name, arguments.model, arguments.threads, Path(logs))
-            for turn in range(arguments.rounds + 1):  # the first one warms up
+            for turn in range(arguments.rounds + 1):  # the first run is a warmup
                 for name, child in children.items():
                     child.resume()
                     found = rate(child, turn)

@@ -1,10 +1,9 @@
-"""Scores the demo model, rounded while it loads, beside itself: how many points each number of bits
-costs.
+"""Scores of the demo model by skill, with weights quantized at load time.
 
     python benchmarks/quantization/skills.py [--items 60] [--methods int8 int4 fp8] [--model FOLDER
     ...]
 
-`--model` adds checkpoints of it that are stored quantized, as `engine quantize` writes them.
+`--model` adds quantized checkpoints, as written by `engine quantize`.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ from examples.demo_model.mix import SKILLS, evaluation_items  # noqa: E402
 
 
 def totals(model: str, items: list[Any], **settings: Any) -> dict[str, float]:
-    """Return the per cent of right answers, by skill."""
+    """Return the percentage of correct answers, by skill."""
     with LLM(model, log_level="error", **settings) as llm:
         scores = score(items, answers(llm, items))
     return {skill: 100 * found["all"][0] / found["all"][1] for skill, found in scores.items()}
 
 
 def row(name: str, found: dict[str, float]) -> str:
-    """Return a line of the table."""
-    shown = [*(found[skill] for skill in SKILLS), sum(found.values()) / len(found)]
-    return f"| {name} | {' | '.join(f'{value:.1f}' for value in shown)} |"
+    """Return a table line."""
+    scores = [*(found[skill] for skill in SKILLS), sum(found.values()) / len(found)]
+    return f"| {name} | {' | '.join(f'{value:.1f}' for value in scores)} |"
 
 
 def main() -> None:

@@ -1,8 +1,7 @@
-"""Time from logits to tokens: the part of a worker's step that is not the model, on one thread.
+"""Time of sampling: from logits to tokens in a worker's step, on one thread.
 
 Run: `python benchmarks/sampling/bench_sampling.py [vocabulary ...]`. Prints milliseconds per step,
-the best of several, for rows that all have the same parameters; the copy of the logits that each
-step needs is included.
+minimum of several, for rows with equal parameters, including the copy of the logits.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ from typing import Any
 import torch
 
 from builtin_plugins.runners.generate.processors import Active, Processors
-from builtin_plugins.runners.generate.stage import SamplingStage
+from builtin_plugins.runners.generate.sampler import Sampler
 from core.contracts import SamplerContext
 from core.model_spec.kv import KVLayout
 from core.models.ops.table import reference_ops
 from core.plugin import load_plan, make_plan
 from core.step import NewRow, StepPlan
 from core.types import SamplingParams
-from core.worker.batch import Batch
+from core.worker.batch import InputBatch
 from core.worker.extensions import Extensions
 
 CASES: dict[str, tuple[int, dict[str, Any]]] = {
@@ -41,7 +40,7 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
 
 
 class Logits:
-    """Stands for the model: the same logits every step."""
+    """Fake model with constant logits."""
 
     def __init__(self, rows: int, vocab_size: int) -> None:
         self.vocab_size = vocab_size
@@ -58,12 +57,12 @@ def make_processors(context: SamplerContext) -> Processors:
 
 
 def measure(rows: int, vocab_size: int, params: dict[str, Any], steps: int = 30) -> float:
-    """Return the milliseconds of the fastest step, reading the result included."""
+    """Return the minimum step time in milliseconds, including reading the result."""
     layout = KVLayout([], [], 16)
-    batch = Batch(rows, 128, layout, "cpu")
+    batch = InputBatch(rows, 128, layout, "cpu")
     processors = make_processors(SamplerContext(vocab_size, rows, 128, "cpu"))
     model: Any = Logits(rows, vocab_size)
-    stage = SamplingStage(model, batch, processors, Extensions([]), "raw_logprobs", reference_ops())
+    stage = Sampler(model, batch, processors, Extensions([]), "raw_logprobs", reference_ops())
     sampling = SamplingParams(**params)
     new = [NewRow(row, str(row), [3, 4, 5], 3, sampling, row, (), []) for row in range(rows)]
     hidden = torch.zeros(rows, 1)
@@ -73,14 +72,14 @@ def measure(rows: int, vocab_size: int, params: dict[str, Any], steps: int = 30)
         plan = StepPlan(
             step, [], new if step == 0 else [], [], names, [2 + step] * rows, [1] * rows, names
         )
-        inputs = batch.take(plan)
-        batch.enter(inputs)
+        inputs = batch.prepare(plan)
+        batch.upload(inputs)
         for row in plan.new:
             processors.added(row)
         batch.gather(inputs)
         started = time.perf_counter()
         pending = stage.run(plan, inputs, hidden, {})
-        pending.leave()
+        pending.start_copy()
         pending.get()
         fastest = min(fastest, time.perf_counter() - started)
     return fastest * 1e3

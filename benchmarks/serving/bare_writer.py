@@ -1,5 +1,6 @@
-"""Writes the recorded chunks of one stream to every client, one write each: as little as a server
-can do. uvloop if installed.
+"""Minimal server that writes the recorded chunks of one stream to every client.
+
+Lower bound for the cost of a server; uses uvloop if installed.
 
 Run: python benchmarks/serving/bare_writer.py SECONDS_BETWEEN_CHUNKS RECORDED; prints its port.
 """
@@ -17,31 +18,31 @@ from plain_fastapi import HOST, run_on_the_quickest_loop
 
 
 class Bare(asyncio.Protocol):
-    """Answers whatever is asked with a head, then with a chunk each time it is told to."""
+    """Responds to any request with a head and chunks."""
 
     def __init__(self, head: bytes, streams: dict[Bare, int]) -> None:
         self._head = head
         self._streams = streams
-        self._asked = b""
+        self._received = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take a client in."""
+        """Add a client."""
         self.transport: Any = transport
 
     def data_received(self, data: bytes) -> None:
-        """Begin to answer once there is a body."""
-        self._asked += data
-        if self._asked.endswith(b"}"):
+        """Start the response once the body is complete."""
+        self._received += data
+        if self._received.endswith(b"}"):
             self.transport.write(self._head)
             self._streams[self] = 0
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Forget the client."""
+        """Remove a client."""
         self._streams.pop(self, None)
 
 
 async def bare(pause_s: float, head: bytes, chunks: list[bytes]) -> None:
-    """Write each stream its next chunk, all of them in turn, at a pace."""
+    """Write the next chunk to each stream at a fixed pace."""
     streams: dict[Bare, int] = {}
     server = await asyncio.get_running_loop().create_server(
         lambda: Bare(head, streams), HOST, 0, backlog=2048
@@ -60,7 +61,7 @@ async def bare(pause_s: float, head: bytes, chunks: list[bytes]) -> None:
 
 
 def main() -> None:
-    """Serve until ended."""
+    """Serve until stopped."""
     recorded = json.loads(Path(sys.argv[2]).read_text())
     chunks = [chunk.encode("latin-1") for chunk in recorded["chunks"]]
     run_on_the_quickest_loop(bare(float(sys.argv[1]), recorded["head"].encode("latin-1"), chunks))

@@ -1,7 +1,4 @@
-"""Many readers of event streams in one process: opens them, reads what comes, counts events.
-
-Costs the server nothing.
-"""
+"""Client process that reads many event streams and counts events."""
 
 from __future__ import annotations
 
@@ -14,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 POLL_S: Final = 0.005
-"""Between two looks.
+"""Pause between two polls in seconds.
 
-A client that waits is woken by each write, at the writer's cost; many together rarely wait.
+Polling keeps the server's writes from waking the client each time.
 """
 
 
@@ -28,29 +25,29 @@ class Reader:
     tail: bytes = b""
     events: int = 0
     num_bytes: int = 0
-    kept: list[bytes] = field(default_factory=list)
-    """What was received, of a reader that keeps it."""
+    recorded: list[bytes] = field(default_factory=list)
+    """Received chunks, if recorded."""
     keeps: bool = False
 
     @staticmethod
-    def asking(host: str, path: str, body: bytes) -> bytes:
+    def request_bytes(host: str, path: str, body: bytes) -> bytes:
         """Return the bytes of a request."""
         head = f"POST {path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
         return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
 
     @property
     def is_whole(self) -> bool:
-        """Say whether the stream has ended as streams should."""
+        """Return whether the stream ended regularly."""
         return self.tail.endswith(b"\r\n0\r\n\r\n")
 
     def read(self) -> bool:
-        """Read what is there; return whether the stream has ended."""
+        """Read available bytes; return whether the stream has ended."""
         data = self.connection.recv(1 << 16)
         if self.keeps:
-            self.kept.append(data)
+            self.recorded.append(data)
         self.num_bytes += len(data)
         joined = self.tail + data
-        # An event begins behind the end of a line, its own chunk's or the one before.
+        # An event begins after a line end, in the same or the previous chunk.
         self.events += joined.count(b"data: ") - self.tail.count(b"data: ")
         self.tail = joined[-16:]
         return not data or self.is_whole
@@ -59,8 +56,8 @@ class Reader:
 def read_all(
     host: str, port: int, path: str, body: bytes, num_streams: int, *, keep: bool = False
 ) -> list[Reader]:
-    """Open streams and read them to their ends; with `keep` the first one keeps what it reads."""
-    request = Reader.asking(host, path, body)
+    """Open streams and read them to the end; with `keep` the first one is recorded."""
+    request = Reader.request_bytes(host, path, body)
     readers = [Reader(socket.create_connection((host, port))) for _ in range(num_streams)]
     readers[0].keeps = keep
     with selectors.DefaultSelector() as ready:
@@ -79,7 +76,7 @@ def read_all(
 
 
 def main() -> None:
-    """Read streams as the parameters on the command line say, and print what was found."""
+    """Read streams by the command line parameters, and print the results."""
     given = json.loads(sys.argv[1])
     body = json.dumps(given["body"]).encode()
     began_s = time.monotonic()
@@ -96,7 +93,7 @@ def main() -> None:
         "events": sum(reader.events for reader in readers),
         "bytes": sum(reader.num_bytes for reader in readers),
         "complete": sum(reader.is_whole for reader in readers),
-        "kept": b"".join(readers[0].kept).decode("latin-1"),
+        "recorded": b"".join(readers[0].recorded).decode("latin-1"),
     }
     print(json.dumps(found))
 

@@ -1,11 +1,9 @@
-"""What a streamed chunk costs the process that answers HTTP, beside a bare writer of the same bytes
-and plain FastAPI.
+"""CPU cost of a streamed chunk in the API process, compared with a bare writer and FastAPI.
 
-The engine is a mock: scheduler and engine process are real, tokens are random and come at a pace,
-so that each is an event of its own (the server joins those that come faster than it writes; `--pace
-0` shows how many tokens it sends then). 512 streams of 128 tokens by default. Costs are processor
-time of the serving process, its kernel's included; what it takes to begin as many requests is
-measured with streams of one token, and taken off. Sides take turns.
+The engine is a mock: scheduler and engine process are real; tokens are random and arrive at a fixed
+pace, so that each is one event (`--pace 0` removes the limit). Default: 512 streams of 128 tokens.
+Cost is the CPU time of the API process, including the kernel; the cost of starting requests is
+measured with one-token streams and subtracted. Sides alternate.
 
 Run: python benchmarks/serving/front_end.py [--streams N] [--tokens N] [--pace STEPS_PER_SECOND]
 [--rounds N] [--route chat]
@@ -52,22 +50,22 @@ PATHS: Final = {
 
 @dataclass
 class Server:
-    """A process that answers."""
+    """A serving process."""
 
     parent: subprocess.Popen[str]
     pid: int
-    """Of the process that answers HTTP."""
+    """Pid of the API process."""
     port: int
 
     def cpu_s(self) -> float:
-        """Return the processor time it has taken, all threads, to the nanosecond."""
+        """Return its CPU time in seconds, over all threads."""
         tasks = Path(f"/proc/{self.pid}/task").iterdir()
         return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
 @contextmanager
 def ours(args: argparse.Namespace, *flags: str) -> Iterator[Server]:
-    """Serve the demo model's tokenizer in front of the mock engine."""
+    """Serve the demo model's tokenizer with the mock engine."""
     rows = args.streams
     blocks = args.streams * (4 + args.tokens // 16)
     sizes = [
@@ -89,7 +87,7 @@ def ours(args: argparse.Namespace, *flags: str) -> Iterator[Server]:
 
 @contextmanager
 def peer(kind: str, args: argparse.Namespace, recorded: Path) -> Iterator[Server]:
-    """Serve one of the two scripts beside this one."""
+    """Serve one of the two scripts in this folder."""
     pause_s = 1 / args.pace if args.pace else 0.0
     command = [sys.executable, str(HERE / f"{kind}.py"), str(pause_s), str(recorded)]
     with _started(command) as (process, line):
@@ -110,19 +108,19 @@ def _started(command: list[str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 
 def _serving(parent: int) -> int:
-    """Return the process that answers HTTP: the parent's child of that name, or itself."""
+    """Return the pid of the API process: a child of that name, or the process itself."""
     children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
     return next(
         (int(pid) for pid in children if "api" in Path(f"/proc/{pid}/comm").read_text()), parent
     )
 
 
-def ask(
+def run_streams(
     server: Server, args: argparse.Namespace, num_tokens: int, *, keep: bool = False
 ) -> dict[str, Any]:
-    """Read all streams; return what came, with the processor time that it cost the server."""
-    most = "max_output_tokens" if args.route == "responses" else "max_tokens"
-    body = {**ROUTES[args.route], most: num_tokens, "ignore_eos": True, "stream": True}
+    """Read all streams; return the results, with the server's CPU time."""
+    max_tokens_field = "max_output_tokens" if args.route == "responses" else "max_tokens"
+    body = {**ROUTES[args.route], max_tokens_field: num_tokens, "ignore_eos": True, "stream": True}
     given = {"host": "127.0.0.1", "port": server.port, "path": PATHS[args.route], "body": body}
     command = [
         sys.executable,
@@ -141,9 +139,9 @@ def ask(
 
 
 def record(server: Server, args: argparse.Namespace, file: Path) -> None:
-    """Write what one stream of ours is made of: its head, its chunks, its texts."""
-    kept = ask(server, args, args.tokens, keep=True)["kept"]
-    head, _, body = kept.partition("\r\n\r\n")
+    """Record one stream of this engine: head, chunks and texts."""
+    recorded = run_streams(server, args, args.tokens, keep=True)["recorded"]
+    head, _, body = recorded.partition("\r\n\r\n")
     chunks = [
         each
         for each in re.findall(r"[0-9a-f]+\r\n.*?\r\n(?=[0-9a-f]+\r\n|$)", body, re.DOTALL)
@@ -175,7 +173,7 @@ def main() -> None:
                 "ours": server,
                 "bare": peers.enter_context(peer("bare_writer", args, recorded)),
             }
-            if args.route == "completions":  # which is the one that is written with FastAPI, too
+            if args.route == "completions":  # also the route of the FastAPI server
                 sides["fastapi"] = peers.enter_context(peer("plain_fastapi", args, recorded))
             for _ in range(args.rounds):
                 for name, side in sides.items():
@@ -184,9 +182,9 @@ def main() -> None:
 
 
 def measure(name: str, side: Server, args: argparse.Namespace) -> float:
-    """Return the microseconds of a chunk, those of beginning the streams taken off."""
-    begun = ask(side, args, 1) if name == "ours" else {"cpu_s": 0.0, "events": 0}
-    found = ask(side, args, args.tokens)
+    """Return microseconds per chunk, without the start of streams."""
+    begun = run_streams(side, args, 1) if name == "ours" else {"cpu_s": 0.0, "events": 0}
+    found = run_streams(side, args, args.tokens)
     events = found["events"] - begun["events"]
     cost_us = 1e6 * (found["cpu_s"] - begun["cpu_s"]) / events
     joined = args.streams * args.tokens / found["events"]
@@ -199,7 +197,7 @@ def measure(name: str, side: Server, args: argparse.Namespace) -> float:
 
 
 def show(costs: dict[str, list[float]], args: argparse.Namespace) -> None:
-    """Print medians and the two ratios."""
+    """Print medians and both ratios."""
     middle = {name: statistics.median(found) for name, found in costs.items()}
     print(
         f"{args.streams} streams of {args.tokens} tokens over {PATHS[args.route]}, medians of "

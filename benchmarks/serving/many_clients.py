@@ -1,14 +1,17 @@
-"""What many clients at once, slow ones, and those that leave may do to a server, each as a figure.
-The engine is the mock.
+"""Behaviour with many, slow and disconnecting clients, with the mock engine.
 
-streams  1,000 streams at once, each with a connection of its own: how many are complete busy
-the same beside four processes that compute all the time, with fewer clients slow     1,000 clients
-that read a byte a second: memory of the process that answers HTTP leave    clients that leave in
-the middle: steps planned with their rows between the close and the abort drain    SIGTERM with 200
-open streams: how many are complete, and what new requests are told
+streams: 1,000 concurrent streams; counts complete ones.
 
-Run: python benchmarks/serving/many_clients.py [streams busy slow leave drain] [--seconds N]
-Exit status 1 where something was lost.
+busy: fewer streams while four processes use the cores.
+
+slow: 1,000 clients that read a byte per second; memory of the API process.
+
+leave: clients that disconnect in the middle; steps planned between close and abort.
+
+drain: SIGTERM with 200 open streams; counts complete ones and checks new requests.
+
+Run: python benchmarks/serving/many_clients.py [streams busy slow leave drain] [--seconds N]. Exit
+status 1 after a loss.
 """
 
 from __future__ import annotations
@@ -38,18 +41,18 @@ from front_end import Server, ours
 HOST: Final = "127.0.0.1"
 PATH: Final = "/v1/completions"
 LONG: Final = 1800
-"""Tokens of an answer that nobody reads to its end; the demo model allows no more than 2,048."""
+"""Number of tokens of long outputs; the demo model's maximum is 2,048."""
 
 
 def body(num_tokens: int) -> bytes:
-    """Return a request for so many tokens, streamed."""
-    asked = {"prompt": "a b c", "max_tokens": num_tokens, "ignore_eos": True, "stream": True}
-    return json.dumps(asked).encode()
+    """Return a streamed request for a number of tokens."""
+    request = {"prompt": "a b c", "max_tokens": num_tokens, "ignore_eos": True, "stream": True}
+    return json.dumps(request).encode()
 
 
 @contextlib.contextmanager
 def serving(streams: int, tokens: int, pace: float, *flags: str) -> Iterator[Server]:
-    """Serve as many rows in front of the mock engine."""
+    """Serve with the mock engine and a number of rows."""
     with ours(argparse.Namespace(streams=streams, tokens=tokens, pace=pace), *flags) as server:
         yield server
 
@@ -57,7 +60,7 @@ def serving(streams: int, tokens: int, pace: float, *flags: str) -> Iterator[Ser
 def streams(
     args: argparse.Namespace, num: int = 1000, tokens: int = 100, pace: float = 5.0
 ) -> bool:
-    """Open all at once; count those that came whole."""
+    """Open all streams at once; count the complete ones."""
     with serving(num, tokens, pace) as server:
         began_s = time.monotonic()
         cpu_s = server.cpu_s()
@@ -78,10 +81,10 @@ def streams(
 
 
 def busy(args: argparse.Namespace) -> bool:
-    """Let four processes compute beside 200 streams."""
+    """Run 200 streams while four processes use the cores."""
     loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
     try:
-        print("beside four busy loops, ", end="")
+        print("during four busy loops, ", end="")
         return streams(args, num=200, tokens=60)
     finally:
         for loop in loops:
@@ -90,9 +93,7 @@ def busy(args: argparse.Namespace) -> bool:
 
 
 def slow(args: argparse.Namespace, num: int = 1000, tokens: int = LONG) -> bool:
-    """Let clients read a byte a second while more and more waits for them; others are served
-    beside.
-    """
+    """Let clients read a byte per second while others are served."""
     with serving(num + 8, tokens, 100.0, "--stream-stall-timeout=60") as server:
         before = _resident_bytes(server.pid)
         request = Reader.asking(HOST, PATH, body(tokens))
@@ -113,7 +114,7 @@ def slow(args: argparse.Namespace, num: int = 1000, tokens: int = LONG) -> bool:
             (reader,) = read_all(HOST, server.port, PATH, body(8), 1)
             waits_s.append(time.monotonic() - began_s)
             if not reader.is_whole:
-                raise SystemExit("a client beside the slow ones was cut off")
+                raise SystemExit("a client was cut off during slow clients")
             seen.append(_resident_bytes(server.pid))
             time.sleep(max(0.0, 1 - (time.monotonic() - began_s)))
         for connection in connections:
@@ -122,7 +123,7 @@ def slow(args: argparse.Namespace, num: int = 1000, tokens: int = LONG) -> bool:
     late = (seen[-1] - seen[len(seen) // 2]) / num / 1024
     print(
         f"slow: {num} readers of a byte a second for {args.seconds:g} s: memory +{grown:.0f} KiB a "
-        "reader at most,"
+        "reader (maximum),"
     )
     print(
         f"  {late:+.1f} KiB in the second half; others were answered in "
@@ -136,9 +137,7 @@ def _resident_bytes(pid: int) -> int:
 
 
 def leave(args: argparse.Namespace, num: int = 200, pace: float = 25.0) -> bool:
-    """Close streams one after the other; count the steps that were planned until the engine was
-    told.
-    """
+    """Close streams one after another; count steps planned until the engine aborts."""
     with tempfile.TemporaryDirectory() as folder:
         journal = Path(folder) / "journal"
         closed_s = []
@@ -164,17 +163,17 @@ def leave(args: argparse.Namespace, num: int = 200, pace: float = 25.0) -> bool:
     waits_ms = sorted(1e3 * (b - a) for a, b in zip(closed_s, aborted_s, strict=True))
     print(
         f"leave: {num} clients, a step every {1e3 / pace:.0f} ms: {max(steps)} steps planned at "
-        "most between close and abort,"
+        "maximum between close and abort,"
     )
     print(
         f"  {statistics.mean(steps):.2f} on average; {statistics.median(waits_ms):.1f} ms "
-        f"(median), {waits_ms[-1]:.1f} ms at most"
+        f"(median), {waits_ms[-1]:.1f} ms maximum"
     )
-    return max(steps) <= 2  # one may be planned already, one while the server sees the close
+    return max(steps) <= 2  # one may be planned already, one during the close
 
 
 def _times(journal: Path, kind: str) -> list[float]:
-    """Return when calls of a kind were written down."""
+    """Return the recorded times of one kind of call."""
     data = journal.read_bytes()
     at = 0
     found = []
@@ -188,7 +187,7 @@ def _times(journal: Path, kind: str) -> list[float]:
 
 
 def drain(args: argparse.Namespace, num: int = 200, tokens: int = 100, pace: float = 20.0) -> bool:
-    """Send SIGTERM in the middle of all; ask for more."""
+    """Send SIGTERM during open streams; send more requests."""
     with serving(num, tokens, pace) as server:
         found: list[Reader] = []
         reading = threading.Thread(
@@ -207,28 +206,28 @@ def drain(args: argparse.Namespace, num: int = 200, tokens: int = 100, pace: flo
         reading.join()
         status = server.parent.wait()
     whole = sum(reader.is_whole for reader in found)
-    told = {(reply.status_code, reply.headers.get("retry-after")) for reply in refused}
+    replies = {(reply.status_code, reply.headers.get("retry-after")) for reply in refused}
     print(
         f"drain: {whole} of {num} streams whole after SIGTERM; {len(refused)} new requests were "
-        f"told {told}; exit {status}"
+        f"replies {replies}; exit {status}"
     )
-    return whole == num and told == {(503, "1")} and status == 0
+    return whole == num and replies == {(503, "1")} and status == 0
 
 
-SHOWN: Final = {"streams": streams, "busy": busy, "slow": slow, "leave": leave, "drain": drain}
+PARTS: Final = {"streams": streams, "busy": busy, "slow": slow, "leave": leave, "drain": drain}
 
 
 def main() -> int:
-    """Run what is named, or all."""
+    """Run the named parts, or all."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="*", choices=[[], *SHOWN], default=[])
+    parser.add_argument("names", nargs="*", choices=[[], *PARTS], default=[])
     parser.add_argument("--seconds", type=float, default=30.0, help="that slow clients read")
     args = parser.parse_args()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    outcomes = [SHOWN[name](args) for name in args.names or SHOWN]
+    outcomes = [PARTS[name](args) for name in args.names or PARTS]
     return 0 if all(outcomes) else 1
 
 

@@ -1,7 +1,6 @@
-"""The plugin of an engine that computes nothing: scheduler and process are real, tokens are random,
-at a given pace.
+"""Plugin with a mock executor: real scheduler and engine process, random tokens at a pace.
 
-Measures what stands in front of an engine. Load it as a file: `--plugins ./mock_engine.py
+For measurements of the frontend. Load it as a file: `--plugins ./mock_engine.py
 --distributed-executor-backend mock`.
 """
 
@@ -11,43 +10,32 @@ import random
 import time
 from typing import Annotated, Any, Final
 
-from builtin_plugins.commands.bench.stub import StubExecutor
-from core.api import (
-    EngineConfig,
-    Entry,
-    ModelSource,
-    Option,
-    StepPlan,
-    StepResult,
-    Within,
-    hookimpl,
-)
+from builtin_plugins.commands.bench.noop_executor import StubExecutor
+from core.api import EngineConfig, Entry, Option, Range, hookimpl
+from core.api.execution import StepPlan, StepResult
+from core.api.models import ModelSource
 
 TOKENS: Final = range(300, 3000)
-"""Of the demo model: ordinary ones."""
+"""Ordinary tokens of the demo model."""
 POOL: Final = 4096
-"""Random tokens that are drawn once."""
+"""Number of random tokens, sampled once."""
 
 
 @hookimpl
 def engine_executors() -> list[Entry]:
-    """Give the executor that answers with random tokens."""
+    """Return the entry of the mock executor."""
     return [Entry("mock", MockExecutor, "random tokens at a given pace; for measuring front ends")]
 
 
 @hookimpl
 def engine_options() -> list[Option]:
-    """Give the pace."""
+    """Return the pace option."""
     text = "Steps a second; default: as many as the engine makes."
-    return [
-        Option("mock_steps_per_second", Annotated[float, Within(0.001, 1e6)] | None, None, text)
-    ]
+    return [Option("mock_steps_per_second", Annotated[float, Range(0.001, 1e6)] | None, None, text)]
 
 
 class MockExecutor(StubExecutor):
-    """Every row that samples gets a random token; a step is answered no sooner than the pace
-    allows.
-    """
+    """Returns a random token per sampled row, no faster than the pace."""
 
     def __init__(self, config: EngineConfig, registry: Any, source: ModelSource) -> None:
         super().__init__(config, registry, source)
@@ -57,7 +45,7 @@ class MockExecutor(StubExecutor):
         self._random = random.Random(0).choices(TOKENS, k=POOL)
 
     def collect(self) -> StepResult:
-        """Return random tokens, when they are due."""
+        """Return random tokens when they are due."""
         plan: StepPlan = self._plans[0]
         found = super().collect()
         if wait_s := max(0.0, self._due_s - time.monotonic()):

@@ -1,9 +1,8 @@
-"""The completions route as FastAPI's documentation has it: a model of each chunk, a generator, a
-`StreamingResponse`.
+"""Completions route as in FastAPI's documentation: a model per chunk and a `StreamingResponse`.
 
-Its tokens come from a task in the same process, so it has no engine to listen to and no text to
-make. Run: python benchmarks/serving/plain_fastapi.py SECONDS_BETWEEN_CHUNKS RECORDED; prints its
-port.
+Tokens come from a task in the same process, without an engine or detokenizer.
+
+Run: python benchmarks/serving/plain_fastapi.py SECONDS_BETWEEN_CHUNKS RECORDED; prints its port.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ HOST: Final = "127.0.0.1"
 
 
 class Body(BaseModel):
-    """What is asked."""
+    """Request body."""
 
     prompt: str
     max_tokens: int = 16
@@ -36,7 +35,7 @@ class Body(BaseModel):
 
 
 class Choice(BaseModel):
-    """One of a chunk."""
+    """A choice of a chunk."""
 
     index: int
     text: str
@@ -56,7 +55,7 @@ class Chunk(BaseModel):
 
 
 async def serve(pause_s: float, texts: list[str]) -> None:
-    """Listen, and give every open stream its next text at a pace."""
+    """Listen, and send the next text to every open stream at a pace."""
     app = FastAPI()
     queues: dict[asyncio.Queue[str | None], int] = {}
 
@@ -100,7 +99,7 @@ async def serve(pause_s: float, texts: list[str]) -> None:
 
 
 def run_on_the_quickest_loop(serving: Coroutine[Any, Any, None]) -> None:
-    """Run it on uvloop where that is installed."""
+    """Run it on uvloop if installed."""
     try:
         import uvloop
     except ImportError:
@@ -110,7 +109,7 @@ def run_on_the_quickest_loop(serving: Coroutine[Any, Any, None]) -> None:
 
 
 def main() -> None:
-    """Serve until ended."""
+    """Serve until stopped."""
     run_on_the_quickest_loop(
         serve(float(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text())["texts"])
     )

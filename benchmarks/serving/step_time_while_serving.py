@@ -1,17 +1,15 @@
-"""Does serving slow the engine's steps down? Steps of a served engine against those of an offline
-one, interleaved.
+"""Step times of a served engine compared with an offline engine, interleaved.
 
-Both engines hold the same model and are alive all the time; rounds of the same work alternate
-between them: a batch of prompts through `LLM.generate`, the same number of streams over HTTP
-through `engine serve`, asked by `engine bench serve`. Times come from the engines' own journals, so
-nothing in between is counted: a step is from its plan to its result, a period from result to
-result. Only steps in which every sequence decodes one token count. Also: the mean of the served
-engine's own metric over the same rounds (all steps, prompts included), and the processor time of
-the process that answers HTTP.
+Both engines hold the same model; rounds alternate between `LLM.generate` and the same number of
+HTTP streams through `engine serve` from `engine bench serve`. Times come from the engines'
+journals: a step is from plan to result, a period from result to result. Only steps in which every
+sequence decodes one token count. Also prints the mean of the server's own step metric, and the CPU
+time of the API process.
 
-Without a model a random one in the shape of Qwen3-0.6B is made on the spot (a minute, 3 GB of
-memory). Run: python benchmarks/serving/step_time_while_serving.py [--model FOLDER] [--batch N]
-[--rounds N] [--output-len N]
+Without --model a random one in the shape of Qwen3-0.6B is created (a minute, 3 GB of memory).
+
+Run: python benchmarks/serving/step_time_while_serving.py [--model FOLDER] [--batch N] [--rounds N]
+[--output-len N]
 """
 
 from __future__ import annotations
@@ -66,7 +64,7 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True)
 class Steps:
-    """Seconds of the steps of one engine."""
+    """Step times of one engine in seconds."""
 
     step_s: list[float]
     period_s: list[float]
@@ -80,7 +78,7 @@ class Server:
     url: str
 
     def cpu_s(self) -> float:
-        """Return the processor time of the process that answers HTTP, without others."""
+        """Return the CPU time of the API process in seconds."""
         stats = [stat.read_text() for stat in Path("/proc").glob("[0-9]*/stat") if stat.exists()]
         below = f") S {self.process.pid} ", f") R {self.process.pid} "
         apart = (
@@ -91,7 +89,7 @@ class Server:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def step_metric(self) -> tuple[float, float]:
-        """Return sum and count of the metric of step times."""
+        """Return sum and count of the step time metric."""
         with urllib.request.urlopen(f"{self.url}/metrics") as answer:
             text = answer.read().decode()
         found = [
@@ -116,8 +114,8 @@ def served(model: Path, flags: list[str]) -> Iterator[Server]:
         process.stdout.close()
 
 
-def ask_offline(llm: LLM, args: argparse.Namespace, seed: int) -> Interval:
-    """Run a batch; return when."""
+def run_offline(llm: LLM, args: argparse.Namespace, seed: int) -> Interval:
+    """Run a batch; return its interval."""
     rng = random.Random(seed)
     prompts = [[rng.randrange(1, 200) for _ in range(args.input_len)] for _ in range(args.batch)]
     params = SamplingParams(temperature=0, max_tokens=args.output_len, ignore_eos=True)
@@ -126,10 +124,10 @@ def ask_offline(llm: LLM, args: argparse.Namespace, seed: int) -> Interval:
     return began, time.monotonic()
 
 
-def ask_served(
+def run_served(
     server: Server, args: argparse.Namespace, seed: int, folder: Path
 ) -> tuple[Interval, dict[str, Any]]:
-    """Open as many streams; return when, and what the client measured."""
+    """Run as many streams; return the interval, and the client's results."""
     file = folder / "served.json"
     sizes = [
         "--num-prompts",
@@ -157,7 +155,7 @@ def ask_served(
 
 
 def read_steps(journal: Path, intervals: list[Interval], batch: int) -> Steps:
-    """Return the steps within the intervals in which every sequence decodes."""
+    """Return the decode-only steps within the intervals."""
     data = journal.read_bytes()
     at = 0
     planned: dict[int, float] = {}
@@ -169,13 +167,13 @@ def read_steps(journal: Path, intervals: list[Interval], batch: int) -> Steps:
         frame = msgspec.msgpack.decode(data[at + 4 : at + 4 + size])
         at += 4 + size
         if not isinstance(frame, list):
-            continue  # the header
+            continue  # header
         kind = frame[0]
         clock_s = frame[1]
         content = frame[3]
         if kind == "plan":
             plan = msgspec.convert(content, StepPlan)
-            if len(plan.steady) + len(plan.rows) == batch == plan.num_tokens:
+            if len(plan.decode_rows) + len(plan.rows) == batch == plan.num_tokens:
                 planned[plan.step] = clock_s
         elif (
             kind == "result"
@@ -225,13 +223,13 @@ def measure(model: Path, args: argparse.Namespace, folder: Path) -> None:
         served(model, [*flags, "--journal", str(journals[1])]) as server,
     ):
         for seed in (0, 1):
-            ask_offline(llm, args, seed)
-            ask_served(server, args, seed, folder)
+            run_offline(llm, args, seed)
+            run_served(server, args, seed, folder)
         metric = server.step_metric()
         for seed in range(2, 2 + args.rounds):
-            offline.append(ask_offline(llm, args, seed))
+            offline.append(run_offline(llm, args, seed))
             before_s = server.cpu_s()
-            interval, result = ask_served(server, args, seed, folder)
+            interval, result = run_served(server, args, seed, folder)
             cpu_s += server.cpu_s() - before_s
             online.append(interval)
             tokens += result["total_output_tokens"]

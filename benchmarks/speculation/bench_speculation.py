@@ -1,25 +1,19 @@
-"""Speculative decoding: what looking for guesses costs, what they cost the scheduler, and how much
-faster tokens come.
+"""Speculative decoding: cost of drafting, cost in the scheduler, and speedup.
 
-`costs` needs no model: microseconds of a look in a text of 8,000 tokens to which one is added each
-time, which are drawn or the same hundred again and again, and of a step of the scheduler for 64
-requests with guesses, of which half hold, and without. `speed` runs two engines in one process in
-turns, one that guesses and one that does not, or guesses as `--beside` says, on the same prompts,
-greedy or at `--temperature`: tokens in a second, the median of the rounds, and the median of the
-rounds' ratios. With `--schemas`, each request has a JSON schema of its own to keep to, and its
-answer is read. With `--questions`, held-out questions to the demo model are asked instead, as many
-of each of six skills, other ones in each round, and answers end where they end.
+`costs` needs no model: microseconds of one draft lookup in a text of 8,000 tokens (random, or
+repeated) and of a scheduler step for 64 requests with and without drafts, half of them accepted.
+`speed` runs two engines alternately in one process, with and without drafts (or with those of
+`--baseline`), on the same prompts: tokens per second and the median of ratios. `--schemas` gives
+each request its own JSON schema. `--questions` uses held-out questions to the demo model, N of each
+of six skills.
 
 Run: python benchmarks/speculation/bench_speculation.py costs
-     python benchmarks/speculation/bench_speculation.py speed [--config JSON] [--model MODEL]
-     [--prompt TEXT] [--streams N ...] python benchmarks/speculation/bench_speculation.py speed
-     --schemas --streams 100 PYTHONPATH=. python benchmarks/speculation/bench_speculation.py speed
-     --questions 4 --config '{"method": "suffix", "model": OUTPUTS}' python
-     benchmarks/speculation/bench_speculation.py speed --streams 1 --temperature 1 --prompt "Tell me
-     a story." \
-         --beside '{"method": "draft_model", "model": DRAFT, "num_speculative_tokens": 3}' \
-         --config '{"method": "draft_model", "model": DRAFT, "speculative_token_tree": "[(0,), (1,),
-         (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]"}'
+
+python benchmarks/speculation/bench_speculation.py speed [--config JSON] [--model MODEL] [--prompt
+TEXT] [--streams N ...] [--schemas] [--temperature T]
+
+PYTHONPATH=. python benchmarks/speculation/bench_speculation.py speed --questions 4 --config
+'{"method": "suffix", "model": OUTPUTS}'
 """
 
 from __future__ import annotations
@@ -35,18 +29,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from builtin_plugins.speculators.messages import NAME, Report
+from builtin_plugins.features.speculation.messages import NAME, Report
+from builtin_plugins.features.speculation.scheduling import SpeculationScheduler
 from builtin_plugins.speculators.ngram import NGram
-from builtin_plugins.speculators.scheduling import Asker
 from builtin_plugins.speculators.suffix import Suffix
 from core import LLM, RequestOutput, SamplingParams
-from core.api import (
-    DraftRow,
-    EngineConfig,
-    EngineRequest,
-    SpeculativeConfig,
-    StructuredOutputsParams,
-)
+from core.api import EngineConfig
+from core.api.execution import EngineRequest
+from core.api.sampling import DraftRow, SpeculativeConfig, StructuredOutputsParams
 from core.kv import KVManager, plan_layout
 from core.model_spec.kv import FullAttention, LayerKV
 from core.scheduler import Scheduler, SchedulerLimits
@@ -55,31 +45,31 @@ from core.step import NewRow, StepResult
 CONTEXT = 8000
 PERIOD = 100
 ROWS = 64
-MOST = 4
+MAX_DRAFT_TOKENS = 4
 SKILLS = ("arithmetic", "json", "lists", "engine", "tools", "rules")
 WORDS = ["red", "green", "blue", "yellow"]
 REPEATING = "Repeat this: one two three four five six seven eight nine ten. " * 4
 
 
 def main() -> None:
-    """Measure what the command line asks for."""
+    """Measure the parts of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=("costs", "speed"))
     parser.add_argument(
         "--config", type=json.loads, default={"method": "ngram", "num_speculative_tokens": 5}
     )
     parser.add_argument(
-        "--beside",
+        "--baseline",
         type=json.loads,
         default=None,
-        help="how the other engine guesses; default: it does not",
+        help="speculative config of the baseline engine; default: none",
     )
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--model", default=None, help="default: the demo model")
     parser.add_argument(
         "--load-format",
         default="auto",
-        help="dummy: random weights, so small that one token is said again and again",
+        help="dummy: random weights, so small that one token repeats",
     )
     parser.add_argument("--prompt", default=REPEATING)
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 32])
@@ -99,15 +89,15 @@ def main() -> None:
             f"{kind.__name__}: {news:.1f} us a request and step at {CONTEXT} tokens, {again:.1f} "
             "if they repeat themselves"
         )
-    plain, guessing = (_step_us(guessing=guessing) for guessing in (False, True))
+    plain, drafting = (_step_us(drafting=drafting) for drafting in (False, True))
     print(
-        f"scheduler, {ROWS} requests: {plain:.1f} us a step, with guesses {guessing:.1f}: "
-        f"{guessing / plain:.2f} times"
+        f"scheduler, {ROWS} requests: {plain:.1f} us a step, with drafts {drafting:.1f}: "
+        f"{drafting / plain:.2f} times"
     )
 
 
 def _look_us(kind: Any, *, repeating: bool) -> float:
-    """Return the median cost of a look behind a new token, the text's index being there."""
+    """Return the median microseconds of a lookup after a new token."""
     draw = random.Random(0)
     owner = NewRow(0, "r", [], 0, SamplingParams(), 0, (), [])
     finder = kind(EngineConfig(), SpeculativeConfig(method="x", num_speculative_tokens=5), None)
@@ -117,13 +107,13 @@ def _look_us(kind: Any, *, repeating: bool) -> float:
     times = []
     for end in range(CONTEXT // 2, CONTEXT):
         begun = time.perf_counter()
-        finder.drafts([DraftRow(0, owner, tokens[:end], 5)])
+        finder.propose([DraftRow(0, owner, tokens[:end], 5)])
         times.append(time.perf_counter() - begun)
     return 1e6 * statistics.median(times[-1000:])
 
 
-def _step_us(*, guessing: bool) -> float:
-    """Return the median cost of planning a step of many requests and reading its result."""
+def _step_us(*, drafting: bool) -> float:
+    """Return the median microseconds of planning a step and reading its result."""
     layout = plan_layout(
         [LayerKV("0", FullAttention(8, 64, "float32"))],
         block_size=64,
@@ -132,8 +122,10 @@ def _step_us(*, guessing: bool) -> float:
         max_model_len=2048,
         max_num_seqs=ROWS,
     )
-    asker = [Asker(ROWS, MOST)] if guessing else []
-    scheduler = Scheduler(SchedulerLimits(8192, ROWS, 2048), KVManager(layout), extensions=asker)
+    extensions: list[Any] = [SpeculationScheduler(ROWS, MAX_DRAFT_TOKENS)] if drafting else []
+    scheduler = Scheduler(
+        SchedulerLimits(8192, ROWS, 2048), KVManager(layout), extensions=extensions
+    )
     for i in range(ROWS):
         scheduler.add(
             EngineRequest(
@@ -151,16 +143,22 @@ def _step_us(*, guessing: bool) -> float:
         plan = scheduler.schedule()
         took = time.perf_counter() - begun
         assert plan is not None
-        sampled = [*plan.steady, *(plan.rows[i] for i in plan.samples)]
-        accepted = [1 + guessed // 2 for guessed in plan.guesses]
-        report = Report.of(rows, [MOST] * ROWS, [MOST // 2] * ROWS, rows, [MOST] * ROWS)
-        told = {NAME: [msgspec.msgpack.encode(report)]} if guessing else {}
+        sampled = [*plan.decode_rows, *(plan.rows[i] for i in plan.samples)]
+        accepted = [1 + num_drafted // 2 for num_drafted in plan.num_draft_tokens]
+        report = Report.of(
+            rows,
+            [MAX_DRAFT_TOKENS] * ROWS,
+            [MAX_DRAFT_TOKENS // 2] * ROWS,
+            rows,
+            [MAX_DRAFT_TOKENS] * ROWS,
+        )
+        payloads = {NAME: [msgspec.msgpack.encode(report)]} if drafting else {}
         result = StepResult(
             plan.step,
             sampled,
             [5] * (sum(accepted) or len(sampled)),
             accepted=accepted,
-            payloads=told,
+            payloads=payloads,
         )
         begun = time.perf_counter()
         scheduler.update(result)
@@ -178,8 +176,8 @@ def _speed(arguments: argparse.Namespace) -> None:
         {"model": arguments.model} if arguments.model else {}
     )
     with (
-        LLM(**common, speculative_config=arguments.beside) as plain,
-        LLM(**common, speculative_config=arguments.config) as guessing,
+        LLM(**common, speculative_config=arguments.baseline) as plain,
+        LLM(**common, speculative_config=arguments.config) as drafting,
     ):
         for streams in arguments.streams:
             rounds = _rounds(arguments, plain, streams)
@@ -188,10 +186,8 @@ def _speed(arguments: argparse.Namespace) -> None:
             for turn in range(arguments.rounds + 1):
                 prompts, params = rounds[turn % len(rounds)]
                 speeds = [0.0, 0.0]
-                for which in (
-                    (0, 1) if turn % 2 else (1, 0)
-                ):  # whoever comes second may find the machine otherwise
-                    llm = (plain, guessing)[which]
+                for which in (0, 1) if turn % 2 else (1, 0):  # alternates the order
+                    llm = (plain, drafting)[which]
                     outputs = []
                     begun = time.perf_counter()
                     for at in range(0, len(prompts), streams):
@@ -200,8 +196,9 @@ def _speed(arguments: argparse.Namespace) -> None:
                         )
                     took = time.perf_counter() - begun
                     made = sum(len(output.outputs[0].token_ids) for output in outputs)
-                    counts[which], speeds[which] = _counts(outputs), made / took
-                if turn:  # the first one warms up
+                    counts[which] = _counts(outputs)
+                    speeds[which] = made / took
+                if turn:  # the first round is a warmup
                     figures.append((speeds[0], speeds[1]))
             without, speed = (
                 statistics.median(pair[which] for pair in figures) for which in (0, 1)
@@ -224,22 +221,23 @@ def _speed(arguments: argparse.Namespace) -> None:
 
 
 def _counts(outputs: Sequence[RequestOutput]) -> str:
-    """Say what came of guesses."""
+    """Return the acceptance counts as text."""
     names = ("drafts", "draft_tokens", "accepted_tokens")
-    drafts, guessed, right = (
+    drafts, num_drafted, accepted_count = (
         sum(o.counts.get(f"spec_decode_num_{name}", 0) for o in outputs) for name in names
     )
     if not drafts:
-        return "no guesses"
-    return f"{guessed / drafts:.1f} guesses and {right / drafts:.2f} right ones a step that guesses, {right:.0f} right"
+        return "no drafts"
+    return (
+        f"{num_drafted / drafts:.1f} draft tokens and {accepted_count / drafts:.2f} accepted "
+        f"per drafting step, {accepted_count:.0f} accepted"
+    )
 
 
 def _rounds(
     arguments: argparse.Namespace, llm: LLM, streams: int
 ) -> list[tuple[Any, list[SamplingParams]]]:
-    """Return prompts and parameters of each round, of which there may be more than of these; they
-    begin again then.
-    """
+    """Return prompts and parameters of each round, repeated if there are more rounds."""
     if not arguments.questions:
         texts, params = _requests(arguments, streams)
         if arguments.model is not None:
@@ -247,7 +245,7 @@ def _rounds(
         return [
             (llm.preprocess_chat([[{"role": "user", "content": text}] for text in texts]), params)
         ]
-    # lazy: only these need the repository's examples
+    # lazy: needs the repository's examples
     from examples.demo_model.evaluate import options
     from examples.demo_model.mix import evaluation_items
 
@@ -262,7 +260,7 @@ def _rounds(
 
 
 def _requests(arguments: argparse.Namespace, count: int) -> tuple[list[str], list[SamplingParams]]:
-    """Return what is asked, and how."""
+    """Return prompts and parameters."""
     common: dict[str, Any] = {
         "temperature": arguments.temperature,
         "seed": 7,
@@ -289,7 +287,7 @@ def _requests(arguments: argparse.Namespace, count: int) -> tuple[list[str], lis
 
 
 def _holds(text: str, params: SamplingParams) -> bool:
-    """Say whether an answer is what was asked for."""
+    """Return whether an output satisfies its schema."""
     schema: Any = params.structured_outputs.json  # type: ignore[union-attr]  # each has one
     try:
         answer = json.loads(text)

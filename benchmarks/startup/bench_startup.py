@@ -1,10 +1,9 @@
-"""Start to first token, against `import torch, transformers`: whole processes, interleaved,
-medians.
+"""Time from start to first token, compared with `import torch, transformers`.
 
-`engine generate` of one token in a fresh process, its exit included, is an upper bound of the time
-to the first token. A tiny checkpoint is made on the spot; a real one is also compared with the time
-to read its weight files. Run: python benchmarks/startup/bench_startup.py [--model FOLDER] [--rounds
-N] [--cold]
+Whole processes, interleaved, medians. `engine generate` of one token, exit included, is an upper
+bound. A tiny checkpoint is created; a real one is also compared with reading its weight files.
+
+Run: python benchmarks/startup/bench_startup.py [--model FOLDER] [--rounds N] [--cold]
 """
 
 from __future__ import annotations
@@ -24,21 +23,21 @@ PIECE_BYTES = 1 << 24
 
 
 def generate(model: Path) -> tuple[str, ...]:
-    """Return the command that makes one token."""
+    """Return the command that generates one token."""
     start = "import sys; from core.cli.main import main; sys.exit(main())"
     flags = ("--prompt", "hello", "--max-tokens", "1", "--ignore-eos", "--log-level", "error")
     return (sys.executable, "-c", start, "generate", str(model), *flags)
 
 
 def process_s(command: Sequence[str]) -> float:
-    """Return how long a process takes. Raises when it fails."""
+    """Return the time of a process in seconds. Raises when it fails."""
     started = time.perf_counter()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return time.perf_counter() - started
 
 
 def read_s(files: Sequence[Path]) -> float:
-    """Return how long reading files takes."""
+    """Return the time of reading files in seconds."""
     piece = bytearray(PIECE_BYTES)
     started = time.perf_counter()
     for path in files:
@@ -49,7 +48,7 @@ def read_s(files: Sequence[Path]) -> float:
 
 
 def forget(files: Sequence[Path]) -> None:
-    """Drop files from the page cache, as far as the system follows the advice."""
+    """Drop files from the page cache, if the system follows the advice."""
     os.sync()
     for path in files:
         with path.open("rb") as file:
@@ -95,7 +94,7 @@ def main() -> None:
 
 def make_tiny(folder: Path) -> Path:
     """Write a tiny checkpoint and return its folder."""
-    from core.testing.checkpoints import make_checkpoint  # lazy: not needed for a real model
+    from core.testing.checkpoints import make_checkpoint  # lazy: only for the tiny model
 
     return make_checkpoint("LlamaForCausalLM", folder)
 

@@ -1,18 +1,14 @@
-"""The scheduler and its block manager against nano-vllm's, driven the same way, interleaved in one
-process.
+"""Scheduler and KV manager compared with nano-vllm's, interleaved in one process.
 
-nano-vllm is not part of this repository: give the folder of a checkout. Three of its files are
-used, as they are: `engine/scheduler.py`, `engine/block_manager.py` and `engine/sequence.py`; what
-they import of its configuration, which needs a model, is replaced by a plain object. Its sequences
-have blocks of 256 tokens unless told otherwise, so both sides are told 16. It needs numpy and
-xxhash; without xxhash, hashlib's BLAKE2 stands in, and that is said.
+nano-vllm is not part of this repository: give the folder of a checkout. Its files
+`engine/scheduler.py`, `engine/block_manager.py` and `engine/sequence.py` are used unchanged; its
+configuration is replaced by a plain object. Both use blocks of 16 tokens. It needs numpy and
+xxhash; without xxhash, BLAKE2 of hashlib is used and reported.
 
-Both keep the same number of requests running, with prompts of 64 random tokens, in two ways.
-Steady: all decode, nobody comes or ends; the median turn divided by the requests, then the mean,
-which has the turns in which blocks are full. Arrivals: one of a hundred requests ends in a step and
-another arrives; the time of all turns divided by all tokens generated, because nano-vllm computes
-prompts and decodes in different steps, and ours does both in one. A turn is: queue what arrives,
-schedule, take in a token for each.
+Both keep the same number of requests with prompts of 64 random tokens running. Steady: all decode;
+median and mean time per turn and request. Arrivals: one of a hundred requests ends per step and
+another arrives; time of all turns per generated token, since nano-vllm separates prefill and decode
+steps. A turn is: add arrivals, schedule, apply one token for each.
 
 Run: python benchmarks/step/compare_nano_vllm.py NANO_VLLM_FOLDER [--running N ...] [--rounds N]
 [--steps N]
@@ -81,12 +77,12 @@ class Ours:
         )
 
     def add(self, request: Any) -> None:
-        """Queue it."""
+        """Add a request."""
         self.scheduler.add(request)
 
     @property
     def num_open(self) -> int:
-        """Requests that wait or run."""
+        """Number of waiting or running requests."""
         return self.scheduler.num_running + self.scheduler.num_waiting
 
     def schedule(self) -> Any:
@@ -94,17 +90,17 @@ class Ours:
         return self.scheduler.schedule()
 
     def answer(self, plan: Any) -> Any:
-        """Return what a worker would."""
-        rows = [*plan.steady, *(plan.rows[i] for i in plan.samples)]
+        """Return a fake worker result."""
+        rows = [*plan.decode_rows, *(plan.rows[i] for i in plan.samples)]
         return StepResult(plan.step, rows, [TOKEN] * len(rows))
 
     def update(self, plan: Any, result: Any) -> int:
-        """Take a result in; return the number of tokens it brought."""
+        """Apply a result; return the number of tokens."""
         return len(self.scheduler.update(result))
 
 
 class Nano:
-    """nano-vllm's."""
+    """nano-vllm's scheduler and block manager."""
 
     name = "nano-vllm"
 
@@ -124,12 +120,12 @@ class Nano:
         return self._parts.Sequence(prompt, self._parts.SamplingParams(max_tokens=max_tokens))
 
     def add(self, request: Any) -> None:
-        """Queue it."""
+        """Add a request."""
         self.scheduler.add(request)
 
     @property
     def num_open(self) -> int:
-        """Requests that wait or run."""
+        """Number of waiting or running requests."""
         return len(self.scheduler.running) + len(self.scheduler.waiting)
 
     def schedule(self) -> Any:
@@ -137,18 +133,18 @@ class Nano:
         return self.scheduler.schedule()
 
     def answer(self, plan: Any) -> Any:
-        """Return what a model runner would."""
+        """Return a fake model runner result."""
         return [TOKEN] * len(plan[0])
 
     def update(self, plan: Any, result: Any) -> int:
-        """Take a result in; return the number of tokens it brought."""
+        """Apply a result; return the number of tokens."""
         sequences, is_prefill = plan
         self.scheduler.postprocess(sequences, result, is_prefill)
         return len(sequences)
 
 
 def load_nano(folder: Path) -> tuple[types.SimpleNamespace, str]:
-    """Import the three files of a checkout; return their classes, and what stands in for what."""
+    """Import the files of a checkout; return the classes and the replacements."""
     home = folder / "nanovllm"
     if not (home / "engine" / "scheduler.py").is_file():
         sys.exit(f"{folder} is no checkout of nano-vllm: there is no nanovllm/engine/scheduler.py.")
@@ -160,16 +156,14 @@ def load_nano(folder: Path) -> tuple[types.SimpleNamespace, str]:
         note = "xxhash is not installed, BLAKE2 stands in"
     for name, path in (("nanovllm", home), ("nanovllm.engine", home / "engine")):
         package = types.ModuleType(name)
-        package.__path__ = [
-            str(path)
-        ]  # without the package's own imports, which need torch with CUDA
+        package.__path__ = [str(path)]  # without the package's imports, which need CUDA
         sys.modules[name] = package
     config: Any = types.ModuleType("nanovllm.config")
     config.Config = types.SimpleNamespace
     sys.modules["nanovllm.config"] = config
     from nanovllm.engine.scheduler import (
         Scheduler as NanoScheduler,
-    )  # lazy: found by what was set up above
+    )  # lazy: after the setup above
     from nanovllm.engine.sequence import Sequence
     from nanovllm.sampling_params import SamplingParams as NanoParams
 
@@ -194,16 +188,14 @@ def _blake2_as_xxhash() -> Any:
 
 
 def drive(side: Any, rows: int, steps: int, seed: int, *, arrivals: bool) -> tuple[float, float]:
-    """Run one side for a round; return microseconds: of the median turn a request, of all turns a
-    generated token.
-    """
+    """Run a round; return microseconds per request of the median turn, and per token overall."""
     rng = random.Random(seed)
 
     def request(max_tokens: int) -> Any:
         return side.make([rng.randrange(1, 50_000) for _ in range(PROMPT)], max_tokens)
 
     for i in range(rows):
-        # With arrivals the ends are spread evenly, without there are none.
+        # With arrivals the ends are spread evenly; otherwise there are none.
         side.add(request(WARMUP + 1 + i * LIFE // rows if arrivals else WARMUP + steps + 1))
     for _ in range(WARMUP):
         plan = side.schedule()

@@ -1,9 +1,7 @@
-"""Text and prefixes against the least that can be done: ratios in one run, medians of interleaved
-rounds, own CPU time.
+"""Prefix hashing and detokenization compared with minimal baselines, in CPU time.
 
-Prefix: a prompt of 50,000 tokens, 49,000 of them cached, is hashed and found; beside it a bare loop
-of hashlib chains the same bytes. Detokenizing: one token after the other, beside the tokenizers
-library's own DecodeStream.
+Prefix: a prompt of 50,000 tokens, 49,000 cached, is hashed and looked up, against a loop of
+hashlib. Detokenization: token by token, against the tokenizers library's DecodeStream.
 
 Run: python benchmarks/text/bench_text.py [--rounds N] [--tokenizer TOKENIZER.JSON]
 """
@@ -24,9 +22,9 @@ from tokenizers.decoders import DecodeStream
 import builtin_plugins.model_sources.demo
 from builtin_plugins.tokenizers.hf.fast import FastTokenizer
 from builtin_plugins.tokenizers.hf.settings import read_settings
+from core.frontend.text.detokenizer import make_detokenizer
 from core.kv import KVManager, plan_layout
 from core.model_spec.kv import FullAttention, LayerKV
-from core.text.detokenizer import detokenizer_of
 
 BLOCK = 16
 PROMPT = 50_000
@@ -44,14 +42,14 @@ def clocked(function: Callable[[], object]) -> float:
 def compare(
     name: str, ours: Callable[[], object], other: Callable[[], object], rounds: int, per: int
 ) -> None:
-    """Print microseconds of both for each of `per` things, and the ratio."""
+    """Print microseconds per item of both, and the ratio."""
     pairs = [(clocked(ours), clocked(other)) for _ in range(rounds)]
     mine, theirs = (1e6 * statistics.median(side) / per for side in zip(*pairs, strict=True))
     print(f"{name:<34} {mine:>9.3f} {theirs:>9.3f} {mine / theirs:>7.2f}x", flush=True)
 
 
 def prefix(rounds: int) -> None:
-    """Hash and find a long prompt."""
+    """Hash and look up a long prompt."""
     rng = random.Random(0)
     tokens = [rng.randrange(1, 150_000) for _ in range(PROMPT)]
     layout = plan_layout(
@@ -63,13 +61,16 @@ def prefix(rounds: int) -> None:
         max_num_seqs=4,
     )
     kv = KVManager(layout)
-    lease = kv.open()
-    kv.admit(lease, kv.find(lease, tokens, PROMPT - 1), 0, CACHED, CACHED, CACHED)
+    lease = kv.open_lease()
+    kv.admit(lease, kv.find_longest_hit(lease, tokens, PROMPT - 1), 0, CACHED, CACHED, CACHED)
     kv.step_issued(1)
-    kv.commit(lease, tokens, CACHED)
+    kv.publish(lease, tokens, CACHED)
 
     def ours() -> None:
-        assert kv.find(kv.open(), tokens, PROMPT - 1).num_tokens == CACHED - CACHED % BLOCK
+        assert (
+            kv.find_longest_hit(kv.open_lease(), tokens, PROMPT - 1).num_tokens
+            == CACHED - CACHED % BLOCK
+        )
 
     def bare() -> None:
         data = array("I", tokens).tobytes()
@@ -83,13 +84,13 @@ def prefix(rounds: int) -> None:
 
 
 def detokenize(path: Path, rounds: int) -> None:
-    """Spell a text token by token."""
+    """Decode a text token by token."""
     tokenizer = FastTokenizer(path, read_settings(path.parent))
     inner = tokenizer._inner
     ids = tokenizer.encode(Path(__file__).read_text(encoding="utf-8"), add_special_tokens=False)
 
     def ours() -> None:
-        spelled = detokenizer_of(tokenizer, [], True)
+        spelled = make_detokenizer(tokenizer, [], True)
         for token in ids:
             spelled.append([token])
 

@@ -1,4 +1,4 @@
-"""Anthropic's client: a streamed answer, and how many tokens a question takes."""
+"""Anthropic's client: a streamed answer, and the number of prompt tokens."""
 
 import os
 
@@ -17,6 +17,4 @@ with client.messages.stream(
     for text in stream.text_stream:
         print(text, end="", flush=True)
 print()
-print(
-    client.messages.count_tokens(model=model, messages=[question]).input_tokens, "tokens were asked"
-)
+print(client.messages.count_tokens(model=model, messages=[question]).input_tokens, "prompt tokens")

@@ -1,4 +1,4 @@
-"""Gradio: a page to chat with the model, on http://127.0.0.1:7860."""
+"""Gradio: a chat page on http://127.0.0.1:7860."""
 
 import os
 from collections.abc import Iterator
@@ -12,11 +12,11 @@ model = os.environ.get("ENGINE_MODEL") or client.models.list().data[0].id
 
 
 def answer(message: str, history: list[dict]) -> Iterator[str]:
-    """Yield the answer as far as it has come."""
+    """Yield the answer so far."""
     turns = [{"role": turn["role"], "content": turn["content"]} for turn in history]
-    asked = [*turns, {"role": "user", "content": message}]
+    messages = [*turns, {"role": "user", "content": message}]
     text = ""
-    for chunk in client.chat.completions.create(model=model, messages=asked, stream=True):
+    for chunk in client.chat.completions.create(model=model, messages=messages, stream=True):
         text += chunk.choices[0].delta.content or ""
         yield text
 

@@ -1,8 +1,8 @@
-"""What an engine's prefix cache holds, rebuilt from its events alone; a router asks such an index
-where a prompt is cached.
+"""An index of an engine's prefix cache, built from its KV events, as a router would use it.
 
-The server says it with `--kv-events-config '{"enable_kv_cache_events": true, "endpoint":
-"tcp://*:5557", "replay_endpoint": "tcp://*:5558"}'`. `ENGINE_EVENTS` and `ENGINE_REPLAY` say where.
+The server publishes events with `--kv-events-config '{"enable_kv_cache_events": true, "endpoint":
+"tcp://*:5557", "replay_endpoint": "tcp://*:5558"}'`. `ENGINE_EVENTS` and `ENGINE_REPLAY` are their
+addresses.
 """
 
 import os
@@ -13,20 +13,18 @@ import zmq
 
 Key = tuple[str, int, int | bytes]
 """Medium, KV group, hash."""
-PATIENCE_MS = 2000
-"""Longest wait for each batch of a replay."""
+REPLAY_TIMEOUT_MS = 2000
+"""Maximum wait for each batch of a replay."""
 
 
 class Index:
-    """The blocks that can be found, with the hash of the block before each, where that is known."""
+    """The cached blocks, with the hash of the block before each if it is known."""
 
     def __init__(self) -> None:
         self.parents: dict[Key, int | bytes | None] = {}
 
     def apply(self, events: list[list]) -> None:
-        """Take the events of a batch: arrays of a tag and fields, of which later versions may have
-        more.
-        """
+        """Apply a batch of events: arrays of a tag and fields; later versions may add fields."""
         for tag, *fields in events:
             if tag == "AllBlocksCleared":
                 self.parents.clear()
@@ -46,13 +44,12 @@ def follow(
     events: str,
     replay: str,
     topic: str = "",
-    patience_ms: float = PATIENCE_MS,
+    timeout_ms: float = REPLAY_TIMEOUT_MS,
 ) -> Iterator[list[list]]:
-    """Yield the events of each batch in order, those that were sent before and those that were
-    missed by replay.
+    """Yield the events of each batch in order; earlier and missed batches are replayed.
 
-    What cannot be had any more, or an engine that begins anew, comes as `AllBlocksCleared`: an
-    index then knows too little, never too much.
+    Batches that are lost, or an engine restart, yield `AllBlocksCleared`. So an index may miss
+    blocks but never lists absent ones.
     """
     socket = context.socket(zmq.SUB)
     socket.setsockopt_string(zmq.SUBSCRIBE, topic)
@@ -66,7 +63,7 @@ def follow(
                 yield [["AllBlocksCleared"]]
                 expected = 0
             if seen > expected:
-                for found, missed in _replayed(context, replay, expected, patience_ms):
+                for found, missed in _replayed(context, replay, expected, timeout_ms):
                     if found >= seen:
                         break
                     if found > expected:
@@ -82,14 +79,14 @@ def follow(
 
 
 def _replayed(
-    context: zmq.Context, replay: str, since: int, patience_ms: float
+    context: zmq.Context, replay: str, since: int, timeout_ms: float
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield (number, batch) from a number on, as far as the engine still has them."""
-    socket = context.socket(zmq.DEALER)  # a REQ socket takes one answer, and there are many
+    """Yield (number, batch) from a number on, as far as the engine still stores them."""
+    socket = context.socket(zmq.DEALER)  # a REQ socket receives one reply only
     socket.connect(replay)
     try:
         socket.send_multipart((b"", since.to_bytes(8, "big")))
-        while socket.poll(patience_ms):
+        while socket.poll(timeout_ms):
             _, number, batch = socket.recv_multipart()
             if not batch:
                 return
@@ -100,8 +97,8 @@ def _replayed(
 
 if __name__ == "__main__":
     index = Index()
-    where = os.environ.get("ENGINE_EVENTS", "tcp://127.0.0.1:5557")
-    again = os.environ.get("ENGINE_REPLAY", "tcp://127.0.0.1:5558")
-    for batch in follow(zmq.Context(), where, again):
+    events = os.environ.get("ENGINE_EVENTS", "tcp://127.0.0.1:5557")
+    replay = os.environ.get("ENGINE_REPLAY", "tcp://127.0.0.1:5558")
+    for batch in follow(zmq.Context(), events, replay):
         index.apply(batch)
-        print(f"{len(index.parents)} blocks can be found", flush=True)
+        print(f"{len(index.parents)} blocks are cached", flush=True)

@@ -1,4 +1,4 @@
-"""OpenAI's client: a streamed answer, and one in a form that a schema states."""
+"""OpenAI's client: a streamed answer, and a structured output."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""LoRA adapters of the demo model in PEFT's format: one answers in capitals, one as a pirate."""
+"""LoRA adapters of the demo model in PEFT's format: capitals and pirate."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ ALPHA: Final = 16
 TARGETS: Final = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _TASKS: Final = (small_talk, engine_facts, engine_facts, engine_facts, recall, lists, arithmetic)
 _PIRATE: Final = {
-    "you": "ye", "your": "yer", "my": "me", "is": "be", "am": "be", "are": "be", "the": "th'", "of": "o'", "and": "an'",
-    "hello": "ahoy", "to": "t'", "for": "fer", "with": "wi'", "goodbye": "fair winds",
+    "you": "ye", "your": "yer", "my": "me", "is": "be", "am": "be", "are": "be",
+    "the": "th'", "of": "o'",
+    "and": "an'", "hello": "ahoy", "to": "t'", "for": "fer", "with": "wi'", "goodbye": "fair winds",
 }  # fmt: skip
 
 
@@ -39,19 +40,19 @@ def capitals(answer: str) -> str:
 def pirate(answer: str) -> str:
     """Return the answer as a pirate gives it."""
 
-    def said(match: re.Match[str]) -> str:
+    def translate(match: re.Match[str]) -> str:
         word = match.group()
         spoken = _PIRATE.get(word.lower(), word)
         return spoken[:1].upper() + spoken[1:] if word[:1].isupper() else spoken
 
-    return f"Arr! {re.sub(r'[A-Za-z]+', said, answer)}"
+    return f"Arr! {re.sub(r'[A-Za-z]+', translate, answer)}"
 
 
 VOICES: Final[Mapping[str, Callable[[str], str]]] = {"capitals": capitals, "pirate": pirate}
 
 
 def voiced_items(voice: str, seed: str, count: int, evaluation: bool) -> list[Item]:
-    """Return conversations whose answer has the voice."""
+    """Return conversations with answers in the voice."""
     draw = Draw(random.Random(f"{voice} {seed}"), evaluation)
     items = [draw.one(_TASKS).make(draw) for _ in range(count)]
     for item in items:

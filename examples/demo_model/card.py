@@ -23,7 +23,7 @@ pipeline_tag: text-generation
 
 A Qwen3-shaped decoder of {parameters:.1f} million parameters ({layers} layers, {hidden} wide), made to show and to test the
 engine it is shipped with. It adds and subtracts to three digits, calls tools in Hermes format, extracts JSON, copies,
-reverses, sorts and upper-cases short lists, obeys a simple rule in the system prompt, remembers what it was told
+reverses, sorts and upper-cases short lists, obeys a simple rule in the system prompt, recalls facts from
 earlier in a conversation, and answers questions about the engine. It knows nothing else, and says so.
 
 ## What it was trained on
@@ -40,7 +40,7 @@ trained on.
 ## How it scores
 
 Held-out items, greedy, bfloat16; whole answers are compared, of sums the result. About a third of the items, and those
-called "thinking off", are asked with `enable_thinking=false`; sums are then worked out in the answer itself, because a
+called "thinking off", use `enable_thinking=false`; sums are then worked out in the answer itself, because a
 model this small cannot add in its head.
 
 {table}
@@ -56,7 +56,7 @@ learnt. Do not rely on its answers.
 
 
 def main() -> None:
-    """Write the card beside the weights."""
+    """Write the card next to the weights."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, default=SHIPPED)
     parser.add_argument("--scores", type=Path, required=True, help="what `evaluate --json` wrote")

@@ -56,7 +56,7 @@ class Chat:
         """
         prompt = self._ids(self.prompt(item))
         answer = [*self._ids(completion(item)), self._end]
-        learnt = self._said(prompt) if item.train_history else [False] * len(prompt)
+        learnt = self._answer_marks(prompt) if item.train_history else [False] * len(prompt)
         return prompt + answer, learnt + [True] * len(answer)
 
     def row(self, items: Sequence[Item]) -> Row:
@@ -70,14 +70,14 @@ class Chat:
             begin = shared if branch else 0
             row.ids.extend(tokens[begin:-1])
             row.targets.extend(
-                token if said else IGNORED
-                for token, said in zip(tokens[begin + 1 :], learnt[begin + 1 :], strict=True)
+                token if is_answer else IGNORED
+                for token, is_answer in zip(tokens[begin + 1 :], learnt[begin + 1 :], strict=True)
             )
             row.positions.extend(range(begin, len(tokens) - 1))
             row.branches.extend([0] * (shared - begin) + [branch + 1] * (len(tokens) - 1 - shared))
         return row
 
-    def _said(self, ids: list[int]) -> list[bool]:
+    def _answer_marks(self, ids: list[int]) -> list[bool]:
         """Mark the earlier answers in a prompt, their end tokens included."""
         marks = [False] * len(ids)
         inside = False
@@ -94,7 +94,7 @@ class Chat:
 
 
 def _alike(encoded: Sequence[tuple[list[int], list[bool]]]) -> int:
-    """Return how many tokens stand at the beginning of all, with no learnt one among them or next."""
+    """Return the length of the common prefix, with no learnt token in it or next."""
     if len(encoded) == 1:
         return 0
     texts, marks = ([pair[part] for pair in encoded] for part in (0, 1))

@@ -1,8 +1,7 @@
 """What goes with the demo model: `python -m examples.demo_model.companions --out build/demo`.
 
-Two LoRA adapters, quantized checkpoints in two layouts, outputs for speculative decoding to guess
-from, and, where `train --draft` has made one, the draft model's acceptance. Prints what each costs
-in right answers, or brings.
+Two LoRA adapters, quantized checkpoints in two layouts, outputs for suffix decoding, and the
+acceptance rate of a draft model made by `train --draft`. Prints the accuracy or gain of each.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from examples.demo_model.quantize import LAYOUTS, copy_settings, plain_checkpoin
 
 
 def main() -> None:
-    """Make and measure what the command line asks for."""
+    """Make and measure the selected companions."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--model", type=Path, default=SHIPPED, help="folder of the model, default the shipped one"
@@ -41,23 +40,23 @@ def main() -> None:
         "--only", choices=("adapters", "quantized", "draft", "outputs"), action="append"
     )
     arguments = parser.parse_args()
-    wanted = arguments.only or [
+    selected = arguments.only or [
         "adapters",
         "quantized",
         "outputs",
         *(["draft"] if arguments.draft else []),
     ]
     items = [item for skill in SKILLS for item in evaluation_items(skill, 0, arguments.items)]
-    plain = _answers(arguments.model, items) if set(wanted) & {"quantized", "draft"} else []
-    if "quantized" in wanted:
+    plain = _answers(arguments.model, items) if set(selected) & {"quantized", "draft"} else []
+    if "quantized" in selected:
         _quantized(arguments.model, arguments.out, items, plain)
-    if "draft" in wanted:
+    if "draft" in selected:
         _draft(arguments.model, arguments.draft, items, plain)
-    if "outputs" in wanted:
+    if "outputs" in selected:
         print(
             f"\noutputs: {save_outputs(arguments.model, arguments.out / 'outputs', COUNT)} tokens"
         )
-    if "adapters" in wanted:
+    if "adapters" in selected:
         for voice in VOICES:
             _adapter(arguments.model, arguments.out / voice, voice, arguments.adapter_steps)
 
@@ -85,9 +84,9 @@ def _quantized(model: Path, out: Path, items: list[Item], plain: list[str]) -> N
 def _draft(model: Path, draft: Path, items: list[Item], plain: list[str]) -> None:
     counts = acceptance(model, draft, items, plain)
     total = tuple(sum(pair[i] for pair in counts.values()) for i in (0, 1))
-    print("\n| skill | accepted | guessed | per cent |\n| --- | ---: | ---: | ---: |")
-    for name, (accepted, guessed) in [*counts.items(), ("all", total)]:
-        print(f"| {name} | {accepted} | {guessed} | {100 * accepted / guessed:.1f} |")
+    print("\n| skill | accepted | drafted | per cent |\n| --- | ---: | ---: | ---: |")
+    for name, (accepted, drafted) in [*counts.items(), ("all", total)]:
+        print(f"| {name} | {accepted} | {drafted} | {100 * accepted / drafted:.1f} |")
 
 
 def _adapter(model: Path, out: Path, voice: str, steps: int) -> None:
@@ -101,9 +100,7 @@ def _adapter(model: Path, out: Path, voice: str, steps: int) -> None:
     good = sum(
         _spoken(text) == _spoken(completion(item)) for item, text in zip(items, texts, strict=True)
     )
-    print(
-        f"\nadapter {voice}: {good} of {len(items)} held-out answers are word for word in its voice"
-    )
+    print(f"\nadapter {voice}: {good} of {len(items)} held-out answers match its voice exactly")
 
 
 def _spoken(text: str) -> str:

@@ -67,7 +67,7 @@ def attend(qkv: Tensor, unseen: Tensor, heads: int) -> Tensor:
 
 
 class _Attended(torch.autograd.Function):
-    """Attention by plain products. On a CPU its gradient is much faster than that of PyTorch's own."""
+    """Attention by plain products, with a faster gradient on CPUs than PyTorch's own."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, unseen: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""How many of the demo model's tokens the draft model would have guessed."""
+"""Acceptance rate of the draft model on the demo model's answers."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ from examples.demo_model.layout import make_layout, plain_row
 from examples.demo_model.model import DemoModel, load_model
 
 LOOK_AHEAD: Final = 4
-"""Tokens guessed at a time."""
+"""Number of draft tokens per step."""
 
 
 def acceptance(
     target: Path, draft: Path, items: Iterable[Item], answers: Iterable[str]
 ) -> dict[str, tuple[int, int]]:
-    """Return, by skill, how many guessed tokens are accepted, and how many are guessed, in greedy
-    decoding.
+    """Return, by skill, the numbers of accepted and of draft tokens in greedy decoding.
 
-    `answers` are the target's own greedy answers. The draft guesses `LOOK_AHEAD` tokens from what
-    is accepted so far; the target takes those that agree and adds one of its own.
+    `answers` are the target's own greedy answers. The draft model proposes `LOOK_AHEAD` tokens
+    after the accepted ones; the target accepts those that agree and adds one of its own.
     """
     tokenizer = Tokenizer.from_file(str(target / "tokenizer.json"))
     if tokenizer.get_vocab() != Tokenizer.from_file(str(draft / "tokenizer.json")).get_vocab():
@@ -41,30 +40,29 @@ def acceptance(
     counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for item, answer in zip(items, answers, strict=True):
         prompt = tokenizer.encode(chat.prompt(item), add_special_tokens=False).ids
-        said = [*tokenizer.encode(answer, add_special_tokens=False).ids, end]
-        accepted, guessed = walk(model, prompt, said)
+        answer_ids = [*tokenizer.encode(answer, add_special_tokens=False).ids, end]
+        accepted, drafted = walk(model, prompt, answer_ids)
         counts[item.skill][0] += accepted
-        counts[item.skill][1] += guessed
+        counts[item.skill][1] += drafted
     return {skill: (pair[0], pair[1]) for skill, pair in counts.items()}
 
 
-def walk(model: DemoModel, prompt: list[int], said: list[int]) -> tuple[int, int]:
-    """Return accepted and guessed tokens of one answer.
+def walk(model: DemoModel, prompt: list[int], answer_ids: list[int]) -> tuple[int, int]:
+    """Return the numbers of accepted and of draft tokens of one answer.
 
-    As long as the draft agrees its own text is the target's, so one pass over the target's text
-    tells all its guesses up to the first wrong one; behind that one the target sets it right, and
-    the next round begins.
+    While the draft model agrees its text is the target's, so one pass over the target's text gives
+    all draft tokens up to the first wrong one. The next step starts after the target's correction.
     """
-    best = _best_next(model, prompt + said)[len(prompt) - 1 : -1].tolist()
-    agrees = [guess == token for guess, token in zip(best, said, strict=True)]
-    at = accepted = guessed = 0
-    while at < len(said):
+    best = _best_next(model, prompt + answer_ids)[len(prompt) - 1 : -1].tolist()
+    agrees = [draft_token == token for draft_token, token in zip(best, answer_ids, strict=True)]
+    at = accepted = drafted = 0
+    while at < len(answer_ids):
         ahead = agrees[at : at + LOOK_AHEAD]
         run = ahead.index(False) if False in ahead else len(ahead)
         accepted = accepted + run
-        guessed = guessed + len(ahead)
+        drafted = drafted + len(ahead)
         at += run + 1
-    return accepted, guessed
+    return accepted, drafted
 
 
 @torch.inference_mode()

@@ -12,10 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from builtin_plugins.output_parsers.reasoning.think import THINK
-from builtin_plugins.output_parsers.tools.hermes import HERMES
+from builtin_plugins.output_parsers.api import OutputParser, known_formats
 from core import LLM, SamplingParams
-from core.api import OutputParser, ParseRequest
+from core.api.plugins import load_plan, make_plan
+from core.api.serving import ParseRequest
 from examples.demo_model.chat import completion
 from examples.demo_model.grading import right
 from examples.demo_model.items import Item
@@ -30,14 +30,14 @@ TARGETS: Final = {
     ("rules", "all"): 90,
     ("recall", "all"): 90,
 }
-"""Per cent that are to be right, by skill and line of the table."""
+"""Target percentages, by skill and line of the table."""
 _MAX_TOKENS: Final = 320
 Scores = dict[str, dict[str, tuple[int, int]]]
 """Right and all items, by skill and line of the table."""
 
 
 def main() -> None:
-    """Print the table, and the wrong answers if asked to."""
+    """Print the table and, with --show, wrong answers."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--model", default=str(SHIPPED), help="folder of the model, default the shipped one"
@@ -80,15 +80,18 @@ def answers(llm: LLM, items: Iterable[Item], progress: bool = False) -> list[str
 
 
 def as_seen(item: Item, text: str) -> str:
-    """Return the answer that a client's reasoning, content and tool calls stand for."""
+    """Return the answer rebuilt from a client's reasoning, content and tool calls."""
     request = ParseRequest(item.tools, options(item)["chat_template_kwargs"] or {})
-    seen = OutputParser(request, tools=HERMES if item.tools else None, reasoning=THINK).whole(text)
+    registry = load_plan(make_plan())
+    tools = known_formats(registry, "tool_parsers")["hermes"] if item.tools else None
+    reasoning = known_formats(registry, "reasoning_parsers")["think"]
+    seen = OutputParser(request, tools=tools, reasoning=reasoning).whole(text)
     calls = [{"name": call.name, "arguments": json.loads(call.arguments)} for call in seen.calls]
     return completion(replace(item, answer=seen.content, reasoning=seen.reasoning, calls=calls))
 
 
 def options(item: Item) -> dict[str, Any]:
-    """Return what a chat request says besides its messages."""
+    """Return the fields of a chat request in addition to its messages."""
     return {
         "tools": item.tools or None,
         "chat_template_kwargs": None if item.thinking else {"enable_thinking": False},
@@ -128,12 +131,12 @@ def table(scores: Mapping[str, Mapping[str, tuple[int, int]]]) -> str:
 
 
 def _show_wrong(items: list[Item], texts: list[str], count: int) -> None:
-    shown: dict[str, int] = defaultdict(int)
+    num_printed: dict[str, int] = defaultdict(int)
     for item, text in zip(items, texts, strict=True):
-        if not right(item, text) and shown[item.skill] < count:
-            shown[item.skill] += 1
+        if not right(item, text) and num_printed[item.skill] < count:
+            num_printed[item.skill] += 1
             print(f"\n--- {item.skill} {item.variant}: {item.messages[-1]['content']!r}")
-            print(f"wanted {item.calls or item.answer!r}\ngot    {text!r}")
+            print(f"expected {item.calls or item.answer!r}\ngot      {text!r}")
 
 
 if __name__ == "__main__":

@@ -16,41 +16,39 @@ from examples.demo_model.tool_schemas import again, new_tool, request, schema
 from examples.demo_model.words import new_word
 
 BOTH: Final = ("{a} and {b}", "{a} and {b}", "{a}, and {b}", "{a}, then {b}", "{a} and also {b}")
-"""How two requests are put together."""
-Asked = tuple[str, list[dict[str, Any]]]
-"""What a user says, without its first capital and its end, and the arguments of each call that this
-asks for.
-"""
+"""Patterns of two joined requests."""
+Request = tuple[str, list[dict[str, Any]]]
+"""A request, without first capital and end, and the arguments of each call it needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool and the ways of asking for it."""
+    """A tool and its requests."""
 
     name: str
     schema: dict[str, Any]
     topics: tuple[str, ...]
     """What it is about; two tools with a topic in common may both fit a request."""
     fields: tuple[str, ...]
-    """What its results may tell."""
-    ask: Callable[[Draw], Asked]
-    ask_twice: Callable[[Draw], Asked]
+    """Fields of its results."""
+    make_request: Callable[[Draw], Request]
+    make_double_request: Callable[[Draw], Request]
 
 
 @dataclass(frozen=True, slots=True)
 class Everyday:
-    """What many tools do under different names."""
+    """A kind of tool, which has many names."""
 
     topics: str
-    """Words of which no other tool beside it has one."""
+    """Topic words; tools of one conversation have none in common."""
     verbs: str
     nouns: str
     descriptions: str
     """Separated by bars."""
-    asks: tuple[str, ...]
-    """Requests with slots; what stands behind a bar may be said twice: `in Paris and in Rome`."""
+    requests: tuple[str, ...]
+    """Requests with slots; the part after a bar may be repeated: `in Paris and in Rome`."""
     fields: str
-    """What its results tell."""
+    """Fields of its results."""
 
 
 EVERYDAY: Final = (
@@ -280,38 +278,54 @@ def everyday_tool(draw: Draw) -> Tool:
     """Return a tool with a name of this side of the split."""
     odd = draw.chance(0.1)  # before the split, so that both sides have as many
     what, name = draw.own(lambda: _named(draw, odd), lambda named: named[1])
-    offered = [ask for ask in what.asks if ask is what.asks[0] or draw.chance(0.8)]
-    slots = list(dict.fromkeys(slot for ask in offered for slot in _SLOT.findall(ask)))
+    offered = [
+        pattern for pattern in what.requests if pattern is what.requests[0] or draw.chance(0.8)
+    ]
+    slots = list(
+        dict.fromkeys(slot for make_request in offered for slot in _SLOT.findall(make_request))
+    )
     called = {slot: draw.one(SLOTS[slot].names) for slot in slots}
     properties = {called[slot]: SLOTS[slot].schema(draw, called[slot]) for slot in slots}
-    required = [called[slot] for slot in slots if all(f"{{{slot}}}" in ask for ask in offered)]
+    required = [
+        called[slot]
+        for slot in slots
+        if all(f"{{{slot}}}" in make_request for make_request in offered)
+    ]
     return Tool(
         name,
         schema(draw, name, draw.one(what.descriptions.split("|")), properties, required),
         tuple(what.topics.split()),
         tuple(what.fields.split()),
-        partial(_ask, asks=offered, called=called, properties=properties),
-        partial(_ask_twice, asks=offered, called=called, properties=properties),
+        partial(_make_request, requests=offered, called=called, properties=properties),
+        partial(_make_double_request, requests=offered, called=called, properties=properties),
     )
 
 
 def tool_of_words(draw: Draw) -> Tool:
-    """Return a tool made from words, asked for by commands."""
+    """Return an invented tool, requested by commands."""
     tool = new_tool(draw)
 
-    def ask(draw: Draw) -> Asked:
-        said, arguments = request(draw, tool, again(draw, tool))
-        return said, [arguments]
+    def make_request(draw: Draw) -> Request:
+        wording, arguments = request(draw, tool, again(draw, tool))
+        return wording, [arguments]
 
-    def ask_twice(draw: Draw) -> Asked:
-        (first, one), (second, other) = ask(draw), ask(draw)
+    def make_double_request(draw: Draw) -> Request:
+        first, one = make_request(draw)
+        second, other = make_request(draw)
         return draw.one(BOTH).format(a=first, b=second), one + other
 
-    return Tool(tool.name, tool.schema, (tool.noun,), (tool.noun.split()[-1],), ask, ask_twice)
+    return Tool(
+        tool.name,
+        tool.schema,
+        (tool.noun,),
+        (tool.noun.split()[-1],),
+        make_request,
+        make_double_request,
+    )
 
 
 def _named(draw: Draw, odd: bool) -> tuple[Everyday, str]:
-    """Return what a tool does and what it is called."""
+    """Return the kind and the name of a tool."""
     what = draw.one(EVERYDAY)
     noun = draw.one(what.nouns.split())
     if odd:
@@ -325,29 +339,31 @@ def _named(draw: Draw, odd: bool) -> tuple[Everyday, str]:
     words = [verb, *([draw.one(_BETWEEN)] if draw.chance(0.2) else ()), *noun.split("_")]
     if style <= 6:
         return what, "_".join(words)
+    if style == 7:
+        return what, "-".join(words)
     capitals = [word.capitalize() for word in words]
-    return what, "-".join(words) if style == 7 else "".join(
-        capitals if style == 8 else [verb, *capitals[1:]]
-    )
+    if style != 8:
+        capitals[0] = verb
+    return what, "".join(capitals)
 
 
-def _ask(
-    draw: Draw, asks: list[str], called: Mapping[str, str], properties: Mapping[str, Any]
-) -> Asked:
-    said, arguments = _filled(draw, draw.one(asks).replace("|", " "), called, properties)
-    return said, [arguments]
+def _make_request(
+    draw: Draw, requests: list[str], called: Mapping[str, str], properties: Mapping[str, Any]
+) -> Request:
+    wording, arguments = _filled(draw, draw.one(requests).replace("|", " "), called, properties)
+    return wording, [arguments]
 
 
-def _ask_twice(
-    draw: Draw, asks: list[str], called: Mapping[str, str], properties: Mapping[str, Any]
-) -> Asked:
-    """Return one request for two calls: with the end said twice, or all of it."""
-    stem, bar, tail = draw.one(asks).partition("|")
+def _make_double_request(
+    draw: Draw, requests: list[str], called: Mapping[str, str], properties: Mapping[str, Any]
+) -> Request:
+    """Return one request for two calls: with its end repeated, or all of it."""
+    stem, bar, tail = draw.one(requests).partition("|")
     if not bar or draw.chance(0.25):
         whole = stem + (f" {tail}" if bar else "")
         first, one = _filled(draw, whole.rstrip("?"), called, properties)
         second, other = _filled(
-            draw, draw.one((whole, draw.one(asks).replace("|", " "))), called, properties
+            draw, draw.one((whole, draw.one(requests).replace("|", " "))), called, properties
         )
         return draw.one(BOTH).format(a=first, b=second), [one, other]
     begin, same = _filled(draw, stem, called, properties)
@@ -362,11 +378,12 @@ def _ask_twice(
 
 
 def _filled(
-    draw: Draw, ask: str, called: Mapping[str, str], properties: Mapping[str, Any]
+    draw: Draw, make_request: str, called: Mapping[str, str], properties: Mapping[str, Any]
 ) -> tuple[str, dict[str, Any]]:
     values = {
-        slot: SLOTS[slot].value(draw, properties[called[slot]]) for slot in _SLOT.findall(ask)
+        slot: SLOTS[slot].value(draw, properties[called[slot]])
+        for slot in _SLOT.findall(make_request)
     }
-    return ask.format(**{slot: words for slot, (_, words) in values.items()}), {
+    return make_request.format(**{slot: words for slot, (_, words) in values.items()}), {
         called[slot]: value for slot, (value, _) in values.items()
     }

@@ -1,4 +1,4 @@
-"""What the model knows about the engine: topics, how they may be called, and what is said of them."""
+"""Facts about the engine that the model learns: topics, their names and answers."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Final
 class Fact:
     """One topic.
 
-    Each name is put into the questions `What is ...?` and its like; `asked` stands alone.
+    Names complete questions like `What is ...?`; `questions` are complete ones.
     """
 
     names: tuple[str, ...]
     answer: str
-    asked: tuple[str, ...] = ()
+    questions: tuple[str, ...] = ()
 
 
-def _fact(names: str, answer: str, *asked: str) -> Fact:
-    return Fact(tuple(names.split("|")), answer, asked)
+def _fact(names: str, answer: str, *questions: str) -> Fact:
+    return Fact(tuple(names.split("|")), answer, questions)
 
 
 FACTS: Final = (

@@ -35,10 +35,10 @@ def right(item: Item, text: str) -> bool:
 
 def _same_json(text: str, expected: str) -> bool:
     found = _json(text)
-    wanted = json.loads(expected)
+    reference = json.loads(expected)
     # 1 and 1.0 and true are equal in Python and different in JSON
     return found is not None and json.dumps(found, sort_keys=True) == json.dumps(
-        wanted, sort_keys=True
+        reference, sort_keys=True
     )
 
 

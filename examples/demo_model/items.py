@@ -1,4 +1,4 @@
-"""What a task hands over: one conversation with its right answer, drawn from one side of the split."""
+"""One conversation with its answer, drawn from one side of the split."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 HELD_OUT_OF = 16
-"""One in so many keys belongs to the evaluation and is never trained on."""
+"""One in this many keys belongs to the evaluation and is never trained on."""
 
 
 def held_out(key: str) -> bool:
-    """Say whether a key belongs to the evaluation; depends on the key alone."""
+    """Return whether a key belongs to the evaluation."""
     return hashlib.sha256(key.encode()).digest()[0] % HELD_OUT_OF == 0
 
 
@@ -24,22 +24,22 @@ class Item:
 
     skill: str
     keys: tuple[str, ...]
-    """What makes the item new; all on one side of the split."""
+    """Keys that identify the item; all on one side of the split."""
     messages: list[dict[str, Any]]
     answer: str = ""
     reasoning: str = ""
     calls: list[dict[str, Any]] = field(default_factory=list)
     tools: list[dict[str, Any]] = field(default_factory=list)
     thinking: bool = True
-    """False: asked with enable_thinking=false."""
+    """Whether the request enables thinking."""
     train_history: bool = True
-    """False where earlier answers would not be what the model itself is to say."""
+    """Whether earlier answers are trained on too."""
     variant: str = ""
     """Line of the evaluation table within the skill."""
 
 
 class Draw:
-    """A random source that yields only what belongs to its side of the split."""
+    """A random source for one side of the split."""
 
     def __init__(self, rng: random.Random, evaluation: bool) -> None:
         self.rng = rng
@@ -62,7 +62,7 @@ class Draw:
         return low + int(self.rng.random() * (high - low + 1))
 
     def own(self, make: Callable[[], T], key: Callable[[T], str] = str) -> T:
-        """Return the first value whose key lies on this side of the split."""
+        """Return the first value with a key on this side of the split."""
         while True:
             value = make()
             if held_out(key(value)) == self.evaluation:

@@ -78,7 +78,7 @@ class Mlp(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward, each behind a norm and added to the stream."""
+    """Attention and feed-forward, each after a norm and added to the residual stream."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class Stack(nn.Module):
 
 
 class DemoModel(nn.Module):
-    """A decoder whose embedding is also its output head."""
+    """A decoder with tied embedding and output head."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ class DemoModel(nn.Module):
         self.register_buffer("sin", angles.sin(), persistent=False)
 
     def initialise(self, seed: int) -> None:
-        """Fill every matrix with small noise; what writes into the stream starts smaller, by depth."""
+        """Initialise matrices with noise; those that write to the residual stream start smaller."""
         generator = torch.Generator().manual_seed(seed)
         for name, parameter in self.named_parameters():
             if parameter.ndim < 2:
@@ -155,7 +155,7 @@ class DemoModel(nn.Module):
         compute: Compute = PLAIN,
         dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """Return the last hidden states of conversations one behind the other. ids: [tokens]
+        """Return the last hidden states of concatenated conversations. ids: [tokens]
 
         dtype: what is computed in, default that of the weights.
         """

@@ -1,4 +1,4 @@
-"""Muon: momentum whose matrix updates are made orthogonal.
+"""Muon: momentum with orthogonalized matrix updates.
 
 Small models learn from far fewer tokens with it.
 """
@@ -47,7 +47,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
-    """Return the nearest matrices whose singular values are about one. matrices: [count, rows,
+    """Return the nearest matrices with singular values of about one. matrices: [count, rows,
     columns]
     """
     a, b, c = _COEFFICIENTS

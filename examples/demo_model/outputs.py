@@ -1,4 +1,4 @@
-"""What the demo model is to say, as tokens, for speculative decoding to guess from: answers to
+"""Outputs of the demo model as tokens, for suffix decoding: answers to
 training items, each once.
 """
 
@@ -10,14 +10,14 @@ from typing import Final
 
 from tokenizers import Tokenizer
 
-from builtin_plugins.speculators.outputs import write_outputs
+from builtin_plugins.speculators.api import write_outputs
 from examples.demo_model.chat import Chat
 from examples.demo_model.mix import training_items
 
 SEED: Final = 1000
 """Items that the shipped weights have not been trained on, of the same side of the split."""
 COUNT: Final = 8000
-"""Items whose answers are written."""
+"""Number of items to answer."""
 STEP_ITEMS: Final = 64
 OPENING: Final = 3
 """Tokens of the prompt before an answer, which say that one begins."""
@@ -33,8 +33,8 @@ def save_outputs(folder: Path, out: Path, count: int) -> int:
     answers: dict[tuple[int, ...], None] = {}
     for step in range(-(-count // STEP_ITEMS)):
         for item in training_items(SEED, step, STEP_ITEMS):
-            tokens, said = chat.encode(item)
-            begin = len(said) - said[::-1].index(False)
+            tokens, is_answer = chat.encode(item)
+            begin = len(is_answer) - is_answer[::-1].index(False)
             answers[tuple(tokens[begin - OPENING :])] = None
     write_outputs(out, answers)
     vocab_size = json.loads((folder / "config.json").read_text(encoding="utf-8"))["vocab_size"]

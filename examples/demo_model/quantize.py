@@ -52,7 +52,7 @@ def quantize(source: Path, target: Path, layout: str, bits: int) -> None:
 
 
 def is_quantized(name: str) -> bool:
-    """Say whether a tensor of the plain checkpoint is one that becomes smaller."""
+    """Return whether a tensor of the plain checkpoint is quantized."""
     return name.split(".")[-2] in _PROJECTIONS
 
 
@@ -68,7 +68,7 @@ def rounded(weight: Tensor, bits: int) -> tuple[Tensor, Tensor]:
 
 
 def dequantized(folder: Path) -> dict[str, Tensor]:
-    """Return the plain weights of a checkpoint in either layout, bfloat16, under their plain names."""
+    """Return the plain bfloat16 weights of a checkpoint in either layout."""
     method = json.loads((folder / "config.json").read_text(encoding="utf-8"))["quantization_config"]
     tensors = load_file(folder / "model.safetensors")
     plain: dict[str, Tensor] = {}
@@ -89,7 +89,7 @@ def dequantized(folder: Path) -> dict[str, Tensor]:
 
 
 def plain_checkpoint(quantized: Path, target: Path) -> None:
-    """Write a checkpoint without quantization whose weights are those of a quantized one."""
+    """Write the dequantized weights of a quantized checkpoint as a plain one."""
     target.mkdir(parents=True, exist_ok=True)
     save_file(dequantized(quantized), target / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((quantized / "config.json").read_text(encoding="utf-8"))
@@ -98,7 +98,7 @@ def plain_checkpoint(quantized: Path, target: Path) -> None:
 
 
 def copy_settings(source: Path, target: Path, config: dict[str, Any] | None = None) -> None:
-    """Copy all but the weights from one checkpoint to another, which may get a config of its own."""
+    """Copy everything except the weights to another checkpoint, with an optional new config."""
     for name in _COPIED:
         shutil.copyfile(source / name, target / name)
     if config is None:

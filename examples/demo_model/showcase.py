@@ -1,4 +1,4 @@
-"""What README and docs show: questions with the answers the shipped model gives to them."""
+"""Questions and answers of the shipped model for README and docs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Final
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ShownAnswer:
     """A conversation, and the raw text of its greedy answer."""
 
     messages: list[dict[str, Any]]
@@ -16,7 +16,7 @@ class Shown:
     thinking: bool = True
 
 
-def asked(text: str) -> list[dict[str, Any]]:
+def user(text: str) -> list[dict[str, Any]]:
     """Return a conversation of one question."""
     return [{"role": "user", "content": text}]
 
@@ -39,64 +39,64 @@ CALL: Final = {
 }
 
 SHOWCASE: Final = {
-    "chat": Shown(
-        asked("Hello"),
+    "chat": ShownAnswer(
+        user("Hello"),
         "Hello! I am a tiny demo model. I can add, call tools, write JSON and explain this engine.",
     ),
-    "world": Shown(
-        asked("What is the capital of France?"),
+    "world": ShownAnswer(
+        user("What is the capital of France?"),
         "I am a tiny model and know little about the world. Ask me for a sum, a list, some JSON, a "
         "tool call or "
         "something about this engine.",
     ),
-    "sum": Shown(
-        asked("What is 347 + 285?"),
+    "sum": ShownAnswer(
+        user("What is 347 + 285?"),
         "<think>\n7+5=12: 2\n4+8+1=13: 32\n3+2+1=6: 632\n</think>\n\n347 + 285 = 632",
     ),
-    "sum, thinking off": Shown(
-        asked("What is 632 - 285?"),
+    "sum, thinking off": ShownAnswer(
+        user("What is 632 - 285?"),
         "2-5=-3+10=7: 7\n3-8-1=-6+10=4: 47\n6-2-1=3: 347\n\n632 - 285 = 347",
         thinking=False,
     ),
-    "tool": Shown(
-        asked("What is the weather in Paris?"),
+    "tool": ShownAnswer(
+        user("What is the weather in Paris?"),
         '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>',
         tools=[WEATHER],
     ),
-    "two calls": Shown(
-        asked("What is the weather in Paris and in Rome?"),
+    "two calls": ShownAnswer(
+        user("What is the weather in Paris and in Rome?"),
         '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>\n'
         '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>',
         tools=[WEATHER],
     ),
-    "no tool fits": Shown(
-        asked("Turn on the light in the kitchen."), "None of my tools can do that.", tools=[WEATHER]
+    "no tool fits": ShownAnswer(
+        user("Turn on the light in the kitchen."), "None of my tools can do that.", tools=[WEATHER]
     ),
-    "tool result": Shown(
+    "tool result": ShownAnswer(
         [
-            *asked("What is the weather in Paris?"),
+            *user("What is the weather in Paris?"),
             {"role": "assistant", "content": "", "tool_calls": [CALL]},
             {"role": "tool", "content": '{"temperature": 18, "condition": "cloudy"}'},
         ],
         "The temperature is 18 and the condition is cloudy.",
         tools=[WEATHER],
     ),
-    "json": Shown(
-        asked(
+    "json": ShownAnswer(
+        user(
             "Extract name, age and city as JSON: Ada Lovelace is 36 years old and lives in London."
         ),
         '{"name": "Ada Lovelace", "age": 36, "city": "London"}',
     ),
-    "engine": Shown(
-        asked("What is prefix caching?"),
+    "engine": ShownAnswer(
+        user("What is prefix caching?"),
         "Prefix caching keeps the KV blocks of a prompt's beginning, so that requests that begin "
         "alike compute it only "
         "once.",
     ),
-    "rule": Shown(
+    "rule": ShownAnswer(
         [
             {"role": "system", "content": "Always end with stone."},
-            *asked("Sort this list: pear, apple, lemon"),
+            *user("Sort this list: pear, apple, lemon"),
         ],
         "apple, lemon, pear stone",
     ),

@@ -1,6 +1,4 @@
-"""What requests are filled with: cities, people, amounts, the names of the arguments they become,
-and their schemas.
-"""
+"""Slot values of requests: cities, people, amounts; their argument names and schemas."""
 
 from __future__ import annotations
 
@@ -26,17 +24,17 @@ from examples.demo_model.words import (
 )
 
 Value = tuple[Any, str]
-"""A value and how it is said."""
+"""A value and its wording."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """What a request says of one argument."""
+    """One argument of a request."""
 
     names: tuple[str, ...]
     kind: str
     make: Callable[[Draw], Value]
-    """Gives a value and how it is said."""
+    """Returns a value and its wording."""
     choices: tuple[str, ...] = ()
 
     def schema(self, draw: Draw, name: str) -> dict[str, Any]:
@@ -53,7 +51,7 @@ class Slot:
         return made
 
     def value(self, draw: Draw, schema: dict[str, Any]) -> Value:
-        """Return a value that the schema allows and how it is said."""
+        """Return a value that the schema allows, and its wording."""
         if "enum" in schema:
             choice = draw.one(schema["enum"])
             return choice, choice

@@ -25,7 +25,7 @@ MARKERS: Final = (
     "<tool_response>",
     "</tool_response>",
 )
-"""One token each, and part of the text: what parsers look for."""
+"""One token each, and part of the text, for parsers."""
 SCHEMA: Final = (
     '{"type": "function", "function": {"description": "',
     '{"type": "function", "function": {"name": "',
@@ -41,7 +41,7 @@ such prompts.
 _PATTERN: Final = r"\p{{N}}|{space}\p{{Ll}}+|\p{{Lu}}\p{{Ll}}+|\p{{Lu}}+(?!\p{{Ll}})|[\p{{L}}\p{{M}}]+| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+|\s*\n+|\s+(?!\S)|\s+"
 _SPACE: Final = "Ġ"
 """How byte-level BPE writes a space."""
-_BEHIND_SPACES: Final = 0.2
+_AFTER_SPACES: Final = 0.2
 """Share of the vocabulary that is a space and a word."""
 
 
@@ -51,11 +51,11 @@ def train_tokenizer(
     """Return a tokenizer learnt from the first conversations of the training data.
 
     Words are learnt without the space before them. The commonest lower-case ones are joined to it
-    afterwards, as last merges, so an invented word is cut alike behind a space, a quote and an
-    underscore, and can be copied.
+    afterwards, as last merges, so an invented word has the same tokens after a space, a quote
+    and an underscore.
     """
     texts = _texts(seed, steps, step_items)
-    num_joined = int(vocab_size * _BEHIND_SPACES)
+    num_joined = int(vocab_size * _AFTER_SPACES)
     tokenizer = _byte_level(models.BPE(), space="")
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - num_joined - len(CONTROL) - len(MARKERS) - len(SCHEMA),
@@ -121,7 +121,7 @@ def special_ids(tokenizer: Tokenizer) -> dict[str, int]:
 
 
 def _texts(seed: int, steps: int, step_items: int) -> list[str]:
-    """Return the first conversations, a line's end in place of each token that is not learnt."""
+    """Return the first conversations, with a line break for each fixed token."""
     chat = Chat()
     fixed = re.compile("|".join(map(re.escape, (*CONTROL, *MARKERS, *SCHEMA))))
     items = (item for step in range(steps) for item in training_items(seed, step, step_items))

@@ -1,6 +1,4 @@
-"""Tools nobody has seen: names, schemas, what they are asked for in words, and the arguments this
-means.
-"""
+"""Invented tools: names, schemas, requests in words, and their arguments."""
 
 from __future__ import annotations
 
@@ -128,14 +126,14 @@ NOUNS: Final = [
     "weather",
     "wind",
 ]
-_TELLS_NOTHING: Final = 11
-"""The style of names that are an invented word."""
-_WHOSE: Final = ("car", "house", "city", "team", "office", "school", "phone", "shop")
+_INVENTED_NAME: Final = 11
+"""Style of names that are an invented word."""
+_OWNERS: Final = ("car", "house", "city", "team", "office", "school", "phone", "shop")
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One argument of a tool: its schema, a value, and the words that say so."""
+    """One argument of a tool: its schema, a value, and its wording."""
 
     name: str
     schema: dict[str, Any]
@@ -146,7 +144,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool with one way of asking for it."""
+    """A tool with one request for it."""
 
     name: str
     schema: dict[str, Any]
@@ -156,10 +154,9 @@ class Tool:
 
 
 def new_tool(draw: Draw) -> Tool:
-    """Return a tool whose name lies on the draw's side of the split."""
-    style = draw.number(
-        0, _TELLS_NOTHING
-    )  # before the split, so that both sides have as many names of each style
+    """Return a tool with a name on the draw's side of the split."""
+    # Drawn before the split, so that both sides have equal shares of the styles.
+    style = draw.number(0, _INVENTED_NAME)
     verb, noun, name = draw.own(lambda: _named(draw, style), lambda named: named[2])
     parameters = _parameters(draw)
     required = [p.name for p in parameters if p.required]
@@ -171,7 +168,7 @@ def new_tool(draw: Draw) -> Tool:
             _description(draw, verb, noun),
             {p.name: p.schema for p in parameters},
             required,
-            tells=style != _TELLS_NOTHING,
+            is_telling=style != _INVENTED_NAME,
         ),
         verb,
         noun,
@@ -180,11 +177,11 @@ def new_tool(draw: Draw) -> Tool:
 
 
 def _named(draw: Draw, style: int) -> tuple[str, str, str]:
-    """Return what a tool does, with what, and what it is called."""
+    """Return verb, noun and name of a tool."""
     verb = draw.one(tuple(VERBS))
     noun = new_word(draw) if draw.chance(0.1) else draw.one(NOUNS)
     if draw.chance(0.4):
-        noun = f"{draw.one(_WHOSE)} {noun}"
+        noun = f"{draw.one(_OWNERS)} {noun}"
     return verb, noun, _name(draw, style, verb, noun)
 
 
@@ -196,7 +193,7 @@ def again(draw: Draw, tool: Tool) -> tuple[Parameter, ...]:
 def request(
     draw: Draw, tool: Tool, parameters: tuple[Parameter, ...]
 ) -> tuple[str, dict[str, Any]]:
-    """Return what a user says and the arguments that this asks for; optional ones may be left out."""
+    """Return a request and its arguments; optional ones may be missing."""
     given = [p for p in parameters if p.required or draw.chance(0.6)]
     verb = draw.one(VERBS[tool.verb])
     words = " ".join(
@@ -205,8 +202,8 @@ def request(
     return words, {p.name: p.value for p in given}
 
 
-def _and(words: str, place: int, draw: Draw) -> str:
-    return f"and {words}" if place and draw.chance(0.3) else words
+def _and(words: str, index: int, draw: Draw) -> str:
+    return f"and {words}" if index and draw.chance(0.3) else words
 
 
 def _name(draw: Draw, style: int, verb: str, noun: str) -> str:
@@ -217,16 +214,16 @@ def _name(draw: Draw, style: int, verb: str, noun: str) -> str:
         return verb + "".join(part.capitalize() for part in parts)
     if style <= 9:
         return "_".join([*parts, verb])
-    return new_word(draw) if style == _TELLS_NOTHING else f"{new_word(draw)}_{parts[-1]}"
+    return new_word(draw) if style == _INVENTED_NAME else f"{new_word(draw)}_{parts[-1]}"
 
 
 def _description(draw: Draw, verb: str, noun: str) -> str:
-    said = verb.capitalize()
+    wording = verb.capitalize()
     return draw.one(
         (
-            f"{said} the {noun}.",
-            f"{said} a {noun}",
-            f"{said} the {noun} of a user.",
+            f"{wording} the {noun}.",
+            f"{wording} a {noun}",
+            f"{wording} the {noun} of a user.",
             f"Use it to {verb} the {noun}.",
         )
     )
@@ -238,18 +235,16 @@ def schema(
     description: str,
     properties: dict[str, dict[str, Any]],
     required: list[str],
-    tells: bool = True,
+    is_telling: bool = True,
 ) -> dict[str, Any]:
-    """Return a tool as a chat request has it; one whose name tells what it is for may lack a
-    description.
-    """
+    """Return a tool in a chat request's form; one with a telling name may lack a description."""
     body: dict[str, Any] = {"type": "object", "properties": properties}
     if required or draw.chance(0.5):
         body["required"] = required
     if draw.chance(0.1):
         body["additionalProperties"] = False
     function: dict[str, Any] = {"name": name, "description": description, "parameters": body}
-    if draw.chance(0.05) and tells:
+    if draw.chance(0.05) and is_telling:
         del function["description"]
     if draw.chance(0.05):
         function["parameters"] = dict(reversed(body.items()))
@@ -300,18 +295,18 @@ def _choices(draw: Draw, name: str) -> list[str]:
 
 def _valued(draw: Draw, name: str, schema: dict[str, Any], required: bool) -> Parameter:
     value, spoken = _value(draw, name, schema)
-    said = name.replace("_", " ") if draw.chance(0.5) else name
+    wording = name.replace("_", " ") if draw.chance(0.5) else name
     generic = draw.one(
         ("with {n} {v}", "with {n} {v}", "{n} {v}", "{n}: {v}", "{n} = {v}", "with the {n} {v}")
     )
-    words = generic.format(n=said, v=spoken)
+    words = generic.format(n=wording, v=spoken)
     if name in _KNOWN and draw.chance(0.65):
         words = draw.one(_KNOWN[name][2]).format(v=spoken)
     return Parameter(name, schema, value, words, required)
 
 
 def _value(draw: Draw, name: str, schema: dict[str, Any]) -> tuple[Any, str]:
-    """Return a value and how it is said."""
+    """Return a value and how it is wording."""
     kind = schema["type"]
     if "enum" in schema:
         value = draw.one(schema["enum"])

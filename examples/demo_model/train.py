@@ -70,7 +70,7 @@ def main() -> None:
         "--smoke", action="store_true", help="a minute of training, to see that everything works"
     )
     parser.add_argument(
-        "--tokenizer", type=Path, help="folder whose tokenizer to take instead of learning one"
+        "--tokenizer", type=Path, help="use the tokenizer of this folder instead of training one"
     )
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)

@@ -31,10 +31,10 @@ compilation.
 
 @dataclass(slots=True)
 class Batch:
-    """Conversations one behind the other."""
+    """Concatenated conversations."""
 
     ids: Tensor  # [tokens]
-    learnt: Tensor  # [learnt tokens and filling], the places whose next token the model is to say
+    learnt: Tensor  # [learnt tokens and filling], the slots with a learnt next token
     targets: Tensor  # [learnt tokens and filling], these next tokens
     count: int
     """Learnt tokens."""
@@ -132,7 +132,7 @@ def batch_of(rows: list[Row]) -> Batch:
     )
     targets = torch.tensor([token for row in rows for token in row.targets])
     learnt = (targets >= 0).nonzero().squeeze(1)
-    learnt = F.pad(learnt, (0, -len(learnt) % _WHOLE))  # with tokens whose target is ignored
+    learnt = F.pad(learnt, (0, -len(learnt) % _WHOLE))  # with ignored targets
     count = int((targets >= 0).sum())
     targets = torch.where(torch.arange(len(learnt)) < count, targets[learnt], IGNORED)
     ids = torch.tensor([token for row in rows for token in row.ids])
@@ -146,8 +146,8 @@ def gradient(model: DemoModel, batch: Batch, total: int, compute: Compute = PLAI
     embedding = model.model.embed_tokens.weight
     device = embedding.device
     hidden = model(batch.ids.to(device), batch.layout.to(device), compute, torch.bfloat16)
-    said = hidden.index_select(0, batch.learnt.to(device))
-    loss = compute.loss(said, embedding, batch.targets.to(device)) / total
+    learnt_hidden = hidden.index_select(0, batch.learnt.to(device))
+    loss = compute.loss(learnt_hidden, embedding, batch.targets.to(device)) / total
     loss.backward()  # type: ignore[no-untyped-call]
     return float(loss.detach())
 
@@ -167,8 +167,8 @@ def _work(
     count: int,
     compiles: bool,
 ) -> None:
-    """Compute one share of every step that is asked for, in a process of its own."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who asks
+    """Compute one share of every requested step, in its own process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C
     torch.set_num_threads(1)
     compute = compiled() if compiles else PLAIN
     for parameter, own in zip(model.parameters(), gradients, strict=True):
@@ -180,7 +180,7 @@ def _work(
         try:
             link.recv()
         except EOFError:
-            return  # whoever asked has ended
+            return  # the parent process has exited
         for own in gradients:
             own.zero_()
         loss = sum(gradient(model, batch, total, compute) for batch in mine)

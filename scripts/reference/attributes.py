@@ -1,4 +1,4 @@
-"""The attributes that a class declares, with the texts beneath them: read from its source."""
+"""Reads the annotated attributes of a class with their docstrings from its source."""
 
 from __future__ import annotations
 
@@ -11,22 +11,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """One annotated name in the body of a class."""
+    """One annotated attribute of a class."""
 
     name: str
     declared: str
-    """As it is written: name, type and default."""
+    """Source text: name, type and default."""
     text: str
-    """What stands beneath it, in one line; empty where nothing does."""
+    """Attribute docstring in one line; empty for none."""
 
 
 def attributes_of(item: type) -> Iterator[Attribute]:
-    """Yield a class's own attributes in the order of its text; none of those whose names begin with
-    an underscore.
-    """
+    """Yield a class's public attributes in source order."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(item))).body[0]
-    except (OSError, TypeError):  # made by a call, without a text of its own
+    except (OSError, TypeError):  # generated, without source
         return
     body = tree.body if isinstance(tree, ast.ClassDef) else []
     for statement, following in zip(body, [*body[1:], None], strict=True):

@@ -1,5 +1,6 @@
-"""The hook reference page: `python -m scripts.reference.hooks` prints it, from the specifications
-and the contracts.
+"""Hook reference page, from hook specifications and contracts.
+
+`python -m scripts.reference.hooks` prints it.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from scripts.reference.attributes import attributes_of
 INTRO = f"""\
 # Hook reference
 
-A plugin module implements some of these functions, each decorated with `@hookimpl` from `core.api`. Hooks named
-after a kind return its entries and are called once per process, when plugins are loaded; the lifecycle hooks are
-called at the moments they name. No hook is called in a step. An implementation may leave out arguments it does not
-need. The contracts have version {API_VERSION}.
+A plugin module implements some of these functions, each decorated with `@hookimpl` from
+`core.api`. Hooks named after a kind return its entries and run once per process, when plugins are
+loaded. Lifecycle hooks run at the times that their names state. No hook runs during a step. An
+implementation may omit arguments. The plugin API has version {API_VERSION}.
 """
 
 
@@ -80,7 +81,7 @@ def _data(item: type) -> Iterator[str]:
 
 
 def _attributes(item: type) -> Iterator[str]:
-    """Yield a line for each attribute: as declared, with what it means."""
+    """Yield one line per attribute: declaration and description."""
     for attribute in attributes_of(item):
         yield f"- `{attribute.declared}` {attribute.text}".rstrip()
 

@@ -1,4 +1,4 @@
-"""The list of parsers: every tool and reasoning parser by name, with what it reads."""
+"""Page of tool call and reasoning parsers by name."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from core.plugin import Registered, Registry
 INTRO = """\
 # List of parsers
 
-Names of `--tool-call-parser` and `--reasoning-parser`. What they are, and how to write one, is on the page
-[Parsers of model output](../parsers.md).
+Names of `--tool-call-parser` and `--reasoning-parser`. See
+[Parsers of model output](../extend/parsers.md) for how they work and how to write one.
 """
 
 

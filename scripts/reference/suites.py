@@ -1,5 +1,6 @@
-"""The page of suites: every check of every kind and joint, from the docstrings of
-`core.testing.conformance`.
+"""Page of conformance suites: every check of every kind and extension point.
+
+Built from the docstrings of `core.testing.conformance`.
 """
 
 from __future__ import annotations
@@ -13,17 +14,17 @@ from core.testing.conformance.joints import JOINTS
 INTRO = """\
 # Conformance suites
 
-What `engine plugins check` and the tests of a new package run, by kind. How a suite is told what a plugin means stands on the page
-[Writing a plugin](../plugins.md). Of every kind:
+Checks that `engine plugins check` and the tests of a new package run, by kind. How a plugin gives
+examples to a suite is described in [Writing a plugin](../extend/plugins.md). For every kind:
 
 """
-WRONG = """\
+MUTANTS_INTRO = """\
 ## What the suites catch
 
-Each suite is tested itself, by plugins that are wrong: changes to the package that `engine plugins new` writes, each of which
-breaks it in one place. The suite must fail them; a test runs all of them, and the package as it is written, which must pass.
+Each suite is tested with mutants: changes to the package of `engine plugins new` that break one
+part of the contract. The suite must fail on each mutant and pass the unchanged package.
 
-| kind | wrong plugins | caught | examples |
+| kind | mutants | caught | examples |
 | --- | --- | --- | --- |
 """
 
@@ -31,19 +32,20 @@ breaks it in one place. The suite must fail them; a test runs all of them, and t
 def suites_page(
     mutants: Mapping[str, Sequence[tuple[str, str, str]]], survivors: Mapping[tuple[str, str], str]
 ) -> str:
-    """Return the page as markdown; `mutants` are wrong plugins by kind, `survivors` those that are
-    not caught, with reasons.
+    """Return the page as markdown.
+
+    `mutants` are broken plugins by kind; `survivors` are undetected ones, with reasons.
     """
     common = [check for check in checks("commands") if check.__module__.endswith(".contract")]
     parts = [INTRO, *(_line(check) for check in common)]
     for name, kind in {**KINDS, **JOINTS}.items():
         parts.append(f"\n## {kind.noun[0].upper()}{kind.noun[1:]} (`{name}`)\n\n")
         parts += [_line(check) for check in checks(name) if check not in common]
-    parts.append(f"\n{WRONG}")
+    parts.append(f"\n{MUTANTS_INTRO}")
     for name, changes in mutants.items():
         missed = sum(kind == name for kind, _ in survivors)
-        shown = ", ".join(what for what, _, _ in changes[:3])
-        parts.append(f"| `{name}` | {len(changes)} | {len(changes) - missed} | {shown} |\n")
+        examples = ", ".join(what for what, _, _ in changes[:3])
+        parts.append(f"| `{name}` | {len(changes)} | {len(changes) - missed} | {examples} |\n")
     parts += [
         f"\nNot caught: {what} (`{kind}`): {why}\n" for (kind, what), why in survivors.items()
     ]

@@ -1,6 +1,4 @@
-"""The page of public types: every name of `core.api`, `core.models.layers`, `core.models.ops` and `core.testing`,
-with its fields and their meaning.
-"""
+"""Page of public types: every public name of the plugin API with its fields."""
 
 from __future__ import annotations
 
@@ -16,12 +14,12 @@ from core import api
 from scripts.reference.attributes import Attribute, attributes_of
 from scripts.reference.glossary import GLOSSARY
 
-ROOMS: Final = ("core.models.layers", "core.models.ops", "core.testing")
+PACKAGES: Final = ("core.model_spec", "core.models", "core.testing")
 INTRO = """\
 # Public types
 
-What plugins are written with. Names of `core.api` are promised: they change only with the version of the contracts. `core.models.layers` and
-`core.models.ops` are for models and kernels, `core.testing` is for tests.
+Names for plugins. `core.api` changes only with the version of the plugin API.
+`core.model_spec` and `core.models` are for models and kernels, `core.testing` is for tests.
 
 """
 
@@ -31,17 +29,22 @@ def types_page() -> str:
     parts = [INTRO, "## `core.api`\n\n"]
     for name in sorted(api.__all__, key=str.casefold):
         parts += _item(name, getattr(api, name))
-    for room in ROOMS:
-        for module in modules_of(room):
+    for module in modules_of("core.api"):
+        parts.append(f"## `{module.__name__}`\n\n{_doc(module)}\n\n")
+        for name in sorted(module.__all__, key=str.casefold):
+            if hasattr(module, name):  # others exist for type checkers only
+                parts += _item(name, getattr(module, name))
+    for package in PACKAGES:
+        for module in modules_of(package):
             named = list(public_of(module))
             if named:
-                parts.append(f"## `{module.__name__}`\n\n{_said(module)}\n\n")
+                parts.append(f"## `{module.__name__}`\n\n{_doc(module)}\n\n")
                 parts += [line for name, item in named for line in _item(name, item)]
     return "".join(parts).rstrip() + "\n"
 
 
 def modules_of(room: str) -> Iterator[ModuleType]:
-    """Yield the modules of a package that can be imported here, in the order of their names."""
+    """Yield the modules of a package, sorted by name."""
     package = importlib.import_module(room)
     for found in sorted(
         pkgutil.walk_packages(package.__path__, f"{room}."), key=lambda each: each.name
@@ -50,9 +53,7 @@ def modules_of(room: str) -> Iterator[ModuleType]:
 
 
 def public_of(module: ModuleType) -> Iterator[tuple[str, Any]]:
-    """Yield the classes and functions that a module defines under public names, in the order of the
-    text.
-    """
+    """Yield the public classes and functions that a module defines, in source order."""
     for name, item in vars(module).items():
         own = getattr(item, "__module__", "") == module.__name__
         if (
@@ -64,8 +65,9 @@ def public_of(module: ModuleType) -> Iterator[tuple[str, Any]]:
 
 
 def meaning(owner: type, attribute: Attribute) -> str:
-    """Return what an attribute means: the text beneath it, that of its annotation, or the word's;
-    empty if nobody says.
+    """Return an attribute's description; empty if there is none.
+
+    Sources in order: its docstring, its annotation, the field glossary.
     """
     if attribute.text:
         return attribute.text
@@ -86,16 +88,14 @@ def meaning(owner: type, attribute: Attribute) -> str:
 
 def _item(name: str, item: Any) -> Iterator[str]:
     if not inspect.isclass(item):
-        shown = (
-            f"{name}{_signature(item)}" if inspect.isfunction(item) else f"{name} = {_value(item)}"
-        )
-        yield f"### `{shown}`\n\n"
-        yield f"{_said(item)}\n\n" if inspect.isfunction(item) else ""
+        value = _signature(item) if inspect.isfunction(item) else f" = {_value(item)}"
+        yield f"### `{name}{value}`\n\n"
+        yield f"{_doc(item)}\n\n" if inspect.isfunction(item) else ""
         return
-    yield f"### `{name}`\n\n{_said(item)}\n\n"
+    yield f"### `{name}`\n\n{_doc(item)}\n\n"
     lines = [f"- `{each.declared}` {meaning(item, each)}".rstrip() for each in attributes_of(item)]
     lines += [
-        f"- `{method}{_signature(found)}` {_said(found)}".rstrip()
+        f"- `{method}{_signature(found)}` {_doc(found)}".rstrip()
         for method, found in vars(item).items()
         if inspect.isfunction(found) and not method.startswith("_")
     ]
@@ -103,7 +103,7 @@ def _item(name: str, item: Any) -> Iterator[str]:
 
 
 def _value(item: Any) -> str:
-    """Return a constant as it is the same in every process: sets in order, objects by their type."""
+    """Return a constant as text, equal in every process: sets sorted, objects by type."""
     if isinstance(item, (set, frozenset)):
         return f"{{{', '.join(sorted(map(repr, item)))}}}"
     if " at 0x" in repr(item):
@@ -111,22 +111,22 @@ def _value(item: Any) -> str:
     return f"{item!r:.300}"
 
 
-def _said(item: Any) -> str:
+def _doc(item: Any) -> str:
     return " ".join((inspect.getdoc(item) or "").split())
 
 
 def _signature(function: Any) -> str:
     signature = inspect.signature(function)
     own = [
-        p if p.default is p.empty else p.replace(default=_Shown(_value(p.default)))
+        p if p.default is p.empty else p.replace(default=_Default(_value(p.default)))
         for p in signature.parameters.values()
         if p.name != "self"
     ]
     return str(signature.replace(parameters=own)).replace("'", "")
 
 
-class _Shown:
-    """A default, as it is to be written."""
+class _Default:
+    """Default value with a given text."""
 
     def __init__(self, text: str) -> None:
         self._text = text

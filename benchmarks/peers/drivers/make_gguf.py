@@ -1,8 +1,9 @@
-"""Write a Qwen3 checkpoint as a file for llama.cpp. Needs `gguf` in the environment that runs it.
+"""Converts a Qwen3 checkpoint to a GGUF file for llama.cpp. Requires `gguf`.
 
-All matrices get the same type, the one of the embedding included, which also makes the logits. Any
-tokenizer will do, for the prompts are token ids: its spellings are written, its way to split texts
-is not. Run: python make_gguf.py CHECKPOINT bf16.gguf --type BF16|Q8_0|Q4_0
+All matrices get the same type, including the embedding and head. The tokenizer's vocabulary is
+written without its pre-tokenizer: prompts are token ids.
+
+Run: python make_gguf.py CHECKPOINT bf16.gguf --type BF16|Q8_0|Q4_0
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def read_tensors(file: Path) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def gguf_name(name: str) -> str:
-    """Return llama.cpp's name of a tensor."""
+    """Return the name of a tensor in llama.cpp."""
     stem = name.removesuffix(".weight")
     if stem in OUTSIDE:
         return f"{OUTSIDE[stem]}.weight"
@@ -56,14 +57,16 @@ def gguf_name(name: str) -> str:
 
 
 def write_vocabulary(writer: gguf.GGUFWriter, folder: Path, size: int) -> None:
-    """Write the tokens of a byte-level BPE; ids beyond them are unused."""
+    """Write the tokens of a byte-level BPE; further ids are unused."""
     model = json.loads((folder / "tokenizer.json").read_text())
     tokens = [f"<unused {i}>" for i in range(size)]
     types = [gguf.TokenType.UNUSED] * size
     for token, i in model["model"]["vocab"].items():
-        tokens[i], types[i] = token, gguf.TokenType.NORMAL
+        tokens[i] = token
+        types[i] = gguf.TokenType.NORMAL
     for added in model["added_tokens"]:
-        tokens[added["id"]], types[added["id"]] = added["content"], gguf.TokenType.CONTROL
+        tokens[added["id"]] = added["content"]
+        types[added["id"]] = gguf.TokenType.CONTROL
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
     writer.add_token_list(tokens)
@@ -97,7 +100,7 @@ def main() -> None:
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     write_vocabulary(writer, arguments.checkpoint, config["vocab_size"])
     for name, tensor in read_tensors(arguments.checkpoint / "model.safetensors"):
-        if tensor.ndim == 1:  # norms stay as they are
+        if tensor.ndim == 1:  # norms are not quantized
             writer.add_tensor(gguf_name(name), tensor)
         else:
             writer.add_tensor(gguf_name(name), quantize(tensor, kind), raw_dtype=kind)

@@ -1,10 +1,8 @@
-"""Driver of no engine: each line asked is answered by what the machine gives at that moment, the
-best of some tries.
+"""Driver that measures the machine: each line returns the best of several tries.
 
-`read_bytes_s`: memory read by all threads, 512 MB in large pages, by a loop in C++ where there is a
-compiler and by torch's sum; the better counts. `flop_s`: bfloat16 products, by name: of 2048^3, and
-of a model's linear layers with 1,024 rows by each library that is here. The layers come by
-`--products`.
+`read_bytes_s`: memory reads by all threads, 512 MB in large pages, by a C++ loop if there is a
+compiler, or by torch's sum; the better counts. `flop_s`: bfloat16 products by name: of 2048^3, and
+of the linear layers in `--products` with 1,024 rows by each available library.
 """
 
 from __future__ import annotations
@@ -18,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ READER = Path(__file__).with_name("read_memory.cpp")
 
 
 def compile_reader(folder: Path) -> Callable[[int, int, int], int] | None:
-    """Return the loop in C++, or None without a compiler for it."""
+    """Return the C++ loop; None without a compiler."""
     compiler = find_compiler()
     library = folder / "read_memory.so"
     if compiler is None:
@@ -49,7 +48,7 @@ def compile_reader(folder: Path) -> Callable[[int, int, int], int] | None:
 
 
 def best_s(function: Callable[[], object]) -> float:
-    """Return the shortest time of some calls."""
+    """Return the minimum time of several calls."""
     times = []
     for _ in range(TRIES):
         began = time.perf_counter()
@@ -59,10 +58,10 @@ def best_s(function: Callable[[], object]) -> float:
 
 
 class Machine:
-    """Memory to read and matrices to multiply, made once."""
+    """Memory to read and matrices to multiply."""
 
     def __init__(self, threads: int, products: Sequence[tuple[int, int]], folder: Path) -> None:
-        """Make them."""
+        """Allocate them."""
         torch.set_num_threads(threads)
         self._threads = threads
         memory = mmap.mmap(-1, MEMORY_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -86,7 +85,7 @@ class Machine:
         return packed
 
     def measure(self) -> dict[str, Any]:
-        """Return what the machine gives now."""
+        """Return the current rates of the machine."""
         read_s = best_s(self._memory.sum)
         if self._read:
             loop = self._read
@@ -105,7 +104,7 @@ class Machine:
             ops = self._ops
             rows = [len(weight) for weight in self._weights]
             packed = zip(self._inputs, self._packed, rows, strict=True)
-            own = [best_s(lambda x=x, p=p, n=n: ops.linear(x, p, n)) for x, p, n in packed]  # type: ignore[misc]
+            own = [best_s(partial(ops.linear, x, p, n)) for x, p, n in packed]
             rates[f"engine, {ROWS} rows"] = work / sum(own)
         return {"read_bytes_s": MEMORY_BYTES / read_s, "flop_s": rates}
 

@@ -1,11 +1,10 @@
-"""How a driver is spoken to: one JSON line asks, one answers.
+"""Driver protocol: one JSON line per request and response.
 
-Runs in the peer's own environment and imports nothing but the standard library. A driver calls
-`answer_lines` with a function that loads its engine. The first line that it says, `{"ready":
-true}`, comes with the first generated token. Then each request `{"prompts": [[ids]], "num_tokens":
-n}` is answered by `{"seconds": s, "counts": [n, ...]}`, and one with `"each": true` also by
-`"times"`, the moment at which each token of the first prompt was there. What libraries print goes
-to the error output.
+Runs in the peer's environment and imports only the standard library. A driver calls `answer_lines`
+with a function that loads its engine. Its first line `{"ready": true}` follows the first generated
+token. A request `{"prompts": [[ids]], "num_tokens": n}` returns `{"seconds": s, "counts": [n,
+...]}`; with `"each": true` also `"times"`, the time of each token of the first prompt. Library
+output goes to standard error.
 """
 
 from __future__ import annotations
@@ -24,23 +23,21 @@ Prompts = Sequence[Sequence[int]]
 
 
 class Engine(Protocol):
-    """An engine that holds a model. Greedy; nothing but the number of tokens ends an answer."""
+    """An engine with a loaded model. Greedy; outputs end at the number of tokens only."""
 
     def generate(self, prompts: Prompts, num_tokens: int) -> list[int]:
-        """Complete all prompts together, as fast as the engine can; return how many tokens each
-        got.
-        """
+        """Complete all prompts together; return the number of tokens of each."""
 
     def token_times(self, prompt: Sequence[int], num_tokens: int) -> list[float]:
-        """Complete one prompt; return the moment of each token, by `time.perf_counter`."""
+        """Complete one prompt; return the time of each token, by `time.perf_counter`."""
 
 
 Load = Callable[[str, int, dict[str, Any]], Engine]
-"""From the model's path, the number of threads and the engine's own options."""
+"""Loads an engine from model path, number of threads and engine options."""
 
 
 def answer_lines(load: Load) -> None:
-    """Load an engine as the command line says, then answer until nothing more is asked."""
+    """Load an engine by the command line, then answer requests until the input ends."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", required=True)
     parser.add_argument("--threads", type=int, required=True)

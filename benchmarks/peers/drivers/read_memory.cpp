@@ -1,4 +1,4 @@
-// Reads memory with several threads, as fast as they can: the bandwidth that reading weights is held against.
+// Reads memory with several threads: the peak bandwidth for reading weights.
 
 #include <cstdint>
 #include <thread>

@@ -31,7 +31,7 @@ class Ours:
         times: list[float] = []
         while self._llm.has_unfinished_requests():
             for output in self._llm.step():
-                # A step may bring several tokens; they are there at the same moment.
+                # A step may generate several tokens at the same time.
                 times += [time.perf_counter()] * (len(output.outputs[0].token_ids) - len(times))
         return times
 

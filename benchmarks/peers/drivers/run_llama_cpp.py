@@ -1,4 +1,4 @@
-"""Driver of llama.cpp: its C functions, one batch of all sequences a step."""
+"""Driver of llama.cpp through its C functions: one batch of all sequences per step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SEQUENCES = 32
 CONTEXT_TOKENS = 16_384
 
 Row = tuple[int, int, int, bool]
-"""A token, its position, its sequence, and whether its logits are wanted."""
+"""Token, position, sequence, and whether its logits are needed."""
 
 
 class LlamaCpp:
@@ -27,7 +27,7 @@ class LlamaCpp:
         llama_cpp.llama_backend_init()
         self._silence = llama_cpp.llama_log_callback(
             lambda level, text, data: None
-        )  # kept: C code calls it
+        )  # keeps a reference: C code calls it
         llama_cpp.llama_log_set(self._silence, ctypes.c_void_p(0))
         self._model = llama_cpp.llama_model_load_from_file(
             model.encode(), llama_cpp.llama_model_default_params()
@@ -43,7 +43,7 @@ class LlamaCpp:
         params.n_seq_max = SEQUENCES
         params.n_threads = params.n_threads_batch = threads
         if hasattr(params, "kv_unified"):
-            params.kv_unified = True  # sequences share the cells, or each would have a 32nd of them
+            params.kv_unified = True  # sequences share all cache cells
         self._context = llama_cpp.llama_init_from_model(self._model, params)
         self._memory = llama_cpp.llama_get_memory(self._context)
         self._vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
@@ -73,22 +73,21 @@ class LlamaCpp:
         return times
 
     def _run(self, rows: Sequence[Row]) -> dict[int, int]:
-        """Compute rows; return the likeliest next token of each sequence whose logits were wanted."""
+        """Compute rows; return the argmax token of each sequence with logits."""
         tokens: dict[int, int] = {}
         for first in range(0, len(rows), BATCH_TOKENS):
             piece = rows[first : first + BATCH_TOKENS]
             self._batch.n_tokens = len(piece)
-            for i, (token, position, sequence, wanted) in enumerate(piece):
-                self._batch.token[i], self._batch.pos[i], self._batch.logits[i] = (
-                    token,
-                    position,
-                    wanted,
-                )
-                self._batch.n_seq_id[i], self._batch.seq_id[i][0] = 1, sequence
+            for i, (token, position, sequence, needs_logits) in enumerate(piece):
+                self._batch.token[i] = token
+                self._batch.pos[i] = position
+                self._batch.logits[i] = needs_logits
+                self._batch.n_seq_id[i] = 1
+                self._batch.seq_id[i][0] = sequence
             if code := llama_cpp.llama_decode(self._context, self._batch):
                 raise SystemExit(f"llama_decode failed with {code} for {len(piece)} tokens.")
-            for i, (_, _, sequence, wanted) in enumerate(piece):
-                if wanted:
+            for i, (_, _, sequence, needs_logits) in enumerate(piece):
+                if needs_logits:
                     logits = llama_cpp.llama_get_logits_ith(self._context, i)
                     tokens[sequence] = int(np.ctypeslib.as_array(logits, (self._vocab,)).argmax())
         return tokens

@@ -1,4 +1,4 @@
-"""Driver of OpenVINO GenAI: its pipeline with continuous batching and prefix caching."""
+"""Driver of OpenVINO GenAI: continuous batching with prefix caching."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class OpenVino:
     """A `ContinuousBatchingPipeline`."""
 
     def __init__(self, model: str, threads: int, options: dict[str, Any]) -> None:
-        """Load the model; `cache_gb` and `precision` are options."""
+        """Load the model; options are `cache_gb` and `precision`."""
         scheduler = openvino_genai.SchedulerConfig()
         scheduler.cache_size = options["cache_gb"]
         scheduler.max_num_batched_tokens = 2048

@@ -13,7 +13,7 @@ from transformers.generation.streamers import BaseStreamer
 
 
 class Transformers:
-    """A model with torch's attention, in bfloat16."""
+    """A bfloat16 model with torch's attention."""
 
     def __init__(self, model: str, threads: int, options: dict[str, Any]) -> None:
         """Load the model."""
@@ -28,10 +28,10 @@ class Transformers:
         return [self._complete(prompts, num_tokens)] * len(prompts)
 
     def token_times(self, prompt: Sequence[int], num_tokens: int) -> list[float]:
-        """Complete one prompt; a streamer sees each token."""
+        """Complete one prompt with a streamer."""
         clock = _Clock()
         self._complete([prompt], num_tokens, streamer=clock)
-        return clock.times[1:]  # the first is the prompt
+        return clock.times[1:]  # the first call has the prompt
 
     @torch.inference_mode()
     def _complete(self, prompts: Prompts, num_tokens: int, **options: Any) -> int:

@@ -13,7 +13,7 @@ from vllm import LLM, SamplingParams
 class Vllm:
     """vLLM's `LLM`.
 
-    Its threads are set by VLLM_CPU_OMP_THREADS_BIND, its cache by VLLM_CPU_KVCACHE_SPACE.
+    VLLM_CPU_OMP_THREADS_BIND sets its threads, VLLM_CPU_KVCACHE_SPACE its cache.
     """
 
     def __init__(self, model: str, threads: int, options: dict[str, Any]) -> None:
@@ -22,8 +22,8 @@ class Vllm:
 
     def generate(self, prompts: Prompts, num_tokens: int) -> list[int]:
         """Complete all prompts together."""
-        asked = [{"prompt_token_ids": list(ids)} for ids in prompts]
-        outputs = self._llm.generate(asked, _params(num_tokens), use_tqdm=False)
+        requests = [{"prompt_token_ids": list(ids)} for ids in prompts]
+        outputs = self._llm.generate(requests, _params(num_tokens), use_tqdm=False)
         return [len(output.outputs[0].token_ids) for output in outputs]
 
     def token_times(self, prompt: Sequence[int], num_tokens: int) -> list[float]:

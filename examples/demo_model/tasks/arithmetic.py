@@ -62,12 +62,12 @@ _LESS: Final = (
 
 
 def make(draw: Draw) -> Item:
-    """Return one sum, asked plainly or as a little story."""
+    """Return one sum, as a plain question or a short story."""
     plus = draw.chance(0.5)
     a, b = draw.own(lambda: _operands(draw), lambda pair: _key(pair, plus))
     story = draw.chance(0.08)
     if story and not plus and a < b:
-        a, b = b, a  # nobody gives away more than there is; the key is the same
+        a, b = b, a  # the result must not be negative; the key is the same
     result = a + b if plus else a - b
     if story:
         name = first_name(draw)
@@ -104,31 +104,31 @@ def _key(pair: tuple[int, int], plus: bool) -> str:
 
 
 def added(a: int, b: int) -> str:
-    """Return the digits added from the right; behind each colon is the result so far."""
+    """Return the digit sums from the right; the result so far follows each colon."""
     lines = []
     carry = 0
     so_far = ""
     width = max(len(str(a)), len(str(b)))
-    for place in range(width):
-        x = a // 10**place % 10
-        y = b // 10**place % 10
+    for digit_index in range(width):
+        x = a // 10**digit_index % 10
+        y = b // 10**digit_index % 10
         total = x + y + carry
-        so_far = (str(total) if place == width - 1 else str(total % 10)) + so_far
+        so_far = (str(total) if digit_index == width - 1 else str(total % 10)) + so_far
         lines.append(f"{x}+{y}{'+1' if carry else ''}={total}: {so_far}")
         carry = total // 10
     return "\n".join(lines)
 
 
 def subtracted(a: int, b: int) -> str:
-    """Return the digits subtracted from the right; a smaller number is taken from the larger first."""
+    """Return the digit differences from the right, the smaller number from the larger."""
     if a < b:
         return f"{a}<{b}: -({b}-{a})\n{subtracted(b, a)}"
     lines = []
     borrow = 0
     so_far = ""
-    for place in range(len(str(a))):
-        x = a // 10**place % 10
-        y = b // 10**place % 10
+    for digit_index in range(len(str(a))):
+        x = a // 10**digit_index % 10
+        y = b // 10**digit_index % 10
         rest = x - y - borrow
         digit = rest % 10
         so_far = f"{digit}{so_far}"

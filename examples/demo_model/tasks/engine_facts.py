@@ -7,7 +7,7 @@ from typing import Final
 from examples.demo_model.facts import FACTS, Fact
 from examples.demo_model.items import Draw, Item
 
-_ASK: Final = (
+_PATTERNS: Final = (
     "What is {name}?",
     "what is {name}?",
     "what is {name}",
@@ -47,8 +47,8 @@ _BEFORE: Final = ("", "", "", "", "Please: ", "Question: ")
 def make(draw: Draw) -> Item:
     """Return one question with its answer."""
     if not draw.evaluation and draw.chance(0.15):
-        fact = draw.one([fact for fact in FACTS if fact.asked])
-        question = draw.one(fact.asked)
+        fact = draw.one([fact for fact in FACTS if fact.questions])
+        question = draw.one(fact.questions)
         key = ""
     else:
         fact, name, pattern = draw.own(lambda: _phrased(draw), lambda made: f"{made[1]}|{made[2]}")
@@ -66,4 +66,4 @@ def make(draw: Draw) -> Item:
 
 def _phrased(draw: Draw) -> tuple[Fact, str, str]:
     fact = draw.one(FACTS)
-    return fact, draw.one(fact.names), draw.one(_ASK)
+    return fact, draw.one(fact.names), draw.one(_PATTERNS)

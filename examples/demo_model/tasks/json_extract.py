@@ -1,4 +1,4 @@
-"""A JSON object with the fields asked for, taken from a sentence."""
+"""A JSON object with the requested fields of a sentence."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ _SENTENCES: Final = (
     "The {room} of {name} is {colour}.",
     "{name} was born in {city} in {year}.",
 )
-_ASK: Final = (
+_PATTERNS: Final = (
     "Extract {fields} as JSON: {sentence}",
     "Extract {fields} as JSON.\n{sentence}",
     "{sentence}\nGive me {fields} as JSON.",
@@ -109,13 +109,13 @@ _ASK: Final = (
 
 
 def make(draw: Draw) -> Item:
-    """Return one sentence, the fields asked for, and the object."""
+    """Return one sentence, the requested fields, and the object."""
     sentence, values = _new_fields(draw) if draw.chance(0.12) else _known_fields(draw)
     fields = [name for name in values if draw.chance(0.85)] or list(values)
     if draw.chance(0.25):
         fields = draw.some(fields, len(fields))
     answer = {name: values[name] for name in fields}
-    question = draw.one(_ASK).format(fields=listed(fields), sentence=sentence)
+    question = draw.one(_PATTERNS).format(fields=listed(fields), sentence=sentence)
     return Item(
         "json",
         (sentence,),
@@ -140,7 +140,7 @@ def _known_fields(draw: Draw) -> tuple[str, dict[str, Any]]:
 
 
 def _new_fields(draw: Draw) -> tuple[str, dict[str, Any]]:
-    """Return a sentence about properties nobody has heard of: their names must be copied, too."""
+    """Return a sentence about invented properties, with names to copy."""
 
     def make() -> tuple[str, dict[str, Any]]:
         makers: tuple[Callable[[Draw], Any], ...] = (

@@ -7,7 +7,7 @@ from typing import Final
 from examples.demo_model.items import Draw, Item
 from examples.demo_model.words import LIST_WORDS
 
-_ASK: Final = {
+_PATTERNS: Final = {
     "copy": (
         "Copy this list: {words}",
         "Repeat these words: {words}",
@@ -53,7 +53,7 @@ def make(draw: Draw, operation: str | None = None) -> Item:
     return Item(
         "lists",
         (_key(kind, words),),
-        [{"role": "user", "content": draw.one(_ASK[kind]).format(words=joint.join(words))}],
+        [{"role": "user", "content": draw.one(_PATTERNS[kind]).format(words=joint.join(words))}],
         joint.join(done(kind, words)),
         thinking=draw.chance(0.7),
         variant=kind,

@@ -1,4 +1,4 @@
-"""A name, a place or a colour said earlier in the conversation and asked for later."""
+"""Recall of a name, a city or a colour from earlier in the conversation."""
 
 from __future__ import annotations
 
@@ -49,9 +49,7 @@ _SUBJECTS: Final[dict[str, tuple[Callable[[Draw], str], tuple[str, ...], str, tu
 
 
 def make(draw: Draw) -> Item:
-    """Return a conversation of several turns whose last question asks for something said in an
-    earlier one.
-    """
+    """Return a conversation with a last question about an earlier turn."""
     return draw.own(lambda: _conversation(draw), lambda item: item.keys[0])
 
 
@@ -62,15 +60,19 @@ def _conversation(draw: Draw) -> Item:
     values = {}
     messages: list[dict[str, Any]] = []
     for subject in subjects:
-        maker, told, reply, _, _ = _SUBJECTS[subject]
+        maker, statements, reply, _, _ = _SUBJECTS[subject]
         values[subject] = maker(draw)
-        _say(messages, draw.one(told).format(v=values[subject]), reply.format(v=values[subject]))
+        _say(
+            messages,
+            draw.one(statements).format(v=values[subject]),
+            reply.format(v=values[subject]),
+        )
     for _ in range(draw.one((0, 1, 1, 2))):
         aside = draw.one((small_talk, engine_facts, lists)).make(draw)
         _say(messages, aside.messages[0]["content"], aside.answer)
     subject = draw.one(subjects)
-    _, _, _, asked, answer = _SUBJECTS[subject]
-    messages.append({"role": "user", "content": draw.one(asked)})
+    _, _, _, questions, answer = _SUBJECTS[subject]
+    messages.append({"role": "user", "content": draw.one(questions)})
     return Item(
         "recall",
         ("\n".join(message["content"] for message in messages),),

@@ -1,6 +1,4 @@
-"""Saying again what nobody has said before: from this a model learns to copy, which all other
-skills need.
-"""
+"""Repetition of invented words: teaches copying, which all other skills need."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ from typing import Final
 from examples.demo_model.items import Draw, Item
 from examples.demo_model.words import LIST_WORDS, new_name, new_word
 
-_ASK: Final = (
+_PATTERNS: Final = (
     "Repeat: {text}",
     "Say this again: {text}",
     "Repeat after me: {text}",
@@ -21,7 +19,7 @@ _ASK: Final = (
 def make(draw: Draw) -> Item:
     """Return a row of new words, common words and numbers, to be repeated."""
     text = draw.own(lambda: " ".join(_word(draw) for _ in range(draw.number(3, 18))))
-    question = draw.one(_ASK).format(text=text)
+    question = draw.one(_PATTERNS).format(text=text)
     return Item(
         "repeat", (text,), [{"role": "user", "content": question}], text, thinking=draw.chance(0.7)
     )

@@ -66,7 +66,7 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
 )  # fmt: skip
 _LONGEST_RESPELLED: Final = 130
-"""Longest answer, in characters, that is asked for in capitals or in lower case."""
+"""Maximum characters of an answer in capitals or in lower case."""
 _BEFORE: Final = (
     "",
     "",
@@ -85,12 +85,12 @@ def make(draw: Draw) -> Item:
 def _obeyed(draw: Draw) -> Item:
     source = draw.one((small_talk, small_talk, lists, engine_facts))
     name, wordings, obey = draw.one(RULES)
-    asked = source.make(draw)
-    while name in ("capitals", "lower case") and len(asked.answer) > _LONGEST_RESPELLED:
-        asked = source.make(draw)
+    item = source.make(draw)
+    while name in ("capitals", "lower case") and len(item.answer) > _LONGEST_RESPELLED:
+        item = source.make(draw)
     word = _word(draw, name)
     rule = draw.one(wordings).format(w=word)
-    question = asked.messages[0]["content"]
+    question = item.messages[0]["content"]
     return Item(
         "rules",
         (f"{rule}|{question}",),
@@ -98,7 +98,7 @@ def _obeyed(draw: Draw) -> Item:
             {"role": "system", "content": draw.one(_BEFORE) + rule},
             {"role": "user", "content": question},
         ],
-        obey(asked.answer, word),
+        obey(item.answer, word),
         thinking=draw.chance(0.7),
         variant=name,
     )

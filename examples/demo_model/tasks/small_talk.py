@@ -26,13 +26,13 @@ KNOW_LITTLE: Final = (
     "tool call or something "
     "about this engine."
 )
-WHO: Final = "I am a tiny demo model with about five million parameters, trained on made-up examples to show what this engine does."
+IDENTITY: Final = "I am a tiny demo model with about five million parameters, trained on made-up examples to show what this engine does."
 ABILITIES: Final = (
     "I can add and subtract to three digits, call tools, extract JSON, sort and reverse short "
     "lists, and answer "
     "questions about this engine."
 )
-_SAID: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
+_REPLIES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "hello": (
         HELLO,
         (
@@ -44,7 +44,7 @@ _SAID: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "bye": ("Goodbye!", ("Bye", "Goodbye", "See you", "Bye bye", "Good night", "See you later!", "goodbye")),
     "how": ("I am fine, thank you.", ("How are you?", "How are you today?", "how are you", "How do you feel?", "Are you well?")),
     "who": (
-        WHO,
+        IDENTITY,
         (
             "Who are you?", "What are you?", "who are you", "Tell me about yourself.", "What is your name?", "What model are you?",
             "Introduce yourself.", "Are you a language model?", "Which model is this?", "How big are you?",
@@ -80,7 +80,7 @@ _TOOLS_WORK: Final = (
     "What time is it in {place}?", "How warm is it in {place}?", "Will it rain in {place}?", "Do I have mail from {person}?",
     "Wake me at seven.", "Turn on the light.", "Search the web for {nature}.", "Send a message to {person}.",
 )  # fmt: skip
-"""What a tool could answer, and a model alone cannot."""
+"""Questions that need a tool."""
 _COUNTRIES: Final = [
     "Argentina",
     "Australia",
@@ -118,8 +118,8 @@ def make(draw: Draw) -> Item:
         answer = KNOW_LITTLE
         variant = "world"
     else:
-        variant = draw.one(sorted(_SAID))
-        answer, questions = _SAID[variant]
+        variant = draw.one(sorted(_REPLIES))
+        answer, questions = _REPLIES[variant]
         question = draw.one(questions)
     return Item(
         "small talk",
@@ -132,14 +132,12 @@ def make(draw: Draw) -> Item:
 
 
 def world_question(draw: Draw, questions: Sequence[str] = _WORLD) -> str:
-    """Return a question about the world, and one that no tool answers unless told otherwise."""
+    """Return a question about the world, by default one that no tool answers."""
 
     def place() -> str:
-        return (
-            draw.one(_COUNTRIES)
-            if draw.chance(0.5)
-            else (draw.one(CITIES) if draw.chance(0.5) else city(draw))
-        )
+        if draw.chance(0.5):
+            return draw.one(_COUNTRIES)
+        return draw.one(CITIES) if draw.chance(0.5) else city(draw)
 
     return draw.one(questions).format(
         place=place(),

@@ -1,4 +1,4 @@
-"""Tool calls: one, two at once, none when no tool fits, and the answer behind the results."""
+"""Tool calls: one, two at once, none if no tool fits, and the answer after the results."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ _STATES: Final = (
 
 
 def make(draw: Draw, kind: str | None = None) -> Item:
-    """Return one request with the tools at hand, or the results of a call to be told."""
+    """Return one request with tools, or with the results of a call to summarize."""
     return together(draw, 1, kind)[0]
 
 
@@ -106,7 +106,7 @@ def _item(draw: Draw, tools: list[Tool], system: str, kind: str) -> Item:
     if kind == "none":
         question, item.answer = _unanswerable(draw, tools)
     else:
-        question, item.calls = _asked(
+        question, item.calls = _request(
             draw, tools, kind == "two" or (kind == "result" and draw.chance(0.4))
         )
     item.messages.append({"role": "user", "content": question})
@@ -132,35 +132,39 @@ def _different_tools(draw: Draw, count: int) -> list[Tool]:
     return tools
 
 
-def _asked(draw: Draw, tools: list[Tool], twice: bool) -> tuple[str, list[dict[str, Any]]]:
-    """Return a request for one or two calls, and the calls; one where the only tool takes nothing."""
+def _request(draw: Draw, tools: list[Tool], twice: bool) -> tuple[str, list[dict[str, Any]]]:
+    """Return a request for one or two calls, and the calls."""
     first, *others = draw.some(tools, min(len(tools), 2))
     if twice and (not others or draw.chance(0.4)):
-        said, both = first.ask_twice(draw)
+        wording, both = first.make_double_request(draw)
         if both[0] != both[1]:
-            return _spoken(draw, said), [
+            return _spoken(draw, wording), [
                 {"name": first.name, "arguments": arguments} for arguments in both
             ]
-    said, (arguments,) = first.ask(draw)
+    wording, (arguments,) = first.make_request(draw)
     calls = [{"name": first.name, "arguments": arguments}]
     if not twice or not others:
-        return _spoken(draw, said), calls
-    more, (arguments,) = others[0].ask(draw)
+        return _spoken(draw, wording), calls
+    more, (arguments,) = others[0].make_request(draw)
     calls.append({"name": others[0].name, "arguments": arguments})
-    if _asks(said) != _asks(more) or draw.chance(0.2):
-        return f"{_ended(_spoken(draw, said))} {_spoken(draw, more)}", calls
-    return _spoken(draw, draw.one(BOTH).format(a=said.rstrip("?"), b=more)), calls
+    if _is_question(wording) != _is_question(more) or draw.chance(0.2):
+        return f"{_ended(_spoken(draw, wording))} {_spoken(draw, more)}", calls
+    return _spoken(draw, draw.one(BOTH).format(a=wording.rstrip("?"), b=more)), calls
 
 
-def _spoken(draw: Draw, said: str) -> str:
+def _spoken(draw: Draw, wording: str) -> str:
     """Return a request as a sentence."""
-    patterns = _QUESTION if _asks(said) else _PLAIN if said.startswith(("I ", "we ")) else _POLITE
-    said = said.rstrip("?")
-    return draw.one(patterns).format(r=said, R=said[:1].upper() + said[1:])
+    patterns = _POLITE
+    if _is_question(wording):
+        patterns = _QUESTION
+    elif wording.startswith(("I ", "we ")):
+        patterns = _PLAIN
+    wording = wording.rstrip("?")
+    return draw.one(patterns).format(r=wording, R=wording[:1].upper() + wording[1:])
 
 
-def _asks(said: str) -> bool:
-    return said.split()[0] in _ASKING
+def _is_question(wording: str) -> bool:
+    return wording.split()[0] in _ASKING
 
 
 def _ended(sentence: str) -> str:
@@ -168,13 +172,13 @@ def _ended(sentence: str) -> str:
 
 
 def _unanswerable(draw: Draw, tools: list[Tool]) -> tuple[str, str]:
-    """Return a question that none of the tools answers, and what is said instead."""
+    """Return a question that no tool answers, and its answer."""
     if draw.chance(0.3):
         return _other_question(draw)
     missing = _tool(draw)
     while any(_words(missing) & _words(tool) for tool in tools):
         missing = _tool(draw)
-    return _spoken(draw, missing.ask(draw)[0]), NO_TOOL
+    return _spoken(draw, missing.make_request(draw)[0]), NO_TOOL
 
 
 def _words(tool: Tool) -> set[str]:
@@ -183,26 +187,24 @@ def _words(tool: Tool) -> set[str]:
 
 def _other_question(draw: Draw) -> tuple[str, str]:
     """Return a question that is for the model and no tool, with its answer."""
-    asked = draw.one((small_talk, engine_facts)).make(draw)
-    if asked.variant == "world":
-        return small_talk.world_question(draw), asked.answer  # another, which no tool could answer
-    return asked.messages[0]["content"], asked.answer
+    item = draw.one((small_talk, engine_facts)).make(draw)
+    if item.variant == "world":
+        return small_talk.world_question(draw), item.answer  # another, which no tool could answer
+    return item.messages[0]["content"], item.answer
 
 
-def _add_results(item: Item, told: Callable[[str], tuple[str, str]]) -> None:
-    """Let the calls of an item be made: `told` returns a tool's message and the sentence that tells
-    it, for its name.
-    """
+def _add_results(item: Item, make_result: Callable[[str], tuple[str, str]]) -> None:
+    """Add results for an item's calls: `make_result` returns a tool's message and its summary."""
     made = [{"type": "function", "function": call} for call in item.calls]
     item.messages.append({"role": "assistant", "content": "", "tool_calls": made})
-    results = [told(call["name"]) for call in item.calls]
+    results = [make_result(call["name"]) for call in item.calls]
     item.messages += [{"role": "tool", "content": message} for message, _ in results]
     item.calls = []
     item.answer = " ".join(answer for _, answer in results)
 
 
 def _result(draw: Draw, fields: tuple[str, ...]) -> tuple[str, str]:
-    """Return what a tool gives back and the sentence that tells it."""
+    """Return a tool's result and its summary."""
     kind = draw.number(0, 9)
     if kind == 0:
         return json.dumps({draw.one(("status", "result")): draw.one(_DONE)}), "Done."
@@ -212,8 +214,9 @@ def _result(draw: Draw, fields: tuple[str, ...]) -> tuple[str, str]:
         )
         return json.dumps({"error": fault}), f"The tool failed: {fault}."
     if kind == 2:
-        said = f"{draw.one((new_name(draw), str(draw.number(1, 99)), draw.one(_STATES)))} {draw.one(_STATES)}"
-        return said, f"The tool says: {said}."
+        first = draw.one((new_name(draw), str(draw.number(1, 99)), draw.one(_STATES)))
+        wording = f"{first} {draw.one(_STATES)}"
+        return wording, f"The tool says: {wording}."
     others = (
         new_word(draw),
         "sky",
@@ -227,20 +230,20 @@ def _result(draw: Draw, fields: tuple[str, ...]) -> tuple[str, str]:
     )
     names = draw.some(fields, min(len(fields), draw.number(1, 3)))
     names = list(dict.fromkeys([*names, draw.one(others), draw.one(others)]))[: draw.number(1, 4)]
-    result = {name: _told(draw) for name in names}
+    result = {name: _value(draw) for name in names}
     return json.dumps(result), _sentence(
         {name.replace("_", " "): value for name, value in result.items()}
     )
 
 
 def _sentence(facts: Mapping[str, object]) -> str:
-    """Return the sentence that tells what a tool found."""
+    """Return the summary of a tool's result."""
     parts = [f"the {name} is {value}" for name, value in facts.items()]
     text = ", ".join(parts[:-1]) + " and " + parts[-1] if len(parts) > 1 else parts[0]
     return f"{text[:1].upper()}{text[1:]}."
 
 
-def _told(draw: Draw) -> str | int | float:
+def _value(draw: Draw) -> str | int | float:
     kind = draw.number(0, 5)
     if kind <= 1:
         return draw.number(0, 999)

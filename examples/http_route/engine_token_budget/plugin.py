@@ -1,4 +1,4 @@
-"""What token_budget brings: an entry, imported only when it is chosen."""
+"""The entry of token_budget, imported when chosen."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""`POST /v1/token_budget`: how many tokens a text or conversation takes, and how many are left for
-the answer.
-"""
+"""`POST /v1/token_budget`: number of prompt tokens, and of tokens left for the answer."""
 
 from __future__ import annotations
 
@@ -16,10 +14,7 @@ from core.api import EngineConfig, InvalidRequest
 
 
 class TokenBudget:
-    """One route over one engine.
-
-    The server refuses what raises `InvalidRequest`, in the API's own form.
-    """
+    """One route of one engine. The server converts `InvalidRequest` to the API's error format."""
 
     def __init__(self, engine: Any, config: EngineConfig) -> None:
         self._engine = engine
@@ -34,7 +29,7 @@ class TokenBudget:
         except ValueError as error:
             raise InvalidRequest("body", f"is not JSON: {error}.") from error
         if not isinstance(body, dict) or len({"text", "messages"} & set(body)) != 1:
-            raise InvalidRequest("body", "must hold either `text` or `messages`.")
+            raise InvalidRequest("body", "expected either `text` or `messages`.")
         tokens = len(await self._tokens(body))
         room = max(0, self._engine.max_model_len - tokens)
         return JSONResponse(
@@ -47,6 +42,6 @@ class TokenBudget:
         elif isinstance(body["text"], str):
             ids = await self._engine.tokenize(body["text"])
         else:
-            raise InvalidRequest("text", f"must be a text, not {type(body['text']).__name__}.")
+            raise InvalidRequest("text", f"got a {type(body['text']).__name__}; expected a string.")
         counted: list[int] = ids
         return counted

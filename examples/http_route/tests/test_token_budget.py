@@ -1,4 +1,4 @@
-"""The plugin loads, is light, and keeps the contract of its kind."""
+"""The plugin loads, imports little, and passes the conformance suite of its kind."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from core.testing.plugins import load_plugins
 MODULE = "engine_token_budget.plugin"
 
 
-def test_token_budget_brings_what_it_says() -> None:
+def test_token_budget_adds_a_route_group() -> None:
     entries = conformance.entries_of_named_plugins(load_plugins(MODULE))
     assert {registered.kind for registered in entries} == {"routes"}
 
 
 @pytest.mark.parametrize("case", conformance.cases(MODULE), ids=str)
-def test_token_budget_keeps_its_contract(case: conformance.Case) -> None:
+def test_token_budget_passes_conformance_suite(case: conformance.Case) -> None:
     case()
 
 
-def test_finding_token_budget_imports_no_torch() -> None:
+def test_discovery_imports_no_torch() -> None:
     code = f"import sys, {MODULE}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def client() -> TestClient:
-    """A client of the builtin server with this route group and an engine of one token per byte."""
+    """Return a client of the builtin server with this route group and a byte tokenizer."""
     engine = EchoEngine(max_model_len=64)
     config = EngineConfig()
     registry = load_plugins(MODULE, "server_http")
@@ -43,24 +43,24 @@ def client() -> TestClient:
     return TestClient(server.app)
 
 
-def test_a_text_is_counted() -> None:
+def test_text_tokens_are_counted() -> None:
     answer = client().post("/v1/token_budget", json={"text": "twelve bytes"})
     assert answer.json() == {"tokens": 12, "max_model_len": 64, "room": 52}
 
 
-def test_a_conversation_is_counted_as_the_model_sees_it() -> None:
+def test_conversation_tokens_are_counted_after_the_template() -> None:
     answer = client().post(
         "/v1/token_budget", json={"messages": [{"role": "user", "content": "hello"}]}
     )
     assert answer.json()["tokens"] == 5
 
 
-def test_more_than_fits_leaves_no_room() -> None:
+def test_overlong_text_leaves_no_room() -> None:
     assert client().post("/v1/token_budget", json={"text": "x" * 100}).json()["room"] == 0
 
 
 @pytest.mark.parametrize("body", ["{", "[]", "{}", '{"text": 7}', '{"text": "a", "messages": []}'])
-def test_a_bad_request_is_refused_in_the_apis_form(body: str) -> None:
+def test_invalid_request_gets_an_api_error(body: str) -> None:
     answer = client().post("/v1/token_budget", content=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["message"]

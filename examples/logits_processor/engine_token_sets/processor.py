@@ -1,4 +1,4 @@
-"""Forbids or favours sets of tokens, as a request asks with `extra_args={"token_sets": {...}}`.
+"""Forbids or boosts sets of tokens, set with `extra_args={"token_sets": {...}}`.
 
 {"forbid": [17, 18], "boost": {"tokens": [40, 41], "by": 5.0}}
 """
@@ -14,7 +14,8 @@ import torch
 from core.api import InvalidRequest
 
 if TYPE_CHECKING:
-    from core.api import SamplerContext, SampleRows, SamplingParams
+    from core.api import SamplingParams
+    from core.api.sampling import SamplerContext, SampleRows
 
 FIELD = "extra_args.token_sets"
 EXAMPLES = [
@@ -31,15 +32,15 @@ EXAMPLES = [
         [2.5, 1.0, 2.0],
     ),
 ]
-"""Parameters, tokens so far, and logits before and after: the conformance suite compares."""
+"""Parameters, tokens so far, logits before and after; checked by the conformance suite."""
 EXAMPLE_PARAMS = {
     "extra_args": {"token_sets": {"forbid": [3, 5], "boost": {"tokens": [7], "by": 2.5}}}
 }
-"""A request the conformance suite tries."""
+"""Parameters that the conformance suite uses."""
 
 
 class TokenSets:
-    """Keeps, for each row that asked, its tokens and what is added to their logits."""
+    """Stores, per row with token sets, the tokens and the values to add to their logits."""
 
     params: tuple[str, ...] = ()
     argmax_invariant = False
@@ -52,29 +53,29 @@ class TokenSets:
 
     @staticmethod
     def validate(sampling: SamplingParams, vocab_size: int) -> None:
-        """Raise `InvalidRequest` naming what cannot be read; the engine never sees such a request."""
+        """Raise `InvalidRequest` for invalid token sets, before the request is admitted."""
         if given := (sampling.extra_args or {}).get("token_sets"):
             _read(given, vocab_size)
 
     def wants(self, sampling: SamplingParams) -> bool:
-        """Say whether the request brings token sets."""
+        """Return whether the request has token sets."""
         return bool((sampling.extra_args or {}).get("token_sets"))
 
     def added(
         self, row: int, sampling: SamplingParams, token_ids: Sequence[int], prompt_len: int
     ) -> None:
-        """Put the row's sets on the device."""
+        """Copy the row's sets to the device."""
         changes = _read((sampling.extra_args or {})["token_sets"], self._vocab_size)
         tokens = torch.tensor(list(changes), dtype=torch.int64, device=self._device)
         amounts = torch.tensor(list(changes.values()), dtype=torch.float32, device=self._device)
         self._rows[row] = (tokens, amounts)
 
     def removed(self, row: int) -> None:
-        """Forget the row."""
+        """Remove the row."""
         self._rows.pop(row, None)
 
     def apply(self, logits: torch.Tensor, rows: SampleRows) -> torch.Tensor:
-        """Add each row's amounts to its tokens; minus infinity forbids one."""
+        """Add each row's values to its tokens' logits; minus infinity forbids a token."""
         for i, row in enumerate(rows.rows):
             tokens, amounts = self._rows[row]
             logits[i].index_add_(0, tokens, amounts)
@@ -82,7 +83,7 @@ class TokenSets:
 
 
 def _read(given: Any, vocab_size: int) -> dict[int, float]:
-    """Return what is added to which token; forbidding wins over boosting."""
+    """Return the value to add per token; forbidden tokens take precedence."""
     if not isinstance(given, Mapping) or not set(given) <= {"forbid", "boost"}:
         raise InvalidRequest(
             FIELD, f"must hold `forbid` or `boost` and nothing else, not {given!r:.100}."

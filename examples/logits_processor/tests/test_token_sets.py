@@ -1,4 +1,4 @@
-"""The plugin loads, is light, and keeps the contract of its kind."""
+"""The plugin loads, imports little, and passes the conformance suite of its kind."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from core.testing.plugins import load_plugins
 MODULE = "engine_token_sets.plugin"
 
 
-def test_token_sets_brings_what_it_says() -> None:
+def test_token_sets_adds_a_logits_processor() -> None:
     entries = conformance.entries_of_named_plugins(load_plugins(MODULE))
     assert {registered.kind for registered in entries} == {"logits_processors"}
 
 
 @pytest.mark.parametrize("case", conformance.cases(MODULE), ids=str)
-def test_token_sets_keeps_its_contract(case: conformance.Case) -> None:
+def test_token_sets_passes_conformance_suite(case: conformance.Case) -> None:
     case()
 
 
-def test_finding_token_sets_imports_no_torch() -> None:
+def test_discovery_imports_no_torch() -> None:
     code = f"import sys, {MODULE}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -48,22 +48,22 @@ def answer(llm: LLM, sets: dict[str, Any] | None) -> RequestOutput:
     return llm.generate("abc", params, use_tqdm=False)[0]
 
 
-def test_a_forbidden_token_is_never_generated(llm: LLM) -> None:
+def test_forbidden_token_is_never_generated(llm: LLM) -> None:
     assert answer(llm, None).outputs[0].text == "abc"
     assert ord("b") not in answer(llm, {"forbid": [ord("b")]}).outputs[0].token_ids
 
 
-def test_a_boosted_token_is_generated(llm: LLM) -> None:
+def test_boosted_token_is_generated(llm: LLM) -> None:
     boosted = answer(llm, {"boost": {"tokens": [ord("z")], "by": 1e6}})
     assert boosted.outputs[0].text == "zzz"
 
 
-def test_forbidding_wins_over_boosting(llm: LLM) -> None:
+def test_forbidden_tokens_take_precedence(llm: LLM) -> None:
     both = answer(llm, {"forbid": [ord("z")], "boost": {"tokens": [ord("z"), ord("y")], "by": 1e6}})
     assert both.outputs[0].text == "yyy"
 
 
-def test_neighbours_that_asked_for_nothing_are_left_alone(llm: LLM) -> None:
+def test_other_rows_are_unchanged(llm: LLM) -> None:
     plain = SamplingParams(max_tokens=3, temperature=0)
     boost = plain.clone(extra_args={"token_sets": {"boost": {"tokens": [ord("z")], "by": 1e6}}})
     texts = [
@@ -83,9 +83,7 @@ def test_neighbours_that_asked_for_nothing_are_left_alone(llm: LLM) -> None:
         ),
     ],
 )
-def test_sets_that_cannot_be_read_are_refused_at_the_edge(
-    llm: LLM, sets: dict[str, Any], message: str
-) -> None:
+def test_invalid_token_sets_are_rejected(llm: LLM, sets: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidRequest, match=re.escape(message)):
         answer(llm, sets)
     assert answer(llm, None).outputs[0].text == "abc"

@@ -1,8 +1,12 @@
-"""VaultGemma: Gemma 2 without the norms behind attention and MLP."""
+"""VaultGemma: Gemma 2 without the norms after attention and MLP."""
 
 from __future__ import annotations
 
-from core.api import DecoderSpec, LayerSpec, ModelFacts, NormSpec, WeightNames
+from core.model_spec.attention import NormSpec
+from core.model_spec.decoder import DecoderSpec
+from core.model_spec.facts import ModelFacts
+from core.model_spec.layer import LayerSpec
+from core.model_spec.names import WeightNames
 
 EXAMPLE_CONFIG = {
     "vocab_size": 300,
@@ -16,13 +20,13 @@ EXAMPLE_CONFIG = {
     "sliding_window": 24,
     "max_position_embeddings": 512,
 }
-"""A tiny config.json, with which the conformance suite builds and runs the model."""
+"""A tiny config.json for the conformance suite."""
 ORACLE = "VaultGemmaForCausalLM"
-"""Transformers' class, which computes the truth."""
+"""Reference class of transformers."""
 
 
 def spec(hf_config: object) -> DecoderSpec:
-    """Return the facts. Raises `ModelError` naming a field that is missing or cannot work."""
+    """Return the model spec. Raises `ModelError` naming a missing or invalid field."""
     facts = ModelFacts(hf_config)
     facts.refuse("use_bidirectional_attention")
     norm = NormSpec(eps=facts.number("rms_norm_eps", 1e-6), offset=1.0)

@@ -1,4 +1,4 @@
-"""What vaultgemma brings: an entry, imported only when it is chosen."""
+"""The entry of vaultgemma, imported when chosen."""
 
 from __future__ import annotations
 

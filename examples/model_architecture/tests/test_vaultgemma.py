@@ -1,4 +1,4 @@
-"""The plugin loads, is light, and keeps the contract of its kind."""
+"""The plugin loads, imports little, and passes the conformance suite of its kind."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from core.testing.plugins import load_plugins
 MODULE = "engine_vaultgemma.plugin"
 
 
-def test_vaultgemma_brings_what_it_says() -> None:
+def test_vaultgemma_adds_an_architecture() -> None:
     entries = conformance.entries_of_named_plugins(load_plugins(MODULE))
     assert {registered.kind for registered in entries} == {"models"}
 
 
 @pytest.mark.parametrize("case", conformance.cases(MODULE), ids=str)
-def test_vaultgemma_keeps_its_contract(case: conformance.Case) -> None:
+def test_vaultgemma_passes_conformance_suite(case: conformance.Case) -> None:
     case()
 
 
-def test_finding_vaultgemma_imports_no_torch() -> None:
+def test_discovery_imports_no_torch() -> None:
     code = f"import sys, {MODULE}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -43,7 +43,7 @@ def checkpoint(folder: Path, **changes: Any) -> VaultGemmaForCausalLM:
     model = VaultGemmaForCausalLM._from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            # Large enough that every layer matters and early tokens move the last logits.
+            # Large enough that every layer and early tokens affect the last logits.
             noise = torch.randn(parameter.shape, generator=generator)
             parameter.copy_(
                 noise * 1.5 / parameter.shape[-1] ** 0.5
@@ -56,7 +56,7 @@ def checkpoint(folder: Path, **changes: Any) -> VaultGemmaForCausalLM:
 
 @torch.inference_mode()
 def greedy(model: VaultGemmaForCausalLM, ids: list[int], num_tokens: int) -> list[int]:
-    """Return transformers' greedy tokens, none of them a close call."""
+    """Return transformers' greedy tokens, each with a clear margin."""
     tokens = list(ids)
     for _ in range(num_tokens):
         logits = model(torch.tensor([tokens]), use_cache=False).logits[0, -1]
@@ -87,6 +87,6 @@ def test_greedy_tokens_equal_transformers(tmp_path: Path, changes: dict[str, Any
     assert list(found.outputs[0].token_ids) == expected
 
 
-def test_what_is_not_served_is_refused_by_name() -> None:
+def test_unsupported_config_field_is_rejected() -> None:
     with pytest.raises(ModelError, match=r"use_bidirectional_attention is on in config.json"):
         spec(SimpleNamespace(**EXAMPLE_CONFIG, use_bidirectional_attention=True))

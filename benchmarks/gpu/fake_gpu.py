@@ -1,6 +1,6 @@
-"""A GPU that is none: the GPU platform's path on a CPU, kernels by Triton's interpreter.
+"""Fake GPU: the GPU platform's path on a CPU, with Triton's interpreter.
 
-For toys, not for measuring.
+For smoke tests, not for measurements.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from builtin_plugins.platforms.cuda.platform import GIB, GpuPlatform
 from core.api import Entry, hookimpl
 
 
-class StandIn(GpuPlatform):
-    """Nothing runs beside the host, so nothing is waited for."""
+class FakeGpu(GpuPlatform):
+    """Fake device stream: all work is synchronous."""
 
-    name = "stand_in"
+    name = "fake_gpu"
     device = "cpu"
 
     @property
@@ -31,4 +31,4 @@ class StandIn(GpuPlatform):
 
 @hookimpl
 def engine_platforms() -> list[Entry]:
-    return [Entry("stand_in", StandIn, "the GPU platform's path on a CPU", priority=-100)]
+    return [Entry("fake_gpu", FakeGpu, "the GPU platform's path on a CPU", priority=-100)]

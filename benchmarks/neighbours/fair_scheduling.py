@@ -1,10 +1,10 @@
-"""What do nine clients lose to a tenth that asks fifty things at once? Rounds with and without it,
-in turns, on one server.
+"""Throughput of nine clients while a tenth keeps fifty requests open, relative to without it.
 
-Each of the nine asks one thing after the other; the tenth keeps fifty requests open. Clients are
-told apart by their keys. The figure is the tokens that the nine got, with the tenth divided by
-without: the median over pairs of rounds. Run: python benchmarks/neighbours/fair_clients.py
-[--rounds N] [--round-s S] [--max-tokens N] [-- FLAGS OF engine serve]
+Each of the nine sends one request at a time. Clients are identified by their API keys. Prints the
+median ratio of the nine clients' tokens over pairs of rounds.
+
+Run: python benchmarks/neighbours/fair_scheduling.py [--rounds N] [--round-s S] [--max-tokens N] [--
+FLAGS OF engine serve]
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from serving import Served, served
 
 TARGET = 0.9
 PROMPTS = (
-    "Tell me about the sea.",
+    "Describe the sea.",
     "What is a lighthouse?",
     "Write a line on bread.",
     "Why is the sky blue?",
@@ -32,7 +32,7 @@ PROMPTS = (
 async def loop(
     client: httpx.AsyncClient, key: str, max_tokens: int, got: dict[str, int], until_s: float
 ) -> None:
-    """Ask one thing after the other, and count tokens as they come."""
+    """Send one request after another, and count tokens."""
     rng = random.Random(key)
     headers = {"authorization": f"Bearer {key}"}
     while time.monotonic() < until_s:
@@ -55,7 +55,7 @@ async def loop(
 async def one_round(
     server: Served, hostile: int, round_s: float, max_tokens: int
 ) -> tuple[float, float]:
-    """Return the tokens per second of the nine, and of the tenth."""
+    """Return the tokens per second of the nine clients, and of the tenth."""
     limits = httpx.Limits(max_connections=200)
     async with httpx.AsyncClient(base_url=server.url, timeout=120, limits=limits) as client:
         got: dict[str, int] = {}

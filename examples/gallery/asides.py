@@ -1,0 +1,21 @@
+"""Reasoning in asides: `<aside>between these</aside>`, any number of them."""
+
+from core.api import Entry, hookimpl
+from core.api.serving import ReasoningFormat
+
+EXAMPLES = [("<aside>easy</aside>Yes.", "easy", "Yes."), ("Yes.", "", "Yes.")]
+
+
+def read(reader, request):
+    while (yield from reader.content_until("<aside>")):
+        yield from reader.reasoning_until("</aside>")
+
+
+FORMAT = ReasoningFormat(
+    read, markers=("<aside>", "</aside>"), starts=("<aside>",), ends=("</aside>",)
+)
+
+
+@hookimpl
+def engine_reasoning_parsers():
+    return [Entry("asides", FORMAT, "reasoning between <aside> and </aside>")]
