@@ -71,7 +71,7 @@ test-all: setup ## the tests, the slow ones included
 
 .PHONY: authors
 authors: setup ## the way of a new author for every kind, from the wheel; wrong, broken and old plugins
-	$(PYTEST) tests/plugin
+	$(PYTEST) tests/core/plugin
 
 .PHONY: check
 check: setup ## format, lint, types, import layers, generated pages
@@ -79,7 +79,7 @@ check: setup ## format, lint, types, import layers, generated pages
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
-	$(PY) scripts/generate_docs.py --check
+	$(MAKE) --no-print-directory docs
 
 .PHONY: bench
 bench: setup ## the benchmarks
@@ -91,9 +91,9 @@ bench: setup ## the benchmarks
 # --- deliver -----------------------------------------------------------------------------------------------
 
 .PHONY: docs
-docs: setup ## generated pages written anew, documentation built into site/
-	$(PY) scripts/generate_docs.py
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+docs: setup ## reference pages generated, documentation built into site/
+	$(PY) -m scripts.generate_docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 .PHONY: dist
 dist: setup ## wheel and source distribution in dist/
