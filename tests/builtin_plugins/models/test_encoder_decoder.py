@@ -26,7 +26,7 @@ FAST = (
     "T5ForConditionalGeneration",
     "WhisperForConditionalGeneration",
 )
-THREADS = str(Path(__file__).parents[2] / "executors" / "thread_ranks.py")
+THREADS = str(Path(__file__).parents[1] / "executors" / "thread_ranks.py")
 SHAPES = ((70, 1), (3, 21), (33, 6), (45, 38))
 """Tokens the encoder reads (beyond every distance that has a number of its own), and the decoder's
 prompt.

@@ -17,7 +17,7 @@ SOURCES = Path(core_kernels.triton.__file__).parent
 @pytest.mark.slow
 def test_kernels_compile_and_fit_shared_memory() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "0"}
-    script = str(Path(__file__).with_name("compiles.py"))
+    script = str(Path(__file__).with_name("gpu_compilation.py"))
     done = subprocess.run(
         [sys.executable, "-W", "ignore", script], env=environment, capture_output=True, text=True
     )
@@ -40,7 +40,7 @@ def test_kernels_compile_and_fit_shared_memory() -> None:
 def test_lengths_do_not_specialize_kernels() -> None:
     """A server that meets a length for the first time must not wait for a compiler."""
     environment = {**os.environ, "TRITON_INTERPRET": "0"}
-    script = str(Path(__file__).with_name("variants.py"))
+    script = str(Path(__file__).with_name("specializations.py"))
     done = subprocess.run(
         [sys.executable, "-W", "ignore", script], env=environment, capture_output=True, text=True
     )

@@ -13,7 +13,7 @@ from core import LLM, LoRARequest, SamplingParams
 from core.testing.checkpoints import make_checkpoint
 from tests.builtin_plugins.features.lora.adapter_writer import make_adapter
 
-PLATFORMS = Path(__file__).parents[3] / "platforms"
+PLATFORMS = Path(__file__).parents[2] / "platforms"
 NO_CPU = ("no:ops_cpu", "no:quant_cpu_packed", "no:attention_paged")
 PROMPTS = [[5, 6, 7], [9], [3, 3]]
 PARAMS = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True, detokenize=False)

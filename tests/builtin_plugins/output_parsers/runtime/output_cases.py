@@ -28,8 +28,9 @@ from builtin_plugins.output_parsers.testing import Reader
 from core.api.serving import ParseRequest
 from core.plugin import load_plan, make_plan
 
-TESTS = Path(__file__).parents[3]
-KINDS = ("tool_parsers", "reasoning_parsers")
+FOLDERS = {"tool_parsers": "tools", "reasoning_parsers": "reasoning"}
+KINDS = tuple(FOLDERS)
+TESTS = Path(__file__).parents[1]
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 HEAD = frozenset(
     {
@@ -96,7 +97,9 @@ def as_json(value: Any) -> str:
 @cache
 def families(kind: str) -> tuple[Family, ...]:
     """Return the families of a kind of parser."""
-    return tuple(map(_family, sorted((TESTS / kind / "cases").glob("*.yaml"))))
+    files = sorted((TESTS / FOLDERS[kind] / "cases").glob("*.yaml"))
+    assert files, f"no cases of {kind}"
+    return tuple(map(_family, files))
 
 
 def cases(kind: str) -> Iterator[tuple[str, OutputCase]]:
