@@ -10,7 +10,7 @@ import random
 import time
 from typing import Annotated, Any, Final
 
-from builtin_plugins.commands.bench.noop_executor import StubExecutor
+from builtin_plugins.commands.bench.noop_executor import NoopExecutor
 from core.api import EngineConfig, Entry, Option, Range, hookimpl
 from core.api.execution import StepPlan, StepResult
 from core.api.models import ModelSource
@@ -34,7 +34,7 @@ def engine_options() -> list[Option]:
     return [Option("mock_steps_per_second", Annotated[float, Range(0.001, 1e6)] | None, None, text)]
 
 
-class MockExecutor(StubExecutor):
+class MockExecutor(NoopExecutor):
     """Returns a random token per sampled row, no faster than the pace."""
 
     def __init__(self, config: EngineConfig, registry: Any, source: ModelSource) -> None:
