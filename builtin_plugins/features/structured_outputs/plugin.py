@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from core.api import EngineConfig, Option, Registry, hookimpl
+
+if TYPE_CHECKING:
+    from core.api.plugins import LoadedRegistry
 
 
 @hookimpl
@@ -40,7 +43,7 @@ def engine_scheduler_extensions(config: EngineConfig) -> list[Any]:
 
 
 @hookimpl
-def engine_runner_extensions(config: EngineConfig, registry: Any) -> list[Any]:
+def engine_runner_extensions(config: EngineConfig, registry: LoadedRegistry) -> list[Any]:
     # lazy: only workers need torch
     from builtin_plugins.features.structured_outputs.grammar_pool import grammar_pool_of
     from builtin_plugins.features.structured_outputs.worker import MaskWorker
