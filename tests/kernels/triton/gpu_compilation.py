@@ -80,8 +80,8 @@ def main() -> None:
         launch: Callable[[LaunchConfig], object],
     ) -> None:
         del device, shape
-        for choice in self.choices:
-            launch(choice)
+        for config in self.configs:
+            launch(config)
 
     JITFunction.run = only_compiled
     Autotuner.launch = launch_each  # type: ignore[method-assign]
