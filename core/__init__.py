@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from builtin_plugins.commands.plan.memory_plan import MemoryPlan, memory_plan
     from core.frontend.async_llm import AsyncLLM
     from core.frontend.llm import LLM
     from core.frontend.vllm_api import (
@@ -52,7 +51,6 @@ _MODULES = {
     "LLMEngine": "core.frontend.vllm_api",
     "LoRARequest": "core.types.lora",
     "ModelRegistry": "core.frontend.vllm_api",
-    "MemoryPlan": "builtin_plugins.commands.plan.memory_plan",
     "CompletionOutput": "core.types",
     "ClassificationRequestOutput": "core.types.pooling",
     "EmbeddingRequestOutput": "core.types.pooling",
@@ -66,7 +64,6 @@ _MODULES = {
     "StructuredOutputsParams": "core.types.structured",
     "TextPrompt": "core.types",
     "TokensPrompt": "core.types",
-    "memory_plan": "builtin_plugins.commands.plan.memory_plan",
 }
 
 __all__ = [
@@ -83,7 +80,6 @@ __all__ = [
     "EngineArgs",
     "LLMEngine",
     "LoRARequest",
-    "MemoryPlan",
     "ModelRegistry",
     "PoolingParams",
     "PoolingRequestOutput",
@@ -95,7 +91,6 @@ __all__ = [
     "StructuredOutputsParams",
     "TextPrompt",
     "TokensPrompt",
-    "memory_plan",
 ]
 
 

@@ -59,6 +59,13 @@ def test_no_file_of_the_packages_is_long():
     assert {name: count for name, count in lengths.items() if count > FILE_LIMIT} == {}
 
 
+def test_core_names_no_builtin_module():
+    """import-linter sees neither imports for annotations nor lazy names in strings."""
+    pattern = re.compile(r"""(from|import) builtin_plugins|["']builtin_plugins\.""")
+    files = (ROOT / "core").rglob("*.py")
+    assert [str(p.relative_to(ROOT)) for p in files if pattern.search(p.read_text())] == []
+
+
 def test_kernels_is_no_package():
     assert not (ROOT / "kernels" / "__init__.py").exists()
     assert not (ROOT / "plugins" / "__init__.py").exists()

@@ -56,7 +56,9 @@ class Plan:
 
 def make_plan(config: EngineConfig, registry: LoadedRegistry) -> MemoryPlan:
     """Return the memory plan. For a hub model only config and headers are downloaded."""
-    from core import memory_plan  # lazy: torch is slow to import
+    from builtin_plugins.commands.plan.memory_plan import (
+        memory_plan,  # lazy: torch is slow to import
+    )
 
     if Path(config.model.model).expanduser().is_dir():
         return memory_plan(config, registry)

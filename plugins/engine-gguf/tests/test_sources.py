@@ -14,7 +14,8 @@ from engine_gguf import files
 from engine_gguf.files import find_file, model_files
 from engine_gguf.source import find
 
-from core import LLM, memory_plan
+from builtin_plugins.commands.api import memory_plan
+from core import LLM
 from core.api import ModelError
 from core.config.build import config_from_kwargs
 from core.plugin import load_plan, make_plan

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 
+from builtin_plugins.commands.api import memory_plan
 from builtin_plugins.platforms.cpu.platform import CpuPlatform
-from core import memory_plan
 from core.cli.main import main
 from core.config import EngineConfig
 from core.config.build import config_from_kwargs
@@ -213,7 +213,7 @@ def test_planning_reads_no_weight(registry: Registry, tmp_path: Path) -> None:
 MEMORY_OF_A_PLAN = """
 import sys
 from pathlib import Path
-from core import memory_plan
+from builtin_plugins.commands.api import memory_plan
 from core.config.build import config_from_kwargs
 from core.plugin import load_plan, make_plan
 

@@ -14,7 +14,8 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from core import LLM, AsyncLLM, RequestOutput, SamplingParams, memory_plan
+from builtin_plugins.commands.api import memory_plan
+from core import LLM, AsyncLLM, RequestOutput, SamplingParams
 from core.errors import ModelError
 from core.frontend.startup import load_from_kwargs
 from core.testing.checkpoints import make_checkpoint

@@ -12,7 +12,8 @@ import pytest
 from core_kernels.library import load_library
 from safetensors.torch import load_file, save_file
 
-from core import LLM, SamplingParams, memory_plan
+from builtin_plugins.commands.api import memory_plan
+from core import LLM, SamplingParams
 from core.config import EngineConfig
 from core.config.build import config_from_kwargs
 from core.config.sections import ModelConfig

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from core_kernels.library import load_library
 
-from core import LLM, SamplingParams, memory_plan
+from builtin_plugins.commands.api import memory_plan
+from core import LLM, SamplingParams
 from core.config.build import config_from_kwargs
 from core.errors import ConfigError
 from core.plugin import Registry
