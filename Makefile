@@ -18,7 +18,8 @@ BIN := $(VENV)/bin
 PY := $(BIN)/python
 STAMPS := $(VENV)/.stamps
 KERNEL_SOURCES := $(shell find kernels/core_kernels -name "*.cpp" -o -name "*.h") kernels/core_kernels/build.py
-# Byte code is kept even where the environment says not to: some hundred processes import the same modules.
+# Byte code is cached even where the environment disables it: some hundred processes import the
+# same modules.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(PY) -m pytest \
 	-n $(JOBS) --dist loadfile --no-loadscope-reorder
 

@@ -134,7 +134,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "chunks of 8": {"max_num_batched_tokens": 8},
     "blocks of 4": {"block_size": 4},
     "reference attention": {"attention_backend": "reference"},
-    "scheduling ahead": {"async_scheduling": True},
+    "async scheduling": {"async_scheduling": True},
 }
 PAIRS = [
     pytest.param(

@@ -119,7 +119,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "a budget of 16 tokens": {"max_num_batched_tokens": 16},
     "blocks of 4": {"block_size": 4},
     "reference attention": {"attention_backend": "reference"},
-    "scheduling ahead": {"async_scheduling": True},
+    "async scheduling": {"async_scheduling": True},
 }
 
 

@@ -53,10 +53,10 @@ def weights(llm: LLM) -> list[torch.Tensor]:
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "recorded and ahead": {"async_scheduling": True, "dtype": "bfloat16"},
+    "recorded, async scheduling": {"async_scheduling": True, "dtype": "bfloat16"},
     "int8": {"quantization": "int8", "dtype": "bfloat16"},
 }
-MARKS = dict.fromkeys(("recorded and ahead", "int8"), pytest.mark.slow)
+MARKS = dict.fromkeys(("recorded, async scheduling", "int8"), pytest.mark.slow)
 
 
 @pytest.mark.parametrize("level", [1, 2])

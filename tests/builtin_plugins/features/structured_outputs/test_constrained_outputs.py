@@ -1,4 +1,4 @@
-"""Constrained outputs of a random model: alone, in a batch, scheduled ahead, preempted, resumed."""
+"""Constrained outputs of a random model: alone, in a batch, async, preempted, resumed."""
 
 from __future__ import annotations
 

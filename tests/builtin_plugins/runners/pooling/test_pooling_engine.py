@@ -18,7 +18,7 @@ Open = Callable[..., LLM]
 
 WAYS: dict[str, dict[str, Any]] = {
     "in chunks of 16": {"max_num_batched_tokens": 16},
-    "scheduling ahead": {"async_scheduling": True, "max_num_batched_tokens": 48},
+    "async scheduling": {"async_scheduling": True, "max_num_batched_tokens": 48},
     "few rows": {"max_num_seqs": 2},
     "without a prefix cache": {"enable_prefix_caching": False},
     "hardly any blocks": {"num_gpu_blocks_override": 9, "max_num_batched_tokens": 32},
