@@ -1,5 +1,6 @@
-"""Hub downloads for model sources of other distributions; stable like `core.api`."""
+"""Public API of model sources: hub downloads, and patterns of untrusted configs."""
 
 from builtin_plugins.model_sources.huggingface.hub import download, is_hub_id
+from builtin_plugins.model_sources.patterns import Pattern
 
-__all__ = ["download", "is_hub_id"]
+__all__ = ["Pattern", "download", "is_hub_id"]

@@ -22,7 +22,6 @@ from builtin_plugins.quant_methods.stored.layouts import (
 )
 from builtin_plugins.quant_methods.stored.method import StoredMethod, mentions
 from builtin_plugins.quant_methods.stored.packing import e8m0_to_float, unpack_fp4
-from builtin_plugins.quant_methods.stored.patterns import Pattern
 
 __all__ = [
     "DEFAULT_BLOCK_SIZE",
@@ -35,7 +34,6 @@ __all__ = [
     "GroupedInts",
     "Layout",
     "LayoutSpec",
-    "Pattern",
     "ScaledFloats",
     "StoredFormat",
     "StoredLinear",

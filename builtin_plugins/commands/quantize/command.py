@@ -207,7 +207,8 @@ def _check_ignored(
 def _ignored(text: str) -> Callable[[str], bool]:
     """Return a predicate for modules that match a name or a pattern."""
     # lazy: torch is slow to import
-    from builtin_plugins.quant_methods.api import Pattern, mentions
+    from builtin_plugins.model_sources.api import Pattern
+    from builtin_plugins.quant_methods.api import mentions
 
     if text.startswith(REGEX):
         return Pattern(text.removeprefix(REGEX), "--ignore").match

@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from builtin_plugins.weight_loaders.api import read_header
+from builtin_plugins.weight_loaders.api import open_regular, read_header
 
 CONFIG: Final = "adapter_config.json"
 WEIGHTS: Final = "adapter_model.safetensors"
@@ -26,6 +26,8 @@ PICKLED: Final = ("adapter_model.bin", "adapter_model.pt")
 MAX_CONFIG_BYTES: Final = 1 << 20
 MAX_HEADER_BYTES: Final = 32 << 20
 """Maximum size of the header, in bytes; a hundred thousand tensor names take less."""
+MAX_NAME_LENGTH: Final = 1000
+"""Of a tensor, in characters; matching patterns takes time quadratic in it."""
 CHUNK_BYTES: Final = 1 << 20
 RawBits = npt.NDArray[Any]
 ITEM: Final[Mapping[str, tuple[str, int]]] = {
@@ -69,10 +71,10 @@ class AdapterFiles:
             config = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise BadAdapter(
-                f"{folder / CONFIG}: expected JSON ({error}). Save the adapter again."
+                f"{CONFIG}: expected JSON ({error}). Save the adapter again."
             ) from error
         if not isinstance(config, dict):
-            raise BadAdapter(f"{folder / CONFIG}: expected a JSON object. Save the adapter again.")
+            raise BadAdapter(f"{CONFIG}: expected a JSON object. Save the adapter again.")
         return cls(folder, config, _read_header(folder, max_bytes), text)
 
     def digest(self, tensors: dict[str, RawBits] | None = None) -> bytes:
@@ -85,7 +87,7 @@ class AdapterFiles:
         path = self.folder / WEIGHTS
         at = 0
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 for tensor in self.tensors:
                     found.update(file.read(tensor.start - at))
                     whole = bytearray(0 if tensors is None else tensor.num_bytes)
@@ -100,38 +102,38 @@ class AdapterFiles:
                         ).reshape(tensor.shape)
                     at = tensor.start + tensor.num_bytes
         except OSError as error:
-            raise BadAdapter(f"{path} cannot be read: {error.strerror or error}.") from error
+            raise BadAdapter(f"{WEIGHTS} cannot be read: {error.strerror}.") from error
         return found.digest()
 
 
 def _read_config(folder: Path) -> bytes:
-    path = folder / CONFIG
     try:
-        size = path.stat().st_size
-        if size > MAX_CONFIG_BYTES:
-            raise BadAdapter(
-                f"{path}: got {size} bytes; expected up to {MAX_CONFIG_BYTES}. Save the adapter "
-                "again."
-            )
-        return path.read_bytes()
+        with open_regular(folder / CONFIG) as file:
+            text = file.read(MAX_CONFIG_BYTES + 1)
     except OSError as error:
-        reason = error.strerror or error
         raise BadAdapter(
-            f"{folder} holds no LoRA adapter: {CONFIG} cannot be read ({reason})."
+            f"no LoRA adapter found: {CONFIG} cannot be read ({error.strerror})."
         ) from error
+    if len(text) > MAX_CONFIG_BYTES:
+        raise BadAdapter(
+            f"{CONFIG}: got more than {MAX_CONFIG_BYTES} bytes. Save the adapter again."
+        )
+    return text
 
 
 def _read_header(folder: Path, max_bytes: int) -> tuple[TensorEntry, ...]:
     path = folder / WEIGHTS
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
             if size > max_bytes:
-                raise BadAdapter(f"{path} has {size} bytes; --max-lora-bytes allows {max_bytes}.")
+                raise BadAdapter(
+                    f"{WEIGHTS} has {size} bytes; --max-lora-bytes allows {max_bytes}."
+                )
             if length > MAX_HEADER_BYTES or 8 + length > size:
                 raise BadAdapter(
-                    f"{path} is not a safetensors file: its header has {length} bytes of {size}; "
+                    f"{WEIGHTS} is not a safetensors file: its header has {length} bytes of {size}; "
                     f"expected up to {MAX_HEADER_BYTES}. Save the adapter again."
                 )
             text = file.read(length)
@@ -139,49 +141,52 @@ def _read_header(folder: Path, max_bytes: int) -> tuple[TensorEntry, ...]:
         pickled = next((name for name in PICKLED if (folder / name).exists()), None)
         if pickled:
             raise BadAdapter(
-                f"{folder / pickled} is a pickle, which may run any code when loaded; save the "
+                f"{pickled} is a pickle, which may run any code when loaded; save the "
                 f"adapter as {WEIGHTS} (save_pretrained(..., safe_serialization=True))."
             ) from None
-        raise BadAdapter(f"{folder} holds no LoRA adapter: {WEIGHTS} is missing.") from None
+        raise BadAdapter(f"no LoRA adapter found: {WEIGHTS} is missing.") from None
     except OSError as error:
-        raise BadAdapter(f"{path} cannot be read: {error.strerror or error}.") from error
+        raise BadAdapter(f"{WEIGHTS} cannot be read: {error.strerror}.") from error
     try:
         header = read_header(text)
         header.pop("__metadata__", None)
-        found = [
-            _stored(path, str(name), facts, 8 + length, size) for name, facts in header.items()
-        ]
+        found = [_stored(str(name), facts, 8 + length, size) for name, facts in header.items()]
     except (ValueError, AttributeError, TypeError, KeyError) as error:
         if isinstance(error, BadAdapter):
             raise
         raise BadAdapter(
-            f"{path} has a header that cannot be read ({error}). Save the adapter again."
+            f"{WEIGHTS} has a header that cannot be read ({error}). Save the adapter again."
         ) from error
     found.sort(key=lambda tensor: tensor.start)
     for before, after in pairwise(found):
         if before.start + before.num_bytes > after.start:
             raise BadAdapter(
-                f"{path} gives {before.name!r:.100} and {after.name!r:.100} the same bytes."
+                f"{WEIGHTS} gives {before.name!r:.100} and {after.name!r:.100} the same bytes."
             )
     return tuple(found)
 
 
-def _stored(path: Path, name: str, facts: Mapping[str, Any], base: int, size: int) -> TensorEntry:
+def _stored(name: str, facts: Mapping[str, Any], base: int, size: int) -> TensorEntry:
+    if len(name) > MAX_NAME_LENGTH:
+        raise BadAdapter(
+            f"{WEIGHTS}: {name!r:.100}: got a name of {len(name)} characters; expected up to "
+            f"{MAX_NAME_LENGTH}. Save the adapter again."
+        )
     dtype = facts["dtype"]
     shape = tuple(facts["shape"])
     start, end = facts["data_offsets"]
     if dtype not in ITEM:
         raise BadAdapter(
-            f"{path}: {name!r:.100}: got dtype {dtype!r:.20}; expected one of {', '.join(ITEM)}."
+            f"{WEIGHTS}: {name!r:.100}: got dtype {dtype!r:.20}; expected one of {', '.join(ITEM)}."
         )
     if not all(type(n) is int and 0 <= n < 1 << 62 for n in (*shape, start, end)) or len(shape) > 4:
         raise BadAdapter(
-            f"{path}: {name!r:.100}: got {facts!r:.100}; expected a valid shape and offsets."
+            f"{WEIGHTS}: {name!r:.100}: got {facts!r:.100}; expected a valid shape and offsets."
         )
     needed = math.prod(shape) * np.dtype(ITEM[dtype][0]).itemsize
     if end - start != needed or base + end > size:
         raise BadAdapter(
-            f"{path} gives {name!r:.100} the bytes {start} to {end} of {size - base}; its shape "
+            f"{WEIGHTS} gives {name!r:.100} the bytes {start} to {end} of {size - base}; its shape "
             f"{list(shape)} needs "
             f"{needed}. The file is cut off or damaged; copy it again."
         )

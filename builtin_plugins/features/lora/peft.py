@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from builtin_plugins.features.lora.adapter_file import BadAdapter
+from builtin_plugins.features.lora.module_patterns import ModulePatterns, expression, matches
+from builtin_plugins.model_sources.api import Pattern
 from core.api import did_you_mean
 
 _KNOWN: Final = frozenset(
@@ -74,8 +76,10 @@ class PeftConfig:
     rslora: bool
     rank_pattern: Mapping[str, int]
     alpha_pattern: Mapping[str, float]
-    targets: str | tuple[str, ...]
-    """Suffixes of module names, or a regex; "all-linear": all linear layers but the head."""
+    rank_keys: ModulePatterns
+    alpha_keys: ModulePatterns
+    targets: Pattern | tuple[str, ...] | None
+    """Suffixes of module names, or a regex; None: all linear layers but the head."""
     modules_to_save: tuple[str, ...]
     layers: tuple[int, ...] | None
     """Numbers of the adapted layers; None: all."""
@@ -104,7 +108,8 @@ class PeftConfig:
                     f"{key!r:.100} of adapter_config.json is unknown{hint}; it may change the "
                     "result. Remove it if it does not."
                 )
-        targets = config.get("target_modules")
+        ranks = _pattern(config, "rank_pattern")
+        alphas = _pattern(config, "alpha_pattern")
         saved = config.get("modules_to_save")
         layers = config.get("layers_to_transform")
         bias = config.get("bias") or "none"
@@ -114,15 +119,11 @@ class PeftConfig:
             rank=_rank("r", config.get("r")),
             alpha=_number("lora_alpha", config.get("lora_alpha")),
             rslora=bool(config.get("use_rslora")),
-            rank_pattern={
-                name: _rank("rank_pattern", r)
-                for name, r in _pattern(config, "rank_pattern").items()
-            },
-            alpha_pattern={
-                name: _number("alpha_pattern", a)
-                for name, a in _pattern(config, "alpha_pattern").items()
-            },
-            targets=targets if isinstance(targets, str) else _texts("target_modules", targets),
+            rank_pattern={name: _rank("rank_pattern", r) for name, r in ranks.items()},
+            alpha_pattern={name: _number("alpha_pattern", a) for name, a in alphas.items()},
+            rank_keys=ModulePatterns("rank_pattern", ranks),
+            alpha_keys=ModulePatterns("alpha_pattern", alphas),
+            targets=_targets(config.get("target_modules")),
             modules_to_save=_texts("modules_to_save", saved),
             layers=None if layers is None else _layers(layers),
             bias=bias,
@@ -137,42 +138,36 @@ class PeftConfig:
 
     def rank_of(self, module: str) -> int:
         """Return the rank of a module, by its name in the adapter."""
-        key = _match(self.rank_pattern, module)
+        key = self.rank_keys.find(module)
         return self.rank if key is None else self.rank_pattern[key]
 
     def scale_of(self, module: str) -> float:
         """Return the scale of a module's low-rank product."""
-        key = _match(self.alpha_pattern, module)
+        key = self.alpha_keys.find(module)
         alpha = self.alpha if key is None else self.alpha_pattern[key]
         rank = self.rank_of(module)
         return alpha / (math.sqrt(rank) if self.rslora else rank)
 
     def targets_module(self, module: str) -> bool:
         """Return whether the targets include a module."""
-        if isinstance(self.targets, str):
-            named = self.targets == "all-linear" or _full(self.targets, module)
-        else:
+        if isinstance(self.targets, tuple):
             named = any(
                 module == target or module.endswith(f".{target}") for target in self.targets
             )
+        else:
+            named = self.targets is None or matches(self.targets, module)
         if not named or self.layers is None:
             return named
         numbers = [int(part) for part in module.split(".") if part.isdigit()]
         return bool(numbers) and numbers[0] in self.layers
 
 
-def _match(patterns: Mapping[str, Any], module: str) -> str | None:
-    """Return the first key that is a suffix of a name or a regex for it, as in PEFT."""
-    return next((key for key in patterns if _full(rf"(.*\.)?({key})$", module)), None)
-
-
-def _full(pattern: str, text: str) -> bool:
-    try:
-        return re.fullmatch(pattern, text) is not None
-    except re.error as error:
-        raise BadAdapter(
-            f"{pattern!r:.100} of adapter_config.json: expected a regular expression ({error})."
-        ) from error
+def _targets(value: Any) -> Pattern | tuple[str, ...] | None:
+    if value == "all-linear":
+        return None
+    if isinstance(value, str):
+        return expression("target_modules", value)
+    return _texts("target_modules", value)
 
 
 def _pattern(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:

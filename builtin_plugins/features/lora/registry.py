@@ -8,13 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from builtin_plugins.features.lora.adapter_file import CONFIG, AdapterFiles, BadAdapter
+from builtin_plugins.features.lora.adapter_file import CONFIG, WEIGHTS, AdapterFiles, BadAdapter
 from builtin_plugins.features.lora.messages import AdapterRef
 from builtin_plugins.features.lora.peft import PeftConfig
 from builtin_plugins.features.lora.settings import Settings
 from core.api import InvalidRequest, LoRARequest
 
 FIELD: Final = "lora_request"
+MAX_NAME_LENGTH: Final = 256
+MAX_PATH_LENGTH: Final = 4096
 Locate = Callable[[str], str]
 """Returns the folder of a path given by a user."""
 
@@ -52,12 +54,14 @@ class AdapterRegistry:
 
         Raises `BadAdapter` if there is none.
         """
+        check_name(name)
         self.last_id += 1
         return self._at(
             LoRARequest(name, self.last_id, path, base_model_name=base_model), listed=True
         )
 
     def _at(self, request: LoRARequest, *, listed: bool) -> KnownAdapter:
+        check_path(request.lora_path)
         folder = Path(self.locate(request.lora_path)).expanduser()
         if not folder.is_dir():
             raise BadAdapter(
@@ -69,14 +73,18 @@ class AdapterRegistry:
 
     def check_root(self, path: str) -> None:
         """Raise `BadAdapter` for a path that may not be loaded at run time."""
-        folder = Path(self.locate(path)).expanduser().resolve()
+        check_path(path)
         roots = self.settings.roots
-        if roots and not any(folder.is_relative_to(root) for root in roots):
-            allowed = ", ".join(map(str, roots))
-            raise BadAdapter(
-                f"{path!r:.200} lies outside of the folders that adapters may be loaded from "
-                f"(--lora-roots {allowed}). Move the adapter."
-            )
+        if not roots:
+            return
+        folder = Path(self.locate(path)).expanduser()
+        for each in (folder, folder / CONFIG, folder / WEIGHTS):  # files may be links
+            target = each.resolve()
+            if not any(target.is_relative_to(root) for root in roots):
+                raise BadAdapter(
+                    f"got {path!r:.200}; expected a folder in one of --lora-roots, without links "
+                    "that leave them. Move the adapter."
+                )
 
     async def ref(self, request: Any) -> AdapterRef:
         """Return the adapter of a request, its files read. Raises `InvalidRequest`."""
@@ -128,7 +136,7 @@ class AdapterRegistry:
                 f"{self.settings.max_rank}. Raise --max-lora-rank."
             )
         if not files.tensors:
-            raise BadAdapter(f"{known.folder} has no tensors. Save the adapter again.")
+            raise BadAdapter("the adapter has no tensors. Save it again.")
         ref = AdapterRef(files.digest(), str(known.folder.resolve()), known.name)
         return KnownAdapter(known.request, known.folder, known.base_model, ref, known.listed)
 
@@ -139,6 +147,26 @@ class AdapterRegistry:
     def listed(self) -> Sequence[KnownAdapter]:
         """Return the adapters listed with the model."""
         return [known for known in self.known.values() if known.listed]
+
+
+def check_name(name: str) -> None:
+    """Raise `BadAdapter` for a name that logs, metrics and URLs cannot carry."""
+    if len(name) > MAX_NAME_LENGTH or not name.isprintable() or name != name.strip():
+        raise BadAdapter(
+            f"its name: got {len(name)} characters; expected up to {MAX_NAME_LENGTH} printable "
+            "ones without surrounding spaces. Use another name."
+        )
+    if ".." in name.split("/") or name.startswith("/"):
+        raise BadAdapter("its name: got a path upwards; expected NAME or OWNER/NAME. Rename it.")
+
+
+def check_path(path: str) -> None:
+    """Raise `BadAdapter` for a path that no file system knows."""
+    if "\0" in path or len(path) > MAX_PATH_LENGTH:
+        raise BadAdapter(
+            f"its path: got {len(path)} characters; expected up to {MAX_PATH_LENGTH}, none of them "
+            "NUL. Check the path."
+        )
 
 
 def validate_request(request: Any) -> LoRARequest:

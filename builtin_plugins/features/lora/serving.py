@@ -51,7 +51,7 @@ def _create(config: EngineConfig, registry: Registry) -> AdapterRegistry:
             known = adapters.describe(module.name, module.path, module.base_model_name)
             adapters.known[known.name] = adapters.read(known)
         except BadAdapter as error:
-            raise ConfigError(f"--lora-modules: {module.name}: {error}") from error
+            raise ConfigError(f"--lora-modules: {module.name} ({module.path}): {error}") from error
     variant_sources(registry).append(Served(config, registry, adapters))
     llm_methods(registry).update(LLMMethods(adapters).by_name())
     return adapters

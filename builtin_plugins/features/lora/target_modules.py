@@ -45,6 +45,10 @@ class TargetModules:
                 self.by_prefix.setdefault(
                     prefix, TargetModule(prefix, module, module.parts[prefix], rows)
                 )
+        self._by_suffix: dict[str, list[str]] = {}
+        for prefix in self.by_prefix:
+            for suffix in _suffixes(prefix):
+                self._by_suffix.setdefault(suffix, []).append(prefix)
         self._renamed = getattr(getattr(model, "weights", None), "renamed", lambda name: name)
 
     def find(self, module: str) -> TargetModule | None:
@@ -54,8 +58,8 @@ class TargetModules:
             if found is not None:
                 return found
         # The trained model may contain this one, or be a part of it.
-        ends = [p for p in self.by_prefix if p.endswith(f".{module}") or module.endswith(f".{p}")]
-        return self.by_prefix[ends[0]] if len(ends) == 1 else None
+        ends = {*self._by_suffix.get(module, ()), *(_suffixes(module) & self.by_prefix.keys())}
+        return self.by_prefix[ends.pop()] if len(ends) == 1 else None
 
     def experts(self, module: str) -> list[TargetModule]:
         """Return the targets of stacked experts, by the name of the module that contains them."""
@@ -76,6 +80,12 @@ class TargetModules:
             module.replace(".mlp.", f".{other}.")
             for other in ("block_sparse_moe", "feed_forward", "ffn")
         )
+
+
+def _suffixes(name: str) -> set[str]:
+    """Return what follows each dot of a name."""
+    parts = name.split(".")
+    return {".".join(parts[i:]) for i in range(1, len(parts))}
 
 
 def adapter_bytes(targets: TargetModules, rank: int, dtype: torch.dtype) -> int:

@@ -179,7 +179,7 @@ class LoraWorker:
         tensors: dict[str, RawBits] = {}
         if files.digest(tensors) != ref.digest:
             raise BadAdapter(
-                f"{ref.folder} has changed since it was first loaded; load it again (load_inplace) "
+                "the files have changed since they were first loaded; load them again (load_inplace) "
                 "to serve the new content."
             )
         return self._builder.build(files, tensors)

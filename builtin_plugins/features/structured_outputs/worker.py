@@ -1,8 +1,8 @@
 """The worker half: sets the logits of forbidden tokens to -inf for each constrained row.
 
 A step's tokens are copied to the host asynchronously and sent to the grammar processes, which make
-the next masks while the next step's model runs. So async scheduling serves constrained requests like
-all others.
+the next masks while the next step's model runs. So async scheduling serves constrained requests
+like all others.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from builtin_plugins.model_sources.api import Pattern
 from builtin_plugins.quant_methods.awq.method import BITS as AWQ_BITS
 from builtin_plugins.quant_methods.awq.method import AwqFormat
 from builtin_plugins.quant_methods.common.module_names import REGEX_CHARS, Matcher, NameList
@@ -12,7 +13,6 @@ from builtin_plugins.quant_methods.gptq.method import BITS, GptqFormat
 from builtin_plugins.quant_methods.stored.config_fields import read_names, read_objects
 from builtin_plugins.quant_methods.stored.formats import StoredFormat
 from builtin_plugins.quant_methods.stored.method import StoredMethod
-from builtin_plugins.quant_methods.stored.patterns import Pattern
 from core.api import ModelError
 
 PLAIN_BITS: Final = 16

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from fnmatch import translate
 from typing import Final
 
-from builtin_plugins.quant_methods.stored.patterns import Pattern
+from builtin_plugins.model_sources.api import Pattern
 
 EXPERT: Final = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)")
 MIXTRAL_NAMES: Final = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}

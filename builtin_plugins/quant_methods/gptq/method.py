@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import torch
 
+from builtin_plugins.model_sources.api import Pattern
 from builtin_plugins.quant_methods.common.module_names import Matcher, NameList
 from builtin_plugins.quant_methods.stored.config_fields import read_names, read_objects
 from builtin_plugins.quant_methods.stored.formats import (
@@ -22,7 +23,6 @@ from builtin_plugins.quant_methods.stored.formats import (
 from builtin_plugins.quant_methods.stored.layouts import GroupedInts, LayoutSpec
 from builtin_plugins.quant_methods.stored.method import StoredMethod
 from builtin_plugins.quant_methods.stored.packing import WORD, to_signed, unpack_words
-from builtin_plugins.quant_methods.stored.patterns import Pattern
 from core.api import ModelError
 from core.model_spec.weight_shard import WeightShard
 

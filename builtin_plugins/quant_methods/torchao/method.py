@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from builtin_plugins.model_sources.api import Pattern
 from builtin_plugins.quant_methods.common.excluded_modules import ExcludeListMethod
 from builtin_plugins.quant_methods.common.floats import FloatsFormat
 from builtin_plugins.quant_methods.common.ints import IntsFormat
@@ -17,7 +18,6 @@ from builtin_plugins.quant_methods.common.module_names import (
 from builtin_plugins.quant_methods.common.scales import ALL, GroupShape, is_block_shape
 from builtin_plugins.quant_methods.stored.config_fields import read_names, read_object
 from builtin_plugins.quant_methods.stored.formats import StoredFormat
-from builtin_plugins.quant_methods.stored.patterns import Pattern
 from builtin_plugins.quant_methods.torchao.format import (
     CODES,
     SCALES,

@@ -7,6 +7,7 @@ would read foreign memory or another tensor's weights.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from builtin_plugins.weight_loaders.safetensors import json_header
+from builtin_plugins.weight_loaders.safetensors.regular_file import open_regular
 from core.api import ModelError
 
 MAX_HEADER_BYTES: Final = 100_000_000
@@ -56,8 +58,8 @@ class Stored:
 def read_header(path: Path) -> list[Stored]:
     """Return the tensors of a file by offset. Raises `ModelError` with the file and the error."""
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or length > MAX_HEADER_BYTES:
                 raise _fault(

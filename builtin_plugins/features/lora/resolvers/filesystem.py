@@ -8,12 +8,13 @@ import re
 from pathlib import Path
 from typing import Any, Final
 
+from builtin_plugins.features.lora.adapter_file import CONFIG, MAX_CONFIG_BYTES, WEIGHTS
+from builtin_plugins.weight_loaders.api import open_regular
 from core.api import ConfigError, EngineConfig, InvalidRequest, LoRARequest, Option, hookimpl
 
 OPTION: Final = "lora_resolver_cache_dir"
 NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 """A single path component that never leads upwards."""
-MAX_CONFIG_BYTES: Final = 1 << 20
 
 
 @hookimpl
@@ -50,14 +51,17 @@ class FilesystemResolver:
     def _find(self, base: str, name: str) -> LoRARequest | None:
         root = self._folder.resolve()
         found = (root / name).resolve()
-        if not found.is_relative_to(root) or not (found / "adapter_config.json").is_file():
+        files = [found / name for name in (CONFIG, WEIGHTS)]
+        if not all(file.resolve().is_relative_to(root) for file in (found, *files)):
             return None  # a link may point anywhere
+        if not files[0].is_file():
+            return None
         try:
-            with (found / "adapter_config.json").open("rb") as file:
+            with open_regular(files[0]) as file:
                 config = json.loads(file.read(MAX_CONFIG_BYTES))
             kind = config.get("peft_type")
             trained_on = config.get("base_model_name_or_path")
-        except (OSError, ValueError, AttributeError) as error:
+        except (OSError, ValueError, AttributeError, RecursionError) as error:
             raise InvalidRequest(
                 "model", f"adapter {name!r}: Invalid adapter configuration: {error}."
             ) from error

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
+import time
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +80,19 @@ def broken(folder: Path, what: str) -> None:
         path.unlink()
     elif what == "config":
         (folder / CONFIG).write_text("{")
+    elif what == "long name":
+        header["b" * 5000] = header.pop("b")
+        text = json.dumps(header).encode()
+        path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(200))
+    elif what.endswith(("pipe", "device", "folder")):
+        path = folder / (CONFIG if what.startswith("config") else WEIGHTS)
+        path.unlink()
+        if what.endswith("pipe"):
+            os.mkfifo(path)
+        elif what.endswith("device"):
+            path.symlink_to("/dev/zero")
+        else:
+            path.mkdir()
     else:
         (folder / CONFIG).unlink()
 
@@ -92,14 +107,20 @@ def broken(folder: Path, what: str) -> None:
         ("pickle", "is a pickle, which may run any code"),
         ("missing", f"{WEIGHTS} is missing"),
         ("config", "expected JSON"),
-        ("no config", "holds no LoRA adapter"),
+        ("no config", "no LoRA adapter found"),
+        ("config pipe", f"{CONFIG} cannot be read .expected a regular file"),
+        ("weights pipe", f"{WEIGHTS} cannot be read: expected a regular file"),
+        ("config device", f"{CONFIG} cannot be read .expected a regular file"),
+        ("weights folder", f"{WEIGHTS} cannot be read: expected a regular file"),
+        ("long name", "got a name of 5000 characters"),
     ],
 )
 def test_broken_files_are_rejected(tmp_path: Path, what: str, text: str) -> None:
     folder = write(tmp_path, {"a": torch.ones(4), "b": torch.ones(4)})
     broken(folder, what)
-    with pytest.raises(BadAdapter, match=text):
+    with pytest.raises(BadAdapter, match=text) as found:
         AdapterFiles.read(folder, MAX_BYTES)
+    assert str(tmp_path) not in str(found.value), "clients read this message"
 
 
 def test_files_over_the_size_limit_are_rejected(tmp_path: Path) -> None:
@@ -158,6 +179,40 @@ def test_ranks_scales_and_targets_match_peft() -> None:
         PLAIN | {"target_modules": r".*layers\.0.*(q|k)_proj", "layers_to_transform": [0]}
     )
     assert [regex.targets_module(name) for name in (q0, q1, k)] == [True, False, True]
+
+
+@pytest.mark.parametrize("field", ["rank_pattern", "alpha_pattern", "target_modules"])
+@pytest.mark.parametrize("text", ["(a+)+b", "(a|a)*b", "(.*)*b", "((a{0,50}){0,50}){0,50}b"])
+def test_patterns_match_long_names_in_bounded_time(field: str, text: str) -> None:
+    value = text if field == "target_modules" else {text: 2}
+    config = PeftConfig.parse(PLAIN | {field: value})
+    before_s = time.process_time()
+    name = "a" * 60
+    assert config.rank_of(name) == 4
+    assert config.scale_of(name) == 2.0
+    assert not (field == "target_modules" and config.targets_module(name))
+    assert time.process_time() - before_s < 10, "backtracking takes hours"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ({f"(m{i})": 2 for i in range(300)}, "got 300 regular expressions; expected up to 256"),
+        ({"(" + "a" * 5000 + ")": 2}, "got an expression of 50"),
+        ({"(a": 2}, "rank_pattern: got '.*; expected a supported regular expression"),
+        ({r"(a)\1": 2}, "expected a supported regular expression"),
+    ],
+)
+def test_patterns_that_cost_too_much_are_named(value: dict[str, int], text: str) -> None:
+    with pytest.raises(BadAdapter, match=text):
+        PeftConfig.parse(PLAIN | {"rank_pattern": value}).rank_of("a" * 30)
+
+
+def test_first_fitting_key_decides_among_names_and_expressions() -> None:
+    keys = {"layers.1.q_proj": 3, "(q|k)_proj": 5, "q_proj": 7, "proj": 9}
+    config = PeftConfig.parse(PLAIN | {"rank_pattern": keys})
+    names = ("model.layers.1.q_proj", "model.layers.2.q_proj", "q_proj", "x.proj", "xproj")
+    assert [config.rank_of(name) for name in names] == [3, 5, 5, 9, 4]
 
 
 def test_tensor_names_give_their_roles() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -167,7 +168,9 @@ BAD = {
     "one factor": ("its lora_B is missing", None),
     "one layer": ("'model.layers.1.self_attn.q_proj' are missing", None),
     "nan": ("not finite", None),
-    "outside": ("lies outside of the folders", None),
+    "outside": ("expected a folder in one of --lora-roots", None),
+    "link outside": ("without links that leave them", None),
+    "pipe": ("expected a regular file", None),
 }
 
 
@@ -194,6 +197,12 @@ def spoil(folder: Path, what: str) -> Path:
     elif what == "nan":
         tensors[up.format(0, "A")][0, 0] = float("nan")
     save_file(tensors, folder / WEIGHTS)
+    if what == "link outside":
+        (folder / WEIGHTS).unlink()
+        (folder / WEIGHTS).symlink_to(DEMO / "pirate" / WEIGHTS)
+    elif what == "pipe":
+        (folder / WEIGHTS).unlink()
+        os.mkfifo(folder / WEIGHTS)
     return DEMO / "pirate" if what == "outside" else folder
 
 
@@ -208,3 +217,23 @@ def test_bad_adapter_fails_alone_with_one_error(api: Api, root: Path, what: str)
     assert BAD[what][0] in reply.json()["error"]["message"]
     assert [each.json()["choices"][0]["message"]["content"] for each in others] == [expected] * 3
     assert "bad" not in api.models()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("lora_name", "x" * 100_000),
+        ("lora_name", "../x"),
+        ("lora_name", "x\n"),
+        ("lora_name", "x\0"),
+        ("lora_path", "\0"),
+        ("lora_path", "x" * 100_000),
+    ],
+)
+def test_names_and_paths_are_checked(api: Api, root: Path, field: str, value: str) -> None:
+    body = {"lora_name": "checked", "lora_path": str(root / "pirate")} | {field: value}
+    reply = api.post("/v1/load_lora_adapter", **body)
+    assert reply.status_code == 400
+    message = reply.json()["error"]["message"]
+    assert len(message) < 1000
+    assert str(root.parent) not in message.replace(body["lora_path"], "")

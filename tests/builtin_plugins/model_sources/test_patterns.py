@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from builtin_plugins.quant_methods.stored import patterns
-from builtin_plugins.quant_methods.stored.patterns import Pattern
+from builtin_plugins.model_sources import patterns
+from builtin_plugins.model_sources.api import Pattern
 from core.errors import ModelError
 
 NAME = "model.layers.10.self_attn.q_proj"
