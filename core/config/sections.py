@@ -243,7 +243,7 @@ class ServiceConfig:
     restarted.
     """
     max_restarts: Annotated[int, Range(0, MAX_COUNT)] = 20
-    """Maximum consecutive engine restarts without a token between them."""
+    """Maximum consecutive engine restarts without a token of a suspected request."""
     request_timeout: Annotated[float, Range(0.001, YEAR_S)] | None = None
     """Seconds after which a request fails; default: no limit."""
 

@@ -20,6 +20,10 @@ MAX_CRASHES: Final = 2
 """Crashes at the same token count after which a request is not retried."""
 MAX_KILLS: Final = 5
 """The same for external kills, which may hit several probes by chance."""
+MAX_WAITING_CRASHES: Final = 2
+"""Crashes in a row during which a request waited for its first or next token, after which it is
+probed alone: it may kill the engine before a step computes it (by its adapter or its constraint).
+"""
 LOST_TOKENS: Final = 16
 """Tokens before a crash that may be lost, so that the same token count can look different."""
 
@@ -42,6 +46,9 @@ class OpenRequest:
     crash_count: int = 0
     crashed_at: int = -1
     """Number of tokens at the last crash."""
+    waiting_crashes: int = 0
+    """Crashes at `waited_at` tokens during which it was not computed."""
+    waited_at: int = -1
     suspected: bool = False
     failed: bool = False
 
@@ -154,6 +161,8 @@ class RequestTracker:
             entry.failed = alone and entry.crash_count >= (
                 MAX_KILLS if cause is DeathCause.KILLED else MAX_CRASHES
             )
+        if cause is not DeathCause.KILLED:
+            _suspect_waiting(entry for entry in sent if not entry.started)
         for entry in sent:
             entry.sent = entry.started = False
         probes = {
@@ -162,6 +171,10 @@ class RequestTracker:
         return sorted(probes, key=probes.__getitem__), [
             rid for rid in self._requests if rid not in probes
         ]
+
+    def has_suspects(self) -> bool:
+        """Return whether a request may be the cause of the last engine death."""
+        return any(entry.is_suspect for entry in self._requests.values())
 
     def failed_requests(self) -> list[RequestDelta]:
         """Return, once, the final outputs of the requests that are not retried."""
@@ -191,6 +204,17 @@ class RequestTracker:
         return msgspec.structs.replace(
             entry.request, sampling=sampling, output_token_ids=list(entry.token_ids)
         )
+
+
+def _suspect_waiting(entries: Iterable[OpenRequest]) -> None:
+    """Count a crash of requests that the engine had and did not compute."""
+    for entry in entries:
+        tokens = len(entry.token_ids)
+        entry.waiting_crashes = 1 + (entry.waiting_crashes if entry.waited_at == tokens else 0)
+        entry.waited_at = tokens
+        if entry.waiting_crashes >= MAX_WAITING_CRASHES:
+            entry.suspected = True
+            entry.crashed_at = tokens
 
 
 def _without_repeated(entry: OpenRequest, delta: RequestDelta) -> RequestDelta:

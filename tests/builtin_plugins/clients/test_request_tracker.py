@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from builtin_plugins.clients.process.request_tracker import (
     MAX_CRASHES,
     MAX_KILLS,
+    MAX_WAITING_CRASHES,
     DeathCause,
     RequestTracker,
 )
@@ -182,3 +183,38 @@ def test_closed_request_gets_no_output() -> None:
     assert [*tracker.resumed_request("b").output_token_ids] == [2, 3, 4]  # type: ignore[union-attr]
     assert tracker.close("b")
     assert tracker.on_engine_death(DeathCause.FAULT) == ([], [])
+
+
+def test_culprit_that_waits_is_found_while_a_neighbor_gets_tokens() -> None:
+    """A request may kill the engine before its first step: by its adapter or its constraint."""
+    tracker = RequestTracker()
+    tracker.open([request("neighbor"), request("culprit")])
+    deaths = 0
+    probes: list[str] = []
+    while "culprit" in tracker:
+        running = probes[:1] or ["neighbor", "culprit"]
+        for name in running:
+            tracker.resumed_request(name)
+        tracker.start(running[:1])
+        if "neighbor" in running:
+            tracker.record(StepOutputs(["neighbor"], [deaths]))
+        probes, _ = tracker.on_engine_death(DeathCause.UNCLEAR)
+        deaths += 1
+        failed = tracker.failed_requests()
+        probes = [name for name in probes if name != "neighbor"]  # it passes its probe
+        assert deaths <= MAX_WAITING_CRASHES + MAX_CRASHES
+        assert tracker.has_suspects() or failed
+    assert [delta.request_id for delta in failed] == ["culprit"]
+    assert "neighbor" in tracker
+
+
+def test_kills_from_outside_suspect_no_waiting_request() -> None:
+    tracker = RequestTracker()
+    tracker.open([request("neighbor"), request("other"), request("waiting")])
+    for kill in range(20):
+        tracker.start(["neighbor", "other"])
+        tracker.record(StepOutputs(["neighbor", "other"], [kill, kill]))
+        assert tracker.on_engine_death(DeathCause.KILLED)[0] == []
+        assert not tracker.has_suspects()
+        for name in ("neighbor", "other", "waiting"):
+            tracker.resumed_request(name)
