@@ -133,8 +133,8 @@ def _read_header(folder: Path, max_bytes: int) -> tuple[TensorEntry, ...]:
                 )
             if length > MAX_HEADER_BYTES or 8 + length > size:
                 raise BadAdapter(
-                    f"{WEIGHTS} is not a safetensors file: its header has {length} bytes of {size}; "
-                    f"expected up to {MAX_HEADER_BYTES}. Save the adapter again."
+                    f"{WEIGHTS} is not a safetensors file: its header has {length} bytes of "
+                    f"{size}; expected up to {MAX_HEADER_BYTES}. Save the adapter again."
                 )
             text = file.read(length)
     except FileNotFoundError:

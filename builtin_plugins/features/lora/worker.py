@@ -179,8 +179,8 @@ class LoraWorker:
         tensors: dict[str, RawBits] = {}
         if files.digest(tensors) != ref.digest:
             raise BadAdapter(
-                "the files have changed since they were first loaded; load them again (load_inplace) "
-                "to serve the new content."
+                "the files have changed since they were first loaded; load them again "
+                "(load_inplace) to serve the new content."
             )
         return self._builder.build(files, tensors)
 

@@ -8,7 +8,6 @@ import re
 from pathlib import Path
 from typing import Any, Final
 
-from builtin_plugins.features.lora.adapter_file import CONFIG, MAX_CONFIG_BYTES, WEIGHTS
 from builtin_plugins.weight_loaders.api import open_regular
 from core.api import ConfigError, EngineConfig, InvalidRequest, LoRARequest, Option, hookimpl
 
@@ -49,6 +48,9 @@ class FilesystemResolver:
         return await asyncio.to_thread(self._find, base_model_name, lora_name)
 
     def _find(self, base: str, name: str) -> LoRARequest | None:
+        # Lazy: it imports numpy, and every start imports this module.
+        from builtin_plugins.features.lora.adapter_file import CONFIG, MAX_CONFIG_BYTES, WEIGHTS
+
         root = self._folder.resolve()
         found = (root / name).resolve()
         files = [found / name for name in (CONFIG, WEIGHTS)]
