@@ -25,9 +25,9 @@ import torch
 
 from builtin_plugins.features.kv_tiers.cache_blocks import CacheBlocks
 from builtin_plugins.features.kv_tiers.checksum import checksummer_for
+from builtin_plugins.kv_connectors.api import BlockKey, StoreParts
 from builtin_plugins.kv_connectors.offload import HostMemory
 from builtin_plugins.kv_connectors.tcp.store import EngineAddress, TcpStore
-from core.api.kv import BlockKey, StoreParts
 from core.model_spec.kv import FullAttention, GroupLayout, KVLayout, PoolLayout
 
 TOKEN: Final = b"a token of a benchmark"

@@ -31,12 +31,13 @@ import numpy as np
 
 from builtin_plugins.features.speculation.messages import NAME, Report
 from builtin_plugins.features.speculation.scheduling import SpeculationScheduler
+from builtin_plugins.speculators.api import DraftRow, SpeculativeConfig
 from builtin_plugins.speculators.ngram import NGram
 from builtin_plugins.speculators.suffix import Suffix
 from core import LLM, RequestOutput, SamplingParams
 from core.api import EngineConfig
 from core.api.execution import EngineRequest
-from core.api.sampling import DraftRow, SpeculativeConfig, StructuredOutputsParams
+from core.api.sampling import StructuredOutputsParams
 from core.kv import KVManager, plan_layout
 from core.model_spec.kv import FullAttention, LayerKV
 from core.scheduler import Scheduler, SchedulerLimits

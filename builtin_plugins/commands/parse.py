@@ -15,12 +15,12 @@ from builtin_plugins.output_parsers.api import (
     CallBegun,
     OutputParser,
     ParsedDelta,
+    ParseRequest,
     fit_format,
     known_formats,
     suggest_parsers,
 )
 from core.api import ConfigError, Entry, did_you_mean, hookimpl
-from core.api.serving import ParseRequest
 
 if TYPE_CHECKING:
     import argparse

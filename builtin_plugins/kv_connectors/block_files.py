@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from core.api.kv import BlockKey
+from builtin_plugins.kv_connectors.contract import BlockKey
 
 
 class Damaged(Exception):

@@ -7,7 +7,7 @@ from collections.abc import Container, Iterator, Sequence
 from itertools import chain, islice
 from typing import Final, Literal, Protocol
 
-from core.api.kv import BlockKey
+from builtin_plugins.kv_connectors.contract import BlockKey
 
 PolicyName = Literal["lru", "arc"]
 

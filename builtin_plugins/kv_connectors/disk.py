@@ -21,14 +21,14 @@ from builtin_plugins.kv_connectors.block_files import (
     block_path,
     parse_block_name,
 )
+from builtin_plugins.kv_connectors.contract import BlockKey, KVTransferConfig, StoreParts
 from builtin_plugins.kv_connectors.directory import BoundedDirectory, PolicyName
 from builtin_plugins.kv_connectors.settings import EXTRA, FLAG, read_extra
 from core.api import ConfigError, EngineConfig
-from core.api.kv import BlockKey, KVTransferConfig, StoreParts
 from core.model_spec.kv import KVLayout
 
 if TYPE_CHECKING:
-    from core.api.kv import Block
+    from builtin_plugins.kv_connectors.contract import Block
 
 PARTIAL_SUFFIX: Final = ".part"
 STALE_S: Final = 3600.0

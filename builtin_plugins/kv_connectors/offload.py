@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
+from builtin_plugins.kv_connectors.contract import BlockKey, KVTransferConfig, StoreParts
 from builtin_plugins.kv_connectors.directory import BoundedDirectory, PolicyName
 from builtin_plugins.kv_connectors.settings import EXTRA, FLAG, read_extra
 from core.api import ConfigError, EngineConfig
-from core.api.kv import BlockKey, KVTransferConfig, StoreParts
 from core.model_spec.kv import KVLayout, RecurrentState
 
 if TYPE_CHECKING:
-    from core.api.kv import Block, Bytes
+    from builtin_plugins.kv_connectors.contract import Block, Bytes
 
 MIN_BYTES: Final = 1 << 12
 

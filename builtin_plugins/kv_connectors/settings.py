@@ -8,8 +8,8 @@ from typing import Any, Final, TypeVar, get_args, get_type_hints
 
 import msgspec
 
+from builtin_plugins.kv_connectors.contract import KVTransferConfig
 from core.api import ConfigError, did_you_mean
-from core.api.kv import KVTransferConfig
 
 T = TypeVar("T")
 FLAG: Final = "--kv-transfer-config"

@@ -17,11 +17,11 @@ from typing import Any, Final
 import msgspec
 
 from builtin_plugins.kv_connectors.block_files import MAGIC, block_path
+from builtin_plugins.kv_connectors.contract import BlockKey, KVTransferConfig, StoreParts
 from builtin_plugins.kv_connectors.directory import BoundedDirectory, PolicyName
 from builtin_plugins.kv_connectors.disk import Folder, check_writable
 from builtin_plugins.kv_connectors.settings import EXTRA, FLAG, read_extra
 from core.api import ConfigError, EngineConfig
-from core.api.kv import BlockKey, KVTransferConfig, StoreParts
 from core.model_spec.kv import KVLayout
 
 MAX_SEEN: Final = 1 << 20

@@ -1,5 +1,12 @@
 """Public names of output parsers: the runtime, its formats and its events. Torch-free."""
 
+from builtin_plugins.output_parsers.contract import (
+    CallText,
+    ParseRequest,
+    ReasoningFormat,
+    ToolFormat,
+    random_call_id,
+)
 from builtin_plugins.output_parsers.runtime.channels import Channels, MessageKind, read_channels
 from builtin_plugins.output_parsers.runtime.events import (
     ArgumentsPiece,
@@ -34,7 +41,6 @@ from builtin_plugins.output_parsers.runtime.response_template import (
 from builtin_plugins.output_parsers.runtime.streamed_call import Feed, StreamedCall
 from builtin_plugins.output_parsers.runtime.text_stream import Reading
 from builtin_plugins.output_parsers.runtime.values import schema_types, typed_arguments, typed_value
-from core.api.serving import CallText, ParseRequest, ReasoningFormat, ToolFormat, random_call_id
 
 __all__ = [
     "ArgumentsPiece",

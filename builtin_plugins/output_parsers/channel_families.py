@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Final
 
 from builtin_plugins.output_parsers.api import Broken, Channels, MessageKind
-from core.api.serving import ParseRequest
+from builtin_plugins.output_parsers.contract import ParseRequest
 
 RECIPIENT: Final = re.compile(r"to=([^\s<]+)")
 _INTERNAL: Final = ("assistant", "browser", "container", "python")

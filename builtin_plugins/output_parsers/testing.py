@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from builtin_plugins.output_parsers.api import OutputParser, ParsedDelta
-from core.api.serving import ParseRequest, ReasoningFormat, ToolFormat
+from builtin_plugins.output_parsers.contract import ParseRequest, ReasoningFormat, ToolFormat
 
 Piece = tuple[str, tuple[tuple[int, int], ...]]
 """Text, and where in it special tokens are spelled."""

@@ -19,8 +19,8 @@ from builtin_plugins.speculators.draft_trees import LevelNode, fill_trees
 from builtin_plugins.speculators.heads import HeadSpeculator
 
 if TYPE_CHECKING:
+    from builtin_plugins.speculators.contract import DraftRow
     from core.api.execution import LoadedParts, NewRow, WorkerParts
-    from core.api.sampling import DraftRow
     from core.model_spec.kv import LayerKV
     from core.models.layers.state import LayerCache
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final
 from core.api import ConfigError
 
 if TYPE_CHECKING:
+    from builtin_plugins.speculators.contract import SpeculativeConfig
     from core.api import EngineConfig, Registry
     from core.api.models import ModelSource
-    from core.api.sampling import SpeculativeConfig
 
 HEAD_ARCHITECTURE: Final = "LlamaForCausalLM"
 """Architecture of published heads' layers."""

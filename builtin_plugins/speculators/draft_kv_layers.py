@@ -9,17 +9,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from builtin_plugins.speculators.contract import TokenTree
 from builtin_plugins.speculators.tree_slots import PlacedTree, Query, TreeSlots, View, Write
 from core.api import ConfigError
 from core.api.models import AttentionInputs
-from core.api.sampling import TokenTree
 from core.model_spec.kv import FullAttention, LatentKeys, LayerKV, SlidingWindow
 
 if TYPE_CHECKING:
+    from builtin_plugins.speculators.contract import DraftRow
     from builtin_plugins.speculators.draft_trees import LevelNode
     from core.api.execution import WorkerParts
     from core.api.models import AttentionBackend
-    from core.api.sampling import DraftRow
     from core.models.layers.state import LayerCache
 
 Ints = npt.NDArray[np.int64]

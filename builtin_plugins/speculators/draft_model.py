@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from builtin_plugins.speculators.contract import TokenTree
 from builtin_plugins.speculators.draft_kv_layers import (
     DraftKVLayers,
     consecutive_positions,
@@ -22,14 +23,13 @@ from builtin_plugins.speculators.draft_kv_layers import (
 from builtin_plugins.speculators.draft_trees import LevelNode, fill_trees, top_tokens
 from core.api import ConfigError
 from core.api.models import ForwardBatch
-from core.api.sampling import TokenTree
 from core.models.layers.loading import load_companion_model
 
 if TYPE_CHECKING:
+    from builtin_plugins.speculators.contract import DraftRow, SpeculativeConfig
     from core.api import EngineConfig, Registry
     from core.api.execution import LoadedParts, NewRow, WorkerParts
     from core.api.models import GeneratingModel, ModelSource
-    from core.api.sampling import DraftRow, SpeculativeConfig
     from core.model_spec.kv import LayerKV
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from core.api.sampling import TokenTree
+from builtin_plugins.speculators.contract import TokenTree
 
 if TYPE_CHECKING:
     import torch
 
-    from core.api.sampling import DraftRow
+    from builtin_plugins.speculators.contract import DraftRow
 
 
 class LevelNode(NamedTuple):

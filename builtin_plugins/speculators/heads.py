@@ -20,10 +20,10 @@ from core.models.layers.loading import weight_loader
 from core.models.layers.weights import check_finite
 
 if TYPE_CHECKING:
+    from builtin_plugins.speculators.contract import DraftRow, SpeculativeConfig
     from core.api import EngineConfig, Registry
     from core.api.execution import LoadedParts, WorkerParts
     from core.api.models import ForwardBatch, ModelSource
-    from core.api.sampling import DraftRow, SpeculativeConfig
     from core.model_spec.kv import LayerKV
     from core.models.layers.weights import WeightMap
 

@@ -10,19 +10,19 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from builtin_plugins.speculators.contract import TokenTree
 from builtin_plugins.speculators.draft_trees import top_tokens
 from builtin_plugins.speculators.heads import HeadSpeculator
 from core.api import ConfigError
-from core.api.sampling import TokenTree
 from core.model_spec.kv import LayerKV
 from core.models.layers.embedding import Head
 from core.models.layers.linear import Linear, Slice
 from core.models.layers.weights import WeightMap
 
 if TYPE_CHECKING:
+    from builtin_plugins.speculators.contract import DraftRow
     from core.api.execution import LoadedParts
     from core.api.models import BuildContext
-    from core.api.sampling import DraftRow
     from core.model_spec.decoder import DecoderSpec
     from core.models.layers.decoder import Decoder
 

@@ -17,9 +17,9 @@ from core.model_spec.kv import LayerKV
 from core.models.layers.weights import WeightMap, assign_weight, empty_parameter
 
 if TYPE_CHECKING:
+    from builtin_plugins.speculators.contract import DraftRow
     from core.api.execution import LoadedParts
     from core.api.models import BuildContext
-    from core.api.sampling import DraftRow
     from core.model_spec.decoder import DecoderSpec
 
 RENAME: Final = ((r"^speculator\.", ""),)

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from builtin_plugins.speculators.contract import DraftRow, SpeculativeConfig
     from core.api import EngineConfig, Registry
     from core.api.execution import NewRow
-    from core.api.sampling import DraftRow, SpeculativeConfig
 
 MAX_CANDIDATES: Final = 16
 """Latest occurrences of an n-gram that are compared; earlier ones are ignored."""

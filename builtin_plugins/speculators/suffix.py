@@ -21,10 +21,10 @@ from builtin_plugins.speculators.ngram import RequestIndexes, TokenIndex
 from core.api import ConfigError
 
 if TYPE_CHECKING:
+    from builtin_plugins.speculators.contract import DraftRow, SpeculativeConfig
     from core.api import EngineConfig, Registry
     from core.api.execution import LoadedParts
     from core.api.models import ModelSource
-    from core.api.sampling import DraftRow, SpeculativeConfig
     from core.model_spec.kv import LayerKV
 
 MIN_MATCH: Final = 2

@@ -20,9 +20,9 @@ from core.api.models import AttentionInputs
 Ints = npt.NDArray[np.int64]
 
 if TYPE_CHECKING:
+    from builtin_plugins.speculators.contract import TokenTree
     from core.api.execution import WorkerParts
     from core.api.models import AttentionBackend
-    from core.api.sampling import TokenTree
     from core.model_spec.kv import GroupLayout
 
 

@@ -1,40 +1,5 @@
-"""Contracts of KV connectors, tiers and eviction."""
+"""Contracts of the eviction of KV blocks; `builtin_plugins.kv_connectors.api` has connectors."""
 
-from typing import TYPE_CHECKING
+from core.contracts.kv import EvictionOrder, KVEviction, Retention
 
-from core.contracts.kv import (
-    BlockKey,
-    EvictionOrder,
-    KVConnector,
-    KVDirectory,
-    KVEviction,
-    KVStore,
-    KVTransferConfig,
-    RemoteKVConnector,
-    RemoteKVDirectory,
-    Retention,
-    StoreParts,
-    TierListener,
-    tier_listeners,
-)
-
-if TYPE_CHECKING:
-    from core.contracts.kv import Block, Bytes
-
-__all__ = [
-    "Block",
-    "BlockKey",
-    "Bytes",
-    "EvictionOrder",
-    "KVConnector",
-    "KVDirectory",
-    "KVEviction",
-    "KVStore",
-    "KVTransferConfig",
-    "RemoteKVConnector",
-    "RemoteKVDirectory",
-    "Retention",
-    "StoreParts",
-    "TierListener",
-    "tier_listeners",
-]
+__all__ = ["EvictionOrder", "KVEviction", "Retention"]

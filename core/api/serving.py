@@ -11,13 +11,6 @@ from core.contracts.clients import (
     Running,
     State,
 )
-from core.contracts.output_parsers import (
-    CallText,
-    ParseRequest,
-    ReasoningFormat,
-    ToolFormat,
-    random_call_id,
-)
 from core.contracts.serving import RouteGroup, ServedEngine, Server, ServerActivity
 from core.contracts.text import ChatRenderer, Tokenizer
 from core.logs import PAUSE_S, RateLimitedLogger, setup_logging
@@ -25,17 +18,14 @@ from core.types.prompts import Prompt
 
 __all__ = [
     "PAUSE_S",
-    "CallText",
     "ChatRenderer",
     "Client",
     "EngineStatus",
     "Listener",
     "Parent",
-    "ParseRequest",
     "PreservedState",
     "Prompt",
     "RateLimitedLogger",
-    "ReasoningFormat",
     "RouteGroup",
     "Running",
     "ServedEngine",
@@ -43,7 +33,5 @@ __all__ = [
     "ServerActivity",
     "State",
     "Tokenizer",
-    "ToolFormat",
-    "random_call_id",
     "setup_logging",
 ]

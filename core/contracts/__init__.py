@@ -14,23 +14,7 @@ from core.contracts.attention import (
     QkNormRope,
 )
 from core.contracts.clients import Client, EngineStatus, Listener, Parent, PreservedState, Running
-from core.contracts.grammar import Grammar, GrammarBackend, GrammarState, Vocabulary
-from core.contracts.kv import (
-    BlockKey,
-    EvictionOrder,
-    FreeBlocks,
-    KVConnector,
-    KVDirectory,
-    KVEviction,
-    KVMemory,
-    KVStore,
-    KVTransferConfig,
-    RemoteKVConnector,
-    RemoteKVDirectory,
-    RemoteKVStore,
-    Retention,
-    StoreParts,
-)
+from core.contracts.kv import EvictionOrder, FreeBlocks, KVEviction, Retention
 from core.contracts.models import (
     Architecture,
     BuildContext,
@@ -42,7 +26,6 @@ from core.contracts.models import (
     WeightLoader,
 )
 from core.contracts.ops import OpImplementation, OpTable
-from core.contracts.output_parsers import ReasoningFormat, ToolFormat
 from core.contracts.parallel import ParallelGroup, Pipeline
 from core.contracts.platforms import Platform
 from core.contracts.quantization import EmbeddingMethod, ExpertsMethod, LinearMethod, QuantMethod
@@ -60,7 +43,6 @@ from core.contracts.runners import (
 from core.contracts.sampling import LogitsProcessor, SamplerContext, SampleRows
 from core.contracts.scheduling import MayStart, QueuedRequest, SchedulerExtension, SchedulingPolicy
 from core.contracts.serving import Command, RouteGroup, ServedEngine, Server, ServerActivity
-from core.contracts.speculators import DraftRow, SpeculativeConfig, Speculator, TokenTree
 from core.contracts.telemetry import (
     CallStats,
     HttpStats,
@@ -79,13 +61,11 @@ __all__ = [
     "AttentionBackend",
     "AttentionInputs",
     "AttentionParams",
-    "BlockKey",
     "BuildContext",
     "CallStats",
     "ChatRenderer",
     "Client",
     "Command",
-    "DraftRow",
     "EmbeddingMethod",
     "EngineStatus",
     "EvictionOrder",
@@ -94,16 +74,8 @@ __all__ = [
     "ForwardBatch",
     "FreeBlocks",
     "GeneratingModel",
-    "Grammar",
-    "GrammarBackend",
-    "GrammarState",
     "HttpStats",
-    "KVConnector",
-    "KVDirectory",
     "KVEviction",
-    "KVMemory",
-    "KVStore",
-    "KVTransferConfig",
     "LinearMethod",
     "Listener",
     "LogitsProcessor",
@@ -127,11 +99,7 @@ __all__ = [
     "QkNormRope",
     "QuantMethod",
     "QueuedRequest",
-    "ReasoningFormat",
     "Registry",
-    "RemoteKVConnector",
-    "RemoteKVDirectory",
-    "RemoteKVStore",
     "RequestStats",
     "Retention",
     "RouteGroup",
@@ -146,18 +114,12 @@ __all__ = [
     "ServedEngine",
     "Server",
     "ServerActivity",
-    "SpeculativeConfig",
-    "Speculator",
     "Stage",
     "StageParts",
     "StepRows",
     "StepStats",
-    "StoreParts",
     "TokenStats",
-    "TokenTree",
     "Tokenizer",
-    "ToolFormat",
-    "Vocabulary",
     "WeightLoader",
     "Worker",
 ]

@@ -1,9 +1,8 @@
-"""All hooks. The docs page and `engine plugins show` are generated from these
-docstrings.
+# mypy: disable-error-code="empty-body"
+"""All hooks. The docs page and `engine plugins show` are generated from these docstrings.
 
-A hook named after a kind returns a plugin's entries of that kind. It is called once per
-process, while the registry is built. Lifecycle hooks are called at the events they
-name, never in a step.
+A hook named after a kind returns a plugin's entries of that kind. It is called once per process,
+while the registry is built. Lifecycle hooks are called at the events they name, never in a step.
 """
 
 from __future__ import annotations
@@ -30,215 +29,127 @@ if TYPE_CHECKING:
 
 @hookspec
 def engine_clients() -> Sequence[Entry]:
-    """Clients: how the frontend talks to the engine.
-
-    Contract: `core.contracts.Client`.
-    """
-    raise NotImplementedError
+    """Clients: how the frontend talks to the engine."""
 
 
 @hookspec
 def engine_platforms() -> Sequence[Entry]:
-    """Devices the engine runs on. Contract: `core.contracts.Platform`."""
-    raise NotImplementedError
+    """Devices the engine runs on."""
 
 
 @hookspec
 def engine_executors() -> Sequence[Entry]:
-    """Executors, which run workers. Contract: `core.contracts.Executor`."""
-    raise NotImplementedError
+    """Executors, which run workers."""
 
 
 @hookspec
 def engine_workers() -> Sequence[Entry]:
-    """Workers, which compute on one device.
-
-    Contract: `core.contracts.Worker`.
-    """
-    raise NotImplementedError
+    """Workers, which compute on one device."""
 
 
 @hookspec
 def engine_models() -> Sequence[Entry]:
-    """Model architectures, named as in `config.json`.
-
-    Contract: `core.contracts.Architecture`.
-    """
-    raise NotImplementedError
+    """Model architectures, named as in `config.json`."""
 
 
 @hookspec
 def engine_weight_loaders() -> Sequence[Entry]:
-    """Readers of checkpoints (`--load-format`).
-
-    Contract: `core.contracts.WeightLoader`.
-    """
-    raise NotImplementedError
+    """Readers of checkpoints (`--load-format`)."""
 
 
 @hookspec
 def engine_quant_methods() -> Sequence[Entry]:
-    """Quantization methods (`--quantization`).
-
-    Contract: `core.contracts.QuantMethod`.
-    """
-    raise NotImplementedError
+    """Quantization methods (`--quantization`)."""
 
 
 @hookspec
 def engine_attention_backends() -> Sequence[Entry]:
-    """Attention over a paged KV cache (`--attention-backend`).
-
-    Contract: `core.contracts.AttentionBackend`.
-    """
-    raise NotImplementedError
+    """Attention over a paged KV cache (`--attention-backend`)."""
 
 
 @hookspec
 def engine_op_impls() -> Sequence[Entry]:
-    """Implementations of ops, named `op` or `op/variant`.
-
-    Contract: the op's reference in `core.models.ops.reference`.
-    """
-    raise NotImplementedError
+    """Implementations of ops, named `op` or `op/variant`. Each has its reference in `core.models.ops`."""
 
 
 @hookspec
 def engine_logits_processors() -> Sequence[Entry]:
-    """Logits processors, applied before sampling.
-
-    Contract: `core.contracts.LogitsProcessor`.
-    """
-    raise NotImplementedError
+    """Logits processors, applied before sampling."""
 
 
 @hookspec
 def engine_runners() -> Sequence[Entry]:
-    """What models are run for (`--runner`).
-
-    Contract: `core.contracts.Runner`.
-    """
-    raise NotImplementedError
+    """What models are run for (`--runner`)."""
 
 
 @hookspec
 def engine_poolers() -> Sequence[Entry]:
-    """Poolers, which combine a prompt's hidden states (`--pooler-config`).
-
-    Contract: `core.contracts.Pooler`.
-    """
-    raise NotImplementedError
+    """Poolers, which combine a prompt's hidden states (`--pooler-config`)."""
 
 
 @hookspec
 def engine_speculators() -> Sequence[Entry]:
-    """Speculators, which propose draft tokens (`method` of
-    `--speculative-config`).
-
-    Contract: `core.contracts.Speculator`.
-    """
-    raise NotImplementedError
+    """Speculators, which propose draft tokens (`method` of `--speculative-config`)."""
 
 
 @hookspec
 def engine_kv_connectors() -> Sequence[Entry]:
-    """KV connectors to other cache tiers and engines
-    (`--kv-transfer-config`).
-
-    Contract: `core.contracts.KVConnector`.
-    """
-    raise NotImplementedError
+    """KV connectors to other cache tiers and engines (`--kv-transfer-config`)."""
 
 
 @hookspec
 def engine_kv_eviction() -> Sequence[Entry]:
-    """Eviction orders of cached blocks (`--kv-eviction-policy`).
-
-    Contract: `core.contracts.KVEviction`.
-    """
-    raise NotImplementedError
+    """Eviction orders of cached blocks (`--kv-eviction-policy`)."""
 
 
 @hookspec
 def engine_scheduling_policies() -> Sequence[Entry]:
-    """Scheduling policies, which order requests (`--scheduling-policy`).
-
-    Contract: `core.contracts.SchedulingPolicy`.
-    """
-    raise NotImplementedError
+    """Scheduling policies, which order requests (`--scheduling-policy`)."""
 
 
 @hookspec
 def engine_tokenizers() -> Sequence[Entry]:
-    """Tokenizers (`--tokenizer-mode`). Contract:
-    `core.contracts.Tokenizer`.
-    """
-    raise NotImplementedError
+    """Tokenizers (`--tokenizer-mode`)."""
 
 
 @hookspec
 def engine_chat_renderers() -> Sequence[Entry]:
-    """Chat renderers, from messages to prompts.
-
-    Contract: `core.contracts.ChatRenderer`.
-    """
-    raise NotImplementedError
+    """Chat renderers, from messages to prompts."""
 
 
 @hookspec
 def engine_tool_parsers() -> Sequence[Entry]:
-    """Tool call formats of model families (`--tool-call-parser`).
-
-    Contract: `core.contracts.ToolFormat`.
-    """
-    raise NotImplementedError
+    """Tool call formats of model families (`--tool-call-parser`)."""
 
 
 @hookspec
 def engine_reasoning_parsers() -> Sequence[Entry]:
-    """Reasoning formats of model families (`--reasoning-parser`).
-
-    Contract: `core.contracts.ReasoningFormat`.
-    """
-    raise NotImplementedError
+    """Reasoning formats of model families (`--reasoning-parser`)."""
 
 
 @hookspec
 def engine_grammar_backends() -> Sequence[Entry]:
-    """Grammar backends, which constrain outputs to a schema, regex or
-    grammar.
-
-    Contract: `core.contracts.GrammarBackend`.
-    """
-    raise NotImplementedError
+    """Grammar backends, which constrain outputs to a schema, regex or grammar."""
 
 
 @hookspec
 def engine_servers() -> Sequence[Entry]:
-    """Servers of route groups. Contract: `core.contracts.Server`."""
-    raise NotImplementedError
+    """Servers of route groups."""
 
 
 @hookspec
 def engine_routes() -> Sequence[Entry]:
-    """HTTP route groups.
-
-    Third-party routes are served only if their plugin is named. Contract:
-    `core.contracts.RouteGroup`.
-    """
-    raise NotImplementedError
+    """HTTP route groups. Third-party routes are served only if their plugin is named."""
 
 
 @hookspec
 def engine_metric_sinks() -> Sequence[Entry]:
-    """Metric sinks. Contract: `core.contracts.MetricSink`."""
-    raise NotImplementedError
+    """Metric sinks."""
 
 
 @hookspec
 def engine_commands() -> Sequence[Entry]:
-    """Subcommands of `engine`. Contract: `core.contracts.Command`."""
-    raise NotImplementedError
+    """Subcommands of `engine`."""
 
 
 # --- lifecycle --------------------------------------------------------------
@@ -247,30 +158,23 @@ def engine_commands() -> Sequence[Entry]:
 @hookspec
 def engine_options() -> Sequence[Option]:
     """Options of the plugin: flags, config file keys and keywords."""
-    raise NotImplementedError
 
 
 @hookspec
 def engine_find_model(model: str, config: EngineConfig) -> ModelSource | str | None:
-    """Return the source of a model name (`scripted:`, a folder, a hub id), or
-    None.
+    """Return the source of a model name (`scripted:`, a folder, a hub id), or None.
 
-    A string is another name, such as a folder, which is looked up instead. Plugins are
-    called by name, those with `tryfirst` first and `trylast` last; the first answer
-    wins.
+    A string is another name, such as a folder, which is looked up instead. Plugins are called by
+    name, those with `tryfirst` first and `trylast` last; the first answer wins.
     """
-    raise NotImplementedError
 
 
 @hookspec
 def engine_resolve(decisions: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Receive every automatic decision by name before anything is built;
-    return changes.
+    """Receive every automatic decision by name before anything is built; return changes.
 
-    Changes are logged with the plugin's name. Two different changes of one decision
-    stop the start.
+    Changes are logged with the plugin's name. Two different changes of one decision stop the start.
     """
-    raise NotImplementedError
 
 
 @hookspec
@@ -278,7 +182,6 @@ def engine_admission_extensions(
     config: EngineConfig, registry: Registry
 ) -> Sequence[AdmissionExtension]:
     """Admission halves of the features that the configuration enables."""
-    raise NotImplementedError
 
 
 @hookspec
@@ -289,29 +192,22 @@ def engine_scheduler_extensions(
 
     `registry.shared` holds objects that the halves of a feature share in one process.
     """
-    raise NotImplementedError
 
 
 @hookspec
 def engine_runner_extensions(config: EngineConfig, registry: Registry) -> Sequence[RunnerExtension]:
     """Worker halves of the features that the configuration enables."""
-    raise NotImplementedError
 
 
 @hookspec
 def engine_process_start(process: str) -> None:
-    """A process of the engine has loaded its plugins; `process` is "main",
-    "engine" or "worker".
-    """
-    raise NotImplementedError
+    """A process of the engine has loaded its plugins; `process` is "main", "engine" or "worker"."""
 
 
 @hookspec
 def engine_add_hooks() -> Sequence[Any]:
-    """Modules of hook specifications that a plugin adds, for other plugins to
-    extend it.
+    """Modules of hook specifications that a plugin adds, for other plugins to extend it.
 
-    Hook names begin with `engine_`. The plugin calls them with
-    `registry.call_hook(hook, **arguments)`.
+    Hook names begin with `engine_`. The plugin calls them with `registry.call_hook(hook,
+    **arguments)`.
     """
-    raise NotImplementedError

@@ -16,7 +16,7 @@ class Kind:
     noun: str
     """Name of one entry in messages."""
     contract: str
-    """Name of the protocol in `core.contracts`."""
+    """Name of its protocol: in `core.contracts`, or in `api` of the builtins of this kind."""
     use: Literal["best", "best per op", "named", "all"]
     """Which entries run; see `USES`."""
     opt_in_third_party: bool = False

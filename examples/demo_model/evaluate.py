@@ -12,10 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from builtin_plugins.output_parsers.api import OutputParser, known_formats
+from builtin_plugins.output_parsers.api import OutputParser, ParseRequest, known_formats
 from core import LLM, SamplingParams
 from core.api.plugins import load_plan, make_plan
-from core.api.serving import ParseRequest
 from examples.demo_model.chat import completion
 from examples.demo_model.grading import right
 from examples.demo_model.items import Item

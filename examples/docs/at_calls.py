@@ -1,8 +1,7 @@
 """Calls between `@call` and `@end`."""
 
-from builtin_plugins.output_parsers.api import OutputReader, Reading
+from builtin_plugins.output_parsers.api import OutputReader, ParseRequest, Reading, ToolFormat
 from core.api import Entry, hookimpl
-from core.api.serving import ParseRequest, ToolFormat
 
 
 def read(reader: OutputReader, request: ParseRequest) -> Reading:

@@ -1,7 +1,7 @@
 """Calls as `-> name {"argument": 1};`, with text around."""
 
+from builtin_plugins.output_parsers.api import ToolFormat
 from core.api import Entry, hookimpl
-from core.api.serving import ToolFormat
 
 EXAMPLES = [
     ('-> weather {"city": "Oslo"};', [("weather", {"city": "Oslo"})]),

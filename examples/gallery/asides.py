@@ -1,7 +1,7 @@
 """Reasoning in asides: `<aside>between these</aside>`, any number of them."""
 
+from builtin_plugins.output_parsers.api import ReasoningFormat
 from core.api import Entry, hookimpl
-from core.api.serving import ReasoningFormat
 
 EXAMPLES = [("<aside>easy</aside>Yes.", "easy", "Yes."), ("Yes.", "", "Yes.")]
 

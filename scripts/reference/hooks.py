@@ -10,11 +10,11 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from core import contracts
 from core.config.fields import Option
 from core.plugin import hookspecs
 from core.plugin.entry import API_VERSION, Entry
 from core.plugin.kinds import KINDS, USES, Kind
+from core.testing.conformance import contract_of
 from scripts.reference.attributes import attributes_of
 
 INTRO = f"""\
@@ -57,7 +57,7 @@ def _is_hook(name: str) -> bool:
 def _kind(kind: Kind) -> Iterator[str]:
     yield from _hook(kind.hook, getattr(hookspecs, kind.hook))
     yield f"Used: {USES[kind.use]}.\n"
-    contract = getattr(contracts, kind.contract)
+    contract = contract_of(kind.name)
     if not isinstance(contract, type):
         return
     yield f"**`{kind.contract}`** {_doc(contract)}\n"

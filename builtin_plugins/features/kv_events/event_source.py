@@ -14,7 +14,7 @@ from builtin_plugins.features.kv_events.events import (
     Removed,
     Stored,
 )
-from core.api.kv import BlockKey
+from builtin_plugins.kv_connectors.api import BlockKey
 
 NAME: Final = "kv_events"
 

@@ -30,7 +30,7 @@ def engine_scheduler_extensions(config: EngineConfig, registry: Registry) -> lis
         return []
     from builtin_plugins.features.kv_events.event_source import EventSource
     from builtin_plugins.features.kv_events.publisher import Publisher  # lazy: it needs sockets
-    from core.api.kv import tier_listeners
+    from builtin_plugins.kv_connectors.api import tier_listeners
 
     source = EventSource(Publisher(settings), as_bytes=settings.block_hashes == "bytes")
     tier_listeners(registry).append(source.tier_changed)

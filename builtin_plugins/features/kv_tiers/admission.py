@@ -9,9 +9,9 @@ from typing import Any, Final
 import msgspec
 
 from builtin_plugins.features.kv_tiers.messages import NAME
+from builtin_plugins.kv_connectors.api import KVTransferConfig, RemoteKVConnector
 from core.api import InvalidRequest
 from core.api.features import PendingRequest
-from core.api.kv import KVTransferConfig, RemoteKVConnector
 
 FIELD: Final = "kv_transfer_params"
 

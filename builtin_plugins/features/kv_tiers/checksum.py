@@ -14,10 +14,10 @@ from core_kernels.build import FOLDER, LIBRARY_NAME
 from core_kernels.checksum_copy import Addresses, ChecksumCopier
 from core_kernels.library import load_library, open_library
 
-from core.api.kv import BlockKey
+from builtin_plugins.kv_connectors.api import BlockKey
 
 if TYPE_CHECKING:
-    from core.api.kv import Block, Bytes
+    from builtin_plugins.kv_connectors.api import Block, Bytes
 
 WORD_BYTES: Final = 8
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from builtin_plugins.features.kv_tiers.circuit_breaker import CircuitBreaker
 from builtin_plugins.features.kv_tiers.errors import MISMATCH, WEIGHTS_CHANGED
 from builtin_plugins.features.kv_tiers.messages import BlockTransfer, TransfersTimedOut
-from core.api.kv import BlockKey
+from builtin_plugins.kv_connectors.api import BlockKey
 
 
 @dataclass(slots=True, eq=False)

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from core.api.kv import BlockKey
+from builtin_plugins.kv_connectors.api import BlockKey
 
 NAME: Final = "kv_connectors"
 """Name of the first tier's extension, and of the feature in requests."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Annotated, Any, Final, Literal
 
 from builtin_plugins.features.kv_tiers.messages import tier_name
+from builtin_plugins.kv_connectors.api import KVTransferConfig
 from core.api import ConfigError, EngineConfig, Entry, Option, Range, Registry, hookimpl
-from core.api.kv import KVTransferConfig
 
 CONNECTORS: Final = "builtin_plugins.kv_connectors"
 
@@ -85,7 +85,7 @@ def engine_scheduler_extensions(config: EngineConfig, registry: Registry) -> lis
         return []
     from builtin_plugins.features.kv_tiers.metrics import TierMetrics  # lazy: faster start-up
     from builtin_plugins.features.kv_tiers.scheduling import KVTierScheduler
-    from core.api.kv import tier_listeners
+    from builtin_plugins.kv_connectors.api import tier_listeners
     from core.api.telemetry import gauge_providers, info_providers
 
     parallel = config.parallel

@@ -12,8 +12,8 @@ from builtin_plugins.features.kv_tiers.in_flight import InFlightTable, InFlightT
 from builtin_plugins.features.kv_tiers.messages import BlockTransfer
 from builtin_plugins.features.kv_tiers.remote_prefill import RemotePrefill
 from builtin_plugins.features.kv_tiers.tier_index import TierIndex
+from builtin_plugins.kv_connectors.api import BlockKey
 from core.api import RequestFailed
-from core.api.kv import BlockKey
 
 
 class BlockReads:

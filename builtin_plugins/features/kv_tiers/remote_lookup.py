@@ -16,7 +16,7 @@ from builtin_plugins.features.kv_tiers.messages import (
     TransfersTimedOut,
 )
 from builtin_plugins.features.kv_tiers.tier_index import TierIndex
-from core.api.kv import BlockKey
+from builtin_plugins.kv_connectors.api import BlockKey
 
 
 @dataclass(slots=True, eq=False)

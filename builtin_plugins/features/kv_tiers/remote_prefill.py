@@ -12,7 +12,7 @@ import msgspec
 
 from builtin_plugins.features.kv_tiers.circuit_breaker import CircuitBreaker
 from builtin_plugins.features.kv_tiers.messages import NAME
-from core.api.kv import BlockKey, RemoteKVDirectory
+from builtin_plugins.kv_connectors.api import BlockKey, RemoteKVDirectory
 
 MAX_ENGINES: Final = 1024
 """Number of remote engines with a remembered circuit breaker."""

@@ -30,8 +30,8 @@ from builtin_plugins.features.kv_tiers.remote_lookup import RemoteLookup
 from builtin_plugins.features.kv_tiers.remote_prefill import RemotePrefill
 from builtin_plugins.features.kv_tiers.tier_index import ObservedDirectory, TierIndex
 from builtin_plugins.features.kv_tiers.writes import BlockWrites
+from builtin_plugins.kv_connectors.api import BlockKey, KVConnector, KVTransferConfig, TierListener
 from core.api.execution import StepPlan
-from core.api.kv import BlockKey, KVConnector, KVTransferConfig, TierListener
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(WorkerMessage).decode

@@ -9,13 +9,13 @@ from typing import Any, Final
 from builtin_plugins.kv_connectors.api import (
     EXTRA,
     FLAG,
+    KVTransferConfig,
     read_extra,
     read_fields,
     require_positive,
     unknown_key,
 )
 from core.api import ConfigError, EngineConfig
-from core.api.kv import KVTransferConfig
 
 SIZE_FLAG: Final = "--kv-offloading-size"
 MULTI: Final = "multi"

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Container, Sequence
 from typing import Any
 
-from core.api.kv import BlockKey, TierListener
+from builtin_plugins.kv_connectors.api import BlockKey, TierListener
 
 
 class TierIndex:

@@ -33,10 +33,15 @@ from builtin_plugins.features.kv_tiers.messages import (
     WorkerMessage,
 )
 from builtin_plugins.features.kv_tiers.transfer_thread import CacheLock, TransferThread
-from builtin_plugins.kv_connectors.api import Damaged
+from builtin_plugins.kv_connectors.api import (
+    BlockKey,
+    Damaged,
+    KVConnector,
+    KVTransferConfig,
+    StoreParts,
+)
 from core.api import EngineConfig, ModelError
 from core.api.execution import LoadedParts, WorkerParts
-from core.api.kv import BlockKey, KVConnector, KVTransferConfig, StoreParts
 from core.model_spec.kv import CrossAttention
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from builtin_plugins.features.kv_tiers.circuit_breaker import CircuitBreaker
 from builtin_plugins.features.kv_tiers.in_flight import InFlightTable, InFlightTransfer
 from builtin_plugins.features.kv_tiers.messages import BlockTransfer
 from builtin_plugins.features.kv_tiers.tier_index import TierIndex
-from core.api.kv import BlockKey
+from builtin_plugins.kv_connectors.api import BlockKey
 
 
 class BlockWrites:

@@ -11,12 +11,12 @@ import msgspec
 import torch
 
 from builtin_plugins.features.speculation.messages import Granted
-from core.api.sampling import DraftRow
+from builtin_plugins.speculators.api import DraftRow
 
 if TYPE_CHECKING:
+    from builtin_plugins.speculators.api import Speculator
     from core.api.execution import LoadedParts, NewRow, WorkerParts
     from core.api.models import ForwardBatch
-    from core.api.sampling import Speculator
     from core.model_spec.kv import LayerKV
 
 log = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ from builtin_plugins.features.speculation.head_config import (
     tokens_of,
     verifier_of,
 )
+from builtin_plugins.speculators.api import MAX_DRAFT_TOKENS, SpeculativeConfig, TokenTree
 from core.api import ConfigError, EngineConfig, did_you_mean
-from core.api.sampling import MAX_DRAFT_TOKENS, SpeculativeConfig, TokenTree
 
 OPTION: Final = "speculative_config"
 FLAG: Final = "--speculative-config"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from core.api.sampling import TokenTree
+from builtin_plugins.speculators.api import TokenTree
 
 if TYPE_CHECKING:
     import numpy.typing as npt

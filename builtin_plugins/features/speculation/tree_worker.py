@@ -22,19 +22,20 @@ from builtin_plugins.features.speculation.worker import SpeculationWorker
 from builtin_plugins.speculators.api import (
     PlacedTree,
     Query,
+    TokenTree,
     TreeSlots,
     View,
     num_spare_blocks,
 )
 from core.api import ConfigError
-from core.api.sampling import TokenTree
 from core.model_spec.kv import CrossAttention, RecurrentState
 
 if TYPE_CHECKING:
+    from builtin_plugins.speculators.api import DraftRow, SpeculativeConfig, Speculator
     from core.api import EngineConfig
     from core.api.execution import LoadedParts, Sampled, WorkerParts
     from core.api.models import ForwardBatch
-    from core.api.sampling import DraftRow, SampleRows, SpeculativeConfig, Speculator
+    from core.api.sampling import SampleRows
     from core.model_spec.kv import LayerKV
 
 FLAG: Final = "--speculative-config.speculative_token_tree"

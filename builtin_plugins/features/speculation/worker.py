@@ -25,9 +25,9 @@ from builtin_plugins.features.speculation.loss_budget import MAX_PAUSE, LossBudg
 from builtin_plugins.features.speculation.messages import NAME, Report
 
 if TYPE_CHECKING:
+    from builtin_plugins.speculators.api import SpeculativeConfig, Speculator
     from core.api.execution import NewRow, Sampled, WorkerParts
     from core.api.models import ForwardBatch
-    from core.api.sampling import SpeculativeConfig, Speculator
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 MIN_PAUSE: Final = 8

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from core.api.sampling import GrammarState, Vocabulary
+from builtin_plugins.grammar_backends.api import GrammarState, Vocabulary
 
 if TYPE_CHECKING:
     from core.api.serving import Tokenizer

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from builtin_plugins.features.structured_outputs.grammar_row import TokenMasks
 from builtin_plugins.features.structured_outputs.settings import StructuredOutputsConfig
-from builtin_plugins.output_parsers.api import fit_format
+from builtin_plugins.grammar_backends.api import Vocabulary, read_vocabulary
+from builtin_plugins.output_parsers.api import ReasoningFormat, fit_format
 from core.api import EngineConfig, Registry, RequestFailed
-from core.api.sampling import Vocabulary, read_vocabulary
-from core.api.serving import ReasoningFormat
 
 if TYPE_CHECKING:
-    from core.api.sampling import GrammarBackend
+    from builtin_plugins.grammar_backends.api import GrammarBackend
     from core.api.serving import Tokenizer
 
 

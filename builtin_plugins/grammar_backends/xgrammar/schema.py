@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from typing import Any, Final
 
-from core.api.sampling import ignored_keyword, schema_parts
+from builtin_plugins.grammar_backends.json_schema import ignored_keyword, schema_parts
 
 _BYTE: Final = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 _DAY: Final = "(0[1-9]|1[0-9]|2[0-8])"

@@ -12,6 +12,7 @@ import numpy as np
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from builtin_plugins.kv_connectors.contract import BlockKey
 from builtin_plugins.kv_connectors.tcp.protocol import (
     MAX_MESSAGE_BYTES,
     NONCE_BYTES,
@@ -31,10 +32,9 @@ from builtin_plugins.kv_connectors.tcp.protocol import (
     is_proof,
     proof,
 )
-from core.api.kv import BlockKey
 
 if TYPE_CHECKING:
-    from core.api.kv import Bytes
+    from builtin_plugins.kv_connectors.contract import Bytes
 
     StoredBlock = tuple[Bytes, bytes]
     """A block's bytes and its checksum."""

@@ -13,12 +13,12 @@ from typing import Any, Final
 import msgspec
 import zmq
 
+from builtin_plugins.kv_connectors.contract import BlockKey, KVTransferConfig, StoreParts
 from builtin_plugins.kv_connectors.directory import BoundedDirectory, PolicyName
 from builtin_plugins.kv_connectors.settings import EXTRA, FLAG, read_extra, require_positive
 from builtin_plugins.kv_connectors.tcp.protocol import address_of
 from builtin_plugins.kv_connectors.tcp.store import EngineAddress, TcpStore
 from core.api import ConfigError, EngineConfig, InvalidRequest
-from core.api.kv import BlockKey, KVTransferConfig, StoreParts
 from core.model_spec.kv import KVLayout
 
 FIELD: Final = "kv_transfer_params"

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from core.api.kv import BlockKey
+from builtin_plugins.kv_connectors.contract import BlockKey
 
 VERSION: Final = 1
 NONCE_BYTES: Final = 32

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import zmq
 
+from builtin_plugins.kv_connectors.contract import BlockKey
 from builtin_plugins.kv_connectors.tcp.protocol import (
     MAX_MESSAGE_BYTES,
     NONCE_BYTES,
@@ -31,7 +32,6 @@ from builtin_plugins.kv_connectors.tcp.protocol import (
     is_proof,
     proof,
 )
-from core.api.kv import BlockKey
 
 log = logging.getLogger(__name__)
 POLL_MS: Final = 200

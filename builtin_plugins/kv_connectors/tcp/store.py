@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import zmq
 
+from builtin_plugins.kv_connectors.contract import BlockKey, StoreParts
 from builtin_plugins.kv_connectors.offload import HostMemory
 from builtin_plugins.kv_connectors.tcp.client import Connection, Transport
 from builtin_plugins.kv_connectors.tcp.protocol import PeerError, address_of, as_json
 from builtin_plugins.kv_connectors.tcp.server import BlockServer, StoredBlock
-from core.api.kv import BlockKey, StoreParts
 
 if TYPE_CHECKING:
-    from core.api.kv import Bytes
+    from builtin_plugins.kv_connectors.contract import Bytes
 
 RETRY_S: Final = 5.0
 """Pause before an engine that failed is tried again."""

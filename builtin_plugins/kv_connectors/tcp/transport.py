@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from builtin_plugins.kv_connectors.contract import BlockKey, StoreParts
 from builtin_plugins.kv_connectors.tcp.client import Transport
 from builtin_plugins.kv_connectors.tcp.connector import Tcp
 from builtin_plugins.kv_connectors.tcp.server import StoredBlock
 from builtin_plugins.kv_connectors.tcp.store import TcpStore
-from core.api.kv import BlockKey, StoreParts
 
 
 class TransportConnector(Tcp, ABC):

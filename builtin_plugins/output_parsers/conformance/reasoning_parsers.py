@@ -11,11 +11,14 @@ from builtin_plugins.output_parsers.conformance.chunking import (
     assert_linear,
     assert_survival,
 )
+from builtin_plugins.output_parsers.contract import ReasoningFormat
 from builtin_plugins.output_parsers.testing import Reader
 from core.testing.conformance.examples import examples
 
 if TYPE_CHECKING:
     from core.testing.conformance import Subject
+
+CONTRACT = ReasoningFormat
 
 
 def check_plain_text_is_returned(subject: Subject) -> None:

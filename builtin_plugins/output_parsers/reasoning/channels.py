@@ -23,7 +23,7 @@ from builtin_plugins.output_parsers.channel_families import (
     tag_markers,
     template_hints,
 )
-from core.api.serving import ParseRequest, ReasoningFormat
+from builtin_plugins.output_parsers.contract import ParseRequest, ReasoningFormat
 
 
 def channel_format(

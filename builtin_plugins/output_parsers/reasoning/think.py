@@ -20,8 +20,8 @@ from itertools import product
 from typing import Any, Final
 
 from builtin_plugins.output_parsers.api import OutputReader, Reading, read_response_template
+from builtin_plugins.output_parsers.contract import ParseRequest, ReasoningFormat
 from core.api import ConfigError
-from core.api.serving import ParseRequest, ReasoningFormat
 
 OFF: Final = (False, None, "", "no_think", "disabled")
 """Values that switch reasoning off."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from builtin_plugins.output_parsers.contract import ReasoningFormat, ToolFormat
 from core.api import Registry
-from core.api.serving import ReasoningFormat, ToolFormat
 
 Format = TypeVar("Format", "ToolFormat", "ReasoningFormat")
 

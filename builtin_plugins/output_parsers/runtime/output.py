@@ -7,6 +7,12 @@ from itertools import groupby
 
 import msgspec
 
+from builtin_plugins.output_parsers.contract import (
+    ParseRequest,
+    ReasoningFormat,
+    ToolFormat,
+    random_call_id,
+)
 from builtin_plugins.output_parsers.runtime.events import (
     ArgumentsPiece,
     Call,
@@ -23,7 +29,6 @@ from builtin_plugins.output_parsers.runtime.events import (
 from builtin_plugins.output_parsers.runtime.json_text import Broken
 from builtin_plugins.output_parsers.runtime.reader import OutputReader
 from builtin_plugins.output_parsers.runtime.text_stream import Reading
-from core.api.serving import ParseRequest, ReasoningFormat, ToolFormat, random_call_id
 
 
 class ReasoningPiece(msgspec.Struct, frozen=True):

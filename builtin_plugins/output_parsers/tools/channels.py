@@ -30,10 +30,10 @@ from builtin_plugins.output_parsers.channel_families import (
     tag_markers,
     template_hints,
 )
+from builtin_plugins.output_parsers.contract import ParseRequest, ToolFormat
 from builtin_plugins.output_parsers.tools.json_calls import ARGUMENTS, read_one_or_list
 from builtin_plugins.output_parsers.tools.tagged import read_arguments, read_name
 from builtin_plugins.output_parsers.tools.tagged_families import invokes
-from core.api.serving import ParseRequest, ToolFormat
 
 ATEM: Final = invokes("<atem:function_calls>", "</atem:function_calls>", "atem:", literal=True)
 COHERE_KEYS: Final = CallKeys(names=("tool_name",), ids=("tool_call_id",))

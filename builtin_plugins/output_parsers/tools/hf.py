@@ -22,10 +22,10 @@ from builtin_plugins.output_parsers.api import (
     read_response_template,
     typed_arguments,
 )
+from builtin_plugins.output_parsers.contract import ParseRequest, ToolFormat
 from builtin_plugins.output_parsers.tools.literals import gemma_arguments
 from builtin_plugins.output_parsers.tools.pythonic import quoted_brackets
 from core.api import ConfigError
-from core.api.serving import ParseRequest, ToolFormat
 
 WHERE: Final = "response_template.fields.tool_calls"
 INSTEAD: Final = "Use the model family's own --tool-call-parser instead of hf."

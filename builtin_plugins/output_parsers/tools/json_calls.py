@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any, Final
 
 from builtin_plugins.output_parsers.api import Broken, CallKeys, OutputReader, Reading
-from core.api.serving import CallText, ParseRequest, ToolFormat
+from builtin_plugins.output_parsers.contract import CallText, ParseRequest, ToolFormat
 
 KEYS: Final = CallKeys(inner="function")
 ARGUMENTS: Final = KEYS.arguments

@@ -15,8 +15,8 @@ from builtin_plugins.output_parsers.api import (
     schema_types,
     typed_value,
 )
+from builtin_plugins.output_parsers.contract import ParseRequest, ToolFormat
 from builtin_plugins.output_parsers.tools.tagged import read_text_until
-from core.api.serving import ParseRequest, ToolFormat
 
 MARK: Final = "]<]minimax[>["
 """Text before every tag."""

@@ -13,9 +13,9 @@ from functools import partial
 from typing import Final
 
 from builtin_plugins.output_parsers.api import Broken, OutputReader, Reading, typed_arguments
+from builtin_plugins.output_parsers.contract import ParseRequest, ToolFormat
 from builtin_plugins.output_parsers.tools.json_calls import read_bare
 from builtin_plugins.output_parsers.tools.literals import gemma_arguments, python_arguments
-from core.api.serving import ParseRequest, ToolFormat
 
 BARE: Final = "call:"
 

@@ -16,8 +16,8 @@ from builtin_plugins.output_parsers.api import (
     read_json,
     typed_value,
 )
+from builtin_plugins.output_parsers.contract import ParseRequest, ToolFormat
 from builtin_plugins.output_parsers.tools.json_calls import KEYS, add_named_call
-from core.api.serving import ParseRequest, ToolFormat
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
+from builtin_plugins.output_parsers.contract import CallText, ToolFormat
 from builtin_plugins.output_parsers.tools.tagged import TagSyntax, tag_format
-from core.api.serving import CallText, ToolFormat
 
 
 def kimi_call_id(name: str, index: int) -> str:

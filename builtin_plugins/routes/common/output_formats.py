@@ -12,7 +12,10 @@ from builtin_plugins.output_parsers.api import (
     Broken,
     OutputParser,
     OutputReader,
+    ParseRequest,
     Reading,
+    ReasoningFormat,
+    ToolFormat,
     fit_format,
     known_formats,
     suggest_parsers,
@@ -24,7 +27,7 @@ from builtin_plugins.routes.common.tools import (
     forced_call_format,
 )
 from core.api import ConfigError, InvalidRequest, Registry, SamplingParams
-from core.api.serving import ParseRequest, ReasoningFormat, ServedEngine, ToolFormat
+from core.api.serving import ServedEngine
 from core.api.telemetry import CallStats
 
 _OPTIONS: Final = (

@@ -7,10 +7,16 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from builtin_plugins.output_parsers.api import CallKeys, OutputReader, Reading
+from builtin_plugins.output_parsers.api import (
+    CallKeys,
+    CallText,
+    OutputReader,
+    ParseRequest,
+    Reading,
+    ToolFormat,
+)
 from core.api import InvalidRequest
 from core.api.sampling import StructuredOutputsParams
-from core.api.serving import CallText, ParseRequest, ToolFormat
 
 MAX_TOOLS: Final = 128
 """Largest number of tools in a request, as in OpenAI's API."""

@@ -10,10 +10,10 @@ from typing import Final
 
 import tokenizers
 
+from builtin_plugins.tokenizers.byte_level import byte_level_alphabet
 from builtin_plugins.tokenizers.hf.settings import TokenizerSettings
 from builtin_plugins.tokenizers.hf.split_points import find_split_points
 from core.api import ModelError
-from core.api.sampling import byte_level_alphabet
 
 LONG_CHARS: Final = 8192
 """Length in characters above which only the needed beginning of a text is tokenized."""

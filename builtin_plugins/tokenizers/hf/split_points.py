@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
-from core.api.sampling import byte_level_alphabet
+from builtin_plugins.tokenizers.byte_level import byte_level_alphabet
 
 Encode = Callable[[str], list[int]]
 

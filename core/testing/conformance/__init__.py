@@ -17,6 +17,7 @@ from importlib.metadata import entry_points
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
+from core import contracts
 from core.config import EngineConfig
 from core.config.build import config_from_kwargs
 from core.errors import EngineError
@@ -98,12 +99,19 @@ def checks(kind: str) -> list[Check]:
 def _suite(kind: str) -> ModuleType:
     """Return the module with the checks of a kind: a distribution's, or the one in this package.
 
-    A suite that needs a plugin's runtime comes with it, by an entry point of the kind's name.
+    A suite that needs a plugin's runtime comes with it, by an entry point of the kind's name; so
+    does the suite of a contract that the kernel does not use.
     """
     for point in entry_points(group=SUITES, name=kind):
         module: ModuleType = point.load()
         return module
     return importlib.import_module(f"{__name__}.{kind}")
+
+
+def contract_of(kind: str) -> Any:
+    """Return the contract of a kind: `CONTRACT` of its suite, or one of `core.contracts`."""
+    own = getattr(_suite(kind), "CONTRACT", None)
+    return own or getattr(contracts, KINDS[kind].contract)
 
 
 def cases(*selection: str) -> list[Case]:

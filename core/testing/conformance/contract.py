@@ -8,10 +8,9 @@ import dataclasses
 import inspect
 from typing import TYPE_CHECKING
 
-from core import contracts
 from core.errors import did_you_mean
-from core.plugin import KINDS
 from core.plugin.facts import FACTS
+from core.testing.conformance import contract_of
 from core.testing.conformance.signatures import assert_takes
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ def check_target_is_what_the_contract_says(subject: Subject) -> None:
     """The engine constructs classes and calls functions; where the contract is plain data, it takes
     the data.
     """
-    contract = getattr(contracts, KINDS[subject.kind].contract)
+    contract = contract_of(subject.kind)
     if isinstance(contract, type) and dataclasses.is_dataclass(contract):
         found = (
             f"{subject.entry.name}: the target is {subject.target!r}; make it a "
@@ -64,7 +63,7 @@ def check_target_is_what_the_contract_says(subject: Subject) -> None:
 
 def check_has_the_methods_of_its_contract(subject: Subject) -> None:
     """Every method the kernel calls is there and takes what it is called with."""
-    contract = getattr(contracts, KINDS[subject.kind].contract)
+    contract = contract_of(subject.kind)
     if not (isinstance(contract, type) and isinstance(subject.target, type)):
         return
     for name, method in vars(contract).items():

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from typing import Any, Final
 
-from core.api.sampling import schema_parts
+from builtin_plugins.grammar_backends.api import schema_parts
 
 _NAMING: Final = frozenset(["properties", "patternProperties"])
 _ALTERNATIVES: Final = ("anyOf", "oneOf")

@@ -9,7 +9,7 @@ import numpy as np
 from builtin_plugins.kv_connectors.api import CHECKSUM_BYTES, MAGIC, Damaged, split_like
 
 if TYPE_CHECKING:
-    from core.api.kv import Block
+    from builtin_plugins.kv_connectors.api import Block
 
 HEAD_BYTES: Final = len(MAGIC) + CHECKSUM_BYTES
 ALIGN_BYTES: Final = 4096

@@ -11,11 +11,12 @@ from builtin_plugins.kv_connectors.api import (
     EXTRA,
     FLAG,
     BoundedDirectory,
+    KVTransferConfig,
     PolicyName,
+    StoreParts,
     read_extra,
 )
 from core.api import ConfigError, EngineConfig
-from core.api.kv import KVTransferConfig, StoreParts
 from core.model_spec.kv import KVLayout
 from engine_lmcache.block_objects import ALIGN_BYTES, padded
 from engine_lmcache.vllm_settings import convert_settings

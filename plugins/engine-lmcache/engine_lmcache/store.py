@@ -21,7 +21,7 @@ from lmcache.v1.distributed.api import (
     PrefetchTaskSpec,
 )
 
-from core.api.kv import BlockKey, StoreParts
+from builtin_plugins.kv_connectors.api import BlockKey, StoreParts
 from engine_lmcache.block_objects import (
     HEAD_BYTES,
     checksum_in,
@@ -32,7 +32,7 @@ from engine_lmcache.block_objects import (
 from engine_lmcache.l1_cache import POLL_S, L1Cache, is_storing
 
 if TYPE_CHECKING:
-    from core.api.kv import Block
+    from builtin_plugins.kv_connectors.api import Block
 
 CLOSE_S: Final = 3.0
 

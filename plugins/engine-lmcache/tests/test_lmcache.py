@@ -16,12 +16,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from resp_server import serving
 
+from builtin_plugins.kv_connectors.testing import FAULTS
 from core import LLM
 from core.errors import EngineError
 from core.testing import conformance
 from core.testing.checkpoints import make_checkpoint
 from core.testing.conformance import Case
-from core.testing.kv_faults import FAULTS
 from tests.builtin_plugins.kv_connectors.small_engines import (
     FAKE,
     PROMPTS,

@@ -14,8 +14,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from engine_lmcache.connector import LMCache
 from engine_lmcache.vllm_settings import convert_settings
 
+from builtin_plugins.kv_connectors.api import KVTransferConfig
 from core.api import ConfigError, EngineConfig
-from core.api.kv import KVTransferConfig
 from core.config.sections import ParallelConfig
 
 FOLDER = {"type": "fs", "base_path": "/folder"}

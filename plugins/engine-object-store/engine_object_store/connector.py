@@ -17,11 +17,12 @@ from builtin_plugins.kv_connectors.api import (
     EXTRA,
     FLAG,
     BoundedDirectory,
+    KVTransferConfig,
     PolicyName,
+    StoreParts,
     read_extra,
 )
 from core.api import ConfigError, EngineConfig
-from core.api.kv import KVTransferConfig, StoreParts
 from core.model_spec.kv import KVLayout
 from engine_object_store.store import ObjectBlockStore
 

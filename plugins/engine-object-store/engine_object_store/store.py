@@ -11,15 +11,15 @@ import obstore
 from builtin_plugins.kv_connectors.api import (
     CHECKSUM_BYTES,
     MAGIC,
+    BlockKey,
     Damaged,
     block_path,
     parse_block_name,
     split_like,
 )
-from core.api.kv import BlockKey
 
 if TYPE_CHECKING:
-    from core.api.kv import Block
+    from builtin_plugins.kv_connectors.api import Block
 
 HEAD_BYTES = len(MAGIC) + CHECKSUM_BYTES
 

@@ -17,13 +17,13 @@ for folder in (Path(__file__).parent, Path(__file__).parents[1]):
 from engine_object_store.connector import ObjectStore  # noqa: E402 - needs obstore
 from s3_server import Bucket, serving  # noqa: E402
 
+from builtin_plugins.kv_connectors.api import KVTransferConfig  # noqa: E402
+from builtin_plugins.kv_connectors.testing import FAULTS  # noqa: E402
 from core import LLM  # noqa: E402
 from core.api import ConfigError, EngineConfig  # noqa: E402
-from core.api.kv import KVTransferConfig  # noqa: E402
 from core.errors import EngineError  # noqa: E402
 from core.testing import conformance  # noqa: E402
 from core.testing.conformance import Case  # noqa: E402
-from core.testing.kv_faults import FAULTS  # noqa: E402
 from tests.builtin_plugins.kv_connectors.small_engines import (  # noqa: E402
     FAKE,
     PROMPTS,

@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from builtin_plugins.output_parsers.api import Broken, OutputReader, Reading
-from core.api.serving import ParseRequest, ReasoningFormat, ToolFormat
+from builtin_plugins.output_parsers.api import (
+    Broken,
+    OutputReader,
+    ParseRequest,
+    Reading,
+    ReasoningFormat,
+    ToolFormat,
+)
 from engine_vllm_compat.discovery import registered
 from engine_vllm_compat.protocol import ChatCompletionRequest
 from engine_vllm_compat.registries import BaseThinkingReasoningParser, Classes

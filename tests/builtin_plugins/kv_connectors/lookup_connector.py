@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from builtin_plugins.kv_connectors.api import BlockKey, KVTransferConfig, StoreParts
 from builtin_plugins.kv_connectors.block_files import block_path
 from builtin_plugins.kv_connectors.disk import Disk, Folder
 from core.api import EngineConfig, Entry, hookimpl
-from core.api.kv import BlockKey, KVTransferConfig, StoreParts
 
 
 @hookimpl

@@ -14,7 +14,7 @@ from tests.timeouts import TIMEOUT_S
 
 FAKE = [
     "core.testing.fake_model",
-    "core.testing.kv_faults",
+    "builtin_plugins.kv_connectors.testing",
     "tests/system/proofs/features/windowed.py",
 ]
 PARAMS = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False)

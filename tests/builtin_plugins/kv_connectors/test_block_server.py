@@ -11,7 +11,9 @@ import msgspec
 import numpy as np
 import pytest
 import zmq
+from core.testing.conformance.kv_connectors import LAYOUT
 
+from builtin_plugins.kv_connectors.api import BlockKey, StoreParts
 from builtin_plugins.kv_connectors.offload import HostMemory
 from builtin_plugins.kv_connectors.tcp.client import Connection
 from builtin_plugins.kv_connectors.tcp.protocol import (
@@ -27,8 +29,6 @@ from builtin_plugins.kv_connectors.tcp.protocol import (
 )
 from builtin_plugins.kv_connectors.tcp.server import BlockServer
 from builtin_plugins.kv_connectors.tcp.store import ServedMemory, TcpStore
-from core.api.kv import BlockKey, StoreParts
-from core.testing.conformance.kv_connectors import LAYOUT
 from tests.builtin_plugins.kv_connectors.small_engines import free_port
 from tests.timeouts import TIMEOUT_S
 

@@ -16,7 +16,7 @@ from builtin_plugins.features.kv_tiers.checksum import (
     SlotSizes,
     checksummer_for,
 )
-from core.api.kv import BlockKey
+from builtin_plugins.kv_connectors.api import BlockKey
 from tests.builtin_plugins.kv_connectors.small_engines import (
     BLOCKS,
     only_tier,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from builtin_plugins.kv_connectors.api import BlockKey
 from builtin_plugins.kv_connectors.directory import BoundedDirectory, PolicyName
-from core.api.kv import BlockKey
 
 
 def key(index: int, group: int = 0) -> BlockKey:

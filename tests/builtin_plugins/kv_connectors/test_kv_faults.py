@@ -18,10 +18,10 @@ import pytest
 from builtin_plugins.features.kv_tiers.circuit_breaker import PROBATION_BLOCKS
 from builtin_plugins.kv_connectors import disk
 from builtin_plugins.kv_connectors.block_files import block_path
+from builtin_plugins.kv_connectors.testing import FAULTS
 from core.errors import EngineError
 from core.testing import conformance
 from core.testing.conformance import Case
-from core.testing.kv_faults import FAULTS
 from tests.builtin_plugins.kv_connectors.small_engines import (
     PARAMS,
     PROMPTS,
@@ -35,7 +35,9 @@ from tests.timeouts import TIMEOUT_S
 OVER: dict[str, Any] = {"offload": {"cpu_bytes_to_use": 4 << 20}, "disk": {"folder": ""}}
 
 
-@pytest.mark.parametrize("case", conformance.cases("core.testing.kv_faults"), ids=str)
+@pytest.mark.parametrize(
+    "case", conformance.cases("builtin_plugins.kv_connectors.testing"), ids=str
+)
 def test_faulty_connector_passes_kv_connector_suite(case: Case) -> None:
     case()
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from builtin_plugins.kv_connectors.api import KVTransferConfig
 from builtin_plugins.kv_connectors.tcp import store
 from builtin_plugins.kv_connectors.tcp.connector import Tcp
 from core import LLM
 from core.api import ConfigError, EngineConfig, InvalidRequest
-from core.api.kv import KVTransferConfig
 from core.errors import EngineError
 from core.testing.checkpoints import make_checkpoint
 from tests.builtin_plugins.kv_connectors.cutting_proxy import cutting

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from builtin_plugins.features.kv_tiers.settings import tiers_of
+from builtin_plugins.kv_connectors.api import KVTransferConfig
 from builtin_plugins.kv_connectors.disk import Disk
 from builtin_plugins.kv_connectors.offload import Offload
 from builtin_plugins.kv_connectors.shared_storage import SharedStorage
 from core.api import ConfigError, EngineConfig
-from core.api.kv import KVTransferConfig
 from core.config.sections import CacheConfig
 from core.errors import EngineError
 from tests.builtin_plugins.kv_connectors.small_engines import only_tier, open_llm

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from builtin_plugins.speculators.api import DraftRow, SpeculativeConfig
 from core.api import EngineConfig, Entry, hookimpl
-from core.api.sampling import DraftRow, SpeculativeConfig
 
 
 @hookimpl

@@ -7,8 +7,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from builtin_plugins.speculators.api import DraftRow, SpeculativeConfig, TokenTree
 from core.api import EngineConfig, Entry, hookimpl
-from core.api.sampling import DraftRow, SpeculativeConfig, TokenTree
 
 
 @hookimpl

@@ -12,7 +12,7 @@ import torch
 
 from builtin_plugins.features.speculation.messages import Granted, Report, column
 from builtin_plugins.features.speculation.worker import SpeculationWorker
-from core.api.sampling import DraftRow, SpeculativeConfig
+from builtin_plugins.speculators.api import DraftRow, SpeculativeConfig
 
 MAX_DRAFT_TOKENS = 5
 

@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import load_file
 from torch.nn import functional
 
+from builtin_plugins.speculators.api import TokenTree
 from builtin_plugins.speculators.chain import ChainSpeculator
 from builtin_plugins.speculators.draft_model import DraftModel
 from builtin_plugins.speculators.medusa import Medusa
 from builtin_plugins.speculators.mlp_speculator import MlpSpeculator
 from core import LLM, SamplingParams
-from core.api.sampling import TokenTree
 from core.errors import EngineError
 from core.testing.checkpoints import make_checkpoint
 from tests.builtin_plugins.speculators import reference_heads

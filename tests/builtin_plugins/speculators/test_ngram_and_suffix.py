@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from builtin_plugins.speculators.api import DraftRow, SpeculativeConfig
 from builtin_plugins.speculators.ngram import NGram
 from builtin_plugins.speculators.suffix import Suffix, write_outputs
 from core.api import ConfigError, EngineConfig
 from core.api.models import ModelSource
-from core.api.sampling import DraftRow, SpeculativeConfig
 from core.step import NewRow
 from core.types import SamplingParams
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from builtin_plugins.features.speculation.settings import settings_of
+from builtin_plugins.speculators.api import SpeculativeConfig
 from core.api import ConfigError
-from core.api.sampling import SpeculativeConfig
 from core.config.build import config_from_kwargs
 from core.frontend.startup import load_from_kwargs
 from core.plugin import load_plan, make_plan

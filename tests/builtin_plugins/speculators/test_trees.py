@@ -18,9 +18,10 @@ from builtin_plugins.features.speculation.subtrees import (
     node_exponents,
 )
 from builtin_plugins.features.speculation.tree_worker import _Paths
+from builtin_plugins.speculators.api import DraftRow, TokenTree
 from builtin_plugins.speculators.draft_trees import fill_trees
 from core import LLM, SamplingParams
-from core.api.sampling import DraftRow, StructuredOutputsParams, TokenTree
+from core.api.sampling import StructuredOutputsParams
 from core.errors import EngineError
 from core.step import NewRow
 from core.testing.checkpoints import make_checkpoint

@@ -6,8 +6,8 @@ import inspect
 
 import pytest
 
-from core import contracts
 from core.plugin import KINDS, hookspecs
+from core.testing.conformance import contract_of
 from scripts.reference.hooks import hooks_page
 
 HOOKS = [name for name in vars(hookspecs) if name.startswith("engine_")]
@@ -29,7 +29,7 @@ def test_every_hook_is_a_heading_with_its_arguments(page: str, hook: str) -> Non
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_method_of_a_contract_is_described(page: str, kind: str) -> None:
-    contract = getattr(contracts, KINDS[kind].contract)
+    contract = contract_of(kind)
     for name, method in vars(contract).items():
         if inspect.isfunction(method) and not name.startswith("_"):
             assert f"- `{name}(" in page

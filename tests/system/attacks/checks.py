@@ -18,8 +18,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from builtin_plugins.output_parsers.api import ParseRequest, ToolFormat
 from core.api import ConfigError, EngineConfig, ModelError
-from core.api.serving import ParseRequest, ToolFormat
 from core.errors import EngineError
 
 ROOT: Final = Path(__file__).parents[3]

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from builtin_plugins.output_parsers.api import ParseRequest
 from builtin_plugins.output_parsers.testing import Reader
-from core.api.serving import ParseRequest
 from core.plugin import load_plan, make_plan
 
 ROOT = Path(__file__).parents[3]

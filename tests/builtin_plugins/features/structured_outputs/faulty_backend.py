@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from builtin_plugins.grammar_backends.api import Vocabulary
 from core.api import Entry, InvalidRequest, hookimpl
-from core.api.sampling import Constraint, Vocabulary
+from core.api.sampling import Constraint
 
 
 @hookimpl

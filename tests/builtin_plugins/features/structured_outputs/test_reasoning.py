@@ -15,8 +15,8 @@ from builtin_plugins.features.structured_outputs.grammar_row import (
     TokenMasks,
 )
 from builtin_plugins.features.structured_outputs.resources import GrammarResources
+from builtin_plugins.grammar_backends.api import read_vocabulary
 from core.api import EngineConfig
-from core.api.sampling import read_vocabulary
 from core.plugin import load_plan, make_plan
 from core.testing.byte_tokenizer import ByteTokenizer
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from builtin_plugins.output_parsers.api import fit_format
+from builtin_plugins.output_parsers.api import ParseRequest, ReasoningFormat, fit_format
 from builtin_plugins.output_parsers.testing import NUM_CHUNKINGS, Parsed, Reader
-from core.api.serving import ParseRequest, ReasoningFormat
 from core.plugin import load_plan, make_plan
 
 REGISTRY = load_plan(make_plan(["none", "reasoning_parsers", "tool_parsers"]))

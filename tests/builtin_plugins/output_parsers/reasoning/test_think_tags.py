@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from builtin_plugins.output_parsers.api import ParseRequest, ReasoningFormat
 from builtin_plugins.output_parsers.reasoning.think import DEEPSEEK_R1, QWEN3, THINK
 from builtin_plugins.output_parsers.testing import Parsed, Reader
 from builtin_plugins.output_parsers.tools.json_calls import HERMES
-from core.api.serving import ParseRequest, ReasoningFormat
 
 ON = ParseRequest()
 OFF = ParseRequest(template_kwargs={"enable_thinking": False})

@@ -24,8 +24,8 @@ from typing import Any
 
 import yaml
 
+from builtin_plugins.output_parsers.api import ParseRequest
 from builtin_plugins.output_parsers.testing import Reader
-from core.api.serving import ParseRequest
 from core.plugin import load_plan, make_plan
 
 FOLDERS = {"tool_parsers": "tools", "reasoning_parsers": "reasoning"}

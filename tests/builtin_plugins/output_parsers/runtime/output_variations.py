@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from builtin_plugins.output_parsers.api import ReasoningFormat, ToolFormat
 from builtin_plugins.output_parsers.testing import Parsed
-from core.api.serving import ReasoningFormat, ToolFormat
 
 _WORDS = re.compile(r"[A-Za-z]{3,}")
 BOM = "\ufeff"

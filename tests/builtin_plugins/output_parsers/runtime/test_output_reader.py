@@ -10,12 +10,13 @@ from builtin_plugins.output_parsers.api import (
     Call,
     OutputParser,
     OutputReader,
+    ParseRequest,
     Reading,
+    ToolFormat,
     typed_arguments,
     typed_value,
 )
 from builtin_plugins.output_parsers.testing import Parsed, Reader
-from core.api.serving import ParseRequest, ToolFormat
 
 PARTS = st.sampled_from(
     ["<a>", "</a>", "<ab>", "<", "a", ">", "x", " ", "\n", '{"k": 1}', "{", '"', "[1]", "é🙂"]

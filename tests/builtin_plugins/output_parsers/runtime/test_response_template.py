@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from builtin_plugins.output_parsers.api import fit_format, read_pattern
+from builtin_plugins.output_parsers.api import ParseRequest, fit_format, read_pattern
 from builtin_plugins.output_parsers.reasoning.think import HF as REASONING
 from builtin_plugins.output_parsers.testing import Parsed, Reader
 from builtin_plugins.output_parsers.tools.hf import HF as CALLS
 from core.api import ConfigError
-from core.api.serving import ParseRequest
 from tests.builtin_plugins.output_parsers.runtime.response_templates import (
     COHERE,
     ERNIE,

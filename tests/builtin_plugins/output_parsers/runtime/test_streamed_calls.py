@@ -9,9 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from builtin_plugins.output_parsers.api import ArgumentsPiece, CallBegun, CallEnded, OutputParser
+from builtin_plugins.output_parsers.api import (
+    ArgumentsPiece,
+    CallBegun,
+    CallEnded,
+    OutputParser,
+    ParseRequest,
+)
 from builtin_plugins.output_parsers.testing import Parsed, Reader
-from core.api.serving import ParseRequest
 from tests.builtin_plugins.output_parsers.runtime.output_cases import (
     FORMATS,
     KINDS,

@@ -8,9 +8,15 @@ from typing import Any
 
 import pytest
 
-from builtin_plugins.output_parsers.api import ArgumentsPiece, OutputParser, ParsedDelta, fit_format
+from builtin_plugins.output_parsers.api import (
+    ArgumentsPiece,
+    OutputParser,
+    ParsedDelta,
+    ParseRequest,
+    ToolFormat,
+    fit_format,
+)
 from builtin_plugins.output_parsers.testing import NUM_CHUNKINGS, Parsed, Reader
-from core.api.serving import ParseRequest, ToolFormat
 from core.plugin import load_plan, make_plan
 from tests.builtin_plugins.output_parsers.tools.call_syntaxes import (
     DESCRIBED,

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from builtin_plugins.output_parsers.api import ParseRequest
 from builtin_plugins.output_parsers.testing import Parsed, Reader
-from core.api.serving import ParseRequest
 from core.plugin import load_plan, make_plan
 
 REGISTRY = load_plan(make_plan(["none", "tool_parsers"]))

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
+from builtin_plugins.output_parsers.api import ParseRequest
 from builtin_plugins.output_parsers.testing import NUM_CHUNKINGS, Parsed, Reader
-from core.api.serving import ParseRequest
 from tests.builtin_plugins.output_parsers.tools.call_syntaxes import SYNTAXES
 from tests.builtin_plugins.output_parsers.tools.malformed_calls import CASES, TOOLS, Case
 from tests.builtin_plugins.output_parsers.tools.test_call_syntax import (

@@ -6,8 +6,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from builtin_plugins.grammar_backends.api import Vocabulary
 from core.api import InvalidRequest
-from core.api.sampling import Constraint, Vocabulary
+from core.api.sampling import Constraint
 
 
 class Acme:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping
 from typing import Any, Literal
 
+from builtin_plugins.kv_connectors.api import BlockKey, KVTransferConfig, StoreParts
 from core.api import EngineConfig
-from core.api.kv import BlockKey, KVTransferConfig, StoreParts
 
 
 class Acme:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from builtin_plugins.output_parsers.api import OutputReader, Reading
-from core.api.serving import ParseRequest, ReasoningFormat
+from builtin_plugins.output_parsers.api import OutputReader, ParseRequest, Reading, ReasoningFormat
 
 
 def read(reader: OutputReader, request: ParseRequest) -> Reading:

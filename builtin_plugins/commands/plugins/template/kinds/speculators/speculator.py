@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from builtin_plugins.speculators.api import DraftRow, SpeculativeConfig
 from core.api import EngineConfig, Registry
-from core.api.sampling import DraftRow, SpeculativeConfig
 
 EXAMPLES = [([4, 7, 7], 3, [7, 7, 7]), ([4, 7], 3, [])]
 """Tokens so far, maximum number of draft tokens, and the expected drafts."""

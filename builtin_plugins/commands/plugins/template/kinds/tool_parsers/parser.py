@@ -5,8 +5,7 @@ The engine handles streaming, chunks and malformed calls.
 
 from __future__ import annotations
 
-from builtin_plugins.output_parsers.api import OutputReader, Reading
-from core.api.serving import ParseRequest, ToolFormat
+from builtin_plugins.output_parsers.api import OutputReader, ParseRequest, Reading, ToolFormat
 
 
 def read(reader: OutputReader, request: ParseRequest) -> Reading:

@@ -1,4 +1,4 @@
-"""The plugin `core.testing.kv_faults`: a connector with injected faults, over one that
+"""The plugin `builtin_plugins.kv_connectors.testing`: a connector with injected faults, over one that
 does not.
 
 `{"kv_connector": "faulty", "kv_connector_extra_config": {"over": "offload", "fault": "corrupting",
@@ -13,12 +13,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from builtin_plugins.kv_connectors.contract import (
+    BlockKey,
+    KVDirectory,
+    KVStore,
+    KVTransferConfig,
+    StoreParts,
+)
 from core.api import ConfigError, EngineConfig, Entry, hookimpl
-from core.api.kv import BlockKey, KVDirectory, KVStore, KVTransferConfig, StoreParts
-from core.plugin import load_plan, make_plan
+from core.api.plugins import load_plan, make_plan
 
 if TYPE_CHECKING:
-    from core.contracts.kv import Block, Bytes
+    from builtin_plugins.kv_connectors.contract import Block, Bytes
 
 FAULTS: Final = (
     *("none", "slow", "hanging", "hanging_writes", "failing", "failing_writes"),
@@ -30,7 +36,13 @@ SLOW_S: Final = 0.02
 @hookimpl
 def engine_kv_connectors() -> list[Entry]:
     """Return the connector that has faults."""
-    return [Entry("faulty", "core.testing.kv_faults:Faulty", "another connector, with a fault")]
+    return [
+        Entry(
+            "faulty",
+            "builtin_plugins.kv_connectors.testing:Faulty",
+            "another connector, with a fault",
+        )
+    ]
 
 
 class Faulty:

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from core.contracts import Vocabulary
-from core.errors import InvalidRequest
-from core.types.structured import Constraint
+from builtin_plugins.grammar_backends.contract import GrammarBackend, Vocabulary
+from core.api import InvalidRequest
+from core.api.sampling import Constraint
 
 if TYPE_CHECKING:
     from core.testing.conformance import Subject
 
+CONTRACT = GrammarBackend
 _WORDS: Final = (b"true", b'": ', b'{"', b'"}', b"ab", b"12", "é".encode(), b"", b"")
 _VOCABULARY: Final = Vocabulary((*(bytes([i]) for i in range(256)), *_WORDS), (263,))
 _NUM_TOKENS: Final = len(_VOCABULARY.tokens)

@@ -1,7 +1,7 @@
 """What every KV connector must hold to: what it says it has is what was written, or it says that it
 has not.
 
-Whole engines over a connector that fails are tried with `core.testing.kv_faults`.
+Whole engines over a connector that fails are tried with `builtin_plugins.kv_connectors.testing`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from core.contracts import BlockKey, KVTransferConfig, StoreParts
+from builtin_plugins.kv_connectors.contract import (
+    BlockKey,
+    KVConnector,
+    KVTransferConfig,
+    StoreParts,
+)
 from core.model_spec.kv import FullAttention, GroupLayout, KVLayout, PoolLayout, SlidingWindow
 
 if TYPE_CHECKING:
     from core.testing.conformance import Subject
 
+CONTRACT = KVConnector
 _SLOT_BYTES = (256, 96)
 _SLOTS = (3, 1)
 LAYOUT = KVLayout(

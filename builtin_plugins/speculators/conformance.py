@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from core.contracts import DraftRow, SpeculativeConfig
-from core.step import NewRow
+from builtin_plugins.speculators.contract import DraftRow, SpeculativeConfig, Speculator
+from core.api import SamplingParams
+from core.api.execution import NewRow
 from core.testing.conformance.examples import examples
-from core.types import SamplingParams
 
 if TYPE_CHECKING:
     from core.testing.conformance import Subject
 
+CONTRACT = Speculator
 TEXTS = ([1], [1, 2, 3], [4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6], [9] * 20, list(range(40)) * 2)
 
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Final, Protocol
 
-from core.errors import ConfigError
+from core.api import ConfigError
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from core.step import NewRow
+    from core.api.execution import NewRow
 
 
 # --- draft trees ------------------------------------------------------------
