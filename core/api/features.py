@@ -5,12 +5,8 @@ names they read.
 from core.contracts.admission import (
     AdmissionContext,
     AdmissionExtension,
-    Call,
     PendingRequest,
-    Variant,
-    VariantSource,
     llm_methods,
-    variant_sources,
 )
 from core.contracts.scheduling import (
     QueuedRequest,
@@ -26,7 +22,6 @@ __all__ = [
     "AdmissionContext",
     "AdmissionExtension",
     "Bound",
-    "Call",
     "KnownNames",
     "PendingRequest",
     "QueuedRequest",
@@ -34,8 +29,5 @@ __all__ = [
     "SchedulerExtension",
     "SchedulingPolicy",
     "Unsupported",
-    "Variant",
-    "VariantSource",
     "llm_methods",
-    "variant_sources",
 ]

@@ -2,15 +2,7 @@
 and logs.
 """
 
-from core.contracts.clients import (
-    Client,
-    EngineStatus,
-    Listener,
-    Parent,
-    PreservedState,
-    Running,
-    State,
-)
+from core.contracts.clients import Client, EngineStatus, Listener, Running, State
 from core.contracts.serving import RouteGroup, ServedEngine, Server, ServerActivity
 from core.contracts.text import ChatRenderer, Tokenizer
 from core.logs import PAUSE_S, RateLimitedLogger, setup_logging
@@ -22,8 +14,6 @@ __all__ = [
     "Client",
     "EngineStatus",
     "Listener",
-    "Parent",
-    "PreservedState",
     "Prompt",
     "RateLimitedLogger",
     "RouteGroup",

@@ -13,7 +13,7 @@ from core.contracts.attention import (
     ForwardBatch,
     QkNormRope,
 )
-from core.contracts.clients import Client, EngineStatus, Listener, Parent, PreservedState, Running
+from core.contracts.clients import Client, EngineStatus, Listener, Running
 from core.contracts.kv import EvictionOrder, FreeBlocks, KVEviction, Retention
 from core.contracts.models import (
     Architecture,
@@ -87,7 +87,6 @@ __all__ = [
     "OpImplementation",
     "OpTable",
     "ParallelGroup",
-    "Parent",
     "Pending",
     "PendingRequest",
     "Pipeline",
@@ -95,7 +94,6 @@ __all__ = [
     "Pooler",
     "PoolingCalls",
     "PoolingModel",
-    "PreservedState",
     "QkNormRope",
     "QuantMethod",
     "QueuedRequest",

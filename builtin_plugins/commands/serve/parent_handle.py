@@ -26,8 +26,8 @@ from builtin_plugins.commands.serve.messages import (
     receive,
     send,
 )
+from builtin_plugins.servers.api import PreservedState
 from core.api import EngineDead
-from core.api.serving import PreservedState
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ def engine_scheduler_extensions(config: EngineConfig, registry: Registry) -> lis
     if not share:
         raise ConfigError("--kv-cache-metrics-sample: got 0; expected more than 0, up to 1.")
     from builtin_plugins.features.kv_metrics.residency import BlockResidency  # lazy: start-up
-    from core.api.telemetry import histogram_providers
+    from builtin_plugins.metric_sinks.api import histogram_providers
 
     residency = BlockResidency(share)
     histogram_providers(registry)["kv_metrics"] = residency.histograms

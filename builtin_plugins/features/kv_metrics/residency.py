@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any, Final
 
+from builtin_plugins.metric_sinks.api import Histogram
 from core.api.execution import StepPlan
-from core.api.telemetry import Histogram
 
 NAME: Final = "kv_metrics"
 SECONDS: Final = (

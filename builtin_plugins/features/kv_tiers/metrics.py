@@ -11,7 +11,7 @@ from builtin_plugins.features.kv_tiers.circuit_breaker import CircuitBreaker
 from builtin_plugins.features.kv_tiers.reads import BlockReads
 from builtin_plugins.features.kv_tiers.tier_index import TierIndex
 from builtin_plugins.features.kv_tiers.writes import BlockWrites
-from core.api.telemetry import with_label
+from builtin_plugins.metric_sinks.api import with_label
 
 WORST_FIRST: Final = ("degraded", "opening", "ready")
 

@@ -86,7 +86,7 @@ def engine_scheduler_extensions(config: EngineConfig, registry: Registry) -> lis
     from builtin_plugins.features.kv_tiers.metrics import TierMetrics  # lazy: faster start-up
     from builtin_plugins.features.kv_tiers.scheduling import KVTierScheduler
     from builtin_plugins.kv_connectors.api import tier_listeners
-    from core.api.telemetry import gauge_providers, info_providers
+    from builtin_plugins.metric_sinks.api import gauge_providers, info_providers
 
     parallel = config.parallel
     tensor = parallel.tensor_parallel_size

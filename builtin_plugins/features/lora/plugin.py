@@ -89,7 +89,7 @@ def engine_scheduler_extensions(config: EngineConfig, registry: Registry) -> lis
     if settings is None:
         return []
     from builtin_plugins.features.lora.scheduling import AdapterSlots  # lazy: start-up stays quick
-    from core.api.telemetry import info_providers
+    from builtin_plugins.metric_sinks.api import info_providers
 
     parallel = config.parallel
     num_ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
@@ -104,6 +104,6 @@ def engine_runner_extensions(config: EngineConfig, registry: Registry) -> list[A
     if settings is None:
         return []
     from builtin_plugins.features.lora.worker import LoraWorker  # lazy: only workers need torch
-    from core.api.telemetry import memory_owners
+    from builtin_plugins.metric_sinks.api import memory_owners
 
     return [LoraWorker(settings, memory_owners(registry))]

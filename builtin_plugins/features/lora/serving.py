@@ -12,6 +12,7 @@ from builtin_plugins.features.lora.adapter_file import BadAdapter
 from builtin_plugins.features.lora.messages import AdapterRef, AdapterStatus
 from builtin_plugins.features.lora.registry import FIELD, AdapterRegistry, KnownAdapter
 from builtin_plugins.features.lora.settings import Settings
+from builtin_plugins.routes.api import Call, Variant, variant_sources
 from core.api import (
     ConfigError,
     EngineConfig,
@@ -20,7 +21,7 @@ from core.api import (
     LoRARequest,
     Registry,
 )
-from core.api.features import Call, Variant, llm_methods, variant_sources
+from core.api.features import llm_methods
 
 
 def adapters_of(config: EngineConfig, registry: Registry) -> AdapterRegistry:

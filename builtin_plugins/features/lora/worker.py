@@ -19,11 +19,11 @@ from builtin_plugins.features.lora.messages import AdapterRef, LoadResult, StepU
 from builtin_plugins.features.lora.settings import NAME, Settings
 from builtin_plugins.features.lora.step_slots import ModuleAdapters, StepSlots
 from builtin_plugins.features.lora.target_modules import TargetModules, adapter_bytes
+from builtin_plugins.metric_sinks.api import MemoryOwners
 from core.api import EngineConfig, ModelError
 from core.api.concurrency import lower_thread_priority
 from core.api.execution import LoadedParts, WorkerParts
 from core.api.models import ForwardBatch
-from core.api.telemetry import MemoryOwners
 from core.models.layers.embedding import Head
 
 _decode = msgspec.msgpack.Decoder(StepUpdate).decode

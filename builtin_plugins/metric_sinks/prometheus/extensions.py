@@ -1,7 +1,7 @@
 """Scheduler and worker extensions that report memory and telemetry of their process.
 
 They only answer the call `memory.owners`, and do nothing in a step. Other features add to the
-answer through `core.api.telemetry`.
+answer through `builtin_plugins.metric_sinks.api`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from builtin_plugins.metric_sinks.prometheus.memory import heap_bytes, resident_bytes, touched_bytes
-from core.api.telemetry import (
+from builtin_plugins.metric_sinks.providers import (
     gauge_providers,
     histogram_providers,
     info_providers,

@@ -11,7 +11,7 @@ from typing import Final
 from prometheus_client import Metric
 
 from builtin_plugins.metric_sinks.prometheus.catalogue import MetricSpec
-from core.api.telemetry import Histogram
+from builtin_plugins.metric_sinks.providers import Histogram
 
 Labels = tuple[str, ...]
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from core.api.telemetry import Histogram
+from builtin_plugins.metric_sinks.providers import Histogram
 
 API: Final = "api"
 FREE_HEAP: Final = "free_heap"

@@ -28,16 +28,9 @@ from builtin_plugins.metric_sinks.prometheus.catalogue import (
 )
 from builtin_plugins.metric_sinks.prometheus.instruments import Family, add_samples
 from builtin_plugins.metric_sinks.prometheus.memory import gauges, histograms, infos, processes
+from builtin_plugins.metric_sinks.providers import Histogram, split_labels
 from core.api import ConfigError, EngineConfig
-from core.api.telemetry import (
-    CallStats,
-    Histogram,
-    HttpStats,
-    RequestStats,
-    StepStats,
-    TokenStats,
-    split_labels,
-)
+from core.api.telemetry import CallStats, HttpStats, RequestStats, StepStats, TokenStats
 
 FEATURE_NAMES: Final = frozenset(spec.name for spec in FEATURES)
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})

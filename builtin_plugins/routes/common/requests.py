@@ -20,8 +20,8 @@ from builtin_plugins.routes.common.streams import (
     wait_for_first,
     while_connected,
 )
+from builtin_plugins.routes.variants import Variant, VariantSource, variant_sources
 from core.api import RequestFailed, RequestOutput
-from core.api.features import Variant, VariantSource, variant_sources
 from core.api.serving import ServedEngine
 
 J = TypeVar("J")

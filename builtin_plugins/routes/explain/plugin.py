@@ -31,7 +31,7 @@ def engine_scheduler_extensions(config: EngineConfig, registry: Registry) -> lis
     if not config.options.get("enable_operator_routes"):
         return []
     # lazy: for a quick start
+    from builtin_plugins.metric_sinks.api import plugin_seconds
     from builtin_plugins.routes.explain.history import RequestHistories
-    from core.api.telemetry import plugin_seconds
 
     return [RequestHistories(plugin_s=partial(plugin_seconds, registry))]

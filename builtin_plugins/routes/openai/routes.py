@@ -31,8 +31,9 @@ from builtin_plugins.routes.openai.fields import (
     ChatFields,
     CompletionFields,
 )
+from builtin_plugins.routes.variants import Variant
 from core.api import EngineConfig, SamplingParams
-from core.api.features import KnownNames, Variant
+from core.api.features import KnownNames
 from core.api.sampling import StructuredOutputsParams
 from core.api.serving import ServedEngine
 

@@ -14,8 +14,8 @@ from starlette.routing import Route
 
 from builtin_plugins.routes.common.body import read_request
 from builtin_plugins.routes.common.schema import body_schema
+from builtin_plugins.routes.variants import VariantSource, variant_sources
 from core.api import EngineConfig, InvalidRequest
-from core.api.features import VariantSource, variant_sources
 from core.api.serving import ServedEngine
 
 log = logging.getLogger(__name__)

@@ -47,9 +47,9 @@ def engine_scheduler_extensions(config: EngineConfig, registry: Registry) -> lis
 
         extensions.append(PauseExtension(config.scheduler.max_num_seqs or 1))
     if config.options.get("enable_sleep_mode"):
+        from builtin_plugins.metric_sinks.api import gauge_providers
         from builtin_plugins.routes.operator import sleep  # lazy: quick start
         from core.api.features import llm_methods
-        from core.api.telemetry import gauge_providers
 
         extension = sleep.SleepExtension(parks=pauses)
         extensions.append(extension)

@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from builtin_plugins.metric_sinks.api import plugin_faults
 from builtin_plugins.routes.common.body import read_request
 from builtin_plugins.routes.common.fields import with_client_field
 from builtin_plugins.routes.common.plugin_health import Faults, plugin_health
@@ -30,7 +31,6 @@ from builtin_plugins.routes.operator.sleep import EMPTY_S, checked_level, checke
 from builtin_plugins.routes.operator.sleep import NAME as SLEEPING
 from core.api import EngineConfig, EngineError, InvalidRequest
 from core.api.serving import ServedEngine
-from core.api.telemetry import plugin_faults
 
 log = logging.getLogger(__name__)
 

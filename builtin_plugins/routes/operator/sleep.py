@@ -18,8 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from builtin_plugins.metric_sinks.api import with_label
 from core.api import InvalidRequest, RequestFailed
-from core.api.telemetry import with_label
 
 if TYPE_CHECKING:
     import torch

@@ -6,8 +6,9 @@ from typing import Any, Final
 
 import msgspec
 
+from builtin_plugins.metric_sinks.api import plugin_faults
 from core.api import EngineConfig, InvalidRequest, Registry
-from core.api.telemetry import RequestStats, StepStats, TokenStats, plugin_faults
+from core.api.telemetry import RequestStats, StepStats, TokenStats
 
 NAME: Final = "playground"
 

@@ -14,11 +14,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from builtin_plugins.metric_sinks.api import plugin_faults
 from builtin_plugins.routes.common.plugin_health import Faults, plugin_health
 from builtin_plugins.routes.playground.counters import NAME
 from core.api import EngineConfig, EngineError
 from core.api.serving import ServedEngine
-from core.api.telemetry import plugin_faults
 
 PAGE: Final = Path(__file__).parent / "page"
 FILES: Final[Mapping[str, tuple[str, str]]] = {

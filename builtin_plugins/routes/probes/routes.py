@@ -14,9 +14,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from builtin_plugins.metric_sinks.api import memory_owners, plugin_faults, plugin_seconds
 from core.api import EngineConfig
 from core.api.serving import ServedEngine, ServerActivity
-from core.api.telemetry import memory_owners, plugin_faults, plugin_seconds
 
 ANSWER_S: Final = 1.0
 """Timeout for the engine to answer a metrics request, in seconds; then its last answer is used."""

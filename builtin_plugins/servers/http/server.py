@@ -36,8 +36,9 @@ from builtin_plugins.servers.http.sockets import (
     tls_files,
     url_of,
 )
+from builtin_plugins.servers.parent import Parent
 from core.api import ConfigError, EngineConfig
-from core.api.serving import Parent, RouteGroup, ServedEngine
+from core.api.serving import RouteGroup, ServedEngine
 
 log = logging.getLogger(__name__)
 

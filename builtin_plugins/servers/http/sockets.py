@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from builtin_plugins.servers.http.connections import SEND_BUFFER_BYTES
+from builtin_plugins.servers.parent import Parent
 from core.api import ConfigError
-from core.api.serving import Parent
 
 BACKLOG: Final = 2048
 LISTENER: Final = "listener"

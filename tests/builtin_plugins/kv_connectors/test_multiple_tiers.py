@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from builtin_plugins.features.kv_tiers.metrics import TierMetrics
-from core.contracts.telemetry import with_label
+from builtin_plugins.metric_sinks.api import with_label
 from tests.builtin_plugins.kv_connectors.small_engines import (
     PROMPTS,
     open_llm,

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from builtin_plugins.metric_sinks.api import memory_owners
 from builtin_plugins.metric_sinks.prometheus import memory
 from builtin_plugins.metric_sinks.prometheus.extensions import INDEX_ENTRY_BYTES, SchedulerMemory
 from builtin_plugins.metric_sinks.prometheus.memory import processes
 from builtin_plugins.metric_sinks.prometheus.sink import PrometheusSink
 from core import LLM
 from core.config import EngineConfig
-from core.contracts.telemetry import memory_owners
 
 LINUX = pytest.mark.skipif(not memory.STATM.exists(), reason="needs Linux")
 

@@ -10,13 +10,13 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from builtin_plugins.metric_sinks.api import with_label
 from builtin_plugins.metric_sinks.prometheus.catalogue import METRICS
 from builtin_plugins.metric_sinks.prometheus.sink import PrometheusSink
 from core.api import ConfigError
 from core.api.telemetry import CallStats, HttpStats, RequestStats, StepStats, TokenStats
 from core.config import EngineConfig
 from core.config.sections import CacheConfig
-from core.contracts.telemetry import with_label
 
 SNAPSHOT = """
 cache_config_info gauge
