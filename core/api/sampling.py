@@ -8,11 +8,11 @@ from core.contracts.sampling import (
     SampleRows,
 )
 from core.plugin.named_processors import logits_processors
-from core.types.beam_search import BeamSearch, BeamSearchParams, BeamSearchSequence
+from core.types.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from core.types.structured import Constraint, StructuredOutputsParams
 
 __all__ = [
-    "BeamSearch",
+    "BeamSearchOutput",
     "BeamSearchParams",
     "BeamSearchSequence",
     "Constraint",

@@ -209,6 +209,9 @@ class PoolingCalls(Protocol):
 class Runner(Protocol):
     """What a model is run for (`--runner`). Constructed with the registry.
 
+    Optional: `beam_search`, the search of `LLM.beam_search`, with (frontend, `LLM.generate`, prompts
+    as token ids, parameters, progress bar, prompts to search at a time, keywords).
+
     Imports torch in `stage` only. The first runner by priority with an `adapt_spec`
     that accepts the model runs it. In the worker its stage follows the layers; in the
     frontend it reads the parameters of requests.

@@ -10,11 +10,10 @@ from core.config import EngineConfig
 from core.contracts import PoolingCalls, Tokenizer
 from core.contracts.admission import llm_methods
 from core.errors import InvalidRequest
-from core.frontend.beam_search import search_beams
 from core.frontend.metrics import Snapshot, snapshots
 from core.frontend.offline import CHAT_OPTIONS, OWN, Conversation, OfflineLoop, PromptRunner
 from core.frontend.startup import load_from_kwargs, load_sinks, start_in_process
-from core.frontend.terminal import Progress
+from core.frontend.terminal import Progress, progress_bar
 from core.plugin import Registry
 from core.types import PromptType, RequestOutput, SamplingParams
 from core.types.beam_search import BeamSearchOutput, BeamSearchParams
@@ -139,16 +138,15 @@ class LLM:
         `concurrency_limit` bounds the number of prompts searched at the same time.
         Further keywords and errors as in `generate`.
         """
-        return search_beams(
-            self.generate,
-            [prompt.token_ids for prompt in self._runner.read(prompts)],
-            params,
-            self._frontend.admission.limits,
-            self.get_tokenizer(),
-            use_tqdm=use_tqdm,
-            concurrency_limit=concurrency_limit,
-            keywords=keywords,
+        search = getattr(self._frontend.runner, "beam_search", None)
+        if search is None:
+            raise InvalidRequest("beam_search", "needs a model that generates.")
+        ids = [prompt.token_ids for prompt in self._runner.read(prompts)]
+        bar = progress_bar(use_tqdm, len(ids))
+        beams: list[BeamSearchOutput] = search(
+            self._frontend, self.generate, ids, params, bar, concurrency_limit, keywords
         )
+        return beams
 
     # --- pooling; parameters and options belong to the runner, see docs/guides/pooling.md
 

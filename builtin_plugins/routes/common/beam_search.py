@@ -9,8 +9,9 @@ from typing import Any, Final
 
 from builtin_plugins.routes.common.concurrency import gather_bounded
 from builtin_plugins.routes.common.requests import final_output
+from builtin_plugins.runners.api import BeamSearch
 from core.api import CompletionOutput, InvalidRequest, RequestOutput, SamplingParams
-from core.api.sampling import BeamSearch, BeamSearchParams, BeamSearchSequence
+from core.api.sampling import BeamSearchParams, BeamSearchSequence
 from core.api.serving import ServedEngine
 
 CONTEXT_TOKENS: Final = 8

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+from builtin_plugins.runners.generate.beam_search import search_beams
 from core.api import ConfigError, EngineConfig, InvalidRequest, Registry, SamplingParams
 from core.api.execution import PoolingCalls, Stage, StageParts
 from core.api.models import ModelSource
 from core.api.outputs import require_sampling_params
-from core.api.sampling import SamplerContext, logits_processors
+from core.api.sampling import BeamSearchOutput, SamplerContext, logits_processors
 
 if TYPE_CHECKING:
     from core.api import PoolingParams
@@ -48,6 +49,10 @@ class GenerateRunner:
 
     def pooling_info(self, spec: Any) -> None:
         """Return None: a generating model has no pooling tasks."""
+
+    def beam_search(self, *given: Any) -> list[BeamSearchOutput]:
+        """Return the best beams of each prompt; parameters as in `search_beams`."""
+        return search_beams(*given)
 
     def stage(self, parts: StageParts) -> Stage:
         """Return the sampler of this rank."""

@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from builtin_plugins.runners.api import BeamSearch
 from core import LLM, BeamSearchParams
 from core.errors import InvalidRequest
 from core.testing.checkpoints import make_checkpoint
-from core.types.beam_search import BeamSearch
 from core.types.outputs import Logprob
 
 
