@@ -14,7 +14,7 @@ import torch
 
 from builtin_plugins.runners.generate.processors import Active, Processors
 from builtin_plugins.runners.generate.sampler import Sampler
-from core.contracts import SamplerContext
+from core.contracts.sampling import SamplerContext
 from core.model_spec.kv import KVLayout
 from core.models.ops.table import reference_ops
 from core.plugin import load_plan, make_plan

@@ -39,7 +39,7 @@ from core.plugin import PluginPlan, load_named, load_plan, make_plan
 from core.plugin.discovery import discover
 
 if TYPE_CHECKING:
-    from core.contracts import Command
+    from core.contracts.serving import Command
     from core.plugin import Registry
 
 OWN_COMMANDS: Final[Mapping[str, tuple[str, str]]] = {

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from core.config import EngineConfig
-from core.contracts import Executor, ModelSource
+from core.contracts.models import ModelSource
+from core.contracts.workers import Executor
 from core.engine.loop import EngineCore
 from core.engine.memory import context_length, fit_memory
 from core.engine.resolve import Resolved

@@ -6,7 +6,9 @@ from collections import deque
 from collections.abc import Callable
 
 from core.config import EngineConfig
-from core.contracts import ModelSource, Pending, Worker
+from core.contracts.models import ModelSource
+from core.contracts.runners import Pending
+from core.contracts.workers import Worker
 from core.model_spec.kv import KVLayout
 from core.plugin import Registry
 from core.step import StepPlan, StepResult, WorkerInfo

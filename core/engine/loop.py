@@ -14,7 +14,8 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from core.contracts import Executor, StepStats
+from core.contracts.telemetry import StepStats
+from core.contracts.workers import Executor
 from core.errors import (
     EngineDead,
     EngineError,

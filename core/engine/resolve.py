@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from core.config import EngineConfig
-from core.contracts import ModelSource, Platform
+from core.contracts.models import ModelSource
+from core.contracts.platforms import Platform
 from core.errors import ConfigError, ModelError, did_you_mean
 from core.plugin import Registry
 

@@ -14,7 +14,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from core.contracts import LogitsProcessor, PendingRequest, Tokenizer
+from core.contracts.admission import PendingRequest
+from core.contracts.sampling import LogitsProcessor
+from core.contracts.text import Tokenizer
 from core.errors import InvalidRequest, prompt_too_long
 from core.frontend.preparation import Extensions, RequestPreparer
 from core.step import EngineRequest

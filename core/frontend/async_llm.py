@@ -9,7 +9,10 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Self
 
-from core.contracts import Listener, PendingRequest, PoolingCalls, StepStats
+from core.contracts.admission import PendingRequest
+from core.contracts.clients import Listener
+from core.contracts.runners import PoolingCalls
+from core.contracts.telemetry import StepStats
 from core.errors import EngineDead, EngineError, RequestTimeout
 from core.frontend.admission import Admission
 from core.frontend.mailbox import Mailbox

@@ -7,8 +7,9 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from core.config import EngineConfig
-from core.contracts import PoolingCalls, Tokenizer
 from core.contracts.admission import llm_methods
+from core.contracts.runners import PoolingCalls
+from core.contracts.text import Tokenizer
 from core.errors import InvalidRequest
 from core.frontend.metrics import Snapshot, snapshots
 from core.frontend.offline import CHAT_OPTIONS, OWN, Conversation, OfflineLoop, PromptRunner

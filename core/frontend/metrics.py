@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from core.contracts import (
+from core.contracts.telemetry import (
     CallStats,
     HttpStats,
     MetricSink,

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
-from core.contracts import PendingRequest
+from core.contracts.admission import PendingRequest
 from core.engine.loop import EngineCore
 from core.errors import InvalidRequest
 from core.frontend.admission import Admission

@@ -22,7 +22,8 @@ from core.types import (
 from core.types.outputs import merge_extra_fields
 
 if TYPE_CHECKING:
-    from core.contracts import PendingRequest, Tokenizer
+    from core.contracts.admission import PendingRequest
+    from core.contracts.text import Tokenizer
     from core.frontend.metrics import RequestMeter
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from core.contracts import AdmissionExtension, PendingRequest
+from core.contracts.admission import AdmissionExtension, PendingRequest
 from core.plugin.blame import Blame
 from core.types.outputs import check_extra_fields, merge_extra_fields
 from core.types.plugin_params import KnownNames

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from core.config.build import config_from_kwargs, plugins_from_kwargs
-from core.contracts import AdmissionContext
+from core.contracts.admission import AdmissionContext
 from core.engine.build import build, load
 from core.engine.memory import context_length
 from core.engine.resolve import find_model, resolve
@@ -26,7 +26,9 @@ from core.types.plugin_params import KnownNames
 
 if TYPE_CHECKING:
     from core.config import EngineConfig
-    from core.contracts import Client, Listener, ModelSource, Runner
+    from core.contracts.clients import Client, Listener
+    from core.contracts.models import ModelSource
+    from core.contracts.runners import Runner
     from core.engine.loop import EngineCore
     from core.step import WorkerInfo
 

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from core.contracts import PendingRequest
+from core.contracts.admission import PendingRequest
 from core.errors import EngineDead, InvalidRequest, public_message
 from core.frontend.mailbox import Mailbox
 from core.frontend.metrics import RequestMeter

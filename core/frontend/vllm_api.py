@@ -19,7 +19,7 @@ from core.frontend.llm import LLM
 from core.plugin import load_plan, make_plan
 
 if TYPE_CHECKING:
-    from core.contracts import Tokenizer
+    from core.contracts.text import Tokenizer
 
 # --- settings ---------------------------------------------------------------
 

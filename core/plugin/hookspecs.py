@@ -15,13 +15,11 @@ from core.plugin.entry import hookspec
 if TYPE_CHECKING:
     from core.config import EngineConfig
     from core.config.fields import Option
-    from core.contracts import (
-        AdmissionExtension,
-        ModelSource,
-        Registry,
-        RunnerExtension,
-        SchedulerExtension,
-    )
+    from core.contracts.admission import AdmissionExtension
+    from core.contracts.models import ModelSource
+    from core.contracts.registry import Registry
+    from core.contracts.scheduling import SchedulerExtension
+    from core.contracts.workers import RunnerExtension
     from core.plugin.entry import Entry
 
 # --- kinds ------------------------------------------------------------------

@@ -16,7 +16,7 @@ class Kind:
     noun: str
     """Name of one entry in messages."""
     contract: str
-    """Name of its protocol: in `core.contracts`, or in `api` of the builtins of this kind."""
+    """Its protocol: module and name in `core.contracts`, or the name in `api` of its builtins."""
     use: Literal["best", "best per op", "named", "all"]
     """Which entries run; see `USES`."""
     opt_in_third_party: bool = False
@@ -36,35 +36,31 @@ USES: Final[Mapping[str, str]] = {
 }
 """Meaning of each value of `Kind.use`."""
 
-KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
-    {
-        kind.name: kind
-        for kind in (
-            Kind("clients", "client", "Client", "best"),
-            Kind("platforms", "platform", "Platform", "best"),
-            Kind("executors", "executor", "Executor", "named"),
-            Kind("workers", "worker", "Worker", "best"),
-            Kind("models", "model architecture", "Architecture", "named"),
-            Kind("weight_loaders", "weight loader", "WeightLoader", "named"),
-            Kind("quant_methods", "quantization method", "QuantMethod", "named"),
-            Kind("attention_backends", "attention backend", "AttentionBackend", "best"),
-            Kind("op_impls", "op implementation", "OpImplementation", "best per op"),
-            Kind("logits_processors", "logits processor", "LogitsProcessor", "all"),
-            Kind("runners", "runner", "Runner", "named"),
-            Kind("poolers", "pooler", "Pooler", "named"),
-            Kind("speculators", "speculator", "Speculator", "named"),
-            Kind("kv_connectors", "KV connector", "KVConnector", "named"),
-            Kind("kv_eviction", "order of eviction", "KVEviction", "named"),
-            Kind("scheduling_policies", "scheduling policy", "SchedulingPolicy", "named"),
-            Kind("tokenizers", "tokenizer", "Tokenizer", "named"),
-            Kind("chat_renderers", "chat renderer", "ChatRenderer", "best"),
-            Kind("tool_parsers", "tool call parser", "ToolFormat", "named"),
-            Kind("reasoning_parsers", "reasoning parser", "ReasoningFormat", "named"),
-            Kind("grammar_backends", "grammar backend", "GrammarBackend", "best"),
-            Kind("servers", "server", "Server", "best"),
-            Kind("routes", "route group", "RouteGroup", "all", opt_in_third_party=True),
-            Kind("metric_sinks", "metric sink", "MetricSink", "all"),
-            Kind("commands", "command", "Command", "named"),
-        )
-    }
+_KINDS: Final = (
+    Kind("clients", "client", "clients.Client", "best"),
+    Kind("platforms", "platform", "platforms.Platform", "best"),
+    Kind("executors", "executor", "workers.Executor", "named"),
+    Kind("workers", "worker", "workers.Worker", "best"),
+    Kind("models", "model architecture", "models.Architecture", "named"),
+    Kind("weight_loaders", "weight loader", "models.WeightLoader", "named"),
+    Kind("quant_methods", "quantization method", "quantization.QuantMethod", "named"),
+    Kind("attention_backends", "attention backend", "attention.AttentionBackend", "best"),
+    Kind("op_impls", "op implementation", "ops.OpImplementation", "best per op"),
+    Kind("logits_processors", "logits processor", "sampling.LogitsProcessor", "all"),
+    Kind("runners", "runner", "runners.Runner", "named"),
+    Kind("poolers", "pooler", "runners.Pooler", "named"),
+    Kind("speculators", "speculator", "Speculator", "named"),
+    Kind("kv_connectors", "KV connector", "KVConnector", "named"),
+    Kind("kv_eviction", "order of eviction", "kv.KVEviction", "named"),
+    Kind("scheduling_policies", "scheduling policy", "scheduling.SchedulingPolicy", "named"),
+    Kind("tokenizers", "tokenizer", "text.Tokenizer", "named"),
+    Kind("chat_renderers", "chat renderer", "text.ChatRenderer", "best"),
+    Kind("tool_parsers", "tool call parser", "ToolFormat", "named"),
+    Kind("reasoning_parsers", "reasoning parser", "ReasoningFormat", "named"),
+    Kind("grammar_backends", "grammar backend", "GrammarBackend", "best"),
+    Kind("servers", "server", "serving.Server", "best"),
+    Kind("routes", "route group", "serving.RouteGroup", "all", opt_in_third_party=True),
+    Kind("metric_sinks", "metric sink", "telemetry.MetricSink", "all"),
+    Kind("commands", "command", "serving.Command", "named"),
 )
+KINDS: Final = MappingProxyType({kind.name: kind for kind in _KINDS})

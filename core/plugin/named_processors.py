@@ -10,7 +10,7 @@ from core.plugin.entry import Entry
 
 if TYPE_CHECKING:
     from core.config import EngineConfig
-    from core.contracts import Registry
+    from core.contracts.registry import Registry
 
 _METHODS = ("wants", "added", "removed", "apply")
 

@@ -13,13 +13,10 @@ from typing import Any, Final
 
 from core.config import EngineConfig
 from core.config.fields import Option
-from core.contracts import (
-    AdmissionContext,
-    AdmissionExtension,
-    ModelSource,
-    RunnerExtension,
-    SchedulerExtension,
-)
+from core.contracts.admission import AdmissionContext, AdmissionExtension
+from core.contracts.models import ModelSource
+from core.contracts.scheduling import SchedulerExtension
+from core.contracts.workers import RunnerExtension
 from core.errors import ConfigError, PluginError, did_you_mean
 from core.plugin.blame import Blame
 from core.plugin.call_timer import CallTimer

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from core.contracts import SchedulingPolicy
+from core.contracts.scheduling import SchedulingPolicy
 from core.errors import InvalidRequest
 from core.kv import KVManager, Lease
 from core.kv.lease import KVTrust

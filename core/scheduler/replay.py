@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from core.contracts import SchedulingPolicy
+from core.contracts.scheduling import SchedulingPolicy
 from core.errors import EngineError
 from core.kv import KVManager
 from core.scheduler.journal import LENGTH_BYTES, VERSION, Frame, Header, header_of

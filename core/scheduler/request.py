@@ -9,7 +9,7 @@ from enum import IntEnum
 from operator import attrgetter
 from typing import Any, Final
 
-from core.contracts import QueuedRequest
+from core.contracts.scheduling import QueuedRequest
 from core.kv import Lease
 from core.kv.lease import KVTrust
 from core.kv.prefix import Tokens

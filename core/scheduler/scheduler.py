@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from core.contracts import SchedulingPolicy
+from core.contracts.scheduling import SchedulingPolicy
 from core.errors import EngineError
 from core.kv import KVManager
 from core.kv.lease import KVTrust

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from core.contracts import AttentionBackend, AttentionInputs, AttentionParams
+from core.contracts.attention import AttentionBackend, AttentionInputs, AttentionParams
 from core.model_spec.kv import (
     ChunkedLocal,
     CrossAttention,

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from core.contracts import AttentionParams, BuildContext, ForwardBatch
+from core.contracts.attention import AttentionParams, ForwardBatch
+from core.contracts.models import BuildContext
 from core.contracts.parallel import ParallelGroup, Pipeline
 from core.model_spec.kv import CacheSpec, RecurrentState
 from core.models.layers.linear import PlainWeights

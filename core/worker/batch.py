@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from core.contracts import AttentionInputs
+from core.contracts.attention import AttentionInputs
 from core.model_spec.kv import KVLayout, RecurrentState
 from core.models.layers.state import StatePlan
 from core.step import NewRow, StepPlan

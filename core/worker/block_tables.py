@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from core.contracts import AttentionInputs
+from core.contracts.attention import AttentionInputs
 from core.model_spec.kv import CrossAttention, KVLayout, RecurrentState
 from core.models.layers.state import DraftTokens, StatePlan, plan_states
 from core.step import NewRow

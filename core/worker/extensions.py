@@ -9,8 +9,9 @@ from typing import Any, cast
 
 import torch
 
-from core.contracts import ForwardBatch, RunnerExtension, SampleRows
-from core.contracts.workers import LoadedParts, Sampled, WorkerParts
+from core.contracts.attention import ForwardBatch
+from core.contracts.sampling import SampleRows
+from core.contracts.workers import LoadedParts, RunnerExtension, Sampled, WorkerParts
 from core.errors import run_all
 from core.model_spec.kv import LayerKV
 from core.plugin.blame import Blame

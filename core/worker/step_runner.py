@@ -11,8 +11,9 @@ from typing import Any, cast
 
 import torch
 
-from core.contracts import AttentionBackend, ForwardBatch, Stage
+from core.contracts.attention import AttentionBackend, ForwardBatch
 from core.contracts.parallel import Pipeline
+from core.contracts.runners import Stage
 from core.errors import LastStageFailed
 from core.models.layers.state import prepare
 from core.step import StepPlan

@@ -18,17 +18,11 @@ from typing import Any, TypeVar, cast
 import torch
 
 from core.config import EngineConfig
-from core.contracts import (
-    AttentionBackend,
-    ForwardBatch,
-    Model,
-    ModelSource,
-    Platform,
-    Runner,
-    Stage,
-    StageParts,
-)
+from core.contracts.attention import AttentionBackend, ForwardBatch
+from core.contracts.models import Model, ModelSource
 from core.contracts.parallel import ParallelGroup, Pipeline
+from core.contracts.platforms import Platform
+from core.contracts.runners import Runner, Stage, StageParts
 from core.contracts.workers import Join, LoadedParts, WorkerParts
 from core.errors import run_all
 from core.model_spec.kv import KVLayout, RecurrentState

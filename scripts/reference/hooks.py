@@ -60,7 +60,7 @@ def _kind(kind: Kind) -> Iterator[str]:
     contract = contract_of(kind.name)
     if not isinstance(contract, type):
         return
-    yield f"**`{kind.contract}`** {_doc(contract)}\n"
+    yield f"**`{contract.__name__}`** {_doc(contract)}\n"
     members = list(_attributes(contract))
     for name, method in vars(contract).items():
         if inspect.isfunction(method) and (not name.startswith("_") or name == "__call__"):

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from core.contracts import Tokenizer
+from core.contracts.text import Tokenizer
 from core.errors import InvalidRequest, prompt_too_long
 
 CHARS_PER_TOKEN: Final = 8

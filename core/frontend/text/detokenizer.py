@@ -9,7 +9,7 @@ from codecs import utf_8_decode
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from core.contracts import Tokenizer
+from core.contracts.text import Tokenizer
 
 CONTEXT_TOKENS: Final = 6
 """Number of prompt tokens decoded with the first output: leading spaces

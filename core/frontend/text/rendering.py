@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from core.contracts import ChatRenderer, Tokenizer
+from core.contracts.text import ChatRenderer, Tokenizer
 from core.errors import InvalidRequest
 from core.frontend.text.chunked_tokenizer import CHARS_PER_TOKEN, ChunkedTokenizer, Stopped
 from core.plugin.call_timer import NO_BLAME, AnyBlame

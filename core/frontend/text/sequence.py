@@ -21,7 +21,7 @@ from core.step import Logprobs
 from core.types import CompletionOutput, Logprob, PositionLogprobs, SamplingParams
 
 if TYPE_CHECKING:
-    from core.contracts import Tokenizer
+    from core.contracts.text import Tokenizer
 
 
 class LogprobsFormatter:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from core.contracts import AttentionParams
-from core.contracts.attention import QkNormRope
+from core.contracts.attention import AttentionParams, QkNormRope
 from core.errors import ModelError
 from core.model_spec.kv import ChunkedLocal, FullAttention, KVSpec, SlidingWindow
 from core.model_spec.kv import CrossAttention as CrossKV
@@ -20,7 +19,7 @@ from core.models.layers.positions import RelativeBias
 from core.models.layers.weights import copy_weight, empty_parameter
 
 if TYPE_CHECKING:
-    from core.contracts import BuildContext
+    from core.contracts.models import BuildContext
     from core.model_spec.attention import AttentionSpec, Temperature
     from core.model_spec.layer import CrossAttentionSpec
     from core.model_spec.names import WeightNames

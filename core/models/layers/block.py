@@ -32,7 +32,7 @@ from core.models.layers.shared_block import SharedBlock
 from core.models.layers.weights import WeightMap, assign_weight, empty_parameter
 
 if TYPE_CHECKING:
-    from core.contracts import BuildContext
+    from core.contracts.models import BuildContext
     from core.model_spec.attention import NormSpec
     from core.model_spec.decoder import DecoderSpec
     from core.model_spec.layer import LayerSpec

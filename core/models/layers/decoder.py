@@ -26,7 +26,8 @@ from core.models.layers.residual import ForwardContext, add_residual
 from core.models.layers.weights import WeightMap, assign_weight, empty_parameter
 
 if TYPE_CHECKING:
-    from core.contracts import BuildContext, ForwardBatch
+    from core.contracts.attention import ForwardBatch
+    from core.contracts.models import BuildContext
     from core.models.layers.block import Attending
     from core.models.layers.recurrent import Recurrent
     from core.models.layers.state import LayerCache

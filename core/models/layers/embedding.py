@@ -20,7 +20,8 @@ from core.models.layers.quantization import (
 from core.models.layers.weights import WeightMap, assign_weight, empty_parameter
 
 if TYPE_CHECKING:
-    from core.contracts import BuildContext, LinearMethod
+    from core.contracts.models import BuildContext
+    from core.contracts.quantization import LinearMethod
     from core.model_spec.layer import PerLayerInputSpec
     from core.model_spec.names import WeightNames
     from core.models.layers.weights import WeightMap

@@ -26,7 +26,7 @@ from core.models.layers.residual import ForwardContext, add_residual
 from core.models.layers.weights import assign_weight, empty_parameter
 
 if TYPE_CHECKING:
-    from core.contracts import BuildContext
+    from core.contracts.models import BuildContext
     from core.model_spec.decoder import DecoderSpec
     from core.model_spec.encoder import FramesSpec
     from core.models.layers.weights import WeightMap

@@ -20,7 +20,7 @@ from core.models.layers.weights import WeightMap, WeightSlot, copy_weight, empty
 from core.models.ops.reference import EXPERTS
 
 if TYPE_CHECKING:
-    from core.contracts import BuildContext
+    from core.contracts.models import BuildContext
     from core.model_spec.layer import MoeSpec
     from core.model_spec.names import WeightNames
 

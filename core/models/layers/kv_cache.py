@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from core.contracts import AttentionBackend, Platform
+from core.contracts.attention import AttentionBackend
+from core.contracts.platforms import Platform
 from core.errors import ModelError
 from core.model_spec.kv import KVLayout, RecurrentState, num_spare_blocks
 from core.models.layers.quantization import layer_method
@@ -18,7 +19,7 @@ from core.models.layers.state import LayerCache, state_views
 from core.models.layers.weights import WeightMap, copy_weight
 
 if TYPE_CHECKING:
-    from core.contracts import BuildContext
+    from core.contracts.models import BuildContext
     from core.contracts.parallel import ParallelGroup
 
 

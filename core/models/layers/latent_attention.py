@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import nn
 
-from core.contracts import AttentionParams
+from core.contracts.attention import AttentionParams
 from core.model_spec.kv import LatentKeys
 from core.models.layers.attention import temperature_scale
 from core.models.layers.kv_cache import KVCacheDtype
@@ -21,7 +21,7 @@ from core.models.layers.norm import make_norm
 from core.models.layers.weights import copy_weight, empty_parameter
 
 if TYPE_CHECKING:
-    from core.contracts import BuildContext
+    from core.contracts.models import BuildContext
     from core.model_spec.attention import LatentAttentionSpec
     from core.model_spec.names import WeightNames
     from core.models.layers.positions import Rotary

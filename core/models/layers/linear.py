@@ -22,7 +22,8 @@ from core.models.layers.weights import WeightMap, assign_weight, copy_weight, em
 if TYPE_CHECKING:
     import torch
 
-    from core.contracts import BuildContext, LinearMethod
+    from core.contracts.models import BuildContext
+    from core.contracts.quantization import LinearMethod
     from core.models.layers.weights import WeightMap
 
 

@@ -17,14 +17,8 @@ import torch
 from tqdm import tqdm  # type: ignore[import-untyped,unused-ignore]
 
 from core.config import EngineConfig
-from core.contracts import (
-    AttentionBackend,
-    BuildContext,
-    Model,
-    ModelSource,
-    ModuleSpec,
-    WeightLoader,
-)
+from core.contracts.attention import AttentionBackend
+from core.contracts.models import BuildContext, Model, ModelSource, ModuleSpec, WeightLoader
 from core.contracts.parallel import ParallelGroup, Pipeline
 from core.contracts.registry import Registry
 from core.contracts.workers import LoadedParts

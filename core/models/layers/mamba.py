@@ -18,7 +18,7 @@ from core.models.layers.state import state_dtype
 from core.models.layers.weights import copy_weight, empty_parameter
 
 if TYPE_CHECKING:
-    from core.contracts import BuildContext
+    from core.contracts.models import BuildContext
     from core.model_spec.recurrent import Mamba2Spec, MambaSpec
     from core.models.layers.state import SegmentGroup, StatePlan, States
     from core.models.layers.weights import WeightMap

@@ -15,7 +15,7 @@ from core.models.layers.norm import optional_norm
 from core.models.layers.weights import WeightMap, copy_weight, empty_parameter
 
 if TYPE_CHECKING:
-    from core.contracts import BuildContext
+    from core.contracts.models import BuildContext
     from core.model_spec.layer import MlpSpec
     from core.model_spec.names import WeightNames
     from core.models.layers.weights import WeightMap

@@ -15,7 +15,7 @@ from core.models.layers.norm import make_norm, optional_norm
 from core.models.layers.weights import WeightMap, assign_weight, copy_weight, empty_parameter
 
 if TYPE_CHECKING:
-    from core.contracts import BuildContext
+    from core.contracts.models import BuildContext
     from core.model_spec.layer import MoeSpec, ParallelExpertsSpec
     from core.model_spec.names import WeightNames
 

@@ -11,7 +11,7 @@ from torch import nn
 from core.models.layers.weights import WeightMap, assign_weight, copy_weight, empty_parameter
 
 if TYPE_CHECKING:
-    from core.contracts import BuildContext
+    from core.contracts.models import BuildContext
     from core.model_spec.attention import NormSpec
 
 

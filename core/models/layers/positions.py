@@ -27,7 +27,7 @@ from core.model_spec.rope import (
 from core.models.layers.weights import copy_weight
 
 if TYPE_CHECKING:
-    from core.contracts import BuildContext
+    from core.contracts.models import BuildContext
     from core.model_spec.attention import RelativeBiasSpec
     from core.models.layers.weights import WeightMap
 

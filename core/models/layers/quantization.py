@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     import torch
 
     from core.config import EngineConfig
-    from core.contracts import BuildContext, ModelSource, QuantMethod
+    from core.contracts.models import BuildContext, ModelSource
+    from core.contracts.quantization import QuantMethod
     from core.contracts.registry import Registry
     from core.model_spec.names import WeightNames
     from core.model_spec.weight_shard import WeightShard

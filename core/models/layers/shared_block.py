@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from core.contracts import AttentionParams
+from core.contracts.attention import AttentionParams
 from core.model_spec.kv import FullAttention
 from core.models.layers.linear import Linear, Slice
 from core.models.layers.mlp import make_activation
 from core.models.layers.norm import make_norm
 
 if TYPE_CHECKING:
-    from core.contracts import BuildContext
+    from core.contracts.models import BuildContext
     from core.model_spec.attention import AttentionSpec, NormSpec
     from core.model_spec.layer import SharedBlockSpec
     from core.models.layers.positions import Rotary

@@ -14,7 +14,7 @@ from core.models.layers.linear import Linear, Slice
 from core.models.layers.weights import copy_weight, empty_parameter
 
 if TYPE_CHECKING:
-    from core.contracts import BuildContext
+    from core.contracts.models import BuildContext
     from core.model_spec.recurrent import GatedConvSpec
     from core.models.layers.linear import Slice
     from core.models.layers.state import SegmentGroup, StatePlan, States

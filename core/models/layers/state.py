@@ -25,7 +25,8 @@ from msgspec.structs import replace
 from core.model_spec.kv import DTYPE_BYTES, LayerKV, RecurrentState
 
 if TYPE_CHECKING:
-    from core.contracts import AttentionBackend, AttentionInputs, BuildContext
+    from core.contracts.attention import AttentionBackend, AttentionInputs
+    from core.contracts.models import BuildContext
 
 Ints = npt.NDArray[np.int64]
 States = tuple[torch.Tensor, ...]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 import torch
 
 from core.config import EngineConfig
-from core.contracts import ModelSource
+from core.contracts.models import ModelSource
 from core.errors import ModelError, did_you_mean
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from core.models.ops import reference, sampling, torch_impls
 from core.models.ops.torch_impls import grouped_moe
 
 if TYPE_CHECKING:
-    from core.contracts import Registry
+    from core.contracts.registry import Registry
 
 
 def reference_ops() -> OpTable:

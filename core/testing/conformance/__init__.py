@@ -17,7 +17,6 @@ from importlib.metadata import entry_points
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
-from core import contracts
 from core.config import EngineConfig
 from core.config.build import config_from_kwargs
 from core.errors import EngineError
@@ -111,7 +110,8 @@ def _suite(kind: str) -> ModuleType:
 def contract_of(kind: str) -> Any:
     """Return the contract of a kind: `CONTRACT` of its suite, or one of `core.contracts`."""
     own = getattr(_suite(kind), "CONTRACT", None)
-    return own or getattr(contracts, KINDS[kind].contract)
+    module, _, name = {**KINDS, **JOINTS}[kind].contract.partition(".")
+    return own or getattr(importlib.import_module(f"core.contracts.{module}"), name)
 
 
 def cases(*selection: str) -> list[Case]:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Final
 
-from core.contracts import AdmissionContext, PendingRequest
+from core.contracts.admission import AdmissionContext, PendingRequest
 from core.errors import InvalidRequest
 from core.testing.byte_tokenizer import ByteTokenizer
 from core.testing.conformance.extensions import check_methods_can_be_called_as_the_contract_says

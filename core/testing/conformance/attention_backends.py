@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from core.contracts import AttentionParams
+from core.contracts.attention import AttentionParams
 from core.model_spec.kv import FullAttention, LatentKeys
 from core.plugin.entry import construct
 from core.plugin.facts import why_not
@@ -22,7 +22,7 @@ from core.testing.attention_oracle import CrossSequences, PagedSequences
 from core.testing.no_readback import no_readback
 
 if TYPE_CHECKING:
-    from core.contracts import AttentionBackend
+    from core.contracts.attention import AttentionBackend
     from core.testing.conformance import Subject
 
 _TOLERANCE: Final = {"float32": 1e-5, "bfloat16": 3e-2}

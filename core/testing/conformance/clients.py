@@ -12,14 +12,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from core.config.build import config_from_kwargs
-from core.contracts import Listener
+from core.contracts.clients import Listener
 from core.errors import EngineDead, InvalidRequest
 from core.plugin import load_plan, make_plan
 from core.step import EngineRequest, RequestDelta, StepOutputs
 from core.types import SamplingParams
 
 if TYPE_CHECKING:
-    from core.contracts import Client
+    from core.contracts.clients import Client
     from core.testing.conformance import Subject
 
 _PLUGINS: Final = (

@@ -20,7 +20,7 @@ from core.testing.fake_model import fake_source
 from core.types import SamplingParams
 
 if TYPE_CHECKING:
-    from core.contracts import Executor
+    from core.contracts.workers import Executor
     from core.testing.conformance import Subject
 
 _PLUGINS: Final = (

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from core import contracts
 from core.config.build import config_from_kwargs
 from core.frontend.llm import LLM
 from core.plugin import load_plan, make_plan
+from core.testing.conformance import contract_of
 from core.testing.conformance.joints import JOINTS, Joint
 from core.testing.conformance.signatures import assert_takes
 from core.testing.watched import watch
@@ -56,7 +56,7 @@ def check_has_a_name(subject: Subject) -> None:
 
 def check_methods_can_be_called_as_the_contract_says(subject: Subject) -> None:
     """Those that are there are called; none has to be, but one under another name never is."""
-    contract = getattr(contracts, JOINTS[subject.kind].contract)
+    contract = contract_of(subject.kind)
     methods = {
         name: value
         for name, value in vars(contract).items()

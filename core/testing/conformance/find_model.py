@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from core.contracts import ModelSource
+from core.contracts.models import ModelSource
 from core.errors import EngineError, PluginError
 
 if TYPE_CHECKING:

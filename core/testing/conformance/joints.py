@@ -23,9 +23,16 @@ JOINTS: Final[Mapping[str, Kind]] = MappingProxyType(
     {
         joint.name: joint
         for joint in (
-            Kind("admission_extensions", "admission extension", "AdmissionExtension", "all"),
-            Kind("scheduler_extensions", "scheduler extension", "SchedulerExtension", "all"),
-            Kind("runner_extensions", "runner extension", "RunnerExtension", "all"),
+            Kind(
+                "admission_extensions", "admission extension", "admission.AdmissionExtension", "all"
+            ),
+            Kind(
+                "scheduler_extensions",
+                "scheduler extension",
+                "scheduling.SchedulerExtension",
+                "all",
+            ),
+            Kind("runner_extensions", "runner extension", "workers.RunnerExtension", "all"),
             Kind("options", "option", "Option", "all"),
             Kind("find_model", "finder of models", "ModelSource", "all"),
             Kind("add_hooks", "hook for others", "hookspec", "all"),

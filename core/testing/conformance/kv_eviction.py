@@ -7,7 +7,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any
 
-from core.contracts import Retention
+from core.contracts.kv import Retention
 from core.plugin.entry import construct
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from core.contracts import SamplerContext, SampleRows
+from core.contracts.sampling import SamplerContext, SampleRows
 from core.plugin.entry import construct
 from core.testing.conformance.examples import examples
 from core.testing.no_readback import ReadBack, no_readback

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from core.contracts import CallStats, HttpStats, RequestStats, StepStats, TokenStats
+from core.contracts.telemetry import CallStats, HttpStats, RequestStats, StepStats, TokenStats
 from core.testing.conformance.examples import examples
 
 if TYPE_CHECKING:

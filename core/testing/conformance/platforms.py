@@ -13,7 +13,7 @@ import torch
 from core.model_spec.kv import DTYPE_BYTES
 
 if TYPE_CHECKING:
-    from core.contracts import Platform
+    from core.contracts.platforms import Platform
     from core.testing.conformance import Subject
 
 _REQUESTED_BYTES: Final = 123 << 20

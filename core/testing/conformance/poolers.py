@@ -12,7 +12,7 @@ from core.testing.no_readback import no_readback
 from core.types.pooling import PoolingParams
 
 if TYPE_CHECKING:
-    from core.contracts import Pooler
+    from core.contracts.runners import Pooler
     from core.testing.conformance import Subject
 
 SIZE = 8

@@ -11,7 +11,7 @@ from core.testing.fake_model import FakeArchitecture, FakeConfig, fake_source
 from core.types.pooling import PoolingInfo
 
 if TYPE_CHECKING:
-    from core.contracts import Runner
+    from core.contracts.runners import Runner
     from core.testing.conformance import Subject
 
 

@@ -6,7 +6,7 @@ import math
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from core.contracts import QueuedRequest
+from core.contracts.scheduling import QueuedRequest
 from core.plugin.entry import construct
 from core.testing.conformance.examples import examples
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from core.contracts import ModelSource
+from core.contracts.models import ModelSource
 from core.plugin import load_plan, make_plan
 from core.testing.checkpoints import write_tokenizer
 from core.testing.conformance.examples import examples

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import load_file
 
-from core.contracts import ModelSource
+from core.contracts.models import ModelSource
 from core.errors import EngineError, ModelError
 from core.testing.checkpoints import make_checkpoint
 

@@ -19,7 +19,7 @@ from core.testing.fake_model import fake_source
 from core.types import SamplingParams
 
 if TYPE_CHECKING:
-    from core.contracts import Worker
+    from core.contracts.workers import Worker
     from core.testing.conformance import Subject
 
 _PLUGINS: Final = (

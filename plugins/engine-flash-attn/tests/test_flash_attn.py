@@ -17,7 +17,7 @@ from engine_flash_attn import plugin
 from engine_flash_attn.backend import PAGE, FlashAttention
 
 from core.config import EngineConfig
-from core.contracts import AttentionParams
+from core.contracts.attention import AttentionParams
 from core.errors import ConfigError
 from core.plugin.facts import why_not
 from core.testing.attention_oracle import CrossSequences, PagedSequences, dense_attention

@@ -16,7 +16,7 @@ from builtin_plugins.model_sources.huggingface.hub import is_hub_id
 from builtin_plugins.model_sources.huggingface.source import find
 from core.config import EngineConfig
 from core.config.sections import LoadConfig, ModelConfig
-from core.contracts import ModelSource
+from core.contracts.models import ModelSource
 from core.errors import ModelError
 from tests.timeouts import TIMEOUT_S
 

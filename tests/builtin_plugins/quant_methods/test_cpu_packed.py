@@ -12,7 +12,7 @@ from core_kernels.library import load_library
 from builtin_plugins.quant_methods.cpu_packed.experts import PackedExperts
 from builtin_plugins.quant_methods.cpu_packed.method import PackedLinear, make_method
 from core.config import EngineConfig
-from core.contracts import BuildContext
+from core.contracts.models import BuildContext
 from core.contracts.parallel import ParallelGroup
 from core.errors import ModelError
 from core.models.layers.embedding import Embedding, Head

@@ -13,7 +13,7 @@ from builtin_plugins.quant_methods.cpu_packed.experts import PackedExperts
 from builtin_plugins.quant_methods.rtn import method as rtn
 from builtin_plugins.quant_methods.rtn.torch_ops import TorchOps
 from core.config import EngineConfig
-from core.contracts import BuildContext
+from core.contracts.models import BuildContext
 from core.contracts.parallel import ParallelGroup
 from core.errors import ModelError
 from core.models.layers.embedding import Embedding, Head

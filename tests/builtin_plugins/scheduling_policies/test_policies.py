@@ -5,7 +5,7 @@ import inspect
 import pytest
 
 from builtin_plugins.scheduling_policies import fcfs, priority
-from core.contracts import QueuedRequest
+from core.contracts.scheduling import QueuedRequest
 from core.plugin.entry import Entry
 from core.testing.conformance import Subject
 from core.testing.conformance import scheduling_policies as suite

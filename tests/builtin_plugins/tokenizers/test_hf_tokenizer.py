@@ -14,7 +14,7 @@ from builtin_plugins.tokenizers.hf.fast import FastTokenizer
 from builtin_plugins.tokenizers.hf.loading import load_tokenizer
 from core.config import EngineConfig
 from core.config.sections import ModelConfig
-from core.contracts import ModelSource
+from core.contracts.models import ModelSource
 from core.errors import ModelError
 from core.testing.checkpoints import CHAT_TEMPLATE, VOCAB, write_tokenizer
 

@@ -15,7 +15,7 @@ from safetensors.torch import save
 
 from builtin_plugins.weight_loaders.safetensors.loader import SafetensorsLoader
 from core.config import EngineConfig
-from core.contracts import ModelSource
+from core.contracts.models import ModelSource
 from core.errors import ModelError
 
 NUM_FILES = 2000

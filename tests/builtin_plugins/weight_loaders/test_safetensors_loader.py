@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from builtin_plugins.weight_loaders.safetensors.header import ITEM_BITS
 from builtin_plugins.weight_loaders.safetensors.loader import _DTYPES, SafetensorsLoader
 from core.config import EngineConfig
-from core.contracts import ModelSource
+from core.contracts.models import ModelSource
 from core.errors import ModelError
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from core.contracts import PendingRequest
+from core.contracts.admission import PendingRequest
 from core.errors import PluginError
 from core.frontend.outputs import OutputProcessor
 from core.step import EngineRequest, Logprobs, RequestDelta

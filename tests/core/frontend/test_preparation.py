@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from core.contracts import PendingRequest
+from core.contracts.admission import PendingRequest
 from core.errors import InvalidRequest, PluginError, RequestTimeout
 from core.frontend.admission import Admission, ModelLimits
 from core.frontend.async_llm import AsyncLLM

@@ -7,7 +7,7 @@ from typing import Any
 
 from core.config import EngineConfig
 from core.config.build import config_from_kwargs
-from core.contracts import ModelSource
+from core.contracts.models import ModelSource
 from core.kv import plan_layout
 from core.plugin import Registry, load_plan, make_plan
 from core.step import NewRow, StepPlan, StepResult

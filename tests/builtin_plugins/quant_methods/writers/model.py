@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from core.contracts import QuantMethod
 from core.contracts.parallel import ParallelGroup
+from core.contracts.quantization import QuantMethod
 from core.model_spec.weight_shard import WeightShard
 from core.models.layers.decoder import Decoder
 from core.testing.checkpoints import make_checkpoint
