@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import msgspec
 
+from builtin_plugins.kv_eviction.contract import Retention
 from core.api import InvalidRequest
 from core.api.features import PendingRequest
-from core.api.kv import Retention
 
 NAME: Final = "kv_eviction"
 FIELD: Final = "kv_retention"

@@ -10,8 +10,8 @@ from itertools import chain
 from math import inf
 from typing import Final, NamedTuple
 
+from builtin_plugins.kv_eviction.contract import Retention
 from core.api import EngineConfig
-from core.api.kv import Retention
 
 DEFAULT_PRIORITY: Final = 50
 """Priority of blocks without a `kv_retention`."""

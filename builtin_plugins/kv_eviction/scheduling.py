@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from builtin_plugins.kv_eviction.admission import NAME
-from core.api.kv import EvictionOrder, KVEviction, Retention
+from builtin_plugins.kv_eviction.contract import EvictionOrder, KVEviction, Retention
 
 _decode = msgspec.msgpack.Decoder(Retention).decode
 

@@ -3,15 +3,7 @@ a worker.
 """
 
 from core.contracts.platforms import Platform
-from core.contracts.runners import (
-    Pending,
-    Pooler,
-    PoolingCalls,
-    Runner,
-    Stage,
-    StageParts,
-    StepRows,
-)
+from core.contracts.runners import Pending, PoolingCalls, Runner, Stage, StageParts, StepRows
 from core.contracts.workers import (
     Executor,
     LoadedParts,
@@ -40,7 +32,6 @@ __all__ = [
     "NewRow",
     "Pending",
     "Platform",
-    "Pooler",
     "PoolingCalls",
     "ProcessFrozen",
     "ProcessKilled",

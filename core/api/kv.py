@@ -1,5 +1,5 @@
-"""Contracts of the eviction of KV blocks; `builtin_plugins.kv_connectors.api` has connectors."""
+"""The free blocks of a KV pool, which eviction orders replace."""
 
-from core.contracts.kv import EvictionOrder, KVEviction, Retention
+from core.kv.pool import FreeBlocks
 
-__all__ = ["EvictionOrder", "KVEviction", "Retention"]
+__all__ = ["FreeBlocks"]

@@ -1,7 +1,7 @@
-"""Contracts of model architectures, their layers' weights, attention backends
-and ops.
+"""Contracts of model architectures, weight loaders and attention backends.
 
-Model descriptions are in `core.model_spec`, layers and ops in `core.models`.
+Model descriptions are in `core.model_spec`; layers, how they store weights, and ops in
+`core.models`.
 """
 
 from core.contracts.attention import (
@@ -20,8 +20,6 @@ from core.contracts.models import (
     ModuleSpec,
     WeightLoader,
 )
-from core.contracts.parallel import ParallelGroup, Pipeline
-from core.contracts.quantization import EmbeddingMethod, ExpertsMethod, LinearMethod, QuantMethod
 
 __all__ = [
     "Architecture",
@@ -29,17 +27,11 @@ __all__ = [
     "AttentionInputs",
     "AttentionParams",
     "BuildContext",
-    "EmbeddingMethod",
-    "ExpertsMethod",
     "ForwardBatch",
     "GeneratingModel",
-    "LinearMethod",
     "Model",
     "ModelSource",
     "ModuleSpec",
-    "ParallelGroup",
-    "Pipeline",
     "QkNormRope",
-    "QuantMethod",
     "WeightLoader",
 ]

@@ -3,6 +3,7 @@ them.
 """
 
 from core.plugin.discovery import CORE, PluginRef, discover, is_absent, module_file
+from core.plugin.entry import construct
 from core.plugin.facts import FACTS, format_fact
 from core.plugin.file_hashes import files_of
 from core.plugin.kinds import KINDS, USES, Kind
@@ -22,6 +23,7 @@ __all__ = [
     "PluginPlan",
     "PluginRef",
     "Registered",
+    "construct",
     "discover",
     "files_of",
     "format_fact",

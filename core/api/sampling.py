@@ -1,12 +1,6 @@
 """Contracts of logits processors, grammars and speculators."""
 
-from core.contracts.sampling import (
-    LogitsProcessor,
-    RequestLogitsProcessor,
-    RowFunction,
-    SamplerContext,
-    SampleRows,
-)
+from core.contracts.sampling import LogitsProcessor, SamplerContext, SampleRows
 from core.plugin.named_processors import logits_processors
 from core.types.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from core.types.structured import Constraint, StructuredOutputsParams
@@ -17,8 +11,6 @@ __all__ = [
     "BeamSearchSequence",
     "Constraint",
     "LogitsProcessor",
-    "RequestLogitsProcessor",
-    "RowFunction",
     "SampleRows",
     "SamplerContext",
     "StructuredOutputsParams",

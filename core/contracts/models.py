@@ -10,12 +10,12 @@ if TYPE_CHECKING:
     import torch
 
     from core.contracts.attention import AttentionBackend, ForwardBatch
-    from core.contracts.ops import OpTable
-    from core.contracts.parallel import ParallelGroup, Pipeline
-    from core.contracts.quantization import QuantMethod
     from core.model_spec.decoder import DecoderSpec
     from core.model_spec.kv import LayerKV
     from core.model_spec.pooling import SentenceFacts
+    from core.models.layers.parallel_group import ParallelGroup, Pipeline
+    from core.models.layers.quant_method import QuantMethod
+    from core.models.ops.table import OpTable
 
 
 @dataclass(frozen=True, slots=True)

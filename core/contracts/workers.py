@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from core.config import EngineConfig
     from core.contracts.attention import ForwardBatch
     from core.contracts.models import BuildContext, Model, ModelSource
-    from core.contracts.parallel import ParallelGroup, Pipeline
     from core.contracts.platforms import Platform
     from core.contracts.runners import Pending, RunnerBatch
     from core.contracts.sampling import SampleRows
     from core.model_spec.kv import KVLayout, LayerKV
+    from core.models.layers.parallel_group import ParallelGroup, Pipeline
     from core.step import StepPlan, StepResult, WorkerInfo
 
 Join = Callable[["Platform"], "tuple[ParallelGroup, Pipeline]"]

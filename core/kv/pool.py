@@ -5,10 +5,10 @@ blocks of one size.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import takewhile
+from typing import Protocol
 
-from core.contracts.kv import FreeBlocks
 from core.kv.layout import NULL_BLOCKS
 
 KeyRemoved = Callable[[int, bytes, int, bool], None]
@@ -16,6 +16,31 @@ KeyRemoved = Callable[[int, bytes, int, bool], None]
 
 `valid`: the block's contents are correct until the block is reallocated.
 """
+
+
+class FreeBlocks(Protocol):
+    """The free blocks of one pool in eviction order, such as an
+    `OrderedDict[int, None]`.
+
+    Every method must be quick.
+    """
+
+    def __setitem__(self, block: int, nothing: None, /) -> None:
+        """Add a block that has just become free."""
+
+    def __delitem__(self, block: int, /) -> None:
+        """Remove a block that is in use again."""
+
+    def popitem(self, last: bool = True) -> tuple[int, None]:
+        """Remove and return the next block to evict (`last` is False); there
+        is one.
+        """
+
+    def __len__(self) -> int:
+        """Return the number of free blocks."""
+
+    def __iter__(self) -> Iterator[int]:
+        """Yield all free blocks."""
 
 
 class BlockPool:

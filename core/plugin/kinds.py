@@ -16,7 +16,7 @@ class Kind:
     noun: str
     """Name of one entry in messages."""
     contract: str
-    """Its protocol: module and name in `core.contracts`, or the name in `api` of its builtins."""
+    """Its protocol: module and name in `core.contracts`, or `CONTRACT` of its conformance suite."""
     use: Literal["best", "best per op", "named", "all"]
     """Which entries run; see `USES`."""
     opt_in_third_party: bool = False
@@ -43,15 +43,15 @@ _KINDS: Final = (
     Kind("workers", "worker", "workers.Worker", "best"),
     Kind("models", "model architecture", "models.Architecture", "named"),
     Kind("weight_loaders", "weight loader", "models.WeightLoader", "named"),
-    Kind("quant_methods", "quantization method", "quantization.QuantMethod", "named"),
+    Kind("quant_methods", "quantization method", "QuantMethod", "named"),
     Kind("attention_backends", "attention backend", "attention.AttentionBackend", "best"),
-    Kind("op_impls", "op implementation", "ops.OpImplementation", "best per op"),
+    Kind("op_impls", "op implementation", "OpImplementation", "best per op"),
     Kind("logits_processors", "logits processor", "sampling.LogitsProcessor", "all"),
     Kind("runners", "runner", "runners.Runner", "named"),
-    Kind("poolers", "pooler", "runners.Pooler", "named"),
+    Kind("poolers", "pooler", "Pooler", "named"),
     Kind("speculators", "speculator", "Speculator", "named"),
     Kind("kv_connectors", "KV connector", "KVConnector", "named"),
-    Kind("kv_eviction", "order of eviction", "kv.KVEviction", "named"),
+    Kind("kv_eviction", "order of eviction", "KVEviction", "named"),
     Kind("scheduling_policies", "scheduling policy", "scheduling.SchedulingPolicy", "named"),
     Kind("tokenizers", "tokenizer", "text.Tokenizer", "named"),
     Kind("chat_renderers", "chat renderer", "text.ChatRenderer", "best"),

@@ -13,7 +13,7 @@ import torch
 
 from core.api import ConfigError
 from core.api.execution import WorkerInfo
-from core.api.models import BuildContext, ParallelGroup, Pipeline
+from core.api.models import BuildContext
 from core.api.planning import (
     NULL_BLOCKS,
     Resolved,
@@ -26,6 +26,7 @@ from core.model_spec.decoder import DecoderSpec
 from core.model_spec.kv import KVLayout, PoolLayout
 from core.models.layers.decoder import Decoder
 from core.models.layers.loading import check_cached, read_model
+from core.models.layers.parallel_group import ParallelGroup, Pipeline
 from core.models.layers.quantization import pass_checkpoint_dtypes, plain_weights, quant_method
 from core.models.ops.table import reference_ops
 

@@ -31,8 +31,8 @@ from core.models.layers.parallel import gloo, meet
 if TYPE_CHECKING:
     from core.api import Registry
     from core.api.execution import Pending, Platform, StepPlan
-    from core.api.models import ParallelGroup, Pipeline
     from core.api.processes import ParentChannel
+    from core.models.layers.parallel_group import ParallelGroup, Pipeline
 
 log = logging.getLogger(__name__)
 

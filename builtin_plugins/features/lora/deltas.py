@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 if TYPE_CHECKING:
-    from core.api.models import ParallelGroup
+    from core.models.layers.parallel_group import ParallelGroup
 
 Tensor = torch.Tensor
 

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from builtin_plugins.poolers.api import Pooler
 from core.api import PoolingParams
-from core.api.execution import NewRow, Pooler, StageParts, StepPlan, StepRows
+from core.api.execution import NewRow, StageParts, StepPlan, StepRows
 from core.api.outputs import PER_TOKEN
 from core.model_spec.pooling import PoolingSpec
 

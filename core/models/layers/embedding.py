@@ -21,9 +21,9 @@ from core.models.layers.weights import WeightMap, assign_weight, empty_parameter
 
 if TYPE_CHECKING:
     from core.contracts.models import BuildContext
-    from core.contracts.quantization import LinearMethod
     from core.model_spec.layer import PerLayerInputSpec
     from core.model_spec.names import WeightNames
+    from core.models.layers.quant_method import LinearMethod
     from core.models.layers.weights import WeightMap
 
 

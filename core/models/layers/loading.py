@@ -19,7 +19,6 @@ from tqdm import tqdm  # type: ignore[import-untyped,unused-ignore]
 from core.config import EngineConfig
 from core.contracts.attention import AttentionBackend
 from core.contracts.models import BuildContext, Model, ModelSource, ModuleSpec, WeightLoader
-from core.contracts.parallel import ParallelGroup, Pipeline
 from core.contracts.registry import Registry
 from core.contracts.workers import LoadedParts
 from core.errors import ModelError, did_you_mean
@@ -28,6 +27,7 @@ from core.model_spec.decoder import DecoderSpec
 from core.model_spec.kv import RecurrentState
 from core.models.layers.decoder import Decoder
 from core.models.layers.kv_cache import DTYPE_ALIASES
+from core.models.layers.parallel_group import ParallelGroup, Pipeline
 from core.models.layers.quantization import pass_checkpoint_dtypes, plain_weights, quant_method
 from core.models.layers.weights import check_finite
 from core.models.ops.table import choose_ops

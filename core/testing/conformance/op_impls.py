@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from core.contracts.ops import OpTable
 from core.errors import did_you_mean
 from core.models.ops import reference
 from core.models.ops.sampling import Truncation
+from core.models.ops.table import OpImplementation, OpTable
 from core.plugin.facts import why_not
 
 if TYPE_CHECKING:
     from core.testing.conformance import Subject
+
+CONTRACT: Final = OpImplementation
 
 _DTYPES: Final = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 _SCANS: Final = ("ssd_scan", "selective_scan", "delta_scan")

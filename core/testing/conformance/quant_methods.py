@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from core.contracts.parallel import ParallelGroup
 from core.models.layers.linear import Linear, Slice
+from core.models.layers.parallel_group import ParallelGroup
+from core.models.layers.quant_method import QuantMethod
 from core.models.layers.weights import WeightMap
 from core.plugin.entry import construct
 from core.testing.conformance.examples import stated
@@ -16,6 +17,8 @@ from core.testing.one_sequence import plain_context
 
 if TYPE_CHECKING:
     from core.testing.conformance import Subject
+
+CONTRACT = QuantMethod
 
 
 def check_name_is_the_entry_s(subject: Subject) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 from core.api import EngineConfig, Entry, hookimpl
 from core.api.execution import Platform, StepPlan, StepResult, WorkerInfo
 from core.api.models import ModelSource
-from core.contracts.parallel import ParallelGroup, Pipeline
 from core.model_spec.kv import KVLayout
 from core.models.layers.parallel import meet
+from core.models.layers.parallel_group import ParallelGroup, Pipeline
 from core.worker import Worker
 
 

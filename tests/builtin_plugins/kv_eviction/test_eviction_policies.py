@@ -9,8 +9,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
+from builtin_plugins.kv_eviction.api import Retention
 from builtin_plugins.kv_eviction.policies import LRUPolicy, RetentionPolicy, RetentionQueue
-from core.api.kv import Retention
 from core.config import EngineConfig
 from core.kv.pool import BlockPool
 from core.testing import conformance

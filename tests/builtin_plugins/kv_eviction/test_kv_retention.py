@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from builtin_plugins.kv_eviction.admission import read
+from builtin_plugins.kv_eviction.api import Retention
 from builtin_plugins.kv_eviction.policies import RetentionPolicy
 from builtin_plugins.kv_eviction.scheduling import Eviction
 from builtin_plugins.routes.openai.routes import OpenAIRoutes
@@ -18,7 +19,6 @@ from builtin_plugins.scheduling_policies.fcfs import FirstCome
 from builtin_plugins.servers.http.server import HttpServer
 from core import LLM, AsyncLLM, SamplingParams
 from core.api import InvalidRequest
-from core.api.kv import Retention
 from core.testing.replay import replay
 from tests.timeouts import TIMEOUT_S
 

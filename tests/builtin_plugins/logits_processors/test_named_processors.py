@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from builtin_plugins.logits_processors.api import RequestLogitsProcessor, RowFunction
 from core import LLM, SamplingParams
 from core.api import InvalidRequest
-from core.api.sampling import RequestLogitsProcessor, RowFunction
 from core.errors import ConfigError
 
 

@@ -14,11 +14,11 @@ from builtin_plugins.quant_methods.rtn import method as rtn
 from builtin_plugins.quant_methods.rtn.torch_ops import TorchOps
 from core.config import EngineConfig
 from core.contracts.models import BuildContext
-from core.contracts.parallel import ParallelGroup
 from core.errors import ModelError
 from core.models.layers.embedding import Embedding, Head
 from core.models.layers.experts import PlainExperts
 from core.models.layers.linear import Linear, PlainLinear, Slice
+from core.models.layers.parallel_group import ParallelGroup
 from core.models.layers.weights import WeightMap
 from core.models.ops import reference
 from core.testing.one_sequence import plain_context

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
-from core.api.kv import Retention
+from builtin_plugins.kv_eviction.api import Retention
 
 
 class Acme:

@@ -1,11 +1,13 @@
-"""The eviction order of free KV blocks."""
+"""What an eviction order of free KV blocks is."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
+
+from core.api.kv import FreeBlocks
 
 
 class Retention(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -26,31 +28,6 @@ class Retention(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     None: all, with the output.
     """
-
-
-class FreeBlocks(Protocol):
-    """The free blocks of one pool in eviction order, such as an
-    `OrderedDict[int, None]`.
-
-    Every method must be quick.
-    """
-
-    def __setitem__(self, block: int, nothing: None, /) -> None:
-        """Add a block that has just become free."""
-
-    def __delitem__(self, block: int, /) -> None:
-        """Remove a block that is in use again."""
-
-    def popitem(self, last: bool = True) -> tuple[int, None]:
-        """Remove and return the next block to evict (`last` is False); there
-        is one.
-        """
-
-    def __len__(self) -> int:
-        """Return the number of free blocks."""
-
-    def __iter__(self) -> Iterator[int]:
-        """Yield all free blocks."""
 
 
 class EvictionOrder(FreeBlocks, Protocol):

@@ -6,14 +6,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from core.plugin.entry import construct
+from builtin_plugins.poolers.contract import Pooler
+from core.api import PoolingParams
+from core.api.plugins import construct
 from core.testing.conformance.examples import examples
 from core.testing.no_readback import no_readback
-from core.types.pooling import PoolingParams
 
 if TYPE_CHECKING:
-    from core.contracts.runners import Pooler
     from core.testing.conformance import Subject
+
+CONTRACT = Pooler
 
 SIZE = 8
 

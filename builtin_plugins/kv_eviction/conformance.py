@@ -7,11 +7,13 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any
 
-from core.contracts.kv import Retention
-from core.plugin.entry import construct
+from builtin_plugins.kv_eviction.contract import KVEviction, Retention
+from core.api.plugins import construct
 
 if TYPE_CHECKING:
     from core.testing.conformance import Subject
+
+CONTRACT = KVEviction
 
 _NUM_BLOCKS = 40
 _RETENTIONS = (None, Retention(0), Retention(90, 5.0), Retention(100, 3600.0), Retention(50))
