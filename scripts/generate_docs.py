@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from core.cli.reference_page import reference_page
+from builtin_plugins.commands.config.reference_page import reference_page
 from core.config.fields import FieldTable
 from core.plugin import Registry, load_plan, make_plan
 from core.plugin.discovery import discover

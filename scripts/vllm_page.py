@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from core.cli.field_docs import show_default
 from core.cli.flags import SHORT
-from core.cli.reference_page import show_default
 from core.config.fields import Field, FieldTable
 
 VERSION: Final = "0.13"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 from collections.abc import Mapping
+from typing import Any
 
 from core.config import sections
 from core.config.fields import Field, FieldTable
@@ -28,3 +30,12 @@ def section_docs() -> dict[str, str]:
 def field_doc(found: Field, docs: Mapping[str, str]) -> str:
     """Return the help text of one field."""
     return found.help if found.help is not None else docs.get(found.name, "")
+
+
+def show_default(value: Any) -> str:
+    """Return a default as text for help and docs."""
+    if value is None:
+        return "none"
+    if isinstance(value, str) and value:
+        return value
+    return json.dumps(value)

@@ -9,8 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
-from core.cli.field_docs import field_doc, section_docs
-from core.cli.reference_page import show_default
+from core.cli.field_docs import field_doc, section_docs, show_default
 from core.config.build import Layer, Setting, convert_setting
 from core.config.fields import Field, FieldTable, argparse_options, is_switch
 from core.errors import ConfigError, did_you_mean

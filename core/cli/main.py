@@ -7,7 +7,6 @@ flags that select plugins; the second stage parses everything. Imports no torch.
 from __future__ import annotations
 
 import argparse
-import importlib
 import logging
 import os
 import sys
@@ -41,14 +40,6 @@ from core.plugin.discovery import discover
 if TYPE_CHECKING:
     from core.contracts.serving import Command
     from core.plugin import Registry
-
-OWN_COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
-    "config": (
-        "core.cli.config_command:ConfigCommand",
-        "print the effective configuration and where it came from",
-    ),
-}
-"""Commands that do not depend on plugins."""
 
 USAGE: Final = "engine [--plugins NAME] [--plugins-lock FILE] [--config FILE] [--debug] COMMAND ..."
 
@@ -122,7 +113,7 @@ def _run(argv: list[str]) -> int:
     setup_logging(logs.log_level, log_format=logs.log_format)
     if startup.command is None or startup.wants_help:
         return _print_overview(context)
-    if (before := _runs_before_plugins(startup.command, context)) is not None:
+    if (before := _builtin_command(startup.command, "runs_before_plugins")) is not None:
         return _run_plain(before, startup, context)
     try:
         registry = context.registry
@@ -247,9 +238,9 @@ def _print_subcommands(command: str, subcommands: Mapping[str, type[Command]], t
 
 def _find_command(name: str, registry: Registry) -> tuple[Command, AbstractContextManager[object]]:
     """Return a command, and the context that attributes errors to its plugin."""
-    if name in OWN_COMMANDS:
-        return _own_command(name), nullcontext()
     known = _commands(registry)
+    if name not in known and (builtin := _builtin_command(name, "needs_no_selection")):
+        return builtin, nullcontext()
     if name not in known and (hint := did_you_mean(name, known)):
         raise ConfigError(f"unknown command {name!r}{hint}")
     registered = registry.choose("commands", name)
@@ -260,17 +251,17 @@ def _find_command(name: str, registry: Registry) -> tuple[Command, AbstractConte
 
 
 def _commands(registry: Registry) -> list[str]:
-    return [*OWN_COMMANDS, *(registered.entry.name for registered in registry.entries("commands"))]
+    return [registered.entry.name for registered in registry.entries("commands")]
 
 
-def _runs_before_plugins(name: str, context: CommandContext) -> Command | None:
-    """Return the command of this name if it runs before any other plugin is loaded."""
+def _builtin_command(name: str, attribute: str) -> Command | None:
+    """Return the builtin command of this name, selected or not, if it has a true attribute."""
     refs = [ref for ref in discover() if ref.builtin and ref.name == f"command_{name}"]
     with suppress(EngineError):
         registry = load_plan(PluginPlan(plugins=tuple(refs)))
         for registered in registry.entries("commands"):
             target = registry.load(registered)
-            if getattr(target, "runs_before_plugins", False):
+            if getattr(target, attribute, False):
                 command: Command = target()
                 return command
     return None
@@ -290,12 +281,6 @@ def _load_examiner(name: str, context: CommandContext) -> Command | None:
                         command: Command = alone.load(registered)()
                         return command if getattr(command, "examines_plugins", False) else None
     return None
-
-
-def _own_command(name: str) -> Command:
-    module, _, attribute = OWN_COMMANDS[name][0].partition(":")
-    command: Command = getattr(importlib.import_module(module), attribute)()
-    return command
 
 
 def _packages(plan: PluginPlan) -> set[str]:
@@ -318,13 +303,13 @@ def _help_topic(argv: Sequence[str]) -> str | None:
 
 def _print_overview(context: CommandContext) -> int:
     """Print the commands. An error of a plugin is appended to the list."""
-    rows = {name: summary for name, (_, summary) in OWN_COMMANDS.items()}
+    rows: dict[str, str] = {}
     problem = ""
     try:
         registry = load_plan(
             make_plan(context.config.plugins.plugins, context.config.plugins.plugins_lock)
         )
-        rows |= {
+        rows = {
             registered.entry.name: registered.entry.summary
             for registered in registry.entries("commands")
         }

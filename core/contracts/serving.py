@@ -198,8 +198,8 @@ class Server(Protocol):
 class Command(Protocol):
     """A subcommand of `engine`. Constructed without arguments.
 
-    Optional: `examines_plugins = True` on a command without engine options that must
-    also run when plugins are broken.
+    Optional: `examines_plugins = True` on a command without engine options that must also run when
+    plugins are broken; of builtins, `runs_before_plugins` and `needs_no_selection` (`--plugins none`).
     """
 
     help: str

@@ -5,8 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from builtin_plugins.commands.config.reference_page import reference_page
 from core.cli.field_docs import section_docs
-from core.cli.reference_page import reference_page
 from core.config.fields import FieldTable, Option
 
 
@@ -34,6 +34,6 @@ def test_page_lists_all_accepted_fields_and_options() -> None:
 
 
 def test_module_prints_the_page() -> None:
-    command = [sys.executable, "-m", "core.cli.reference_page"]
+    command = [sys.executable, "-m", "builtin_plugins.commands.config.reference_page"]
     page = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert page == reference_page(FieldTable())

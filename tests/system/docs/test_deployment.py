@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
+from builtin_plugins.commands.config.reference_page import reference_page
 from builtin_plugins.metric_sinks.prometheus.catalogue import METRICS
 from builtin_plugins.routes.probes.routes import ProbeRoutes
-from core.cli.reference_page import reference_page
 from core.config.fields import FieldTable
 from core.plugin import load_plan, make_plan
 from tests.system.docs.pages import DOCS, ROOT, blocks

@@ -6,13 +6,13 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from core.cli.reference_page import reference_page
-from core.config.fields import OPTIONS, Field
+from builtin_plugins.commands.config.reference_page import reference_page
+from core.api.config import OPTIONS, Field
 
 if TYPE_CHECKING:
     import argparse
 
-    from core.cli.context import CommandContext
+    from core.api import CommandContext
 
 SECRETS = ("token", "key", "password", "secret")
 """Name endings of values that are never printed."""
@@ -24,6 +24,7 @@ class ConfigCommand:
 
     help = "Print the effective configuration and where each value came from."
     takes_engine_options = True
+    needs_no_selection = True
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the output formats."""

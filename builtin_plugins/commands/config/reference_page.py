@@ -1,13 +1,22 @@
-"""The configuration reference page: `python -m core.cli.reference_page` prints the sections."""
+"""The configuration reference page.
+
+`python -m builtin_plugins.commands.config.reference_page` prints the sections.
+"""
 
 from __future__ import annotations
 
-import json
 import sys
-from typing import Any
 
-from core.cli.field_docs import field_doc, section_docs
-from core.config.fields import OPTIONS, Field, FieldTable, is_switch, metavar
+from core.api.config import (
+    OPTIONS,
+    Field,
+    FieldTable,
+    field_doc,
+    is_switch,
+    metavar,
+    section_docs,
+    show_default,
+)
 
 INTRO = """\
 # Configuration reference
@@ -35,15 +44,6 @@ def reference_page(table: FieldTable) -> str:
         parts += [_row(found, field_doc(found, docs)) for found in supported]
         parts.append("")
     return "\n".join(parts)
-
-
-def show_default(value: Any) -> str:
-    """Return a default as text for help and docs."""
-    if value is None:
-        return "none"
-    if isinstance(value, str) and value:
-        return value
-    return json.dumps(value)
 
 
 def _row(found: Field, text: str) -> str:

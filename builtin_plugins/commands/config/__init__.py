@@ -1,0 +1,1 @@
+"""The plugin with `engine config`."""
