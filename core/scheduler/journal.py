@@ -1,5 +1,5 @@
 """Journal: every call of a scheduler and every plan it returned;
-`core.scheduler.replay` reads it.
+`core.testing.replay` reads it.
 
 The file is a sequence of length-prefixed msgpack frames.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, BinaryIO, Final, Literal, TypeVar
+from typing import Any, BinaryIO, Final
 
 import msgspec
 
@@ -16,31 +16,26 @@ from core.errors import EngineError
 from core.model_spec.kv import KVLayout
 from core.scheduler.limits import SchedulerLimits
 from core.scheduler.scheduler import Scheduler
-from core.step import EngineRequest, RequestDelta, StepOutputs, StepPlan, StepResult
-
-T = TypeVar("T")
+from core.step import StepPlan
 
 VERSION: Final = 4
 LENGTH_BYTES: Final = 4
 """Bytes of the little-endian length before each frame."""
 
 
-Kind = Literal[
-    "add",
-    "abort",
-    "wake",
-    "loaded",
-    "release",
-    "recompute",
-    "message",
-    "reset",
-    "plan",
-    "result",
-    "fail",
-]
-"""Scheduler call of a frame; the frame's data is its argument, or a pair of
-arguments.
-"""
+RECORDED: Final = {
+    "add": "add",
+    "abort": "abort",
+    "wake": "wake",
+    "loaded": "loaded",
+    "release": "release",
+    "recompute": "recompute",
+    "receive_message": "message",
+    "reset_prefix_cache": "reset",
+    "update": "result",
+    "fail_in_flight": "fail",
+}
+"""Kind of the frame of each scheduler method, besides "plan" of `schedule`."""
 
 
 class Header(msgspec.Struct, frozen=True):
@@ -57,9 +52,12 @@ class Header(msgspec.Struct, frozen=True):
 
 
 class Frame(msgspec.Struct, array_like=True, frozen=True):
-    """One event, after the `num_schedules`-th call of `schedule`."""
+    """One event, after the `num_schedules`-th call of `schedule`.
 
-    kind: Kind
+    Its data is the argument of the call, or a pair of arguments.
+    """
+
+    kind: str
     clock_s: float
     num_schedules: int
     data: msgspec.Raw
@@ -89,8 +87,18 @@ class Journal:
         scheduler.call_soon = lambda method, *arguments: getattr(self, method)(*arguments)
 
     def __getattr__(self, name: str) -> Any:
-        """Return what is not recorded: state, and calls that change none."""
-        return getattr(self._scheduler, name)
+        """Return a scheduler's attribute; calls that change its state are recorded."""
+        found = getattr(self._scheduler, name)
+        kind = RECORDED.get(name)
+        if kind is None:
+            return found
+
+        def recorded(*arguments: Any) -> Any:
+            answer = found(*arguments)
+            self._record(kind, arguments if len(arguments) > 1 else next(iter(arguments), None))
+            return answer
+
+        return recorded
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "call_soon":
@@ -107,52 +115,6 @@ class Journal:
             self._record("plan", plan)
         return plan
 
-    def update(self, result: StepResult) -> StepOutputs:
-        """Read a step result."""
-        return self._recorded("result", result, self._scheduler.update(result))
-
-    def add(self, request: EngineRequest) -> None:
-        """Queue one sequence."""
-        self._scheduler.add(request)
-        self._record("add", request)
-
-    def abort(self, request_id: str) -> RequestDelta | None:
-        """End a request."""
-        return self._recorded("abort", request_id, self._scheduler.abort(request_id))
-
-    def wake(self, request_id: str) -> None:
-        """Queue a parked request."""
-        self._scheduler.wake(request_id)
-        self._record("wake", request_id)
-
-    def loaded(self, request_id: str) -> None:
-        """Confirm a request's loaded blocks."""
-        self._scheduler.loaded(request_id)
-        self._record("loaded", request_id)
-
-    def release(self, request_id: str) -> None:
-        """Free blocks that an extension holds."""
-        self._scheduler.release(request_id)
-        self._record("release", request_id)
-
-    def recompute(self, request_id: str, position: int) -> None:
-        """Invalidate what a request has cached."""
-        self._scheduler.recompute(request_id, position)
-        self._record("recompute", (request_id, position))
-
-    def receive_message(self, name: str, payload: bytes) -> None:
-        """Pass an extension a payload of its worker half."""
-        self._scheduler.receive_message(name, payload)
-        self._record("message", (name, payload))
-
-    def reset_prefix_cache(self) -> bool:
-        """Clear the prefix cache."""
-        return self._recorded("reset", None, self._scheduler.reset_prefix_cache())
-
-    def fail_in_flight(self, message: str) -> list[RequestDelta]:
-        """End every request of the plans in flight."""
-        return self._recorded("fail", message, self._scheduler.fail_in_flight(message))
-
     def close(self) -> None:
         """Flush and close the file, and close the scheduler; safe to call
         twice.
@@ -162,11 +124,7 @@ class Journal:
             self._file = None
         self._scheduler.close()
 
-    def _recorded(self, kind: Kind, data: object, answer: T) -> T:
-        self._record(kind, data)
-        return answer
-
-    def _record(self, kind: Kind, data: object) -> None:
+    def _record(self, kind: str, data: object) -> None:
         raw = msgspec.Raw(self._codec.encode(data))
         self._write(Frame(kind, self._clock(), self._scheduler.num_schedules, raw))
 

@@ -1,5 +1,143 @@
-"""The exact replay of a journal, for tests of policies and extensions."""
+"""Exact replay of a journal.
 
-from core.scheduler.replay import ReplayReport, replay
+The scheduler is a pure function of its calls, so the same calls must return the same
+plans. The report names the first difference.
+"""
 
-__all__ = ["ReplayReport", "replay"]
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import msgspec
+
+from core.contracts.scheduling import SchedulingPolicy
+from core.errors import EngineError
+from core.kv import KVManager
+from core.scheduler.journal import LENGTH_BYTES, RECORDED, VERSION, Frame, Header, header_of
+from core.scheduler.scheduler import Scheduler
+from core.step import EngineRequest, StepPlan, StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayReport:
+    """The outcome of a replay."""
+
+    num_events: int
+    num_plans: int
+    """Number of plans compared and equal."""
+    difference: str | None = None
+    """First plan that differs, recorded and replayed; None if all are
+    identical.
+    """
+    note: str | None = None
+    """Remark on the file, such as an incomplete last frame."""
+
+    @property
+    def identical(self) -> bool:
+        """Whether every recorded plan was replayed identically."""
+        return self.difference is None
+
+
+def replay(
+    path: str, *, policy: SchedulingPolicy | None = None, extensions: Sequence[Any] = ()
+) -> ReplayReport:
+    """Run a journal through a new scheduler and compare every plan.
+
+    `policy` and `extensions` must be of the recorded kinds: a journal never causes code
+    to be imported. Raises `EngineError` if they are not, or if the file is not a
+    journal.
+    """
+    with open(path, "rb") as file:
+        frames, truncated = _read_frames(file)
+    if not frames:
+        raise EngineError(f"{path} is no journal: it has no complete header.")
+    try:
+        header = msgspec.msgpack.decode(frames[0], type=Header)
+        events = [msgspec.msgpack.decode(data, type=Frame) for data in frames[1:]]
+        if unknown := {event.kind for event in events} - {"plan", *RECORDED.values()}:
+            raise EngineError(f"it has an event {min(unknown)!r}.")
+    except (msgspec.MsgspecError, EngineError) as error:
+        raise EngineError(f"{path} is no journal of version {VERSION}: {error}") from error
+    scheduler = Scheduler(
+        header.limits,
+        KVManager(header.layout, prefix_caching=header.prefix_caching, identity=header.identity),
+        policy=policy,
+        extensions=extensions,
+        depth=header.depth,
+    )
+    if header != header_of(scheduler):
+        raise EngineError(
+            f"{path} was recorded by version {header.version} with policy {header.policy!r} and "
+            f"extensions {header.extensions}; give replay the same ones."
+        )
+    note = None
+    if truncated:
+        note = "the last frame is incomplete: the recording process ended while it wrote."
+    num_plans = 0
+    for number, (event, difference) in enumerate(_run(scheduler, events), 1):
+        if difference is not None:
+            return ReplayReport(number, num_plans, difference, note)
+        num_plans += event.kind == "plan"
+    return ReplayReport(len(events), num_plans, None, note)
+
+
+def _run(scheduler: Scheduler, events: Sequence[Frame]) -> Iterator[tuple[Frame, str | None]]:
+    """Apply events one by one; yield each with its difference, if any."""
+    for event in events:
+        plan = None
+        while scheduler.num_schedules < event.num_schedules:
+            if plan is not None:
+                yield event, _unexpected(scheduler, plan)
+            plan = scheduler.schedule()
+        if event.kind == "plan":
+            recorded = msgspec.msgpack.decode(event.data, type=StepPlan)
+            if plan != recorded:
+                yield (
+                    event,
+                    f"schedule call {event.num_schedules}: recorded {recorded}, replayed {plan}",
+                )
+        elif plan is not None:
+            yield event, _unexpected(scheduler, plan)
+        else:
+            _apply(scheduler, event)
+        yield event, None
+
+
+def _unexpected(scheduler: Scheduler, plan: StepPlan) -> str:
+    return f"schedule call {scheduler.num_schedules}: recorded no plan, replayed {plan}"
+
+
+def _apply(scheduler: Scheduler, event: Frame) -> None:
+    """Make the call of one event."""
+    decode = msgspec.msgpack.decode
+    if event.kind == "add":
+        scheduler.add(decode(event.data, type=EngineRequest))
+    elif event.kind == "result":
+        scheduler.update(decode(event.data, type=StepResult))
+    elif event.kind == "fail":
+        scheduler.fail_in_flight(decode(event.data, type=str))
+    elif event.kind == "reset":
+        scheduler.reset_prefix_cache()
+    elif event.kind == "recompute":
+        scheduler.recompute(*decode(event.data, type=tuple[str, int]))
+    elif event.kind == "message":
+        scheduler.receive_message(*decode(event.data, type=tuple[str, bytes]))
+    else:  # abort, wake, loaded or release
+        getattr(scheduler, event.kind)(decode(event.data, type=str))
+
+
+def _read_frames(file: BinaryIO) -> tuple[list[bytes], bool]:
+    """Return the complete frames, and whether an incomplete one follows."""
+    data = file.read()
+    frames = []
+    offset = 0
+    while offset + LENGTH_BYTES <= len(data):
+        start = offset + LENGTH_BYTES
+        end = start + int.from_bytes(data[offset:start], "little")
+        if end > len(data):
+            break
+        frames.append(data[start:end])
+        offset = end
+    return frames, offset < len(data)

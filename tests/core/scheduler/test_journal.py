@@ -5,7 +5,7 @@ import random
 import msgspec
 import pytest
 
-import core.scheduler.replay as replay_module
+import core.testing.replay as replay_module
 from builtin_plugins.scheduling_policies.priority import Priority
 from core.errors import EngineError
 from core.scheduler.journal import Journal
