@@ -3,7 +3,7 @@ and logs.
 """
 
 from core.contracts.clients import Client, EngineStatus, Listener, Running, State
-from core.contracts.serving import RouteGroup, ServedEngine, Server, ServerActivity
+from core.contracts.serving import ServedEngine
 from core.contracts.text import ChatRenderer, Tokenizer
 from core.logs import PAUSE_S, RateLimitedLogger, setup_logging
 from core.types.prompts import Prompt
@@ -16,11 +16,8 @@ __all__ = [
     "Listener",
     "Prompt",
     "RateLimitedLogger",
-    "RouteGroup",
     "Running",
     "ServedEngine",
-    "Server",
-    "ServerActivity",
     "State",
     "Tokenizer",
     "setup_logging",

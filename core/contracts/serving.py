@@ -1,11 +1,8 @@
-"""Serving: the engine as routes see it, HTTP servers and route groups,
-commands.
-"""
+"""The engine as servers and routes see it, and commands."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -139,60 +136,6 @@ class ServedEngine(Protocol):
 
         May be called twice.
         """
-
-
-class RouteGroup(Protocol):
-    """A set of HTTP routes. Constructed with (engine, config): a
-    `ServedEngine` and the configuration.
-
-    Optional attributes:
-    - `public_paths`: paths that need no API key and are served in every state of the
-      server.
-    - `quiet_paths`: paths polled every few seconds; successful requests are not
-      access-logged.
-    - `bodies()`: JSON schemas of request bodies by path, for `/openapi.json`.
-    - `queries`: JSON schemas of query parameters by route ("GET /path") and name.
-    - `around(app)`: returns an ASGI application that wraps the server's own and also
-      sees rejected requests.
-    - `switch`, on the class: name of the option without which the group has no routes.
-    - `refusal(status, error)`: returns the error body in the form this API's clients
-      expect; `error` is OpenAI's error object. A stream then ends with it as an event
-      named `error`.
-
-    A request's `scope["state"]` holds `server` (a `ServerActivity`) and `template` (the
-    route's path template) where the server sets them.
-    """
-
-    def routes(self) -> Sequence[Any]:
-        """Return Starlette or FastAPI routes; paths must be unique over all
-        groups.
-        """
-
-
-@dataclass(slots=True)
-class ServerActivity:
-    """The current activity of a server."""
-
-    draining: bool = False
-    """The server finishes its open requests, accepts no new ones,
-    and ends.
-    """
-    open_requests: int = 0
-    """Number of requests in progress, without those to public paths."""
-
-
-class Server(Protocol):
-    """Accepts connections and serves route groups. Constructed with (engine,
-    config, groups by name).
-
-    Optional: a static method `check(config)` raises `ConfigError` for settings that
-    cannot work (an address in use); it runs before the model is loaded. An attribute
-    `parent` is set before `run` when a `Parent` supervises the process: the server
-    preserves its listening sockets there and reports when it serves.
-    """
-
-    def run(self) -> int:
-        """Serve until stopped; return the exit status."""
 
 
 class Command(Protocol):

@@ -58,8 +58,8 @@ _KINDS: Final = (
     Kind("tool_parsers", "tool call parser", "ToolFormat", "named"),
     Kind("reasoning_parsers", "reasoning parser", "ReasoningFormat", "named"),
     Kind("grammar_backends", "grammar backend", "GrammarBackend", "best"),
-    Kind("servers", "server", "serving.Server", "best"),
-    Kind("routes", "route group", "serving.RouteGroup", "all", opt_in_third_party=True),
+    Kind("servers", "server", "Server", "best"),
+    Kind("routes", "route group", "RouteGroup", "all", opt_in_third_party=True),
     Kind("metric_sinks", "metric sink", "telemetry.MetricSink", "all"),
     Kind("commands", "command", "serving.Command", "named"),
 )

@@ -7,9 +7,11 @@ import inspect
 import pkgutil
 import typing
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
+import builtin_plugins
 from core import api
 from scripts.reference.attributes import Attribute, attributes_of
 from scripts.reference.glossary import GLOSSARY
@@ -18,7 +20,8 @@ PACKAGES: Final = ("core.model_spec", "core.models", "core.testing")
 INTRO = """\
 # Public types
 
-Names for plugins. `core.api` changes only with the version of the plugin API.
+Names for plugins. `core.api` changes only with the version of the plugin API; so does `api` of a
+kind of builtins, which has the contracts that only builtins use.
 `core.model_spec` and `core.models` are for models and kernels, `core.testing` is for tests.
 
 """
@@ -29,7 +32,7 @@ def types_page() -> str:
     parts = [INTRO, "## `core.api`\n\n"]
     for name in sorted(api.__all__, key=str.casefold):
         parts += _item(name, getattr(api, name))
-    for module in modules_of("core.api"):
+    for module in [*modules_of("core.api"), *apis_of_kinds()]:
         parts.append(f"## `{module.__name__}`\n\n{_doc(module)}\n\n")
         for name in sorted(module.__all__, key=str.casefold):
             if hasattr(module, name):  # others exist for type checkers only
@@ -50,6 +53,12 @@ def modules_of(room: str) -> Iterator[ModuleType]:
         pkgutil.walk_packages(package.__path__, f"{room}."), key=lambda each: each.name
     ):
         yield importlib.import_module(found.name)
+
+
+def apis_of_kinds() -> Iterator[ModuleType]:
+    """Yield the modules with the public names of the kinds of builtins, sorted by name."""
+    for file in sorted(Path(builtin_plugins.__path__[0]).glob("*/api.py")):
+        yield importlib.import_module(f"builtin_plugins.{file.parent.name}.api")
 
 
 def public_of(module: ModuleType) -> Iterator[tuple[str, Any]]:

@@ -15,8 +15,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from builtin_plugins.metric_sinks.api import memory_owners, plugin_faults, plugin_seconds
+from builtin_plugins.servers.api import ServerActivity
 from core.api import EngineConfig
-from core.api.serving import ServedEngine, ServerActivity
+from core.api.serving import ServedEngine
 
 ANSWER_S: Final = 1.0
 """Timeout for the engine to answer a metrics request, in seconds; then its last answer is used."""

@@ -14,11 +14,11 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from builtin_plugins.servers.contract import RouteGroup
 from builtin_plugins.servers.http.guard import Guard
 from builtin_plugins.servers.http.limits import Limits
 from builtin_plugins.servers.http.openapi import PATH, document
 from core.api import ConfigError
-from core.api.serving import RouteGroup
 from core.api.telemetry import HttpStats
 
 

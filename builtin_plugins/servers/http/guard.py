@@ -20,13 +20,14 @@ from typing import Any
 from fastapi import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from builtin_plugins.servers.contract import ServerActivity
 from builtin_plugins.servers.http.direct_writer import DirectWriter, WriteBatch, direct_writer
 from builtin_plugins.servers.http.errors import ErrorAnswer, Form, Refused, describe
 from builtin_plugins.servers.http.limits import Limits
 from builtin_plugins.servers.http.throttle import BodyLimiter, BodyReservation, StartThrottle
 from core.api import PluginError
 from core.api.concurrency import FairSemaphore
-from core.api.serving import RateLimitedLogger, ServerActivity
+from core.api.serving import RateLimitedLogger
 from core.api.telemetry import HttpStats
 
 log = logging.getLogger(__name__)

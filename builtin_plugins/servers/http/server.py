@@ -22,6 +22,7 @@ from typing import Any, Final
 
 import uvicorn
 
+from builtin_plugins.servers.contract import RouteGroup
 from builtin_plugins.servers.http.app import EngineApp
 from builtin_plugins.servers.http.connections import AcceptErrorHandler, check_all, protocol
 from builtin_plugins.servers.http.limits import Limits, open_more_files
@@ -38,7 +39,7 @@ from builtin_plugins.servers.http.sockets import (
 )
 from builtin_plugins.servers.parent import Parent
 from core.api import ConfigError, EngineConfig
-from core.api.serving import RouteGroup, ServedEngine
+from core.api.serving import ServedEngine
 
 log = logging.getLogger(__name__)
 

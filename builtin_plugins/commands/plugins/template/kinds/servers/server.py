@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import uvicorn
 from starlette.applications import Starlette
 
+from builtin_plugins.servers.api import RouteGroup
 from core.api import EngineConfig
-from core.api.serving import RouteGroup
 
 if TYPE_CHECKING:
     from core.api.serving import ServedEngine

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from builtin_plugins.servers.contract import Server
 from core.testing.echo_engine import EchoEngine
 
 if TYPE_CHECKING:
     from core.testing.conformance import Subject
+
+CONTRACT = Server
 
 
 def _server(subject: Subject) -> Any:

@@ -9,10 +9,13 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from builtin_plugins.servers.api import RouteGroup
 from core.testing.echo_engine import EchoEngine
 
 if TYPE_CHECKING:
     from core.testing.conformance import Subject
+
+CONTRACT = RouteGroup
 
 
 def _group(subject: Subject) -> Any:
