@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 import zmq
-from core.testing.conformance.kv_connectors import LAYOUT
+from builtin_plugins.kv_connectors.conformance import LAYOUT
 
 from builtin_plugins.kv_connectors.api import BlockKey, StoreParts
 from builtin_plugins.kv_connectors.offload import HostMemory

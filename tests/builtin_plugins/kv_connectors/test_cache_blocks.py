@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from core.testing.conformance.kv_connectors import LAYOUT
+from builtin_plugins.kv_connectors.conformance import LAYOUT
 from core_kernels.triton.block_copy import BlockCopier
 
 from builtin_plugins.features.kv_tiers.cache_blocks import CacheBlocks, CopyStream

@@ -18,11 +18,11 @@ from core.plugin.facts import FACTS, OF_ATTENTION, OF_PLATFORMS
 from core.testing.checkpoints import tiny_config
 from scripts.reference.attributes import attributes_of
 from scripts.reference.glossary import GLOSSARY
-from scripts.reference.types import PACKAGES, meaning, modules_of, public_of
+from scripts.reference.types import PACKAGES, apis_of_kinds, meaning, modules_of, public_of
 
 PUBLIC = {
     f"{module.__name__}.{name}": getattr(module, name)
-    for module in (api, *modules_of("core.api"))
+    for module in (api, *modules_of("core.api"), *apis_of_kinds())
     for name in module.__all__
     if hasattr(module, name)
 }
