@@ -4,7 +4,7 @@ them.
 
 from core.plugin.discovery import CORE, PluginRef, discover, is_absent, module_file
 from core.plugin.entry import construct
-from core.plugin.facts import FACTS, format_fact
+from core.plugin.facts import format_fact
 from core.plugin.file_hashes import files_of
 from core.plugin.kinds import KINDS, USES, Kind
 from core.plugin.plan import PluginPlan, make_plan
@@ -14,7 +14,6 @@ from core.plugin.selection import NONE, parse_selection
 
 __all__ = [
     "CORE",
-    "FACTS",
     "KINDS",
     "NONE",
     "USES",

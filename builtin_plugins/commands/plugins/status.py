@@ -13,7 +13,6 @@ import msgspec
 
 from core.api import ConfigError, PluginError, did_you_mean
 from core.api.plugins import (
-    FACTS,
     KINDS,
     NONE,
     PluginPlan,
@@ -25,9 +24,10 @@ from core.api.plugins import (
     module_file,
     parse_selection,
 )
+from core.testing.facts import FACTS
 
 if TYPE_CHECKING:
-    from core.api import Entry
+    from core.api import Entry, LoadedRegistry
     from core.api.execution import Platform
     from core.api.plugins import Kind, LoadedRegistry, Registered
 

@@ -9,9 +9,9 @@ import inspect
 from typing import TYPE_CHECKING
 
 from core.errors import did_you_mean
-from core.plugin.facts import FACTS
 from core.testing.conformance import contract_of
 from core.testing.conformance.signatures import assert_takes
+from core.testing.facts import FACTS
 
 if TYPE_CHECKING:
     from core.testing.conformance import Subject

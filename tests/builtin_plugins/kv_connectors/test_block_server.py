@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 import pytest
 import zmq
-from builtin_plugins.kv_connectors.conformance import LAYOUT
 
 from builtin_plugins.kv_connectors.api import BlockKey, StoreParts
+from builtin_plugins.kv_connectors.conformance import LAYOUT
 from builtin_plugins.kv_connectors.offload import HostMemory
 from builtin_plugins.kv_connectors.tcp.client import Connection
 from builtin_plugins.kv_connectors.tcp.protocol import (

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from builtin_plugins.kv_connectors.conformance import LAYOUT
 from core_kernels.triton.block_copy import BlockCopier
 
 from builtin_plugins.features.kv_tiers.cache_blocks import CacheBlocks, CopyStream
+from builtin_plugins.kv_connectors.conformance import LAYOUT
 
 
 def test_device_blocks_match_cpu_blocks() -> None:

@@ -14,8 +14,8 @@ from core import api
 from core.config import EngineConfig
 from core.models.layers.loading import attention_facts
 from core.plugin import load_plan, make_plan
-from core.plugin.facts import FACTS, OF_ATTENTION, OF_PLATFORMS
 from core.testing.checkpoints import tiny_config
+from core.testing.facts import FACTS, OF_ATTENTION, OF_PLATFORMS
 from scripts.reference.attributes import attributes_of
 from scripts.reference.glossary import GLOSSARY
 from scripts.reference.types import PACKAGES, apis_of_kinds, meaning, modules_of, public_of
