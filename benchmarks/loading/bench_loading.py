@@ -83,8 +83,8 @@ def load(folder: Path, threads: int) -> Iterator[None]:
 
     from core.config import EngineConfig
     from core.config.sections import LoadConfig, ModelConfig
+    from core.model_spec.parallel import ParallelGroup, Pipeline
     from core.models.layers.loading import load_model
-    from core.models.layers.parallel_group import ParallelGroup, Pipeline
     from core.plugin import load_plan, make_plan
     from core.testing.one_sequence import OneSequenceAttention, Session
 

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from core.contracts.attention import AttentionBackend, ForwardBatch
     from core.model_spec.decoder import DecoderSpec
     from core.model_spec.kv import LayerKV
+    from core.model_spec.op_table import OpTable
+    from core.model_spec.parallel import ParallelGroup, Pipeline
     from core.model_spec.pooling import SentenceFacts
-    from core.models.layers.parallel_group import ParallelGroup, Pipeline
-    from core.models.layers.quant_method import QuantMethod
-    from core.models.ops.table import OpTable
+    from core.model_spec.quant_method import QuantMethod
 
 
 @dataclass(frozen=True, slots=True)

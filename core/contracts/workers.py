@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from core.contracts.runners import Pending, RunnerBatch
     from core.contracts.sampling import SampleRows
     from core.model_spec.kv import KVLayout, LayerKV
-    from core.models.layers.parallel_group import ParallelGroup, Pipeline
+    from core.model_spec.parallel import ParallelGroup, Pipeline
     from core.step import StepPlan, StepResult, WorkerInfo
 
 Join = Callable[["Platform"], "tuple[ParallelGroup, Pipeline]"]

@@ -1,1 +1,4 @@
-"""Specs of models: their layers, caches, tensor names and pooling, read from configs."""
+"""Specs of models: their layers, caches, tensor names and pooling, read from configs.
+
+Also what layers are written against: parallel groups, quantization methods and the op table.
+"""

@@ -19,8 +19,8 @@ import torch
 from core.contracts.attention import AttentionParams, ForwardBatch
 from core.contracts.models import BuildContext
 from core.model_spec.kv import CacheSpec, RecurrentState
+from core.model_spec.parallel import ParallelGroup, Pipeline
 from core.models.layers.linear import PlainWeights
-from core.models.layers.parallel_group import ParallelGroup, Pipeline
 from core.models.layers.state import LayerCache, StatePlan, plan_states
 from core.models.ops.table import reference_ops
 

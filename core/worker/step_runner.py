@@ -14,7 +14,7 @@ import torch
 from core.contracts.attention import AttentionBackend, ForwardBatch
 from core.contracts.runners import Stage
 from core.errors import LastStageFailed
-from core.models.layers.parallel_group import Pipeline
+from core.model_spec.parallel import Pipeline
 from core.models.layers.state import prepare
 from core.step import StepPlan
 from core.worker.batch import InputBatch

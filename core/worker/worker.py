@@ -25,9 +25,9 @@ from core.contracts.runners import Runner, Stage, StageParts
 from core.contracts.workers import Join, LoadedParts, WorkerParts
 from core.errors import run_all
 from core.model_spec.kv import KVLayout, RecurrentState
+from core.model_spec.parallel import ParallelGroup, Pipeline
 from core.models.layers.kv_cache import make_caches
 from core.models.layers.loading import attention_facts, load_model, read_model, weight_bytes
-from core.models.layers.parallel_group import ParallelGroup, Pipeline
 from core.models.layers.state import with_spare_blocks
 from core.plugin import Registry
 from core.plugin.call_timer import call_timer

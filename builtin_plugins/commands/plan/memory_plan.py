@@ -24,9 +24,9 @@ from core.api.planning import (
 )
 from core.model_spec.decoder import DecoderSpec
 from core.model_spec.kv import KVLayout, PoolLayout
+from core.model_spec.parallel import ParallelGroup, Pipeline
 from core.models.layers.decoder import Decoder
 from core.models.layers.loading import check_cached, read_model
-from core.models.layers.parallel_group import ParallelGroup, Pipeline
 from core.models.layers.quantization import pass_checkpoint_dtypes, plain_weights, quant_method
 from core.models.ops.table import reference_ops
 

@@ -27,7 +27,7 @@ from core.api.plugins import (
 from core.testing.facts import FACTS
 
 if TYPE_CHECKING:
-    from core.api import Entry, LoadedRegistry
+    from core.api import Entry
     from core.api.execution import Platform
     from core.api.plugins import Kind, LoadedRegistry, Registered
 

@@ -12,12 +12,12 @@ from torch import nn
 from core.api import EngineConfig, ModelError
 from core.api.models import BuildContext, ModelSource
 from core.model_spec.decoder import DecoderSpec
+from core.model_spec.parallel import ParallelGroup, Pipeline
 from core.model_spec.weight_shard import WeightShard
 from core.models.layers.decoder import Decoder
 from core.models.layers.experts import PlainExperts
 from core.models.layers.linear import PlainLinear
 from core.models.layers.loading import read_model
-from core.models.layers.parallel_group import ParallelGroup, Pipeline
 from core.models.ops.table import reference_ops
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from core.api import Registry
     from core.api.execution import Pending, Platform, StepPlan
     from core.api.processes import ParentChannel
-    from core.models.layers.parallel_group import ParallelGroup, Pipeline
+    from core.model_spec.parallel import ParallelGroup, Pipeline
 
 log = logging.getLogger(__name__)
 

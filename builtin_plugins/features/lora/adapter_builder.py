@@ -27,10 +27,10 @@ from builtin_plugins.features.lora.expert_builder import ExpertBuilder
 from builtin_plugins.features.lora.kernels import LoraKernel, PackedLayer, pack
 from builtin_plugins.features.lora.peft import PeftConfig, parse_tensor_name
 from builtin_plugins.features.lora.target_modules import TargetModule, TargetModules
+from core.model_spec.parallel import ParallelGroup
 from core.models.layers.embedding import Embedding, Head
 from core.models.layers.experts import Experts
 from core.models.layers.latent_attention import LatentAttention
-from core.models.layers.parallel_group import ParallelGroup
 
 Tensor = torch.Tensor
 CHUNK_NUMBERS: Final = 1 << 14

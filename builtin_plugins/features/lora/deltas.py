@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 if TYPE_CHECKING:
-    from core.models.layers.parallel_group import ParallelGroup
+    from core.model_spec.parallel import ParallelGroup
 
 Tensor = torch.Tensor
 

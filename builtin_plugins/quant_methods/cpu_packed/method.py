@@ -12,9 +12,9 @@ from torch import nn
 from builtin_plugins.quant_methods.cpu_packed import floats, ints
 from builtin_plugins.quant_methods.cpu_packed.experts import PackedExperts
 from builtin_plugins.quant_methods.stored.layouts import LayoutSpec
+from core.model_spec.quant_method import ExpertsMethod, LinearMethod, QuantMethod
 from core.model_spec.weight_shard import WeightShard
 from core.models.layers.linear import PlainWeights
-from core.models.layers.quant_method import ExpertsMethod, LinearMethod, QuantMethod
 from core.models.layers.weights import refuse_integers
 
 

@@ -18,9 +18,9 @@ from builtin_plugins.quant_methods.stored.formats import StoredFormat
 from builtin_plugins.quant_methods.stored.layouts import LayoutSpec, ScaledFloats
 from builtin_plugins.quant_methods.stored.packing import e8m0_to_float, unpack_fp4
 from core.api import ModelError
+from core.model_spec.quant_method import ExpertsMethod, LinearMethod
 from core.model_spec.weight_shard import WeightShard
 from core.models.layers.linear import PlainLinear
-from core.models.layers.quant_method import ExpertsMethod, LinearMethod
 
 BLOCK: Final = 32
 """Numbers per scale."""

@@ -19,8 +19,8 @@ from builtin_plugins.quant_methods.cpu_packed.experts import PackedExperts
 from builtin_plugins.quant_methods.cpu_packed.method import PackedLinear
 from builtin_plugins.quant_methods.rtn.torch_ops import TorchOps
 from core.api import EngineConfig, ModelError
+from core.model_spec.quant_method import EmbeddingMethod, ExpertsMethod, LinearMethod
 from core.models.layers.linear import PlainLinear
-from core.models.layers.quant_method import EmbeddingMethod, ExpertsMethod, LinearMethod
 
 log = logging.getLogger(__name__)
 

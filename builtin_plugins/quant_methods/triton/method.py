@@ -12,9 +12,9 @@ from core_kernels.triton.scaled_mm import ScaledFloatOps
 
 from builtin_plugins.quant_methods.cpu_packed import floats, ints
 from builtin_plugins.quant_methods.stored.layouts import LayoutSpec
+from core.model_spec.quant_method import ExpertsMethod, LinearMethod
 from core.models.layers.experts import PlainExperts
 from core.models.layers.linear import PlainLinear, PlainWeights
-from core.models.layers.quant_method import ExpertsMethod, LinearMethod
 
 OfFloats = Callable[[torch.dtype, int], FloatOps]
 MIN_BITS: Final = 4

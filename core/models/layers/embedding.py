@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from core.contracts.models import BuildContext
     from core.model_spec.layer import PerLayerInputSpec
     from core.model_spec.names import WeightNames
-    from core.models.layers.quant_method import LinearMethod
+    from core.model_spec.quant_method import LinearMethod
     from core.models.layers.weights import WeightMap
 
 

@@ -20,7 +20,7 @@ from core.models.layers.weights import WeightMap, copy_weight
 
 if TYPE_CHECKING:
     from core.contracts.models import BuildContext
-    from core.models.layers.parallel_group import ParallelGroup
+    from core.model_spec.parallel import ParallelGroup
 
 
 log = logging.getLogger(__name__)

@@ -25,9 +25,9 @@ from core.errors import ModelError, did_you_mean
 from core.model_spec.attention import LatentAttentionSpec
 from core.model_spec.decoder import DecoderSpec
 from core.model_spec.kv import RecurrentState
+from core.model_spec.parallel import ParallelGroup, Pipeline
 from core.models.layers.decoder import Decoder
 from core.models.layers.kv_cache import DTYPE_ALIASES
-from core.models.layers.parallel_group import ParallelGroup, Pipeline
 from core.models.layers.quantization import pass_checkpoint_dtypes, plain_weights, quant_method
 from core.models.layers.weights import check_finite
 from core.models.ops.table import choose_ops

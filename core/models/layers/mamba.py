@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from core.model_spec.kv import RecurrentState
+from core.model_spec.parallel import ParallelGroup
 from core.models.layers.linear import Linear, Slice
 from core.models.layers.norm import make_norm
-from core.models.layers.parallel_group import ParallelGroup
 from core.models.layers.short_conv import ShortConv
 from core.models.layers.state import state_dtype
 from core.models.layers.weights import copy_weight, empty_parameter

@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 import torch.distributed
 
-from core.models.layers.parallel_group import ParallelGroup, Pipeline
+from core.model_spec.parallel import ParallelGroup, Pipeline
 
 _dist: Any = torch.distributed  # its names have no type information
 LOOPBACK: Final = "127.0.0.1"

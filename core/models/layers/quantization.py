@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from core.contracts.models import BuildContext, ModelSource
     from core.contracts.registry import Registry
     from core.model_spec.names import WeightNames
+    from core.model_spec.quant_method import QuantMethod
     from core.model_spec.weight_shard import WeightShard
-    from core.models.layers.quant_method import QuantMethod
     from core.models.layers.weights import WeightMap
     from core.plugin import Registered
 

@@ -1,64 +1,18 @@
-"""The op table: one function for every op that layers call, chosen once at start-up."""
+"""Binds every op to one implementation, once, at start-up: the reference or a plugin's."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from core.errors import PluginError, did_you_mean
+from core.model_spec.op_table import OpTable
 from core.models.ops import reference, sampling, torch_impls
 from core.models.ops.torch_impls import grouped_moe
 
 if TYPE_CHECKING:
-    import torch
-
     from core.contracts.registry import Registry
-
-    Unary = Callable[[torch.Tensor], torch.Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class OpTable:
-    """One function per op; the fields' names are the names of the ops."""
-
-    rms_norm: Callable[..., torch.Tensor]
-    add_rms_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]]
-    layer_norm: Callable[..., torch.Tensor]
-    silu_and_mul: Unary
-    gelu_and_mul: Unary
-    gelu_tanh_and_mul: Unary
-    relu_and_mul: Unary
-    silu: Unary
-    gelu: Unary
-    gelu_tanh: Unary
-    relu: Unary
-    rotary: Callable[..., tuple[torch.Tensor, torch.Tensor]]
-    full_attention: Callable[..., torch.Tensor]
-    linear: Callable[..., torch.Tensor]
-    embedding: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-    softcap: Callable[[torch.Tensor, float], torch.Tensor]
-    widen: Unary
-    moe: Callable[..., torch.Tensor]
-    causal_conv: Callable[..., tuple[torch.Tensor, torch.Tensor]]
-    ssd_scan: Callable[..., tuple[torch.Tensor, torch.Tensor]]
-    selective_scan: Callable[..., tuple[torch.Tensor, torch.Tensor]]
-    delta_scan: Callable[..., tuple[torch.Tensor, torch.Tensor]]
-    linear_recurrence: Callable[..., tuple[torch.Tensor, torch.Tensor]]
-    best: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-    truncate: Callable[[torch.Tensor, Any], torch.Tensor]
-    draw: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-
-    @classmethod
-    def names(cls) -> tuple[str, ...]:
-        """Return the names of all ops."""
-        return tuple(field.name for field in fields(cls))
-
-
-OpImplementation = Callable[..., Any]
-"""Target of an `op_impls` entry: a function with the signature of its op in
-`core.models.ops.reference`.
-"""
 
 
 def reference_ops() -> OpTable:

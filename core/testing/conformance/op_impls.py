@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from core.errors import did_you_mean
+from core.model_spec.op_table import OpImplementation, OpTable
 from core.models.ops import reference
 from core.models.ops.sampling import Truncation
-from core.models.ops.table import OpImplementation, OpTable
 from core.plugin.facts import why_not
 
 if TYPE_CHECKING:

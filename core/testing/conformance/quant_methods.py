@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from core.model_spec.parallel import ParallelGroup
+from core.model_spec.quant_method import QuantMethod
 from core.models.layers.linear import Linear, Slice
-from core.models.layers.parallel_group import ParallelGroup
-from core.models.layers.quant_method import QuantMethod
 from core.models.layers.weights import WeightMap
 from core.plugin.entry import construct
 from core.testing.conformance.examples import stated

@@ -17,9 +17,9 @@ from torch import nn
 
 from builtin_plugins.quant_methods.api import StoredLinear
 from core.api import EngineConfig, ModelError
+from core.model_spec.quant_method import ExpertsMethod
 from core.model_spec.weight_shard import WeightShard
 from core.models.layers.linear import PlainLinear
-from core.models.layers.quant_method import ExpertsMethod
 from engine_gguf.block_formats import FORMATS, BlockFormatExperts, BlockFormatMethod
 from engine_gguf.block_ops import BlockOps, TorchOps, check_shards, write_blocks
 from engine_gguf.experts import GgufExperts

@@ -23,9 +23,9 @@ from core.config.build import config_from_kwargs
 from core.engine.memory import fit_memory
 from core.engine.resolve import find_model, resolve
 from core.model_spec.decoder import DecoderSpec
+from core.model_spec.parallel import ParallelGroup, Pipeline
 from core.models.layers.decoder import Decoder
 from core.models.layers.loading import read_model
-from core.models.layers.parallel_group import ParallelGroup, Pipeline
 from core.plugin import Registry, load_plan, make_plan
 from core.step import WorkerInfo
 from core.testing.checkpoints import TINY, make_checkpoint

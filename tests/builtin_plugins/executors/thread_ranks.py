@@ -11,8 +11,8 @@ from core.api import EngineConfig, Entry, hookimpl
 from core.api.execution import Platform, StepPlan, StepResult, WorkerInfo
 from core.api.models import ModelSource
 from core.model_spec.kv import KVLayout
+from core.model_spec.parallel import ParallelGroup, Pipeline
 from core.models.layers.parallel import meet
-from core.models.layers.parallel_group import ParallelGroup, Pipeline
 from core.worker import Worker
 
 

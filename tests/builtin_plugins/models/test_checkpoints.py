@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 from core.config import EngineConfig
 from core.config.sections import LoadConfig, ModelConfig
 from core.errors import ModelError
+from core.model_spec.parallel import ParallelGroup, Pipeline
 from core.models.layers.loading import load_model, read_model
-from core.models.layers.parallel_group import ParallelGroup, Pipeline
 from core.plugin.registry import Registry
 from core.testing.checkpoints import make_checkpoint
 from core.testing.one_sequence import OneSequenceAttention, Session

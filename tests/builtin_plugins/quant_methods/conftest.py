@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from builtin_plugins.quant_methods.stored import formats
-from core.models.layers.quant_method import QuantMethod
+from core.model_spec.quant_method import QuantMethod
 from tests.builtin_plugins.quant_methods.writers.model import (
     Writer,
     assert_close,

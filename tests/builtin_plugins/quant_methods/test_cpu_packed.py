@@ -14,9 +14,9 @@ from builtin_plugins.quant_methods.cpu_packed.method import PackedLinear, make_m
 from core.config import EngineConfig
 from core.contracts.models import BuildContext
 from core.errors import ModelError
+from core.model_spec.parallel import ParallelGroup
 from core.models.layers.embedding import Embedding, Head
 from core.models.layers.linear import Linear, PlainLinear, Slice
-from core.models.layers.parallel_group import ParallelGroup
 from core.models.layers.quantization import plain_weights
 from core.models.layers.weights import WeightMap
 from core.models.ops import reference

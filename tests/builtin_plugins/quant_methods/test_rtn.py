@@ -15,10 +15,10 @@ from builtin_plugins.quant_methods.rtn.torch_ops import TorchOps
 from core.config import EngineConfig
 from core.contracts.models import BuildContext
 from core.errors import ModelError
+from core.model_spec.parallel import ParallelGroup
 from core.models.layers.embedding import Embedding, Head
 from core.models.layers.experts import PlainExperts
 from core.models.layers.linear import Linear, PlainLinear, Slice
-from core.models.layers.parallel_group import ParallelGroup
 from core.models.layers.weights import WeightMap
 from core.models.ops import reference
 from core.testing.one_sequence import plain_context

@@ -18,7 +18,7 @@ import transformers
 from builtin_plugins.quant_methods.compressed_tensors.method import CompressedTensors
 from builtin_plugins.quant_methods.cpu_packed.method import make_method
 from builtin_plugins.quant_methods.torchao.method import TorchAo
-from core.models.layers.quant_method import QuantMethod
+from core.model_spec.quant_method import QuantMethod
 from tests.builtin_plugins.quant_methods.writers import (
     compressed_tensors as compressed_tensors_writers,
 )

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from core.model_spec.parallel import ParallelGroup
+from core.model_spec.quant_method import QuantMethod
 from core.model_spec.weight_shard import WeightShard
 from core.models.layers.decoder import Decoder
-from core.models.layers.parallel_group import ParallelGroup
-from core.models.layers.quant_method import QuantMethod
 from core.testing.checkpoints import make_checkpoint
 from core.testing.one_sequence import Session, plain_context, read_config
 from tests.core.models.layers.test_tensor_parallel import Meeting, ThreadGroup

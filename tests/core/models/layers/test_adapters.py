@@ -11,12 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from core.model_spec.parallel import ParallelGroup
 from core.model_spec.weight_shard import WeightShard
 from core.models.layers.decoder import Decoder
 from core.models.layers.embedding import Embedding, Head
 from core.models.layers.experts import Experts
 from core.models.layers.linear import AdapterSlot, Linear
-from core.models.layers.parallel_group import ParallelGroup
 from core.testing.checkpoints import make_checkpoint
 from core.testing.one_sequence import Session, plain_context, read_config
 from tests.core.models.layers.test_tensor_parallel import Meeting, ThreadGroup

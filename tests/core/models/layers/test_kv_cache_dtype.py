@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 from builtin_plugins.attention_backends.common.quantized_kv import KV_DTYPES
 from builtin_plugins.models import llama
 from core.errors import ModelError
+from core.model_spec.parallel import ParallelGroup
 from core.models.layers.decoder import Decoder
 from core.models.layers.kv_cache import KVCacheDtype
 from core.models.layers.linear import PlainWeights
-from core.models.layers.parallel_group import ParallelGroup
 from core.models.layers.weights import WeightMap
 from core.testing.checkpoints import make_checkpoint
 from core.testing.one_sequence import OneSequenceAttention, plain_context, read_config

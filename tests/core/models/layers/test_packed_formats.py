@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file
 
 from builtin_plugins.models import qwen3
+from core.model_spec.parallel import ParallelGroup
 from core.model_spec.weight_shard import WeightShard
 from core.models.layers.decoder import Decoder
 from core.models.layers.linear import PlainLinear
-from core.models.layers.parallel_group import ParallelGroup
 from core.testing.one_sequence import Session, plain_context, read_config
 from examples.demo_model.quantize import GROUP, dequantized, quantize
 from tests.core.models.layers.test_tensor_parallel import Meeting, ThreadGroup

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from core.errors import ModelError
+from core.model_spec.parallel import ParallelGroup, Pipeline
 from core.models.layers.decoder import Decoder
-from core.models.layers.parallel_group import ParallelGroup, Pipeline
 from core.testing.checkpoints import make_checkpoint
 from core.testing.one_sequence import plain_context, read_config
 

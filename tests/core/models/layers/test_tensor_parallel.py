@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file
 
 from core.errors import ModelError
+from core.model_spec.parallel import ParallelGroup
 from core.models.layers.decoder import Decoder
-from core.models.layers.parallel_group import ParallelGroup
 from core.plugin import load_plan, make_plan
 from core.testing.checkpoints import ARCHITECTURES, TINY, make_checkpoint
 from core.testing.one_sequence import Session, plain_context, read_config

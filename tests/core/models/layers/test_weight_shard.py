@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from core.errors import ModelError
+from core.model_spec.parallel import ParallelGroup
 from core.model_spec.weight_shard import WeightShard
 from core.models.layers.linear import Linear, Slice
-from core.models.layers.parallel_group import ParallelGroup
 from core.models.layers.weights import WeightMap
 from core.testing.one_sequence import plain_context
 

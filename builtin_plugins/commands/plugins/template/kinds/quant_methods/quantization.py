@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
+    from core.model_spec.quant_method import LinearMethod
     from core.model_spec.weight_shard import WeightShard
-    from core.models.layers.quant_method import LinearMethod
 
 
 MAX_ERROR = 0.01
