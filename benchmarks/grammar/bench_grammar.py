@@ -21,10 +21,9 @@ from builtin_plugins.features.structured_outputs.grammar_row import (
     ReasoningTracker,
     TokenMasks,
 )
-from builtin_plugins.grammar_backends.api import Vocabulary, read_vocabulary
+from builtin_plugins.grammar_backends.api import Constraint, Vocabulary, read_vocabulary
 from builtin_plugins.grammar_backends.xgrammar.backend import MAX_THREADS, XGrammar
 from builtin_plugins.grammar_backends.xgrammar.schema import with_patterns
-from core.api.sampling import Constraint
 from core.testing.byte_tokenizer import ByteTokenizer
 
 SCHEMAS: dict[str, dict[str, Any]] = {

@@ -4,10 +4,12 @@ The contract, the bytes of a vocabulary, and what libraries ignore in a JSON sch
 """
 
 from builtin_plugins.grammar_backends.contract import (
+    Constraint,
     Grammar,
     GrammarBackend,
     GrammarState,
     Vocabulary,
+    constraint_of,
 )
 from builtin_plugins.grammar_backends.json_schema import (
     ignored_keyword,
@@ -17,10 +19,12 @@ from builtin_plugins.grammar_backends.json_schema import (
 from builtin_plugins.grammar_backends.vocabulary import read_vocabulary
 
 __all__ = [
+    "Constraint",
     "Grammar",
     "GrammarBackend",
     "GrammarState",
     "Vocabulary",
+    "constraint_of",
     "ignored_keyword",
     "read_vocabulary",
     "schema_parts",

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from builtin_plugins.grammar_backends.contract import GrammarBackend, Vocabulary
+from builtin_plugins.grammar_backends.contract import Constraint, GrammarBackend, Vocabulary
 from core.api import InvalidRequest
-from core.api.sampling import Constraint
 
 if TYPE_CHECKING:
     from core.testing.conformance import Subject

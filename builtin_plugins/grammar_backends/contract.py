@@ -4,15 +4,51 @@ grammar.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from core.api.sampling import Constraint
+from core.api.sampling import ConstraintKind, StructuredOutputsParams
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """One constraint for a grammar backend; hashable, the key of the grammar
+    cache.
+    """
+
+    kind: ConstraintKind
+    text: str = ""
+    """The schema, list of choices or structural tag as JSON, or the regex or
+    grammar.
+    """
+    any_whitespace: bool = True
+    """True: any whitespace between JSON tokens; False: compact JSON."""
+    additional_properties: bool = True
+    """False: objects have only the properties their schema names, unless it
+    declares
+    `additionalProperties`. All backends enforce this."""
+    whitespace_pattern: str | None = None
+    """Regex of the whitespace between JSON tokens; it also matches none."""
+
+
+def constraint_of(params: StructuredOutputsParams) -> Constraint:
+    """Return the constraint of a request for backends."""
+    value = getattr(params, params.kind)
+    if params.kind == "json_object":
+        value = ""
+    return Constraint(
+        params.kind,
+        value if isinstance(value, str) else json.dumps(value, ensure_ascii=False),
+        not params.disable_any_whitespace,
+        not params.disable_additional_properties,
+        params.whitespace_pattern,
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -3,13 +3,13 @@
 from core.contracts.sampling import LogitsProcessor, SamplerContext, SampleRows
 from core.plugin.named_processors import logits_processors
 from core.types.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
-from core.types.structured import Constraint, StructuredOutputsParams
+from core.types.structured import ConstraintKind, StructuredOutputsParams
 
 __all__ = [
     "BeamSearchOutput",
     "BeamSearchParams",
     "BeamSearchSequence",
-    "Constraint",
+    "ConstraintKind",
     "LogitsProcessor",
     "SampleRows",
     "SamplerContext",

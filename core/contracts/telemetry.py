@@ -133,8 +133,8 @@ class MetricSink(Protocol):
     `step` runs in the thread that listens to the engine, all other methods in the event
     loop's. Optional methods: `tokens(TokenStats)`, `http(HttpStats)`,
     `calls(CallStats)`; `ready(config)`, once, with every automatic value resolved; and
-    `expose(health)`, from any thread, which returns (body, content type) for
-    `/metrics`, where `health` is `ServedEngine.health()`. Several sinks that expose
+    `expose(health)`, from any thread, which returns (body, content type) for `/metrics`, where `health`
+    is `ServedEngine.health()`; and `snapshots(health)`, the same as objects for `LLM.get_metrics`. Several sinks that expose
     Prometheus text share the page; metric names must be unique over all of them.
     """
 
@@ -148,10 +148,9 @@ class MetricSink(Protocol):
 class MetricRecorder(Protocol):
     """The metric sinks of an engine, as servers and routes see them."""
 
-    entries: Sequence[Any]
-    """The sinks with their fault counts (`sink`, `name`, `owner`,
-    `quarantined`).
-    """
+    @property
+    def entries(self) -> Sequence[Any]:
+        """The sinks with their fault counts (`sink`, `name`, `owner`, `quarantined`)."""
 
     def record(self, stats: StepStats | TokenStats | RequestStats | HttpStats | CallStats) -> None:
         """Pass statistics to every healthy sink that has a method

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from core.contracts.admission import PendingRequest
 from core.contracts.clients import Listener
 from core.contracts.runners import PoolingCalls
+from core.contracts.serving import ServedEngine
 from core.contracts.telemetry import StepStats
 from core.errors import EngineDead, EngineError, RequestTimeout
 from core.frontend.admission import Admission
@@ -71,7 +72,7 @@ class AsyncAdmission:
         )
 
 
-class AsyncLLM:
+class AsyncLLM(ServedEngine):
     """An engine for asyncio; by default in its own process, restarted if it dies.
 
     All coroutines must run in one event loop, that of the first request.
@@ -131,27 +132,16 @@ class AsyncLLM:
     def _set_attributes(self, frontend: Frontend) -> None:
         """Set the attributes of `ServedEngine`."""
         self.config = frontend.config
-        """The configuration in force, with every automatic value resolved."""
         self.registry = frontend.registry
-        """The loaded plugins."""
         self.source = frontend.source
-        """The model that is served."""
         self.tokenizer = frontend.renderer.tokenizer
-        """The model's tokenizer; None with `skip_tokenizer_init`."""
         self.renderer = frontend.renderer.chat
-        """The chat renderer; None for a model without one."""
         self.max_model_len = frontend.admission.limits.max_model_len
-        """Maximum length of prompt plus output, in tokens."""
         self.pooling = frontend.info.pooling
-        """Pooling tasks of the model; None for a model that generates."""
         self.vocab_size = frontend.info.vocab_size
-        """Vocabulary size; token ids are below it."""
         self.fields = frontend.admission.fields
-        """Request fields that features read: keywords of `generate`."""
         self.served_names = served_names(frontend.config)
-        """Names of the model in requests; answers carry the first one."""
         self.sampling_defaults = frontend.sampling_defaults
-        """Sampling parameters of requests that do not set them."""
 
     # --- text
 

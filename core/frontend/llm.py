@@ -11,7 +11,6 @@ from core.contracts.admission import llm_methods
 from core.contracts.runners import PoolingCalls
 from core.contracts.text import Tokenizer
 from core.errors import InvalidRequest
-from core.frontend.metrics import Snapshot, snapshots
 from core.frontend.offline import CHAT_OPTIONS, OWN, Conversation, OfflineLoop, PromptRunner
 from core.frontend.startup import load_from_kwargs, load_sinks, start_in_process
 from core.frontend.terminal import Progress, progress_bar
@@ -220,8 +219,8 @@ class LLM:
         """Return the sampling parameters of the model's generation config."""
         return self._runner.default_sampling_params()
 
-    def get_metrics(self) -> list[Snapshot]:
-        """Return the metrics since the start, as the sinks expose them.
+    def get_metrics(self) -> list[Any]:
+        """Return the metrics since the start: `snapshots` of the sinks.
 
         Raises `InvalidRequest` with `disable_log_stats` on.
         """
@@ -231,7 +230,10 @@ class LLM:
                 "is on, so nothing is counted; make the LLM with disable_log_stats=False.",
             )
         health = {"status": "ready", "open_requests": len(self._loop)}
-        return _exposed_metrics([entry.sink for entry in self._sinks.entries], health)
+        sinks: list[Any] = [entry.sink for entry in self._sinks.entries]
+        return [
+            one for sink in sinks if hasattr(sink, "snapshots") for one in sink.snapshots(health)
+        ]
 
     def apply_model(self, function: Callable[[torch.nn.Module], T]) -> list[T]:
         """Return the function's result for the model.
@@ -272,12 +274,6 @@ class LLM:
 
     def __exit__(self, *ended_by: object) -> None:
         self.shutdown()
-
-
-def _exposed_metrics(sinks: Sequence[Any], health: dict[str, Any]) -> list[Snapshot]:
-    """Return the metrics of all sinks that expose them."""
-    pages = [sink.expose(health) for sink in sinks if hasattr(sink, "expose")]
-    return [found for page in pages for found in snapshots(*page)]
 
 
 def _check_call(

@@ -4,10 +4,8 @@ backend.
 
 from __future__ import annotations
 
-import json as jsonlib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import msgspec
@@ -39,27 +37,6 @@ KINDS: Final[tuple[ConstraintKind, ...]] = (
 _FIELD: Final = "structured_outputs"
 _WHITESPACE: Final = re.compile(r"(?:[ \t\n\r\[\]()?*+|]|\\[tnr]|\?:|\{\d{1,4}(?:,\d{0,4})?\})*")
 """Regexes of JSON whitespace consist of these parts."""
-
-
-@dataclass(frozen=True, slots=True)
-class Constraint:
-    """One constraint for a grammar backend; hashable, the key of the grammar
-    cache.
-    """
-
-    kind: ConstraintKind
-    text: str = ""
-    """The schema, list of choices or structural tag as JSON, or the regex or
-    grammar.
-    """
-    any_whitespace: bool = True
-    """True: any whitespace between JSON tokens; False: compact JSON."""
-    additional_properties: bool = True
-    """False: objects have only the properties their schema names, unless it
-    declares
-    `additionalProperties`. All backends enforce this."""
-    whitespace_pattern: str | None = None
-    """Regex of the whitespace between JSON tokens; it also matches none."""
 
 
 class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True):
@@ -108,19 +85,6 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True, 
     def kind(self) -> ConstraintKind:
         """The kind of constraint that is set."""
         return next(name for name in KINDS if getattr(self, name) not in (None, False))
-
-    def constraint(self) -> Constraint:
-        """Return the constraint for backends."""
-        value = getattr(self, self.kind)
-        if self.kind == "json_object":
-            value = ""
-        return Constraint(
-            self.kind,
-            value if isinstance(value, str) else jsonlib.dumps(value, ensure_ascii=False),
-            not self.disable_any_whitespace,
-            not self.disable_additional_properties,
-            self.whitespace_pattern,
-        )
 
 
 def _check_json(field: str, value: Any) -> None:

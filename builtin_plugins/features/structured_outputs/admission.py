@@ -21,8 +21,8 @@ from builtin_plugins.features.structured_outputs.settings import (
     AMBIGUITY_TOLERANT,
     StructuredOutputsConfig,
 )
+from builtin_plugins.grammar_backends.api import Constraint, constraint_of
 from core.api import ConfigError, EngineConfig, InvalidRequest, Registry, SamplingParams
-from core.api.sampling import Constraint
 
 _ANY: Final = "auto"
 _decode = msgspec.msgpack.Decoder(Outcome).decode
@@ -69,7 +69,7 @@ class Admission:
         names = self._backends()
         if request.disable_fallback or settings.disable_fallback:
             del names[1:]
-        constraint = request.constraint()
+        constraint = constraint_of(request)
         names = _fit(constraint, names)
         if self._pool.is_local:
             self._pool.check((tuple(names), constraint))

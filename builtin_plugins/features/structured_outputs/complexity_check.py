@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from core.api.sampling import Constraint
+from builtin_plugins.grammar_backends.api import Constraint
 
 MAX_OPTIONAL: Final = 256
 """Maximum consecutive optional parts: each may follow each, which is quadratic."""

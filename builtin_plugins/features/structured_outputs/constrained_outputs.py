@@ -22,6 +22,7 @@ from builtin_plugins.features.structured_outputs.messages import (
     PrepareMask,
     StepChanges,
 )
+from builtin_plugins.grammar_backends.api import constraint_of
 from core.api import InvalidRequest, RequestFailed
 from core.api.execution import RemoteError
 from core.api.serving import PAUSE_S, RateLimitedLogger
@@ -90,7 +91,7 @@ class ConstrainedOutputs:
             output = None
         if output is None:
             backends = tuple(request.params.backend.split(","))
-            handle = self._pool.get((backends, request.params.constraint()))
+            handle = self._pool.get((backends, constraint_of(request.params)))
             output = handle.open(request.length, request.request_id)
             self._by_request[request.request_id] = output
             output.spent_s = spent_s

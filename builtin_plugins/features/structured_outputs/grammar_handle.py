@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import socket
 
     from builtin_plugins.features.structured_outputs.grammar_row import Mask
-    from core.api.sampling import Constraint
+    from builtin_plugins.grammar_backends.api import Constraint
 
 Key = tuple[tuple[str, ...], "Constraint"]
 """Backends to try, and the constraint: outputs with equal keys share a grammar process."""

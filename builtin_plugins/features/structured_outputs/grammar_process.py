@@ -37,8 +37,7 @@ from core.api import EngineError, InvalidRequest
 if TYPE_CHECKING:
     from builtin_plugins.features.structured_outputs.grammar_protocol import Wire
     from builtin_plugins.features.structured_outputs.resources import GrammarResources
-    from builtin_plugins.grammar_backends.api import Grammar
-    from core.api.sampling import Constraint
+    from builtin_plugins.grammar_backends.api import Constraint, Grammar
 
 MAX_OUTPUTS: Final = 1 << 14
 """Maximum concurrent outputs of one constraint; memory is used by existing ones only."""

@@ -10,7 +10,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
-from core.api.sampling import Constraint
+from builtin_plugins.grammar_backends.api import Constraint
 
 T = TypeVar("T")
 _CHUNK: Final = 1 << 15

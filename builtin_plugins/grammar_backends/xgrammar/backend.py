@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import xgrammar
 
-from builtin_plugins.grammar_backends.contract import Vocabulary
+from builtin_plugins.grammar_backends.contract import Constraint, Vocabulary
 from builtin_plugins.grammar_backends.xgrammar.schema import (
     structural_tag,
     token_ids,
@@ -19,7 +19,6 @@ from builtin_plugins.grammar_backends.xgrammar.schema import (
     with_patterns,
 )
 from core.api import InvalidRequest
-from core.api.sampling import Constraint
 
 MAX_THREADS: Final = 1
 """Threads of one compilation: more would escape the CPU budget and compete with the model."""

@@ -186,6 +186,12 @@ class PrometheusSink:
         self._set_memory(health.get("memory") or {})
         return generate_latest(self._registry), CONTENT_TYPE_LATEST
 
+    def snapshots(self, health: Mapping[str, Any]) -> Iterator[Any]:
+        """Yield the time series of the page as objects."""
+        from builtin_plugins.metric_sinks.prometheus.snapshots import snapshots  # lazy: rarely used
+
+        return snapshots(self.expose(health)[0])
+
     def _set_memory(self, memory: Mapping[str, Any]) -> None:
         """Set memory, plugin faults and plugin times of this process and of the engine's.
 

@@ -10,9 +10,8 @@ import llguidance
 import numpy as np
 import numpy.typing as npt
 
-from builtin_plugins.grammar_backends.api import Vocabulary
+from builtin_plugins.grammar_backends.api import Constraint, Vocabulary
 from core.api import InvalidRequest
-from core.api.sampling import Constraint
 from engine_llguidance.schema import Tags, closed
 
 _FORMATS: dict[str, Any] = {"regex": "regex", "choice": "choice", "grammar": "grammar"}

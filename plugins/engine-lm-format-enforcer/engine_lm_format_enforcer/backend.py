@@ -18,9 +18,8 @@ from lmformatenforcer import (
 )
 from lmformatenforcer.characterlevelparser import CharacterLevelParserConfig
 
-from builtin_plugins.grammar_backends.api import Vocabulary, unsupported_keyword
+from builtin_plugins.grammar_backends.api import Constraint, Vocabulary, unsupported_keyword
 from core.api import InvalidRequest
-from core.api.sampling import Constraint
 
 Mask = npt.NDArray[np.int32]
 

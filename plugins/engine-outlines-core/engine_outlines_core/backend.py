@@ -13,9 +13,8 @@ from outlines_core import Index
 from outlines_core import Vocabulary as Words
 from outlines_core.json_schema import build_regex_from_schema
 
-from builtin_plugins.grammar_backends.api import Vocabulary, unsupported_keyword
+from builtin_plugins.grammar_backends.api import Constraint, Vocabulary, unsupported_keyword
 from core.api import InvalidRequest
-from core.api.sampling import Constraint
 
 _NO_WHITESPACE: Final = ""
 _REPEATED: Final = {"star": "*", "plus": "+", "optional": "?"}

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from builtin_plugins.grammar_backends.api import Constraint, constraint_of
 from core import SamplingParams
 from core.api import InvalidRequest
-from core.api.sampling import Constraint
 from core.config import EngineConfig
 from core.plugin import load_plan, make_plan
 from core.testing import conformance
@@ -64,7 +64,7 @@ def admitted(
     no_masks: Any = None
     reply = next(
         GrammarProcess(GrammarResources(config, registry), no_masks).compile(
-            CompileGrammar(found.constraint(), found.backend.split(","))
+            CompileGrammar(constraint_of(found), found.backend.split(","))
         )
     )
     if isinstance(reply, ConstraintRejected):

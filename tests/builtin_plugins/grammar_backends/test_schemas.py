@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from builtin_plugins.grammar_backends.api import Constraint
 from core.api import InvalidRequest
-from core.api.sampling import Constraint, StructuredOutputsParams
+from core.api.sampling import StructuredOutputsParams
 from tests.builtin_plugins.grammar_backends.test_distributions import (
     PRESENT,
     admitted,

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from builtin_plugins.grammar_backends.api import Vocabulary
+from builtin_plugins.grammar_backends.api import Constraint, Vocabulary
 from builtin_plugins.grammar_backends.xgrammar.backend import XGrammar
 from core.api import InvalidRequest
-from core.api.sampling import Constraint
 from tests.builtin_plugins.grammar_backends.test_distributions import PRESENT
 
 VOCABULARY = Vocabulary((*(bytes([i]) for i in range(256)), b""), (256,))

@@ -9,6 +9,7 @@ import dataclasses
 import pytest
 
 import core
+from builtin_plugins.metric_sinks.prometheus.snapshots import Counter, Gauge, Histogram
 from core import (
     LLM,
     AsyncEngineArgs,
@@ -19,7 +20,6 @@ from core import (
     SamplingParams,
 )
 from core.errors import ConfigError, InvalidRequest
-from core.frontend.metrics import Counter, Gauge, Histogram
 
 SMALL = {"max_model_len": 64, "num_gpu_blocks_override": 32}
 

@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from builtin_plugins.grammar_backends.api import Vocabulary
+from builtin_plugins.grammar_backends.api import Constraint, Vocabulary
 from core.api import Entry, InvalidRequest, hookimpl
-from core.api.sampling import Constraint
 
 
 @hookimpl

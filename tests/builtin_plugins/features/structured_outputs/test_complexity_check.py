@@ -12,7 +12,7 @@ from builtin_plugins.features.structured_outputs.complexity_check import (
     find_blowup,
     remote_reference,
 )
-from core.api.sampling import Constraint
+from builtin_plugins.grammar_backends.api import Constraint
 
 STARS = "may be empty"
 PARTS = "parts in a row"

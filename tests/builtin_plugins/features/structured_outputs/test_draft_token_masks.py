@@ -24,9 +24,9 @@ from builtin_plugins.features.structured_outputs.messages import (
     StepChanges,
 )
 from builtin_plugins.features.structured_outputs.worker import MaskWorker
-from builtin_plugins.grammar_backends.api import Vocabulary
+from builtin_plugins.grammar_backends.api import Constraint, Vocabulary
 from builtin_plugins.grammar_backends.xgrammar.backend import XGrammar
-from core.api.sampling import Constraint, StructuredOutputsParams
+from core.api.sampling import StructuredOutputsParams
 from core.testing.byte_tokenizer import ByteTokenizer
 
 END = 256

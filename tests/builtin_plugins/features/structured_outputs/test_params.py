@@ -7,9 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from builtin_plugins.grammar_backends.api import Constraint, constraint_of
 from core import SamplingParams, StructuredOutputsParams
 from core.errors import InvalidRequest
-from core.types.structured import MAX_CHARS, MAX_DEPTH, Constraint
+from core.types.structured import MAX_CHARS, MAX_DEPTH
 
 
 def nested(depth: int) -> dict[str, Any]:
@@ -68,9 +69,8 @@ def test_constraint_survives_serialization() -> None:
 
 
 def test_backends_get_equivalent_text() -> None:
-    assert StructuredOutputsParams(json={"b": 1, "a": "é"}).constraint() == Constraint(
+    assert constraint_of(StructuredOutputsParams(json={"b": 1, "a": "é"})) == Constraint(
         "json", '{"b": 1, "a": "é"}'
     )
-    assert StructuredOutputsParams(
-        json_object=True, disable_any_whitespace=True
-    ).constraint() == Constraint("json_object", any_whitespace=False)
+    compact = StructuredOutputsParams(json_object=True, disable_any_whitespace=True)
+    assert constraint_of(compact) == Constraint("json_object", any_whitespace=False)

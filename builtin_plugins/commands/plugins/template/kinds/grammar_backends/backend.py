@@ -6,9 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from builtin_plugins.grammar_backends.api import Vocabulary
+from builtin_plugins.grammar_backends.api import Constraint, Vocabulary
 from core.api import InvalidRequest
-from core.api.sampling import Constraint
 
 
 class Acme:
