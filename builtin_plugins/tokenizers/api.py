@@ -1,5 +1,6 @@
-"""Spellings of tokens, for other kinds; as stable as `core.api`."""
+"""Spellings of tokens, and long texts in chunks; as stable as `core.api`."""
 
 from builtin_plugins.tokenizers.byte_level import byte_level_alphabet
+from builtin_plugins.tokenizers.chunked import ChunkedTokenizer
 
-__all__ = ["byte_level_alphabet"]
+__all__ = ["ChunkedTokenizer", "byte_level_alphabet"]

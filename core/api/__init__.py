@@ -23,6 +23,7 @@ from core.errors import (
     RequestFailed,
     RequestTimeout,
     did_you_mean,
+    prompt_too_long,
 )
 from core.plugin.entry import API_VERSION, Entry, hookimpl, hookspec
 from core.types.lora import LoRARequest
@@ -60,4 +61,5 @@ __all__ = [
     "did_you_mean",
     "hookimpl",
     "hookspec",
+    "prompt_too_long",
 ]

@@ -20,10 +20,11 @@ class Tokenizer(Protocol):
     - `joined_bytes(skip_special_tokens)` returns a mapping of every id to bytes if the
       text of tokens is their joined bytes decoded as UTF-8, else None. Detokenizing a
       stream is then one lookup per token.
-    - `split_points`, a compiled pattern. A text may be split where a match ends: tokens
-      before the split do not depend on the text after it, and vice versa. Long texts
-      are then tokenized in chunks and only as far as needed. Without it a very long
-      text may be refused when only its end is needed.
+    - `long_texts()` returns an object that tokenizes long texts only as far as needed:
+      `encode(text, special, limit, stopped)` raises `InvalidRequest` as soon as there are more than
+      `limit` tokens, `encode_end(text, special, keep, stopped)` returns at least the last `keep`.
+      They call `stopped` now and then, and raise when it returns True. Without them a long text is
+      tokenized as a whole. The kind's `ChunkedTokenizer` is one.
     - `response_template`, the checkpoint's description of reasoning and tool-call
       syntax.
     """

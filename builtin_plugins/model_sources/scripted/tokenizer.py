@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from builtin_plugins.tokenizers.api import ChunkedTokenizer
 from core.api import EngineConfig
 from core.api.models import ModelSource
 
@@ -66,6 +67,10 @@ class ScriptedTokenizer:
         self.special_ids = frozenset(self._ids[text] for text in special)
         self.special_tokens_map = {"eos_token": _CHATML[2], "pad_token": _CHATML[0]}
         self.chat_template: str | None = CHAT_TEMPLATE
+
+    def long_texts(self) -> ChunkedTokenizer:
+        """Return what tokenizes long texts in chunks."""
+        return ChunkedTokenizer(self)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return token ids; adds no special tokens."""

@@ -11,6 +11,7 @@ from typing import Final
 import tokenizers
 
 from builtin_plugins.tokenizers.byte_level import byte_level_alphabet
+from builtin_plugins.tokenizers.chunked import ChunkedTokenizer
 from builtin_plugins.tokenizers.hf.settings import TokenizerSettings
 from builtin_plugins.tokenizers.hf.split_points import find_split_points
 from core.api import ModelError
@@ -64,6 +65,10 @@ class FastTokenizer:
         return find_split_points(
             lambda text: self._encode(text, False), self._inner.get_vocab(), added
         )
+
+    def long_texts(self) -> ChunkedTokenizer:
+        """Return what tokenizes long texts in chunks."""
+        return ChunkedTokenizer(self)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return token ids; special tokens in the text become their ids."""

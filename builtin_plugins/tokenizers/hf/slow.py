@@ -10,6 +10,7 @@ from typing import Any
 
 import transformers
 
+from builtin_plugins.tokenizers.chunked import ChunkedTokenizer
 from builtin_plugins.tokenizers.hf.settings import TokenizerSettings
 from builtin_plugins.tokenizers.hf.split_points import find_split_points
 from core.api import ModelError
@@ -41,6 +42,10 @@ class TransformersTokenizer:
         return find_split_points(
             lambda text: self.encode(text, False), vocabulary, list(self._inner.get_added_vocab())
         )
+
+    def long_texts(self) -> ChunkedTokenizer:
+        """Return what tokenizes long texts in chunks."""
+        return ChunkedTokenizer(self)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return token ids; special tokens in the text become their ids."""

@@ -4,12 +4,11 @@ renderer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from core.contracts.text import ChatRenderer, Tokenizer
 from core.errors import InvalidRequest
-from core.frontend.text.chunked_tokenizer import CHARS_PER_TOKEN, ChunkedTokenizer, Stopped
 from core.plugin.call_timer import NO_BLAME, AnyBlame
 from core.types import PromptType
 from core.types.plugin_params import KnownNames
@@ -17,6 +16,11 @@ from core.types.prompts import PROMPT_KEYS, Prompt, token_ids_of
 
 LONG_TEXT_CHARS: Final = 8192
 """Length from which tokenizing a text is slow."""
+CHARS_PER_TOKEN: Final = 8
+"""Characters per allowed token from which a text is likely too long."""
+
+Stopped = Callable[[], bool]
+"""Returns True once the client has left."""
 
 
 class Renderer:
@@ -34,7 +38,7 @@ class Renderer:
         self.tokenizer = tokenizer
         self.chat = chat
         self._encoding = encoding
-        self._chunked: ChunkedTokenizer | None = None
+        self._long_texts: Any = None
         self.keys = KnownNames()
         """Prompt keys that admission extensions read; set once the engine has
         started.
@@ -93,10 +97,8 @@ class Renderer:
         """Return the token ids of a text: all of them, or at least the last
         `keep`.
 
-        Raises `InvalidRequest` for invalid text. With `max_tokens` or `keep`, a long
-        text is tokenized in chunks and only as far as needed, so the limit bounds the
-        time, not the client. `stopped` is called between chunks; `Abandoned` is raised
-        when it returns True.
+        Raises `InvalidRequest` for invalid text. With `max_tokens` or `keep`, a long text is read
+        by the tokenizer's `long_texts`, if it has them: the limit bounds the time, not the client.
         """
         if self.tokenizer is None:
             raise InvalidRequest(
@@ -111,13 +113,17 @@ class Renderer:
         short = LONG_TEXT_CHARS
         if max_tokens is not None:
             short = min(short, CHARS_PER_TOKEN * max_tokens)
-        if len(text) <= short or max_tokens is keep is None:
+        long_texts = getattr(self.tokenizer, "long_texts", None)
+        if len(text) <= short or max_tokens is keep is None or long_texts is None:
             with self._encoding:
                 return self.tokenizer.encode(text, add_special_tokens)
-        self._chunked = self._chunked or ChunkedTokenizer(self.tokenizer)
+        self._long_texts = self._long_texts or long_texts()
+        ids: list[int]
         if keep is not None:
-            return self._chunked.encode_end(text, add_special_tokens, keep, stopped)
-        return self._chunked.encode(text, add_special_tokens, max_tokens or 0, stopped)
+            ids = self._long_texts.encode_end(text, add_special_tokens, keep, stopped)
+        else:
+            ids = self._long_texts.encode(text, add_special_tokens, max_tokens, stopped)
+        return ids
 
     def messages(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> Prompt:
         """Return the prompt of a conversation; options as in

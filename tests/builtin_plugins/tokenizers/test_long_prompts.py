@@ -22,12 +22,12 @@ from tokenizers import (
     trainers,
 )
 
+from builtin_plugins.tokenizers import chunked as chunked_tokenizer
+from builtin_plugins.tokenizers.chunked import Abandoned, ChunkedTokenizer
 from builtin_plugins.tokenizers.hf import fast
 from builtin_plugins.tokenizers.hf.fast import FastTokenizer
 from builtin_plugins.tokenizers.hf.settings import TokenizerSettings, read_settings
 from core.errors import InvalidRequest
-from core.frontend.text import chunked_tokenizer
-from core.frontend.text.chunked_tokenizer import Abandoned, ChunkedTokenizer
 from core.frontend.text.rendering import Renderer
 from core.testing.byte_tokenizer import ByteTokenizer
 
@@ -287,6 +287,9 @@ class Counting:
 
     def __getattr__(self, name: str) -> object:
         return getattr(self.inner, name)
+
+    def long_texts(self) -> ChunkedTokenizer:
+        return ChunkedTokenizer(self)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         self.read += len(text)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from builtin_plugins.tokenizers.api import ChunkedTokenizer
 from core.errors import InvalidRequest
 from core.frontend.text.rendering import Renderer
 from core.testing.byte_tokenizer import ByteTokenizer
@@ -17,6 +18,9 @@ class CountingTokenizer(ByteTokenizer):
     """Counts the characters it tokenizes."""
 
     read = 0
+
+    def long_texts(self) -> ChunkedTokenizer:
+        return ChunkedTokenizer(self)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         self.read += len(text)

@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from core.contracts.text import Tokenizer
-from core.errors import InvalidRequest, prompt_too_long
+from core.api import InvalidRequest, prompt_too_long
+from core.api.serving import Tokenizer
 
 CHARS_PER_TOKEN: Final = 8
 """Characters per allowed token from which a text is likely too long, so its
