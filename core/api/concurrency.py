@@ -1,8 +1,5 @@
-"""Cores, thread priorities and fair waiting.
+"""Fair waiting. Imports neither torch nor ZeroMQ."""
 
-Imports neither torch nor ZeroMQ.
-"""
+from core.process.concurrency import FairSemaphore
 
-from core.process.concurrency import FairSemaphore, lower_thread_priority, usable_cores
-
-__all__ = ["FairSemaphore", "lower_thread_priority", "usable_cores"]
+__all__ = ["FairSemaphore"]

@@ -34,8 +34,8 @@ from builtin_plugins.executors.mp.messages import (
     StepPayloads,
 )
 from builtin_plugins.executors.mp.rank import RankProcess
+from builtin_plugins.platforms.api import usable_cores
 from core.api import EngineDead, EngineError
-from core.api.concurrency import usable_cores
 from core.api.execution import ProcessFrozen, ProcessKilled, WorkerInfo
 from core.api.processes import TICK_S, Start, thread_environment
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from builtin_plugins.features.kv_tiers.messages import BlockTransfer, LookupRequest
-from core.api.concurrency import lower_thread_priority
+from builtin_plugins.platforms.api import lower_thread_priority
 
 T = TypeVar("T", BlockTransfer, LookupRequest)
 

@@ -20,8 +20,8 @@ from builtin_plugins.features.lora.settings import NAME, Settings
 from builtin_plugins.features.lora.step_slots import ModuleAdapters, StepSlots
 from builtin_plugins.features.lora.target_modules import TargetModules, adapter_bytes
 from builtin_plugins.metric_sinks.api import MemoryOwners
+from builtin_plugins.platforms.api import lower_thread_priority
 from core.api import EngineConfig, ModelError
-from core.api.concurrency import lower_thread_priority
 from core.api.execution import LoadedParts, WorkerParts
 from core.api.models import ForwardBatch
 from core.models.layers.embedding import Head

@@ -15,9 +15,9 @@ from core_kernels.library import load_library
 
 from builtin_plugins.platforms.cpu.prefault import PrefaultedPages, keep_freed_pages
 from builtin_plugins.platforms.cpu.recorded import MAX_RECORDED_TOKENS, RecordedModel
+from builtin_plugins.platforms.machine import usable_cores
 from builtin_plugins.platforms.recording import RecordingOptions
 from core.api import ConfigError, EngineConfig
-from core.api.concurrency import usable_cores
 from core.api.models import ForwardBatch, Model
 
 GIB: Final = 1 << 30

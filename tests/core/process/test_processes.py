@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from builtin_plugins.platforms.api import usable_cores
 from core.config import EngineConfig
 from core.errors import ConfigError, EngineDead, EngineError, PluginError, ProcessKilled
 from core.plugin import make_plan
 from core.process.channel import Channel
-from core.process.concurrency import usable_cores
 from core.process.messages import Connected, Failed, Heartbeat, Start
 from core.process.spawn import HOME, Child, oom_kill_count, thread_environment
 from tests.timeouts import TIMEOUT_S
