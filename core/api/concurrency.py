@@ -1,5 +1,5 @@
 """Fair waiting. Imports neither torch nor ZeroMQ."""
 
-from core.process.concurrency import FairSemaphore
+from core.frontend.fair_semaphore import FairSemaphore
 
 __all__ = ["FairSemaphore"]

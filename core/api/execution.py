@@ -12,8 +12,7 @@ from core.contracts.workers import (
     Worker,
     WorkerParts,
 )
-from core.errors import LastStageFailed, ProcessFrozen, ProcessKilled
-from core.process.messages import RemoteError
+from core.errors import LastStageFailed, ProcessFrozen, ProcessKilled, error_by_name
 from core.step import (
     EngineRequest,
     NewRow,
@@ -35,7 +34,6 @@ __all__ = [
     "PoolingCalls",
     "ProcessFrozen",
     "ProcessKilled",
-    "RemoteError",
     "RequestDelta",
     "Runner",
     "RunnerExtension",
@@ -49,4 +47,5 @@ __all__ = [
     "Worker",
     "WorkerInfo",
     "WorkerParts",
+    "error_by_name",
 ]

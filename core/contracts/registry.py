@@ -21,9 +21,7 @@ class Registry(Protocol):
 
     @property
     def plan(self) -> Any:
-        """The plugin plan, equal in all processes of an engine
-        (`core.process.messages.Start`).
-        """
+        """The plugin plan, equal in all processes of an engine."""
 
     def entries(self, kind: str) -> Sequence[Any]:
         """Return all entries of a kind, by name."""

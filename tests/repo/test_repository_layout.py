@@ -16,8 +16,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 KERNEL = ("api", "types", "config", "contracts", "plugin", "kv", "scheduler", "worker")
-KERNEL += ("engine", "frontend", "process", "cli")
-KERNEL_LINES = 18_030
+KERNEL += ("engine", "frontend", "cli")
+KERNEL_LINES = 17_500
 MODELS_BUDGET = 6500
 LINES_PER_ARCHITECTURE = 40
 FILE_LIMIT = 500

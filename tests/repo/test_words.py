@@ -20,7 +20,7 @@ ROOT: Final = Path(__file__).parents[2]
 MAX_COLUMNS: Final = 100
 MAX_MEAN_COLUMNS: Final = 45
 KERNEL_ROOMS: Final = ("api", "config", "contracts", "engine", "frontend", "kv", "plugin")
-KERNEL_ROOMS += ("process", "scheduler", "types", "worker")
+KERNEL_ROOMS += ("scheduler", "types", "worker")
 
 PERSONS: Final = (
     *("who", "whom", "whose", "whoever"),

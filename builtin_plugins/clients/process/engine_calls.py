@@ -15,8 +15,9 @@ from typing import Any, Final
 
 from builtin_plugins.clients.process.messages import Abort, Add, Answer, Call
 from builtin_plugins.clients.process.request_tracker import DeathCause, RequestTracker
+from builtin_plugins.executors.api import RemoteError
 from core.api import EngineDead
-from core.api.execution import EngineRequest, RemoteError, RequestDelta, StepOutputs
+from core.api.execution import EngineRequest, RequestDelta, StepOutputs
 from core.api.serving import State
 
 LOST: Final = Answer(

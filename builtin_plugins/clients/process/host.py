@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from builtin_plugins.clients.process.messages import FromEngine
+from builtin_plugins.executors.api import Child, Start
 from builtin_plugins.servers.api import Parent
 from core.api import Registry
-from core.api.processes import Child, Start
 
 NAME: Final = "engine"
 """Key of the engine in the parent; the stored note is the restart count."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from builtin_plugins.executors.api import Connected, Failed, Heartbeat, RemoteError
 from core.api import EngineConfig
-from core.api.execution import EngineRequest, RemoteError, StepOutputs, WorkerInfo
-from core.api.processes import Connected, Failed, Heartbeat
+from core.api.execution import EngineRequest, StepOutputs, WorkerInfo
 from core.api.telemetry import StepStats
 
 

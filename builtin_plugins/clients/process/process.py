@@ -24,14 +24,21 @@ from builtin_plugins.clients.process.messages import (
     Stop,
     ToEngine,
 )
+from builtin_plugins.executors.api import (
+    HEARTBEAT_S,
+    TICK_S,
+    Connected,
+    Heartbeat,
+    RemoteError,
+    Start,
+)
 from core.api import EngineDead, Registry
-from core.api.execution import RemoteError, StepOutputs
-from core.api.processes import HEARTBEAT_S, TICK_S, Connected, Heartbeat, Start
+from core.api.execution import StepOutputs
 from core.api.serving import Client, Listener
 from core.api.telemetry import StepStats
 
 if TYPE_CHECKING:
-    from core.api.processes import ParentChannel
+    from builtin_plugins.executors.api import ParentChannel
 
 log = logging.getLogger(__name__)
 

@@ -29,16 +29,15 @@ from builtin_plugins.clients.process.messages import (
 )
 from builtin_plugins.clients.process.request_tracker import DeathCause
 from builtin_plugins.clients.process.watchdog import Watchdog
+from builtin_plugins.executors.api import TICK_S, Child, RemoteError, Start
 from core.api import EngineConfig, EngineDead, EngineError, Registry
 from core.api.execution import (
     EngineRequest,
     ProcessFrozen,
     ProcessKilled,
-    RemoteError,
     RequestDelta,
     StepOutputs,
 )
-from core.api.processes import TICK_S, Child, Start
 from core.api.serving import EngineStatus, Listener, Running
 
 log = logging.getLogger(__name__)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from builtin_plugins.executors.api import TICK_S, Child, Heartbeat
 from core.api import EngineConfig, EngineDead
 from core.api.execution import ProcessFrozen
-from core.api.processes import TICK_S, Child, Heartbeat
 
 
 class Watchdog:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from builtin_plugins.executors.api import TICK_S, Start, thread_environment
 from builtin_plugins.executors.mp.messages import (
     Allocate,
     Allocated,
@@ -37,7 +38,6 @@ from builtin_plugins.executors.mp.rank import RankProcess
 from builtin_plugins.platforms.api import usable_cores
 from core.api import EngineDead, EngineError
 from core.api.execution import ProcessFrozen, ProcessKilled, WorkerInfo
-from core.api.processes import TICK_S, Start, thread_environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
+from builtin_plugins.executors.api import HEARTBEAT_S, Heartbeat, Start
 from builtin_plugins.executors.mp.messages import (
     Allocate,
     Allocated,
@@ -23,15 +24,15 @@ from builtin_plugins.executors.mp.messages import (
     StepPayloads,
     ToRank,
 )
+from builtin_plugins.executors.process.messages import RemoteError
 from core.api import EngineError, ModelError
-from core.api.execution import LastStageFailed, RemoteError, Worker
-from core.api.processes import HEARTBEAT_S, Heartbeat, Start
+from core.api.execution import LastStageFailed, Worker
 from core.models.layers.parallel import gloo, meet
 
 if TYPE_CHECKING:
+    from builtin_plugins.executors.api import ParentChannel
     from core.api import Registry
     from core.api.execution import Pending, Platform, StepPlan
-    from core.api.processes import ParentChannel
     from core.model_spec.parallel import ParallelGroup, Pipeline
 
 log = logging.getLogger(__name__)

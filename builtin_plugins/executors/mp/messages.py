@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from core.api.execution import RemoteError, StepPlan, StepResult, WorkerInfo
-from core.api.processes import Connected, Failed, Heartbeat
+from builtin_plugins.executors.api import Connected, Failed, Heartbeat
+from builtin_plugins.executors.process.messages import RemoteError
+from core.api.execution import StepPlan, StepResult, WorkerInfo
 from core.model_spec.kv import KVLayout
 
 

@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from builtin_plugins.executors.api import TICK_S, Child, Heartbeat, Start
 from builtin_plugins.executors.mp.messages import FromRank
 from core.api import EngineError
-from core.api.processes import TICK_S, Child, Heartbeat, Start
 
 OnMessage = Callable[[int, Any], None]
 """Called with a rank and its message, or the error that ended it."""

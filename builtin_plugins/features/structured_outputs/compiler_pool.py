@@ -13,6 +13,7 @@ import weakref
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol
 
+from builtin_plugins.executors.api import Connected, Failed, Start
 from builtin_plugins.features.structured_outputs.fork_server import WARM, Handshake
 from builtin_plugins.features.structured_outputs.grammar_process import (
     GrammarProcess,
@@ -22,12 +23,11 @@ from builtin_plugins.features.structured_outputs.grammar_process import (
 )
 from builtin_plugins.features.structured_outputs.grammar_protocol import ToGrammar, Wire
 from builtin_plugins.features.structured_outputs.resources import GrammarResources
-from core.api.processes import Connected, Failed, Start
 
 if TYPE_CHECKING:
+    from builtin_plugins.executors.api import Child
     from builtin_plugins.features.structured_outputs.grammar_row import Mask
     from core.api import EngineConfig, Registry
-    from core.api.processes import Child
 
 
 def make_compiler_pool(config: EngineConfig, registry: Registry) -> CompilerPool:
@@ -54,7 +54,7 @@ class ForkServer:
     """Starts and owns the fork server process; its forks end with it."""
 
     def __init__(self, config: EngineConfig, registry: Registry) -> None:
-        from core.api.processes import Child, thread_environment  # lazy: optional extra
+        from builtin_plugins.executors.api import Child, thread_environment  # lazy: optional extra
 
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         name = f"engine-grammars-{secrets.token_hex(16)}"

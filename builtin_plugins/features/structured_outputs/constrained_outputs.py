@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from builtin_plugins.executors.api import RemoteError
 from builtin_plugins.features.structured_outputs.grammar_handle import ConstrainedOutput
 from builtin_plugins.features.structured_outputs.grammar_pool import (
     GrammarProcessPool,
@@ -24,7 +25,6 @@ from builtin_plugins.features.structured_outputs.messages import (
 )
 from builtin_plugins.grammar_backends.api import constraint_of
 from core.api import InvalidRequest, RequestFailed
-from core.api.execution import RemoteError
 from core.api.serving import PAUSE_S, RateLimitedLogger
 
 log = logging.getLogger(__name__)

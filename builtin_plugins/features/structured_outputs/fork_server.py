@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from builtin_plugins.executors.api import Start
 from builtin_plugins.features.structured_outputs.grammar_process import (
     GrammarProcess,
     mask_buffer,
@@ -30,13 +31,12 @@ from builtin_plugins.features.structured_outputs.grammar_process import (
 )
 from builtin_plugins.features.structured_outputs.grammar_protocol import ToGrammar, Wire
 from builtin_plugins.features.structured_outputs.resources import GrammarResources
-from core.api.processes import Start
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from builtin_plugins.executors.api import ParentChannel
     from core.api import Registry
-    from core.api.processes import ParentChannel
 
 WARM: Final = struct.Struct("<I")
 """The message sent once the fork server is ready: number of words of a mask."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from builtin_plugins.executors.api import RemoteError
 from core.api import EngineError
-from core.api.execution import RemoteError
 from core.api.sampling import StructuredOutputsParams
 
 NAME = "structured_outputs"

@@ -13,8 +13,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeVar
 
+from core.frontend.fair_semaphore import FairSemaphore
 from core.frontend.text.rendering import LONG_TEXT_CHARS, Renderer, Stopped
-from core.process.concurrency import FairSemaphore
 from core.types import PromptType
 from core.types.prompts import Prompt
 

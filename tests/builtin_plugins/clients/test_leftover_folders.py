@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 
 from builtin_plugins.clients.process.host import remove_leftovers
-from core.process.channel import Channel
-from core.process.messages import Heartbeat
+from builtin_plugins.executors.process.channel import Channel
+from builtin_plugins.executors.process.messages import Heartbeat
 
 KILLED = """
 import os, signal
-from core.process.channel import Channel
-from core.process.messages import Heartbeat
+from builtin_plugins.executors.process.channel import Channel
+from builtin_plugins.executors.process.messages import Heartbeat
 Channel.listen(Heartbeat)
 os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -48,7 +48,7 @@ def ranks_of(parent: int) -> list[int]:
             status = (folder / "stat").read_text()
         except OSError:
             continue
-        is_rank = b"core.process.child" in command and "(engine-" not in status
+        is_rank = b"builtin_plugins.executors.process.child" in command and "(engine-" not in status
         if is_rank and int(status.rpartition(")")[2].split()[1]) == parent:
             found.append(int(folder.name))
     return found

@@ -14,7 +14,7 @@ from builtin_plugins.routes.common import json_limits
 from builtin_plugins.routes.common.body import read_request
 from builtin_plugins.routes.common.json_limits import LIMITS, SizeLimit, check_json_size, limits_for
 from core.api import InvalidRequest
-from core.process.concurrency import FairSemaphore
+from core.frontend.fair_semaphore import FairSemaphore
 
 TEN_MB = 10 * 2**20
 

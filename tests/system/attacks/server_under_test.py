@@ -128,7 +128,7 @@ class ServerUnderTest:
         return {
             pid
             for pid, line in lines.items()
-            if b"core.process" in line and line != lines.get(tree[pid])
+            if b"builtin_plugins.executors.process" in line and line != lines.get(tree[pid])
         }
 
     def process_name(self, pid: int) -> str:

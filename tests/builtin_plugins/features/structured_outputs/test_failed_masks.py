@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from builtin_plugins.executors.process.messages import RemoteError
 from builtin_plugins.features.structured_outputs.constrained_outputs import ConstrainedOutputs
 from builtin_plugins.features.structured_outputs.grammar_handle import ConstrainedOutput
 from builtin_plugins.features.structured_outputs.messages import (
@@ -20,7 +21,6 @@ from builtin_plugins.features.structured_outputs.messages import (
 from builtin_plugins.features.structured_outputs.scheduling import MaskScheduler
 from core import SamplingParams, StructuredOutputsParams
 from core.api import InvalidRequest
-from core.process.messages import RemoteError
 
 FORM = StructuredOutputsParams(regex="a+")
 

@@ -14,9 +14,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from core.errors import EngineDead, ProcessKilled
-from core.process.channel import Channel
-from core.process.messages import Connected, Failed, Start
+import core
+from builtin_plugins.executors.process.channel import Channel
+from builtin_plugins.executors.process.messages import Connected, Failed, Start
+from core.api import EngineDead
+from core.api.execution import ProcessKilled
 
 TICK_S: Final = 0.1
 """Interval in seconds at which a waiting parent checks that its
@@ -24,7 +26,7 @@ child lives.
 """
 FIRST_STAGE: Final = "starting Python"
 VMSTAT: Final = Path("/proc/vmstat")
-HOME: Final = str(Path(__file__).parents[1])
+HOME: Final = str(Path(core.__file__).parent)
 """Folder of this process's `core` package."""
 
 
@@ -56,7 +58,7 @@ class Child:
         reading, writing = os.pipe()
         self._stages = os.fdopen(reading, "rb", buffering=0)
         os.set_blocking(reading, False)
-        module = ["-P", "-m", "core.process.child"]
+        module = ["-P", "-m", "builtin_plugins.executors.process.child"]
         self.process = launch(
             [sys.executable, *module, self.channel.folder, HOME, str(writing)],
             stdin=subprocess.PIPE,  # closes when the parent ends

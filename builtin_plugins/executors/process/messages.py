@@ -11,9 +11,9 @@ from typing import Final
 
 import msgspec
 
-from core.config import EngineConfig
-from core.errors import EngineError, InvalidRequest, error_by_name
-from core.plugin import PluginPlan
+from core.api import EngineConfig, EngineError, InvalidRequest
+from core.api.execution import error_by_name
+from core.api.plugins import PluginPlan
 
 
 class Start(msgspec.Struct, kw_only=True, frozen=True, tag=True):

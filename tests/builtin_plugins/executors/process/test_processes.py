@@ -13,13 +13,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from builtin_plugins.executors.process.channel import Channel
+from builtin_plugins.executors.process.messages import Connected, Failed, Heartbeat, Start
+from builtin_plugins.executors.process.spawn import HOME, Child, oom_kill_count, thread_environment
 from builtin_plugins.platforms.api import usable_cores
 from core.config import EngineConfig
 from core.errors import ConfigError, EngineDead, EngineError, PluginError, ProcessKilled
 from core.plugin import make_plan
-from core.process.channel import Channel
-from core.process.messages import Connected, Failed, Heartbeat, Start
-from core.process.spawn import HOME, Child, oom_kill_count, thread_environment
 from tests.timeouts import TIMEOUT_S
 
 KINDS = Heartbeat | Connected | Failed
@@ -150,7 +150,15 @@ def test_child_with_other_plugins_refuses_to_start():
 
 
 def test_child_of_another_installation_names_the_cause():
-    command = [sys.executable, "-P", "-m", "core.process.child", "nowhere", "/elsewhere/core", "1"]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "builtin_plugins.executors.process.child",
+        "nowhere",
+        "/elsewhere/core",
+        "1",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
     assert done.returncode == 1
     assert "/elsewhere/core" in done.stderr

@@ -1,4 +1,4 @@
-"""Entry point of every subprocess: `python -P -m core.process.child FOLDER
+"""Entry point of every subprocess: `python -P -m builtin_plugins.executors.process.child FOLDER
 HOME STAGES`.
 """
 
@@ -17,12 +17,12 @@ from typing import Any
 import msgspec
 import zmq
 
-from core.errors import EngineError
-from core.logs import setup_logging
-from core.plugin import load_plan
-from core.process.channel import Channel
-from core.process.messages import Connected, Failed, Start
-from core.process.spawn import FIRST_STAGE, HOME
+from builtin_plugins.executors.process.channel import Channel
+from builtin_plugins.executors.process.messages import Connected, Failed, Start
+from builtin_plugins.executors.process.spawn import FIRST_STAGE, HOME
+from core.api import EngineError
+from core.api.plugins import load_plan
+from core.api.serving import setup_logging
 
 
 class ParentChannel(Channel):
