@@ -1,5 +1,4 @@
-"""The plugin `builtin_plugins.kv_connectors.testing`: a connector with injected faults, over one that
-does not.
+"""A plugin with a connector that injects faults into another one.
 
 `{"kv_connector": "faulty", "kv_connector_extra_config": {"over": "offload", "fault": "corrupting",
 "settings": {...}}}`, the settings being those of `over`. Whatever goes wrong, the tokens are those

@@ -6,7 +6,6 @@ The runtime that drives the generators is `builtin_plugins.output_parsers.api`.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,6 +60,8 @@ class ParseRequest:
 
 def random_call_id(name: str, index: int) -> str:
     """Return a call id in OpenAI's form."""
+    import secrets  # lazy: faster start-up
+
     return f"call_{secrets.token_hex(12)}"
 
 

@@ -1,8 +1,7 @@
-"""What every plugin imports: entries and hooks, options, configuration,
-errors, requests.
+"""What every plugin imports: entries and hooks, options, configuration, errors, requests.
 
-The other modules of this package hold the rest by subject. Names here and there are
-promised: they change only with `API_VERSION`, after a warning of one minor version.
+The other modules of this package hold the rest by subject. Names here and there are promised: they
+change only with `API_VERSION`, after a warning of one minor version.
 """
 
 from core.cli.context import CommandContext

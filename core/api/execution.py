@@ -1,6 +1,4 @@
-"""Contracts of platforms, executors, workers and runners, and what crosses to
-a worker.
-"""
+"""Contracts of platforms, executors, workers and runners, and what crosses to a worker."""
 
 from core.contracts.platforms import Platform
 from core.contracts.runners import Pending, PoolingCalls, Runner, Stage, StageParts, StepRows

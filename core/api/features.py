@@ -1,6 +1,4 @@
-"""Contracts of a feature's extensions in admission and scheduler, and the
-names they read.
-"""
+"""Contracts of a feature's extensions in admission and scheduler, and the names they read."""
 
 from core.contracts.admission import (
     AdmissionContext,

@@ -1,7 +1,7 @@
 """Contracts of model architectures, weight loaders and attention backends.
 
-Model descriptions, parallel groups and quantization methods are in `core.model_spec`, layers and ops
-in `core.models`.
+Model descriptions, parallel groups and quantization methods are in `core.model_spec`, layers and
+ops in `core.models`.
 """
 
 from core.contracts.attention import (

@@ -1,6 +1,4 @@
-"""Discovery, selection and loading of plugins, for commands that examine
-them.
-"""
+"""Discovery, selection and loading of plugins, for commands that examine them."""
 
 from core.plugin.discovery import CORE, PluginRef, discover, is_absent, module_file
 from core.plugin.entry import construct

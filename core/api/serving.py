@@ -1,6 +1,4 @@
-"""Contracts of clients, servers, routes, tokenizers and metric sinks; prompts
-and logs.
-"""
+"""Contracts of clients, servers, routes, tokenizers and metric sinks; prompts and logs."""
 
 from core.contracts.clients import Client, EngineStatus, Listener, Running, State
 from core.contracts.serving import ServedEngine

@@ -221,10 +221,7 @@ def _run_configured(
 
 
 def _print_subcommands(command: str, subcommands: Mapping[str, type[Command]], token: str) -> int:
-    """Print the subcommands of a command.
-
-    Raises `ConfigError` if the token is not a help flag.
-    """
+    """Print the subcommands of a command. Raises `ConfigError` if the token is not a help flag."""
     if _help_topic([token]) is None:
         problem = f"unknown subcommand {token!r}" if token else "a subcommand is missing"
         hint = did_you_mean(token, subcommands)

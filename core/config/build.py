@@ -54,17 +54,12 @@ class Provenance:
     origins: Mapping[str, str] = field(default_factory=dict)
 
     def origin_of(self, name: str) -> str:
-        """Return the origin of the field with this flat name, or
-        "default".
-        """
+        """Return the origin of the field with this flat name, or "default"."""
         return self.origins.get(name, "default")
 
 
 def convert_setting(found: Field, value: Any, origin: str, label: str) -> Setting:
-    """Convert a value to its field's type.
-
-    Raises `ConfigError` that begins with `label`.
-    """
+    """Convert a value to its field's type. Raises `ConfigError` that begins with `label`."""
     try:
         return Setting(found.type.convert(value), origin)
     except BadValue as error:
@@ -74,18 +69,13 @@ def convert_setting(found: Field, value: Any, origin: str, label: str) -> Settin
 
 
 def read_environment() -> dict[str, str]:
-    """Return the engine's environment variables that are set and
-    not empty.
-    """
+    """Return the engine's environment variables that are set and not empty."""
     names = (CONFIG_FILE, *ENVIRONMENT_FIELDS)
     return {name: os.environ[name] for name in names if os.environ.get(name)}
 
 
 def layer_from_file(table: FieldTable, file: ConfigFile) -> Layer:
-    """Return the settings of a file.
-
-    Raises `ConfigError` naming file, line and key.
-    """
+    """Return the settings of a file. Raises `ConfigError` naming file, line and key."""
     layer: dict[str, Setting] = {}
     for found, value, location in file.values(table):
         if found.name in layer:
@@ -120,10 +110,7 @@ def layer_from_keywords(table: FieldTable, keywords: Mapping[str, Any]) -> Layer
 
 
 def assemble(table: FieldTable, layers: Sequence[Layer]) -> tuple[EngineConfig, Provenance]:
-    """Return the defaults overlaid with the layers.
-
-    Raises `ConfigError` for invalid values.
-    """
+    """Return the defaults overlaid with the layers. Raises `ConfigError` for invalid values."""
     merged: dict[str, Setting] = {}
     for layer in layers:
         merged.update(layer)
@@ -160,9 +147,7 @@ def config_from_kwargs(kwargs: Mapping[str, Any], options: PluginOptions = ()) -
 
 
 def plugins_from_kwargs(kwargs: Mapping[str, Any]) -> tuple[list[str], str | None]:
-    """Return plugin selection and lock file of `LLM(**kwargs)`, before
-    plugins are loaded.
-    """
+    """Return plugin selection and lock file of `LLM(**kwargs)`, before plugins are loaded."""
     names = ("plugins", "plugins_lock")
     section = config_from_kwargs({name: kwargs[name] for name in names if name in kwargs}).plugins
     return section.plugins, section.plugins_lock

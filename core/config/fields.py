@@ -28,10 +28,7 @@ class Option:
     """
 
     name: str
-    """Snake case; the flag is `--` plus the name with dashes.
-
-    Unique over all plugins.
-    """
+    """Snake case; the flag is `--` plus the name with dashes. Unique over all plugins."""
     type: Any
     """bool, int, float, str, list[str], dict, `Literal[...]`, or one of these
     with `| None`.
@@ -75,17 +72,13 @@ class Field:
     neutral: Callable[[Any], bool] | None = None
 
     def refuses(self, value: Any) -> bool:
-        """Return whether the option is unsupported and this value requests
-        it.
-        """
+        """Return whether the option is unsupported and this value requests it."""
         if not self.refuse or value == self.default:
             return False
         return not (self.neutral and self.neutral(value))
 
     def fault(self, value: Any) -> str:
-        """Return the error of a value of the right type, with the flag;
-        empty: it is valid.
-        """
+        """Return the error of a value of the right type, with the flag; empty: it is valid."""
         if self.refuse or value == self.default:
             return ""
         found = self.type.fault(value)

@@ -36,10 +36,7 @@ class ConfigFile:
         return f"{self.path}, line {line + 1}" + (f", [{table}]" if table else "")
 
     def values(self, table: FieldTable) -> Iterator[tuple[Field, Any, str]]:
-        """Yield each field with its value and location.
-
-        Raises `ConfigError` for unknown keys.
-        """
+        """Yield each field with its value and location. Raises `ConfigError` for unknown keys."""
         groups = table.groups()
         for key, value in self.content.items():
             name = key.replace("-", "_")
@@ -59,9 +56,7 @@ class ConfigFile:
                 )
 
     def peek(self, field: Field) -> tuple[Any, str] | None:
-        """Return one value and its location; None if the file does not set
-        it.
-        """
+        """Return one value and its location; None if the file does not set it."""
         inner = self.content.get(field.section)
         tables = [
             (None, self.content),
@@ -93,10 +88,7 @@ class ConfigFile:
 
 
 def read_config_file(path: str) -> ConfigFile:
-    """Return a .toml, .yaml or .yml file.
-
-    Raises `ConfigError` naming file, line and fault.
-    """
+    """Return a .toml, .yaml or .yml file. Raises `ConfigError` naming file, line and fault."""
     file = Path(path).expanduser()
     try:
         text = file.read_text(encoding="utf-8")

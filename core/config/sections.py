@@ -74,10 +74,7 @@ class ModelConfig:
     hf_overrides: dict[str, Any] = field(default_factory=dict)
     """Values that override the model's config.json, as JSON."""
     trust_remote_code: bool = False
-    """Run the Python code of a tokenizer without tokenizer.json.
-
-    Model code is never run.
-    """
+    """Run the Python code of a tokenizer without tokenizer.json. Model code is never run."""
     generation_config: str = "auto"
     """Sampling defaults; auto: those of the model; vllm: neutral ones; or a
     folder with generation_config.json.
@@ -184,10 +181,7 @@ class SchedulerConfig:
     overlaps with the host, off on CPUs.
     """
     max_waiting: Annotated[int, Range(0, MAX_COUNT)] | None = None
-    """Maximum number of waiting requests; further ones are refused.
-
-    Default: no limit.
-    """
+    """Maximum number of waiting requests; further ones are refused. Default: no limit."""
     journal: str | None = None
     """File that records plans and results for exact replay."""
     stream_interval: Annotated[int, Range(1, MAX_COUNT)] = 1

@@ -85,10 +85,7 @@ class ValueType:
 
     @classmethod
     def of(cls, hint: Any, name: str) -> ValueType:
-        """Return a parsed annotation.
-
-        Raises `ConfigError` for one that no flag can express.
-        """
+        """Return a parsed annotation. Raises `ConfigError` for one that no flag can express."""
         found = cls()
         found._add(hint, hint, name)
         return found
@@ -149,9 +146,7 @@ class ValueType:
         return self._text(value) if isinstance(value, str) else self._object(value)
 
     def fault(self, value: Any) -> str:
-        """Return the error of a value of this type: bounds or unusable text;
-        empty: valid.
-        """
+        """Return the error of a value of this type: bounds or unusable text; empty: valid."""
         if self.items is not None and isinstance(value, (list, tuple)):
             return next(filter(None, map(self.items.fault, value)), "")
         if isinstance(value, str) and value not in self.choices:

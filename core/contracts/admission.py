@@ -37,10 +37,7 @@ class AdmissionContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingRequest:
-    """A request before its bounds are checked.
-
-    Each extension returns a changed copy of it.
-    """
+    """A request before its bounds are checked. Each extension returns a changed copy of it."""
 
     request_id: str
     prompt_token_ids: list[int]
@@ -59,10 +56,7 @@ class PendingRequest:
     priority: int = 0
     cache_salt: str = ""
     cache_domains: tuple[tuple[str, bytes], ...] = ()
-    """Contents that affect the whole request: (domain, content hash).
-
-    Extensions add to them.
-    """
+    """Contents that affect the whole request: (domain, content hash). Extensions add to them."""
     spans: tuple[Span, ...] = ()
     """Positions of placeholder tokens. Extensions add to them.
 
@@ -80,9 +74,7 @@ class PendingRequest:
     """
 
     def __post_init__(self) -> None:
-        """Raise `TypeError` for output fields that extensions must
-        not set.
-        """
+        """Raise `TypeError` for output fields that extensions must not set."""
         check_extra_fields(self.extra_fields)
 
 
@@ -105,10 +97,7 @@ class AdmissionExtension(Protocol):
     clients: no paths, no
     addresses."""
     prompt_keys: Collection[str]
-    """Keys of prompt dicts that it reads.
-
-    A dict with one of them needs no text and no ids.
-    """
+    """Keys of prompt dicts that it reads. A dict with one of them needs no text and no ids."""
     unsupported: Mapping[str, Unsupported]
     """Known names without an effect here, with the reason; another extension
     may read them.
@@ -124,30 +113,23 @@ class AdmissionExtension(Protocol):
         """
 
     def prepare(self, request: PendingRequest) -> PendingRequest | Awaitable[PendingRequest]:
-        """Return the request with the feature's part filled in. Raises
-        `InvalidRequest`.
+        """Return the request with the feature's part filled in. Raises `InvalidRequest`.
 
-        May be slow: a coroutine is awaited, a plain function runs in a thread. Requests
-        are prepared concurrently and in no fixed order. Called once for all sequences
-        of a request.
+        May be slow: a coroutine is awaited, a plain function runs in a thread. Requests are
+        prepared concurrently and in no fixed order. Called once for all sequences of a request.
         """
 
     def affects(self, sampling: SamplingParams) -> bool:
-        """Return whether `admit` must run for these parameters.
-
-        Must be quick. Any thread.
-        """
+        """Return whether `admit` must run for these parameters. Must be quick. Any thread."""
 
     def admit(self, sampling: SamplingParams, end_ids: Sequence[int]) -> SamplingParams:
-        """Return the parameters to use instead. Raises `InvalidRequest`; may
-        be slow. Any thread.
+        """Return the parameters to use instead. Raises `InvalidRequest`; may be slow. Any thread.
 
         `end_ids` are the end-of-sequence tokens of the model.
         """
 
     def finished(self, features: Mapping[str, bytes]) -> Mapping[str, Any]:
-        """Return output fields for messages of other halves
-        (`RequestDelta.features`).
+        """Return output fields for messages of other halves (`RequestDelta.features`).
 
         Must be quick.
         """

@@ -88,10 +88,7 @@ class QkNormRope:
 
 @dataclass(slots=True)
 class AttentionInputs:
-    """The inputs of one KV group in one step.
-
-    Lists are on the host, without a device sync.
-    """
+    """The inputs of one KV group in one step. Lists are on the host, without a device sync."""
 
     query_starts: list[int]
     """Cumulative token counts, length num_seqs + 1."""
@@ -102,10 +99,7 @@ class AttentionInputs:
     Upper bounds where `slack` is set.
     """
     block_table: torch.Tensor
-    """[num_seqs, max_blocks] int32.
-
-    Entries outside a window are stale and must not be read.
-    """
+    """[num_seqs, max_blocks] int32. Entries outside a window are stale and must not be read."""
     slots: torch.Tensor
     """[num_tokens] int64: slot mapping, block * block_size + offset of each
     token.
@@ -125,10 +119,7 @@ class AttentionInputs:
     counts: torch.Tensor | None = None
     """[num_seqs] int64: number of tokens of each sequence."""
     lengths: torch.Tensor | None = None
-    """[num_seqs] int64: exact `kv_lens`.
-
-    `starts`, `counts` and `lengths` keep their addresses.
-    """
+    """[num_seqs] int64: exact `kv_lens`. `starts`, `counts` and `lengths` keep their addresses."""
     slack: list[int] | None = None
     """Maximum excess of each of `kv_lens` while draft tokens are unverified;
     None: exact.
@@ -182,9 +173,7 @@ class AttentionBackend(Protocol):
         """
 
     def prepare(self, inputs: AttentionInputs) -> Any:
-        """Return the plan of one group in one step, which all its layers pass
-        to `attend`.
-        """
+        """Return the plan of one group in one step, which all its layers pass to `attend`."""
 
     def attend(
         self,

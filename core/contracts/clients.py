@@ -69,9 +69,7 @@ class EngineStatus:
 
     @classmethod
     def alive(cls, heartbeat_age_s: float, busy_s: float, restarts: int = 0) -> EngineStatus:
-        """Return the status of a running engine: ready, or stalled (no
-        heartbeat, no progress).
-        """
+        """Return the status of a running engine: ready, or stalled (no heartbeat, no progress)."""
         state: State = "ready"
         reason = ""
         if heartbeat_age_s > STALLED_S:
@@ -93,8 +91,7 @@ class Client(Protocol):
     """
 
     def wait(self) -> Running:
-        """Wait until the engine accepts requests. Raises the `EngineError` of
-        a failed start.
+        """Wait until the engine accepts requests. Raises the `EngineError` of a failed start.
 
         After an error, call `stop`.
         """
@@ -106,9 +103,7 @@ class Client(Protocol):
         """
 
     def abort(self, request_ids: Sequence[str]) -> Future[list[RequestDelta]]:
-        """Abort requests in any state; unknown and finished ids are
-        ignored.
-        """
+        """Abort requests in any state; unknown and finished ids are ignored."""
 
     def call(self, name: str, data: bytes = b"") -> Future[list[bytes]]:
         """Call a feature (`feature.verb`) or the engine itself, between two
@@ -123,6 +118,4 @@ class Client(Protocol):
         """Return the engine's status."""
 
     def stop(self) -> None:
-        """Stop the engine after the current step; may be called twice and in
-        any state.
-        """
+        """Stop the engine after the current step; may be called twice and in any state."""

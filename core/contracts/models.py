@@ -110,10 +110,7 @@ class Architecture(Protocol):
     """
 
     def __call__(self, hf_config: Any) -> DecoderSpec | ModuleSpec:
-        """Return the spec.
-
-        Raises `ModelError` naming a config field it does not support.
-        """
+        """Return the spec. Raises `ModelError` naming a config field it does not support."""
 
 
 class Model(Protocol):
@@ -130,9 +127,7 @@ class Model(Protocol):
     """The KV layers of this stage, in the order of `bind_kv`."""
 
     def bind_kv(self, caches: Sequence[Any]) -> None:
-        """Receive the cache of each KV layer: a tensor, or a tuple of
-        recurrent states.
-        """
+        """Receive the cache of each KV layer: a tensor, or a tuple of recurrent states."""
 
     def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Load every parameter.
@@ -166,9 +161,7 @@ class PoolingModel(Model, Protocol):
     """
 
     def pooled(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return float32 [n, size]: the pooling head's output for n pooled
-        hidden states.
-        """
+        """Return float32 [n, size]: the pooling head's output for n pooled hidden states."""
 
 
 class WeightLoader(Protocol):
@@ -179,12 +172,7 @@ class WeightLoader(Protocol):
     """
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield (name, tensor), memory-mapped if possible.
-
-        Raises `ModelError` naming the file.
-        """
+        """Yield (name, tensor), memory-mapped if possible. Raises `ModelError` naming the file."""
 
     def total_bytes(self) -> int:
-        """Return the total bytes of `tensors`, for the progress bar; 0 if
-        unknown.
-        """
+        """Return the total bytes of `tensors`, for the progress bar; 0 if unknown."""

@@ -42,14 +42,10 @@ class Platform(Protocol):
         """Return whether this machine has such a device."""
 
     def start(self, config: EngineConfig) -> None:
-        """Prepare the process (threads, memory settings), once per worker,
-        before the build.
-        """
+        """Prepare the process (threads, memory settings), once per worker, before the build."""
 
     def pick_dtype(self, checkpoint_dtype: str) -> str:
-        """Return the dtype of `--dtype auto` for a checkpoint of
-        this dtype.
-        """
+        """Return the dtype of `--dtype auto` for a checkpoint of this dtype."""
 
     def kv_memory_bytes(self, config: EngineConfig, weight_bytes: int) -> int:
         """Return the bytes available to the KV cache next to `weight_bytes`
@@ -59,9 +55,7 @@ class Platform(Protocol):
         """
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
-        """Return zeroed device memory, uint8 [num_bytes]; preferably without
-        touching it.
-        """
+        """Return zeroed device memory, uint8 [num_bytes]; preferably without touching it."""
 
     def facts(self) -> Mapping[str, Any]:
         """Return facts for `Entry.when`: device, isa, memory."""

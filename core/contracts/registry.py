@@ -41,9 +41,7 @@ class Registry(Protocol):
         """
 
     def load(self, registered: Any, *, probe: bool = False) -> Any:
-        """Import the target of an entry; with `probe` it does not count as in
-        use.
-        """
+        """Import the target of an entry; with `probe` it does not count as in use."""
 
     def make(
         self, registered: Any, *arguments: Any
@@ -55,21 +53,13 @@ class Registry(Protocol):
         """
 
     def blame(self, registered: Any, request: str | None = None) -> Any:
-        """Return a context manager that attributes exceptions to the entry's
-        plugin.
-        """
+        """Return a context manager that attributes exceptions to the entry's plugin."""
 
     def call_hook(self, hook: str, **arguments: Any) -> Sequence[tuple[Any, Any]]:
-        """Call a hook; return (plugin reference, answer) of every plugin that
-        implements it.
-        """
+        """Call a hook; return (plugin reference, answer) of every plugin that implements it."""
 
     def find_model(self, model: str, config: EngineConfig) -> ModelSource | None:
-        """Return the model source of the first plugin that recognises the
-        name, or None.
-        """
+        """Return the model source of the first plugin that recognises the name, or None."""
 
     def shared(self, name: str, make: Callable[[], Any]) -> Any:
-        """Return the object of this name, made on first use: state shared by
-        a feature's halves.
-        """
+        """Return the object of this name, made on first use: state shared by a feature's halves."""

@@ -110,9 +110,7 @@ class Stage(Protocol):
         """The request has left its row."""
 
     def token_types(self, inputs: StepRows) -> torch.Tensor | None:
-        """Return the token type ids of the step (1 in a second text); None:
-        all are 0.
-        """
+        """Return the token type ids of the step (1 in a second text); None: all are 0."""
 
     def run(
         self, plan: StepPlan, inputs: StepRows, hidden: torch.Tensor, errors: dict[int, str]
@@ -209,8 +207,8 @@ class PoolingCalls(Protocol):
 class Runner(Protocol):
     """What a model is run for (`--runner`). Constructed with the registry.
 
-    Optional: `beam_search`, the search of `LLM.beam_search`, with (frontend, `LLM.generate`, prompts
-    as token ids, parameters, progress bar, prompts to search at a time, keywords).
+    Optional: `beam_search`, for `LLM.beam_search`, with (frontend, `LLM.generate`, prompts as token
+    ids, parameters, progress bar, number of prompts at a time, keywords).
 
     Imports torch in `stage` only. The first runner by priority with an `adapt_spec`
     that accepts the model runs it. In the worker its stage follows the layers; in the
@@ -221,9 +219,7 @@ class Runner(Protocol):
     """True: requests generate tokens; False: they end with their prompts."""
 
     def aliases(self, architecture: str) -> Sequence[str]:
-        """Return architectures with the same layers, for an architecture
-        without an entry.
-        """
+        """Return architectures with the same layers, for an architecture without an entry."""
 
     def adapt_spec(
         self, spec: DecoderSpec | ModuleSpec, config: EngineConfig, source: ModelSource
@@ -239,9 +235,7 @@ class Runner(Protocol):
         """Return the configuration adapted to the model."""
 
     def pooling_info(self, spec: DecoderSpec | ModuleSpec) -> PoolingInfo | None:
-        """Return the pooling tasks of the model, for request validation;
-        None: it generates.
-        """
+        """Return the pooling tasks of the model, for request validation; None: it generates."""
 
     def stage(self, parts: StageParts) -> Stage:
         """Return the second half of this rank's steps."""

@@ -61,9 +61,7 @@ class SampleRows:
         points: list[int] | None = None,
         processed: Set[int] = frozenset(),
     ) -> None:
-        """`points` default to 0; without `lengths` only the device knows them
-        yet.
-        """
+        """`points` default to 0; without `lengths` only the device knows them yet."""
         self.rows: Final = rows
         """Batch row of each of the n entries, as in `added` and `removed`."""
         self.prompt_lens: Final = prompt_lens
@@ -76,17 +74,13 @@ class SampleRows:
         self.prompt_index: Final = prompt_index
         """[n] int64, `prompt_lens` on the device."""
         self.token_ids: Final = token_ids
-        """[batch rows, max_model_len] int64: token history by row, valid
-        below `lengths`.
-        """
+        """[batch rows, max_model_len] int64: token history by row, valid below `lengths`."""
         self.points: Final = [0] * len(rows) if points is None else points
         """Number of draft tokens before each entry."""
         self.processed: Final = processed
         """Rows that logits processors apply to; may include others."""
         self.errors: Final[dict[int, str]] = {}
-        """Errors by row, set by extensions in `before_sample`; they fail only
-        that request.
-        """
+        """Errors by row, set by extensions in `before_sample`; they fail only that request."""
 
     @property
     def lengths(self) -> list[int]:
@@ -155,14 +149,10 @@ class LogitsProcessor(Protocol):
     def added(
         self, row: int, sampling: SamplingParams, token_ids: Sequence[int], prompt_len: int
     ) -> None:
-        """A request that it applies to entered `row`; `token_ids` are prompt
-        and output so far.
-        """
+        """A request that it applies to entered `row`; `token_ids` are prompt and output so far."""
 
     def removed(self, row: int) -> None:
         """The request in `row` has left."""
 
     def apply(self, logits: torch.Tensor, rows: SampleRows) -> torch.Tensor:
-        """Return the changed logits [n, vocab] float32; in-place changes are
-        allowed.
-        """
+        """Return the changed logits [n, vocab] float32; in-place changes are allowed."""

@@ -33,9 +33,7 @@ class SchedulingPolicy(Protocol):
     """
 
     def key(self, request: QueuedRequest) -> tuple[float, ...]:
-        """Return the sort key: the smallest runs first, the largest is
-        preempted first.
-        """
+        """Return the sort key: the smallest runs first, the largest is preempted first."""
 
 
 class MayStart(IntEnum):
@@ -49,10 +47,7 @@ class MayStart(IntEnum):
 
 
 class RunningRows(Protocol):
-    """The decode rows of the step being planned, as extensions see them.
-
-    Read-only.
-    """
+    """The decode rows of the step being planned, as extensions see them. Read-only."""
 
     rows: npt.NDArray[np.int64]
     """Row numbers; each row has one known token to compute."""
@@ -63,15 +58,11 @@ class RunningRows(Protocol):
 
     @property
     def planned(self) -> npt.NDArray[np.int64]:
-        """Number of leading tokens computed or planned, by row number,
-        without draft tokens.
-        """
+        """Number of leading tokens computed or planned, by row number, without draft tokens."""
 
     @property
     def num_unverified(self) -> npt.NDArray[np.int64]:
-        """Number of draft tokens in flight, by row number; the row may
-        advance by up to as many.
-        """
+        """Number of draft tokens in flight, by row number; the row may advance by up to as many."""
 
     def request(self, row: int) -> Any:
         """Return the scheduler's record of the request in a row."""
@@ -116,9 +107,7 @@ class SchedulerExtension(Protocol):
         """
 
     def arrived(self, request: Any) -> None:
-        """A request is about to be queued; `finished` follows for
-        each one.
-        """
+        """A request is about to be queued; `finished` follows for each one."""
 
     def may_start(self, request: Any) -> bool | MayStart:
         """Return whether the request at the head of the queue may start.
@@ -182,19 +171,13 @@ class SchedulerExtension(Protocol):
         """
 
     def planned(self, plan: StepPlan) -> bytes | None:
-        """Return the payload for the worker half; the plan must not be
-        changed.
-        """
+        """Return the payload for the worker half; the plan must not be changed."""
 
     def pending(self) -> bool:
-        """Return whether the worker half needs a message even if no row can
-        be computed.
-        """
+        """Return whether the worker half needs a message even if no row can be computed."""
 
     def finished(self, request: Any) -> bool:
-        """The request ended; return True to keep its blocks until
-        `Scheduler.release`.
-        """
+        """The request ended; return True to keep its blocks until `Scheduler.release`."""
 
     def result(self, payload: bytes) -> None:
         """Receive a worker half's payload (one call per rank) before the
@@ -214,7 +197,4 @@ class SchedulerExtension(Protocol):
         """
 
     def close(self) -> None:
-        """Stop all background work; no other method follows.
-
-        May be called twice.
-        """
+        """Stop all background work; no other method follows. May be called twice."""

@@ -79,9 +79,7 @@ class ServedEngine(Protocol):
         client: str = "",
         **keywords: Any,
     ) -> AsyncIterator[RequestOutput]:
-        """Yield the outputs of one request as they arrive; closing the
-        iterator aborts it.
-        """
+        """Yield the outputs of one request as they arrive; closing the iterator aborts it."""
 
     def encode(
         self,
@@ -108,9 +106,7 @@ class ServedEngine(Protocol):
         """Return the ids of unfinished requests."""
 
     async def abort(self, request_id: str) -> None:
-        """Abort a request; its reader gets a last output with finish reason
-        "abort".
-        """
+        """Abort a request; its reader gets a last output with finish reason "abort"."""
 
     def state(self) -> State:
         """Return the engine's state: "ready" while it computes requests."""
@@ -122,27 +118,21 @@ class ServedEngine(Protocol):
         """Return the body of `/health`."""
 
     async def call(self, name: str, data: bytes = b"") -> list[bytes]:
-        """Call a feature (`feature.verb`) between two steps; return the
-        answer of each half.
-        """
+        """Call a feature (`feature.verb`) between two steps; return the answer of each half."""
 
     async def reset_prefix_cache(self, **options: Any) -> bool:
-        """Clear the prefix cache; return False, without an effect, while
-        blocks are in use.
-        """
+        """Clear the prefix cache; return False, without an effect, while blocks are in use."""
 
     def shutdown(self) -> None:
-        """Stop the engine; open requests end with `EngineDead`.
-
-        May be called twice.
-        """
+        """Stop the engine; open requests end with `EngineDead`. May be called twice."""
 
 
 class Command(Protocol):
     """A subcommand of `engine`. Constructed without arguments.
 
     Optional: `examines_plugins = True` on a command without engine options that must also run when
-    plugins are broken; of builtins, `runs_before_plugins` and `needs_no_selection` (`--plugins none`).
+    plugins are broken. Builtins may set `runs_before_plugins`, and `needs_no_selection` to run with
+    `--plugins none`.
     """
 
     help: str
@@ -155,6 +145,4 @@ class Command(Protocol):
         """Add the command's own arguments."""
 
     def run(self, context: Any) -> int:
-        """Run and return the exit status; `context` is a
-        `core.cli.CommandContext`.
-        """
+        """Run and return the exit status; `context` is a `core.cli.CommandContext`."""

@@ -130,11 +130,11 @@ class MetricSink(Protocol):
     """Receives statistics. Constructed with (config). A sink that keeps
     raising is quarantined.
 
-    `step` runs in the thread that listens to the engine, all other methods in the event
-    loop's. Optional methods: `tokens(TokenStats)`, `http(HttpStats)`,
-    `calls(CallStats)`; `ready(config)`, once, with every automatic value resolved; and
-    `expose(health)`, from any thread, which returns (body, content type) for `/metrics`, where `health`
-    is `ServedEngine.health()`; and `snapshots(health)`, the same as objects for `LLM.get_metrics`. Several sinks that expose
+    `step` runs in the thread that listens to the engine, all other methods in the event loop's.
+    Optional methods: `tokens(TokenStats)`, `http(HttpStats)`, `calls(CallStats)`; `ready(config)`,
+    once, with every automatic value resolved; and `expose(health)`, from any thread, which returns
+    (body, content type) for `/metrics`, where `health` is `ServedEngine.health()`; and
+    `snapshots(health)`, the same as objects for `LLM.get_metrics`. Several sinks that expose
     Prometheus text share the page; metric names must be unique over all of them.
     """
 
@@ -153,6 +153,4 @@ class MetricRecorder(Protocol):
         """The sinks with their fault counts (`sink`, `name`, `owner`, `quarantined`)."""
 
     def record(self, stats: StepStats | TokenStats | RequestStats | HttpStats | CallStats) -> None:
-        """Pass statistics to every healthy sink that has a method
-        for them.
-        """
+        """Pass statistics to every healthy sink that has a method for them."""

@@ -36,14 +36,10 @@ class Tokenizer(Protocol):
 
     @property
     def chat_template(self) -> str | Mapping[str, str] | None:
-        """Jinja text, or several by name: "default", and "tool_use" for
-        requests with tools.
-        """
+        """Jinja text, or several by name: "default", and "tool_use" for requests with tools."""
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return token ids; special tokens written in the text become their
-        ids.
-        """
+        """Return token ids; special tokens written in the text become their ids."""
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """Return the text; incomplete UTF-8 sequences become U+FFFD."""
@@ -53,10 +49,7 @@ class Tokenizer(Protocol):
 
 
 class ChatRenderer(Protocol):
-    """Renders messages into the prompt text.
-
-    Constructed with (tokenizer, source, config).
-    """
+    """Renders messages into the prompt text. Constructed with (tokenizer, source, config)."""
 
     def render(
         self,
@@ -68,7 +61,4 @@ class ChatRenderer(Protocol):
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """Return the prompt.
-
-        Raises `InvalidRequest` naming a message that cannot be rendered.
-        """
+        """Return the prompt. Raises `InvalidRequest` naming a message that cannot be rendered."""

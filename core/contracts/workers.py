@@ -50,15 +50,10 @@ class Executor(Protocol):
         """Allocate the KV cache on every worker."""
 
     def submit(self, plan: StepPlan) -> None:
-        """Queue one plan; there are never more than `depth`
-        uncollected ones.
-        """
+        """Queue one plan; there are never more than `depth` uncollected ones."""
 
     def collect(self) -> StepResult:
-        """Wait for the oldest plan in flight and return its result.
-
-        Raises if the step failed.
-        """
+        """Wait for the oldest plan in flight and return its result. Raises if the step failed."""
 
     def call(self, name: str, data: bytes) -> list[bytes]:
         """Call `<feature>.<verb>` of the worker halves on every rank, after
@@ -85,20 +80,13 @@ class Worker(Protocol):
 
     @property
     def reports(self) -> bool:
-        """Return whether a worker half may answer steps, so that results of
-        all ranks matter.
-        """
+        """Return whether a worker half may answer steps, so that results of all ranks matter."""
 
     def start(self) -> WorkerInfo:
-        """Build and load the model.
-
-        Raises `ModelError` or `ConfigError` with one clear block.
-        """
+        """Build and load the model. Raises `ModelError` or `ConfigError` with one clear block."""
 
     def allocate(self, layout: KVLayout, first_layer: int = 0) -> None:
-        """Allocate the cache; `first_layer` is the layout index of this
-        stage's first KV layer.
-        """
+        """Allocate the cache; `first_layer` is the layout index of this stage's first KV layer."""
 
     def execute(self, plan: StepPlan) -> Pending:
         """Start one step, and possibly finish it.
@@ -109,9 +97,7 @@ class Worker(Protocol):
         """
 
     def call(self, name: str, data: bytes) -> bytes | None:
-        """Return the worker half's answer to `feature.verb`, or None without
-        one.
-        """
+        """Return the worker half's answer to `feature.verb`, or None without one."""
 
     def close(self) -> None:
         """Stop background threads; may be called twice."""
@@ -205,9 +191,7 @@ class RunnerExtension(Protocol):
     name: str
 
     def loaded(self, parts: LoadedParts) -> Sequence[LayerKV]:
-        """Return the KV layers it adds after the model's, such as a draft
-        model's. Called once.
-        """
+        """Return the KV layers it adds after the model's, such as a draft model's. Called once."""
 
     def host_bytes(self, model: Model, config: EngineConfig) -> int:
         """Return the memory of the feature on this rank, in bytes, for a
@@ -282,19 +266,13 @@ class RunnerExtension(Protocol):
         """
 
     def sampled(self, sampled: Sampled, payload: bytes | None) -> None:
-        """Receive the sampled tokens. Called on the last pipeline
-        stage only.
-        """
+        """Receive the sampled tokens. Called on the last pipeline stage only."""
 
     def after_sample(self, payload: bytes | None) -> bytes | None:
         """Return the payload for the scheduler half; called in every step."""
 
     def call(self, name: str, data: bytes) -> bytes | None:
-        """Answer a call between steps (the verb without the feature); None:
-        unknown verb.
-        """
+        """Answer a call between steps (the verb without the feature); None: unknown verb."""
 
     def close(self) -> None:
-        """Stop all background work after the last step; may be
-        called twice.
-        """
+        """Stop all background work after the last step; may be called twice."""

@@ -30,9 +30,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A running engine core, its final configuration, and its worker's facts
-    about the model.
-    """
+    """A running engine core, its final configuration, and its worker's facts about the model."""
 
     core: EngineCore
     config: EngineConfig
@@ -42,11 +40,9 @@ class Built:
 def build(
     resolved: Resolved, registry: Registry, stage: Callable[[str], None] = lambda name: None
 ) -> Built:
-    """Start the workers and build the engine core; `stage` receives the
-    start-up stages.
+    """Start the workers and build the engine core; `stage` receives the start-up stages.
 
-    Raises `EngineError` with one clear block when a model, plugin or setting is
-    invalid.
+    Raises `EngineError` with one clear block when a model, plugin or setting is invalid.
     """
     started_s = time.monotonic()
     config = resolved.config

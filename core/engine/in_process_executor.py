@@ -15,15 +15,11 @@ from core.step import StepPlan, StepResult, WorkerInfo
 
 
 class UniExecutor:
-    """Runs each plan when its result is collected (depth 1), or when it is
-    submitted (depth 2).
-    """
+    """Runs each plan when its result is collected (depth 1), or when it is submitted (depth 2)."""
 
     def __init__(self, config: EngineConfig, registry: Registry, source: ModelSource) -> None:
         self.on_message: Callable[[str, bytes], None] = lambda name, data: None
-        """Receives messages of worker halves between steps, from
-        any thread.
-        """
+        """Receives messages of worker halves between steps, from any thread."""
         self.depth = 2 if config.scheduler.async_scheduling else 1
         self.worker: Worker | None = registry.load(registry.choose("workers"))(
             config, registry, source
@@ -49,9 +45,7 @@ class UniExecutor:
                 self._queue[-1] = error
 
     def collect(self) -> StepResult:
-        """Return the result of the oldest plan; raises the step's
-        exception.
-        """
+        """Return the result of the oldest plan; raises the step's exception."""
         oldest = self._queue.popleft()
         if isinstance(oldest, Exception):
             raise oldest

@@ -61,13 +61,9 @@ class EngineCore:
         self.observe: Callable[[StepStats], None] | None = None
         """Receives the statistics of each step."""
         self.starting: Callable[[list[str]], None] | None = None
-        """Receives the ids of requests that the next step computes for the
-        first time.
-        """
+        """Receives the ids of requests that the next step computes for the first time."""
         self.blocked = False
-        """True after a step that found nothing to do while requests wait for
-        a wake-up.
-        """
+        """True after a step that found nothing to do while requests wait for a wake-up."""
         self.notify: Callable[[], None] = lambda: None
         """Called from any thread when there is something to do again."""
         self._pending_calls = pending_calls
@@ -97,9 +93,8 @@ class EngineCore:
     def add(self, requests: Sequence[EngineRequest], *, resumed: bool = False) -> None:
         """Queue all sequences of one request; if one is refused, none.
 
-        Raises `InvalidRequest` with the limit for a request that could never run,
-        `QueueFull` for a full queue (unless `resumed`: accepted before), `EngineDead`
-        after `shutdown`.
+        Raises `InvalidRequest` with the limit for a request that could never run, `QueueFull` for a
+        full queue (unless `resumed`: accepted before), `EngineDead` after `shutdown`.
         """
         if self._closed:
             raise EngineDead("the engine was shut down; make a new one.")
@@ -132,25 +127,20 @@ class EngineCore:
             )
 
     def batching_window_s(self) -> float:
-        """Return how long the next step may wait for more requests, in
-        seconds.
+        """Return how long the next step may wait for more requests, in seconds.
 
-        Concurrent clients arrive one after the other; batched into one step, none of
-        them waits for the end of another's first step.
+        Concurrent clients arrive one after the other; batched into one step, none of them waits for
+        the end of another's first step.
         """
         return max(0.0, self._batching_until_s - self._clock())
 
     def abort(self, request_ids: Iterable[str]) -> list[RequestDelta]:
-        """Abort requests in any state; unknown and finished ids are
-        ignored.
-        """
+        """Abort requests in any state; unknown and finished ids are ignored."""
         deltas = (self.scheduler.abort(request_id) for request_id in request_ids)
         return self._ended([delta for delta in deltas if delta is not None])
 
     def _ended(self, deltas: list[RequestDelta]) -> list[RequestDelta]:
-        """Return ends outside of a step; if no step follows, report that
-        nothing runs.
-        """
+        """Return ends outside of a step; if no step follows, report that nothing runs."""
         if deltas and not self.has_work and self.observe is not None:
             self.observe(self._stats())
         return deltas
@@ -160,9 +150,7 @@ class EngineCore:
         self.notify()
 
     def _run_pending_calls(self, timeout_s: float | None = None) -> None:
-        """Run the scheduler calls since the last step; wait `timeout_s` for
-        the first one.
-        """
+        """Run the scheduler calls since the last step; wait `timeout_s` for the first one."""
         with suppress(queue.Empty):
             while True:
                 method, *arguments = self._pending_calls.get(timeout_s is not None, timeout_s)
@@ -177,10 +165,9 @@ class EngineCore:
     def call(self, name: str, data: bytes = b"") -> list[bytes]:
         """Call a part of the engine between two steps; return the answers.
 
-        `reset_prefix_cache` is the engine's own: b"1", or b"0" without an effect while
-        blocks are in use. Others are `<feature>.<verb>`: the feature's scheduler half,
-        then its worker halves on every rank. Raises the scheduler half's error,
-        `InvalidRequest` without any answer.
+        `reset_prefix_cache` is the engine's own: b"1", or b"0" without an effect while blocks are
+        in use. Others are `<feature>.<verb>`: the feature's scheduler half, then its worker halves
+        on every rank. Raises the scheduler half's error, `InvalidRequest` without any answer.
         """
         if name == "reset_prefix_cache":
             return [b"1" if self.scheduler.reset_prefix_cache() else b"0"]
@@ -197,8 +184,7 @@ class EngineCore:
         return answers
 
     def step(self) -> StepOutputs:
-        """Submit as many plans as the executor's depth allows, then collect
-        the oldest result.
+        """Submit as many plans as the executor's depth allows, then collect the oldest result.
 
         Empty when nothing can be done until a wake-up.
         """
@@ -246,9 +232,7 @@ class EngineCore:
             self._in_flight.append(plan)
 
     def _fail_in_flight(self, error: BaseException) -> list[RequestDelta]:
-        """A whole step failed: end the requests in flight; others and the
-        loop continue.
-        """
+        """A whole step failed: end the requests in flight; others and the loop continue."""
         log.exception("a step failed; its requests end with an error, the engine continues")
         for _ in self._in_flight[1:]:
             try:
@@ -263,9 +247,7 @@ class EngineCore:
         return self._ended(self.scheduler.fail_in_flight(message))
 
     def _stats(self, step_s: float = 0.0, plan: StepPlan | None = None) -> StepStats:
-        """Return the statistics of a step; without a plan, the current state
-        only.
-        """
+        """Return the statistics of a step; without a plan, the current state only."""
         scheduler = self.scheduler
         stats = StepStats(step_s, scheduler.num_running, scheduler.num_waiting, scheduler.kv.usage)
         if plan is not None:
@@ -277,14 +259,10 @@ class EngineCore:
         return stats
 
     def silence_s(self) -> float:
-        """Return the seconds since the last heartbeat of the executor's
-        slowest process.
-        """
+        """Return the seconds since the last heartbeat of the executor's slowest process."""
         return float(getattr(self.executor, "silence_s", float)())
 
     def shutdown(self) -> None:
-        """Release the workers and close the scheduler; may be
-        called twice.
-        """
+        """Release the workers and close the scheduler; may be called twice."""
         self._closed = True
         run_all((self.executor.shutdown, self.scheduler.close))

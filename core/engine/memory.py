@@ -21,8 +21,7 @@ MIN_CONTEXT: Final = 32
 def fit_memory(
     config: EngineConfig, info: WorkerInfo, *, cut_context: bool
 ) -> tuple[EngineConfig, KVLayout]:
-    """Return the KV layout, and the configuration with a context length that
-    fits.
+    """Return the KV layout, and the configuration with a context length that fits.
 
     The context is reduced only with `cut_context` or a fixed number of blocks.
     """

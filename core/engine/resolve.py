@@ -43,9 +43,7 @@ class Resolved:
     source: ModelSource
     platform: Platform
     context_is_chosen: bool
-    """True: the user set the context length, so it must not be reduced to fit
-    the memory.
-    """
+    """True: the user set the context length, so it must not be reduced to fit the memory."""
 
 
 def resolve(config: EngineConfig, registry: Registry, *, serving: bool) -> Resolved:
@@ -72,10 +70,7 @@ def resolve(config: EngineConfig, registry: Registry, *, serving: bool) -> Resol
 
 
 def find_model(config: EngineConfig, registry: Registry) -> ModelSource:
-    """Return the model source of the configuration.
-
-    Raises `ModelError` for an unknown model.
-    """
+    """Return the model source of the configuration. Raises `ModelError` for an unknown model."""
     source = registry.find_model(config.model.model, config)
     if source is None:
         raise ModelError(
@@ -91,9 +86,7 @@ def _num_ranks(config: EngineConfig) -> int:
 
 
 def _check_split(config: EngineConfig, spec: Any, source: ModelSource) -> None:
-    """Raise `ConfigError` if the model cannot be split over the ranks, before
-    any rank starts.
-    """
+    """Raise `ConfigError` if the model cannot be split over the ranks, before any rank starts."""
     parallel = config.parallel
     if _num_ranks(config) == 1:
         return
@@ -114,9 +107,7 @@ def _check_split(config: EngineConfig, spec: Any, source: ModelSource) -> None:
 
 
 def _pick_platform(config: EngineConfig, registry: Registry) -> Platform:
-    """Return the configured platform, or the first available one by
-    priority.
-    """
+    """Return the configured platform, or the first available one by priority."""
     device = config.device.device
     candidates = registry.entries("platforms")
     names = [registered.entry.name for registered in candidates]
@@ -187,9 +178,7 @@ def _decide(
 
 
 def _async_scheduling(chosen: bool | None, platform: Platform) -> bool:
-    """Return the user's choice; default: on if the platform computes while
-    the host works.
-    """
+    """Return the user's choice; default: on if the platform computes while the host works."""
     if chosen is not None:
         return chosen
     overlaps: bool = getattr(platform, "overlaps", False)
@@ -204,9 +193,7 @@ def _async_scheduling(chosen: bool | None, platform: Platform) -> bool:
 
 
 def _limit_context(config: EngineConfig, source: ModelSource, spec: Any) -> ModelSource:
-    """Return the source with the context that learned positions and the
-    spec's limit allow.
-    """
+    """Return the source with the context that learned positions and the spec's limit allow."""
     chosen = config.model.max_model_len or -1
     learned = getattr(spec, "learned_positions", 0) or source.max_model_len
     positions = min(learned, source.max_model_len)

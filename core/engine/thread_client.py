@@ -47,9 +47,7 @@ class ThreadClient:
         self._step_started_s: float | None = None
 
     def wait(self) -> Running:
-        """Start the thread and the engine in it; raises the engine's start-up
-        error.
-        """
+        """Start the thread and the engine in it; raises the engine's start-up error."""
         self._thread.start()
         return self._running.result()
 
@@ -66,9 +64,7 @@ class ThreadClient:
         return self._run_soon(lambda: self._core.call(name, data))
 
     def status(self) -> EngineStatus:
-        """Return the engine's status; its heartbeat is that of the slowest
-        executor process.
-        """
+        """Return the engine's status; its heartbeat is that of the slowest executor process."""
         if self._error is not None or not self._thread.is_alive():
             return EngineStatus("dead", public_message(self._error))
         if not self._running.done():
@@ -78,9 +74,7 @@ class ThreadClient:
         return EngineStatus.alive(self._core.silence_s(), busy_s)
 
     def _run_soon(self, function: Callable[[], Any]) -> Future[Any]:
-        """Run a function in the loop's thread between steps; return a future
-        of its result.
-        """
+        """Run a function in the loop's thread between steps; return a future of its result."""
         future: Future[Any] = Future()
         self._inbox.put((function, future))
         if self._ended:
@@ -88,9 +82,7 @@ class ThreadClient:
         return future
 
     def stop(self) -> None:
-        """End the loop after the current step and release the core; may be
-        called twice.
-        """
+        """End the loop after the current step and release the core; may be called twice."""
         if self._stopping:
             return
         self._stopping = True

@@ -53,10 +53,7 @@ class ModelLimits:
 
 
 def read_sampling_params(params: Any) -> tuple[PoolingParams | None, SamplingParams]:
-    """Return sampling parameters unchanged.
-
-    Raises `InvalidRequest` for anything else.
-    """
+    """Return sampling parameters unchanged. Raises `InvalidRequest` for anything else."""
     return None, require_sampling_params(params)
 
 
@@ -83,9 +80,7 @@ class Admission:
         extensions: Extensions = (),
         read_params: ReadParams = read_sampling_params,
     ) -> None:
-        """`extensions` are attached already; each comes with the blame for
-        its plugin.
-        """
+        """`extensions` are attached already; each comes with the blame for its plugin."""
         self.limits = limits
         self._tokenizer = tokenizer
         self._processors = tuple(processors)
@@ -99,9 +94,7 @@ class Admission:
         """Runs the admission extensions; requests pass it before `admit`."""
         self._keywords = KnownNames.collect(listed, "keywords", "fields")
         self.fields = KnownNames.collect(listed, "fields")
-        """HTTP request fields that extensions read, in addition to the
-        route's own.
-        """
+        """HTTP request fields that extensions read, in addition to the route's own."""
         self._read_params = read_params
         self._seed = seed
         self._num_admitted = 0
@@ -116,9 +109,7 @@ class Admission:
         own: Collection[str] = (),
         hints: Collection[str] = (),
     ) -> dict[str, Any]:
-        """Return the keywords of a call that extensions read; see
-        `KnownNames.select_known`.
-        """
+        """Return the keywords of a call that extensions read; see `KnownNames.select_known`."""
         what = "is no keyword of this call, and no plugin reads it"
         return self._keywords.select_known(keywords, own, what, hints)
 
@@ -153,10 +144,7 @@ class Admission:
         )
 
     def admit(self, request: PendingRequest) -> list[EngineRequest]:
-        """Return one engine request per sequence.
-
-        Raises `InvalidRequest` naming the field.
-        """
+        """Return one engine request per sequence. Raises `InvalidRequest` naming the field."""
         sampling = request.sampling
         if sampling.bad_words_token_ids:
             raise InvalidRequest(
@@ -190,9 +178,7 @@ class Admission:
         ]
 
     def _prepare_sampling(self, sampling: SamplingParams) -> SamplingParams:
-        """Return the parameters after the checks and changes of processors
-        and extensions.
-        """
+        """Return the parameters after the checks and changes of processors and extensions."""
         for name in unsupported_params(sampling, self._serving):
             raise InvalidRequest(
                 name,

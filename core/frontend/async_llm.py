@@ -43,10 +43,7 @@ class AsyncAdmission:
         self._timeout_s = timeout_s
 
     async def admit(self, pending: PendingRequest) -> tuple[PendingRequest, list[EngineRequest]]:
-        """Return the prepared request and its engine requests.
-
-        Raises like `AsyncLLM.generate`.
-        """
+        """Return the prepared request and its engine requests. Raises like `AsyncLLM.generate`."""
         admission = self._admission
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -58,9 +55,7 @@ class AsyncAdmission:
         return pending, admission.admit(pending)
 
     def start_timer(self, mailbox: Mailbox) -> asyncio.TimerHandle | None:
-        """Start the timer that fails a request after `request_timeout`; None
-        without a limit.
-        """
+        """Start the timer that fails a request after `request_timeout`; None without a limit."""
         if self._timeout_s is None:
             return None
         loop = asyncio.get_running_loop()
@@ -237,12 +232,10 @@ class AsyncLLM(ServedEngine):
     def set_delivery_callback(
         self, request_id: str, callback: Callable[[CompletionOutput], bool]
     ) -> None:
-        """Deliver deltas of a streamed request to `callback`, in the event
-        loop's iteration.
+        """Deliver deltas of a streamed request to `callback`, in the event loop's iteration.
 
-        The callback gets deltas of unfinished sequences while the reader of `generate`
-        waits. It returns True for a delta that it consumed; the reader gets all others.
-        It must not raise.
+        The callback gets deltas of unfinished sequences while the reader of `generate` waits. It
+        returns True for a delta that it consumed; the reader gets all others. It must not raise.
         """
         self._streams.set_delivery_callback(request_id, callback)
 

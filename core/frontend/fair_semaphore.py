@@ -33,10 +33,7 @@ class FairSemaphore:
             self.release()
 
     async def acquire(self, client: str = "") -> None:
-        """Wait for a slot; `release` returns it.
-
-        A cancelled waiter holds none.
-        """
+        """Wait for a slot; `release` returns it. A cancelled waiter holds none."""
         if self._free:
             self._free -= 1
             return

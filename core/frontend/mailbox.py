@@ -30,8 +30,7 @@ class Mailbox:
     def try_deliver(
         self, callback: Callable[[CompletionOutput], bool]
     ) -> Callable[[CompletionOutput], bool]:
-        """Return a function that passes a delta to `callback` and returns
-        whether it consumed it.
+        """Return a function that passes a delta to `callback` and returns whether it consumed it.
 
         The callback runs only while the reader waits and nothing is unread.
         """
@@ -61,9 +60,7 @@ class Mailbox:
             reader.set_result(None)
 
     def accepted(self, answer: asyncio.Future[None]) -> None:
-        """Receive the engine's answer to the request; the reader raises its
-        error.
-        """
+        """Receive the engine's answer to the request; the reader raises its error."""
         if not answer.cancelled() and (error := answer.exception()) is not None:
             self.fail(error)
 

@@ -54,9 +54,7 @@ class SinkHealth:
     """True: it failed too often and is no longer called."""
 
     def failed(self, method: str, error: Exception) -> None:
-        """Count a fault; log the first one and the one that quarantines the
-        sink.
-        """
+        """Count a fault; log the first one and the one that quarantines the sink."""
         self.faults += 1
         self.in_a_row[method] = self.in_a_row.get(method, 0) + 1
         self.quarantined = self.in_a_row[method] >= MAX_FAULTS
@@ -78,9 +76,7 @@ class MetricSinks:
         self._call("ready", config)
 
     def record(self, stats: StepStats | TokenStats | RequestStats | HttpStats | CallStats) -> None:
-        """Pass statistics to every healthy sink that has a method
-        for them.
-        """
+        """Pass statistics to every healthy sink that has a method for them."""
         self._call(METHODS[type(stats)], stats)
 
     def _call(self, name: str, argument: Any) -> None:
@@ -126,9 +122,7 @@ class RequestMeter:
     def tokens(
         self, client: ClientRequest, sequence: OutputSequence, count: int, now_s: float
     ) -> None:
-        """Count new tokens of a sequence, before request and sequence are
-        updated.
-        """
+        """Count new tokens of a sequence, before request and sequence are updated."""
         self._generated += count
         if sequence.last_token_s is not None:
             self._inter_token_s.append(now_s - sequence.last_token_s)

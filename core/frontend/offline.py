@@ -154,9 +154,7 @@ class PromptRunner:
         /,
         **keywords: Any,
     ) -> list[RequestOutput]:
-        """Return the final outputs of prompts, in order; arguments as of
-        `LLM.generate`.
-        """
+        """Return the final outputs of prompts, in order; arguments as of `LLM.generate`."""
         count = len(prompts)
         admission = self._frontend.admission
         params = self._params(sampling_params, count)
@@ -183,10 +181,7 @@ class PromptRunner:
 
 
 def _one_per_prompt(field: str, values: Iterable[T], count: int) -> list[T]:
-    """Return the values as a list of `count`.
-
-    Raises `InvalidRequest` for another number.
-    """
+    """Return the values as a list of `count`. Raises `InvalidRequest` for another number."""
     if isinstance(values, (str, Mapping)) or not isinstance(values, Iterable):
         raise InvalidRequest(
             field, f"must be a list with one value for each prompt, not {values!r}."

@@ -37,9 +37,7 @@ class OutputProcessor:
         meter: RequestMeter | None = None,
         stream_interval: int = 1,
     ) -> None:
-        """`output_fields` maps feature messages of a request to output
-        fields.
-        """
+        """`output_fields` maps feature messages of a request to output fields."""
         self._tokenizer = tokenizer
         self._output_fields = output_fields
         self._meter = meter
@@ -81,9 +79,7 @@ class OutputProcessor:
         return client
 
     def engine_ids(self, request_id: str) -> list[str]:
-        """Return the engine ids of a request's unfinished sequences; empty if
-        it is unknown.
-        """
+        """Return the engine ids of a request's unfinished sequences; empty if it is unknown."""
         client = self._by_request_id.get(request_id)
         if client is None:
             return []
@@ -102,10 +98,7 @@ class OutputProcessor:
         return client
 
     def started(self, engine_ids: Sequence[str], now_s: float) -> None:
-        """Record the first step of these engine requests.
-
-        Safe to call from another thread.
-        """
+        """Record the first step of these engine requests. Safe to call from another thread."""
         for engine_id in engine_ids:
             found = self._by_engine_id.get(engine_id)
             if found is not None and found[0].started_s is None:
@@ -114,9 +107,7 @@ class OutputProcessor:
     def set_delivery_callback(
         self, request_id: str, try_deliver: Callable[[CompletionOutput], bool]
     ) -> None:
-        """Offer deltas of a streamed request to a callback before they become
-        outputs.
-        """
+        """Offer deltas of a streamed request to a callback before they become outputs."""
         self._by_request_id[request_id].try_deliver = try_deliver
 
     def process(
@@ -160,9 +151,7 @@ class OutputProcessor:
     def _append(
         self, client: ClientRequest, sequence: OutputSequence, delta: RequestDelta, now_s: float
     ) -> bool:
-        """Add one delta to its sequence; return whether the
-        sequence ended.
-        """
+        """Add one delta to its sequence; return whether the sequence ended."""
         if client.num_cached_tokens is None:
             client.num_cached_tokens = delta.num_cached_tokens
         if delta.token_ids:

@@ -54,9 +54,7 @@ class RequestPreparer:
         return request
 
     def prepare_all(self, requests: Sequence[PendingRequest]) -> list[PendingRequest]:
-        """Return requests prepared concurrently, for a caller without an
-        event loop.
-        """
+        """Return requests prepared concurrently, for a caller without an event loop."""
         if not any(
             _applies(extension, names, request)
             for request in requests
@@ -72,9 +70,7 @@ class RequestPreparer:
             return thread.submit(asyncio.run, gather()).result()
 
     def output_fields(self, features: Mapping[str, bytes]) -> dict[str, Any]:
-        """Return output fields for the messages of other halves
-        (`RequestDelta.features`).
-        """
+        """Return output fields for the messages of other halves (`RequestDelta.features`)."""
         fields: dict[str, Any] = {}
         for blame, finished in self._finishing:
             with blame:

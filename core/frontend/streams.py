@@ -41,9 +41,7 @@ class OutputStreams:
         meter: RequestMeter | None,
         abort: Callable[[Sequence[str]], object],
     ) -> None:
-        """Complete the object once the engine has started; `abort` aborts
-        engine requests.
-        """
+        """Complete the object once the engine has started; `abort` aborts engine requests."""
         self.outputs = outputs
         self._meter = meter
         self._abort = abort
@@ -94,9 +92,7 @@ class OutputStreams:
     def set_delivery_callback(
         self, request_id: str, callback: Callable[[CompletionOutput], bool]
     ) -> None:
-        """Offer deltas to a callback while the reader waits; see
-        `AsyncLLM`.
-        """
+        """Offer deltas to a callback while the reader waits; see `AsyncLLM`."""
         # None after the request's end
         if mailbox := self._mailboxes.get(request_id):
             self.outputs.set_delivery_callback(request_id, mailbox.try_deliver(callback))
@@ -132,8 +128,6 @@ class OutputStreams:
             self._event_loop.call_soon_threadsafe(self.fail_all, error)
 
     def _deliver_pending(self) -> None:
-        """Deliver the outputs of all steps since the last call, merged per
-        request.
-        """
+        """Deliver the outputs of all steps since the last call, merged per request."""
         if pending := [self._undelivered.popleft() for _ in range(len(self._undelivered))]:
             self.deliver([delta for outputs in pending for delta in outputs])

@@ -26,10 +26,7 @@ def progress_bar(use_tqdm: Progress, total: int) -> Any:
 
 
 class Interrupts:
-    """Defers Ctrl-C until `check`.
-
-    A handler of the caller and other threads are not affected.
-    """
+    """Defers Ctrl-C until `check`. A handler of the caller and other threads are not affected."""
 
     def __init__(self) -> None:
         self._pending = False
@@ -49,17 +46,13 @@ class Interrupts:
             self.check()
 
     def check(self) -> None:
-        """Raise `KeyboardInterrupt` if Ctrl-C was pressed since the last
-        call.
-        """
+        """Raise `KeyboardInterrupt` if Ctrl-C was pressed since the last call."""
         if self._pending:
             self._pending = False
             raise KeyboardInterrupt
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
-        """Handle the signal; a second Ctrl-C is raised at once, in case a
-        step hangs.
-        """
+        """Handle the signal; a second Ctrl-C is raised at once, in case a step hangs."""
         if self._pending:
             signal.default_int_handler(number, frame)
         self._pending = True

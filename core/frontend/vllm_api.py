@@ -41,10 +41,7 @@ class Args:
 
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> Self:
-        """Return the settings of a command line; other names are ignored.
-
-        Raises `ConfigError`.
-        """
+        """Return the settings of a command line; other names are ignored. Raises `ConfigError`."""
         values = {}
         for found in _fields(cls):
             raw = getattr(args, found.name, None)
@@ -130,10 +127,7 @@ class AsyncLLMEngine(AsyncLLM):
 
     @classmethod
     def from_engine_args(cls, engine_args: Args, **options: Any) -> Self:
-        """Start an engine in its own process.
-
-        Further keywords of vLLM must be None or empty.
-        """
+        """Start an engine in its own process. Further keywords of vLLM must be None or empty."""
         _refuse(options)
         return cls(**keywords(engine_args))
 

@@ -43,9 +43,7 @@ class Blame(ContextDecorator):
             raise self._plugin_error(error) from error
 
     def client_message(self, error: Exception, request: str | None) -> str:
-        """Return the client's message for an error in a request; the log gets
-        the details.
-        """
+        """Return the client's message for an error in a request; the log gets the details."""
         if isinstance(error, EngineError) and not isinstance(error, PluginError):
             return str(error)  # raised by the plugin for the client
         named = error if isinstance(error, PluginError) else self._plugin_error(error)

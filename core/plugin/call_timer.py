@@ -35,10 +35,7 @@ def call_timer(registry: Registry) -> CallTimer:
 
 
 class CallTimer:
-    """Seconds by plugin.
-
-    A call includes the calls and waits inside it; threads add up.
-    """
+    """Seconds by plugin. A call includes the calls and waits inside it; threads add up."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock

@@ -109,10 +109,7 @@ def is_absent(ref: PluginRef) -> bool:
 
 
 def local_plugin(written: str) -> PluginRef:
-    """Return the plugin in `./file.py` or `pkg.module`.
-
-    Raises `ConfigError` if there is none.
-    """
+    """Return the plugin in `./file.py` or `pkg.module`. Raises `ConfigError` if there is none."""
     if looks_like_file(written):
         file: Path | None = Path(written).expanduser().resolve()
         name = Path(written).stem

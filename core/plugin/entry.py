@@ -1,7 +1,4 @@
-"""What plugin modules are written with: `hookimpl` and `Entry`.
-
-Imports pluggy only.
-"""
+"""What plugin modules are written with: `hookimpl` and `Entry`. Imports pluggy only."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def engine_attention_backends() -> Sequence[Entry]:
 
 @hookspec
 def engine_op_impls() -> Sequence[Entry]:
-    """Implementations of ops, named `op` or `op/variant`. Each has its reference in `core.models.ops`."""
+    """Implementations of ops, named `op` or `op/variant`; references are in `core.models.ops`."""
 
 
 @hookspec

@@ -56,9 +56,7 @@ class Hooks:
             log.log(level, "third-party %s %s on", ", ".join(third), verb)
 
     def call(self, hook: str, **arguments: Any) -> Iterator[tuple[PluginRef, Any]]:
-        """Yield (plugin, result) of one hook by plugin name, lazily: a caller
-        may stop.
-        """
+        """Yield (plugin, result) of one hook by plugin name, lazily: a caller may stop."""
         caller: pluggy.HookCaller = getattr(self._manager.hook, hook)
         for implementation in reversed(caller.get_hookimpls()):
             ref = self._plugins[implementation.plugin_name]
@@ -95,9 +93,7 @@ class Hooks:
                         )
 
     def _check(self, ref: PluginRef, name: str, function: Callable[..., Any]) -> None:
-        """Raise `PluginError` for a function that cannot implement
-        any hook.
-        """
+        """Raise `PluginError` for a function that cannot implement any hook."""
         options = getattr(function, f"{PROJECT}_impl", None)
         known = [
             hook

@@ -24,10 +24,7 @@ def logits_processors(config: EngineConfig, registry: Registry) -> list[Register
 
 
 def _named(path: str, registry: Registry) -> Registered:
-    """Return the processor at `module:Class`.
-
-    Raises `ConfigError` if there is none.
-    """
+    """Return the processor at `module:Class`. Raises `ConfigError` if there is none."""
     module, _, name = path.partition(":")
     flag = f"--logits-processors {path}"
     if not module or not name:

@@ -24,10 +24,7 @@ from core.plugin.selection import Selection, Selector, parse_selection
 
 
 class PluginPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The exact plugins to load.
-
-    Equal plans have equal digests on every machine.
-    """
+    """The exact plugins to load. Equal plans have equal digests on every machine."""
 
     plugins: tuple[PluginRef, ...]
     """The plugins: the kernel plugin first, then by name."""
@@ -38,9 +35,7 @@ class PluginPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def digest(self) -> str:
-        """SHA-256 over names, distributions, versions and contents of local
-        files.
-        """
+        """SHA-256 over names, distributions, versions and contents of local files."""
         identities = [_identity(ref) for ref in self.plugins]
         return hashlib.sha256(msgspec.json.encode(identities)).hexdigest()
 
@@ -82,10 +77,7 @@ def make_plan(selection: Sequence[str] = (), lock: str | None = None) -> PluginP
 
 
 def read_lock(path: str) -> PluginPlan:
-    """Return the plan in a lock file.
-
-    Raises `ConfigError` if it cannot be read.
-    """
+    """Return the plan in a lock file. Raises `ConfigError` if it cannot be read."""
     try:
         return msgspec.json.decode(Path(path).read_bytes(), type=PluginPlan)
     except (OSError, msgspec.DecodeError) as error:
@@ -149,9 +141,7 @@ class _Planner:
                 yield ref
 
     def _named(self, selector: Selector) -> list[PluginRef]:
-        """Return the plugin, or the plugins of one name, that the
-        user named.
-        """
+        """Return the plugin, or the plugins of one name, that the user named."""
         refs = [
             msgspec.structs.replace(ref, named=True) for ref in self._known.get(selector.name, ())
         ]

@@ -91,18 +91,13 @@ def load_named(config: EngineConfig, registry: Registry) -> tuple[EngineConfig, 
 
 
 class Registry:
-    """Entries by kind, options, and lifecycle hooks.
-
-    Immutable once constructed.
-    """
+    """Entries by kind, options, and lifecycle hooks. Immutable once constructed."""
 
     def __init__(self, plan: PluginPlan, hooks: Hooks) -> None:
         self.plan: Final = plan
         self.hooks: Final = hooks
         self.withheld: list[Registered] = []
-        """Third-party entries that are off until the user names
-        their plugin.
-        """
+        """Third-party entries that are off until the user names their plugin."""
         self._used: Final[dict[str, Registered]] = {}
         self._timer: Final = CallTimer()
         self._shared: Final[dict[str, Any]] = {
@@ -164,8 +159,7 @@ class Registry:
         raise _no_entry(kind, name, candidates, named, self._more_to_load(kind))
 
     def load(self, registered: Registered, *, probe: bool = False) -> Any:
-        """Import the target of an entry. Raises `PluginError` naming its
-        plugin.
+        """Import the target of an entry. Raises `PluginError` naming its plugin.
 
         With `probe` the entry does not count as in use.
         """
@@ -261,10 +255,7 @@ class Registry:
         return None
 
     def resolve(self, decisions: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the decisions that plugins change.
-
-        Raises `ConfigError` if two disagree.
-        """
+        """Return the decisions that plugins change. Raises `ConfigError` if two disagree."""
         changes: dict[str, Any] = {}
         owners: dict[str, PluginRef] = {}
         read_only = MappingProxyType(dict(decisions))
@@ -372,10 +363,7 @@ def _refuse_conflicts(chosen: Sequence[Registered], available: Sequence[Register
 
 
 def _as_list(ref: PluginRef, hook: str, found: Any, item_type: type[Any] = object) -> list[Any]:
-    """Return a hook's answer as a list.
-
-    Raises `PluginError` for anything else.
-    """
+    """Return a hook's answer as a list. Raises `PluginError` for anything else."""
     is_list = isinstance(found, (list, tuple))
     if not is_list or not all(isinstance(item, item_type) for item in found):
         expected = "a list"

@@ -1,7 +1,4 @@
-"""The scheduler: which request computes which tokens in each step.
-
-Torch-free.
-"""
+"""The scheduler: which request computes which tokens in each step. Torch-free."""
 
 from core.scheduler.lifecycle import Counters
 from core.scheduler.limits import SchedulerLimits

@@ -38,9 +38,7 @@ class BatchAdmission:
         self._rate_limited_log: Final = RateLimitedLogger(log)
 
     def admit_waiting(self, builder: PlanBuilder) -> None:
-        """Start waiting requests in rank order, while budget, rows and blocks
-        last.
-        """
+        """Start waiting requests in rank order, while budget, rows and blocks last."""
         while builder.budget > 0 and self._batch.rows.num_free:
             request = self._life.queue.head
             if request is None or request.last_step > self._batch.returned:
@@ -57,9 +55,7 @@ class BatchAdmission:
                 self._life.failed.append(failed)
 
     def _start(self, builder: PlanBuilder, request: Request) -> bool:
-        """Start or park the head of the queue; False if it must
-        stay there.
-        """
+        """Start or park the head of the queue; False if it must stay there."""
         is_reserved = request.reserved is not None
         trusts_external = request.external_kv is not KVTrust.INVALID
         if is_reserved and not trusts_external:
@@ -114,9 +110,7 @@ class BatchAdmission:
         )
 
     def _allocation_end(self, request: Request, hit: Hit, end: int) -> int:
-        """Return the tokens to allocate slots for: up to `end`, or further
-        ahead.
-        """
+        """Return the tokens to allocate slots for: up to `end`, or further ahead."""
         total = request.num_tokens
         if hit.loads:
             end = total
@@ -125,9 +119,7 @@ class BatchAdmission:
         return end
 
     def _enter_batch(self, builder: PlanBuilder, request: Request, start: int, count: int) -> None:
-        """Give a request, which has its blocks, a row and its tokens of this
-        step.
-        """
+        """Give a request, which has its blocks, a row and its tokens of this step."""
         life = self._life
         if not request.started:
             request.started = True
@@ -162,9 +154,7 @@ class BatchAdmission:
         return True
 
     def _park_with_blocks(self, request: Request) -> bool:
-        """Park the head of the queue with blocks for all its tokens; False if
-        out of blocks.
-        """
+        """Park the head of the queue with blocks for all its tokens; False if out of blocks."""
         if request.reserved is None:
             lease = request.lease
             total = request.num_tokens

@@ -25,9 +25,7 @@ class BlockAllocator:
         self._batch: Final = life.batch
 
     def allocate_decode(self, builder: PlanBuilder, decode: DecodeStep, needs_blocks: Ints) -> None:
-        """Allocate blocks in rank order; a row without room for draft tokens
-        drops them.
-        """
+        """Allocate blocks in rank order; a row without room for draft tokens drops them."""
         is_plentiful = self._kv.is_plentiful
         rows = decode.rows.tolist()
         ranked = []

@@ -71,10 +71,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """Rows that compute one token each in a step.
-
-    Plans and outputs share the lists: read-only.
-    """
+    """Rows that compute one token each in a step. Plans and outputs share the lists: read-only."""
 
     index: Ints
     rows: list[int]
@@ -85,10 +82,7 @@ class Members:
 
 
 class RunningBatch:
-    """The running requests.
-
-    Every method keeps row, state and columns of a request consistent.
-    """
+    """The running requests. Every method keeps row, state and columns of a request consistent."""
 
     def __init__(self, num_rows: int, max_len: int) -> None:
         self.columns = Columns(num_rows, max_len)
@@ -106,9 +100,7 @@ class RunningBatch:
         self.departures = 0
         """Number of requests that have left a row."""
         self.num_unchanged = 0
-        """Tokens each decode row may compute in further steps while nothing
-        else changes.
-        """
+        """Tokens each decode row may compute in further steps while nothing else changes."""
         self.stops: set[int] = set()
         """Superset of the token ids that may end a running request."""
         self._members = Members(np.zeros(0, np.int64), [], [], [], -1)
@@ -145,9 +137,7 @@ class RunningBatch:
         insort(self.prompts, request, key=by_rank)
 
     def leave(self, request: Request) -> None:
-        """Free the request's row; it is reused after the steps in flight have
-        returned.
-        """
+        """Free the request's row; it is reused after the steps in flight have returned."""
         if request in self.prompts:
             self.prompts.remove(request)
         row = request.leave()
@@ -158,9 +148,7 @@ class RunningBatch:
         self.num_unchanged = 0
 
     def members(self, index: Ints) -> Members:
-        """Return the members in these rows: the same object for the same
-        requests.
-        """
+        """Return the members in these rows: the same object for the same requests."""
         last = self._members
         is_same = (
             last.departures == self.departures

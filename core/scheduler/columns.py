@@ -41,9 +41,7 @@ class Columns:
         self.last_cached_position: Final = np.zeros(num_rows, np.int64)
         """End of the positions to cache: the request's limit - 1."""
         self.draft_steps: Final[deque[tuple[Ints, Ints]]] = deque()
-        """(rows, number of draft tokens of each) of the steps in flight with
-        drafts, in order.
-        """
+        """(rows, number of draft tokens of each) of the steps in flight with drafts, in order."""
         self.live: Final = np.zeros(num_rows, np.bool_)
         """Rows that a request has."""
         self._pending_steps = 0
@@ -51,9 +49,7 @@ class Columns:
         self._pending_step_rows: Ints = np.zeros(0, np.int64)
         """Rows of these steps."""
         self._pending_tokens: list[list[int]] = []
-        """Returned tokens not yet written into the columns, one list per
-        step.
-        """
+        """Returned tokens not yet written into the columns, one list per step."""
         self._pending_counts: list[list[int]] = []
         """Number of these tokens per row, for steps with draft tokens."""
         self._pending_token_rows = self._pending_step_rows
@@ -63,9 +59,7 @@ class Columns:
 
     @property
     def planned(self) -> Ints:
-        """Leading tokens cached or planned; draft tokens in flight do not
-        count.
-        """
+        """Leading tokens cached or planned; draft tokens in flight do not count."""
         self._flush()
         return self._planned
 
@@ -89,9 +83,7 @@ class Columns:
 
     @property
     def num_unverified(self) -> Ints:
-        """Draft tokens in flight: a row may be ahead of `planned` by up to
-        this many.
-        """
+        """Draft tokens in flight: a row may be ahead of `planned` by up to this many."""
         unverified = np.zeros_like(self._known)
         for rows, num_draft_tokens in self.draft_steps:
             unverified[as_slice(rows)] += num_draft_tokens
@@ -108,9 +100,7 @@ class Columns:
     # --- rows come and go ---------------------------------------------------
 
     def enter(self, row: int, tokens: Sequence[int], limit: int) -> None:
-        """Give a row to a request with these tokens, which ends at `limit`
-        tokens.
-        """
+        """Give a row to a request with these tokens, which ends at `limit` tokens."""
         count = len(tokens)
         # pending tokens may still be those of the row's previous owner
         self._flush()
@@ -131,9 +121,7 @@ class Columns:
     # --- steps --------------------------------------------------------------
 
     def decode(self, rows: Ints, num_draft_tokens: Ints | None) -> None:
-        """Record a step that computes one token of each row, and its draft
-        tokens, and samples.
-        """
+        """Record a step that computes one token of each row, and its draft tokens, and samples."""
         if self._pending_steps and rows is not self._pending_step_rows:
             self._flush()
         self._pending_step_rows = rows
@@ -170,9 +158,7 @@ class Columns:
             self._pending_counts.append(counts)
 
     def extend(self, row: int, known: int, tokens: Sequence[int]) -> None:
-        """Write tokens of one row after its `known` ones; all but one were
-        draft tokens.
-        """
+        """Write tokens of one row after its `known` ones; all but one were draft tokens."""
         self._flush()
         count = len(tokens)
         self._tokens[row, known : known + count] = tokens
@@ -209,9 +195,7 @@ class Columns:
         self._known[rows] = known + num_steps
 
     def _write_accepted(self, rows: Ints, step_tokens: list[list[int]], counts: Ints) -> None:
-        """Write several steps with [steps, rows] `counts` of
-        accepted tokens.
-        """
+        """Write several steps with [steps, rows] `counts` of accepted tokens."""
         num_steps = len(step_tokens)
         own = as_slice(rows)
         ends = self._known[own] + np.cumsum(counts, axis=0)

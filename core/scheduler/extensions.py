@@ -33,9 +33,7 @@ class Extensions:
             return tuple((e.name, getattr(e, name)) for e in extensions if hasattr(e, name))
 
         def activity(name: str) -> tuple[Callable[[], bool], ...]:
-            """Return the `is_active` methods of the extensions that have a
-            method.
-            """
+            """Return the `is_active` methods of the extensions that have a method."""
             having = (e for e in extensions if hasattr(e, name))
             return tuple(getattr(e, "is_active", lambda: True) for e in having)
 
@@ -71,9 +69,7 @@ class Extensions:
         _call_all(self._arrived, request)
 
     def may_start(self, request: Any) -> MayStart:
-        """Return START if every extension agrees; all are called, so all
-        prepare at once.
-        """
+        """Return START if every extension agrees; all are called, so all prepare at once."""
         if not self._may_start:
             return MayStart.START
         answers = _call_all(self._may_start, request)
@@ -86,21 +82,15 @@ class Extensions:
         _call_all(self._reserved, request, tables, num_local)
 
     def cached_tokens(self, request: Any, num_local: int) -> int:
-        """Return the tokens available elsewhere after `num_local`: the
-        maximum of all answers.
-        """
+        """Return the tokens available elsewhere after `num_local`: the maximum of all answers."""
         return max([0, *map(int, _call_all(self._cached, request, num_local))])
 
     def load(self, request: Any, loads: Sequence[Load]) -> bool:
-        """Start loading blocks from tiers; False if the request must wait for
-        them.
-        """
+        """Start loading blocks from tiers; False if the request must wait for them."""
         return all(_call_all(self._load, request, loads))
 
     def num_draft_tokens(self, rows: RunningRows) -> Ints | None:
-        """Return the number of draft tokens requested per row; None without
-        any.
-        """
+        """Return the number of draft tokens requested per row; None without any."""
         requested: Ints | None = None
         for name, method in self._num_draft_tokens:
             answer = _call(name, method, rows)
@@ -116,9 +106,7 @@ class Extensions:
         return requested
 
     def limits(self, rows: RunningRows) -> dict[int, int]:
-        """Return the maximum of tokens of each limited row in this step; 0:
-        none.
-        """
+        """Return the maximum of tokens of each limited row in this step; 0: none."""
         limits: dict[int, int] = {}
         for name, method in self._limits:
             for row, count in (_call(name, method, rows) or {}).items():
@@ -134,9 +122,7 @@ class Extensions:
         run_all(partial(_call, name, method) for name, method in self._close)
 
     def pending(self) -> bool:
-        """Return whether any extension has a payload for its worker half
-        without any row.
-        """
+        """Return whether any extension has a payload for its worker half without any row."""
         return any(_call(name, method) for name, method in self._pending)
 
     def planned(self, plan: StepPlan) -> None:
@@ -147,15 +133,11 @@ class Extensions:
                 plan.payloads[name] = payload
 
     def finished(self, request: Any) -> int:
-        """Return how many extensions keep using the ended request's
-        blocks.
-        """
+        """Return how many extensions keep using the ended request's blocks."""
         return sum(map(bool, _call_all(self._ended, request)))
 
     def result(self, payloads: Mapping[str, Sequence[bytes]]) -> None:
-        """Pass each extension the payloads of its worker halves, one call per
-        rank.
-        """
+        """Pass each extension the payloads of its worker halves, one call per rank."""
         for name, rank_payloads in payloads.items():
             method = self._result.get(name)
             if method is not None:
@@ -163,10 +145,7 @@ class Extensions:
                     _call(name, method, payload)
 
     def call(self, name: str, verb: str, data: bytes) -> bytes | None:
-        """Call the extension `name`; None if it has no answer.
-
-        Raises its `EngineError`s.
-        """
+        """Call the extension `name`; None if it has no answer. Raises its `EngineError`s."""
         method = self._calls.get(name)
         if method is None:
             return None

@@ -107,18 +107,14 @@ class Journal:
             object.__setattr__(self, name, value)
 
     def schedule(self) -> StepPlan | None:
-        """Return the next plan; the count of calls records those without a
-        plan.
-        """
+        """Return the next plan; the count of calls records those without a plan."""
         plan = self._scheduler.schedule()
         if plan is not None:
             self._record("plan", plan)
         return plan
 
     def close(self) -> None:
-        """Flush and close the file, and close the scheduler; safe to call
-        twice.
-        """
+        """Flush and close the file, and close the scheduler; safe to call twice."""
         if self._file is not None:
             self._file.close()
             self._file = None

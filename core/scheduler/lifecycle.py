@@ -54,13 +54,9 @@ class Lifecycle:
         self.parked: Final[dict[str, Request]] = {}
         """Requests that an extension holds back."""
         self.pinned: Final[dict[str, tuple[Lease, int]]] = {}
-        """(blocks, number of extensions that use them), by ended request or
-        pin name.
-        """
+        """(blocks, number of extensions that use them), by ended request or pin name."""
         self.failed: list[RequestDelta] = []
-        """Requests that failed while planning; the next update
-        returns them.
-        """
+        """Requests that failed while planning; the next update returns them."""
         self.invalid_through_step = 0
         """Last step that contains invalid tokens of any request."""
         self.counters = Counters()
@@ -71,10 +67,7 @@ class Lifecycle:
         self._arrivals = 0
 
     def add(self, source: EngineRequest) -> Request:
-        """Queue a request.
-
-        Raises `InvalidRequest`, and holds nothing of a rejected one.
-        """
+        """Queue a request. Raises `InvalidRequest`, and holds nothing of a rejected one."""
         if source.request_id in self.live or source.request_id in self.pinned:
             raise InvalidRequest("request_id", f"{source.request_id!r} is in use; choose another.")
         self.limits.check(source, self._longest)
@@ -113,9 +106,7 @@ class Lifecycle:
         self.queue.add(request)
 
     def release_reservation(self, request: Request) -> None:
-        """Free the reserved blocks of a waiting request, which returns to its
-        own rank.
-        """
+        """Free the reserved blocks of a waiting request, which returns to its own rank."""
         self.queue.remove(request)
         self.kv.close_lease(request.lease)
         request.reserved = None
@@ -225,9 +216,7 @@ class Lifecycle:
             self.kv.close_lease(lease)
 
     def check(self, ended_rows: list[int]) -> None:
-        """Assert that every request is in one state and every lease has one
-        holder.
-        """
+        """Assert that every request is in one state and every lease has one holder."""
         batch = self.batch
         running = batch.running
         num_held = len(running) + len(self.parked) + len(self.queue)

@@ -108,9 +108,7 @@ class PlanBuilder:
         self.blocks += [(row, group, blocks) for group, blocks in appended]
 
     def add_prompt(self, request: Request, start: int, count: int) -> None:
-        """Add `count` tokens of a request; its counters advance before the
-        step has run.
-        """
+        """Add `count` tokens of a request; its counters advance before the step has run."""
         end = start + count
         batch = self.life.batch
         left = batch.columns.compute(request.row, end)
@@ -128,9 +126,7 @@ class PlanBuilder:
     def finish(
         self, decodes: Members, decode: DecodeStep, finishing: list[int], ended: list[int]
     ) -> InFlightStep:
-        """Return the finished step: decode rows first, then all others in
-        rank order.
-        """
+        """Return the finished step: decode rows first, then all others in rank order."""
         if self.preempted_rows:
             self.blocks = [e for e in self.blocks if e[0] not in self.preempted_rows]
         drafts = decode.num_draft_tokens

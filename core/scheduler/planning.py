@@ -76,9 +76,7 @@ class Planner:
         return self._emit(builder, decode)
 
     def _repeat_decode(self) -> InFlightStep | None:
-        """Return the decode rows of the last step again; None if anything
-        else has changed.
-        """
+        """Return the decode rows of the last step again; None if anything else has changed."""
         batch = self._batch
         if batch.num_unchanged <= 0 or batch.prompts or batch.rows.num_leaving or self._ended:
             return None
@@ -107,9 +105,7 @@ class Planner:
     # --- decode rows --------------------------------------------------------
 
     def _plan_decode(self, builder: PlanBuilder) -> DecodeStep:
-        """Plan one token, and its draft tokens, of each row that has one
-        token to compute.
-        """
+        """Plan one token, and its draft tokens, of each row that has one token to compute."""
         columns = self._columns
         extensions = self._extensions
         rows = columns.decoding().nonzero()[0]
@@ -137,9 +133,7 @@ class Planner:
         return decode
 
     def _apply_limits(self, builder: PlanBuilder, decode: DecodeStep) -> None:
-        """Record the extensions' limits and remove decode rows that are
-        limited to nothing.
-        """
+        """Record the extensions' limits and remove decode rows that are limited to nothing."""
         limits = self._extensions.limits(self._decode_rows)
         builder.limits = limits
         if limits:
@@ -148,9 +142,7 @@ class Planner:
             self._decode_rows.rows = decode.rows
 
     def _add_draft_tokens(self, builder: PlanBuilder, decode: DecodeStep) -> None:
-        """Add the draft tokens that extensions request, within
-        every limit.
-        """
+        """Add the draft tokens that extensions request, within every limit."""
         requested = self._extensions.num_draft_tokens(self._decode_rows)
         if requested is None:
             return
@@ -186,9 +178,7 @@ class Planner:
     # --- the plan -----------------------------------------------------------
 
     def _emit(self, builder: PlanBuilder, decode: DecodeStep) -> InFlightStep:
-        """Issue the finished step, and work out how often it can be
-        repeated.
-        """
+        """Issue the finished step, and work out how often it can be repeated."""
         batch = self._batch
         columns = self._columns
         rows = decode.rows
@@ -214,9 +204,7 @@ class Planner:
         return step
 
     def _issue(self, step: InFlightStep) -> InFlightStep:
-        """Advance the counters by what the step computes, and show it to the
-        extensions.
-        """
+        """Advance the counters by what the step computes, and show it to the extensions."""
         number = step.plan.step
         self._columns.decode(step.decodes.index, step.num_draft_tokens)
         self._batch.issued = number

@@ -77,27 +77,17 @@ class Request:
         self.num_cached = 0
         self.started = False
         self.reserved: int | None = None
-        """Leading tokens that were cached when blocks for all known tokens
-        were reserved.
-        """
+        """Leading tokens that were cached when blocks for all known tokens were reserved."""
         self.external_kv = KVTrust.VERIFIED
-        """Trust in what an extension loads before the next start; INVALID:
-        ignore it.
-        """
+        """Trust in what an extension loads before the next start; INVALID: ignore it."""
         self.skips_tiers = False
-        """Whether KV tiers are no longer looked up, after one returned wrong
-        blocks.
-        """
+        """Whether KV tiers are no longer looked up, after one returned wrong blocks."""
         self.invalid_through_step = 0
         """Last step with invalid tokens of this request."""
         self.feature_outputs: dict[str, bytes] = {}
-        """Payloads for the admission halves of extensions, by feature; sent
-        with the next delta.
-        """
+        """Payloads for the admission halves of extensions, by feature; sent with the next delta."""
         self.next_prompt_logprob = 1
-        """Next prompt position to deliver log-probabilities of; the first
-        token has none.
-        """
+        """Next prompt position to deliver log-probabilities of; the first token has none."""
 
     @property
     def features(self) -> dict[str, bytes]:
@@ -111,9 +101,7 @@ class Request:
 
     @property
     def tokens(self) -> Tokens:
-        """Known tokens: a list, or a view of the row's column, which the next
-        step changes.
-        """
+        """Known tokens: a list, or a view of the row's column, which the next step changes."""
         if self.row < 0:
             return self._tokens
         return self._columns.tokens[self.row, : self.num_tokens]
@@ -135,9 +123,7 @@ class Request:
 
     @property
     def planned(self) -> int:
-        """Leading tokens cached or planned, or so when the request lost its
-        row.
-        """
+        """Leading tokens cached or planned, or so when the request lost its row."""
         return self.computed if self.row < 0 else int(self._columns.planned[self.row])
 
     def enter(self, row: int) -> None:
@@ -170,9 +156,7 @@ class Request:
         )
 
     def delta(self, **fields: Any) -> RequestDelta:
-        """Return a delta of this request with `fields` and the pending
-        feature outputs.
-        """
+        """Return a delta of this request with `fields` and the pending feature outputs."""
         outputs = self.feature_outputs
         self.feature_outputs = {}
         return RequestDelta(

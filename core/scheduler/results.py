@@ -92,9 +92,7 @@ class ResultReader:
         return StepOutputs(decodes.request_ids, tokens, [], counts)
 
     def _read_with_finishes(self, step: InFlightStep, tokens: list[int]) -> StepOutputs:
-        """Read a step in which requests may end or have left; only those are
-        read singly.
-        """
+        """Read a step in which requests may end or have left; only those are read singly."""
         decodes = step.decodes
         stops = self._batch.stops
         needs_check = set(step.finishing)
@@ -126,9 +124,7 @@ class ResultReader:
     def _read_with_drafts(
         self, step: InFlightStep, tokens: list[int], counts: list[int]
     ) -> StepOutputs:
-        """Read a step with draft tokens in which requests may end or have
-        left.
-        """
+        """Read a step with draft tokens in which requests may end or have left."""
         decodes = step.decodes
         drafts = step.num_draft_tokens
         accepted = np.fromiter(counts, np.int64, len(counts))
@@ -154,9 +150,7 @@ class ResultReader:
     def _needs_check(
         self, step: InFlightStep, tokens: list[int], accepted: Ints, ends: Ints
     ) -> Bools:
-        """Return the rows to read singly: at their end, stopped, left, or
-        with wrong counts.
-        """
+        """Return the rows to read singly: at their end, stopped, left, or with wrong counts."""
         columns = self._columns
         decodes = step.decodes
         index = decodes.index
@@ -174,9 +168,7 @@ class ResultReader:
         return needs_check
 
     def _read_one_by_one(self, step: InFlightStep, result: StepResult) -> list[RequestDelta]:
-        """Read a step with failures, log-probabilities, pooling outputs or
-        invalid tokens.
-        """
+        """Read a step with failures, log-probabilities, pooling outputs or invalid tokens."""
         plan = step.plan
         deltas = []
         num_decodes = len(plan.decode_rows)

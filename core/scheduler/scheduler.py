@@ -27,10 +27,7 @@ from core.step import EngineRequest, RequestDelta, StepOutputs, StepPlan, StepRe
 
 
 class Scheduler:
-    """Decides what every step computes.
-
-    Single-threaded; results arrive in plan order.
-    """
+    """Decides what every step computes. Single-threaded; results arrive in plan order."""
 
     def __init__(
         self,
@@ -47,9 +44,7 @@ class Scheduler:
         """Maximum of plans in flight."""
         self.policy: Final = policy
         self.num_schedules = 0
-        """Number of `schedule` calls, including those without a plan; orders
-        journal frames.
-        """
+        """Number of `schedule` calls, including those without a plan; orders journal frames."""
         self.call_soon: Callable[..., None] = self._call_now
         """Calls a method by name from any thread: `call_soon("wake",
         request_id)`.
@@ -87,24 +82,18 @@ class Scheduler:
         return request.delta(finish_reason="abort")
 
     def wake(self, request_id: str) -> None:
-        """Queue a request that an extension parked; its `may_start` is called
-        again.
-        """
+        """Queue a request that an extension parked; its `may_start` is called again."""
         self._life.wake(request_id)
 
     def loaded(self, request_id: str) -> None:
-        """Confirm a request's loaded blocks: they are published, and a parked
-        request is woken.
-        """
+        """Confirm a request's loaded blocks: they are published, and a parked request is woken."""
         request = self._life.live.get(request_id)
         if request is not None:
             self.kv.mark_verified(request.lease)
             self._life.wake(request_id)
 
     def receive_message(self, name: str, payload: bytes) -> None:
-        """Pass an extension a payload that its worker half sent outside of
-        steps.
-        """
+        """Pass an extension a payload that its worker half sent outside of steps."""
         self._extensions.result({name: [payload]})
 
     def call(self, name: str, verb: str, data: bytes) -> bytes | None:
@@ -112,15 +101,11 @@ class Scheduler:
         return self._extensions.call(name, verb, data)
 
     def release(self, request_id: str) -> None:
-        """Free blocks that an extension holds, of an ended request or under a
-        pin name.
-        """
+        """Free blocks that an extension holds, of an ended request or under a pin name."""
         self._life.release(request_id)
 
     def pin(self, name: str, tables: list[list[int]]) -> None:
-        """Hold blocks, per KV group, until `release(name)`; `name` must not
-        be a request id.
-        """
+        """Hold blocks, per KV group, until `release(name)`; `name` must not be a request id."""
         self._life.pinned[name] = (self.kv.pin(tables), 1)
 
     def recompute(self, request_id: str, position: int) -> None:
@@ -145,9 +130,7 @@ class Scheduler:
     # --- steps --------------------------------------------------------------
 
     def schedule(self) -> StepPlan | None:
-        """Return the next plan; None if nothing can be computed or `depth`
-        plans are in flight.
-        """
+        """Return the next plan; None if nothing can be computed or `depth` plans are in flight."""
         self.num_schedules += 1
         if len(self._in_flight) >= self.depth:
             return None
@@ -185,9 +168,7 @@ class Scheduler:
         return outputs
 
     def fail_in_flight(self, message: str) -> list[RequestDelta]:
-        """End every request of the plans in flight, after a step failed as a
-        whole.
-        """
+        """End every request of the plans in flight, after a step failed as a whole."""
         life = self._life
         requests = {r.request_id: r for step in self._in_flight for r in step.requests}
         self._in_flight.clear()
@@ -207,9 +188,7 @@ class Scheduler:
         return [*self.take_failed(), *failed]
 
     def take_failed(self) -> list[RequestDelta]:
-        """Return, once, the requests that failed while planning; `update`
-        includes them.
-        """
+        """Return, once, the requests that failed while planning; `update` includes them."""
         failed = self._life.failed
         self._life.failed = []
         return failed

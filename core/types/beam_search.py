@@ -14,10 +14,7 @@ MAX_WIDTH: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class BeamSearchParams:
-    """Parameters of a beam search.
-
-    Raises `InvalidRequest` naming a field outside its limits.
-    """
+    """Parameters of a beam search. Raises `InvalidRequest` naming a field outside its limits."""
 
     beam_width: int
     max_tokens: int
@@ -25,9 +22,7 @@ class BeamSearchParams:
     temperature: float = 0.0
     """Not used: beams are ranked by the model's log-probabilities."""
     length_penalty: float = 1.0
-    """Exponent of the length that a log-probability is divided by; above 0
-    favours long beams.
-    """
+    """Exponent of the length that a log-probability is divided by; above 0 favours long beams."""
     include_stop_str_in_output: bool = False
     """Keep the end-of-sequence token in text and tokens."""
 
@@ -39,8 +34,7 @@ class BeamSearchParams:
 
     @property
     def sampling(self) -> SamplingParams:
-        """Parameters of one search step: one token, log-probabilities of 2 *
-        width tokens.
+        """Parameters of one search step: one token, log-probabilities of 2 * width tokens.
 
         That many suffice even if some of them end their beams.
         """

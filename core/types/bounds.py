@@ -1,6 +1,4 @@
-"""Limits of request fields, declared in their annotations, and the checks
-built from them.
-"""
+"""Limits of request fields, declared in their annotations, and the checks built from them."""
 
 from __future__ import annotations
 
@@ -13,20 +11,14 @@ from typing import Any
 from core.errors import InvalidRequest
 
 MAX_N = 64
-"""Maximum number of sequences per request, which bounds the cost of one
-request.
-"""
+"""Maximum number of sequences per request, which bounds the cost of one request."""
 MAX_INT = 2**31 - 1
-"""Upper bound of counts; larger ones are mistakes and would overflow on
-devices.
-"""
+"""Upper bound of counts; larger ones are mistakes and would overflow on devices."""
 MAX_STOP = 64
 MAX_BAD_WORDS = 128
 MAX_LISTED_TOKENS = 100_000
 MAX_ITEM_CHARS = 1024
-"""Maximum length of a stop string or bad word, each of which is searched
-after every token.
-"""
+"""Maximum length of a stop string or bad word, each of which is searched after every token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +111,7 @@ def _flag_check(optional: bool) -> _Check:
 
 
 def make_checks(catalogue: type) -> tuple[tuple[str, _Check], ...]:
-    """Return (name, check) for each annotated field of a struct of request
-    parameters.
-    """
+    """Return (name, check) for each annotated field of a struct of request parameters."""
     checks: list[tuple[str, _Check]] = []
     for name, hint in typing.get_type_hints(catalogue, include_extras=True).items():
         bound = next((m for m in getattr(hint, "__metadata__", ()) if isinstance(m, Bound)), None)

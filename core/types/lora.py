@@ -9,9 +9,7 @@ from core.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class LoRARequest:
-    """Selects an adapter: `generate(..., lora_request=LoRARequest("sql", 1,
-    "/adapters/sql"))`.
-    """
+    """Selects an adapter: `generate(..., lora_request=LoRARequest("sql", 1, "/adapters/sql"))`."""
 
     lora_name: str
     """Name of the adapter."""

@@ -36,13 +36,9 @@ class CompletionOutput:
     stop_reason: int | str | None = None
     lora_request: Any = None
     num_tokens: int = 0
-    """Number of tokens generated so far, also if `token_ids` holds only new
-    ones.
-    """
+    """Number of tokens generated so far, also if `token_ids` holds only new ones."""
     special_spans: Sequence[tuple[int, int]] = ()
-    """Character ranges of special tokens in `text`; empty when they are
-    skipped.
-    """
+    """Character ranges of special tokens in `text`; empty when they are skipped."""
 
     def finished(self) -> bool:
         """Return whether this sequence has ended."""
@@ -75,13 +71,9 @@ class RequestOutput:
     num_cached_tokens: int | None = None
     kv_transfer_params: dict[str, Any] | None = None
     error: str | None = field(default=None)
-    """Error message of a request that failed inside the engine (finish_reason
-    "error").
-    """
+    """Error message of a request that failed inside the engine (finish_reason "error")."""
     refusal: EngineError | None = None
-    """That error as an exception, if the request is invalid or can be
-    retried.
-    """
+    """That error as an exception, if the request is invalid or can be retried."""
     counts: Mapping[str, float] = field(default_factory=dict)
     """Counters of features for this request, for metrics."""
     trace: Any = None
@@ -105,9 +97,7 @@ EXTRA_FIELDS: Final = frozenset(
 
 
 def merge_extra_fields(fields: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the extra fields of a request after one more sequence ended;
-    counts are summed.
-    """
+    """Return the extra fields of a request after one more sequence ended; counts are summed."""
     counts = dict(fields.get("counts") or {})
     for name, count in (new.get("counts") or {}).items():
         counts[name] = counts.get(name, 0.0) + count

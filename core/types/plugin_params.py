@@ -1,6 +1,4 @@
-"""Request parameters and keywords that plugins serve: known names, and values
-without an effect.
-"""
+"""Request parameters and keywords that plugins serve: known names, and values without an effect."""
 
 from __future__ import annotations
 
@@ -26,17 +24,13 @@ PROCESSED: Final = (
     "bad_words",
     "structured_outputs",
 )
-"""Fields of `SamplingParams` that need a plugin with the field in its
-`params`.
-"""
+"""Fields of `SamplingParams` that need a plugin with the field in its `params`."""
 
 _DEFAULTS: Final = SamplingParams()
 
 
 def unsupported_params(sampling: SamplingParams, serving: Iterable[Any]) -> list[str]:
-    """Return the fields that are set although no object in `serving` has them
-    in its `params`.
-    """
+    """Return the fields that are set although no object in `serving` has them in its `params`."""
     requested = [name for name in PROCESSED if _is_set(sampling, name)]
     if not requested:
         return []
@@ -45,8 +39,7 @@ def unsupported_params(sampling: SamplingParams, serving: Iterable[Any]) -> list
 
 
 def check_extra_args(sampling: SamplingParams, processors: Iterable[Any]) -> None:
-    """Raise `InvalidRequest` for `extra_args` of a wrong type or in an
-    excluded combination.
+    """Raise `InvalidRequest` for `extra_args` of a wrong type or in an excluded combination.
 
     An undeclared name passes, unless it is a near miss of a declared one.
     """
@@ -96,29 +89,21 @@ class Unsupported:
     """A known name without an effect here."""
 
     reason: str
-    """Predicate of a sentence: "needs adapters, and no plugin
-    brings them".
-    """
+    """Predicate of a sentence: "needs adapters, and no plugin brings them"."""
     neutral: tuple[Any, ...] = ()
-    """Values, in addition to None and empty ones, that request nothing and
-    pass.
-    """
+    """Values, in addition to None and empty ones, that request nothing and pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownNames:
-    """Names of keywords or fields: those that plugins read, and known
-    unsupported ones.
-    """
+    """Names of keywords or fields: those that plugins read, and known unsupported ones."""
 
     read: frozenset[str] = frozenset()
     unsupported: Mapping[str, Unsupported] = field(default_factory=dict)
 
     @classmethod
     def collect(cls, extensions: Iterable[Any], *kinds: str) -> KnownNames:
-        """Return the names that extensions declare; `kinds` are their
-        attributes for names.
-        """
+        """Return the names that extensions declare; `kinds` are their attributes for names."""
         listed = list(extensions)
         read = frozenset(
             name for extension in listed for kind in kinds for name in getattr(extension, kind, ())
@@ -137,9 +122,8 @@ class KnownNames:
     ) -> dict[str, Any]:
         """Return the given values that plugins read, without None.
 
-        `own` are names that the caller reads itself; `hints` are further candidates for
-        a misspelt name. Raises `InvalidRequest` for any other name with a value that is
-        not neutral.
+        `own` are names that the caller reads itself; `hints` are further candidates for a misspelt
+        name. Raises `InvalidRequest` for any other name with a value that is not neutral.
         """
         found = {}
         for name, value in given.items():

@@ -1,7 +1,4 @@
-"""Parameters and outputs of pooling requests; fields as in vLLM.
-
-Tensors are made on access.
-"""
+"""Parameters and outputs of pooling requests; fields as in vLLM. Tensors are made on access."""
 
 from __future__ import annotations
 
@@ -23,18 +20,15 @@ if TYPE_CHECKING:
 # --- parameters -------------------------------------------------------------
 
 TASKS: Final = ("embed", "classify", "score", "token_embed", "token_classify")
-"""Pooling tasks: a vector, label scores or one score per prompt; vectors or
-scores per token.
-"""
+"""Pooling tasks: a vector, label scores or one score per prompt; vectors or scores per token."""
 PER_TOKEN: Final = ("token_embed", "token_classify")
 
 
 class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True, dict=False):
-    """Parameters of a pooling request; names, defaults and meanings as in
-    vLLM.
+    """Parameters of a pooling request; names, defaults and meanings as in vLLM.
 
-    Raises `InvalidRequest` (a ValueError) naming a field outside its limits. Limits
-    that depend on the model are checked at admission.
+    Raises `InvalidRequest` (a ValueError) naming a field outside its limits. Limits that depend on
+    the model are checked at admission.
     """
 
     task: str | None = None
@@ -67,18 +61,13 @@ class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True, dict=False
         None
     )
     requires_token_ids: bool = False
-    """No effect: poolers always get the token ids.
-
-    Accepted for compatibility.
-    """
+    """No effect: poolers always get the token ids. Accepted for compatibility."""
     extra_kwargs: dict[str, Any] | None = None
     """Arguments of plugins' poolers."""
     pair_start: int = -1
     """Index of the first token of a pair's second text; set by the engine."""
     unpooled: int = 0
-    """Number of leading tokens that multi-token poolers skip; set by the
-    engine.
-    """
+    """Number of leading tokens that multi-token poolers skip; set by the engine."""
     output_kind: RequestOutputKind = RequestOutputKind.FINAL_ONLY
 
     def __post_init__(self) -> None:
@@ -132,15 +121,11 @@ class PoolingInfo(msgspec.Struct, frozen=True):
     dimensions: tuple[int, ...] = ()
     """Allowed sizes of truncated embeddings; empty: any."""
     needs_whole_prompt: tuple[str, ...] = ()
-    """Tasks that need every token's hidden state, and thus no
-    prefix cache.
-    """
+    """Tasks that need every token's hidden state, and thus no prefix cache."""
     step_tag_id: int | None = None
     """Default of `PoolingParams.step_tag_id`."""
     is_cross_encoder: bool = False
-    """True: a cross-encoder, which scores pairs by reading both texts
-    together.
-    """
+    """True: a cross-encoder, which scores pairs by reading both texts together."""
 
 
 # --- outputs ----------------------------------------------------------------
@@ -209,10 +194,7 @@ class PoolingRequestOutput(Generic[Out]):
 
     @classmethod
     def of(cls, output: RequestOutput) -> PoolingRequestOutput[PoolingOutput]:
-        """Return the pooling output of an engine output.
-
-        Raises `RequestFailed` with its error.
-        """
+        """Return the pooling output of an engine output. Raises `RequestFailed` with its error."""
         if output.pooled is None:
             reason = output.error or "it was ended before it was computed"
             raise RequestFailed(f"request {output.request_id}: {reason}.")

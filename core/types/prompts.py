@@ -32,9 +32,7 @@ class FeaturesPrompt(TypedDict):
 
 
 class ExplicitEncoderDecoderPrompt(TypedDict, total=False):
-    """Encoder and decoder prompt; without the latter the model's default
-    start is used.
-    """
+    """Encoder and decoder prompt; without the latter the model's default start is used."""
 
     encoder_prompt: str | list[int] | TextPrompt | TokensPrompt | FeaturesPrompt
     decoder_prompt: str | list[int] | TextPrompt | TokensPrompt | None
@@ -60,9 +58,7 @@ class Prompt:
 
 
 def as_list(prompts: Any) -> list[Any]:
-    """Return a list of prompts: a single text, id list or dict is
-    one prompt.
-    """
+    """Return a list of prompts: a single text, id list or dict is one prompt."""
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
     if isinstance(prompts, (bytes, bytearray)) or not isinstance(prompts, Iterable):
@@ -72,9 +68,7 @@ def as_list(prompts: Any) -> list[Any]:
 
 
 def token_ids_of(value: Any) -> list[int]:
-    """Return token ids as a list. Raises `InvalidRequest` for
-    anything else.
-    """
+    """Return token ids as a list. Raises `InvalidRequest` for anything else."""
     if not isinstance(value, (list, tuple)):
         kind = type(value).__name__
         raise InvalidRequest("prompt", f"must be a text, token ids or a dict of them, not {kind}.")

@@ -33,11 +33,10 @@ class RequestOutputKind(IntEnum):
 
 
 class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, dict=False):
-    """Sampling parameters of a request; names, defaults and meanings as in
-    vLLM.
+    """Sampling parameters of a request; names, defaults and meanings as in vLLM.
 
-    Raises `InvalidRequest` (a ValueError) naming a field outside its limits. Limits
-    that depend on the model (vocabulary, context length) are checked at admission.
+    Raises `InvalidRequest` (a ValueError) naming a field outside its limits. Limits that depend on
+    the model (vocabulary, context length) are checked at admission.
     """
 
     n: Annotated[int, Bound("Sequences to generate for the prompt.", 1, MAX_N)] = 1
@@ -187,10 +186,7 @@ _CHECKS = make_checks(SamplingParams)
 
 
 def require_sampling_params(params: object) -> SamplingParams:
-    """Return `params` if they are sampling parameters.
-
-    Raises `InvalidRequest` otherwise.
-    """
+    """Return `params` if they are sampling parameters. Raises `InvalidRequest` otherwise."""
     if not isinstance(params, SamplingParams):
         raise InvalidRequest("sampling_params", f"must be SamplingParams, not {params!r:.200}.")
     return params

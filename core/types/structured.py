@@ -1,6 +1,4 @@
-"""Structured outputs: a request's constraint, with limits that hold for every
-backend.
-"""
+"""Structured outputs: a request's constraint, with limits that hold for every backend."""
 
 from __future__ import annotations
 
@@ -13,14 +11,10 @@ import msgspec
 from core.errors import InvalidRequest
 
 MAX_CHARS: Final = 262_144
-"""Maximum size of a schema, grammar, structural tag or list of choices, in
-characters.
-"""
+"""Maximum size of a schema, grammar, structural tag or list of choices, in characters."""
 MAX_REGEX_CHARS: Final = 16_384
 MAX_DEPTH: Final = 64
-"""Maximum nesting of a schema's JSON, and of brackets in a regex or
-grammar.
-"""
+"""Maximum nesting of a schema's JSON, and of brackets in a regex or grammar."""
 MAX_CHOICES: Final = 4096
 MAX_WHITESPACE_CHARS: Final = 200
 
@@ -40,11 +34,9 @@ _WHITESPACE: Final = re.compile(r"(?:[ \t\n\r\[\]()?*+|]|\\[tnr]|\?:|\{\d{1,4}(?
 
 
 class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True):
-    """Constraint of an output; set exactly one of the first six fields. Names
-    as in vLLM.
+    """Constraint of an output; set exactly one of the first six fields. Names as in vLLM.
 
-    Raises `InvalidRequest` naming a field that is invalid, too large or nested too
-    deeply.
+    Raises `InvalidRequest` naming a field that is invalid, too large or nested too deeply.
     """
 
     json: str | dict[str, Any] | None = None
@@ -59,9 +51,7 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True, 
     structural_tag: str | dict[str, Any] | None = None
     """JSON schemas inside given tags, as JSON text or as an object."""
     disable_fallback: bool = False
-    """Refuse the constraint if the first backend does not support it, without
-    trying the next.
-    """
+    """Refuse the constraint if the first backend does not support it, without trying the next."""
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
@@ -88,9 +78,7 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True, 
 
 
 def _check_json(field: str, value: Any) -> None:
-    """Raise `InvalidRequest` for an invalid, too long or too deep JSON
-    object; never recurses.
-    """
+    """Raise `InvalidRequest` for an invalid, too long or too deep JSON object; never recurses."""
     if isinstance(value, str):
         _check_length(field, len(value), MAX_CHARS)
         try:
@@ -153,9 +141,7 @@ def _check_choice(field: str, value: Any) -> None:
 
 
 def _check_whitespace(kind: str, pattern: Any) -> None:
-    """Raise `InvalidRequest` for whitespace that breaks JSON or that backends
-    do not enforce.
-    """
+    """Raise `InvalidRequest` for whitespace that breaks JSON or that backends do not enforce."""
     field = f"{_FIELD}.whitespace_pattern"
     if kind not in ("json", "json_object", "structural_tag"):
         raise InvalidRequest(field, f"is for JSON, and has no meaning for {kind}; leave it out.")

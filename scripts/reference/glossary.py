@@ -296,10 +296,11 @@ GLOSSARY: Final[Mapping[str, str]] = {
     "Field.refuse": "`Option.refuse` of a plugin's option.",
     "Field.type": "Parsed annotation: the accepted values.",
     "LayoutSpec.has_zeros": "Whether groups have a zero point.",
+    "OpTable.*": "Implementation of the op of this name.",
     "MemoryPlan.kv_bytes": "Bytes of the KV cache.",
     "PlacedTree.tree": "The tree of draft tokens.",
     "Query.view": "Index of the view that the tokens read.",
     "Settings.eviction_policy": "Order in which stored blocks are evicted.",
-    "View.placed": "The tree whose branch it is; None for the known tokens.",
+    "View.placed": "The tree that it is a branch of; None for the known tokens.",
     "specials": "Character ranges of special tokens in the text.",
 }

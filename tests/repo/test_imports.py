@@ -65,7 +65,8 @@ for name in sys.argv[1:]:
 PLUGIN_MODULES = """
 import importlib, sys, time
 start = time.process_time()
-import core.api, core.api.models, core.api.serving, core.model_spec.decoder
+import core.api, core.api.models, core.api.sampling, core.api.serving, core.api.telemetry
+import core.model_spec.decoder
 own = time.process_time() - start
 for name in sys.argv[1:]:
     importlib.import_module(name)

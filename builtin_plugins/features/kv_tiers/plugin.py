@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
-from builtin_plugins.features.kv_tiers.messages import tier_name
-from builtin_plugins.kv_connectors.api import KVTransferConfig
 from core.api import ConfigError, EngineConfig, Entry, Option, Range, Registry, hookimpl
+
+if TYPE_CHECKING:
+    from builtin_plugins.kv_connectors.api import KVTransferConfig
 
 CONNECTORS: Final = "builtin_plugins.kv_connectors"
 
@@ -83,7 +84,8 @@ def engine_scheduler_extensions(config: EngineConfig, registry: Registry) -> lis
     all_settings = _tiers_of(config)
     if not all_settings:
         return []
-    from builtin_plugins.features.kv_tiers.metrics import TierMetrics  # lazy: faster start-up
+    from builtin_plugins.features.kv_tiers.messages import tier_name  # lazy: faster start-up
+    from builtin_plugins.features.kv_tiers.metrics import TierMetrics
     from builtin_plugins.features.kv_tiers.scheduling import KVTierScheduler
     from builtin_plugins.kv_connectors.api import tier_listeners
     from builtin_plugins.metric_sinks.api import gauge_providers, info_providers
@@ -113,6 +115,7 @@ def engine_runner_extensions(config: EngineConfig, registry: Registry) -> list[A
     all_settings = _tiers_of(config)
     if not all_settings:
         return []
+    from builtin_plugins.features.kv_tiers.messages import tier_name
     from builtin_plugins.features.kv_tiers.worker import KVTierWorker  # lazy: it needs torch
 
     return [

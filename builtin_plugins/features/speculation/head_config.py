@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+OPTION: Final = "speculative_config"
 HEAD_METHODS: Final = ("suffix", "eagle3", "eagle", "medusa", "mlp_speculator")
 """Methods with checkpoints. The first that a name contains counts."""
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from builtin_plugins.features.speculation.head_config import read_head_config, verifier_of
-from builtin_plugins.features.speculation.settings import OPTION, settings_of
+from builtin_plugins.features.speculation.head_config import OPTION, read_head_config, verifier_of
 from core.api import EngineConfig, Entry, Option, Registry, hookimpl
+
+if TYPE_CHECKING:
+    from builtin_plugins.speculators.api import SpeculativeConfig
 
 RENAMED = {
     "speculative_model": "model",
@@ -93,7 +95,7 @@ def engine_speculators() -> list[Entry]:
 def engine_admission_extensions(config: EngineConfig, registry: Registry) -> list[Any]:
     from builtin_plugins.features.speculation.admission import Admission  # lazy: faster start-up
 
-    settings = settings_of(config)
+    settings = _settings(config)
     if settings is None:
         return []
     registry.choose("speculators", settings.method)  # raises for an unknown method
@@ -105,7 +107,7 @@ def engine_scheduler_extensions(config: EngineConfig, registry: Registry) -> lis
     # lazy: faster start-up
     from builtin_plugins.features.speculation.scheduling import SpeculationScheduler
 
-    settings = settings_of(config)
+    settings = _settings(config)
     if settings is None:
         return []
     num_rows = config.scheduler.max_num_seqs or 1
@@ -114,7 +116,7 @@ def engine_scheduler_extensions(config: EngineConfig, registry: Registry) -> lis
 
 @hookimpl
 def engine_runner_extensions(config: EngineConfig, registry: Registry) -> list[Any]:
-    settings = settings_of(config)
+    settings = _settings(config)
     if settings is None:
         return []
     # lazy: only workers need torch
@@ -133,3 +135,9 @@ def engine_runner_extensions(config: EngineConfig, registry: Registry) -> list[A
     from builtin_plugins.features.speculation.tree_worker import TreeSpeculationWorker
 
     return [TreeSpeculationWorker(speculator, settings, config, settings.tree, explain_error)]
+
+
+def _settings(config: EngineConfig) -> SpeculativeConfig | None:
+    from builtin_plugins.features.speculation.settings import settings_of  # lazy: faster start-up
+
+    return settings_of(config)

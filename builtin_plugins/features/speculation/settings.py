@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import Any, Final
 
 from builtin_plugins.features.speculation.head_config import (
+    OPTION,
     method_of,
     read_head_config,
     tokens_of,
@@ -16,7 +17,6 @@ from builtin_plugins.features.speculation.head_config import (
 from builtin_plugins.speculators.api import MAX_DRAFT_TOKENS, SpeculativeConfig, TokenTree
 from core.api import ConfigError, EngineConfig, did_you_mean
 
-OPTION: Final = "speculative_config"
 FLAG: Final = "--speculative-config"
 ALIASES: Final[Mapping[str, str]] = {
     "[ngram]": "ngram",

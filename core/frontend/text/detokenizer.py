@@ -1,7 +1,4 @@
-"""Incremental detokenization, and stop strings.
-
-Knows one sequence; knows no requests.
-"""
+"""Incremental detokenization, and stop strings. Knows one sequence; knows no requests."""
 
 from __future__ import annotations
 
@@ -123,9 +120,7 @@ class Detokenizer:
         self.num_chars = 0
         """Number of characters returned so far."""
         self._window = list(prompt_token_ids[-CONTEXT_TOKENS:])
-        """Tokens decoded together: sent ones as context, then
-        pending ones.
-        """
+        """Tokens decoded together: sent ones as context, then pending ones."""
         self._num_read = len(self._window)
         """Number of sent tokens in the window."""
         self._num_sent = len(tokenizer.decode(self._window, skip_special_tokens))
@@ -153,9 +148,7 @@ class Detokenizer:
         return self._new_text(self._tokenizer.decode(self._window, self._skip_special))
 
     def _new_text(self, text: str) -> str:
-        """Return the new part of the window's text; trims the window for
-        constant cost.
-        """
+        """Return the new part of the window's text; trims the window for constant cost."""
         new = text[self._num_sent :]
         if len(self._window) > 4 * CONTEXT_TOKENS:
             del self._window[:-CONTEXT_TOKENS]
@@ -185,15 +178,11 @@ class StopStrings:
 
     @property
     def num_held_chars(self) -> int:
-        """Number of characters at the end that may become part of a stop
-        string.
-        """
+        """Number of characters at the end that may become part of a stop string."""
         return 0 if self._include else max(self._matched, default=0)
 
     def append(self, text: str, may_stop: bool = True) -> str | None:
-        """Add text; return the stop string that ended the output and was cut
-        off, if any.
-        """
+        """Add text; return the stop string that ended the output and was cut off, if any."""
         best: tuple[int, int, str] | None = None
         for i, stop in enumerate(self._stops):
             end = self._advance(i, text, may_stop)
@@ -208,9 +197,7 @@ class StopStrings:
         return stop
 
     def _advance(self, i: int, text: str, may_stop: bool) -> int | None:
-        """Advance one automaton; return the number of characters that
-        complete its string.
-        """
+        """Advance one automaton; return the number of characters that complete its string."""
         stop = self._stops[i]
         fallbacks = self._fallbacks[i]
         matched = self._matched[i]

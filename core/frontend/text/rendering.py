@@ -32,17 +32,13 @@ class Renderer:
         chat: ChatRenderer | None,
         encoding: AnyBlame = NO_BLAME,
     ) -> None:
-        """`encoding` wraps calls of the tokenizer and may attribute
-        exceptions to its plugin.
-        """
+        """`encoding` wraps calls of the tokenizer and may attribute exceptions to its plugin."""
         self.tokenizer = tokenizer
         self.chat = chat
         self._encoding = encoding
         self._long_texts: Any = None
         self.keys = KnownNames()
-        """Prompt keys that admission extensions read; set once the engine has
-        started.
-        """
+        """Prompt keys that admission extensions read; set once the engine has started."""
 
     def prompt(
         self,
@@ -126,16 +122,12 @@ class Renderer:
         return ids
 
     def messages(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> Prompt:
-        """Return the prompt of a conversation; options as in
-        `ChatRenderer.render`.
-        """
+        """Return the prompt of a conversation; options as in `ChatRenderer.render`."""
         text = self.chat_text(messages, **options)
         return Prompt(self.encode(text, add_special_tokens=False), text)
 
     def chat_text(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
-        """Return the prompt text of a conversation; options as in
-        `ChatRenderer.render`.
-        """
+        """Return the prompt text of a conversation; options as in `ChatRenderer.render`."""
         if self.chat is None or self.tokenizer is None:
             raise InvalidRequest(
                 "messages",

@@ -32,9 +32,7 @@ class LogprobsFormatter:
         self._texts: dict[int, str] = {}
 
     def format(self, position: Logprobs, num_top: int | None) -> PositionLogprobs:
-        """Return the token and the `num_top` most likely ones (-1: all), with
-        their texts.
-        """
+        """Return the token and the `num_top` most likely ones (-1: all), with their texts."""
         count = len(position.token_ids) if num_top == -1 else 1 + (num_top or 0)
         out: PositionLogprobs = {}
         for i, token in enumerate(position.token_ids[:count]):
@@ -100,9 +98,7 @@ class OutputSequence:
         finish_reason: str | None,
         stop_reason: int | str | None,
     ) -> None:
-        """Add tokens; a stop string in their text ends the sequence before
-        `finish_reason`.
-        """
+        """Add tokens; a stop string in their text ends the sequence before `finish_reason`."""
         self.token_ids += token_ids
         # the hot path: few calls
         if finish_reason is None and self.stops is None:
@@ -141,9 +137,7 @@ class OutputSequence:
             self.logprobs.append(formatter.format(position, self.sampling.logprobs))
 
     def output(self, *, delta: bool) -> CompletionOutput:
-        """Return the sequence so far, or the delta since the last call; use
-        one of both only.
-        """
+        """Return the sequence so far, or the delta since the last call; use one of both only."""
         tokens = self.token_ids
         logprobs = self.logprobs
         detokenizer = self.detokenizer
@@ -173,9 +167,7 @@ class OutputSequence:
         )
 
     def _certain_text(self, stops: StopStrings) -> str:
-        """Return the text without an end that may become a stop string or a
-        part of one.
-        """
+        """Return the text without an end that may become a stop string or a part of one."""
         text = stops.text
         if self.finish_reason is not None or not stops.num_held_chars:
             return text
@@ -188,8 +180,6 @@ class OutputSequence:
         return text[: max(end, self.num_sent_chars)]
 
     def _spans_from(self, spans: Sequence[tuple[int, int]], start: int) -> list[tuple[int, int]]:
-        """Return the completely sent spans from `start` on,
-        relative to it.
-        """
+        """Return the completely sent spans from `start` on, relative to it."""
         first = bisect_left(spans, (start,))
         return [(a - start, b - start) for a, b in spans[first:] if b <= self.num_sent_chars]

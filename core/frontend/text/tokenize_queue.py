@@ -39,9 +39,7 @@ class FairThreadPool:
         self._slots = FairSemaphore(num_threads)
 
     async def run(self, work: Callable[[Stopped], T], client: str = "") -> T:
-        """Return the result of `work`, which gets a function that returns
-        True after a cancel.
-        """
+        """Return the result of `work`, which gets a function that returns True after a cancel."""
         await self._slots.acquire(client)
         loop = asyncio.get_running_loop()
         cancelled = threading.Event()
@@ -112,9 +110,7 @@ class PromptReader:
         client: str = "",
         **options: Any,
     ) -> Prompt:
-        """Return the prompt of a conversation; options as in
-        `ChatRenderer.render` and `prompt`.
-        """
+        """Return the prompt of a conversation; options as in `ChatRenderer.render` and `prompt`."""
         text = await self._templates.run(
             lambda stopped: self._renderer.chat_text(messages, **options), client
         )

@@ -10,7 +10,7 @@ from core.errors import ConfigError
 from core.frontend.startup import load_from_kwargs
 
 BANG = """
-from core.api.serving import ToolFormat
+from builtin_plugins.output_parsers.api import ToolFormat
 from core.api import Entry, hookimpl
 
 def read(reader, request):
