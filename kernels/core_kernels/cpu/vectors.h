@@ -1,8 +1,8 @@
 // Vectors of sixteen floats: loads and stores of every element type, exp and sums.
 //
-// GCC vector extensions compile to one, two or four registers, depending on the instruction set.
-// Everything is in an anonymous namespace: each instruction set has its own copy, and copies must
-// not be merged.
+// They are GCC vectors where a register holds sixteen floats, else pairs of vectors of half the
+// width, or pairs of pairs. Everything is in an anonymous namespace: each instruction set has its
+// own copy, and copies must not be merged.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +11,34 @@
 #include <immintrin.h>
 #endif
 
+#include "cpu/vector_pair.h"
+
 namespace {
 
 constexpr int kLanes = 16;
-typedef float Floats __attribute__((vector_size(kLanes * 4)));
-typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
-typedef uint32_t Words __attribute__((vector_size(kLanes * 4)));
-typedef uint16_t Halves __attribute__((vector_size(kLanes * 2)));
+
+#if defined(__AVX512F__) || !defined(PAIRED_VECTORS)
+constexpr int kRegister = 64;  // bytes
+#elif defined(__AVX2__)
+constexpr int kRegister = 32;
+#else
+constexpr int kRegister = 16;
+#endif
+
+// A vector of some bytes: a register's, or a pair of halves.
+template <typename Number, int kBytes, bool kIsPair = (kBytes > kRegister)>
+struct VectorOf {
+    typedef Number Type __attribute__((vector_size(kBytes)));
+};
+template <typename Number, int kBytes>
+struct VectorOf<Number, kBytes, true> {
+    typedef VectorPair<typename VectorOf<Number, kBytes / 2>::Type> Type;
+};
+
+typedef VectorOf<float, kLanes * 4>::Type Floats;
+typedef VectorOf<int32_t, kLanes * 4>::Type Ints;
+typedef VectorOf<uint32_t, kLanes * 4>::Type Words;
+typedef VectorOf<uint16_t, kLanes * 2>::Type Halves;
 
 struct BFloat16 {
     uint16_t bits;
@@ -26,31 +47,90 @@ struct Float16 {
     uint16_t bits;
 };
 
-inline Floats spread(float value) { return Floats{} + value; }
+// Subtracting zero changes no number, not even the sign of zero, so it costs no instruction.
+inline Floats spread(float value) { return value - Floats{}; }
+
+// Combines all lanes: the first half with the second half, and so on.
+template <typename Vector, typename Combine>
+inline auto reduce(Vector v, Combine combine) {
+    if constexpr (sizeof v == sizeof v[0]) {
+        return v[0];
+    } else {
+        typedef std::remove_reference_t<decltype(v[0])> Number;
+        typedef Number Half __attribute__((vector_size(sizeof v / 2)));
+        Half halves[2];
+        std::memcpy(halves, &v, sizeof v);
+        return reduce(combine(halves[0], halves[1]), combine);
+    }
+}
+
+template <typename Half, typename Combine>
+inline auto reduce(VectorPair<Half> v, Combine combine) {
+    return reduce(combine(v.low, v.high), combine);
+}
 
 inline float sum(Floats v) {
-    float lanes[kLanes];
-    std::memcpy(lanes, &v, sizeof lanes);
-    for (int step = kLanes / 2; step > 0; step /= 2)
-        for (int i = 0; i < step; ++i) lanes[i] += lanes[i + step];
-    return lanes[0];
+    return reduce(v, [](auto first, auto second) { return first + second; });
 }
 
-inline Floats load(const float* from) {
-    Floats v;
-    std::memcpy(&v, from, sizeof v);
-    return v;
-}
+// Loads and stores vectors of 32-bit numbers, register by register; memory may hold smaller numbers.
+template <typename Vector>
+struct Memory {
+    static constexpr int kCount = sizeof(Vector) / sizeof(int32_t);
 
-inline void store(float* to, Floats v) { std::memcpy(to, &v, sizeof v); }
+    static Vector load(const void* from) {
+        Vector v;
+        std::memcpy(&v, from, sizeof v);
+        return v;
+    }
+    static void store(void* to, Vector v) { std::memcpy(to, &v, sizeof v); }
+
+    template <typename Number>
+    static Vector load_as(const Number* from) {
+        typedef Number Small __attribute__((vector_size(kCount * sizeof(Number))));
+        Small small;
+        std::memcpy(&small, from, sizeof small);
+        return __builtin_convertvector(small, Vector);
+    }
+    template <typename Number>
+    static void store_as(Number* to, Vector v) {
+        typedef Number Small __attribute__((vector_size(kCount * sizeof(Number))));
+        const Small small = __builtin_convertvector(v, Small);
+        std::memcpy(to, &small, sizeof small);
+    }
+};
+
+template <typename Half>
+struct Memory<VectorPair<Half>> {
+    static constexpr int kCount = 2 * Memory<Half>::kCount;
+
+    static VectorPair<Half> load(const void* from) {
+        return {Memory<Half>::load(from),
+                Memory<Half>::load(static_cast<const char*>(from) + sizeof(Half))};
+    }
+    static void store(void* to, VectorPair<Half> v) {
+        Memory<Half>::store(to, v.low);
+        Memory<Half>::store(static_cast<char*>(to) + sizeof(Half), v.high);
+    }
+    template <typename Number>
+    static VectorPair<Half> load_as(const Number* from) {
+        return {Memory<Half>::load_as(from), Memory<Half>::load_as(from + kCount / 2)};
+    }
+    template <typename Number>
+    static void store_as(Number* to, VectorPair<Half> v) {
+        Memory<Half>::store_as(to, v.low);
+        Memory<Half>::store_as(to + kCount / 2, v.high);
+    }
+};
+
+inline Floats load(const float* from) { return Memory<Floats>::load(from); }
+inline void store(float* to, Floats v) { Memory<Floats>::store(to, v); }
 
 inline Words load_bits(const void* from) {
 #if defined(__AVX512F__)
     return (Words)_mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(from)));
 #else
-    Halves bits;
-    std::memcpy(&bits, from, sizeof bits);
-    return __builtin_convertvector(bits, Words);
+    return Memory<Words>::load_as(static_cast<const uint16_t*>(from));
 #endif
 }
 
@@ -58,10 +138,7 @@ inline Words load_bytes(const void* from) {
 #if defined(__AVX512F__)
     return (Words)_mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(from)));
 #else
-    typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
-    Bytes bytes;
-    std::memcpy(&bytes, from, sizeof bytes);
-    return __builtin_convertvector(bytes, Words);
+    return Memory<Words>::load_as(static_cast<const uint8_t*>(from));
 #endif
 }
 
@@ -69,17 +146,18 @@ inline Words load_bytes(const void* from) {
 inline Floats load_powers(const void* from) { return (Floats)(load_bytes(from) << 23); }
 
 inline void store_bits(void* to, Words wide) {
-    Halves bits = __builtin_convertvector(wide, Halves);
-    std::memcpy(to, &bits, sizeof bits);
+    Memory<Words>::store_as(static_cast<uint16_t*>(to), wide);
 }
+
+inline void store_bytes(uint8_t* to, Words wide) { Memory<Words>::store_as(to, wide); }
 
 inline Floats load(const BFloat16* from) { return (Floats)(load_bits(from) << 16); }
 
 inline void store(BFloat16* to, Floats v) {
     Words bits = (Words)v;
     Words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // to nearest, ties to even
-    store_bits(to,
-               v == v ? rounded : Words{} + 0x7fc0);  // rounding must not turn a NaN into infinity
+    // Rounding must not turn a NaN into infinity.
+    store_bits(to, select(v == v, rounded, Words{} + 0x7fc0));
 }
 
 #if defined(__AVX512F__)
@@ -93,8 +171,9 @@ inline void store(Float16* to, Floats v) {
 }
 #elif defined(__F16C__)
 inline Floats load(const Float16* from) {
-    __m256 low = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
-    __m256 high = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from) + 1));
+    const __m256 low = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+    const __m256 high =
+        _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from) + 1));
     Floats v;
     std::memcpy(&v, &low, sizeof low);
     std::memcpy(reinterpret_cast<char*>(&v) + sizeof low, &high, sizeof high);
@@ -117,7 +196,7 @@ inline Floats load(const Float16* from) {
     Words finite = (Words)((Floats)magnitude *
                            0x1p112f);  // shifts the exponent bias; exact for subnormals too
     Words special = magnitude | 0x7f800000;
-    return (Floats)(sign | (magnitude >= 0x0f800000 ? special : finite));
+    return (Floats)(sign | select(magnitude >= 0x0f800000, special, finite));
 }
 
 inline void store(Float16* to, Floats v) {
@@ -127,9 +206,9 @@ inline void store(Float16* to, Floats v) {
     // rounds.
     Words subnormal = (Words)((Floats)magnitude + 0.5f) - 0x3f000000;
     Words normal = (magnitude - 0x38000000 + 0xfff + ((magnitude >> 13) & 1)) >> 13;
-    Words half = magnitude < 0x38800000 ? subnormal : normal;
-    half = magnitude >= 0x477ff000 ? Words{} + 0x7c00 : half;
-    half = magnitude > 0x7f800000 ? Words{} + 0x7e00 : half;
+    Words half = select(magnitude < 0x38800000, subnormal, normal);
+    half = select(magnitude >= 0x477ff000, Words{} + 0x7c00, half);
+    half = select(magnitude > 0x7f800000, Words{} + 0x7e00, half);
     store_bits(to, sign | half);
 }
 #endif
@@ -151,8 +230,8 @@ inline void store(T* to, Floats v, int64_t count) {
 
 // Within two units in the last place over [-87, 88], clamped outside; NaN stays NaN.
 inline Floats exp(Floats x) {
-    x = x > 88.0f ? spread(88.0f) : x;
-    x = x < -87.0f ? spread(-87.0f) : x;
+    x = select(x > 88.0f, spread(88.0f), x);
+    x = select(x < -87.0f, spread(-87.0f), x);
     const float to_integer = 0x1.8p23f;  // adding 1.5 * 2^23 rounds to an integer
     Floats shifted = x * 1.44269504f + to_integer;
     Floats n = shifted - to_integer;
