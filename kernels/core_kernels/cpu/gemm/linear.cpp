@@ -3,20 +3,21 @@
 // A weight [out, in] is packed in panels of 64 output rows; the last panel has as many tiles of
 // sixteen as are left. A panel stores, unit after unit of the input, the units of all its rows, so
 // it is read sequentially, once.
+#define PAIRED_VECTORS
 #include "cpu/gemm/linear.h"
 
 #include <memory>
 
 #include "cpu/variant.h"
 #include "cpu/threading/parallel.h"
+#include "cpu/gemm/panel_blocks.h"
 #include "cpu/gemm/tile_products.h"
-#include "cpu/gemm/tiles.h"
+#include "cpu/gemm/wide_rows.h"
 
 namespace {
 
 constexpr int64_t kParallelProducts = 1 << 17;  // below this a second thread does not pay
 constexpr int64_t kRowsAtOnce = 384;   // rows of x that fit a core's cache together with a panel
-constexpr int64_t kFetchAhead = 4096;  // prefetch distance in bytes
 
 int64_t units_of(int64_t numbers, int64_t each) { return (numbers + each - 1) / each; }
 int64_t padded_to_lanes(int64_t rows) { return (rows + kLanes - 1) / kLanes * kLanes; }
@@ -90,33 +91,6 @@ void unpack(void* out, const void* weight, const int64_t* ids, int64_t count, in
 
 // --- products
 // -----------------------------------------------------------------------------------------------
-
-// Adds the bias and writes the results; `columns` remain from the first one.
-template <typename T, int C>
-inline __attribute__((always_inline)) void put(T* out, int64_t out_stride, const Floats (*sums)[C],
-                                               int64_t rows, const T* bias, int64_t columns) {
-    for (int c = 0; c < C; ++c) {
-        const int64_t left = columns - c * kLanes;
-        const bool whole = left >= kLanes;
-        Floats added = {};
-        if (bias) added = whole ? load(bias + c * kLanes) : load(bias + c * kLanes, left);
-        for (int64_t r = 0; r < rows; ++r) {
-            T* to = out + r * out_stride + c * kLanes;
-            const Floats value = bias ? sums[r][c] + added : sums[r][c];
-            whole ? store(to, value) : store(to, value, left);
-        }
-    }
-}
-
-template <typename T, int R, int C>
-void block(T* out, int64_t out_stride, const T* x, int64_t x_stride, const T* tile, int64_t step,
-           int64_t units, const T* bias, int64_t columns, Prefetch ahead) {
-    Floats sums[R][C] = {};
-    const T* tiles[C];
-    for (int c = 0; c < C; ++c) tiles[c] = tile + c * kLanes * Units<T>::kNumbers;
-    multiply<T, R, C>(sums, x, x_stride, tiles, step, units, ahead);
-    put<T, C>(out, out_stride, sums, R, bias, columns);
-}
 
 template <typename T>
 const T* panel_of(const Product& p, int64_t panel) {
@@ -214,55 +188,77 @@ Prefetch prefetch_for(const char* panel, int64_t bytes, int64_t unit, int64_t b,
     return {panel + bytes + first * (bytes / shares), (b < larger ? 2 : 1) * unit / shares};
 }
 
-// Rows [first, last) of x times one panel. Rows are split evenly, so that no block has a single
+// Multiplies rows of one product by panels. Rows are split evenly, so that no block has a single
 // row.
 template <typename T>
-void panel_product(const Product& p, const T* weight, int64_t panel, int64_t first, int64_t last,
-                   PanelOrder order) {
-    constexpr int64_t each = Units<T>::kNumbers;
-    const int64_t units = units_of(p.in, each), width = width_of(panel, p.out);
+class Worker {
+public:
+    // For up to max_rows rows at once.
+    explicit Worker(int64_t max_rows) : chunked_(kWholePanels ? 0 : max_rows) {}
+
+    // Rows [first, last) of x, which p.x points to, times one panel.
+    void multiply(const Product& p, const T* weight, int64_t panel, int64_t first, int64_t last,
+                  PanelOrder order) const {
+        const int64_t width = width_of(panel, p.out);
 #if defined(TILE_REGISTERS)
-    if constexpr (kTiled<T>)
-        if (last - first >= kTiledRows) return tiled_product(p, weight, panel, first, last, order);
+        if constexpr (kTiled<T>)
+            if (last - first >= kTiledRows)
+                return tiled_product(p, weight, panel, first, last, order);
 #endif
-    const T* bias = p.bias ? static_cast<const T*>(p.bias) + panel * kPanel : nullptr;
-    const int64_t columns = p.out - panel * kPanel;
-    const int64_t blocks = (last - first + kRowsOf<T> - 1) / kRowsOf<T>,
-                  bytes = width * units * each * sizeof(T);
-    for (int64_t b = 0; b < blocks; ++b) {
-        const int64_t from = first + (last - first) * b / blocks,
-                      to = first + (last - first) * (b + 1) / blocks;
-        T* out = static_cast<T*>(p.result) + from * p.result_stride + panel * kPanel;
-        const T* x = static_cast<const T*>(p.x) + from * p.x_stride;
-        with_rows<kRowsOf<T>>(to - from, [&](auto count) {
+        const Panel<T> own = {weight, width, units_of(p.in, Units<T>::kNumbers)};
+        const Destination<T> to = {
+            static_cast<T*>(p.result) + first * p.result_stride + panel * kPanel, p.result_stride,
+            p.bias ? static_cast<const T*>(p.bias) + panel * kPanel : nullptr,
+            p.out - panel * kPanel};
+        const Input<T>* x = static_cast<const Input<T>*>(p.x) + first * p.x_stride;
+        if constexpr (kWholePanels)
+            in_whole_panels(to, x, p.x_stride, last - first, own, order);
+        else
+            chunked_.multiply(to, x, p.x_stride, last - first, own);
+    }
+
+private:
+    static void in_whole_panels(const Destination<T>& to, const Input<T>* x, int64_t x_stride,
+                                int64_t rows, const Panel<T>& panel, PanelOrder order) {
+        constexpr int kMost = kTiled<T> ? kRowsOf<T> : kBlockRows;
+        in_even_blocks<kMost>(rows, [&](auto count, int64_t row, int64_t b, int64_t blocks) {
             constexpr int R = decltype(count)::value;
-            if (width == kPanel && kUnroll == kTiles) {
-                const char* begin = reinterpret_cast<const char*>(weight);
-                const Prefetch ahead = prefetch_for(begin, bytes, bytes / units, b, blocks, order);
-                block<T, R, kUnroll>(out, p.result_stride, x, p.x_stride, weight, kPanel * each,
-                                     units, bias, columns, ahead);
+            T* out = to.out + row * to.stride;
+            if (panel.width == kPanel) {
+                const char* begin = reinterpret_cast<const char*>(panel.from);
+                const Prefetch ahead = prefetch_for(begin, panel.bytes(),
+                                                    panel.bytes() / panel.units, b, blocks, order);
+                block<T, R, kTiles>(out, to.stride, x + row * x_stride, x_stride, panel.from,
+                                    panel.step(), panel.units, to.bias, to.columns, ahead);
                 return;
             }
-            for (int64_t c = 0; c < width; c += kLanes)
-                block<T, R, 1>(out + c, p.result_stride, x, p.x_stride, weight + c * each,
-                               width * each, units, bias ? bias + c : nullptr, columns - c,
-                               Prefetch());
+            for (int64_t c = 0; c < panel.width; c += kLanes)
+                block<T, R, 1>(out + c, to.stride, x + row * x_stride, x_stride, panel.tile(c, 0),
+                               panel.step(), panel.units, to.bias ? to.bias + c : nullptr,
+                               to.columns - c, Prefetch());
         });
     }
-}
+
+    const ChunkedPanel<T> chunked_;
+};
 
 template <typename T>
-void product(const Product& p) {
+void product(const Product& plain) {
+    const WideRows<T> x(plain, plain.rows);
+    Product p = plain;
+    p.x = x.from;
+    p.x_stride = x.stride;
     const int64_t panels = (padded_to_lanes(p.out) + kPanel - 1) / kPanel;
     const int64_t parts = (p.rows + kRowsAtOnce - 1) / kRowsAtOnce;
     run_workers(panels * parts, p.rows * p.out * p.in >= kParallelProducts, [&](WorkItems& items) {
         const FlushDenormals flushed;
+        const Worker<T> worker(p.rows);
         PanelWalk walk(items, panels);
         PanelOrder order;
         for (int64_t i; walk.next(&i, &order);) {
             const int64_t part = i / panels;
             const int64_t first = p.rows * part / parts, last = p.rows * (part + 1) / parts;
-            panel_product<T>(p, panel_of<T>(p, i % panels), i % panels, first, last, order);
+            worker.multiply(p, panel_of<T>(p, i % panels), i % panels, first, last, order);
         }
     });
 }
@@ -270,11 +266,16 @@ void product(const Product& p) {
 // With a plain weight: packs panel by panel on the fly. Same summation order as with a packed
 // weight.
 template <typename T>
-void plain_product(const Product& p, Matrix weight) {
+void plain_product(const Product& plain, Matrix weight) {
     constexpr int64_t each = Units<T>::kNumbers;
+    const WideRows<T> x(plain, plain.rows);
+    Product p = plain;
+    p.x = x.from;
+    p.x_stride = x.stride;
     const int64_t panels = (padded_to_lanes(p.out) + kPanel - 1) / kPanel;
     run_workers(panels, p.rows * p.out * p.in >= kParallelProducts, [&](WorkItems& items) {
         const FlushDenormals flushed;
+        const Worker<T> worker(p.rows);
         std::unique_ptr<T[]> packed(new T[kPanel * units_of(p.in, each) * each]());
         for (int64_t i; items.next(&i);) {
             const int64_t first = i * kPanel,
@@ -283,7 +284,7 @@ void plain_product(const Product& p, Matrix weight) {
             own.rows = last - first;
             pack_panel(packed.get(), static_cast<const T*>(p.weight) + first * weight.row_stride, 0,
                        0, own.rows, own, p.out - first);
-            panel_product<T>(p, packed.get(), i, 0, p.rows, PanelOrder{false, false});
+            worker.multiply(p, packed.get(), i, 0, p.rows, PanelOrder{false, false});
         }
     });
 }
@@ -294,22 +295,30 @@ void grouped(const Product& p, const int64_t* counts, int64_t groups) {
     const int64_t size =
         padded_to_lanes(p.out) * units_of(p.in, Units<T>::kNumbers) * unit_bytes<T>();
     std::unique_ptr<Product[]> each(new Product[groups]);
-    int64_t at = 0, count = 0;
-    for (int64_t group = 0; group < groups; at += counts[group++]) {
+    int64_t at = 0, max_rows = 0;
+    for (int64_t group = 0; group < groups; ++group) {
+        at += counts[group];
+        max_rows = std::max(max_rows, counts[group]);
+    }
+    const WideRows<T> x(p, at);
+    int64_t row = 0, count = 0;
+    for (int64_t group = 0; group < groups; row += counts[group++]) {
         if (!counts[group]) continue;
         Product& own = each[count++] = p;
         own.rows = counts[group];
-        own.x = static_cast<const T*>(p.x) + at * p.x_stride;
-        own.result = static_cast<T*>(p.result) + at * p.result_stride;
+        own.x = x.from + row * x.stride;
+        own.x_stride = x.stride;
+        own.result = static_cast<T*>(p.result) + row * p.result_stride;
         own.weight = static_cast<const char*>(p.weight) + group * size;
     }
     run_workers(count * panels, at * p.out * p.in >= kParallelProducts, [&](WorkItems& items) {
         const FlushDenormals flushed;
+        const Worker<T> worker(max_rows);
         PanelWalk walk(items, panels);
         PanelOrder order;
         for (int64_t i; walk.next(&i, &order);) {
             const Product& own = each[i / panels];
-            panel_product<T>(own, panel_of<T>(own, i % panels), i % panels, 0, own.rows, order);
+            worker.multiply(own, panel_of<T>(own, i % panels), i % panels, 0, own.rows, order);
         }
     });
 }

@@ -1,0 +1,42 @@
+// Loads and stores of whole vectors, each half of a pair by itself: GCC copies a larger structure
+// through the stack.
+#pragma once
+
+#include <cstring>
+
+#include "cpu/vector_pair.h"
+
+namespace {
+
+template <typename Vector>
+struct VectorMemory {
+    static Vector load(const char* from) {
+        Vector vector;
+        std::memcpy(&vector, from, sizeof vector);
+        return vector;
+    }
+    static void store(char* to, Vector vector) { std::memcpy(to, &vector, sizeof vector); }
+};
+
+template <typename Half>
+struct VectorMemory<VectorPair<Half>> {
+    static VectorPair<Half> load(const char* from) {
+        return {VectorMemory<Half>::load(from), VectorMemory<Half>::load(from + sizeof(Half))};
+    }
+    static void store(char* to, VectorPair<Half> vector) {
+        VectorMemory<Half>::store(to, vector.low);
+        VectorMemory<Half>::store(to + sizeof(Half), vector.high);
+    }
+};
+
+template <typename Vector>
+inline Vector load_vector(const void* from) {
+    return VectorMemory<Vector>::load(static_cast<const char*>(from));
+}
+
+template <typename Vector>
+inline void store_vector(void* to, Vector vector) {
+    VectorMemory<Vector>::store(static_cast<char*>(to), vector);
+}
+
+}  // namespace
