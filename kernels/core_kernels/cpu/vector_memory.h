@@ -39,4 +39,23 @@ inline void store_vector(void* to, Vector vector) {
     VectorMemory<Vector>::store(static_cast<char*>(to), vector);
 }
 
+// Calls body(half) for each half of a vector that has some, else body(vector), and returns the same
+// kind of vector. With two vectors: body(half, half).
+template <typename Vector, typename Body>
+inline Vector in_registers(Vector a, Body body) {
+    return body(a);
+}
+template <typename Half, typename Body>
+inline VectorPair<Half> in_registers(VectorPair<Half> a, Body body) {
+    return {in_registers(a.low, body), in_registers(a.high, body)};
+}
+template <typename Vector, typename Body>
+inline Vector in_registers(Vector a, Vector b, Body body) {
+    return body(a, b);
+}
+template <typename Half, typename Body>
+inline VectorPair<Half> in_registers(VectorPair<Half> a, VectorPair<Half> b, Body body) {
+    return {in_registers(a.low, b.low, body), in_registers(a.high, b.high, body)};
+}
+
 }  // namespace

@@ -9,6 +9,7 @@
 
 #include "cpu/quant/quantized.h"
 #include "cpu/gemm/tiles.h"
+#include "cpu/vector_memory.h"
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
@@ -32,11 +33,9 @@ inline Words lookup_bytes(const uint8_t (&table)[16], Words codes) {
 #elif defined(__AVX2__)
     const __m256i bytes =
         _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(table)));
-    __m256i halves[2];
-    std::memcpy(halves, &codes, sizeof codes);
-    for (__m256i& half : halves) half = _mm256_shuffle_epi8(bytes, half);
-    std::memcpy(&codes, halves, sizeof codes);
-    return codes;
+    return in_registers(codes, [&](auto half) {
+        return (decltype(half))_mm256_shuffle_epi8(bytes, (__m256i)half);
+    });
 #else
     uint8_t bytes[sizeof codes];
     std::memcpy(bytes, &codes, sizeof codes);
@@ -75,6 +74,13 @@ struct Codes {
         return kCode == kFloat4 ? lookup_bytes(kFourBitFloats, codes) : codes;
     }
 
+    // Inputs 0 and 2, or 1 and 3, of a quad, as 16-bit pairs; the pairs of all quads are counted.
+    static Words pair(Words words, int at) {
+        if constexpr (kCode == kFloat4) return (quad(words, at / 2) >> (8 * (at % 2))) & 0x00ff00ff;
+        return (words >> (kBits == 8 ? 8 * at : 4 * (at / 2) + 8 * (at % 2))) &
+               (kBits == 8 ? 0x00ff00ff : 0x000f000f);
+    }
+
     static uint32_t word(const int8_t* codes) {
         uint32_t bits = 0;
         for (int i = 0; i < kInputs; ++i)
@@ -95,11 +101,7 @@ private:
     }
 };
 
-inline Words load_words(const void* from) {
-    Words words;
-    std::memcpy(&words, from, sizeof words);
-    return words;
-}
+inline Words load_words(const void* from) { return load_vector<Words>(from); }
 
 inline Words spread_word(const void* from) {
     uint32_t word;
@@ -113,6 +115,14 @@ constexpr int64_t pair_index(int64_t input) {
     return (input & ~3) | (input & 1) << 1 | (input & 2) >> 1;
 }
 
+// Subtracts a number from both halves of each lane.
+inline Words subtract_halves(Words halves, uint32_t number) {
+    return in_registers(halves, [&](auto own) {
+        typedef uint16_t Shorts __attribute__((vector_size(sizeof own)));
+        return (decltype(own))((Shorts)own - static_cast<uint16_t>(number));
+    });
+}
+
 // sums + the products of both 16-bit halves of each lane (signed).
 inline Ints add_pairs(Ints sums, Words x, Words weights) {
 #if defined(__AVX512VNNI__)
@@ -120,13 +130,9 @@ inline Ints add_pairs(Ints sums, Words x, Words weights) {
 #elif defined(__AVX512BW__)
     return sums + (Ints)_mm512_madd_epi16((__m512i)x, (__m512i)weights);
 #elif defined(__AVX2__)
-    __m256i first[2], second[2];
-    std::memcpy(first, &x, sizeof x);
-    std::memcpy(second, &weights, sizeof weights);
-    for (int i = 0; i < 2; ++i) first[i] = _mm256_madd_epi16(first[i], second[i]);
-    Ints products;
-    std::memcpy(&products, first, sizeof products);
-    return sums + products;
+    return sums + (Ints)in_registers(x, weights, [](auto a, auto b) {
+               return (decltype(a))_mm256_madd_epi16((__m256i)a, (__m256i)b);
+           });
 #else
     const Ints low = ((Ints)(x << 16) >> 16) * ((Ints)(weights << 16) >> 16);
     return sums + low + ((Ints)x >> 16) * ((Ints)weights >> 16);

@@ -10,6 +10,8 @@
 
 namespace {
 
+constexpr int64_t kLargestGroup = 256;
+
 struct Layout {
     int64_t rows, width, group, bits;
     int64_t scales;  // ScaleKind
@@ -52,9 +54,9 @@ struct Layout {
 // are more frequent.
 __attribute__((noinline)) inline Floats load_small(const uint8_t* from) {
     const Words codes = load_bytes(from), own = codes & 0x7f;
-    const Floats small = __builtin_convertvector((Ints)own, Floats) * 0x1p-9f;
-    Words found = own < 8 ? (Words)small : (own << 20) + (120u << 23);
-    found = own == 0x7f ? Words{} + 0x7fc00000 : found;
+    const Floats small = convert<Floats>((Ints)own) * 0x1p-9f;
+    Words found = select(own < 8, (Words)small, (own << 20) + (120u << 23));
+    found = select(own == 0x7f, Words{} + 0x7fc00000, found);
     return (Floats)(found | (codes & 0x80) << 24);
 }
 
@@ -72,9 +74,7 @@ inline Floats load_scales(const uint8_t* group, int64_t tile, const Layout& at) 
 
 // Loads the row factors of a tile's columns.
 inline Floats load_factors(const uint8_t* panel, int64_t tile) {
-    Floats factors;
-    std::memcpy(&factors, panel + tile * sizeof factors, sizeof factors);
-    return factors;
+    return load_vector<Floats>(panel + tile * sizeof(Floats));
 }
 
 // Loads the unsigned codes of zero; the middle code if zero points are not integers.
@@ -98,6 +98,42 @@ inline float zero_at(const uint8_t* group, int64_t column, int64_t columns, cons
     int16_t zero;
     std::memcpy(&zero, from, sizeof zero);
     return zero;
+}
+
+// The span of x of a group of inputs; 8-bit rows have one scale.
+inline int64_t span_of(int64_t group, const QuantizedRows& rows) {
+    return rows.bits == 8 ? 0 : group;
+}
+
+// Scales a group's integer sum and adds it to a total, for one tile of columns.
+template <int kCode>
+class GroupScale {
+public:
+    GroupScale(const uint8_t* group, int64_t tile, int64_t columns, const Layout& at)
+        : scale_(load_scales<kCode>(group, tile, at)),
+          has_zeros_(at.zeros == kFloatZeros),
+          zeros_(has_zeros_ ? load_float_zeros(group, tile, columns) : Floats{}) {}
+
+    Floats added(Floats total, Ints sum, int32_t x_sum, float x_scale) const {
+        Floats own = convert<Floats>(sum);
+        if (has_zeros_) own -= zeros_ * static_cast<float>(x_sum);
+        return total + own * x_scale * scale_;
+    }
+
+private:
+    const Floats scale_;
+    const bool has_zeros_;
+    const Floats zeros_;
+};
+
+// Multiplies totals by the row factors of a panel's columns, from a tile.
+template <int C>
+void multiply_by_factors(Floats (*totals)[C], int64_t rows, const uint8_t* panel, int64_t tile,
+                         int64_t tiles) {
+    for (int64_t c = 0; c < std::min<int64_t>(C, tiles - tile); ++c) {
+        const Floats factors = load_factors(panel, tile + c);
+        for (int64_t r = 0; r < rows; ++r) totals[r][c] *= factors;
+    }
 }
 
 }  // namespace

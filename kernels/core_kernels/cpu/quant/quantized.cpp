@@ -4,12 +4,14 @@
 // of x are quantized per group of inputs (quantized_rows.h). The sum of a group's products is
 // exact, and groups are added in order, so results are bitwise batch-invariant on every instruction
 // set.
+#define PAIRED_VECTORS
 #include "cpu/quant/quantized.h"
 
 #include <memory>
 
 #include "cpu/variant.h"
 #include "cpu/buffer.h"
+#include "cpu/quant/chunked_codes.h"
 #include "cpu/quant/integer_panels.h"
 #include "cpu/quant/tile_codes.h"
 
@@ -18,10 +20,9 @@ namespace {
 // Prefetch distance in bytes, measured separately for each kind.
 template <int kCode>
 constexpr int64_t kFetchAhead = kCode == kInt8 ? 2048 : 8192;
-constexpr int64_t kLargestGroup = 256;
 constexpr IntegerLayout kExact =
     kMultipliesBytes ? IntegerLayout::kTwoBytes : IntegerLayout::kPairs;  // layout of 16-bit x
-constexpr int kBlockRows =
+constexpr int kCodeRows =
     kMultipliesBytes ? 3 : kRows;  // rows per block; a sum for each byte of x takes two registers
 
 // --- rounding weights
@@ -165,11 +166,6 @@ void unpack(void* out, const void* weight, const int64_t* ids, int64_t count, La
 // --- products
 // -----------------------------------------------------------------------------------------------
 
-// The span of x of a group of inputs; 8-bit rows have one scale.
-inline int64_t span_of(int64_t group, const QuantizedRows& rows) {
-    return rows.bits == 8 ? 0 : group;
-}
-
 // Adds a group's products of R rows of x and C tiles to the low sums and, for two-byte x, the high
 // sums. Prefetches kLines lines for every four lines read.
 template <int kCode, IntegerLayout kLayout, int R, int C, int kLines>
@@ -198,27 +194,6 @@ inline __attribute__((always_inline)) void add_group(Ints (&sums)[R][C], Ints (&
         }
     }
 }
-
-// Scales a group's integer sum and adds it to a total, for one tile of columns.
-template <int kCode>
-class GroupScale {
-public:
-    GroupScale(const uint8_t* group, int64_t tile, int64_t columns, const Layout& at)
-        : scale_(load_scales<kCode>(group, tile, at)),
-          has_zeros_(at.zeros == kFloatZeros),
-          zeros_(has_zeros_ ? load_float_zeros(group, tile, columns) : Floats{}) {}
-
-    Floats added(Floats total, Ints sum, int32_t x_sum, float x_scale) const {
-        Floats own = __builtin_convertvector(sum, Floats);
-        if (has_zeros_) own -= zeros_ * static_cast<float>(x_sum);
-        return total + own * x_scale * scale_;
-    }
-
-private:
-    const Floats scale_;
-    const bool has_zeros_;
-    const Floats zeros_;
-};
 
 // Rows of x from `row` times the tiles of a panel from `tile`.
 template <int kCode, IntegerLayout kLayout, int R, int C, int kLines>
@@ -252,16 +227,6 @@ void block(Floats (&totals)[R][C], const QuantizedRows& rows, int64_t row, const
     }
 }
 
-// Multiplies totals by the row factors of a panel's columns, from a tile.
-template <int C>
-void multiply_by_factors(Floats (*totals)[C], int64_t rows, const uint8_t* panel, int64_t tile,
-                         int64_t tiles) {
-    for (int64_t c = 0; c < std::min<int64_t>(C, tiles - tile); ++c) {
-        const Floats factors = load_factors(panel, tile + c);
-        for (int64_t r = 0; r < rows; ++r) totals[r][c] *= factors;
-    }
-}
-
 struct Range {
     int64_t first, last;
 
@@ -277,26 +242,19 @@ struct Range {
     }
 };
 
-// Rows of x times the tiles of a panel one by one: for the last panel, or where few sums fit in
-// registers.
+// Rows of x one by one times the tiles of a panel one by one: a single panel is not worth more code.
 template <int kCode, IntegerLayout kLayout>
 void each_tile(const ResultWriter& results, int64_t column, int64_t left, const QuantizedRows& rows,
                Range own, const uint8_t* panel_start, int64_t columns, Layout at) {
-    constexpr int kMax =
-        kUnroll == kTiles ? 1 : kBlockRows;  // a single panel is not worth more code
-    own.split(kMax, [&](int64_t from, int64_t rows_here, int64_t, int64_t) {
-        with_rows<kMax>(rows_here, [&](auto count) {
-            constexpr int R = decltype(count)::value;
-            for (int64_t tile = 0; tile * kLanes < columns; ++tile) {
-                Floats totals[R][1] = {};
-                block<kCode, kLayout, R, 1, 0>(totals, rows, from, panel_start, tile, columns,
-                                               nullptr, at);
-                if (at.has_factors())
-                    multiply_by_factors(totals, R, panel_start, tile, columns / kLanes);
-                results.write(from, column + tile * kLanes, totals, R, left - tile * kLanes);
-            }
-        });
-    });
+    for (int64_t row = own.first; row < own.last; ++row)
+        for (int64_t tile = 0; tile * kLanes < columns; ++tile) {
+            Floats totals[1][1] = {};
+            block<kCode, kLayout, 1, 1, 0>(totals, rows, row, panel_start, tile, columns, nullptr,
+                                           at);
+            if (at.has_factors())
+                multiply_by_factors(totals, 1, panel_start, tile, columns / kLanes);
+            results.write(row, column + tile * kLanes, totals, 1, left - tile * kLanes);
+        }
 }
 
 #if defined(TILE_REGISTERS)
@@ -367,16 +325,16 @@ void tiled_product(const ResultWriter& results, int64_t column, int64_t left,
 template <int kCode, IntegerLayout kLayout>
 void whole_panel(const ResultWriter& results, int64_t column, int64_t left,
                  const QuantizedRows& rows, Range own, const uint8_t* panel_start, Layout at) {
-    own.split(kBlockRows, [&](int64_t from, int64_t rows_here, int64_t b, int64_t blocks) {
-        with_rows<kBlockRows>(rows_here, [&](auto count) {
+    own.split(kCodeRows, [&](int64_t from, int64_t rows_here, int64_t b, int64_t blocks) {
+        with_rows<kCodeRows>(rows_here, [&](auto count) {
             constexpr int R = decltype(count)::value;
             constexpr int kSome = R == 1 ? 4 : 2,
                           kNone = R == 1 ? 4 : 0;  // with several blocks none has a single row
             const int64_t bytes = kPanel * at.row_bytes();
-            const auto run = blocks == 1 ? block<kCode, kLayout, R, kUnroll, 4>
-                             : b < 2     ? block<kCode, kLayout, R, kUnroll, kSome>
-                                         : block<kCode, kLayout, R, kUnroll, kNone>;
-            Floats totals[R][kUnroll] = {};
+            const auto run = blocks == 1 ? block<kCode, kLayout, R, kTiles, 4>
+                             : b < 2     ? block<kCode, kLayout, R, kTiles, kSome>
+                                         : block<kCode, kLayout, R, kTiles, kNone>;
+            Floats totals[R][kTiles] = {};
             run(totals, rows, from, panel_start, 0, kPanel,
                 blocks == 1 ? panel_start + kFetchAhead<kCode>
                             : panel_start + bytes + b * (bytes / 2),
@@ -393,6 +351,10 @@ struct Worker {
     const ResultWriter results;
     const QuantizedRows& rows;
     const Layout at;
+    const ChunkedCodes<kCode> chunked;
+
+    Worker(const Product& p, int32_t dtype, const QuantizedRows& rows, const Layout& at)
+        : results(p, dtype), rows(rows), at(at), chunked(kWholePanels ? 0 : rows.count) {}
 
     void multiply(const void* weight, int64_t panel, int64_t first, int64_t last) const {
         const int64_t columns = at.columns(panel), column = panel * kPanel, left = at.rows - column;
@@ -402,12 +364,14 @@ struct Worker {
             return tiled_product<kCode, kLayout>(results, column, left, rows, {first, last},
                                                  panel_start, columns, at);
 #endif
-        if constexpr (kUnroll == kTiles)
-            if (columns == kPanel)
-                return whole_panel<kCode, kLayout>(results, column, left, rows, {first, last},
-                                                   panel_start, at);
-        each_tile<kCode, kLayout>(results, column, left, rows, {first, last}, panel_start, columns,
-                                  at);
+        if constexpr (!kWholePanels)
+            chunked.multiply(results, column, rows, first, last, panel_start, columns, at);
+        else if (columns == kPanel)
+            whole_panel<kCode, kLayout>(results, column, left, rows, {first, last}, panel_start,
+                                        at);
+        else
+            each_tile<kCode, kLayout>(results, column, left, rows, {first, last}, panel_start,
+                                      columns, at);
     }
 
     void fetch_first(const void* weight, int64_t panel) const {
@@ -477,7 +441,7 @@ void any_product(const Product& p, const int32_t* order, IntegerFormat format, i
     quantize_rows(rows, p, p.rows, dtype, order);
     with_both(format, [&](auto code, auto form) {
         multiply_panels(p, at.panels(),
-                        [&] { return Worker<code(), form()>{ResultWriter(p, dtype), rows, at}; });
+                        [&] { return Worker<code(), form()>(p, dtype, rows, at); });
     });
 }
 
@@ -489,7 +453,7 @@ void any_grouped(const Product& p, const int64_t* counts, int64_t groups, Intege
     quantize_rows(rows, p, own.rows, dtype);
     with_both(format, [&](auto code, auto form) {
         multiply_groups(p, own, at.panels(), at.bytes(),
-                        [&] { return Worker<code(), form()>{ResultWriter(p, dtype), rows, at}; });
+                        [&] { return Worker<code(), form()>(p, dtype, rows, at); });
     });
 }
 

@@ -70,8 +70,6 @@ private:
     }
 };
 
-typedef int8_t Chars __attribute__((vector_size(kLanes)));
-
 template <typename T>
 void read_row(float* to, const T* from, int64_t count, int64_t stride) {
     int64_t at = 0;
@@ -85,9 +83,7 @@ inline int32_t largest(Ints lanes) {
 #if defined(__AVX512F__)
     return _mm512_reduce_max_epi32((__m512i)lanes);
 #else
-    int32_t highest = lanes[0];
-    for (int i = 1; i < kLanes; ++i) highest = std::max(highest, lanes[i]);
-    return highest;
+    return reduce(lanes, [](auto a, auto b) { return select(a > b, a, b); });
 #endif
 }
 
@@ -95,9 +91,7 @@ inline int32_t summed(Ints lanes) {
 #if defined(__AVX512F__)
     return _mm512_reduce_add_epi32((__m512i)lanes);
 #else
-    int32_t sum = 0;
-    for (int i = 0; i < kLanes; ++i) sum += lanes[i];
-    return sum;
+    return reduce(lanes, [](auto a, auto b) { return a + b; });
 #endif
 }
 
@@ -126,18 +120,17 @@ inline float scale_for(uint32_t max_bits, int64_t bits) {
 inline void store_integers(QuantizedRows& rows, int64_t at, Ints integers) {
     if (rows.in_bytes) {
         const Ints high = rows.bits == 8 ? Ints{} : (integers + 128) >> 8;
-        const Chars lower = __builtin_convertvector(integers - (high << 8), Chars);
-        std::memcpy(&rows.low[at], &lower, sizeof lower);
-        if (rows.bits == 16) {
-            const Chars upper = __builtin_convertvector(high, Chars);
-            std::memcpy(&rows.high[at], &upper, sizeof upper);
-        }
+        store_bytes(reinterpret_cast<uint8_t*>(&rows.low[at]), (Words)(integers - (high << 8)));
+        if (rows.bits == 16)
+            store_bytes(reinterpret_cast<uint8_t*>(&rows.high[at]), (Words)high);
     }
     if (rows.in_pairs) {
-        integers =
-            __builtin_shuffle(integers, Ints{0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15});
-        const Halves halves = __builtin_convertvector((Words)integers, Halves);
-        std::memcpy(&rows.pairs[at], &halves, sizeof halves);
+        uint64_t fours[kLanes / kQuad];
+        store_bits(fours, (Words)integers);
+        for (uint64_t& four : fours)  // swap the middle two of four numbers
+            four = (four & 0xffff00000000ffff) | (four << 16 & 0x0000ffff00000000) |
+                   (four >> 16 & 0x00000000ffff0000);
+        std::memcpy(&rows.pairs[at], fours, sizeof fours);
     }
 }
 
@@ -152,7 +145,7 @@ inline void quantize_row(QuantizedRows& rows, int64_t row, const float* numbers,
         Ints max_bits = {};
         for_lanes(numbers, first, end, [&](int64_t, Floats own) {
             const Ints bits = (Ints)own & 0x7fffffff;
-            max_bits = bits > max_bits ? bits : max_bits;
+            max_bits = select(bits > max_bits, bits, max_bits);
         });
         const float scale = scale_for(largest(max_bits), rows.bits),
                     inverse = scale == scale ? 1 / scale : 0;
@@ -163,8 +156,7 @@ inline void quantize_row(QuantizedRows& rows, int64_t row, const float* numbers,
                 numbers, begin, std::min(begin + layout.part, end), [&](int64_t k, Floats own) {
                     const Ints made =
                         inverse == 0 ? Ints{} : (Ints)(own * inverse + to_integer) - 0x4b400000;
-                    std::memcpy(integers + k, &made,
-                                sizeof made);  // padding is overwritten, or zero
+                    store_vector(integers + k, made);  // padding is overwritten, or zero
                     sum += made;
                 });
             rows.sums[part * rows.count + row] = summed(sum);
@@ -173,9 +165,7 @@ inline void quantize_row(QuantizedRows& rows, int64_t row, const float* numbers,
     for (int64_t k = 0, at = row * rows.run; k < rows.stride;
          k += rows.run, at += rows.count * rows.run)
         for (int64_t i = 0; i < rows.run; i += kLanes) {
-            Ints own;
-            std::memcpy(&own, integers + k + i, sizeof own);
-            store_integers(rows, at + i, own);
+            store_integers(rows, at + i, load_vector<Ints>(integers + k + i));
         }
 }
 
