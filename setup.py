@@ -1,8 +1,8 @@
 """Compiles the C++ kernels into the wheel. Everything else about the package stands in
 pyproject.toml.
 
-Without a compiler the wheel is a pure one: the engine then builds the library on first use, or goes
-without.
+The library has the variants of every processor. Without a compiler the wheel is a pure one: the
+engine then builds the library on first use, or goes without.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ class BuildWithKernels(build_py):
         if self.editable_mode:
             return
         target = Path(self.build_lib) / "core_kernels" / KERNELS["LIBRARY_NAME"]
-        if failure := KERNELS["compile_library"](target):
-            self.warn(f"C++ kernels left out of this build: {failure}")
+        try:
+            KERNELS["compile_library"](target, KERNELS["VARIANTS"], KERNELS["OBJECTS"])
+        except KERNELS["BuildError"] as error:
+            self.warn(f"C++ kernels left out of this build: {error}")
 
 
 class WithLibrary(Distribution):

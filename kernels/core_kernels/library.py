@@ -6,7 +6,6 @@ Knows its ABI number, its functions and its location.
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import logging
 import threading
 from functools import cache
@@ -15,12 +14,22 @@ from typing import Any, Final, Protocol
 
 import torch
 
-from core_kernels.build import FOLDER, LIBRARY_NAME, compile_library, source_hash
+from core_kernels.build import (
+    CACHE,
+    FOLDER,
+    LIBRARY_NAME,
+    VARIANTS,
+    BuildError,
+    compile_library,
+    probe_processor,
+    sole_builder,
+    source_hash,
+)
 from core_kernels.large_pages import LargePages
 
 logger = logging.getLogger(__name__)
 
-ABI: Final = 10
+ABI: Final = 11
 _I32 = ctypes.c_int32
 _I64 = ctypes.c_int64
 _F32 = ctypes.c_float
@@ -76,6 +85,10 @@ RESULTS: Final = {
     "core_program_run": _I64,
 }
 """Return types; functions that are not listed return nothing."""
+WAITING: Final = "C++ kernels: waiting for another process that builds them in %s."
+BUILDING: Final = (
+    "C++ kernels: %s. Building the %s kernels in %s, once; this takes about a minute on two cores."
+)
 
 
 class CallListener(Protocol):
@@ -94,6 +107,16 @@ class Library(ctypes.CDLL):
     def __init__(self, path: str) -> None:
         super().__init__(path)
         self._of_thread: Final = threading.local()
+
+    @property
+    def variants(self) -> list[str]:
+        """The variants that the library was built with, the fastest first."""
+        return str(self.core_kernels_variants().decode()).split()
+
+    @property
+    def best_variant(self) -> str:
+        """The fastest variant of this processor, whether or not the library has it."""
+        return str(self.core_kernels_best().decode())
 
     @property
     def pages(self) -> LargePages:
@@ -133,66 +156,128 @@ class Function:
         return result
 
 
+class _Selection:
+    """The instruction set that this process was told to use; empty: the best one.
+
+    One per process, as in the library itself.
+    """
+
+    isa: str = ""
+
+
+def use_isa(isa: str) -> None:
+    """Make `load_library` compute on this instruction set from now on.
+
+    Raises `ValueError` if the processor lacks it, or if it cannot be built.
+    """
+    if isa not in VARIANTS:
+        raise ValueError(f"got {isa}; expected one of {', '.join(VARIANTS)}")
+    library, failure = _find(isa)
+    if library is None:
+        raise ValueError(f"got {isa}; {failure}")
+    _Selection.isa = isa
+
+
 def load_library() -> Library | None:
     """Return the installed library, or one that is built now and cached for the user.
 
-    It uses as many threads as torch does at this moment. Returns None after one warning with the
-    reason if neither is available.
+    It uses as many threads as torch does at this moment. Only the variant that this process needs
+    is built. Returns None after one warning with the reason if neither is available.
     """
+    library, failure = _find(_Selection.isa)
+    if library is None:
+        logger.warning(
+            "C++ kernels are not available (%s); plain torch does their work, more slowly. "
+            "Install g++ and start again.",
+            failure,
+        )
+        return None
+    if _Selection.isa:
+        library.core_kernels_use(_Selection.isa.encode())
+    library.core_kernels_threads(torch.get_num_threads())
+    return library
+
+
+def _find(isa: str) -> tuple[Library | None, str]:
+    """Return (a library with this variant, "") or (None, reason); an empty one is the best."""
     installed = FOLDER / LIBRARY_NAME
-    cached = cache_path()
-    failure = ""
-    for path in (installed, cached):
-        if path.exists() or (path is cached and not (failure := _build(path))):
-            library, failure = open_library(path)
-            if library is not None:
-                library.core_kernels_threads(torch.get_num_threads())
-                return library
-    logger.warning(
-        "C++ kernels are not available (%s); plain torch does their work, more slowly. Install g++ "
-        "and start again.",
-        failure,
-    )
-    return None
+    library, failure = open_library(installed)
+    if library is None:
+        return _open_cached(isa, failure)
+    if not isa or isa in library.variants:
+        lacks = bool(isa) and not library.core_kernels_runs(isa.encode())
+        return (None, f"this processor has no {isa}") if lacks else (library, "")
+    return _open_cached(isa, f"{installed} was built without {isa}")
 
 
-def cache_path() -> Path:
-    """Return the path of the library that is built on first use; the name depends on the
+def cache_path(variant: str) -> Path:
+    """Return the path of a library that is built on first use; the name depends on the
     sources.
     """
-    return Path.home() / ".cache" / "core_kernels" / f"{source_hash()}.so"
+    return CACHE / f"{source_hash()}-{variant}.so"
 
 
 @cache
 def open_library(path: Path) -> tuple[Library | None, str]:
     """Return (library, "") or (None, reason).
 
-    A process loads each path once.
+    A process loads each path once. Warns if the library is not the best one for this processor or
+    these sources.
     """
+    if not path.exists():
+        return None, f"there is no {path}"
     try:
         library = Library(str(path))
         library.core_kernels_abi.restype = _I32
         if (abi := library.core_kernels_abi()) != ABI:
-            return None, f"{path} has ABI {abi}, this version needs {ABI}"
-        library.core_kernels_isa.restype = ctypes.c_char_p
+            return None, f"{path} was built for other sources: ABI {abi}, this version needs {ABI}"
+        for name in ("best", "isa", "sources", "variants", "warning"):
+            getattr(library, f"core_kernels_{name}").restype = ctypes.c_char_p
         library.core_kernels_use.argtypes = (ctypes.c_char_p,)
+        library.core_kernels_runs.argtypes = (ctypes.c_char_p,)
         library.core_kernels_match.argtypes = (ctypes.c_char_p, ctypes.c_char_p)
-        library.core_kernels_warning.restype = ctypes.c_char_p
-        if warning := library.core_kernels_warning().decode():
-            logger.warning("C++ kernels: %s.", warning)
         for name in SIGNATURES:
             setattr(library, name, Function(library, name))
+        if not library.core_kernels_isa():
+            return None, f"{path} has no variant for this processor: {library.variants}"
     except (OSError, AttributeError) as error:
         return None, f"{path} cannot be loaded: {error}"
+    _warn_about(library, path)
     return library, ""
 
 
-def _build(target: Path) -> str:
-    """Build the library unless another process does or did: engine processes start together."""
+def _warn_about(library: Library, path: Path) -> None:
+    if warning := library.core_kernels_warning().decode():
+        logger.warning("C++ kernels: %s.", warning)
+    if library.core_kernels_sources().decode() != source_hash():
+        logger.warning(
+            "C++ kernels: %s was built from other sources; used nevertheless. "
+            "`python -m core_kernels.build` builds it anew.",
+            path,
+        )
+    if path.name == LIBRARY_NAME and library.best_variant not in library.variants:
+        logger.warning(
+            "C++ kernels: %s was built without %s, this processor's best instruction set; using "
+            "%s. `python -m core_kernels.build` adds it.",
+            path,
+            library.best_variant,
+            library.core_kernels_isa().decode(),
+        )
+
+
+def _open_cached(isa: str, lacks: str) -> tuple[Library | None, str]:
+    """Return the library that is built on first use; engine processes start together."""
+    objects = CACHE / "objects"
     try:
-        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with target.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            return "" if target.exists() else compile_library(target) or ""
-    except OSError as error:
-        return f"{target.parent}: {error}"
+        with sole_builder(CACHE, lambda: logger.warning(WAITING, CACHE)):
+            probe = probe_processor(objects)
+            if isa and not probe.core_kernels_runs(isa.encode()):
+                return None, f"this processor has no {isa}"
+            variant = isa or str(probe.core_kernels_best().decode())
+            path = cache_path(variant)
+            if not path.exists():
+                logger.warning(BUILDING, lacks, variant, CACHE)
+                compile_library(path, [variant], objects)
+    except (BuildError, OSError) as error:
+        return None, f"{lacks}; {error}"
+    return open_library(path)

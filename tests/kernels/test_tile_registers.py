@@ -33,10 +33,12 @@ def emulated() -> Iterator[PackedOps]:
     """Return the products of emulated registers."""
     assert LIBRARY is not None
     best = LIBRARY.core_kernels_isa()
-    if not LIBRARY.core_kernels_use(b"amx_emulated"):
+    if not LIBRARY.core_kernels_runs(b"amx_emulated"):
         pytest.skip(
             "this machine lacks what surrounds tile registers (AVX-512 with bfloat16 and VNNI)"
         )
+    if not LIBRARY.core_kernels_use(b"amx_emulated"):
+        pytest.skip("the library was built without amx_emulated; `make test` builds it")
     torch.manual_seed(0)
     yield PackedOps(LIBRARY)
     LIBRARY.core_kernels_use(best)
@@ -46,8 +48,8 @@ def emulated() -> Iterator[PackedOps]:
 def test_tile_check_detects_another_summation_order() -> None:
     assert LIBRARY is not None
     assert LIBRARY.core_kernels_match(b"amx_emulated", b"amx_emulated") == 1
-    for other in (b"generic", b"avx512", b"avx512_bf16"):
-        assert LIBRARY.core_kernels_match(b"amx_emulated", other) == 0
+    for other in {"generic", "avx512", "avx512_bf16"} & set(LIBRARY.variants):
+        assert LIBRARY.core_kernels_match(b"amx_emulated", other.encode()) == 0
     assert LIBRARY.core_kernels_match(b"amx_emulated", b"none such") == -1
 
 
@@ -96,6 +98,6 @@ def test_library_contains_tile_instructions() -> None:
         ["objdump", "--disassemble", "--no-show-raw-insn", str(FOLDER / LIBRARY_NAME)],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    if "vdpbf16ps" not in done.stdout:
-        pytest.skip("built for another architecture")
+    if LIBRARY is None or "amx" not in LIBRARY.variants:
+        pytest.skip("the library was built without amx; `make test-all` builds it")
     assert [name for name in INSTRUCTIONS if name not in done.stdout] == []

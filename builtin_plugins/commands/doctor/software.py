@@ -49,10 +49,10 @@ if torch.cuda.is_available():
     for index in range(torch.cuda.device_count()):
         facts = torch.cuda.get_device_properties(index)
         found["devices"].append(f"{facts.name}, {facts.total_memory / 2**30:.0f} GiB")
-from core_kernels.build import FOLDER, LIBRARY_NAME
-from core_kernels.library import cache_path, open_library
+from core_kernels.build import CACHE, FOLDER, LIBRARY_NAME, source_hash
+from core_kernels.library import open_library
 
-for path in (FOLDER / LIBRARY_NAME, cache_path()):
+for path in (FOLDER / LIBRARY_NAME, *CACHE.glob(f"{source_hash()}-*.so")):
     if path.exists():
         library, fault = open_library(path)
         if library is not None:

@@ -1,6 +1,7 @@
 // The C ABI of the library, and the selection of an instruction set at load time.
 #include <algorithm>
 #include <cstring>
+#include <string>
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
@@ -12,6 +13,7 @@
 #include "cpu/gemm/linear.h"
 #include "cpu/gemm/low_rank.h"
 #include "cpu/threading/pool.h"
+#include "cpu/processor.h"
 #include "cpu/program.h"
 #include "cpu/quant/quantized.h"
 #include "cpu/elementwise/sampling.h"
@@ -38,53 +40,60 @@ struct Variant {
     const LowRankOps* low_rank;
 };
 
-// `products` is the variant of the functions that use tile registers; all others are shared.
-#define TABLES(isa, products)                                                           \
-    &row_ops_##isa, &element_ops_##isa, &linear_##products, &attention_##products,      \
-        &sampling_##isa, &quantized_##products, &superblocks_##isa, &floats_##products, \
+// The tables of one variant, some of them shared with another one (build.py lists which sources are
+// compiled for each): `products` for tile registers, `integers` and `blocks` for integer products.
+#define TABLES(isa, products, integers, blocks)                                            \
+    &row_ops_##isa, &element_ops_##isa, &linear_##products, &attention_##products,         \
+        &sampling_##isa, &quantized_##integers, &superblocks_##blocks, &floats_##products, \
         &low_rank_##isa
+#define OWN_TABLES(isa) TABLES(isa, isa, isa, isa)
 
-#if defined(__x86_64__)
 // True if the tile registers exist but give different sums; then they are not used.
 bool tiles_differ = false;
 
+#if defined(BUILT_amx)
 bool tiles_usable() {
-    if (!tile_check::is_supported()) return false;
+    if (!processor::runs("amx")) return false;
     tiles_differ = !tile_check::results_match(linear_amx, linear_amx) ||
                    !tile_check::results_match(quantized_amx, quantized_avx512_bf16);
     return !tiles_differ;
 }
 #endif
 
+// What this library was built with, the fastest first.
 const Variant* variants() {
-#if defined(__x86_64__)
-    __builtin_cpu_init();
-    static const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                             __builtin_cpu_supports("f16c");
-    static const bool avx512 =
-        avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    static const bool pairs =
-        avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
-    static const bool tiles = pairs && tiles_usable();
     static const Variant all[] = {
-        {"amx", tiles, TABLES(avx512_bf16, amx)},
-        {"avx512_bf16", pairs, TABLES(avx512_bf16, avx512_bf16)},
-        {"avx512", avx512, TABLES(avx512, avx512)},
-        {"avx2", avx2, TABLES(avx2, avx2)},
-        {"generic", true, TABLES(generic, generic)},
-        {"amx_emulated", pairs,
-         TABLES(avx512_bf16, amx_emulated)},  // after a usable one, so only selected by name
-        {}};
-#else
-    static const Variant all[] = {{"generic", true, TABLES(generic, generic)}, {}};
+#if defined(BUILT_amx)
+        {"amx", tiles_usable(), TABLES(avx512_bf16, amx, amx, avx512_bf16)},
 #endif
+#if defined(BUILT_avx512_bf16)
+        {"avx512_bf16", processor::runs("avx512_bf16"), OWN_TABLES(avx512_bf16)},
+#endif
+#if defined(BUILT_avx512_vnni)
+        {"avx512_vnni", processor::runs("avx512_vnni"),
+         TABLES(avx512, avx512, avx512_vnni, avx512_vnni)},
+#endif
+#if defined(BUILT_avx512)
+        {"avx512", processor::runs("avx512"), OWN_TABLES(avx512)},
+#endif
+#if defined(BUILT_avx2)
+        {"avx2", processor::runs("avx2"), OWN_TABLES(avx2)},
+#endif
+#if defined(BUILT_generic)
+        {"generic", true, OWN_TABLES(generic)},
+#endif
+#if defined(BUILT_amx_emulated)  // after a usable one, so only selected by name
+        {"amx_emulated", processor::runs("amx_emulated"),
+         TABLES(avx512_bf16, amx_emulated, amx_emulated, avx512_bf16)},
+#endif
+        {}};
     return all;
 }
 
+// The fastest usable variant, or the empty one that ends the list.
 const Variant* best() {
     const Variant* variant = variants();
-    while (!variant->usable) ++variant;
+    while (variant->name && !variant->usable) ++variant;
     return variant;
 }
 
@@ -103,11 +112,27 @@ bool are_rows(const int64_t* ids, int64_t count, int64_t rows) {
 }  // namespace
 
 // Bump it with any change of a signature below; the loader refuses another number.
-EXPORT int32_t core_kernels_abi() { return 10; }
+EXPORT int32_t core_kernels_abi() { return 11; }
 
-EXPORT const char* core_kernels_isa() { return chosen->name; }
+// Empty if the library was built without a variant that this processor runs.
+EXPORT const char* core_kernels_isa() { return chosen->name ? chosen->name : ""; }
 
-// Selects another instruction set (tests compare them all). Returns 0 if this machine lacks it.
+// The variants that the library was built with, the fastest first, with spaces between them.
+EXPORT const char* core_kernels_variants() {
+    static const std::string names = [] {
+        std::string joined;
+        for (const Variant* variant = variants(); variant->name; ++variant)
+            joined += (joined.empty() ? "" : " ") + std::string(variant->name);
+        return joined;
+    }();
+    return names.c_str();
+}
+
+// The hash of the sources (build.py) that the library was compiled from.
+EXPORT const char* core_kernels_sources() { return SOURCE_HASH; }
+
+// Selects another instruction set (tests compare them all). Returns 0 if the processor or the library
+// lacks it.
 EXPORT int32_t core_kernels_use(const char* name) {
     const Variant* variant = named(name);
     if (variant) chosen = variant;
@@ -115,7 +140,7 @@ EXPORT int32_t core_kernels_use(const char* name) {
 }
 
 // Compares products of many rows on one instruction set with those of single rows on the other, bit
-// by bit. Returns -1 if this machine lacks one.
+// by bit. Returns -1 if the processor or the library lacks one.
 EXPORT int32_t core_kernels_match(const char* many, const char* alone) {
     const Variant *first = named(many), *second = named(alone);
     if (!first || !second) return -1;
@@ -125,10 +150,8 @@ EXPORT int32_t core_kernels_match(const char* many, const char* alone) {
 
 // A warning about the selection, or an empty string.
 EXPORT const char* core_kernels_warning() {
-#if defined(__x86_64__)
     if (tiles_differ)
         return "this processor's tile registers (AMX) give unexpected sums; AVX-512 is used";
-#endif
     return "";
 }
 

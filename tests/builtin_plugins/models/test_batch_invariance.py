@@ -101,7 +101,8 @@ def test_amx_results_are_batch_invariant_and_near_avx(
         plain = answers(llm, 1)
     if not library.core_kernels_use(b"amx_emulated"):
         pytest.skip(
-            "this machine lacks what surrounds tile registers (AVX-512 with bfloat16 and VNNI)"
+            "this machine lacks what surrounds tile registers (AVX-512 with bfloat16 and VNNI), or "
+            "the library was built without amx_emulated (`make test` builds it)"
         )
     try:
         with open_engine(folder, "bfloat16", enable_prefix_caching=False) as llm:

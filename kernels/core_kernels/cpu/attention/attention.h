@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "cpu/elementwise/row_ops.h"
+#include "cpu/variant.h"
 
 // Storage formats of a KV cache with another dtype than keys and values.
 constexpr int64_t kCacheInt8 = 1, kCacheE4M3 = 2, kCacheE5M2 = 3;
@@ -83,11 +84,4 @@ struct AttentionOps {
     void (*attend)(const PagedAttention& a);
 };
 
-extern const AttentionOps attention_generic;
-#if defined(__x86_64__)
-extern const AttentionOps attention_avx2;
-extern const AttentionOps attention_avx512;
-extern const AttentionOps attention_avx512_bf16;
-extern const AttentionOps attention_amx;
-extern const AttentionOps attention_amx_emulated;
-#endif
+VARIANT_TABLES(AttentionOps, attention_);

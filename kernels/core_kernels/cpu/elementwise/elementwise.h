@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "cpu/elementwise/row_ops.h"
+#include "cpu/variant.h"
 
 enum Kind : int32_t {
     kAdd = 0,
@@ -32,9 +33,4 @@ struct ElementOps {
                        float eps, int32_t dtype);
 };
 
-extern const ElementOps element_ops_generic;
-#if defined(__x86_64__)
-extern const ElementOps element_ops_avx2;
-extern const ElementOps element_ops_avx512;
-extern const ElementOps element_ops_avx512_bf16;
-#endif
+VARIANT_TABLES(ElementOps, element_ops_);

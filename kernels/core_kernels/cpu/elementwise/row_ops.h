@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "cpu/variant.h"
+
 // Element types of tensors; the values are part of the C ABI.
 enum DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 
@@ -28,9 +30,4 @@ struct RowOps {
     void (*widen)(float* out, const void* x, Grid grid, int32_t dtype);
 };
 
-extern const RowOps row_ops_generic;
-#if defined(__x86_64__)
-extern const RowOps row_ops_avx2;
-extern const RowOps row_ops_avx512;
-extern const RowOps row_ops_avx512_bf16;
-#endif
+VARIANT_TABLES(RowOps, row_ops_);

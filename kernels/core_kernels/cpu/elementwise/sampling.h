@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "cpu/variant.h"
+
 // Logits [rows, width] float32; row_stride in elements.
 struct Logits {
     const float* values;
@@ -18,9 +20,4 @@ struct SamplingOps {
     void (*sample)(int64_t* tokens, Logits logits, const double* uniform);
 };
 
-extern const SamplingOps sampling_generic;
-#if defined(__x86_64__)
-extern const SamplingOps sampling_avx2;
-extern const SamplingOps sampling_avx512;
-extern const SamplingOps sampling_avx512_bf16;
-#endif
+VARIANT_TABLES(SamplingOps, sampling_);

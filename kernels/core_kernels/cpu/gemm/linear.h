@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "cpu/elementwise/row_ops.h"
+#include "cpu/variant.h"
 
 // Strides in elements.
 struct Matrix {
@@ -38,11 +39,4 @@ struct LinearOps {
     void (*grouped)(const Product& p, const int64_t* counts, int64_t groups, int32_t dtype);
 };
 
-extern const LinearOps linear_generic;
-#if defined(__x86_64__)
-extern const LinearOps linear_avx2;
-extern const LinearOps linear_avx512;
-extern const LinearOps linear_avx512_bf16;
-extern const LinearOps linear_amx;
-extern const LinearOps linear_amx_emulated;
-#endif
+VARIANT_TABLES(LinearOps, linear_);

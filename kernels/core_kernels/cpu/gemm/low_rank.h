@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "cpu/elementwise/row_ops.h"
+#include "cpu/variant.h"
 
 // The B factor of one adapter for some columns of a product: panels of 64 columns (the last one:
 // whole pairs of vectors), in a panel rank after rank.
@@ -38,9 +39,4 @@ struct LowRankOps {
     void (*add)(const Adapted& a, int32_t dtype);
 };
 
-extern const LowRankOps low_rank_generic;
-#if defined(__x86_64__)
-extern const LowRankOps low_rank_avx2;
-extern const LowRankOps low_rank_avx512;
-extern const LowRankOps low_rank_avx512_bf16;
-#endif
+VARIANT_TABLES(LowRankOps, low_rank_);

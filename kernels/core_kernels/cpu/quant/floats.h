@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "cpu/gemm/linear.h"
+#include "cpu/variant.h"
 
 enum FloatKind : int32_t {
     kE4M3 = 0,  // "fn": no infinities, one NaN of either sign
@@ -46,11 +47,4 @@ struct FloatOps {
                     int32_t dtype);
 };
 
-extern const FloatOps floats_generic;
-#if defined(__x86_64__)
-extern const FloatOps floats_avx2;
-extern const FloatOps floats_avx512;
-extern const FloatOps floats_avx512_bf16;
-extern const FloatOps floats_amx;
-extern const FloatOps floats_amx_emulated;
-#endif
+VARIANT_TABLES(FloatOps, floats_);

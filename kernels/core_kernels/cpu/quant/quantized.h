@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "cpu/gemm/linear.h"
+#include "cpu/variant.h"
 
 enum CodeKind : int32_t {
     kInt4 = 4,
@@ -60,11 +61,4 @@ struct QuantizedOps {
                     int32_t dtype);
 };
 
-extern const QuantizedOps quantized_generic;
-#if defined(__x86_64__)
-extern const QuantizedOps quantized_avx2;
-extern const QuantizedOps quantized_avx512;
-extern const QuantizedOps quantized_avx512_bf16;
-extern const QuantizedOps quantized_amx;
-extern const QuantizedOps quantized_amx_emulated;
-#endif
+VARIANT_TABLES(QuantizedOps, quantized_);

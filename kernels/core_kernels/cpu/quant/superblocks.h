@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "cpu/gemm/linear.h"
+#include "cpu/variant.h"
 
 // Block types by their GGUF numbers.
 enum BlockKind : int32_t {
@@ -47,9 +48,4 @@ struct SuperblockOps {
                     int32_t dtype);
 };
 
-extern const SuperblockOps superblocks_generic;
-#if defined(__x86_64__)
-extern const SuperblockOps superblocks_avx2;
-extern const SuperblockOps superblocks_avx512;
-extern const SuperblockOps superblocks_avx512_bf16;
-#endif
+VARIANT_TABLES(SuperblockOps, superblocks_);

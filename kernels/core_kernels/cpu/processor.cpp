@@ -1,0 +1,65 @@
+// Also compiled alone: build.py asks it which variant to build.
+#include "cpu/processor.h"
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include "cpu/gemm/tile_check.h"
+#endif
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+struct Support {
+    const char* variant;
+    bool runs;
+};
+
+// The fastest first. `amx_emulated` is for tests only.
+const Support* all_variants() {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    static const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                             __builtin_cpu_supports("f16c");
+    static const bool avx512 =
+        avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    static const bool integers = avx512 && __builtin_cpu_supports("avx512vnni");
+    static const bool pairs = integers && __builtin_cpu_supports("avx512bf16");
+    static const Support all[] = {{"amx", pairs && tile_check::is_supported()},
+                                  {"avx512_bf16", pairs},
+                                  {"avx512_vnni", integers},
+                                  {"avx512", avx512},
+                                  {"avx2", avx2},
+                                  {"generic", true},
+                                  {"amx_emulated", pairs},
+                                  {}};
+#else
+    static const Support all[] = {{"generic", true}, {}};
+#endif
+    return all;
+}
+
+}  // namespace
+
+namespace processor {
+
+bool runs(const char* variant) {
+    for (const Support* each = all_variants(); each->variant; ++each)
+        if (std::strcmp(each->variant, variant) == 0) return each->runs;
+    return false;
+}
+
+}  // namespace processor
+
+// Returns 1 if this processor runs the variant, whether or not the library has it.
+EXPORT int32_t core_kernels_runs(const char* variant) { return processor::runs(variant); }
+
+// The fastest variant of this processor, whether or not the library has it.
+EXPORT const char* core_kernels_best() {
+    const Support* each = all_variants();
+    while (!each->runs) ++each;
+    return each->variant;
+}
