@@ -157,25 +157,40 @@ class Function:
 
 
 class _Selection:
-    """The instruction set that this process was told to use; empty: the best one.
-
-    One per process, as in the library itself.
-    """
+    """What this process computes with: one library, as any extension module is one."""
 
     isa: str = ""
+    """The instruction set that `use_isa` was called with; empty: the best one."""
+    library: Library | None = None
+    """The library that was loaded last; other modules keep its functions."""
 
 
 def use_isa(isa: str) -> None:
-    """Make `load_library` compute on this instruction set from now on.
+    """Make `load_library` compute on this instruction set from now on; empty: on the best one.
 
     Raises `ValueError` if the processor lacks it, or if it cannot be built.
     """
+    if not isa:
+        _use_best()
+        return
     if isa not in VARIANTS:
         raise ValueError(f"got {isa}; expected one of {', '.join(VARIANTS)}")
     library, failure = _find(isa)
     if library is None:
         raise ValueError(f"got {isa}; {failure}")
+    if _Selection.library not in (None, library):
+        raise ValueError(
+            f"got {isa}; this process already computes with a library without it. Start a new "
+            "process"
+        )
     _Selection.isa = isa
+
+
+def _use_best() -> None:
+    library = _Selection.library
+    if _Selection.isa and library is not None:
+        any(library.core_kernels_use(name.encode()) for name in library.variants)
+    _Selection.isa = ""
 
 
 def load_library() -> Library | None:
@@ -192,6 +207,7 @@ def load_library() -> Library | None:
             failure,
         )
         return None
+    _Selection.library = library
     if _Selection.isa:
         library.core_kernels_use(_Selection.isa.encode())
     library.core_kernels_threads(torch.get_num_threads())

@@ -38,8 +38,14 @@ class FakeProcessor:
 
 
 @pytest.fixture(autouse=True)
-def no_forced_isa(monkeypatch: pytest.MonkeyPatch) -> None:
+def nothing_selected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begin as a process does, and leave the selection of other tests alone."""
     monkeypatch.setattr(library._Selection, "isa", "")
+    monkeypatch.setattr(library._Selection, "library", None)
+    installed, _ = library.open_library(INSTALLED)
+    if installed is not None:  # perhaps older than the sources, which is no matter here
+        sources = installed.core_kernels_sources().decode()
+        monkeypatch.setattr(library, "source_hash", lambda: sources)
 
 
 @pytest.fixture
@@ -146,19 +152,28 @@ def test_library_without_the_best_variant_is_used_with_one_line(
 
 
 @needs_library
-@pytest.mark.parametrize("isa", ["generic"])
-def test_forced_isa_is_selected_from_the_installed_library(builds: Builds, isa: str) -> None:
+def test_forced_isa_is_selected_until_it_is_released(builds: Builds) -> None:
     loaded = library.load_library()
     assert loaded is not None
-    before = loaded.core_kernels_isa()
-    try:
-        library.use_isa(isa)
-        again = library.load_library()
-        assert again is not None
-        assert again.core_kernels_isa() == isa.encode()
-    finally:
-        loaded.core_kernels_use(before)
+    best = loaded.core_kernels_isa()
+    library.use_isa("generic")
+    assert library.load_library() is loaded
+    assert loaded.core_kernels_isa() == b"generic"
+    library.use_isa("")
+    assert library.load_library() is loaded
+    assert loaded.core_kernels_isa() == best
     assert builds == []
+
+
+@needs_library
+def test_isa_of_another_library_is_refused_once_one_is_in_use(
+    empty_home: Path, builds: Builds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = library.load_library()
+    monkeypatch.setattr(library.Library, "variants", ["fastest"])
+    with pytest.raises(ValueError, match="got generic; this process already computes with"):
+        library.use_isa("generic")
+    assert library.load_library() is loaded
 
 
 @needs_library

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from core_kernels.library import load_library
+from core_kernels.library import load_library, use_isa
 
 from builtin_plugins.platforms.cpu.prefault import PrefaultedPages, keep_freed_pages
 from builtin_plugins.platforms.cpu.recorded import MAX_RECORDED_TOKENS, RecordedModel
@@ -44,7 +44,14 @@ ISA_FLAGS: Final = (
     "asimd",
     "bf16",
 )
-
+ISA_FLAGS_OF: Final[Mapping[str, frozenset[str]]] = {
+    "generic": frozenset(),
+    "avx2": frozenset({"avx2"}),
+    "avx512": frozenset({"avx2", "avx512f"}),
+    "avx512_vnni": frozenset({"avx2", "avx512f", "avx512_vnni"}),
+    "avx512_bf16": frozenset({"avx2", "avx512f", "avx512_vnni", "avx512_bf16"}),
+}
+"""Instruction sets that remain with a forced variant of the kernels; with others, all."""
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +68,8 @@ class CpuPlatform:
 
     def __init__(self) -> None:
         self._eager = False
+        self._isa = ""
+        """The forced variant of the kernels."""
         self._free_bytes: int | None = None
         """Free memory before loading; memory-mapped weights would count as free afterwards."""
         self._cache: list[torch.Tensor] = []
@@ -93,6 +102,11 @@ class CpuPlatform:
                 "cores. Lower it, or remove it for one thread per core."
             )
         torch.set_num_threads(threads or max(1, usable_cores() // num_ranks(config)))
+        self._isa = config.options.get("isa") or ""
+        try:
+            use_isa(self._isa)
+        except ValueError as error:
+            raise ConfigError(f"--isa: {error}.") from error
 
     def pick_dtype(self, checkpoint_dtype: str) -> str:
         """Return the checkpoint's dtype, but bfloat16 for float16, which is slow on CPUs."""
@@ -161,10 +175,11 @@ class CpuPlatform:
 
     def facts(self) -> Mapping[str, Any]:
         """Return device, architecture and instruction sets."""
+        available = frozenset(instruction_sets())
         return {
             "device": "cpu",
             "machine": platform.machine(),
-            "isa": frozenset(instruction_sets()),
+            "isa": available & ISA_FLAGS_OF.get(self._isa, available),
         }
 
 

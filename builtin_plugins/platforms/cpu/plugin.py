@@ -1,6 +1,13 @@
 """The CPU of this machine."""
 
-from core.api import Entry, hookimpl
+from core.api import Entry, Option, hookimpl
+
+
+@hookimpl
+def engine_options() -> list[Option]:
+    """Return the option of the CPU kernels."""
+    text = "Instruction set of the CPU kernels, instead of the processor's best (for measurements)."
+    return [Option("isa", str | None, None, text)]
 
 
 @hookimpl

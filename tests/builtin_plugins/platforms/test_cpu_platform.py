@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from core_kernels.library import load_library
 
 from builtin_plugins.platforms.cpu import platform as cpu
 from core.config import EngineConfig
@@ -143,3 +144,29 @@ def test_excessive_num_threads_is_rejected(monkeypatch: pytest.MonkeyPatch) -> N
         match=r"--num-threads: got 129; expected up to 128 on a machine of 16 cores",
     ):
         cpu.CpuPlatform().start(EngineConfig(device=replace(device, num_threads=129)))
+
+
+def with_isa(isa: str | None) -> EngineConfig:
+    config = EngineConfig()
+    threads = replace(config.device, num_threads=torch.get_num_threads())
+    return replace(config, device=threads, options={**config.options, "isa": isa})
+
+
+def test_unknown_isa_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"--isa: got sse9; expected one of .*generic"):
+        cpu.CpuPlatform().start(with_isa("sse9"))
+
+
+@pytest.mark.skipif(load_library() is None, reason="no C++ library on this machine")
+def test_forced_isa_computes_and_limits_the_facts_until_the_next_start() -> None:
+    library = load_library()
+    assert library is not None
+    best = library.core_kernels_isa()
+    started = cpu.CpuPlatform()
+    started.start(with_isa("generic"))
+    assert load_library() is library
+    assert library.core_kernels_isa() == b"generic"
+    assert started.facts()["isa"] == frozenset()
+    started.start(with_isa(None))
+    assert library.core_kernels_isa() == best
+    assert started.facts()["isa"] == frozenset(cpu.instruction_sets())
