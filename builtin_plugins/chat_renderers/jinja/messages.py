@@ -15,10 +15,11 @@ MAX_MESSAGES = 10_000
 
 
 def plain_messages(
-    messages: Sequence[Mapping[str, Any]], *, keep_parts: bool
+    messages: Sequence[Mapping[str, Any]], *, keep_parts: bool, has_developer: bool = True
 ) -> list[dict[str, Any]]:
     """Return copies of the messages, with contents as texts, or as lists of parts if `keep_parts`.
 
+    Calls have objects as arguments. The role developer is system unless `has_developer`.
     Raises `InvalidRequest` with the path of the field, such as `messages[2].content[0]`.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
@@ -31,7 +32,11 @@ def plain_messages(
         raise InvalidRequest(
             "messages", f"holds {len(messages)} messages, at most {MAX_MESSAGES} are allowed."
         )
-    return [_message(message, f"messages[{i}]", keep_parts) for i, message in enumerate(messages)]
+    found = [_message(message, f"messages[{i}]", keep_parts) for i, message in enumerate(messages)]
+    for message in found:
+        if message["role"] == "developer" and not has_developer:
+            message["role"] = "system"
+    return found
 
 
 def _message(message: Any, where: str, keep_parts: bool) -> dict[str, Any]:
@@ -92,15 +97,23 @@ def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
         if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
             raise InvalidRequest(f"{where}[{i}]", "must be an object with a function.")
         function = dict(call["function"])
-        arguments = function.get("arguments")
-        if isinstance(arguments, str):
-            function["arguments"] = _arguments(arguments, f"{where}[{i}].function.arguments")
+        function["arguments"] = call_arguments(function.get("arguments"))
         out.append({**call, "function": function})
     return out
 
 
-def _arguments(text: str, where: str) -> Any:
-    try:
-        return msgspec.json.decode(text or "{}")
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidRequest(where, f"is not JSON: {error}.") from error
+def call_arguments(given: Any) -> dict[str, Any]:
+    """Return a call's arguments as an object: what a broken call holds must not end a conversation.
+
+    Nothing is an empty object; a text that is no JSON, or no object, is the value of `arguments`.
+    """
+    value = given
+    for _ in range(2):  # some clients encode the text twice
+        if isinstance(value, str):
+            try:
+                value = msgspec.json.decode(value or "{}")
+            except (msgspec.DecodeError, UnicodeError, RecursionError):
+                break
+    if isinstance(value, Mapping):
+        return dict(value)
+    return {} if value is None else {"arguments": value}

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import jinja2
 from jinja2 import nodes
+from jinja2.exceptions import SecurityError
 
 from builtin_plugins.chat_renderers.jinja.budget import joined
 from builtin_plugins.chat_renderers.jinja.environment import chat_environment
+from builtin_plugins.chat_renderers.jinja.mending import alternatives, lost_message
 from builtin_plugins.chat_renderers.jinja.messages import plain_messages
 from core.api import ConfigError, EngineConfig, InvalidRequest
 from core.api.models import ModelSource
@@ -27,6 +29,7 @@ SHIPPED: Final = Path(__file__).parent / "templates"
 """Templates of model families without tool support in their own templates."""
 DEFAULT = "default"
 """Name of the default template."""
+_BYTE_ORDER_MARK = "\N{ZERO WIDTH NO-BREAK SPACE}"
 _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 _MAX_COMPILED = 16
 """Maximum number of cached request templates, in addition to the model's own."""
@@ -69,7 +72,7 @@ class JinjaRenderer:
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """Return the prompt.
+        """Return the prompt, with the text of the last message and of all system messages.
 
         Raises `InvalidRequest` naming the message or field that cannot be rendered.
         """
@@ -85,23 +88,26 @@ class JinjaRenderer:
                 "excludes add_generation_prompt; unset one of them.",
             )
         template, reads_parts = self._compile_for_request(text)
-        chat = plain_messages(messages, keep_parts=reads_parts)
-        final = _mark_final(chat) if continue_final_message else ""
-        try:
-            self._environment.budget.begin()
-            pieces = template.generate(
-                messages=chat,
-                tools=[dict(tool) for tool in tools] if tools else None,
-                add_generation_prompt=add_generation_prompt,
-                **values,
-            )
-            prompt = joined(pieces)
-        except Exception as error:
-            # A template is untrusted code on client data, so any exception is an invalid request.
-            raise InvalidRequest(
-                "messages", f"the chat template refused them: {_words(error)}."
-            ) from error
-        return _cut_final(prompt, final) if continue_final_message else prompt
+        prompt_fields = {
+            "tools": [dict(tool) for tool in tools] if tools else None,
+            "add_generation_prompt": add_generation_prompt,
+            **values,
+        }
+
+        def generate(chat: list[dict[str, Any]]) -> str:
+            final = ""
+            if continue_final_message:
+                chat, final = _mark_final(chat)
+            prompt = joined(template.generate(messages=chat, **prompt_fields))
+            return _cut_final(prompt, final) if continue_final_message else prompt
+
+        has_developer = "developer" in text
+        forms = (reads_parts, not reads_parts) if self._format == "auto" else (reads_parts,)
+        chats = [
+            plain_messages(messages, keep_parts=form, has_developer=has_developer) for form in forms
+        ]
+        self._environment.budget.begin()
+        return _first_complete(chats, generate)
 
     def _variables(self, template_kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the template variables. Raises `InvalidRequest` for the name of a field."""
@@ -137,10 +143,11 @@ class JinjaRenderer:
         """Return the compiled template and whether it reads content as parts."""
         known = self._compiled.get(text)
         if known is None:
+            source = text.removeprefix(_BYTE_ORDER_MARK)
             reads_parts = self._format == "openai" or (
-                self._format == "auto" and _reads_parts(self._environment, text)
+                self._format == "auto" and _reads_parts(self._environment, source)
             )
-            known = (self._environment.from_string(text), reads_parts)
+            known = (self._environment.from_string(source), reads_parts)
             if len(self._compiled) > _MAX_COMPILED:
                 self._compiled.pop(
                     next(name for name in self._compiled if name not in self._templates.values()),
@@ -207,17 +214,52 @@ def _is_content(node: nodes.Node, names: set[str]) -> bool:
     return isinstance(node, nodes.Name) and node.name in names
 
 
-def _mark_final(chat: list[dict[str, Any]]) -> str:
-    """Append a tag to the last message's text, to truncate the prompt there; return the text."""
-    content = chat[-1]["content"]
+def _first_complete(
+    chats: Sequence[list[dict[str, Any]]], generate: Callable[[list[dict[str, Any]]], str]
+) -> str:
+    """Return the first prompt that loses no text, of the same conversation in several forms.
+
+    Raises the refusal of the conversation as it is, if there is no such prompt.
+    """
+    refusal: InvalidRequest | None = None
+    for versions in zip(*map(alternatives, chats), strict=True):
+        for chat in versions:
+            try:
+                prompt = generate(chat)
+                lost = lost_message(prompt, chat, generate)
+            except InvalidRequest as error:
+                refusal = refusal or error
+                continue
+            except Exception as error:
+                # A template is untrusted code on client data, so any exception is an invalid
+                # request.
+                words = f"the chat template refused them: {_words(error)}."
+                refusal = refusal or InvalidRequest("messages", words)
+                if isinstance(error, SecurityError):  # its budget is used up
+                    raise refusal from error
+                continue
+            if lost is None:
+                return prompt
+            role = chat[lost]["role"]
+            refusal = refusal or InvalidRequest(
+                f"messages[{lost}].content",
+                f"got a text of role {role!r} that the chat template does not show; expected a "
+                "role of the template. Give another role, or start with another --chat-template.",
+            )
+    raise refusal or InvalidRequest("messages", "are empty; at least one message is needed.")
+
+
+def _mark_final(chat: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
+    """Return the messages with a tag after the last text, where the prompt is cut; and the text."""
+    *before, last = chat
+    content = last["content"]
     if isinstance(content, str):
-        chat[-1]["content"] = content + _TAG
-        return content
+        return [*before, {**last, "content": content + _TAG}], content
     if not content:
         raise InvalidRequest("continue_final_message", "the last message has no text to continue.")
-    text: str = content[-1]["text"]
-    content[-1]["text"] = text + _TAG
-    return text
+    *parts, part = content
+    text: str = part["text"]
+    return [*before, {**last, "content": [*parts, {**part, "text": text + _TAG}]}], text
 
 
 def _cut_final(prompt: str, final: str) -> str:

@@ -62,8 +62,13 @@ CHAT = [
 ]
 
 
+TEXTS = "{{ messages | map(attribute='content') | join }}"
+"""Shows every content: a template that loses one is not rendered as it is."""
+
+
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_rendered_prompt_equals_transformers(template):
+    template += TEXTS
     from transformers.utils.chat_template_utils import render_jinja_template
 
     special = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -94,12 +99,8 @@ def test_rendered_text_is_unchanged(text):
 
 def test_tool_call_arguments_are_objects_in_template():
     call = {"type": "function", "function": {"name": "f", "arguments": '{"x": 5}'}}
-    assert (
-        renderer(TEMPLATES[-1]).render(
-            [{"role": "assistant", "content": None, "tool_calls": [call]}]
-        )
-        == "5"
-    )
+    messages = [{"role": "assistant", "content": None, "tool_calls": [call]}]
+    assert renderer(TEMPLATES[-1]).render(messages) == "5"
 
 
 def test_content_parts_are_joined_for_text_templates():
@@ -134,10 +135,6 @@ def test_final_message_is_continued():
         ([{"role": "user", "content": [{"type": ["x"]}]}], "messages[0].content[0]"),
         ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
         ([{"role": "assistant", "tool_calls": [{}]}], "messages[0].tool_calls[0]"),
-        (
-            [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}],
-            "messages[0].tool_calls[0].function.arguments",
-        ),
     ],
 )
 def test_bad_message_error_names_index(messages, field):
@@ -204,10 +201,10 @@ def test_template_rendering_is_limited(monkeypatch, template, message):
 def test_rendering_limit_is_per_request(monkeypatch):
     monkeypatch.setattr("builtin_plugins.chat_renderers.jinja.budget.MAX_CPU_S", 0.05)
     turns = "{% for a in range(count) %}{% for b in range(count) %}{% endfor %}{% endfor %}"
-    target = renderer(turns + "{{ 2 * 3 }}")
+    target = renderer(turns + "{{ 2 * 3 }}" + TEXTS)
     with pytest.raises(InvalidRequest, match="processor time"):
         target.render(USER, template_kwargs={"count": 99_999})
-    assert target.render(USER, template_kwargs={"count": 3}) == "6"
+    assert target.render(USER, template_kwargs={"count": 3}) == "6hi"
 
 
 def test_template_is_compiled_at_startup():
@@ -252,21 +249,25 @@ def test_documents_need_supporting_template():
 def test_request_template_cache_is_bounded():
     target = renderer()
     for i in range(100):
-        assert target.render(USER, chat_template=f"{i}") == str(i)
+        assert target.render(USER, chat_template=f"{i}{TEXTS}") == f"{i}hi"
     assert len(target._compiled) < 30
 
 
-NAMED = {"default": "plain", "tool_use": "{{ tools[0].function.name }}", "rag": "found"}
+NAMED = {
+    "default": "plain " + TEXTS,
+    "tool_use": "{{ tools[0].function.name }} " + TEXTS,
+    "rag": "found " + TEXTS,
+}
 
 
 def test_tools_select_tool_use_template():
     target = renderer(NAMED)
-    assert (target.render(USER), target.render(USER, tools=TOOLS)) == ("plain", "é<b>")
-    assert renderer({"default": "plain"}).render(USER, tools=TOOLS) == "plain"
+    assert (target.render(USER), target.render(USER, tools=TOOLS)) == ("plain hi", "é<b> hi")
+    assert renderer({"default": NAMED["default"]}).render(USER, tools=TOOLS) == "plain hi"
 
 
 def test_model_template_is_selected_by_name():
-    assert renderer(NAMED, given="rag").render(USER, tools=TOOLS) == "found"
+    assert renderer(NAMED, given="rag").render(USER, tools=TOOLS) == "found hi"
     with pytest.raises(
         ConfigError,
         match=r"--chat-template rug is no template .* The model has: default, tool_use, rag",
@@ -280,3 +281,120 @@ def test_missing_default_template_lists_others():
         match="no chat template that is the default; --chat-template takes one of: rag",
     ):
         renderer({"rag": "found"}).render(USER)
+
+
+CALLS = (
+    "{% for m in messages %}{% for c in m.tool_calls or [] %}"
+    "{% for k, v in c.function.arguments.items() %}{{ k }}={{ v | tojson }};{% endfor %}"
+    "{% endfor %}{{ m.content }}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ('{"x": 5}', "x=5;"),
+        ({"x": 5}, "x=5;"),
+        ('"{\\"x\\": 5}"', "x=5;"),
+        ('{"x": ', 'arguments="{\\"x\\": ";'),
+        ('"x"', 'arguments="x";'),
+        ("[1]", "arguments=[1];"),
+        (7, "arguments=7;"),
+        ("null", ""),
+        ("", ""),
+        (None, ""),
+    ],
+)
+def test_broken_call_arguments_become_an_object(arguments, expected):
+    call = {"function": {"name": "f", "arguments": arguments}}
+    messages = [{"role": "assistant", "content": None, "tool_calls": [call]}, *USER]
+    assert renderer(CALLS).render(messages) == f"{expected}hi"
+
+
+# Templates of the kinds that refuse or lose conversations: each message is [role]text.
+SHOWN = "[{{ m.role }}]{{ m.content }}"
+LOOP = "{% for m in messages %}" + SHOWN + "{% endfor %}"
+SYSTEM_FIRST = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+    "{{ raise_exception('system first') }}{% endif %}" + SHOWN + "{% endfor %}"
+)
+SYSTEM_SKIPPED = (
+    "{% if messages[0].role == 'system' %}[system]{{ messages[0].content }}{% endif %}"
+    "{% for m in messages if m.role != 'system' %}" + SHOWN + "{% endfor %}"
+)
+ALTERNATING = (
+    "{% for m in messages %}{% if m.role == 'system' or "
+    "(m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles') }}{% endif %}"
+    + SHOWN
+    + "{% endfor %}"
+)
+NO_SYSTEM = "{% for m in messages if m.role != 'system' %}" + SHOWN + "{% endfor %}"
+S1, S2 = ({"role": "system", "content": text} for text in ("S1", "S2"))
+C = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+NEXT = {"role": "user", "content": "c"}
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "expected"),
+    [
+        (LOOP, [S1, *C, S2, NEXT], "[system]S1[user]a[assistant]b[system]S2[user]c"),
+        (SYSTEM_FIRST, [*C, S2, NEXT], "[system]S2[user]a[assistant]b[user]c"),
+        (SYSTEM_FIRST, [S1, S2, NEXT], "[system]S1\nS2[user]c"),
+        (SYSTEM_SKIPPED, [S1, *C, S2, NEXT], "[system]S1\nS2[user]a[assistant]b[user]c"),
+        (ALTERNATING, [S1, *C, NEXT, S2], "[user]S1\nS2\na[assistant]b[user]c"),
+        (ALTERNATING, [NEXT, NEXT], "[user]c\nc"),
+        (NO_SYSTEM, [S1, NEXT], "[user]S1\nc"),
+        (NO_SYSTEM, [S1], "[user]S1"),
+        (LOOP, [{"role": "developer", "content": "D"}, NEXT], "[system]D[user]c"),
+        (LOOP + "{# developer #}", [{"role": "developer", "content": "D"}], "[developer]D"),
+    ],
+)
+def test_strict_template_gets_every_text_in_a_form_it_takes(template, messages, expected):
+    assert renderer(template).render(messages) == expected
+
+
+def test_template_for_single_calls_gets_parallel_ones_in_turn():
+    template = (
+        "{% for m in messages %}{% if m.tool_calls and m.tool_calls | length > 1 %}"
+        "{{ raise_exception('single') }}{% endif %}[{{ m.role }}]{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}{{ c.function.name }}{% endfor %}{% endfor %}"
+    )
+    calls = [{"id": name, "function": {"name": name, "arguments": "{}"}} for name in "fg"]
+    results = [{"role": "tool", "tool_call_id": name, "content": name.upper()} for name in "fg"]
+    messages = [*USER, {"role": "assistant", "content": "so", "tool_calls": calls}, *results]
+    expected = "[user]hi[assistant]sof[tool]F[assistant]g[tool]G"
+    assert renderer(template).render(messages) == expected
+
+
+PARTS_ONLY = (
+    "{% macro body(x) %}{% for p in x %}{{ p.text }}{% endfor %}{% endmacro %}"
+    "{% for m in messages %}[{{ m.role }}]{{ body(m.content) }}{% endfor %}"
+)
+PARTS_OR_ERROR = (
+    "{% for m in messages %}{% if m.content is string %}{{ raise_exception('parts') }}{% endif %}"
+    "[{{ m.role }}]{{ m.content | map(attribute='text') | join }}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("template", [PARTS_ONLY, PARTS_OR_ERROR])
+def test_template_that_reads_only_parts_gets_parts(template):
+    assert renderer(template).render([S1, *USER]) == "[system]S1[user]hi"
+
+
+def test_text_that_no_form_shows_is_refused_by_name():
+    messages = [*USER, {"role": "critic", "content": "no"}]
+    template = "{% for m in messages if m.role != 'critic' %}" + SHOWN + "{% endfor %}"
+    with pytest.raises(InvalidRequest, match="role 'critic' that the chat template does not show"):
+        renderer(template).render(messages)
+
+
+def test_text_that_the_template_rewrites_is_not_lost():
+    template = "{% for m in messages %}{{ m.content | upper | replace('I', '1') }}{% endfor %}"
+    assert renderer(template).render(USER) == "H1"
+
+
+def test_byte_order_mark_of_template_is_read_away(tmp_path):
+    path = tmp_path / "t.jinja"
+    path.write_text(LOOP, encoding="utf-8-sig")
+    assert renderer(given=str(path)).render(USER) == "[user]hi"
+    assert renderer("\N{ZERO WIDTH NO-BREAK SPACE}" + LOOP).render(USER) == "[user]hi"
