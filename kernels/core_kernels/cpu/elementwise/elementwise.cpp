@@ -1,5 +1,6 @@
 // Elementwise operations and layer norm; compiled once per instruction set. Rounding matches torch,
 // so a recorded step gives the same bits.
+#define PAIRED_VECTORS
 #include "cpu/elementwise/elementwise.h"
 
 #include <cmath>
@@ -22,13 +23,13 @@ inline void store_lanes(T* to, Floats value, int64_t left) {
 
 // Abramowitz and Stegun 7.1.26; error below 1.5e-7.
 inline Floats erf_of(Floats x) {
-    const Floats size = x < 0.0f ? -x : x, t = 1.0f / (1.0f + 0.3275911f * size);
+    const Floats size = select(x < 0.0f, -x, x), t = 1.0f / (1.0f + 0.3275911f * size);
     const Floats sum =
         ((((1.061405429f * t - 1.453152027f) * t + 1.421413741f) * t - 0.284496736f) * t +
          0.254829592f) *
         t;
     const Floats value = 1.0f - sum * exp(-(size * size));
-    return x < 0.0f ? -value : value;
+    return select(x < 0.0f, -value, value);
 }
 
 struct Add {
@@ -38,7 +39,7 @@ struct Multiply {
     Floats operator()(Floats a, Floats b) const { return a * b; }
 };
 struct Relu {
-    Floats operator()(Floats a, Floats) const { return a < 0.0f ? Floats{} : a; }
+    Floats operator()(Floats a, Floats) const { return select(a < 0.0f, Floats{}, a); }
 };
 struct Square {
     Floats operator()(Floats a, Floats) const { return a * a; }

@@ -1,6 +1,7 @@
 // Operations on rows; compiled once per instruction set (VARIANT).
 //
 // Each row's result depends on that row only: bitwise batch-invariant, for any number of threads.
+#define PAIRED_VECTORS
 #include "cpu/elementwise/row_ops.h"
 
 #include <cmath>

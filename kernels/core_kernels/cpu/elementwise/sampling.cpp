@@ -1,4 +1,5 @@
 // Sampling from logits; compiled once per instruction set. Each row depends on that row only.
+#define PAIRED_VECTORS
 #include "cpu/elementwise/sampling.h"
 
 #include <limits>
@@ -29,15 +30,11 @@ inline Floats load_some(const float* from, int64_t count, float rest) {
 }
 
 inline float largest(Floats v) {
-    float highest = v[0];
-    for (int i = 1; i < kLanes; ++i) highest = v[i] > highest ? v[i] : highest;
-    return highest;
+    return reduce(v, [](auto a, auto b) { return select(a > b, a, b); });
 }
 
 inline bool any(Ints lanes) {
-    int32_t bits = 0;
-    for (int i = 0; i < kLanes; ++i) bits |= lanes[i];
-    return bits != 0;
+    return reduce(lanes, [](auto a, auto b) { return a | b; }) != 0;
 }
 
 struct RowMax {
@@ -53,16 +50,16 @@ inline RowMax row_max(const float* row, int64_t width) {
     for (; i + 4 * kLanes <= width; i += 4 * kLanes)
         for (int k = 0; k < 4; ++k) {
             const Floats v = load(row + i + k * kLanes);
-            max_logit[k] = v > max_logit[k] ? v : max_logit[k];
+            max_logit[k] = select(v > max_logit[k], v, max_logit[k]);
             nan |= v != v;
         }
     for (; i < width; i += kLanes) {
         const Floats v = load_some(row + i, width - i, kMinusInfinity);
-        max_logit[0] = v > max_logit[0] ? v : max_logit[0];
+        max_logit[0] = select(v > max_logit[0], v, max_logit[0]);
         nan |= v != v;
     }
     for (int k = 1; k < 4; ++k)
-        max_logit[0] = max_logit[k] > max_logit[0] ? max_logit[k] : max_logit[0];
+        max_logit[0] = select(max_logit[k] > max_logit[0], max_logit[k], max_logit[0]);
     return {largest(max_logit[0]), !any(nan)};
 }
 
@@ -83,8 +80,8 @@ void argmax(float* values, int64_t* tokens, Logits logits) {
 
 inline Floats weights_at(const float* row, int64_t i, int64_t width, float max_logit) {
     const Floats below = load_some(row + i, width - i, kMinusInfinity) - max_logit;
-    return below > -87.0f ? exp(below)
-                          : Floats{};  // masked tokens have weight zero, and exp clamps there
+    // Masked tokens have weight zero; exp clamps there.
+    return select(below > -87.0f, exp(below), Floats{});
 }
 
 int64_t token_at(const float* row, int64_t width, double uniform) {
