@@ -5,6 +5,7 @@
 // new segment starts, and the segments are merged in order. All of this depends on the query's
 // position only: results are bitwise invariant to the batch, the prefill chunks, the shared
 // prefixes and the number of threads.
+#define PAIRED_VECTORS
 #include "cpu/attention/attention.h"
 
 #include <algorithm>
@@ -16,6 +17,7 @@
 #include "cpu/attention/cache_write.h"
 #include "cpu/threading/parallel.h"
 #include "cpu/attention/kv_tile.h"
+#include "cpu/attention/products.h"
 #include "cpu/attention/softmax.h"
 #include "cpu/attention/work_split.h"
 #include "cpu/gemm/tile_products.h"
@@ -34,13 +36,13 @@ struct QueryRows {
     };
 
     int64_t count = 0, padded_width;  // width of a row, padded to whole panels
-    Buffer<T> query;
+    Buffer<Factor<T>> query;
     std::vector<Row> all;
     std::vector<int64_t> starts;  // first row of each span, plus the end
 
     QueryRows(int64_t max_rows, int64_t head_size)
         : padded_width((head_size + kPanel - 1) / kPanel * kPanel),
-          query(make_buffer<T>(max_rows * padded_width)) {
+          query(make_buffer<Factor<T>>(max_rows * padded_width)) {
         all.reserve(max_rows);
     }
 
@@ -55,12 +57,22 @@ struct QueryRows {
                               head = kv_head * group + r % group;
                 const T* from =
                     static_cast<const T*>(a.query) + token * a.query_token + head * a.query_head;
-                std::memcpy(&query[static_cast<int64_t>(all.size()) * padded_width], from,
-                            a.head_size * sizeof(T));
+                copy(&query[static_cast<int64_t>(all.size()) * padded_width], from, a.head_size);
                 all.push_back({token, head, visible_range(a, span.sequence, token)});
             }
         }
         starts.push_back(count = static_cast<int64_t>(all.size()));
+    }
+
+private:
+    static void copy(Factor<T>* to, const T* from, int64_t size) {
+        if constexpr (std::is_same_v<Factor<T>, T>) {
+            std::memcpy(to, from, size * sizeof(T));
+        } else {
+            int64_t n = 0;
+            for (; n + kLanes <= size; n += kLanes) store(to + n, load(from + n));
+            if (n < size) store(to + n, load(from + n, size - n), size - n);
+        }
     }
 };
 
@@ -83,37 +95,36 @@ struct TaskAttention {
         Floats scores[R][kTiles] = {};
         constexpr int64_t chunk = kTiled<T> ? kChunk : 1;
         const int64_t units = (a.head_size + kEach - 1) / kEach;
-        const T* query = &rows.query[first * rows.padded_width];
-        for (int t = 0; t + kUnroll <= kTiles; t += kUnroll) {
+        constexpr int C = columns_of(R);
+        const Factor<T>* query = &rows.query[first * rows.padded_width];
+        for (int t = 0; t + C <= kTiles; t += C) {
             if (t >= kv.tiles) break;
-            Floats some[R][kUnroll] = {};
-            const T* tiles[kUnroll];
-            for (int c = 0; c < kUnroll; ++c) tiles[c] = kv.keys[t + c];
+            Floats some[R][C] = {};
+            const T* tiles[C];
+            for (int c = 0; c < C; ++c) tiles[c] = kv.keys[t + c];
             int64_t begin = 0;
-            for (int part = 0; part < kUnroll;
-                 ++part) {  // prefetch values while keys are multiplied
-                const int64_t end =
-                    part + 1 < kUnroll ? units * (part + 1) / kUnroll / chunk * chunk : units;
+            for (int part = 0; part < C; ++part) {  // prefetch values while keys are multiplied
+                const int64_t end = part + 1 < C ? units * (part + 1) / C / chunk * chunk : units;
                 const int64_t count = end - begin,
                               bytes = kLanes * kv.padded_width * static_cast<int64_t>(sizeof(T));
                 Prefetch ahead;
                 if (fetch && t + part >= kv.first_tile && t + part < kv.tiles && count)
                     ahead = {reinterpret_cast<const char*>(kv.values[t + part]), bytes / count};
-                const T* from[kUnroll];
-                for (int c = 0; c < kUnroll; ++c) from[c] = tiles[c] + begin * kLanes * kEach;
-                multiply<T, R, kUnroll>(some, query + begin * kEach, rows.padded_width, from,
+                const T* from[C];
+                for (int c = 0; c < C; ++c) from[c] = tiles[c] + begin * kLanes * kEach;
+                multiply_tiles<T, R, C>(some, query + begin * kEach, rows.padded_width, from,
                                         kLanes * kEach, count, ahead);
                 begin = end;
             }
             for (int r = 0; r < R; ++r)
-                for (int c = 0; c < kUnroll; ++c) scores[r][t + c] = some[r][c];
+                for (int c = 0; c < C; ++c) scores[r][t + c] = some[r][c];
         }
-        T weights[R][kPanel];
+        Factor<T> weights[R][kPanel];
         float rescale[R];
         const int64_t end = weigh_rows(kv, first, R, scores, weights, rescale, sums);
         int64_t column = 0;
-        for (; kUnroll > 1 && column + kPanel <= kv.padded_width; column += kPanel)
-            add_values<R, kUnroll>(kv, end, column, weights[0], rescale, first, fetch, sums);
+        for (; C > 1 && column + C * kLanes <= kv.padded_width; column += C * kLanes)
+            add_values<R, C>(kv, end, column, weights[0], rescale, first, fetch, sums);
         for (; column < kv.padded_width; column += kLanes)
             add_values<R, 1>(kv, end, column, weights[0], rescale, first, fetch, sums);
     }
@@ -123,8 +134,8 @@ struct TaskAttention {
     inline __attribute__((always_inline)) int64_t weigh_rows(const KVTile<T>& kv, int64_t first,
                                                              int64_t count,
                                                              Floats (*scores)[kTiles],
-                                                             T (*weights)[kPanel], float* rescale,
-                                                             Sums& sums) const {
+                                                             Factor<T> (*weights)[kPanel],
+                                                             float* rescale, Sums& sums) const {
         const bool plain = a.softcap == 0 && !a.alibi;
         int64_t end = kv.position;
         for (int64_t r = 0; r < count; ++r) {
@@ -155,10 +166,13 @@ struct TaskAttention {
 
     template <int R, int C>
     __attribute__((noinline)) void add_values(const KVTile<T>& kv, int64_t end, int64_t column,
-                                              const T* weights, const float* rescale, int64_t first,
-                                              bool fetch, Sums& into) const {
+                                              const Factor<T>* weights, const float* rescale,
+                                              int64_t first, bool fetch, Sums& into) const {
         Floats sums[R][C];
+// Unrolled early: an array that is indexed by a variable stays in memory.
+#pragma GCC unroll 8
         for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
             for (int c = 0; c < C; ++c) {
                 sums[r][c] =
                     load(&into.values[(first + r) * into.padded_width + column + c * kLanes]);
@@ -174,18 +188,18 @@ struct TaskAttention {
             if (fetch && kv.next_keys[t])
                 ahead = {reinterpret_cast<const char*>(kv.next_keys[t] + column * kLanes),
                          C * kLanes * unit_bytes<T>()};
-            multiply<T, R, C>(sums, weights + t * kLanes, kPanel, tiles, step, whole, ahead);
-            if (whole * kEach <
-                keys)  // the other half of the pair belongs to no key of this sequence
-                for (int c = 0; c < C; ++c) {
-                    const auto only = U::first_only(U::column_of(tiles[c] + whole * step));
-                    for (int r = 0; r < R; ++r)
-                        sums[r][c] = U::add_product(
-                            sums[r][c],
-                            U::spread_of(weights + r * kPanel + t * kLanes + whole * kEach), only);
-                }
+            multiply_tiles<T, R, C>(sums, weights + t * kLanes, kPanel, tiles, step, whole, ahead);
+            if (whole * kEach < keys) {  // the second value belongs to no key of this sequence
+                T first_only[C * kLanes * kEach];
+                copy_first(first_only, tiles, whole * step);
+                for (int c = 0; c < C; ++c) tiles[c] = first_only + c * kLanes * kEach;
+                multiply_tiles<T, R, C>(sums, weights + t * kLanes + whole * kEach, kPanel, tiles,
+                                        0, 1, Prefetch());
+            }
         }
+#pragma GCC unroll 8
         for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
             for (int c = 0; c < C; ++c)
                 store(&into.values[(first + r) * into.padded_width + column + c * kLanes],
                       sums[r][c]);
@@ -246,7 +260,7 @@ struct TaskAttention {
     // Accumulates the tile at `at` into rows [first, last), in blocks of nearly equal size.
     void accumulate_rows(const KVTile<T>& kv, int64_t first, int64_t last, Sums& sums) const {
         const bool tiled = kTiled<T> && last - first >= kTiledRows;
-        const int64_t max_rows = tiled ? kTileRows : kRowsOf<T>;
+        const int64_t max_rows = tiled ? kTileRows : kBlockRows<T>;
         const int64_t blocks = (last - first + max_rows - 1) / max_rows;
         for (int64_t b = 0; b < blocks; ++b) {
             const int64_t from = first + (last - first) * b / blocks,
@@ -259,7 +273,7 @@ struct TaskAttention {
                     continue;
                 }
 #endif
-            with_rows<kRowsOf<T>>(until - from, [&](auto count) {
+            with_rows<kBlockRows<T>>(until - from, [&](auto count) {
                 accumulate<decltype(count)::value>(kv, from, fetch, sums);
             });
         }

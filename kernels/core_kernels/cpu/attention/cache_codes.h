@@ -14,7 +14,7 @@ constexpr float kMinScale = 0x1p-126f;  // scale of an all-zero row
 struct Int8Codes {
     static constexpr float kMax = 127;
     static Floats decode(Words codes) {
-        return __builtin_convertvector((Ints)(codes << 24) >> 24, Floats);
+        return convert<Floats>((Ints)(codes << 24) >> 24);
     }
     static Words encode(Floats v) {
         return (Words)(v + 0x1.8p23f) & 0xff;
@@ -35,7 +35,7 @@ struct Float8Codes {
         const Words normal = (magnitude << kDropped) + (kRebias << 23);
         const Words small =
             (Words)((Floats)(magnitude + kSubnormal) - (Floats)(Words{} + kSubnormal));
-        return (Floats)(sign | (magnitude < (1u << kMantissa) ? small : normal));
+        return (Floats)(sign | select(magnitude < (1u << kMantissa), small, normal));
     }
 
     static Words encode(Floats v) {
@@ -45,8 +45,8 @@ struct Float8Codes {
                              (kRebias << kMantissa);
         const Words small =
             (Words)((Floats)magnitude + (Floats)(Words{} + kSubnormal)) - kSubnormal;
-        const Words code = magnitude < kMinNormal ? small : normal;
-        return sign | (magnitude > 0x7f800000 ? Words{} + 0x7f : code);
+        const Words code = select(magnitude < kMinNormal, small, normal);
+        return sign | select(magnitude > 0x7f800000, Words{} + 0x7f, code);
     }
 };
 
@@ -75,19 +75,18 @@ inline const float* head_scale(const PagedAttention& a, int64_t head, int part) 
 // `to` is padded to whole vectors.
 template <typename Kind, typename T>
 inline void dequantize_row(T* to, const uint8_t* row, int64_t size, const float* head_scale) {
-    typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
     float scale;
     if (head_scale)
         scale = *head_scale;
     else
         std::memcpy(&scale, row + size, sizeof scale);
-    for (int64_t n = 0; n < size; n += kLanes) {
-        Bytes codes = {};
-        if (n + kLanes <= size)
-            std::memcpy(&codes, row + n, kLanes);
-        else
-            std::memcpy(&codes, row + n, size - n);
-        store(to + n, Kind::decode(__builtin_convertvector(codes, Words)) * scale);
+    int64_t n = 0;
+    for (; n + kLanes <= size; n += kLanes)
+        store(to + n, Kind::decode(load_bytes(row + n)) * scale);
+    if (n < size) {
+        uint8_t codes[kLanes] = {};
+        std::memcpy(codes, row + n, size - n);
+        store(to + n, Kind::decode(load_bytes(codes)) * scale);
     }
 }
 
@@ -97,25 +96,25 @@ inline float scale_of(const T* from, int64_t size, float max_code) {
     for (int64_t n = 0; n < size; n += kLanes) {
         const Floats v = n + kLanes <= size ? load(from + n) : load(from + n, size - n);
         const Floats magnitude = (Floats)((Words)v & 0x7fffffff);
-        largest = magnitude > largest ? magnitude : largest;
+        largest = select(magnitude > largest, magnitude, largest);
         poison += v * 0.0f;
     }
-    float found = 0;
-    for (int i = 0; i < kLanes; ++i) found = largest[i] > found ? largest[i] : found;
+    const float found = reduce(largest, [](auto a, auto b) { return select(a > b, a, b); });
     const float scale = found / max_code;
     return (scale > kMinScale ? scale : kMinScale) + sum(poison);
 }
 
 template <typename Kind, typename T>
 inline void quantize_row(uint8_t* row, const T* from, int64_t size, const float* head_scale) {
-    typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
     const float scale = head_scale ? *head_scale : scale_of(from, size, Kind::kMax);
     for (int64_t n = 0; n < size; n += kLanes) {
         const int64_t count = n + kLanes <= size ? kLanes : size - n;
         Floats v = (count == kLanes ? load(from + n) : load(from + n, count)) / scale;
-        v = v > Kind::kMax ? spread(Kind::kMax) : v < -Kind::kMax ? spread(-Kind::kMax) : v;
-        const Bytes codes = __builtin_convertvector(Kind::encode(v), Bytes);
-        std::memcpy(row + n, &codes, count);
+        v = select(v > Kind::kMax, spread(Kind::kMax), v);
+        v = select(v < -Kind::kMax, spread(-Kind::kMax), v);
+        uint8_t codes[kLanes];
+        store_bytes(codes, Kind::encode(v));
+        std::memcpy(row + n, codes, count);
     }
     if (!head_scale) std::memcpy(row + size, &scale, sizeof scale);
 }

@@ -66,36 +66,20 @@ private:
 
     // Writes sixteen keys that form a tile.
     void write_tile(int64_t i) const {
-        using Vector = typename TileTranspose<T>::Units;
-        constexpr int64_t numbers = kLanes * kEach;
-        T* tile = keys(i) + offset(i) * a.head_size;
-        int64_t n = 0;
-        for (; n + numbers <= a.head_size; n += numbers) {
-            Vector v[kLanes];
-            for (int k = 0; k < kLanes; ++k) std::memcpy(&v[k], key(i + k) + n, sizeof(Vector));
-            transpose<Vector, Vector, kLanes>(v);
-            for (int k = 0; k < kLanes; ++k)
-                std::memcpy(tile + (n + k * kEach) * kLanes, &v[k], sizeof(Vector));
-        }
-        for (; n < a.head_size; n += kEach)
-            for (int k = 0; k < kLanes; ++k)
-                std::memcpy(tile + n * kLanes + k * kEach, key(i + k) + n, kEach * sizeof(T));
+        const T* rows[kLanes];
+        for (int k = 0; k < kLanes; ++k) rows[k] = key(i + k);
+        make_tile(keys(i) + offset(i) * a.head_size, rows, a.head_size);
     }
 
     void write_values(int64_t i, bool pair) const {
         T* row =
             keys(i) + (a.block_size + offset(i) / kEach * kEach) * a.head_size + offset(i) % kEach;
         const T* one = value(i);
-        if (kEach == 1) {
-            std::memcpy(row, one, a.head_size * sizeof(T));
-        } else if (pair) {
-            const T* other = value(i + 1);
-            for (int64_t n = 0; n < a.head_size; n += kLanes) {
-                const Words both = load_bits(one + n) | load_bits(other + n) << 16;
-                std::memcpy(row + n * kEach, &both, sizeof both);
-            }
-        } else {
+        if constexpr (kEach == 2) {
+            if (pair) return make_pairs(row, one, value(i + 1), a.head_size);
             for (int64_t n = 0; n < a.head_size; ++n) row[n * kEach] = one[n];
+        } else {
+            std::memcpy(row, one, a.head_size * sizeof(T));
         }
     }
 };

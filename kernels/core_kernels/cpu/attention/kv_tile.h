@@ -37,7 +37,7 @@ public:
           value_width_(padded_to_lanes(a.value_size ? a.value_size : a.head_size)),
           keys_(units_ ? nullptr : make_buffer<T>(kPanel * key_width_)),
           values_(units_ && !a.value_size ? nullptr : make_buffer<T>(kPanel * value_width_)),
-          row_(a.cache_format ? make_buffer<T>(key_width_) : nullptr),
+          rows_(a.cache_format ? make_buffer<T>(kLanes * key_width_) : nullptr),
           padded_(kTiled<T> ? make_buffer<T>(kLanes * value_width_) : nullptr) {}
 
     // Reads the positions [at, at + 64), of which [first, end) are visible.
@@ -119,18 +119,20 @@ private:
                    KVTile<T>& kv) {
         constexpr int64_t each = Units<T>::kNumbers;
         T *keys = keys_.get(), *values = values_.get();
-        std::memset(keys, 0, kPanel * key_width_ * sizeof(T));
-        std::memset(values, 0, kPanel * value_width_ * sizeof(T));
         for (int t = 0; t < kTiles; ++t) {
             kv.keys[t] = keys + t * kLanes * key_width_;
             kv.values[t] = values + t * kLanes * value_width_;
         }
         if (a.cache_format) {
             with_kind(a, [&](auto kind) {
-                dequantize<decltype(kind)>(a, table, head, first, kv.position, kv.end);
+                for (int t = kv.first_tile; t < kv.tiles; ++t)
+                    dequantize<decltype(kind)>(a, table, head, {first, kv.end},
+                                               kv.position + t * kLanes, t);
             });
             return;
         }
+        std::memset(keys, 0, kPanel * key_width_ * sizeof(T));
+        std::memset(values, 0, kPanel * value_width_ * sizeof(T));
         for (int64_t position = first > kv.position ? first : kv.position; position < kv.end;
              ++position) {
             const int64_t i = position - kv.position, offset = position % a.block_size;
@@ -145,30 +147,44 @@ private:
         }
     }
 
+    // Decodes the sixteen positions from `at` to column tile t; invisible ones are zero.
     template <typename Kind>
-    void dequantize(const PagedAttention& a, const int32_t* table, int64_t head, int64_t first,
-                    int64_t at, int64_t end) {
-        constexpr int64_t each = Units<T>::kNumbers;
-        for (int64_t position = first > at ? first : at; position < end; ++position) {
-            const int64_t i = position - at, block = table[position / a.block_size],
-                          offset = position % a.block_size;
-            T *row = row_.get(),
-              *tile = keys_.get() + i / kLanes * kLanes * key_width_ + i % kLanes * each;
-            dequantize_row<Kind>(row, cache_row(a, block, offset, head, 0), a.head_size,
-                                 head_scale(a, head, 0));
-            for (int64_t n = 0; n < a.head_size; n += each)
-                std::memcpy(tile + n * kLanes, row + n, each * sizeof(T));
-            if (a.value_size) continue;
-            T* values = values_.get() + i / each * each * value_width_ + i % each;
-            dequantize_row<Kind>(row, cache_row(a, block, offset, head, 1), a.head_size,
-                                 head_scale(a, head, 1));
-            for (int64_t n = 0; n < a.head_size; ++n) values[n * each] = row[n];
+    void dequantize(const PagedAttention& a, const int32_t* table, int64_t head,
+                    VisibleRange visible, int64_t at, int t) {
+        const T* rows[kLanes];
+        for (int k = 0; k < kLanes; ++k) rows[k] = &rows_[k * key_width_];
+        decode_rows<Kind>(a, table, head, visible, at, 0);
+        make_tile(keys_.get() + t * kLanes * key_width_, rows, key_width_);
+        if (a.value_size) return;
+        decode_rows<Kind>(a, table, head, visible, at, 1);
+        T* values = values_.get() + t * kLanes * value_width_;
+        if constexpr (Units<T>::kNumbers == 2)
+            for (int k = 0; k < kLanes; k += 2)
+                make_pairs(values + k * value_width_, rows[k], rows[k + 1], value_width_);
+        else
+            std::memcpy(values, rows_.get(), kLanes * value_width_ * sizeof(T));
+    }
+
+    template <typename Kind>
+    void decode_rows(const PagedAttention& a, const int32_t* table, int64_t head,
+                     VisibleRange visible, int64_t at, int part) {
+        for (int k = 0; k < kLanes; ++k) {
+            T* row = &rows_[k * key_width_];
+            const int64_t position = at + k;
+            if (position < visible.first || position >= visible.end) {
+                std::memset(row, 0, key_width_ * sizeof(T));
+                continue;
+            }
+            dequantize_row<Kind>(row,
+                                 cache_row(a, table[position / a.block_size],
+                                           position % a.block_size, head, part),
+                                 a.head_size, head_scale(a, head, part));
         }
     }
 
     const bool units_;
     const int64_t key_width_, value_width_;
-    const Buffer<T> keys_, values_, row_, padded_;
+    const Buffer<T> keys_, values_, rows_, padded_;
 };
 
 }  // namespace

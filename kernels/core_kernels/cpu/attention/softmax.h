@@ -15,26 +15,16 @@ namespace {
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 constexpr float kLog2E = 1.44269504f;
 
-inline Floats maximum(Floats a, Floats b) { return a > b ? a : b; }
+inline Floats maximum(Floats a, Floats b) { return select(a > b, a, b); }
 
 inline float largest(Floats v) {
-    typedef float Eight __attribute__((vector_size(32)));
-    typedef float Four __attribute__((vector_size(16)));
-    Eight eights[2];
-    Four fours[2];
-    std::memcpy(eights, &v, sizeof eights);
-    eights[0] = eights[0] > eights[1] ? eights[0] : eights[1];
-    std::memcpy(fours, &eights[0], sizeof fours);
-    const Four highest = fours[0] > fours[1] ? fours[0] : fours[1];
-    const float first = highest[0] > highest[1] ? highest[0] : highest[1],
-                second = highest[2] > highest[3] ? highest[2] : highest[3];
-    return first > second ? first : second;
+    return reduce(v, [](auto a, auto b) { return select(a > b, a, b); });
 }
 
 // 2^x for x <= 0, within two units in the last place; 0 for x <= -127 and minus infinity. NaN stays
 // NaN.
 inline Floats power_of_two(Floats x) {
-    x = x < -127.0f ? spread(-127.0f) : x;
+    x = select(x < -127.0f, spread(-127.0f), x);
     const float to_integer = 0x1.8p23f;  // adding 1.5 * 2^23 rounds to an integer
     const Floats shifted = x + to_integer, r = x - (shifted - to_integer);
     Floats p = spread(1.3264727786e-3f);  // minimal relative error over [-0.5, 0.5], exactly 1 at 0
@@ -52,7 +42,7 @@ inline Floats tanh_of(Floats x) {
     const Floats square = x * x, large = 2.0f * sigmoid(2.0f * x) - 1.0f;
     const Floats small =
         x * (1.0f + square * (-1.0f / 3 + square * (2.0f / 15 + square * (-17.0f / 315))));
-    return square < 0.04f ? small : large;  // `small` keeps full precision near zero
+    return select(square < 0.04f, small, large);  // `small` keeps full precision near zero
 }
 
 template <typename T>
@@ -125,17 +115,17 @@ private:
 __attribute__((noinline)) void mask_scores(const PagedAttention& a, float slope, int64_t first,
                                            int64_t end, int64_t position,
                                            Floats (&scores)[kTiles]) {
-    const Ints lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    constexpr int32_t kNumbers[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const Ints lanes = Memory<Ints>::load(kNumbers);
     for (int t = 0; t < kTiles; ++t) {
         const Ints positions = lanes + static_cast<int32_t>(position + t * kLanes);
         Floats score = scores[t] * a.scale;
         if (a.softcap != 0) score = tanh_of(score / a.softcap) * a.softcap;
         if (a.alibi)
-            score +=
-                slope * __builtin_convertvector(positions - static_cast<int32_t>(end - 1), Floats);
+            score += slope * convert<Floats>(positions - static_cast<int32_t>(end - 1));
         const Ints visible =
             (positions >= static_cast<int32_t>(first)) & (positions < static_cast<int32_t>(end));
-        scores[t] = visible ? score * kLog2E : spread(kMinusInfinity);
+        scores[t] = select(visible, score * kLog2E, spread(kMinusInfinity));
     }
 }
 
