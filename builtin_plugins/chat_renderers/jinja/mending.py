@@ -29,7 +29,7 @@ def alternatives(messages: Messages) -> Iterator[Messages]:
 def lost_message(
     prompt: str, messages: Messages, generate: Callable[[Messages], str]
 ) -> int | None:
-    """Return the index of a message whose text the prompt lacks: the last, or a system message.
+    """Return the index of a message with text that the prompt lacks: the last, or a system message.
 
     A text that the template rewrites is not lost: another text makes another prompt.
     """

@@ -131,7 +131,7 @@ EXPORT const char* core_kernels_variants() {
 // The hash of the sources (build.py) that the library was compiled from.
 EXPORT const char* core_kernels_sources() { return SOURCE_HASH; }
 
-// Selects another instruction set (tests compare them all). Returns 0 if the processor or the library
+// Selects another instruction set (tests compare all). Returns 0 if the processor or library
 // lacks it.
 EXPORT int32_t core_kernels_use(const char* name) {
     const Variant* variant = named(name);

@@ -73,7 +73,7 @@ inline float sum(Floats v) {
     return reduce(v, [](auto first, auto second) { return first + second; });
 }
 
-// Loads and stores vectors of 32-bit numbers, register by register. Memory may hold smaller numbers.
+// Loads and stores vectors of 32-bit numbers, register by register. Memory may hold fewer bits.
 template <typename Vector>
 struct Memory {
     static constexpr int kCount = sizeof(Vector) / sizeof(int32_t);

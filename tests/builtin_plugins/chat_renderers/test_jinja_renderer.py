@@ -312,23 +312,23 @@ def test_broken_call_arguments_become_an_object(arguments, expected):
 
 
 # Templates of the kinds that refuse or lose conversations: each message is [role]text.
-SHOWN = "[{{ m.role }}]{{ m.content }}"
-LOOP = "{% for m in messages %}" + SHOWN + "{% endfor %}"
+RENDERED = "[{{ m.role }}]{{ m.content }}"
+LOOP = "{% for m in messages %}" + RENDERED + "{% endfor %}"
 SYSTEM_FIRST = (
     "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
-    "{{ raise_exception('system first') }}{% endif %}" + SHOWN + "{% endfor %}"
+    "{{ raise_exception('system first') }}{% endif %}" + RENDERED + "{% endfor %}"
 )
 SYSTEM_SKIPPED = (
     "{% if messages[0].role == 'system' %}[system]{{ messages[0].content }}{% endif %}"
-    "{% for m in messages if m.role != 'system' %}" + SHOWN + "{% endfor %}"
+    "{% for m in messages if m.role != 'system' %}" + RENDERED + "{% endfor %}"
 )
 ALTERNATING = (
     "{% for m in messages %}{% if m.role == 'system' or "
     "(m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles') }}{% endif %}"
-    + SHOWN
+    + RENDERED
     + "{% endfor %}"
 )
-NO_SYSTEM = "{% for m in messages if m.role != 'system' %}" + SHOWN + "{% endfor %}"
+NO_SYSTEM = "{% for m in messages if m.role != 'system' %}" + RENDERED + "{% endfor %}"
 S1, S2 = ({"role": "system", "content": text} for text in ("S1", "S2"))
 C = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 NEXT = {"role": "user", "content": "c"}
@@ -383,7 +383,7 @@ def test_template_that_reads_only_parts_gets_parts(template):
 
 def test_text_that_no_form_shows_is_refused_by_name():
     messages = [*USER, {"role": "critic", "content": "no"}]
-    template = "{% for m in messages if m.role != 'critic' %}" + SHOWN + "{% endfor %}"
+    template = "{% for m in messages if m.role != 'critic' %}" + RENDERED + "{% endfor %}"
     with pytest.raises(InvalidRequest, match="role 'critic' that the chat template does not show"):
         renderer(template).render(messages)
 

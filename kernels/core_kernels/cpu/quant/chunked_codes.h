@@ -1,5 +1,5 @@
-// Products with integer codes where registers hold few sums: a panel group by group, a group tile by
-// tile, a tile by all blocks of rows. Totals stay in the cache from group to group.
+// Products with integer codes where registers hold few sums: a panel group by group, a group tile
+// by tile, a tile by all blocks of rows. Totals stay in the cache from group to group.
 //
 // With few rows, codes are extracted where they are multiplied. With more, the codes of a tile's
 // group are opened to 16-bit pairs in the first-level cache, where all blocks of rows read them.
@@ -17,7 +17,7 @@ public:
         : totals_(make_buffer<float>(std::min(rows, kRowsAtOnce) * kPanel)),
           opened_(make_buffer<uint32_t>(rows > kInlineRows ? kLargestGroup / 2 * kLanes : 0)) {}
 
-    // Rows [first, last) of x times a panel, whose results start at `column`.
+    // Rows [first, last) of x times a panel; its results start at `column`.
     void multiply(const ResultWriter& results, int64_t column, const QuantizedRows& rows,
                   int64_t first, int64_t last, const uint8_t* panel, int64_t columns,
                   const Layout& at) const {

@@ -242,7 +242,7 @@ struct Range {
     }
 };
 
-// Rows of x one by one times the tiles of a panel one by one: a single panel is not worth more code.
+// Rows of x one by one times the tiles of a panel one by one: one panel is not worth more code.
 template <int kCode, IntegerLayout kLayout>
 void each_tile(const ResultWriter& results, int64_t column, int64_t left, const QuantizedRows& rows,
                Range own, const uint8_t* panel_start, int64_t columns, Layout at) {
