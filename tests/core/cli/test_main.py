@@ -298,6 +298,10 @@ class TestConfigCommand:
         assert "## `scheduler`" in printed
         assert "## Plugin `server_http`" in printed
 
+    def test_runs_without_any_plugin(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["--plugins", "none", "config", "--block-size", "4", "--json"]) == 0
+        assert origins(capsys)["block_size"] == (4, "flag --block-size")
+
     def test_planned_flag_is_rejected(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["config", "--enable-expert-parallel"]) == 2
         assert capsys.readouterr().err == (
