@@ -25,6 +25,7 @@ class ReplayReport:
     """The outcome of a replay."""
 
     num_events: int
+    """Number of events applied."""
     num_plans: int
     """Number of plans compared and equal."""
     difference: str | None = None
