@@ -18,9 +18,13 @@ BIN := $(VENV)/bin
 PY := $(BIN)/python
 STAMPS := $(VENV)/.stamps
 KERNEL_SOURCES := $(shell find kernels/core_kernels -name "*.cpp" -o -name "*.h") kernels/core_kernels/build.py
+KERNELS := kernels/core_kernels/build.py
+# Packages are installed while the kernels compile.
+MAKEFLAGS += --jobs=2
 # Byte code is cached even where the environment disables it: some hundred processes import the
 # same modules.
-PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(PY) -m pytest \
+CACHE_BYTE_CODE := PYTHONDONTWRITEBYTECODE=
+PYTEST := $(CACHE_BYTE_CODE) OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(PY) -m pytest \
 	-n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: help
@@ -33,19 +37,36 @@ help: ## this list
 # --- environment -------------------------------------------------------------------------------------------
 
 .PHONY: setup
-setup: $(STAMPS)/packages $(STAMPS)/kernels ## environment in .venv, package installed editable, C++ kernels built
+setup: $(STAMPS)/packages $(STAMPS)/kernels ## what serving needs: .venv, the package (editable), kernels of this processor
+
+.PHONY: tools
+tools: $(STAMPS)/tools $(STAMPS)/kernels ## setup, and the packages that tests and development need
 
 $(STAMPS)/venv:
 	@SYSTEM_SITE=$(SYSTEM_SITE) scripts/make-venv $(VENV)
 	@mkdir -p $(STAMPS) && touch $@
 
 # Editable metadata goes stale when pyproject.toml changes, so the package is installed again then.
-$(STAMPS)/packages: $(STAMPS)/venv pyproject.toml setup.py constraints.txt requirements-dev.txt
+$(STAMPS)/packages: $(STAMPS)/venv pyproject.toml setup.py constraints.txt requirements-serve.txt
 	@scripts/install-packages $(VENV)
 	@touch $@
 
-$(STAMPS)/kernels: $(STAMPS)/packages $(KERNEL_SOURCES)
-	@$(PY) kernels/core_kernels/build.py
+$(STAMPS)/tools: $(STAMPS)/packages requirements-dev.txt
+	@scripts/install-packages $(VENV) tools
+	@touch $@
+
+# The kernels need no package; what is compiled is kept in build/kernels.
+$(STAMPS)/kernels: $(STAMPS)/venv $(KERNEL_SOURCES)
+	@$(PY) $(KERNELS)
+	@touch $@
+
+# The variants that `make test` forces, as far as this processor runs them.
+$(STAMPS)/kernels-tested: $(STAMPS)/kernels
+	@$(PY) $(KERNELS) avx2 amx_emulated --runnable
+	@touch $@
+
+$(STAMPS)/kernels-all: $(STAMPS)/kernels-tested
+	@$(PY) $(KERNELS) --all
 	@touch $@
 
 .PHONY: clients
@@ -58,24 +79,24 @@ clients: setup ## client libraries in an environment of their own, for the slow 
 .PHONY: serve
 serve: setup ## HTTP server on 127.0.0.1:8000 with the demo model
 	@scripts/curl-line $(PORT) $(SERVED)
-	@$(BIN)/engine serve $(MODEL) --served-model-name $(SERVED) --port $(PORT) $(DEMO_FLAGS)
+	@$(CACHE_BYTE_CODE) $(BIN)/engine serve $(MODEL) --served-model-name $(SERVED) --port $(PORT) $(DEMO_FLAGS)
 
 # --- judge -------------------------------------------------------------------------------------------------
 
 .PHONY: test
-test: setup ## the tests (under 15 minutes on two cores)
+test: tools $(STAMPS)/kernels-tested ## the tests (under 15 minutes on two cores)
 	$(PYTEST) -m "not slow and not bench"
 
 .PHONY: test-all
-test-all: setup ## the tests, the slow ones included
+test-all: tools $(STAMPS)/kernels-all ## the tests, the slow ones included, on every variant of the kernels
 	$(PYTEST) -m "not bench"
 
 .PHONY: authors
-authors: setup ## the way of a new author for every kind, from the wheel; wrong, broken and old plugins
+authors: tools ## the way of a new author for every kind, from the wheel; wrong, broken and old plugins
 	$(PYTEST) tests/core/plugin
 
 .PHONY: check
-check: setup ## format, lint, types, import layers, generated pages
+check: tools ## format, lint, types, import layers, generated pages
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
@@ -83,7 +104,7 @@ check: setup ## format, lint, types, import layers, generated pages
 	$(MAKE) --no-print-directory docs
 
 .PHONY: bench
-bench: setup ## the benchmarks
+bench: tools ## the benchmarks
 	@for script in $(wildcard benchmarks/*/bench_*.py); do echo "== $$script"; $(PY) $$script; done
 	$(BIN)/engine bench step
 	$(PY) -m benchmarks.peers.compare --only engine --rounds 1
@@ -92,18 +113,18 @@ bench: setup ## the benchmarks
 # --- deliver -----------------------------------------------------------------------------------------------
 
 .PHONY: docs
-docs: setup ## reference pages generated, documentation built into site/
+docs: tools ## reference pages generated, documentation built into site/
 	$(PY) -m scripts.generate_docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 .PHONY: dist
-dist: setup ## wheel and source distribution in dist/
+dist: tools $(STAMPS)/kernels-all ## wheel, with all variants of the kernels, and source distribution in dist/
 	rm -rf dist build/lib* build/bdist.*
-	$(PY) -m build --no-isolation
+	$(PY) -m build --no-isolation --wheel --sdist
 	rm -rf core.egg-info
 
 .PHONY: format
-format: setup ## sources formatted, simple lint repaired
+format: tools ## sources formatted, simple lint repaired
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
