@@ -40,7 +40,7 @@ def private_imports(file: Path, package: str) -> list[str]:
     ("line", "is_private"),
     [
         ("from core.api import Entry", False),
-        ("from core.api.kv import KVConnector", False),
+        ("from core.api.kv import FreeBlocks", False),
         ("from core import LLM", False),
         ("from core.models.layers.linear import Linear", False),
         ("from builtin_plugins.kv_connectors.api import TransportConnector", False),
