@@ -6,7 +6,7 @@ was far slower than the best in the first round skips that task. Runs disturbed 
 are excluded from the medians. Writes results.json, table.md and plot.svg.
 
 Run: python -m benchmarks.peers.compare --models FOLDER --peers FOLDER [--only NAME,NAME] [--bits
-16,8,4] [--tasks abcdep]
+16,8,4] [--tasks abcdep] [--isa avx2|avx512]
 """
 
 from __future__ import annotations
@@ -23,7 +23,15 @@ from pathlib import Path
 
 from benchmarks.peers import machine
 from benchmarks.peers.child import Child, ChildEndedError, unwind_on_terminate
-from benchmarks.peers.contenders import CHECKPOINT, HERE, Contender, Setup, choose, contenders
+from benchmarks.peers.contenders import (
+    CHECKPOINT,
+    HELD,
+    HERE,
+    Contender,
+    Setup,
+    choose,
+    contenders,
+)
 from benchmarks.peers.limits import Shape
 from benchmarks.peers.make_model import write_model
 from benchmarks.peers.plot import draw
@@ -96,15 +104,18 @@ class Comparison:
             str(setup.threads),
             "--products",
             products,
+            *(("--isa", setup.isa) if setup.isa else ()),
         ]
-        self._machine = stack.enter_context(Child("the machine", command, out / "machine.log"))
+        self._machine = stack.enter_context(
+            Child("the machine", command, out / "machine.log", setup.held())
+        )
         self._machine.hear()
         self._machine.pause()
         self._rivals: list[Rival] = []
 
     def enter(self, contender: Contender) -> None:
         """Start a contender, or record why it is missing."""
-        problem = self._setup.lacking(contender)
+        problem = self._setup.missing(contender)
         results = self.results
         if problem is None:
             log = self._out / f"{contender.name.replace(' ', '_')}.log"
@@ -206,6 +217,7 @@ def arguments() -> argparse.Namespace:
         help="; ".join(f"{t.key}: {t.about}" for t in TASKS.values()),
     )
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--isa", choices=HELD, help="instruction set that all engines are held to")
     parser.add_argument(
         "--again-within", type=float, default=1.5, help="times slower than the best"
     )
@@ -241,7 +253,7 @@ def main() -> None:
             write_model(models / CHECKPOINT)
         settings = {name: str(value) for name, value in vars(given).items()}
         results = Results(machine.describe(), settings)
-        setup = Setup(models, given.peers, given.threads)
+        setup = Setup(models, given.peers, given.threads, given.isa)
         rules = Rules(given.again_within, given.others)
         comparison = Comparison(setup, given.out, stack, results, rules)
         for contender in choose(everyone, given.bits, given.only):

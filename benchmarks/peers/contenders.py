@@ -19,6 +19,11 @@ OURS: Final = "engine"
 EVERY_TASK: Final = "abcdep"
 ONE_STREAM: Final = "dp"
 """Tasks of engines that are slow at batches."""
+HELD: Final[Mapping[str, Mapping[str, str]]] = {
+    "avx2": {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"},
+    "avx512": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE", "ATEN_CPU_CAPABILITY": "avx512"},
+}
+"""Environment variables that hold oneDNN and torch to an instruction set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,8 @@ class Contender:
     options: Mapping[str, Any] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
     """`{venv}` is replaced by the environment folder, `{cores}` by the usable cores."""
+    compiled: bool = False
+    """Whether its instructions are chosen when it is compiled."""
 
     @property
     def ours(self) -> bool:
@@ -45,11 +52,13 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Folders of models and peers, and number of threads."""
+    """Folders of models and peers, number of threads, and instruction set."""
 
     models: Path
     peers: Path
     threads: int
+    isa: str | None = None
+    """Instruction set of `HELD` that all engines are held to; None for the best one."""
 
     @classmethod
     def add_arguments(
@@ -73,11 +82,10 @@ class Setup:
 
     def python(self, contender: Contender) -> Path:
         """Return the Python interpreter of a contender's driver."""
-        return (
-            self.peers / contender.venv / "bin" / "python"
-            if contender.venv
-            else Path(sys.executable)
-        )
+        if contender.venv is None:
+            return Path(sys.executable)
+        venv = f"{contender.venv}-{self.isa}" if contender.compiled and self.isa else contender.venv
+        return self.peers / venv / "bin" / "python"
 
     def missing(self, contender: Contender) -> str | None:
         """Return what is missing to run a contender; None for nothing."""
@@ -88,7 +96,8 @@ class Setup:
         """Return the command of a contender's driver."""
         driver = HERE / "drivers" / contender.driver
         model = self.models / contender.model
-        flags = ["--threads", str(self.threads), "--options", json.dumps(dict(contender.options))]
+        options = {**contender.options, **({"isa": self.isa} if contender.ours else {})}
+        flags = ["--threads", str(self.threads), "--options", json.dumps(options)]
         return [str(self.python(contender)), str(driver), "--model", str(model), *flags]
 
     def env(self, contender: Contender) -> dict[str, str]:
@@ -99,7 +108,11 @@ class Setup:
         given = {
             name: value.format(venv=venv, cores=cores) for name, value in contender.env.items()
         }
-        return {"HF_HUB_OFFLINE": "1", **threads, **given}
+        return {"HF_HUB_OFFLINE": "1", **threads, **given, **self.held()}
+
+    def held(self) -> Mapping[str, str]:
+        """Return the environment variables that hold libraries to the instruction set."""
+        return HELD[self.isa] if self.isa else {}
 
 
 def _absolute(text: str) -> Path:
@@ -107,6 +120,8 @@ def _absolute(text: str) -> Path:
     return Path(text).absolute()
 
 
+GGUF_KINDS: Final = {"Q8_0": 8, "Q4_0": 4, "Q4_K_M": 4}
+"""Bits per weight of the GGUF files that this engine and llama.cpp both load."""
 VLLM_ENV: Final = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
@@ -131,6 +146,12 @@ def contenders(engine_options: Mapping[int, Mapping[str, Any]]) -> tuple[Contend
             )
             for bits, options in engine_options.items()
         ),
+        *(
+            Contender(
+                f"{OURS} {kind}", "run_engine.py", f"{kind.lower()}.gguf", bits=bits, options=ours
+            )
+            for kind, bits in GGUF_KINDS.items()
+        ),
         Contender(
             "vLLM", "run_vllm.py", CHECKPOINT, "vllm", options={"max_model_len": 2048}, env=VLLM_ENV
         ),
@@ -138,9 +159,18 @@ def contenders(engine_options: Mapping[int, Mapping[str, Any]]) -> tuple[Contend
         Contender("OpenVINO int8", "run_openvino.py", "openvino-8", "ov", 8, options=vino),
         Contender("OpenVINO int4", "run_openvino.py", "openvino-4", "ov", 4, options=vino),
         Contender("transformers", "run_transformers.py", CHECKPOINT, tasks=ONE_STREAM),
-        Contender("llama.cpp", "run_llama_cpp.py", "bf16.gguf", "llama", tasks=ONE_STREAM),
-        Contender("llama.cpp Q8_0", "run_llama_cpp.py", "q8_0.gguf", "llama", 8, tasks=ONE_STREAM),
-        Contender("llama.cpp Q4_0", "run_llama_cpp.py", "q4_0.gguf", "llama", 4, tasks=ONE_STREAM),
+        llama_cpp("llama.cpp", "bf16.gguf"),
+        *(
+            llama_cpp(f"llama.cpp {kind}", f"{kind.lower()}.gguf", bits)
+            for kind, bits in GGUF_KINDS.items()
+        ),
+    )
+
+
+def llama_cpp(name: str, model: str, bits: int = 16) -> Contender:
+    """Return llama.cpp with a model."""
+    return Contender(
+        name, "run_llama_cpp.py", model, "llama", compiled=True, bits=bits, tasks=ONE_STREAM
     )
 
 

@@ -1,19 +1,24 @@
-"""Converts a Qwen3 checkpoint to a GGUF file for llama.cpp. Requires `gguf`.
+"""Converts a Qwen3 checkpoint to a GGUF file for llama.cpp. Requires `gguf` and
+`llama_cpp`.
 
-All matrices get the same type, including the embedding and head. The tokenizer's vocabulary is
-written without its pre-tokenizer: prompts are token ids.
+All matrices get the same type, including the embedding and head, except that llama.cpp chooses the
+types of Q4_K_M. The tokenizer's vocabulary is written without its pre-tokenizer: prompts are token
+ids.
 
-Run: python make_gguf.py CHECKPOINT bf16.gguf --type BF16|Q8_0|Q4_0
+Run: python make_gguf.py CHECKPOINT bf16.gguf --type BF16|Q8_0|Q4_0|Q4_K_M
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import gguf
+import llama_cpp
 import numpy as np
 from gguf.quants import quantize
 
@@ -77,17 +82,37 @@ def write_vocabulary(writer: gguf.GGUFWriter, folder: Path, size: int) -> None:
 
 
 def main() -> None:
-    """Write the file."""
+    """Write the file of the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("target", type=Path)
-    parser.add_argument("--type", choices=("BF16", "Q8_0", "Q4_0"), default="BF16")
+    parser.add_argument("--type", choices=("BF16", "Q8_0", "Q4_0", "Q4_K_M"), default="BF16")
     arguments = parser.parse_args()
-    config = json.loads((arguments.checkpoint / "config.json").read_text())
-    kind = gguf.GGMLQuantizationType[arguments.type]
-    writer = gguf.GGUFWriter(arguments.target, "qwen3")
+    if arguments.type != "Q4_K_M":
+        write(arguments.checkpoint, arguments.target, arguments.type)
+        return
+    with tempfile.TemporaryDirectory(dir=arguments.target.parent) as folder:
+        plain = Path(folder) / "bf16.gguf"
+        write(arguments.checkpoint, plain, "BF16")
+        quantize_file(plain, arguments.target)
+
+
+def quantize_file(source: Path, target: Path) -> None:
+    """Write a file as Q4_K_M by llama.cpp's own quantization."""
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.ftype = llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_M
+    names = str(source).encode(), str(target).encode()
+    if llama_cpp.llama_model_quantize(*names, ctypes.byref(params)):
+        raise SystemExit(f"llama.cpp could not quantize {source}.")
+
+
+def write(checkpoint: Path, target: Path, type_name: str) -> None:
+    """Write a file whose matrices have one type."""
+    config = json.loads((checkpoint / "config.json").read_text())
+    kind = gguf.GGMLQuantizationType[type_name]
+    writer = gguf.GGUFWriter(target, "qwen3")
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -98,8 +123,8 @@ def main() -> None:
     writer.add_value_length(config["head_dim"])
     writer.add_rope_freq_base((config.get("rope_parameters") or config)["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    write_vocabulary(writer, arguments.checkpoint, config["vocab_size"])
-    for name, tensor in read_tensors(arguments.checkpoint / "model.safetensors"):
+    write_vocabulary(writer, checkpoint, config["vocab_size"])
+    for name, tensor in read_tensors(checkpoint / "model.safetensors"):
         if tensor.ndim == 1:  # norms are not quantized
             writer.add_tensor(gguf_name(name), tensor)
         else:

@@ -1,8 +1,9 @@
 """Driver that measures the machine: each line returns the best of several tries.
 
 `read_bytes_s`: memory reads by all threads, 512 MB in large pages, by a C++ loop if there is a
-compiler, or by torch's sum; the better counts. `flop_s`: bfloat16 products by name: of 2048^3, and
-of the linear layers in `--products` with 1,024 rows by each available library.
+compiler, or by torch's sum; the better counts. `flop_s`: products by name: bfloat16 and float32 ones
+of 2048^3, and bfloat16 ones of the linear layers in `--products` with 1,024 rows by each available
+library.
 """
 
 from __future__ import annotations
@@ -60,8 +61,10 @@ def best_s(function: Callable[[], object]) -> float:
 class Machine:
     """Memory to read and matrices to multiply."""
 
-    def __init__(self, threads: int, products: Sequence[tuple[int, int]], folder: Path) -> None:
-        """Allocate them."""
+    def __init__(
+        self, threads: int, products: Sequence[tuple[int, int]], isa: str | None, folder: Path
+    ) -> None:
+        """Allocate them; `isa` is the instruction set of the engine's products."""
         torch.set_num_threads(threads)
         self._threads = threads
         memory = mmap.mmap(-1, MEMORY_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -69,11 +72,14 @@ class Machine:
         self._memory = torch.frombuffer(memory, dtype=torch.float32).fill_(1)
         self._read = compile_reader(folder)
         self._square = torch.randn(SQUARE, SQUARE).bfloat16()
+        self._wide = self._square.float()
         self._weights = [
             (torch.randn(rows, columns) * 0.02).bfloat16() for rows, columns in products
         ]
         self._inputs = [torch.randn(ROWS, columns).bfloat16() for _, columns in products]
         library = load_library()
+        if isa and not (library and library.core_kernels_use(isa.encode())):
+            raise SystemExit(f"this machine or the library has no {isa}")
         self._ops = PackedOps(library) if library else None
         self._packed = (
             [self._pack(self._ops, weight) for weight in self._weights] if self._ops else []
@@ -97,6 +103,9 @@ class Machine:
             f"torch, {SQUARE}^3": 2
             * SQUARE**3
             / best_s(lambda: linear(self._square, self._square)),
+            f"torch float32, {SQUARE}^3": 2
+            * SQUARE**3
+            / best_s(lambda: linear(self._wide, self._wide)),
             f"torch, {ROWS} rows": work
             / sum(best_s(lambda x=x, w=w: linear(x, w)) for x, w in pairs),  # type: ignore[misc]
         }
@@ -114,9 +123,10 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--products", type=json.loads, required=True)
+    parser.add_argument("--isa")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        machine = Machine(arguments.threads, arguments.products, Path(folder))
+        machine = Machine(arguments.threads, arguments.products, arguments.isa, Path(folder))
     print(json.dumps({"ready": True}), flush=True)
     for _ in sys.stdin:
         print(json.dumps(machine.measure()), flush=True)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from core_kernels.library import load_library
 from protocol import Prompts, answer_lines
 
 from core import LLM, SamplingParams
@@ -15,7 +16,11 @@ class Ours:
     """`LLM` in this process."""
 
     def __init__(self, model: str, threads: int, options: dict[str, Any]) -> None:
-        """Load the model."""
+        """Load the model; the option `isa` selects the kernels' instruction set."""
+        isa = options.pop("isa", None)
+        library = load_library()
+        if isa and not (library and library.core_kernels_use(isa.encode())):
+            raise SystemExit(f"this machine or the library has no {isa}")
         self._llm = LLM(model, num_threads=threads, log_level="error", **options)
 
     def generate(self, prompts: Prompts, num_tokens: int) -> list[int]:

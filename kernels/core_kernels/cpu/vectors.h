@@ -73,7 +73,7 @@ inline float sum(Floats v) {
     return reduce(v, [](auto first, auto second) { return first + second; });
 }
 
-// Loads and stores vectors of 32-bit numbers, register by register. Memory may hold fewer bits.
+// Loads and stores vectors of 32-bit numbers register by register; memory may hold smaller ones.
 template <typename Vector>
 struct Memory {
     static constexpr int kCount = sizeof(Vector) / sizeof(int32_t);
