@@ -164,6 +164,10 @@ class SchedulerConfig:
     """Token budget of one step; default: 2048 (offline 4096), at least the
     context length without chunked prefill.
     """
+    max_num_scheduled_tokens: Annotated[Size, Range(1, MAX_COUNT)] | None = None
+    """Lower token budget of one step, draft tokens included; default:
+    max_num_batched_tokens.
+    """
     max_num_seqs: Annotated[int, Range(1, 1 << 14)] | None = None
     """Maximum number of running requests; default: 128 (offline 256)."""
     enable_chunked_prefill: bool = True
@@ -182,6 +186,15 @@ class SchedulerConfig:
     """
     max_waiting: Annotated[int, Range(0, MAX_COUNT)] | None = None
     """Maximum number of waiting requests; further ones are refused. Default: no limit."""
+    max_num_queued_reqs: Annotated[int, Range(0, MAX_COUNT)] | None = None
+    """Maximum number of waiting and running requests; further ones are refused.
+
+    Default: no limit.
+    """
+    max_num_queued_tokens: Annotated[Size, Range(0, MAX_BYTES)] | None = None
+    """Number of prompt tokens, of requests without an output token, at which further requests are
+    refused. Default: no limit.
+    """
     journal: str | None = None
     """File that records plans and results for exact replay."""
     stream_interval: Annotated[int, Range(1, MAX_COUNT)] = 1

@@ -16,6 +16,7 @@ from core.contracts.models import ModelSource
 from core.contracts.workers import Executor
 from core.engine.loop import EngineCore
 from core.engine.memory import context_length, fit_memory
+from core.engine.queue_limits import QueueLimits
 from core.engine.resolve import Resolved
 from core.kv import KVManager
 from core.kv.layout import NULL_BLOCKS
@@ -65,7 +66,7 @@ def build(
         pools = info.pooling is not None
         scheduler = _make_scheduler(config, registry, source, executor, layout, pools=pools)
         core = EngineCore(
-            scheduler, executor, pending_calls, max_waiting=config.scheduler.max_waiting
+            scheduler, executor, pending_calls, queue_limits=QueueLimits.of(config.scheduler)
         )
     except BaseException:
         executor.shutdown()

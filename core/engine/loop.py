@@ -16,14 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from core.contracts.telemetry import StepStats
 from core.contracts.workers import Executor
-from core.errors import (
-    EngineDead,
-    EngineError,
-    InvalidRequest,
-    PluginError,
-    QueueFull,
-    run_all,
-)
+from core.engine.queue_limits import NO_LIMITS, QueueLimits
+from core.errors import EngineDead, EngineError, InvalidRequest, PluginError, run_all
 from core.step import EngineRequest, RequestDelta, StepOutputs, StepPlan
 
 if TYPE_CHECKING:
@@ -49,7 +43,7 @@ class EngineCore:
         executor: Executor,
         pending_calls: queue.SimpleQueue[tuple[Any, ...]],
         *,
-        max_waiting: int | None = None,
+        queue_limits: QueueLimits = NO_LIMITS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`pending_calls` are scheduler methods to call with their arguments.
@@ -70,7 +64,7 @@ class EngineCore:
         scheduler.call_soon = self._call_soon
         self.executor = executor
         executor.on_message = partial(self._call_soon, "receive_message")
-        self._max_waiting = max_waiting
+        self._queue_limits = queue_limits
         self._clock = clock
         self._in_flight: list[StepPlan] = []
         self._completed_outputs: list[StepOutputs] = []
@@ -100,7 +94,7 @@ class EngineCore:
             raise EngineDead("the engine was shut down; make a new one.")
         self.blocked = False
         if not resumed:
-            self._check_queue()
+            self._queue_limits.check(self.scheduler, len(requests))
         added: list[str] = []
         try:
             for request in requests:
@@ -114,17 +108,6 @@ class EngineCore:
         window_s = BATCHING_SHARE * num_tokens * self._token_s
         self._batching_limit_s = self._batching_limit_s or now_s + MAX_BATCHING_S
         self._batching_until_s = min(now_s + window_s, self._batching_limit_s)
-
-    def _check_queue(self) -> None:
-        limit = self._max_waiting
-        if limit is None:
-            return
-        free_rows = self.scheduler.limits.max_num_seqs - self.scheduler.num_running
-        if self.scheduler.num_waiting >= limit + free_rows:
-            raise QueueFull(
-                f"the queue is full: more than {limit} requests would wait (--max-waiting); "
-                "send it again later."
-            )
 
     def batching_window_s(self) -> float:
         """Return how long the next step may wait for more requests, in seconds.

@@ -136,7 +136,8 @@ def _decide(
     scheduler = config.scheduler
     max_model_len = _context_length(config.model.max_model_len, source)
     seqs = scheduler.max_num_seqs or (SERVING_SEQS if serving else OFFLINE_SEQS)
-    tokens = scheduler.max_num_batched_tokens
+    budgets = (scheduler.max_num_batched_tokens, scheduler.max_num_scheduled_tokens)
+    tokens = min((budget for budget in budgets if budget is not None), default=None)
     if tokens is None:
         tokens = SERVING_TOKENS if serving else OFFLINE_TOKENS
         if not scheduler.enable_chunked_prefill:

@@ -218,6 +218,12 @@ class Scheduler:
         return len(self._life.queue) + len(self._life.parked)
 
     @property
+    def num_prefill_tokens(self) -> int:
+        """Number of prompt tokens of requests without an output token."""
+        live = self._life.live.values()
+        return sum(each.prompt_len for each in live if each.num_tokens <= each.prompt_len)
+
+    @property
     def num_parked(self) -> int:
         """Number of requests that an extension holds back."""
         return len(self._life.parked)

@@ -37,6 +37,52 @@ def test_max_waiting_zero_refuses_waiting_requests():
             llm.add_request("b", "text", GREEDY)
 
 
+def test_queued_requests_limit_counts_waiting_and_running_sequences():
+    with LLM(
+        "scripted:",
+        max_model_len=64,
+        num_gpu_blocks_override=32,
+        max_num_seqs=1,
+        max_num_queued_reqs=3,
+    ) as llm:
+        two = SamplingParams(max_tokens=3, temperature=0, n=2)
+        llm.add_request("a", "text", two)
+        with pytest.raises(QueueFull, match=r"more than 3 requests .* \(--max-num-queued-reqs\)"):
+            llm.add_request("b", "text", two)
+        llm.add_request("c", "text", GREEDY)
+        with pytest.raises(QueueFull, match="--max-num-queued-reqs"):
+            llm.add_request("d", "text", GREEDY)
+        while llm.has_unfinished_requests():
+            llm.step()
+        llm.add_request("d", "text", GREEDY)
+
+
+def test_queued_tokens_limit_counts_prompts_without_an_output_token():
+    with LLM(
+        "scripted:", max_model_len=64, num_gpu_blocks_override=32, max_num_queued_tokens=20
+    ) as llm:
+        long = {"prompt_token_ids": [1] * 20}
+        llm.add_request("a", long, GREEDY)
+        with pytest.raises(QueueFull, match=r"20 prompt tokens .* \(--max-num-queued-tokens\)"):
+            llm.add_request("b", "text", GREEDY)
+        llm.step()
+        assert llm.has_unfinished_requests()
+        llm.add_request("b", long, GREEDY)  # the first one has its prompt computed
+
+
+@pytest.mark.parametrize(
+    ("given", "budget"),
+    [
+        ({"max_num_scheduled_tokens": 8}, 8),
+        ({"max_num_scheduled_tokens": 8, "max_num_batched_tokens": 32}, 8),
+        ({"max_num_scheduled_tokens": 32, "max_num_batched_tokens": 8}, 8),
+    ],
+)
+def test_scheduled_tokens_lower_the_budget_of_a_step(given, budget):
+    with LLM("scripted:", max_model_len=64, num_gpu_blocks_override=32, **given) as llm:
+        assert llm.config.scheduler.max_num_batched_tokens == budget
+
+
 class Clock:
     """A clock that only advances by hand."""
 
