@@ -159,6 +159,17 @@ def engine_options() -> Sequence[Option]:
 
 
 @hookspec
+def engine_missing_entries() -> Mapping[str, str]:
+    """Names that users know from other engines and no plugin provides: what is
+    missing, by `kind:name`.
+
+    The error of such a name contains the text. A plugin that provides an entry needs no
+    change here.
+    """
+    raise NotImplementedError
+
+
+@hookspec
 def engine_find_model(model: str, config: EngineConfig) -> ModelSource | str | None:
     """Return the source of a model name (`scripted:`, a folder, a hub id), or None.
 

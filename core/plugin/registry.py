@@ -25,6 +25,7 @@ from core.plugin.entry import API_VERSION, Entry, construct
 from core.plugin.facts import missing_requirement, why_not
 from core.plugin.kinds import KINDS
 from core.plugin.manager import Hooks
+from core.plugin.missing import missing_entry
 from core.plugin.plan import PluginPlan, make_plan, refuse_difference
 
 log = logging.getLogger(__name__)
@@ -156,7 +157,8 @@ class Registry:
         for candidate in named:
             if not candidate.reason:
                 return candidate.registered
-        raise _no_entry(kind, name, candidates, named, self._more_to_load(kind))
+        missing = "" if named else missing_entry(self, kind, name)
+        raise _no_entry(kind, name, candidates, named, missing, self._more_to_load(kind))
 
     def load(self, registered: Registered, *, probe: bool = False) -> Any:
         """Import the target of an entry. Raises `PluginError` naming its plugin.
@@ -326,6 +328,7 @@ def _no_entry(
     name: str,
     candidates: Sequence[Candidate],
     named: Sequence[Candidate],
+    missing: str,
     more: str,
 ) -> ConfigError:
     """Return the error of a choice without a fitting entry."""
@@ -334,6 +337,8 @@ def _no_entry(
         names = sorted(each.registered.entry.name for each in candidates)
         lack = f"no {noun} is loaded" if name == AUTO else f"unknown {noun} {name!r}"
         listed = ", ".join(names) or "none"
+        if missing:
+            return ConfigError(f"{noun} {name!r} is {missing}; available: {listed}{more}")
         return ConfigError(f"{lack}; available: {listed}{did_you_mean(name, names)}{more}")
     reasons = "; ".join(
         f"{each.registered.entry.name!r} of {each.registered.plugin} {each.reason}"

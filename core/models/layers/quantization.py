@@ -11,6 +11,7 @@ from torch import nn
 from core.errors import ModelError, did_you_mean
 from core.models.layers.weights import WeightMap, WeightSlot
 from core.plugin.entry import construct
+from core.plugin.missing import missing_entry
 
 if TYPE_CHECKING:
     import torch
@@ -45,6 +46,11 @@ def quant_method(config: EngineConfig, source: ModelSource, registry: Registry) 
     name = _resolve_alias(flag, own_method, by_name) or own_method or PLAIN
     if name not in by_name:
         origin = "--quantization" if flag else "the checkpoint"
+        if missing := missing_entry(registry, "quant_methods", name):
+            raise ModelError(
+                f"{origin} names the quantization method {name!r}: {missing}. "
+                f"Known: {', '.join(sorted(by_name))}."
+            )
         raise ModelError(
             f"{origin} names the quantization method {name!r}, which no loaded plugin has"
             f"{did_you_mean(name, by_name) or '.'} Known: {', '.join(sorted(by_name))}. Install a "
