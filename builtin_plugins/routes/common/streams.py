@@ -84,6 +84,14 @@ class EventStream:
             **{name.lower(): value for name, value in (headers or {}).items()},
         }
 
+    async def events(self) -> AsyncGenerator[bytes]:
+        """Yield the events, for other transports than HTTP."""
+        try:
+            async for data in self._events:
+                yield data
+        finally:
+            await self._events.aclose()
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send all events; the server reports their exceptions to the client."""
         headers = [(name.encode(), value.encode()) for name, value in self._headers.items()]

@@ -28,4 +28,11 @@ def engine_options() -> list[Option]:
             64 * 1024 * 1024,
             "Largest total size of stored responses; the oldest are evicted first. 0 stores none.",
         ),
+        Option(
+            "responses_image_placeholder",
+            str | None,
+            None,
+            "Text that a prompt of `/v1/responses` has in place of an image, such as `[an image "
+            "that you cannot see]`; default: images are refused, since models read text only.",
+        ),
     ]

@@ -26,8 +26,11 @@ _PREFIXES: Final = {
     "function_call_output": "fco",
     "custom_tool_call_output": "ctco",
     "reasoning": "rs",
+    "compaction": "cmp",
 }
 """Prefixes of item ids, by supported item type."""
+SUMMARY_INTRO: Final = "Summary of the conversation so far:"
+"""Leading line of the message for a compaction item."""
 _REFERENCE: Final = "item_reference"
 MAX_REFERENCES: Final = 1000
 """Largest number of item references in one input."""
@@ -71,6 +74,23 @@ def items_of(
         else _item(item, f"input[{i}]")
         for i, item in enumerate(given)
     ]
+
+
+def with_placeholders(given: str | Sequence[Item], text: str) -> str | list[Item]:
+    """Return the input with a text in place of each image."""
+    if isinstance(given, str):
+        return given
+    return [_with_placeholders(item, text) for item in given]
+
+
+def _with_placeholders(item: Item, text: str) -> Item:
+    if not isinstance(item.content, list):
+        return item
+    parts = [
+        Part(type="input_text", text=text) if part.type == "input_image" else part
+        for part in item.content
+    ]
+    return msgspec.structs.replace(item, content=parts)
 
 
 def messages_of(
@@ -159,6 +179,9 @@ def _item(item: Item, where: str) -> dict[str, Any]:
                 "summary": summary,
                 "content": [{"type": "reasoning_text", "text": text} for text in texts],
             }
+        case "compaction":
+            del found["status"]
+            return {**found, "encrypted_content": item.encrypted_content or ""}
         case "function_call_output" | "custom_tool_call_output":
             output = "\n".join(_texts(item.output, f"{where}.output"))
             return {**found, "call_id": _needed(item.call_id, f"{where}.call_id"), "output": output}
@@ -219,6 +242,9 @@ def _message(item: Mapping[str, Any]) -> dict[str, Any]:
                 "content": "",
                 "reasoning_content": _joined(item["content"] or item["summary"]),
             }
+        case "compaction":
+            summary = decode_reasoning(item["encrypted_content"])
+            return {"role": "user", "content": f"{SUMMARY_INTRO}\n{summary}"}
         case "function_call_output" | "custom_tool_call_output":
             return {"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]}
     name = model_tool_name(item["name"], item.get("namespace"))

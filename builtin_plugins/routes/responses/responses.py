@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -48,7 +48,9 @@ from builtin_plugins.routes.responses.reading import (
     response_format,
     template_kwargs,
     with_client_names,
+    with_placeholders,
 )
+from builtin_plugins.routes.responses.session import Session, check_call_outputs
 from builtin_plugins.routes.responses.store import ResponseStore, StoredResponse
 from builtin_plugins.routes.responses.stored import (
     BackgroundRun,
@@ -72,6 +74,11 @@ class _Job:
     run_id: str
     """Id of the engine request."""
     is_stored: bool
+    session: Session | None
+    chain: Sequence[StoredResponse]
+    """The responses that it continues, if there is a session."""
+    items: list[dict[str, Any]]
+    """Items of its own input, if there is a session."""
     failure: Callable[[BaseException], tuple[int, str]]
     """Returns the status and message of an exception."""
 
@@ -89,6 +96,7 @@ class Responses:
         *,
         strict: bool,
         cached_details: bool,
+        image_placeholder: str | None = None,
     ) -> None:
         self._engine = engine
         self._pipeline = pipeline
@@ -97,9 +105,13 @@ class Responses:
         self._stored = stored
         self._strict = strict
         self._cached_details = cached_details
+        self._image_placeholder = image_placeholder
 
-    async def create(self, request: Request) -> Any:
-        """An answer, whole, streamed or made in the background."""
+    async def create(self, request: Request, session: Session | None = None) -> Any:
+        """An answer, whole, streamed or made in the background.
+
+        `session` holds the response that it may continue, in addition to the stored ones.
+        """
         parsed = await OTHERS.read(
             request, ResponsesFields, self._engine.fields, strict=self._strict
         )
@@ -113,7 +125,7 @@ class Responses:
                     "is run by OpenAI's servers, and --strict-fields leaves none out.",
                 )
             headers = replace(parsed, ignored=(*parsed.ignored, *tools.ignored)).headers
-            job = partial(self._job, request, parsed, model, tools)
+            job = partial(self._job, request, parsed, model, tools, session)
             if fields.background:
                 return await self._start_in_background(request, job, fields, headers)
             return await respond(
@@ -137,13 +149,29 @@ class Responses:
         await choose_model(self._engine, fields.model)
         try:
             tools = RequestTools.of(fields.tools, fields.tool_choice)
+            chain = await self._chain(fields, None)
             conversation, _ = await self._conversation(
-                fields, parsed.others, tools, client_name(request)
+                fields, parsed.others, tools, client_name(request), chain
             )
             count = await while_connected(request, self._pipeline.count(conversation))
         except InvalidRequest as error:
             raise with_client_names(error, forced=False) from None
         return as_json({"object": "response.input_tokens", "input_tokens": count}, parsed.headers)
+
+    async def complete(
+        self, request: Request, parsed: ParsedBody[ResponsesFields]
+    ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Return a whole response that is not stored, and the items of its input."""
+        model = await choose_model(self._engine, parsed.fields.model)
+        tools = RequestTools.of([], "none")
+        try:
+            job = await while_connected(
+                request, self._job(request, parsed, model, tools, Session())
+            )
+            release_body(request)
+            return await while_connected(request, self._whole(job)), job.items
+        except InvalidRequest as error:
+            raise with_client_names(error, forced=False) from None
 
     # --- requests
 
@@ -153,12 +181,16 @@ class Responses:
         parsed: ParsedBody[ResponsesFields],
         model: ModelChoice,
         tools: RequestTools,
+        session: Session | None = None,
     ) -> _Job:
         fields = parsed.fields
         _check(fields)
+        chain = await self._chain(fields, session)
         conversation, items = await self._conversation(
-            fields, parsed.others, tools, client_name(request)
+            fields, parsed.others, tools, client_name(request), chain
         )
+        if session is not None and fields.previous_response_id:
+            check_call_outputs(items, chain_items(chain))
         has_logprobs = bool(fields.top_logprobs) or "message.output_text.logprobs" in fields.include
         conversation.keywords = {**conversation.keywords, **model.keywords}
         overrides = dict(conversation.overrides)
@@ -182,14 +214,36 @@ class Responses:
         if fields.store:
             await self._store.add(response_id, items)
         failure = partial(describe_failure, request)
-        return _Job(chat, writer, engine_id(response_id), fields.store, failure)
+        return _Job(
+            chat=chat,
+            writer=writer,
+            run_id=engine_id(response_id),
+            is_stored=fields.store,
+            session=session,
+            chain=() if session is None else chain,
+            items=[] if session is None else items,
+            failure=failure,
+        )
+
+    async def _chain(self, fields: InputFields, session: Session | None) -> list[StoredResponse]:
+        """Return the responses that a request continues. Raises a 404 for an unknown one."""
+        previous = fields.previous_response_id
+        if not previous:
+            return []
+        held = None if session is None else session.chain(previous)
+        return await self._stored.chain(previous, "previous_response_id") if held is None else held
 
     async def _conversation(
-        self, fields: InputFields, others: Mapping[str, Any], tools: RequestTools, client: str
+        self,
+        fields: InputFields,
+        others: Mapping[str, Any],
+        tools: RequestTools,
+        client: str,
+        chain: list[StoredResponse],
     ) -> tuple[Conversation, list[dict[str, Any]]]:
-        """Return the conversation of a request, and the items of its input."""
-        previous = fields.previous_response_id
-        chain = await self._stored.chain(previous, "previous_response_id") if previous else []
+        """Return the conversation of a request after a chain, and the items of its input."""
+        if self._image_placeholder is not None:
+            fields.input = with_placeholders(fields.input, self._image_placeholder)
         referred = references(fields.input)
         if len(referred) > MAX_REFERENCES:
             raise InvalidRequest(
@@ -299,8 +353,11 @@ class Responses:
     # --- storage
 
     async def _save(self, job: _Job) -> None:
+        response = job.writer.response
         if job.is_stored:
-            await self._store.complete(job.writer.response)
+            await self._store.complete(response)
+        if job.session is not None and response["status"] != "failed":
+            job.session.keep([*job.chain, StoredResponse(response, job.items)])
 
 
 def _encoded(events: Iterable[dict[str, Any]]) -> bytes:
@@ -364,6 +421,8 @@ def _response(fields: ResponsesFields, model: str, sampling: SamplingParams) -> 
         "prompt_cache_key": fields.prompt_cache_key,
         "reasoning": {"effort": None, "summary": None}
         | msgspec.to_builtins(fields.reasoning or {}),
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
         "safety_identifier": fields.safety_identifier,
         "service_tier": "default",
         "store": fields.store,

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from builtin_plugins.routes.common.output_formats import OutputFormats
 from builtin_plugins.routes.common.pipeline import ChatPipeline
 from builtin_plugins.routes.common.schema import body_schema
+from builtin_plugins.routes.responses.compaction import CompactFields, Compaction
 from builtin_plugins.routes.responses.fields import OTHERS, InputFields, ResponsesFields
 from builtin_plugins.routes.responses.responses import Responses
 from builtin_plugins.routes.responses.store import ResponseStore
 from builtin_plugins.routes.responses.stored import MAX_PAGE_ITEMS, BackgroundRuns, StoredResponses
+from builtin_plugins.routes.responses.websocket import ResponseSocket
 from core.api import EngineConfig
 from core.api.serving import ServedEngine
 
@@ -53,13 +55,18 @@ class ResponsesRoutes:
             self._stored,
             strict=self._strict,
             cached_details=bool(options.get("enable_prompt_tokens_details")),
+            image_placeholder=options.get("responses_image_placeholder"),
         )
+        self._socket = ResponseSocket(self._responses, options.get("allowed_origins") or ())
+        self._compaction = Compaction(engine, self._responses, strict=self._strict)
 
-    def routes(self) -> Sequence[Route]:
+    def routes(self) -> Sequence[BaseRoute]:
         """Return the routes."""
         return [
+            WebSocketRoute("/v1/responses", self._socket.serve),
             Route("/v1/responses", self._responses.create, methods=["POST"]),
             Route("/v1/responses/input_tokens", self._responses.count, methods=["POST"]),
+            Route("/v1/responses/compact", self._compaction.create, methods=["POST"]),
             Route(_ONE, self._stored.retrieve, methods=["GET"]),
             Route(_ONE, self._stored.delete, methods=["DELETE"]),
             Route(f"{_ONE}/cancel", self._stored.cancel, methods=["POST"]),
@@ -72,6 +79,7 @@ class ResponsesRoutes:
         structs: dict[str, Any] = {
             "/v1/responses": ResponsesFields,
             "/v1/responses/input_tokens": InputFields,
+            "/v1/responses/compact": CompactFields,
         }
         return {
             path: body_schema(struct, others, strict=self._strict)

@@ -116,7 +116,10 @@ def _missing(response_id: str, field: str) -> HTTPException:
         f"no response {response_id[:100]!r} is stored: "
         "it never was, has been deleted, or was evicted."
     )
-    return HTTPException(404, {"message": message, "param": field, "code": "response_not_found"})
+    code = (
+        "previous_response_not_found" if field == "previous_response_id" else "response_not_found"
+    )
+    return HTTPException(404, {"message": message, "param": field, "code": code})
 
 
 def _number(text: str, field: str, low: int, high: int) -> int:

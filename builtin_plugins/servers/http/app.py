@@ -26,7 +26,7 @@ class EngineApp(FastAPI):
     """FastAPI's routing, with a `Guard` instead of its error and middleware stack.
 
     Optional attributes of route groups: `public_paths` without an API key, `refusal` as form of
-    errors, and `around` as a wrapper of the application.
+    errors, `around` as a wrapper of the application, and `missing_paths` as reasons of a 404.
     """
 
     def __init__(
@@ -66,6 +66,11 @@ class EngineApp(FastAPI):
             methods=_methods(routes),
             request_id_headers=bool(options.get("enable_request_id_headers")),
             measure=measure,
+            missing_paths={
+                path: reason
+                for group in groups.values()
+                for path, reason in getattr(group, "missing_paths", {}).items()
+            },
         )
 
     async def _describe(self, request: Request) -> JSONResponse:

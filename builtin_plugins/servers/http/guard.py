@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from fastapi import HTTPException
@@ -50,6 +51,7 @@ class Guard:
         error_forms: Mapping[str, Form] | None = None,
         methods: Mapping[str, str] | None = None,
         measure: Callable[[HttpStats], None] = lambda stats: None,
+        missing_paths: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """`error_forms` are the forms of errors other than OpenAI's, and `methods` all methods, by
         path template.
@@ -68,6 +70,7 @@ class Guard:
         self._error_forms = error_forms or {}
         self._methods = methods or {}
         self._measure = measure
+        self._missing_paths = missing_paths
         self._plugin_log = RateLimitedLogger(log)
         self.activity = ServerActivity()
         """Activity as routes see it; while draining, only public paths are served."""
@@ -131,12 +134,26 @@ class Guard:
                 allowed = self._methods.get(self._template_of(scope["path"]), "")
                 headers = {**described.headers, "Allow": allowed}
                 described = replace(described, headers=headers)
+            if described.status == 404 and not self._template_of(scope["path"]):
+                described = self._explained(scope["path"], described)
             await answer.fail(described)
+
+    def _explained(self, path: str, answer: ErrorAnswer) -> ErrorAnswer:
+        """Return the answer for a path without a route, with what is missing if that is known."""
+        found = path.rstrip("/")
+        while found and found not in self._missing_paths:
+            found = found.rpartition("/")[0]
+        if not found:
+            return answer
+        message = f"{path[:200]} is not served: {self._missing_paths[found]}."
+        return replace(answer, message=message, code="not_served")
 
     def _describe(self, scope: Scope, error: BaseException) -> ErrorAnswer:
         """Return the answer to an exception, with the request's id or a new one."""
         state = scope["state"]
         known = state.get("request_id") or _request_id(scope).decode() or secrets.token_hex(16)
+        if isinstance(error, Refused):
+            return error.answer
         if isinstance(error, PluginError):
             self._plugin_log.error(
                 error.culprit, f"{error} Request: {known!r}.", error.__cause__ or error
@@ -196,6 +213,8 @@ class Guard:
         return [(b"x-request-id", request_id)]
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["state"]["describe"] = partial(self._describe, scope)
+        scope["state"]["open_body"] = partial(self._body_limiter.open, self._name(scope))
         try:
             self._admit(scope)
         except (HTTPException, Refused):

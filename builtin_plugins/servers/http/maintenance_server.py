@@ -130,4 +130,6 @@ def _tls(options: Mapping[str, Any]) -> ssl.SSLContext | None:
     if options.get("ssl_ca_certs"):
         context.load_verify_locations(options["ssl_ca_certs"])
     context.verify_mode = ssl.VerifyMode(options.get("ssl_cert_reqs") or 0)
+    if options.get("ssl_ciphers"):
+        context.set_ciphers(options["ssl_ciphers"])
     return context

@@ -56,6 +56,12 @@ def engine_options() -> list[Option]:
         Option("uvicorn_log_level", LogLevel, "info", "Lowest level of uvicorn's log."),
         Option("disable_uvicorn_access_log", bool, False, "No log line per HTTP request."),
         Option(
+            "disable_access_log_for_endpoints",
+            str | None,
+            None,
+            "Paths without a log line per HTTP request, separated by commas: /health,/metrics.",
+        ),
+        Option(
             "log_config_file",
             str | None,
             None,
@@ -103,6 +109,12 @@ def _access() -> list[Option]:
             Annotated[int, Range(0, 2)],
             0,
             "Client certificates: 0 none, 1 optional, 2 required.",
+        ),
+        Option(
+            "ssl_ciphers",
+            str | None,
+            None,
+            "Cipher suites of TLS 1.2, in OpenSSL's format; those of TLS 1.3 are fixed.",
         ),
         Option("enable_ssl_refresh", bool, False, "Read the files again when they change."),
     ]

@@ -28,6 +28,7 @@ from builtin_plugins.servers.http.connections import AcceptErrorHandler, check_a
 from builtin_plugins.servers.http.limits import Limits, open_more_files
 from builtin_plugins.servers.http.sockets import (
     BACKLOG,
+    DEFAULT_CIPHERS,
     check_tls,
     close,
     listen,
@@ -104,7 +105,10 @@ class HttpServer:
             self._uvicorn_config(), self._engine, self.app, self._options, self._announce
         )
         access = logging.getLogger("uvicorn.access")
-        is_logged = partial(_is_logged, self.app.quiet_paths)
+        hidden = self._options.get("disable_access_log_for_endpoints") or ""
+        is_logged = partial(
+            _is_logged, self.app.quiet_paths, frozenset(map(str.strip, hidden.split(",")))
+        )
         access.addFilter(is_logged)
         before_s = sys.getswitchinterval()
         before = gc.get_threshold()
@@ -141,6 +145,8 @@ class HttpServer:
             log_level=options.get("uvicorn_log_level") or "info",
             access_log=not options.get("disable_uvicorn_access_log"),
             server_header=False,
+            ws="websockets-sansio" if importlib.util.find_spec("websockets") else "none",
+            ws_max_size=self.app.limits.request_bytes,
             lifespan="on",
             backlog=self.app.limits.accept_batch,
             timeout_keep_alive=self.app.limits.keep_alive_s,  # type: ignore[arg-type]
@@ -150,6 +156,7 @@ class HttpServer:
             ssl_keyfile=options.get("ssl_keyfile"),
             ssl_ca_certs=options.get("ssl_ca_certs"),
             ssl_cert_reqs=options.get("ssl_cert_reqs") or 0,
+            ssl_ciphers=options.get("ssl_ciphers") or DEFAULT_CIPHERS,
         )
 
 
@@ -276,12 +283,18 @@ def print_line(line: str) -> None:
     log.info("%s", line)
 
 
-def _is_logged(quiet_paths: Collection[str], record: logging.LogRecord) -> bool:
-    """Return whether a request belongs in the access log: failed, or not on a quiet path."""
+def _is_logged(
+    quiet_paths: Collection[str], hidden_paths: Collection[str], record: logging.LogRecord
+) -> bool:
+    """Return whether a request belongs in the access log: not on a hidden path, and failed or not
+    on a quiet path.
+    """
     if not isinstance(record.args, tuple) or len(record.args) < 5:
         return True
     path = str(record.args[2]).partition("?")[0]
     status = record.args[4]
+    if path in hidden_paths:
+        return False
     return path not in quiet_paths or not isinstance(status, int) or status >= 400
 
 

@@ -16,6 +16,8 @@ from builtin_plugins.servers.parent import Parent
 from core.api import ConfigError
 
 BACKLOG: Final = 2048
+DEFAULT_CIPHERS: Final = "TLSv1"
+"""uvicorn's default: OpenSSL's own list."""
 LISTENER: Final = "listener"
 """Name of the listening socket at the parent process."""
 
@@ -72,7 +74,7 @@ def check_tls(options: Mapping[str, Any]) -> None:
     )
     demand = options.get("ssl_cert_reqs", 0)
     if not certificate:
-        if key or authorities or demand:
+        if key or authorities or demand or options.get("ssl_ciphers"):
             raise ConfigError(
                 "TLS needs a certificate: give --ssl-certfile, or remove the other --ssl options."
             )
@@ -86,7 +88,21 @@ def check_tls(options: Mapping[str, Any]) -> None:
             f"--ssl-cert-reqs {demand} requires client certificates; name the authorities with "
             "--ssl-ca-certs."
         )
-    load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), options)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    load_certificate(context, options)
+    set_ciphers(context, options)
+
+
+def set_ciphers(context: ssl.SSLContext, options: Mapping[str, Any]) -> None:
+    """Set the cipher suites of TLS 1.2. Raises `ConfigError` if OpenSSL has none of them."""
+    ciphers = options.get("ssl_ciphers") or DEFAULT_CIPHERS
+    try:
+        context.set_ciphers(ciphers)
+    except ssl.SSLError as error:
+        raise ConfigError(
+            f"--ssl-ciphers: got {ciphers!r}; expected cipher suites of OpenSSL "
+            "(`openssl ciphers` lists them). Correct it."
+        ) from error
 
 
 def load_certificate(context: ssl.SSLContext, options: Mapping[str, Any]) -> None:
