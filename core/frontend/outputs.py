@@ -211,7 +211,7 @@ class OutputProcessor:
             client.prompt_logprobs,
             completions,
             client.num_open == 0,
-            RequestMetrics(client.arrival_s, client.first_token_s, now_s),
+            RequestMetrics(client.arrival_s, client.first_token_s, now_s, client.started_s),
             num_cached_tokens=client.num_cached_tokens,
             error=client.error,
             pooled=client.pooled,

@@ -52,6 +52,8 @@ class RequestMetrics:
     arrival_s: float = 0.0
     first_token_s: float | None = None
     last_token_s: float | None = None
+    started_s: float | None = None
+    """Time of the first step that computed it."""
 
 
 @dataclass(slots=True)

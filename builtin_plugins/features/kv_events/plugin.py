@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from core.api import EngineConfig, Option, Registry, hookimpl
+from core.api import EngineConfig, Entry, Option, Registry, hookimpl
 
 
 @hookimpl
@@ -19,6 +19,12 @@ def engine_options() -> list[Option]:
             "block_hashes (int, bytes).",
         )
     ]
+
+
+@hookimpl
+def engine_routes() -> list[Entry]:
+    target = "builtin_plugins.features.kv_events.routes:KvEventRoutes"
+    return [Entry("kv_events", target, "address of the KV events", requires=("fastapi",))]
 
 
 @hookimpl

@@ -23,7 +23,16 @@ def engine_metric_sinks() -> list[Entry]:
 @hookimpl
 def engine_options() -> list[Option]:
     help = "What names of metrics begin with; `vllm:` gives the names vLLM's dashboards know."
-    return [Option("metrics_prefix", str, "engine_", help)]
+    return [
+        Option("metrics_prefix", str, "engine_", help),
+        Option(
+            "custom_histogram_buckets",
+            dict[str, Any] | None,
+            None,
+            "Upper bounds of histograms, by family: request_latency, time_to_first_token, "
+            "inter_token_latency, iteration_tokens, request_params_n, request_tokens.",
+        ),
+    ]
 
 
 @hookimpl

@@ -26,6 +26,7 @@ from builtin_plugins.metric_sinks.prometheus.catalogue import (
     METRICS,
     SOURCES,
 )
+from builtin_plugins.metric_sinks.prometheus.custom_buckets import with_custom_buckets
 from builtin_plugins.metric_sinks.prometheus.instruments import Family, add_samples
 from builtin_plugins.metric_sinks.prometheus.memory import gauges, histograms, infos, processes
 from builtin_plugins.metric_sinks.providers import Histogram, split_labels
@@ -54,7 +55,8 @@ class PrometheusSink:
         """Gauges and counters of features, by labelled name."""
         self._histograms: dict[str, Histogram] = {}
         """Histograms of features, by metric."""
-        families = {spec.name: Family(spec) for spec in METRICS}
+        given = config.options.get("custom_histogram_buckets")
+        families = {spec.name: Family(spec) for spec in with_custom_buckets(METRICS, given)}
         self._families = families
         numbers = {name: family for name, family in families.items() if not family.spec.buckets}
         self._running = numbers["num_requests_running"]

@@ -10,6 +10,7 @@ from typing import Any
 from starlette.requests import Request
 
 from builtin_plugins.routes.openai.fields import CommonFields
+from builtin_plugins.routes.openai.request_metrics import metrics_fields
 from core.api import InvalidRequest, RequestOutput
 
 
@@ -23,6 +24,8 @@ class AnswerOptions:
     always_usage: bool = False
     tokens_as_ids: bool = False
     trust_chat_template: bool = False
+    timing_metrics: bool = False
+    draft_metrics: bool = False
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> AnswerOptions:
@@ -34,6 +37,8 @@ class AnswerOptions:
             always_usage=bool(options.get("enable_force_include_usage")),
             tokens_as_ids=bool(options.get("return_tokens_as_token_ids")),
             trust_chat_template=bool(options.get("trust_request_chat_template")),
+            timing_metrics=bool(options.get("enable_per_request_metrics")),
+            draft_metrics=options.get("per_request_spec_decode_metrics", "none") != "none",
         )
 
 
@@ -62,13 +67,14 @@ class AnswerHead:
 class Usage:
     """Token counts of one HTTP request, over all its prompts and sequences."""
 
-    with_cached: bool
+    options: AnswerOptions
     prompt_tokens: dict[int, int] = field(default_factory=dict)
     cached_tokens: dict[int, int] = field(default_factory=dict)
     generated: dict[tuple[int, int], int] = field(default_factory=dict)
     """Number of generated tokens, by prompt and sequence."""
     counts: dict[int, Mapping[str, float]] = field(default_factory=dict)
     """Counters of features, by prompt."""
+    newest: RequestOutput | None = None
 
     @property
     def completion_tokens(self) -> int:
@@ -81,6 +87,7 @@ class Usage:
             self.prompt_tokens[prompt] = len(output.prompt_token_ids or ())
             self.cached_tokens[prompt] = output.num_cached_tokens or 0
         self.counts[prompt] = output.counts
+        self.newest = output
         for completion in output.outputs:
             self.generated[prompt, completion.index] = completion.num_tokens
 
@@ -92,7 +99,7 @@ class Usage:
             "completion_tokens": self.completion_tokens,
             "total_tokens": prompt + self.completion_tokens,
         }
-        if self.with_cached:
+        if self.options.cached_details:
             usage["prompt_tokens_details"] = {"cached_tokens": sum(self.cached_tokens.values())}
         drafted = self._total("spec_decode_num_draft_tokens")
         accepted = self._total("spec_decode_num_accepted_tokens")
@@ -102,6 +109,15 @@ class Usage:
                 "rejected_prediction_tokens": drafted - accepted,
             }
         return usage
+
+    def metrics(self) -> dict[str, Any]:
+        """Return the field `metrics`, if it is enabled and there is a single sequence."""
+        options = self.options
+        if self.newest is None or len(self.generated) != 1:
+            return {}
+        return metrics_fields(
+            self.newest, timing=options.timing_metrics, drafts=options.draft_metrics
+        )
 
     def _total(self, name: str) -> int:
         return int(sum(counts.get(name, 0.0) for counts in self.counts.values()))

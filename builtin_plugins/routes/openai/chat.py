@@ -172,7 +172,7 @@ class ChatCompletions:
 
     async def _whole(self, job: _Job) -> dict[str, Any]:
         output = await final_output(self._pipeline.outputs(job.chat, engine_id(job.head.id)))
-        usage = Usage(self._options.cached_details)
+        usage = Usage(self._options)
         usage.count(0, output)
         choices = []
         for completion in output.outputs:
@@ -184,7 +184,7 @@ class ChatCompletions:
             if job.echo:
                 message["content"] = job.echo + (message["content"] or "")
             choices.append(self._choice(job, completion, "message", message, parser))
-        more: dict[str, Any] = extension_fields([output])
+        more: dict[str, Any] = extension_fields([output]) | usage.metrics()
         if job.chat.sampling.prompt_logprobs is not None:
             more["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
         if job.fields.return_token_ids:
@@ -237,7 +237,7 @@ class _ChunkEncoder:
     ) -> None:
         self._job = job
         self._choice = choice
-        self._usage = Usage(options.cached_details)
+        self._usage = Usage(options)
         self._final, self._always = usage_options(job.fields, options)
         self._is_started = False
         self._plain = not (self._always or job.fields.return_token_ids)
@@ -302,7 +302,9 @@ class _ChunkEncoder:
         """Return the end of the stream."""
         if not self._final:
             return DONE
-        return event(self._job.head.with_choices([], usage=self._usage.as_json())) + DONE
+        usage = self._usage
+        chunk = self._job.head.with_choices([], usage=usage.as_json(), **usage.metrics())
+        return event(chunk) + DONE
 
 
 def _sampling_overrides(fields: ChatFields) -> dict[str, Any]:

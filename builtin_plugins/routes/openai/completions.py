@@ -191,7 +191,7 @@ class Completions:
         ]
 
     async def _whole(self, job: _Job) -> dict[str, Any]:
-        usage = Usage(self._options.cached_details)
+        usage = Usage(self._options)
         outputs = await gather_bounded(final_output(run) for run in self._run(job))
         choices = []
         for i, output in enumerate(outputs):
@@ -200,7 +200,8 @@ class Completions:
                 choices.append(self._choice(job, i, output, completion, first=True))
         if job.scores_only:
             usage.generated.clear()
-        return job.head.with_choices(choices, usage=usage.as_json(), **extension_fields(outputs))
+        more = extension_fields(outputs) | usage.metrics()
+        return job.head.with_choices(choices, usage=usage.as_json(), **more)
 
     async def _events(self, job: _Job, stream: FastStream) -> AsyncGenerator[bytes]:
         encoder = _ChunkEncoder(job, self._options, self._choice)
@@ -281,7 +282,7 @@ class _ChunkEncoder:
     ) -> None:
         self._job = job
         self._choice = choice
-        self._usage = Usage(options.cached_details)
+        self._usage = Usage(options)
         self._final, self._always = usage_options(job.fields, options)
         self._plain = not (
             self._always
@@ -337,7 +338,9 @@ class _ChunkEncoder:
             self._usage.generated.clear()
         if not self._final:
             return DONE
-        return event(self._job.head.with_choices([], usage=self._usage.as_json())) + DONE
+        usage = self._usage
+        chunk = self._job.head.with_choices([], usage=usage.as_json(), **usage.metrics())
+        return event(chunk) + DONE
 
 
 async def _encode_all(

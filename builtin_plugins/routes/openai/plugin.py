@@ -28,6 +28,13 @@ def engine_options() -> list[Option]:
             "End every stream with `usage`, even if the request does not ask for it.",
         ),
         Option(
+            "enable_per_request_metrics",
+            bool,
+            False,
+            "Add the times of a request to its answer, as `metrics`; of streams to the chunk with "
+            "the usage.",
+        ),
+        Option(
             "return_tokens_as_token_ids",
             bool,
             False,

@@ -23,6 +23,7 @@ from builtin_plugins.routes.common.requests import (
 from builtin_plugins.routes.common.schema import body_schema, bounded_schemas, struct_schema
 from builtin_plugins.routes.openai.answers import AnswerOptions
 from builtin_plugins.routes.openai.chat import ChatCompletions
+from builtin_plugins.routes.openai.chat_batch import ChatBatch
 from builtin_plugins.routes.openai.completions import Completions
 from builtin_plugins.routes.openai.fields import (
     MAX_PROMPTS,
@@ -55,6 +56,7 @@ class OpenAIRoutes:
                 formats.suggestion,
             )
         self._chat = ChatCompletions(engine, options, ChatPipeline(engine, formats))
+        self._batch = ChatBatch(self._chat)
         self._strict = options.strict_fields
 
     def routes(self) -> Sequence[Route]:
@@ -64,6 +66,7 @@ class OpenAIRoutes:
             Route("/v1/models/{model:path}", self._model, methods=["GET"]),
             Route("/v1/completions", self._complete, methods=["POST"]),
             Route("/v1/chat/completions", self._answer, methods=["POST"]),
+            Route("/v1/chat/completions/batch", self._batch.create, methods=["POST"]),
         ]
 
     def bodies(self) -> Mapping[str, Mapping[str, Any]]:
@@ -147,7 +150,13 @@ def body_schemas(names: KnownNames, vocab_size: int, *, strict: bool) -> dict[st
     completions["properties"]["prompt"] = _prompt(vocab_size)
     chat = body_schema(ChatFields, others, strict=strict)
     chat["properties"]["messages"] = _MESSAGES
-    return {"/v1/completions": completions, "/v1/chat/completions": chat}
+    conversations = {"type": "array", "minItems": 1, "items": _MESSAGES}
+    batch = {**chat, "properties": {**chat["properties"], "messages": conversations}}
+    return {
+        "/v1/completions": completions,
+        "/v1/chat/completions": chat,
+        "/v1/chat/completions/batch": batch,
+    }
 
 
 def _prompt(vocab_size: int) -> dict[str, Any]:

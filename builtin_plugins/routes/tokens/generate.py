@@ -33,7 +33,7 @@ from builtin_plugins.routes.common.streams import (
     wait_for_first,
     while_connected,
 )
-from builtin_plugins.routes.openai.answers import Usage, answer_id, extension_fields
+from builtin_plugins.routes.openai.answers import AnswerOptions, Usage, answer_id, extension_fields
 from builtin_plugins.routes.openai.fields import StreamOptions
 from builtin_plugins.routes.openai.logprobs import chat_logprobs, prompt_logprobs
 from core.api import CompletionOutput, EngineConfig, InvalidRequest, SamplingParams, did_you_mean
@@ -73,9 +73,9 @@ class TokenRoutes:
 
     def __init__(self, engine: ServedEngine, config: EngineConfig) -> None:
         self._engine = engine
-        self._on = bool(config.options.get(self.switch))
+        self._on = any(map(config.options.get, (self.switch, "enable_scale_out")))
         self._strict = bool(config.options.get("strict_fields"))
-        self._cached_details = bool(config.options.get("enable_prompt_tokens_details"))
+        self._options = AnswerOptions.from_options(config.options)
 
     def routes(self) -> Sequence[Route]:
         """Return the route; none without `--tokens-only`."""
@@ -160,7 +160,7 @@ class TokenRoutes:
         self, head: Mapping[str, Any], sampling: SamplingParams, run: Any
     ) -> dict[str, Any]:
         output = await final_output(run)
-        usage = Usage(self._cached_details)
+        usage = Usage(self._options)
         usage.count(0, output)
         choices = [_choice(each, sampling) for each in output.outputs]
         answer = {
@@ -176,7 +176,7 @@ class TokenRoutes:
     async def _events(
         self, head: Mapping[str, Any], fields: GenerateFields, sampling: SamplingParams, run: Any
     ) -> AsyncGenerator[bytes]:
-        usage = Usage(self._cached_details)
+        usage = Usage(self._options)
         async for output in raise_on_error(run):
             usage.count(0, output)
             choices = [

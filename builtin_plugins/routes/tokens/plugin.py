@@ -1,4 +1,4 @@
-"""`/inference/v1/generate` with `--tokens-only`: for callers that tokenize themselves."""
+"""Token ids in and out, and prompts without generating: for callers that split the two."""
 
 from __future__ import annotations
 
@@ -8,7 +8,16 @@ from core.api import Entry, Option, hookimpl
 @hookimpl
 def engine_routes() -> list[Entry]:
     target = "builtin_plugins.routes.tokens.generate:TokenRoutes"
-    return [Entry("tokens", target, "token ids in, token ids out", requires=("fastapi",))]
+    home = "builtin_plugins.routes.tokens"
+    return [
+        Entry("tokens", target, "token ids in, token ids out", requires=("fastapi",)),
+        Entry(
+            "render",
+            f"{home}.render:RenderRoutes",
+            "prompts without generating",
+            requires=("fastapi",),
+        ),
+    ]
 
 
 @hookimpl
@@ -17,4 +26,11 @@ def engine_options() -> list[Option]:
         "Serve /inference/v1/generate, token ids in and out, and /abort_requests; goes well with "
         "--skip-tokenizer-init."
     )
-    return [Option("tokens_only", bool, False, text)]
+    scale_out = (
+        "Serve /v1/chat/completions/render and /v1/completions/render, which return prompts "
+        "without generating, and /inference/v1/generate, which generates from them."
+    )
+    return [
+        Option("tokens_only", bool, False, text),
+        Option("enable_scale_out", bool, False, scale_out),
+    ]

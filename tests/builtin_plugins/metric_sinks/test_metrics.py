@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from builtin_plugins.metric_sinks.api import with_label
 from builtin_plugins.metric_sinks.prometheus.catalogue import METRICS
+from builtin_plugins.metric_sinks.prometheus.custom_buckets import FAMILIES, with_custom_buckets
 from builtin_plugins.metric_sinks.prometheus.sink import PrometheusSink
 from core.api import ConfigError
 from core.api.telemetry import CallStats, HttpStats, RequestStats, StepStats, TokenStats
@@ -357,3 +358,33 @@ def test_docs_page_lists_every_metric():
     page = (ROOT / "docs" / "guides" / "observability.md").read_text()
     rows = dict(re.findall(r"^\| `(\w+)`(?: \([^)]*\))? \| (\w+) \|", page, re.MULTILINE))
     assert rows == {spec.name: spec.type for spec in METRICS}
+
+
+def test_custom_buckets_replace_those_of_a_family() -> None:
+    given = {"request_latency": [0.5, 2], "request_tokens": [64]}
+    found = {spec.name: spec.buckets for spec in with_custom_buckets(METRICS, given)}
+    before = {spec.name: spec.buckets for spec in METRICS}
+    changed = {name: found[name] for name in found if found[name] != before[name]}
+    assert changed == {
+        name: bounds
+        for family, bounds in (("request_latency", (0.5, 2.0)), ("request_tokens", (64.0,)))
+        for name in FAMILIES[family]
+    }
+    sink = PrometheusSink(EngineConfig(options={"custom_histogram_buckets": given}))
+    assert sink.expose({})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"request_latencies": [1]}, "did you mean 'request_latency'"),
+        ({"request_latency": []}, "request_latency: got .*; expected ascending numbers above 0"),
+        ({"request_latency": [2, 1]}, "expected ascending"),
+        ({"request_latency": [0, 1]}, "expected ascending"),
+        ({"request_latency": [True]}, "expected ascending"),
+        ({"request_latency": "1"}, "expected ascending"),
+    ],
+)
+def test_wrong_buckets_are_refused(given: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        PrometheusSink(EngineConfig(options={"custom_histogram_buckets": given}))

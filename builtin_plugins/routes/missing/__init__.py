@@ -1,0 +1,1 @@
+"""Paths of other servers that are not served, with what is missing."""

@@ -1,0 +1,1 @@
+"""Routes that read probabilities of given answers from a generating model."""
