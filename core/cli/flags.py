@@ -15,24 +15,29 @@ from core.config.fields import Field, FieldTable, argparse_options, is_switch
 from core.errors import ConfigError, did_you_mean
 
 SHORT: Final[Mapping[str, str]] = {
+    "api_server_count": "-asc",
     "attention_config": "-ac",
     "compilation_config": "-cc",
     "data_parallel_address": "-dpa",
     "data_parallel_backend": "-dpb",
     "data_parallel_external_lb": "-dpe",
     "data_parallel_hybrid_lb": "-dph",
+    "data_parallel_multi_port_external_lb": "-dpm",
     "data_parallel_rank": "-dpn",
     "data_parallel_rpc_port": "-dpp",
     "data_parallel_size": "-dp",
     "data_parallel_size_local": "-dpl",
     "data_parallel_start_rank": "-dpr",
     "decode_context_parallel_size": "-dcp",
+    "diffusion_config": "-dc",
+    "enable_expert_parallel": "-ep",
     "nnodes": "-n",
     "node_rank": "-r",
     "optimization_level": "-O",
     "pipeline_parallel_size": "-pp",
     "prefill_context_parallel_size": "-pcp",
     "quantization": "-q",
+    "speculative_config": "-sc",
     "tensor_parallel_size": "-tp",
 }
 """Short flags of vLLM, by option. The option may belong to a plugin."""
@@ -41,6 +46,10 @@ RENAMED: Final[Mapping[str, str]] = {
     "--no-disable-log-requests": "--enable-log-requests",
 }
 """Replacements of flags that still work, with a warning."""
+ALIASES: Final[Mapping[str, str]] = {"--device-memory-utilization": "--gpu-memory-utilization"}
+"""Further spellings of flags."""
+INVERSES: Final = (("--enable-", "--disable-"), ("--disable-", "--enable-"))
+"""Prefixes that vLLM pairs: `--disable-x` turns `--enable-x` off, and the other way round."""
 LIST_GROUPS: Final = "listgroup"
 """`--help=listgroup` names the groups."""
 PLANNED: Final = "planned"
@@ -212,10 +221,24 @@ def _replace_renamed(argv: Sequence[str]) -> list[str]:
 
 
 def _respell(token: str, known: set[str]) -> str:
-    """Return the token with dashes if it is a known flag, and unchanged otherwise."""
+    """Return the token in the canonical spelling of its flag; others are unchanged."""
     flag, assigned, value = token.partition("=")
+    if not flag.startswith("--"):
+        return token
     dashed = flag.replace("_", "-")
-    return dashed + assigned + value if flag.startswith("--") and dashed in known else token
+    dashed = ALIASES.get(dashed, dashed)
+    if dashed not in known:
+        dashed = _inverse(dashed, known)
+    return dashed + assigned + value if dashed in known else token
+
+
+def _inverse(flag: str, known: set[str]) -> str:
+    """Return the `--no-` form of the switch that the flag turns off; else the flag."""
+    for prefix, other in INVERSES:
+        off = flag.replace(prefix, f"--no-{other[2:]}", 1)
+        if flag.startswith(prefix) and off in known:
+            return off
+    return flag
 
 
 def _split_dotted(

@@ -89,9 +89,10 @@ class Settings:
 
 def _check_token_budget(config: EngineConfig) -> None:
     """Raise `ConfigError` if a step has no budget for the token and draft tokens of every row."""
-    num_draft_tokens = (config.options.get("speculative_config") or {}).get(
-        "num_speculative_tokens"
-    ) or 0
+    speculation = config.options.get("speculative_config") or {}
+    num_draft_tokens = (
+        config.options.get("spec_tokens") or speculation.get("num_speculative_tokens") or 0
+    )
     budget = config.scheduler.max_num_batched_tokens
     rows = config.scheduler.max_num_seqs
     if (

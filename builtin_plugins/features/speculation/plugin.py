@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from builtin_plugins.features.speculation.head_config import OPTION, read_head_config, verifier_of
-from core.api import EngineConfig, Entry, Option, Registry, hookimpl
+from core.api import EngineConfig, Entry, Option, Range, Registry, hookimpl
 
 if TYPE_CHECKING:
     from builtin_plugins.speculators.api import SpeculativeConfig
 
+MAX_SPEC_TOKENS: Final = 64
+"""Upper bound of `--spec-tokens`; that of `SpeculativeConfig`, which is slow to import."""
 RENAMED = {
     "speculative_model": "model",
     "num_speculative_tokens": "num_speculative_tokens",
@@ -34,7 +36,24 @@ def engine_options() -> list[Option]:
         )
         for name, key in RENAMED.items()
     ]
-    return [Option(OPTION, dict[str, Any] | None, None, text), *old]
+    return [
+        Option(OPTION, dict[str, Any] | None, None, text),
+        Option("spec_method", str | None, None, "--speculative-config.method."),
+        Option("spec_model", str | None, None, "--speculative-config.model: a folder or hub id."),
+        Option(
+            "spec_tokens",
+            Annotated[int, Range(1, MAX_SPEC_TOKENS)] | None,
+            None,
+            "--speculative-config.num_speculative_tokens: draft tokens per step.",
+        ),
+        Option(
+            "per_request_spec_decode_metrics",
+            Literal["none", "summary"],
+            "none",
+            "Acceptance of draft tokens in answers, as `metrics.speculative_decoding`.",
+        ),
+        *old,
+    ]
 
 
 @hookimpl(tryfirst=True)

@@ -18,6 +18,12 @@ from builtin_plugins.speculators.api import MAX_DRAFT_TOKENS, SpeculativeConfig,
 from core.api import ConfigError, EngineConfig, did_you_mean
 
 FLAG: Final = "--speculative-config"
+SHORTCUTS: Final[Mapping[str, str]] = {
+    "spec_method": "method",
+    "spec_model": "model",
+    "spec_tokens": "num_speculative_tokens",
+}
+"""Options that set one key of the configuration, and the key."""
 ALIASES: Final[Mapping[str, str]] = {
     "[ngram]": "ngram",
     **dict.fromkeys(
@@ -42,7 +48,7 @@ DEFAULT_TOKENS: Final[Mapping[str, int]] = {"suffix": 24, "mtp": 3, "eagle": 3, 
 
 def settings_of(config: EngineConfig) -> SpeculativeConfig | None:
     """Return the settings; None: speculation is off. Raises `ConfigError` naming the key."""
-    given: dict[str, Any] = dict(config.options.get(OPTION) or {})
+    given = given_settings(config.options)
     if not given and verifier_of(read_head_config(config.model.model)):
         given = {"model": config.model.model}
     if not given:
@@ -78,6 +84,22 @@ def settings_of(config: EngineConfig) -> SpeculativeConfig | None:
             "knows the accepted tokens. Remove one of them."
         )
     return settings
+
+
+def given_settings(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys that are set. Raises `ConfigError` for one that is set twice."""
+    given: dict[str, Any] = dict(options.get(OPTION) or {})
+    for option, key in SHORTCUTS.items():
+        value = options.get(option)
+        if value is None:
+            continue
+        if key in given:
+            flag = f"--{option.replace('_', '-')}"
+            raise ConfigError(
+                f"{flag}: got {value!r} next to {FLAG}.{key}; expected one of them. Remove {flag}."
+            )
+        given[key] = value
+    return given
 
 
 def _tree(given: Any, tokens: Any) -> TokenTree | None:

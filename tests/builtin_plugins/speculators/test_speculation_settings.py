@@ -40,6 +40,18 @@ def test_method_defaults_and_aliases(options: Any) -> None:
     assert read({"method": "suffix"}, options).max_draft_tokens == 24  # type: ignore[union-attr]
 
 
+def test_flags_of_single_keys_set_the_configuration(options: Any) -> None:
+    found = read(None, options, spec_method="ngram", spec_tokens=3)
+    assert found == read({"method": "ngram", "num_speculative_tokens": 3}, options)
+    found = read({"prompt_lookup_max": 4}, options, spec_method="ngram")
+    assert found is not None
+    assert found.lookup == (2, 4)
+    with pytest.raises(
+        ConfigError, match=r"^--spec-method: got 'suffix' next to --speculative-config\.method;"
+    ):
+        read({"method": "ngram"}, options, spec_method="suffix")
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [

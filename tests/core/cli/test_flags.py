@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from builtin_plugins.features.unsupported_flags.flags import PLANNED, engine_options
+from builtin_plugins.features.unsupported_flags.flags import MISSING, engine_options
+from builtin_plugins.features.unsupported_flags.not_needed import NOT_NEEDED
 from core.cli.flags import FlagParser, add_flags, format_help, parse_flags
 from core.config import EngineConfig
 from core.config.build import assemble
@@ -78,6 +79,8 @@ def help_of(topic: str) -> str:
         ),
         (["--extra.x.y", "None"], ["--extra", '{"x": {"y": "None"}}']),
         (["--enable-log-requests"], ["--no-disable-log-requests"], ["--no_disable_log_requests"]),
+        (["--no-enable-prefix-caching"], ["--disable-prefix-caching"]),
+        (["--gpu-memory-utilization", "0.5"], ["--device_memory_utilization=0.5"]),
     ],
 )
 def test_all_spellings_are_equivalent(spellings: tuple[list[str], ...]) -> None:
@@ -145,7 +148,9 @@ def test_command_flag_that_clashes_with_an_option_is_rejected() -> None:
         add_flags(parser, make_table())
 
 
-PLANNED_NAMES = [name for options in PLANNED.values() for name in options]
+REFUSED = [
+    name for table in (MISSING, NOT_NEEDED) for options in table.values() for name in options
+]
 SAMPLES = {bool: [], int: ["7"], float: ["0.5"], str: ["x"]}
 
 
@@ -153,18 +158,18 @@ WITHOUT_EFFECT = [
     "disable_cascade_attn",
     "disable_chunked_mm_input",
     "disable_custom_all_reduce",
+    "language_model_only",
     "skip_mm_profiling",
-    "dcp_kv_cache_interleave_size",
-    "cp_kv_cache_interleave_size",
-    "swap_space",
 ]
-"""Planned options that are ignored for any value."""
+"""Options that switch a missing feature off: accepted with any value."""
 
 
-@pytest.mark.parametrize("name", [name for name in PLANNED_NAMES if name not in WITHOUT_EFFECT])
-def test_planned_flag_is_parsed_and_rejected(name: str) -> None:
+@pytest.mark.parametrize("name", [name for name in REFUSED if name not in WITHOUT_EFFECT])
+def test_flag_that_is_not_served_is_parsed_and_rejected(name: str) -> None:
     found = make_table().by_name[name]
     kind = found.type
+    if found.default is True:
+        name = f"no_{name}"
     if kind.mapping:
         value = ['{"a": 1}']
     elif kind.choices or (kind.items and kind.items.choices):
@@ -173,7 +178,7 @@ def test_planned_flag_is_parsed_and_rejected(name: str) -> None:
     else:
         value = SAMPLES[(kind.items or kind).scalars[0]]
     with pytest.raises(
-        ConfigError, match=f"--{name.replace('_', '-')}: .*not (part of this version|supported)"
+        ConfigError, match=rf"^{found.flag}: .*not (part of this version|supported|needed here)"
     ):
         parse("--" + name.replace("_", "-"), *value)
 
@@ -185,9 +190,9 @@ def test_planned_flag_is_parsed_and_rejected(name: str) -> None:
         "--mm-processor-cache-gb 0",
         "--no-disable-hybrid-kv-cache-manager",
         "--swap-space 0",
-        "--swap-space 8",
-        "--dcp-kv-cache-interleave-size 16",
-        "--cp-kv-cache-interleave-size 16",
+        "--cp-kv-cache-interleave-size 1",
+        "--api-server-count 1",
+        "--safetensors-load-strategy lazy",
         "--disable-cascade-attn",
         "--disable-chunked-mm-input",
         "--disable-custom-all-reduce",
@@ -204,13 +209,24 @@ def test_value_that_disables_a_missing_feature_is_accepted(flags: str) -> None:
         '--limit-mm-per-prompt {"image":1}',
         '--limit-mm-per-prompt {"image":0,"video":2}',
         "--disable-hybrid-kv-cache-manager",
-        "--swap-space -1",
+        "--swap-space 8",
+        "--dcp-kv-cache-interleave-size 16",
         "--cpu-offload-gb 0.5",
+        "--no-swa-bounded-replay",
     ],
 )
 def test_value_that_keeps_a_missing_feature_on_is_rejected(flags: str) -> None:
-    with pytest.raises(ConfigError, match="not part of this version"):
+    with pytest.raises(ConfigError, match=r"not part of this version|not needed here, because"):
         parse(*flags.split())
+
+
+def test_flag_that_is_not_needed_names_the_reason() -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"^--moe-backend: not needed here, because the kernel of an operation is chosen by "
+        r"the platform; .*\. Remove it\.$",
+    ):
+        parse("--moe-backend", "triton")
 
 
 def test_removed_flags_name_their_replacement() -> None:
@@ -307,6 +323,8 @@ def test_building_and_parsing_flags_is_fast() -> None:
         ("-n", "--nnodes", "2"),
         ("-r", "--node-rank", "1"),
         ("-ac", "--attention-config", '{"backend": "X"}'),
+        ("-asc", "--api-server-count", "2"),
+        ("-dc", "--diffusion-config", '{"a": 1}'),
     ],
 )
 def test_short_flags_of_planned_options_are_rejected_by_name(
@@ -316,9 +334,17 @@ def test_short_flags_of_planned_options_are_rejected_by_name(
         parse(short, value)
 
 
-@pytest.mark.parametrize(("short", "long"), [("-dph", "hybrid"), ("-dpe", "external")])
+@pytest.mark.parametrize(
+    ("short", "long"),
+    [
+        ("-dph", "data-parallel-hybrid-lb"),
+        ("-dpe", "data-parallel-external-lb"),
+        ("-dpm", "data-parallel-multi-port-external-lb"),
+        ("-ep", "enable-expert-parallel"),
+    ],
+)
 def test_short_switches_of_planned_options_are_rejected_by_name(short: str, long: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^--data-parallel-{long}-lb: "):
+    with pytest.raises(ConfigError, match=rf"^--{long}: "):
         parse(short)
 
 

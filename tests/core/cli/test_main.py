@@ -306,19 +306,20 @@ class TestConfigCommand:
         assert main(["config", "--enable-expert-parallel"]) == 2
         assert capsys.readouterr().err == (
             "engine: error: --enable-expert-parallel: Expert parallelism and micro-batching: not "
-            "part of this version. Leave it out.\n"
+            "part of this version. Remove it.\n"
         )
 
 
 def test_planned_options_do_not_exist_in_builtins() -> None:
     """A planned option that a builtin contributes is dead code."""
-    from builtin_plugins.features.unsupported_flags.flags import PLANNED
+    from builtin_plugins.features.unsupported_flags.flags import MISSING, NOT_NEEDED
     from core.plugin import load_plan, make_plan
 
     given = {
         option.name for plugin, option in load_plan(make_plan()).options() if not option.refuse
     }
-    assert given.isdisjoint(name for options in PLANNED.values() for name in options)
+    tables = (*MISSING.values(), *NOT_NEEDED.values())
+    assert given.isdisjoint(name for options in tables for name in options)
 
 
 def test_examining_command_runs_with_broken_plugins(
