@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from core.api import EngineConfig
+from core.api.serving import ServedEngine
+
 _AUDIO: Final = "the engine reads and writes text, not audio"
 _IMAGES: Final = "the engine reads and writes text, not images"
 _BATCHES: Final = "`engine run-batch FILE` runs a file of requests"
@@ -85,6 +88,9 @@ class MissingRoutes:
     """Serves nothing; the server adds the reasons to its answers."""
 
     missing_paths = MISSING_PATHS
+
+    def __init__(self, engine: ServedEngine, config: EngineConfig) -> None:
+        """The reasons are the same for every engine."""
 
     def routes(self) -> Sequence[Any]:
         """Return no routes."""

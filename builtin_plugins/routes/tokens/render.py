@@ -74,8 +74,10 @@ class _RecordingEngine:
 
 
 async def _raise_rendered() -> AsyncGenerator[RequestOutput]:
+    nothing: tuple[RequestOutput, ...] = ()
+    for output in nothing:
+        yield output
     raise _Rendered
-    yield  # makes it a generator
 
 
 class RenderRoutes:

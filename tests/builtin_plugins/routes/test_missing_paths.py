@@ -14,6 +14,8 @@ from builtin_plugins.routes.missing.routes import MISSING_PATHS, MissingRoutes
 from builtin_plugins.servers.http.app import EngineApp
 from core.config import EngineConfig
 
+ENGINE: Any = SimpleNamespace()
+
 
 def get(groups: dict[str, Any], path: str, **options: Any) -> httpx.Response:
     async def send() -> httpx.Response:
@@ -27,7 +29,7 @@ def get(groups: dict[str, Any], path: str, **options: Any) -> httpx.Response:
 @pytest.mark.parametrize("path", MISSING_PATHS)
 def test_path_is_not_served_with_a_reason(path: str) -> None:
     for each in (path, f"{path}/", f"{path}/below"):
-        reply = get({"missing": MissingRoutes()}, each)
+        reply = get({"missing": MissingRoutes(ENGINE, EngineConfig())}, each)
         assert reply.status_code == 404
         error = reply.json()["error"]
         assert error["code"] == "not_served"
@@ -36,12 +38,17 @@ def test_path_is_not_served_with_a_reason(path: str) -> None:
 
 def test_other_paths_are_not_found() -> None:
     for path in ("/", "/v1", "/v1/audios", "/nothing/at/all"):
-        error = get({"missing": MissingRoutes()}, path).json()["error"]
+        error = get({"missing": MissingRoutes(ENGINE, EngineConfig())}, path).json()["error"]
         assert error["code"] == "not_found", path
 
 
 def test_reasons_need_the_key_like_every_path() -> None:
-    assert get({"missing": MissingRoutes()}, "/v1/audio", api_key=["a"]).status_code == 401
+    assert (
+        get(
+            {"missing": MissingRoutes(ENGINE, EngineConfig())}, "/v1/audio", api_key=["a"]
+        ).status_code
+        == 401
+    )
 
 
 def test_served_paths_have_no_reason_in_the_table(api: Any) -> None:
@@ -50,11 +57,10 @@ def test_served_paths_have_no_reason_in_the_table(api: Any) -> None:
 
 
 def test_kv_event_sources_name_the_publisher() -> None:
-    engine: Any = SimpleNamespace()
     config = {"enable_kv_cache_events": True, "endpoint": "tcp://*:5599", "topic": "kv"}
     options = {"kv_events_config": config}
-    routes = KvEventRoutes(engine, EngineConfig(options=options))
+    routes = KvEventRoutes(ENGINE, EngineConfig(options=options))
     sources = get({"kv_events": routes}, "/kv_event_sources").json()
     assert sources["0"]["endpoint"] == "tcp://*:5599"
     assert sources["0"]["topic"] == "kv"
-    assert get({"a": KvEventRoutes(engine, EngineConfig())}, "/kv_event_sources").json() == {}
+    assert get({"a": KvEventRoutes(ENGINE, EngineConfig())}, "/kv_event_sources").json() == {}

@@ -335,3 +335,15 @@ def test_pages_of_other_origins_cannot_connect(server: Server) -> None:
     host = server.base_url.removesuffix("/v1/")
     with server.connect(origin=host) as socket:
         check_events(server.turn(socket, store=False, input="Hello.")[0])
+
+
+def test_idle_connection_is_closed_when_the_server_stops() -> None:
+    with served("scripted:") as client:
+        found = Server(str(client.base_url))
+        socket = found.connect().__enter__()
+        check_events(found.turn(socket, store=False, input="Hello.")[0])
+    # the server has ended with 0 by now
+    with found.http, socket, pytest.raises(websockets.ConnectionClosed) as closed:
+        socket.recv(TIMEOUT_S)
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.code == 1012
