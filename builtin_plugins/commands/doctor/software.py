@@ -34,6 +34,8 @@ REINSTALL: Final = "Reinstall it: pip install -e . --no-deps"
 PROBE_TIMEOUT_S: Final = 120
 PROBE: Final = """
 import json
+from dataclasses import asdict
+
 import torch
 
 found = {
@@ -51,12 +53,22 @@ if torch.cuda.is_available():
         found["devices"].append(f"{facts.name}, {facts.total_memory / 2**30:.0f} GiB")
 from core_kernels.build import CACHE, FOLDER, LIBRARY_NAME, source_hash
 from core_kernels.library import open_library
+from core_kernels.speed import measure_speed, widens_bfloat16
 
 for path in (FOLDER / LIBRARY_NAME, *CACHE.glob(f"{source_hash()}-*.so")):
     if path.exists():
         library, fault = open_library(path)
         if library is not None:
-            found["library"] = {"path": str(path), "isa": library.core_kernels_isa().decode()}
+            found["library"] = {
+                "path": str(path),
+                "isa": library.core_kernels_isa().decode(),
+                "best": library.best_variant,
+                "variants": library.variants,
+                "widens": widens_bfloat16(library),
+            }
+            library.core_kernels_threads(torch.get_num_threads())
+            for kind in ("bfloat16", "int8"):
+                found["library"][kind] = asdict(measure_speed(library, kind))
             break
         found["faults"].append(fault)
 print(json.dumps(found))
@@ -82,7 +94,7 @@ def check_torch(script: str = PROBE) -> Iterator[Finding]:
         advice="It is built without OpenMP and uses one thread",
     )
     yield from _devices(found)
-    yield _kernels(found)
+    yield from _kernels(found)
 
 
 def _devices(found: Mapping[str, Any]) -> Iterator[Finding]:
@@ -98,18 +110,39 @@ def _devices(found: Mapping[str, Any]) -> Iterator[Finding]:
         )
 
 
-def _kernels(found: Mapping[str, Any]) -> Finding:
-    compiler = find_compiler()
-    if found["library"] is not None:
-        return Finding(
-            "ok", "kernels", f"{found['library']['isa']}, from {found['library']['path']}"
+def _kernels(found: Mapping[str, Any]) -> Iterator[Finding]:
+    """Report the library and what it measured; it is not built here."""
+    library = found["library"]
+    if library is not None:
+        yield judge(
+            "kernels",
+            f"{library['isa']}, from {library['path']}",
+            warn=library["best"] not in library["variants"],
+            advice=f"Built without {library['best']}, the best of this processor: python -m "
+            "core_kernels.build",
         )
+        yield Finding("ok", "speed", _speed(library))
+        return
+    compiler = find_compiler()
     faults = "; ".join(found["faults"]) or "no library"
     if compiler:
-        return Finding("warn", "kernels", f"{faults}; built with {compiler} at the next start")
-    return Finding(
-        "warn", "kernels", f"{faults}, and no compiler: torch ops are used instead", "Install g++"
-    )
+        text = f"{faults}; built with {compiler} at the next start, in about a minute"
+        yield Finding("warn", "kernels", text)
+    else:
+        text = f"{faults}, and no compiler: torch ops are used instead"
+        yield Finding("warn", "kernels", text, "Install g++")
+
+
+def _speed(library: Mapping[str, Any]) -> str:
+    """Return what one row and many rows multiply per second, and what is faster on this machine."""
+    sizes = {"bfloat16": 2, "int8": 1}
+    texts = [
+        f"{kind} weights at {library[kind]['decode_bytes'] / 1e9:.1f} GB/s by one row, "
+        f"{2 * library[kind]['prefill_bytes'] / size / 1e9:.0f} GFLOP/s by many"
+        for kind, size in sizes.items()
+    ]
+    widened = "; bfloat16 is widened to float32 on this processor: --quantization int8 is faster"
+    return "; ".join(texts) + (widened if library["widens"] else "")
 
 
 def check_compiler() -> Iterator[Finding]:

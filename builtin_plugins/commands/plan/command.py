@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from builtin_plugins.commands.plan.report import as_json, as_lines
+from builtin_plugins.commands.plan.speed import estimate_speed
 from core.api import EngineConfig, ModelError
 
 if TYPE_CHECKING:
@@ -30,9 +31,9 @@ REDUCED_DTYPES: Final = {"float32": "bfloat16"}
 
 
 class Plan:
-    """Reports the memory that serving a model takes, and whether it is available."""
+    """Reports the memory that serving a model takes, whether it is available, and its speed."""
 
-    help = "Check whether a model fits: weights, KV cache, context, concurrent requests."
+    help = "Check whether a model fits, and estimate its speed: weights, KV cache, requests."
     takes_engine_options = True
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -46,11 +47,12 @@ class Plan:
         """Print the plan; return 1 when the model does not fit."""
         plan = make_plan(context.config, context.registry)
         ways = remedies(plan, context.config, context.registry)
+        speed = None if plan.short_bytes else estimate_speed(plan)
         if context.args.json:
-            json.dump(as_json(plan, ways), sys.stdout, indent=2)
+            json.dump(as_json(plan, ways, speed), sys.stdout, indent=2)
             print()
         else:
-            print("\n".join(as_lines(plan, ways)))
+            print("\n".join(as_lines(plan, ways, speed)))
         return 1 if plan.short_bytes else 0
 
 

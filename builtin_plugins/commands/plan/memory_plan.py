@@ -5,6 +5,7 @@ The model is built on the meta device. Headers of weight files are read; weights
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,9 @@ from core.model_spec.decoder import DecoderSpec
 from core.model_spec.kv import KVLayout, PoolLayout
 from core.model_spec.parallel import ParallelGroup, Pipeline
 from core.models.layers.decoder import Decoder
+from core.models.layers.embedding import Embedding, Head
 from core.models.layers.loading import check_cached, read_model
+from core.models.layers.moe import Moe
 from core.models.layers.quantization import pass_checkpoint_dtypes, plain_weights, quant_method
 from core.models.ops.table import reference_ops
 
@@ -67,6 +70,8 @@ class MemoryPlan:
     kv_bytes: list[int]
     feature_bytes: dict[str, list[int]]
     """Maximum additional bytes per rank, by feature name."""
+    token_bytes: dict[str, int]
+    """Bytes of weights that one token is multiplied with, all ranks, by dtype."""
 
     @property
     def taken_bytes(self) -> list[int]:
@@ -131,7 +136,7 @@ def memory_plan(
     resolved = resolve(config, registry, serving=serving)
     config = resolved.config
     platform = resolved.platform
-    infos, stored, features = _infos(resolved, registry, headers)
+    infos, stored, features, read = _infos(resolved, registry, headers)
     info = WorkerInfo.combine(infos, config.parallel.tensor_parallel_size)
     obstacle = ""
     try:
@@ -154,13 +159,16 @@ def memory_plan(
         layout=layout,
         kv_bytes=own,
         feature_bytes=features,
+        token_bytes=dict(read),
     )
 
 
 def _infos(
     resolved: Resolved, registry: LoadedRegistry, headers: Headers | None
-) -> tuple[list[WorkerInfo], int | None, dict[str, list[int]]]:
-    """Return the worker info per rank, the checkpoint bytes, and the feature bytes per rank."""
+) -> tuple[list[WorkerInfo], int | None, dict[str, list[int]], Counter[str]]:
+    """Return the worker info per rank, the checkpoint bytes, the feature bytes per rank, and the
+    bytes that a token reads by dtype.
+    """
     config = resolved.config
     source = resolved.source
     parallel = resolved.config.parallel
@@ -172,6 +180,7 @@ def _infos(
         if hasattr(half, "host_bytes")
     }
     features: dict[str, list[int]] = {name: [] for name in host_bytes_of}
+    read: Counter[str] = Counter()
     for stage in range(parallel.pipeline_parallel_size):
         pipeline = Pipeline(parallel.pipeline_parallel_size, stage)
         tensors = _headers(config, source, registry) if headers is None else headers(source)
@@ -192,9 +201,33 @@ def _infos(
             weight_bytes=weight_bytes,
         )
         infos += [info] * parallel.tensor_parallel_size  # the last rank's vocabulary is padded
+        for dtype, num_bytes in token_bytes(model).items():
+            read[dtype] += num_bytes * parallel.tensor_parallel_size
         for name, host_bytes in host_bytes_of.items():
             features[name] += [host_bytes(model, config)] * parallel.tensor_parallel_size
-    return infos, stored, features
+    return infos, stored, features, read
+
+
+def token_bytes(model: Any) -> Counter[str]:
+    """Return the bytes of weights that a token is multiplied with, by dtype.
+
+    Of experts, the chosen ones; of an embedding, nothing, unless it is the head, too.
+    """
+    modules = list(model.modules())
+    heads = {id(module.rows) for module in modules if isinstance(module, Head)}
+    shares = {
+        id(module.experts): module.spec.top_k / module.spec.experts
+        for module in modules
+        if isinstance(module, Moe)
+    }
+    found: Counter[str] = Counter()
+    for module in modules:
+        if isinstance(module, Embedding) and id(module) not in heads:
+            continue
+        share = shares.get(id(module), 1.0)
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+            found[str(tensor.dtype).removeprefix("torch.")] += int(tensor.nbytes * share)
+    return found
 
 
 def _build(

@@ -1,4 +1,4 @@
-"""`engine plan`: checks within a second whether a model fits, from config and weight headers."""
+"""`engine plan`: checks in about a second whether a model fits, from config and weight headers."""
 
 from core.api import Entry, hookimpl
 
@@ -10,6 +10,6 @@ def engine_commands() -> list[Entry]:
         Entry(
             "plan",
             "builtin_plugins.commands.plan.command:Plan",
-            "say whether a model will fit, and how often",
+            "say whether a model will fit, how often, and how fast",
         )
     ]

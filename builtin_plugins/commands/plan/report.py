@@ -16,6 +16,7 @@ from core.model_spec.kv import (
 )
 
 if TYPE_CHECKING:
+    from builtin_plugins.commands.plan.speed import SpeedEstimate, TokenRates
     from core import MemoryPlan
 
 REQUEST_LENGTHS: Final = (1000, 4000)
@@ -24,7 +25,9 @@ MIN_SPARE_BYTES: Final = 1 << 30
 """Free bytes below which the plan warns: processes and activations need several hundred MiB."""
 
 
-def as_lines(plan: MemoryPlan, ways: Sequence[str]) -> Iterator[str]:
+def as_lines(
+    plan: MemoryPlan, ways: Sequence[str], speed: SpeedEstimate | None = None
+) -> Iterator[str]:
     """Yield the plan as text lines, the verdict last."""
     config = plan.config
     source = plan.source
@@ -44,6 +47,8 @@ def as_lines(plan: MemoryPlan, ways: Sequence[str]) -> Iterator[str]:
         label = "" if index else "at once"
         noun = "request" if count == 1 else "requests"
         yield f"{label:<10}{count:,} {noun} of {tokens:,} tokens"
+    if speed is not None:
+        yield from _speed_lines(speed)
     yield _memory_line(plan)
     yield _verdict(plan)
     if ways:
@@ -74,6 +79,24 @@ def _kv_cache_lines(plan: MemoryPlan) -> Iterator[str]:
         )
 
 
+def _speed_lines(speed: SpeedEstimate) -> Iterator[str]:
+    """Yield the estimated tokens per second, and what would be faster."""
+    threads = "1 thread" if speed.threads == 1 else f"{speed.threads} threads"
+    yield f"speed     {_rates(speed.rates)} ({speed.isa}, {threads}, measured now)"
+    if speed.with_int8 is not None:
+        yield f"          with --quantization int8: {_rates(speed.with_int8)}"
+
+
+def _rates(rates: TokenRates) -> str:
+    return f"about {_round(rates.decode)} tokens/s for one request, prompts {_round(rates.prefill)}"
+
+
+def _round(number: float) -> str:
+    """Return two digits of an estimate: `0.42`, `6.7`, `31`, `1,200`."""
+    rounded = float(f"{number:.2g}")
+    return f"{rounded:,.0f}" if rounded >= 10 else f"{rounded:g}"
+
+
 def _memory_line(plan: MemoryPlan) -> str:
     """Return the free and the taken memory of all ranks."""
     taken = sum(plan.taken_bytes)
@@ -98,7 +121,9 @@ def _each(plan: MemoryPlan) -> str:
     return " for each rank" if len(plan.weight_bytes) > 1 else ""
 
 
-def as_json(plan: MemoryPlan, ways: Sequence[str]) -> dict[str, Any]:
+def as_json(
+    plan: MemoryPlan, ways: Sequence[str], speed: SpeedEstimate | None = None
+) -> dict[str, Any]:
     """Return the plan as JSON data, sizes in bytes."""
     config = plan.config
     source = plan.source
@@ -127,6 +152,8 @@ def as_json(plan: MemoryPlan, ways: Sequence[str]) -> dict[str, Any]:
         "max_num_seqs": config.scheduler.max_num_seqs,
         "requests_at_once": {str(tokens): count for tokens, count in _at_once(plan).items()},
         "free_bytes": plan.free_bytes,
+        "token_bytes": plan.token_bytes,
+        "speed": None if speed is None else speed.as_json(),
     }
 
 

@@ -247,9 +247,28 @@ def probed(**facts: object) -> str:
     return f"print({json.dumps(json.dumps(found | facts))})"
 
 
+def probed_library(**facts: object) -> str:
+    speeds = {"kind": "", "decode_bytes": 12e9, "prefill_bytes": 60e9}
+    found = {"path": "/lib/k.so", "isa": "avx2", "best": "avx2", "variants": ["avx2", "generic"]}
+    found |= {"widens": True, "bfloat16": speeds, "int8": speeds}  # type: ignore[dict-item]
+    return probed(library=found | facts)
+
+
 def test_kernels_are_named_with_their_instruction_set() -> None:
-    script = probed(library={"path": "/lib/k.so", "isa": "avx2"})
-    assert only(software.check_torch(script), "kernels").text == "avx2, from /lib/k.so"
+    found = only(software.check_torch(probed_library()), "kernels")
+    assert (found.status, found.text) == ("ok", "avx2, from /lib/k.so")
+    found = only(software.check_torch(probed_library(best="amx")), "kernels")
+    assert found.status == "warn"
+    assert "Built without amx" in found.advice
+
+
+def test_measured_speed_is_named_with_what_is_faster() -> None:
+    text = only(software.check_torch(probed_library()), "speed").text
+    assert "bfloat16 weights at 12.0 GB/s by one row, 60 GFLOP/s by many" in text
+    assert "int8 weights at 12.0 GB/s by one row, 120 GFLOP/s by many" in text
+    assert text.endswith("--quantization int8 is faster")
+    text = only(software.check_torch(probed_library(widens=False)), "speed").text
+    assert "--quantization" not in text
 
 
 def test_missing_kernels_are_built_or_need_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +276,7 @@ def test_missing_kernels_are_built_or_need_a_compiler(monkeypatch: pytest.Monkey
     found = only(software.check_torch(probed(faults=["k.so has ABI 0"])), "kernels")
     assert (found.status, found.text) == (
         "warn",
-        "k.so has ABI 0; built with /usr/bin/g++ at the next start",
+        "k.so has ABI 0; built with /usr/bin/g++ at the next start, in about a minute",
     )
     monkeypatch.setattr(software, "find_compiler", lambda: None)
     found = only(software.check_torch(probed()), "kernels")
