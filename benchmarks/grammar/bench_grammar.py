@@ -18,8 +18,12 @@ import numpy as np
 
 from builtin_plugins.features.structured_outputs.grammar_row import (
     GrammarRow,
-    ReasoningTracker,
     TokenMasks,
+)
+from builtin_plugins.features.structured_outputs.reasoning_tracker import (
+    NO_REASONING,
+    ReasoningTracker,
+    TokenTexts,
 )
 from builtin_plugins.grammar_backends.api import Constraint, Vocabulary, read_vocabulary
 from builtin_plugins.grammar_backends.xgrammar.backend import MAX_THREADS, XGrammar
@@ -171,7 +175,7 @@ def measure(name: str, vocabulary: Vocabulary, rounds: int) -> None:
     compiled = direct.compile_json_schema(schema, any_whitespace=False)
     tokens = output_of(grammar, vocabulary, 200)
     masks = TokenMasks(vocabulary)
-    nothing = ReasoningTracker((), (), ByteTokenizer(), vocabulary, ())
+    nothing = ReasoningTracker(NO_REASONING, TokenTexts(ByteTokenizer(), vocabulary))
     mask = np.zeros((1, -(-len(vocabulary.tokens) // 32)), dtype=np.int32)
     each = in_turns(
         rounds,

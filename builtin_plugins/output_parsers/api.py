@@ -7,6 +7,7 @@ from builtin_plugins.output_parsers.contract import (
     ToolFormat,
     random_call_id,
 )
+from builtin_plugins.output_parsers.runtime.arguments import call_arguments
 from builtin_plugins.output_parsers.runtime.channels import Channels, MessageKind, read_channels
 from builtin_plugins.output_parsers.runtime.events import (
     ArgumentsPiece,
@@ -69,6 +70,7 @@ __all__ = [
     "Text",
     "TextPiece",
     "ToolFormat",
+    "call_arguments",
     "fit_format",
     "known_formats",
     "random_call_id",

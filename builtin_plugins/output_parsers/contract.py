@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from core.types.reasoning import ReasoningBounds
+
 
 @dataclass(frozen=True, slots=True)
 class ParseRequest:
@@ -29,6 +31,8 @@ class ParseRequest:
     """Nothing is sent before the output ends, so a format may wait for the
     end.
     """
+    is_constrained: bool = False
+    """The text after the reasoning has a required form: it is content as it stands."""
     stream_calls: bool = False
     """Calls are emitted while they are written.
 
@@ -108,6 +112,12 @@ class ToolFormat:
     """
     writes: CallText | None = None
     """Texts around JSON calls; without them forced calls are a JSON list."""
+    begins: tuple[str, ...] = ()
+    """Texts that start calls, if `writes` is unset; `{name}` stands for the
+    tool.
+
+    An answer with a required form may start with one and is a call then.
+    """
     template_hints: tuple[str, ...] = ()
     """Texts that together identify the family's chat templates: the parser is
     suggested then.
@@ -145,6 +155,16 @@ class ReasoningFormat:
     """Text that ends reasoning at its token budget; default: the first of
     `ends`.
     """
+    calls: tuple[str, ...] = ()
+    """Texts that start a tool call in place of `ends`."""
+    find_bounds: Callable[[ParseRequest], ReasoningBounds] | None = None
+    """Returns where an output's reasoning lies; default: by `starts`, `ends`
+    and the prompt's end.
+    """
+    off_switches: Mapping[str, Any] = field(default_factory=dict)
+    """Template arguments that switch reasoning off; default: `enable_thinking`
+    and `thinking`.
+    """
     template_hints: tuple[str, ...] = ()
     """Texts that together identify the family's chat templates: the parser is
     suggested then.
@@ -153,3 +173,18 @@ class ReasoningFormat:
     """Returns the format for a checkpoint's `response_template`, if this one
     depends on it.
     """
+
+    def bounds(self, request: ParseRequest) -> ReasoningBounds:
+        """Return where the reasoning of a request's output lies."""
+        if self.find_bounds is not None:
+            return self.find_bounds(request)
+        prompt = request.prompt_end.rstrip()
+        if not self.ends or prompt.endswith(self.ends):
+            return ReasoningBounds(ends=self.ends, starts=self.starts, at_start="outside")
+        is_open = not self.starts or prompt.endswith(self.starts)
+        return ReasoningBounds(
+            ends=self.ends,
+            starts=self.starts,
+            at_start="inside" if is_open else "optional",
+            calls=self.calls,
+        )

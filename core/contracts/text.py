@@ -49,7 +49,13 @@ class Tokenizer(Protocol):
 
 
 class ChatRenderer(Protocol):
-    """Renders messages into the prompt text. Constructed with (tokenizer, source, config)."""
+    """Renders messages into the prompt text.
+
+    Constructed with (tokenizer, source, config). A renderer may also have
+    `template_names(chat_template=None, has_tools=False)`, which returns the arguments
+    that a template reads and the texts that it compares: arguments that it does not
+    read are reported to clients.
+    """
 
     def render(
         self,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
-
+from builtin_plugins.output_parsers.api import call_arguments
 from core.api import InvalidRequest
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")
@@ -100,20 +99,3 @@ def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
         function["arguments"] = call_arguments(function.get("arguments"))
         out.append({**call, "function": function})
     return out
-
-
-def call_arguments(given: Any) -> dict[str, Any]:
-    """Return a call's arguments as an object: what a broken call holds must not end a conversation.
-
-    Nothing is an empty object; a text that is no JSON, or no object, is the value of `arguments`.
-    """
-    value = given
-    for _ in range(2):  # some clients encode the text twice
-        if isinstance(value, str):
-            try:
-                value = msgspec.json.decode(value or "{}")
-            except (msgspec.DecodeError, UnicodeError, RecursionError):
-                break
-    if isinstance(value, Mapping):
-        return dict(value)
-    return {} if value is None else {"arguments": value}

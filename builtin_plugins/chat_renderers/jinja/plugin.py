@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from core.api import Entry, Option, hookimpl
 
 
@@ -15,10 +17,16 @@ def engine_chat_renderers() -> list[Entry]:
 def engine_options() -> list[Option]:
     return [
         Option(
+            "default_chat_template_kwargs",
+            dict[str, Any],
+            {},
+            "Arguments of the chat template, for requests that do not set them.",
+        ),
+        Option(
             "chat_template_content_format",
             str,
             "auto",
             "Format of message content for the template: `string`, `openai` (a list of parts) or "
             "`auto` (detected).",
-        )
+        ),
     ]

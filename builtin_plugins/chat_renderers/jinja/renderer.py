@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.exceptions import SecurityError
 
 from builtin_plugins.chat_renderers.jinja.budget import joined
@@ -40,6 +40,8 @@ class JinjaRenderer:
 
     def __init__(self, tokenizer: Tokenizer, source: ModelSource, config: EngineConfig) -> None:
         self._environment = chat_environment()
+        self._names: dict[str, tuple[frozenset[str], frozenset[str]]] = {}
+        """Arguments and texts that a compiled template names."""
         self._compiled: dict[str, tuple[jinja2.Template, bool]] = {}
         self._format = config.options.get("chat_template_content_format", "auto")
         if self._format not in ("auto", "string", "openai"):
@@ -47,6 +49,13 @@ class JinjaRenderer:
                 f"--chat-template-content-format {self._format!r} does not exist; use auto, string "
                 "or openai."
             )
+        self._defaults = dict(config.options.get("default_chat_template_kwargs") or {})
+        for name in _RESERVED:
+            if name in self._defaults:
+                raise ConfigError(
+                    f"--default-chat-template-kwargs.{name}: got a field of requests; expected an "
+                    "argument of the chat template. Remove it."
+                )
         self._special = _special_texts(tokenizer)
         self._templates = _templates(tokenizer.chat_template, config.model.chat_template)
         for template in self._templates.values():
@@ -109,6 +118,22 @@ class JinjaRenderer:
         self._environment.budget.begin()
         return _first_complete(chats, generate)
 
+    def template_names(
+        self, *, chat_template: str | None = None, has_tools: bool = False
+    ) -> tuple[frozenset[str], frozenset[str]]:
+        """Return the arguments that a template reads, and the texts that it compares."""
+        text = chat_template or self._choose("tool_use" if has_tools else DEFAULT)
+        if text not in self._names:
+            self._compile_for_request(text)  # bounds the number of templates
+            self._names = {
+                known: names for known, names in self._names.items() if known in self._compiled
+            }
+            tree = self._environment.parse(text.removeprefix(_BYTE_ORDER_MARK))
+            constants = (node.value for node in tree.find_all(nodes.Const))
+            texts = frozenset(value for value in constants if isinstance(value, str))
+            self._names[text] = frozenset(meta.find_undeclared_variables(tree)), texts
+        return self._names[text]
+
     def _variables(self, template_kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the template variables. Raises `InvalidRequest` for the name of a field."""
         for name in _RESERVED:
@@ -117,7 +142,7 @@ class JinjaRenderer:
                     "chat_template_kwargs",
                     f"{name!r} is a field of the request, not of the template.",
                 )
-        return {"documents": None, **self._special, **template_kwargs}
+        return {"documents": None, **self._special, **self._defaults, **template_kwargs}
 
     def _choose(self, name: str) -> str:
         """Return one of the model's templates."""

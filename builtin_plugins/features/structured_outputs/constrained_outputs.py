@@ -95,13 +95,7 @@ class ConstrainedOutputs:
             output = handle.open(request.length, request.request_id)
             self._by_request[request.request_id] = output
             output.spent_s = spent_s
-            handle.begin(
-                output,
-                request.prompt_end,
-                request.output,
-                request.stops,
-                skips=request.params.skip_reasoning,
-            )
+            handle.begin(output, request)
         output.is_late = False
         output.announces = True
         if output.is_pending:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import socket
 
     from builtin_plugins.features.structured_outputs.grammar_row import Mask
+    from builtin_plugins.features.structured_outputs.messages import PrepareMask
     from builtin_plugins.grammar_backends.api import Constraint
 
 Key = tuple[tuple[str, ...], "Constraint"]
@@ -72,6 +73,7 @@ class ConstrainedOutput:
         "more",
         "num_in_time",
         "number",
+        "optional",
         "owner",
         "spent_s",
         "work_s",
@@ -99,6 +101,8 @@ class ConstrainedOutput:
         """CPU time of all masks of the output, including those before a preemption."""
         self.more: list[bytes] = []
         """Masks after each draft token."""
+        self.optional: list[int] = []
+        """Tokens of the mask that start reasoning, for a model that prefers them to all others."""
 
     @property
     def mask(self) -> Mask:
@@ -163,17 +167,17 @@ class GrammarHandle:
         self.outputs[number] = output
         return output
 
-    def begin(
-        self,
-        constrained: ConstrainedOutput,
-        prompt_end: list[int],
-        output: list[int],
-        stops: list[int],
-        *,
-        skips: bool,
-    ) -> None:
+    def begin(self, output: ConstrainedOutput, request: PrepareMask) -> None:
         """Request the first mask."""
-        self.send([OpenOutput(constrained.number, prompt_end, output, stops, skips)])
+        message = OpenOutput(
+            output.number,
+            request.prompt_end,
+            request.output,
+            request.stops,
+            request.params.skip_reasoning,
+            request.reasoning,
+        )
+        self.send([message])
 
     def send(
         self, messages: Sequence[OpenOutput | AdvanceOutput | PointMasks | CloseOutput]
@@ -258,6 +262,7 @@ class GrammarHandle:
         output.is_pending = False
         output.work_s = message.work_s
         output.more = message.more
+        output.optional = message.optional
         output.spent_s += message.work_s
         if message.error:
             output.error = RequestFailed(message.error)

@@ -30,8 +30,12 @@ from builtin_plugins.features.structured_outputs.grammar_protocol import (
 from builtin_plugins.features.structured_outputs.grammar_row import (
     GrammarRow,
     Mask,
+)
+from builtin_plugins.features.structured_outputs.reasoning_tracker import (
+    NO_REASONING,
     ReasoningTracker,
 )
+from builtin_plugins.output_parsers.api import ParseRequest
 from core.api import EngineError, InvalidRequest
 
 if TYPE_CHECKING:
@@ -125,16 +129,20 @@ class GrammarProcess:
             kind = f"structured_outputs.{self._constraint.kind}"
             error = f"{kind}: {self._backend} failed for this request: {raised}"
         used_s = time.process_time()
-        return MaskFilled(message.line, time.thread_time() - begun_s, used_s, more, error)
+        row = self._rows.get(message.line)
+        optional = [] if row is None else row.optional
+        return MaskFilled(message.line, time.thread_time() - begun_s, used_s, more, error, optional)
 
     def _open(self, message: OpenOutput) -> GrammarRow:
         resources = self._resources
-        starts, ends = resources.reasoning
-        if starts and message.skip_reasoning:
-            ends = ()
-        reasoning = ReasoningTracker(
-            starts, ends, resources.tokenizer, resources.vocabulary, message.prompt_end
-        )
+        bounds = NO_REASONING
+        if resources.reasoning is not None:
+            bounds = message.reasoning or resources.reasoning.bounds(
+                ParseRequest(prompt_end=resources.tokenizer.decode(message.prompt_end))
+            )
+        if bounds.at_start == "optional" and message.skip_reasoning:
+            bounds = NO_REASONING
+        reasoning = ReasoningTracker(bounds, resources.texts)
         row = GrammarRow(self._grammar.start(), message.stops, reasoning, resources.masks)
         row.mask = self._buffer[message.line]
         row.replay(message.output)

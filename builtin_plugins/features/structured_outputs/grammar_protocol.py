@@ -11,6 +11,7 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 
 from builtin_plugins.grammar_backends.api import Constraint
+from core.api.sampling import ReasoningBounds
 
 T = TypeVar("T")
 _CHUNK: Final = 1 << 15
@@ -40,6 +41,8 @@ class OpenOutput(msgspec.Struct, array_like=True, frozen=True, tag=True):
     stops: list[int]
     """Stop tokens."""
     skip_reasoning: bool
+    reasoning: ReasoningBounds | None = None
+    """Where reasoning lies; None: as the server's parser finds it in the prompt."""
 
 
 class AdvanceOutput(msgspec.Struct, array_like=True, frozen=True, tag=True):
@@ -108,6 +111,8 @@ class MaskFilled(msgspec.Struct, array_like=True, frozen=True, tag=True):
     """Masks after each draft token."""
     error: str = ""
     """Failure message; empty on success."""
+    optional: list[int] = []
+    """Tokens that start reasoning, for a model that prefers them to all others."""
 
 
 class OutputClosed(msgspec.Struct, array_like=True, frozen=True, tag=True):

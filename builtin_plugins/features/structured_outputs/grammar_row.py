@@ -3,83 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from builtin_plugins.features.structured_outputs.reasoning_tracker import (
+    ReasoningTracker,
+    TrackerState,
+)
 from builtin_plugins.grammar_backends.api import GrammarState, Vocabulary
 
-if TYPE_CHECKING:
-    from core.api.serving import Tokenizer
-
 Mask = npt.NDArray[np.int32]
-Spellings = tuple[tuple[int, ...], ...]
-TrackerState = tuple[bool, bool, Spellings, bytes]
 _SURROGATE_LEAD = b"\xed"
-
-
-class ReasoningTracker:
-    """Finds where reasoning ends in a row's tokens: there the constraint starts.
-
-    Reasoning is over at once without end markers, or if the prompt ends with one (thinking is off).
-    With `starts`, the first token decides: one that starts a start marker starts reasoning, any
-    other skips it. A started marker must be completed, or the output would match no format.
-    """
-
-    def __init__(
-        self,
-        starts: Sequence[str],
-        ends: Sequence[str],
-        tokenizer: Tokenizer,
-        vocabulary: Vocabulary,
-        prompt_end: Sequence[int],
-    ) -> None:
-        prompt = tokenizer.decode(prompt_end).rstrip()
-        self.is_over = not ends or prompt.endswith(tuple(ends))
-        self._tokens = vocabulary.tokens
-        self._ids = frozenset(ids[0] for ids in _encoded(ends, tokenizer) if len(ids) == 1)
-        self._texts = tuple(end.encode() for end in ends)
-        self._longest = max(map(len, self._texts), default=0)
-        self._tail = b""
-        is_open = not starts or prompt.endswith(tuple(starts))
-        self.may_begin = not (self.is_over or is_open)
-        """The next token decides whether there is reasoning."""
-        self._opening: Spellings = ()
-        if self.may_begin:
-            self._opening = tuple(map(tuple, _encoded(starts, tokenizer)))
-
-    @property
-    def marker_ids(self) -> tuple[int, ...]:
-        """Tokens that start, or continue, a start marker."""
-        return tuple({rest[0] for rest in self._opening})
-
-    @property
-    def state(self) -> TrackerState:
-        """The state to pass to `restore`."""
-        return self.is_over, self.may_begin, self._opening, self._tail
-
-    def restore(self, state: TrackerState) -> None:
-        """Return to an earlier state."""
-        self.is_over, self.may_begin, self._opening, self._tail = state
-
-    def advance(self, token: int) -> None:
-        """Read the next token. End markers are found by id or spelled in any number of tokens.
-
-        Raises `ValueError` for a token that does not continue the started start marker.
-        """
-        if self._opening:
-            begun = tuple(rest[1:] for rest in self._opening if rest[0] == token)
-            if not (begun or self.may_begin):
-                raise ValueError(f"token {token} does not continue the started reasoning marker")
-            self.is_over = not begun
-            self.may_begin = False
-            self._opening = begun if all(begun) else ()
-            return
-        text = self._tokens[token] if token < len(self._tokens) else b""
-        self._tail += text
-        self.is_over = token in self._ids or any(end in self._tail for end in self._texts)
-        self._tail = self._tail[-self._longest :]
 
 
 class TokenMasks:
@@ -103,6 +39,22 @@ class TokenMasks:
         return mask.view(np.int32)
 
 
+@dataclass(slots=True)
+class _Token:
+    """What one token changed, to undo it."""
+
+    reasoning: TrackerState | None
+    """Earlier state of the tracker; None after reasoning."""
+    leads: bool
+    """Earlier lead flag."""
+    opened: tuple[int, ...] | None
+    """Earlier tokens of an opening start marker."""
+    is_taken: bool = False
+    """The grammar has taken it."""
+    dropped: tuple[int, ...] = ()
+    """Tokens before it that the grammar had taken and that turned out to be a start marker."""
+
+
 class GrammarRow:
     """One output. Depends on its constraint and tokens only, so it can be rebuilt at any time."""
 
@@ -118,13 +70,20 @@ class GrammarRow:
         self._tokens = tokens
         self._ends = tokens.ends
         self._stops = tokens.of(stops)
-        self._first = tokens.of(reasoning.marker_ids)
         self._has_own_stops = bool((self._stops & ~self._ends).any())
         self._leads = False
-        self._trail: list[tuple[TrackerState | None, bool, bool]] = []
-        """Per token of the last step: earlier tracker state, earlier lead flag, used by grammar."""
+        self._opened: tuple[int, ...] | None = ()
+        """Tokens of an opening start marker that the grammar has taken; None if it refused one."""
+        self._trail: list[_Token] = []
+        """The tokens of the last step."""
         self.mask: Mask = np.zeros_like(self._ends)
         """Tokens that are allowed next."""
+        self.optional: list[int] = []
+        """Tokens of the mask that start reasoning, which the constraint does not allow.
+
+        They are for a model that prefers them to every other token: one that only may not write
+        what it wants would escape into reasoning.
+        """
         self.error: Exception | None = None
         """Failure while advancing; the row cannot continue."""
 
@@ -164,6 +123,7 @@ class GrammarRow:
         if not draft_tokens:
             return [self.mask]
         masks = [self.mask]
+        optional = self.optional
         for token in draft_tokens:
             if not _has(masks[-1], token):
                 break
@@ -171,55 +131,94 @@ class GrammarRow:
             masks.append(np.zeros_like(self.mask))
             self._fill(masks[-1])
         self._undo(len(masks) - 1)
+        self.optional = optional
         anything = np.full_like(self.mask, -1)
         return masks + [anything] * (1 + len(draft_tokens) - len(masks))
 
     def _advance(self, token: int) -> None:
         reasoning = self._reasoning
-        led = self._leads
+        if reasoning.is_over:
+            step = _Token(None, self._leads, None, is_taken=self._accept(token))
+        else:
+            step = self._advance_reasoning(token)
         self._leads = token in self._tokens.leads
-        state = None
-        is_of_grammar = True
-        if not reasoning.is_over:
-            state = reasoning.state
-            may_begin = reasoning.may_begin
-            reasoning.advance(token)
-            is_of_grammar = may_begin and reasoning.is_over
-        is_taken = is_of_grammar and self._state.accept(token)
-        # The request's own stop tokens are outside of the grammar; the request ends with them.
-        if is_of_grammar and not is_taken and not _has(self._stops, token):
+        self._trail.append(step)
+
+    def _accept(self, token: int) -> bool:
+        """Return whether the grammar takes a token.
+
+        The request's own stop tokens are outside of the grammar; the request ends with them.
+        """
+        is_taken = self._state.accept(token)
+        if not is_taken and not _has(self._stops, token):
             raise ValueError(f"the grammar rejects token {token}, which its own mask allowed")
-        self._trail.append((state, led, is_taken))
+        return is_taken
+
+    def _advance_reasoning(self, token: int) -> _Token:
+        """Read a token before the answer. While a start marker opens, it may be an answer, too."""
+        reasoning = self._reasoning
+        step = _Token(reasoning.state, self._leads, self._opened)
+        if not reasoning.is_opening:
+            reasoning.advance(token)
+            return step
+        opened = self._opened
+        is_taken = opened is not None and self._state.accept(token)
+        reasoning.advance(token, may_answer=is_taken)
+        if reasoning.is_over:
+            step.is_taken = is_taken
+            if not is_taken and not _has(self._stops, token):
+                raise ValueError(f"the grammar rejects token {token}, which its own mask allowed")
+        elif is_taken and reasoning.is_opening:
+            step.is_taken = True
+            self._opened = (*(opened or ()), token)
+        else:  # reasoning: the grammar has seen nothing of it
+            step.dropped = opened or ()
+            self._opened = None
+            if is_taken or step.dropped:
+                self._state.rollback(len(step.dropped) + is_taken)
+        return step
 
     def _undo(self, count: int) -> None:
         num_taken = 0
         for _ in range(count):
-            state, self._leads, is_taken = self._trail.pop()
-            if state is not None:
-                self._reasoning.restore(state)
-            num_taken += is_taken
+            step = self._trail.pop()
+            self._leads = step.leads
+            if step.reasoning is not None:
+                self._reasoning.restore(step.reasoning)
+                self._opened = step.opened
+            num_taken += step.is_taken
+            if step.dropped:
+                if num_taken:
+                    self._state.rollback(num_taken)
+                num_taken = 0
+                for token in step.dropped:
+                    self._state.accept(token)
         if num_taken:
             self._state.rollback(num_taken)
 
     def _fill(self, mask: Mask) -> None:
         reasoning = self._reasoning
-        if not (reasoning.is_over or reasoning.may_begin):
+        self.optional = []
+        if reasoning.is_call:
+            mask[:] = -1
+            return
+        if reasoning.is_opening and self._opened is None:
+            mask[:] = self._tokens.of(reasoning.marker_ids)
+            return
+        if not (reasoning.is_over or reasoning.is_opening):
             # An output that ends within its reasoning has no constrained part: exclude the ends.
-            marker = reasoning.marker_ids
-            mask[:] = self._tokens.of(marker) if marker else ~self._ends
+            mask[:] = ~self._ends
             return
         self._state.fill(mask)
         if self._leads:
             mask &= self._tokens.no_surrogate
         if self._has_own_stops and (mask & self._ends).any():
             mask |= self._stops
-        if reasoning.may_begin:
-            mask |= self._first
+        if reasoning.is_opening:
+            if reasoning.may_begin:
+                self.optional = [i for i in reasoning.marker_ids if not _has(mask, i)]
+            mask |= self._tokens.of(reasoning.marker_ids)
 
 
 def _has(mask: Mask, token: int) -> bool:
     return 0 <= token < 32 * len(mask) and bool(mask[token // 32] >> token % 32 & 1)
-
-
-def _encoded(texts: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
-    return [tokenizer.encode(text, add_special_tokens=False) for text in texts]

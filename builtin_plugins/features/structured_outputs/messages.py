@@ -6,7 +6,7 @@ import msgspec
 
 from builtin_plugins.executors.api import RemoteError
 from core.api import EngineError
-from core.api.sampling import StructuredOutputsParams
+from core.api.sampling import ReasoningBounds, StructuredOutputsParams
 
 NAME = "structured_outputs"
 
@@ -21,6 +21,7 @@ class PrepareMask(msgspec.Struct, array_like=True, frozen=True):
     prompt_end: list[int]
     output: list[int]
     stops: list[int]
+    reasoning: ReasoningBounds | None = None
 
 
 class StepChanges(msgspec.Struct, array_like=True, frozen=True):

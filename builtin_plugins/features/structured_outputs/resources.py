@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from builtin_plugins.features.structured_outputs.grammar_row import TokenMasks
+from builtin_plugins.features.structured_outputs.reasoning_tracker import TokenTexts
 from builtin_plugins.features.structured_outputs.settings import StructuredOutputsConfig
 from builtin_plugins.grammar_backends.api import Vocabulary, read_vocabulary
 from builtin_plugins.output_parsers.api import ReasoningFormat, fit_format
@@ -29,7 +30,7 @@ class GrammarResources:
         """Read everything that requests usually need."""
         for name in backend_names(self.settings, self._registry)[:1]:
             self.backend(name)
-        self.reasoning, self.masks  # noqa: B018 - reading them creates them
+        self.reasoning, self.masks, self.texts  # noqa: B018 - reading them creates them
 
     def backend(self, name: str) -> GrammarBackend:
         """Return a backend for the model's vocabulary."""
@@ -74,14 +75,18 @@ class GrammarResources:
         return self._registry.find_model(self._config.model.model, self._config)
 
     @cached_property
-    def reasoning(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Texts that start optional reasoning, and texts that end it; empty without reasoning."""
+    def texts(self) -> TokenTexts:
+        """The text of each token, special tokens included."""
+        return TokenTexts(self.tokenizer, self.vocabulary)
+
+    @cached_property
+    def reasoning(self) -> ReasoningFormat | None:
+        """The format of reasoning; None: the whole output is constrained."""
         registered = self.settings.reasoning_parser_of(self._config, self._registry)
         if registered is None:
-            return (), ()
+            return None
         loaded: ReasoningFormat = self._registry.load(registered)
-        form = fit_format(loaded, getattr(self.tokenizer, "response_template", None))
-        return form.starts, form.ends
+        return fit_format(loaded, getattr(self.tokenizer, "response_template", None))
 
 
 def backend_names(settings: StructuredOutputsConfig, registry: Registry) -> list[str]:

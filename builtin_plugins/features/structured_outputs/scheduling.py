@@ -189,4 +189,5 @@ def _preparation(request: Any, params: Any) -> PrepareMask:
     stops = [*request.source.eos_token_ids, *request.sampling.stop_token_ids]
     prompt_end = tokens[max(0, prompt_len - PROMPT_END_TOKENS) : prompt_len]
     output = tokens[prompt_len:]
-    return PrepareMask(request.request_id, params, len(tokens), prompt_end, output, stops)
+    bounds = request.sampling.reasoning_bounds
+    return PrepareMask(request.request_id, params, len(tokens), prompt_end, output, stops, bounds)

@@ -133,11 +133,15 @@ class MaskWorker:
         if not masked:
             return logits
         where = torch.tensor(masked, device=logits.device)
+        preferred = preferred_starts(logits, [row for row in found if row.output.optional])
         self._sampled = _Sampled(
             found, rows.token_ids, rows.row_index[where], rows.length_index[where]
         )
         packed = np.stack(masks)  # [n, words] int32
-        return mask_rows(logits, packed, None if len(masked) == len(rows.rows) else where)
+        logits = mask_rows(logits, packed, None if len(masked) == len(rows.rows) else where)
+        for point, tokens, values in preferred:
+            logits[point, tokens] = values
+        return logits
 
     def _request(
         self, outputs: ConstrainedOutputs, rows: SampleRows, points: list[int]
@@ -230,6 +234,23 @@ def _accepted(
                 break
         accepted.append((row.output, own[: 1 + count]))
     return accepted
+
+
+def preferred_starts(
+    logits: torch.Tensor, rows: list[_StepRow]
+) -> list[tuple[int, torch.Tensor, torch.Tensor]]:
+    """Return the logits of tokens that start optional reasoning, by sampling point.
+
+    They are -inf unless the model prefers one of them to every other token.
+    """
+    found = []
+    for row in rows:
+        point = row.points[0]
+        tokens = torch.tensor(row.output.optional, device=logits.device)
+        values = logits[point, tokens]
+        is_preferred = values.max() == logits[point].max()
+        found.append((point, tokens, values.masked_fill(~is_preferred, float("-inf"))))
+    return found
 
 
 def mask_rows(

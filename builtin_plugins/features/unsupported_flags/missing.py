@@ -192,11 +192,7 @@ MISSING: Final[Mapping[str, Mapping[str, tuple[Any, Any]]]] = {
         "enable_moe_shared_loras": (bool, False),
         "max_lora_cls_labels": (Number, None),
     },
-    "Defaults of chat templates and keep-alive comments of streams": {
-        "default_chat_template_kwargs": (Json | None, None),
-        "reasoning_effort_map": (Json | None, None),
-        "sse_keep_alive_interval": (int, 0),
-    },
+    "Keep-alive comments of streams": {"sse_keep_alive_interval": (int, 0)},
     "System fingerprints in answers": {
         "fingerprint_mode": (str, "full"),
         "fingerprint_value": (Text, None),

@@ -32,12 +32,14 @@ def channel_format(
     before_end: str,
     inside: Callable[[ParseRequest], MessageKind | None],
     *more: str,
+    calls: tuple[str, ...] = (),
     inline: Callable[[ParseRequest], tuple[str, ...]] = no_inline_headers,
 ) -> ReasoningFormat:
     """Return the format of some channels.
 
     `end` starts the content; `before_end` closes reasoning before it. `inside` returns the kind of
-    the message that the prompt has started. `more`: additional special tokens.
+    the message that the prompt has started. `more`: additional special tokens. `calls`: texts that
+    start a call instead of the content.
     """
 
     def read(reader: OutputReader, request: ParseRequest) -> Reading:
@@ -48,6 +50,7 @@ def channel_format(
         markers=(*tag_markers(channels), *more),
         ends=(end,),
         closes=before_end + end,
+        calls=calls,
         template_hints=template_hints(channels),
     )
 
@@ -76,15 +79,21 @@ KIMI_K3_FORMAT: Final = channel_format(
     "<|close|>think<|sep|>",
     kimi_prompt_kind,
     "<|close|>",
+    calls=("<|open|>tools<|sep|>",),
 )
 HARMONY_FORMAT: Final = channel_format(
-    HARMONY, "<|channel|>final<|message|>", "<|end|><|start|>assistant", partial(prompt_kind, "")
+    HARMONY,
+    "<|channel|>final<|message|>",
+    "<|end|><|start|>assistant",
+    partial(prompt_kind, ""),
+    calls=("<|channel|>commentary to=functions.", "<|start|>assistant to=functions."),
 )
 INKLING_FORMAT: Final = channel_format(
     INKLING_REASONING,
     "<|content_text|>",
     "<|end_message|><|message_model|>",
     partial(prompt_kind, "<|content_thinking|>"),
+    calls=("<|content_invoke_tool_json|>",),
 )
 MUSE_FORMAT: Final = channel_format(
     MUSE,

@@ -17,11 +17,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from builtin_plugins.output_parsers.api import OutputReader, Reading, read_response_template
 from builtin_plugins.output_parsers.contract import ParseRequest, ReasoningFormat
 from core.api import ConfigError
+from core.api.sampling import ReasoningBounds
 
 OFF: Final = (False, None, "", "no_think", "disabled")
 """Values that switch reasoning off."""
@@ -65,6 +66,8 @@ class Think:
 
 def read_think(think: Think, reader: OutputReader, request: ParseRequest) -> Reading:
     """Read reasoning, then content, and both again if the family repeats them."""
+    if request.is_constrained:  # no text of the answer is a tag or a call
+        think = replace(think, calls=(), dropped=())
     opened = prompt_opens(think, request)
     on = reasoning_switch(think, request)
     may_begin = on is not False if opened is None else opened
@@ -73,13 +76,15 @@ def read_think(think: Think, reader: OutputReader, request: ParseRequest) -> Rea
         opened = opened or think.begun or found is not None or on in think.begins
     if opened:
         yield from read_reasoning(think, reader)
-    elif may_begin and request.whole:  # nothing is sent yet, so a later end tag still counts
+    elif (
+        may_begin and request.whole and not request.is_constrained
+    ):  # nothing is sent yet, so a later end tag still counts
         found = yield from reader.reasoning_or_content(think.starts, think.ends)
         if found in think.ends:
             reader.drop()
         elif found:
             reader.unread(found)
-    if not (opened and think.once):
+    if not (opened and think.once) and not request.is_constrained:
         yield from read_content(think, reader)
 
 
@@ -120,6 +125,24 @@ def prompt_opens(think: Think, request: ParseRequest) -> bool | None:
     return None
 
 
+def think_bounds(think: Think, request: ParseRequest) -> ReasoningBounds:
+    """Return where the reasoning lies that `read_think` finds, unless tags are missing."""
+    opened = prompt_opens(think, request)
+    on = reasoning_switch(think, request)
+    is_inside = opened or think.begun or on in think.begins
+    at_start: Literal["inside", "optional", "outside"] = "inside" if is_inside else "optional"
+    if opened is False or (opened is None and on is False):
+        at_start = "outside"
+    resumes = think.again and not request.is_constrained
+    return ReasoningBounds(ends=think.ends, starts=think.starts, at_start=at_start, resumes=resumes)
+
+
+def off_switches(think: Think) -> dict[str, Any]:
+    """Return the template arguments that switch a family's reasoning off."""
+    names = {"reasoning_effort": "no_think", "thinking_mode": "disabled"}
+    return {name: names.get(name, False) for name in think.switches}
+
+
 def reasoning_switch(think: Think, request: ParseRequest) -> Any:
     """Return the request's reasoning switch: False if off, else True or a string value."""
     given = [
@@ -142,6 +165,8 @@ def think_format(*template_hints: str, **given: object) -> ReasoningFormat:
         markers=tuple(dict.fromkeys(markers)),
         starts=() if think.begun else think.starts,
         ends=think.ends,
+        find_bounds=partial(think_bounds, think),
+        off_switches=off_switches(think),
         template_hints=(*think.ends[:1], *template_hints),
     )
 

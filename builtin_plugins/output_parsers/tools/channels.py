@@ -186,7 +186,9 @@ def channel_format(
 
 KIMI_K3_FORMAT: Final = channel_format(KIMI_K3, kimi_call, "<|close|>")
 COHERE_FORMAT: Final = replace(
-    channel_format(COHERE, cohere_call), template_hints=("<|START_ACTION|>", "tool_call_id")
+    channel_format(COHERE, cohere_call),
+    begins=("<|START_ACTION|>",),
+    template_hints=("<|START_ACTION|>", "tool_call_id"),
 )
 HARMONY_FORMAT: Final = channel_format(HARMONY, harmony_call, "<|constrain|>")
 INKLING_FORMAT: Final = channel_format(INKLING, inkling_call)

@@ -55,7 +55,10 @@ def format_from_template(template: Mapping[str, Any] | None) -> ToolFormat:
     )
     ends = (*field.end_texts, *field.later_end_texts)
     return ToolFormat(
-        partial(read_calls, field, body, dropped), markers=(*found.markers, *more), call_ends=ends
+        partial(read_calls, field, body, dropped),
+        markers=(*found.markers, *more),
+        call_ends=ends,
+        begins=tuple(field.start_texts),
     )
 
 

@@ -282,6 +282,7 @@ MISTRAL: Final = ToolFormat(
     markers=("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
     call_ends=("[TOOL_CALLS]",),
     call_id=mistral_call_id,
+    begins=("[TOOL_CALLS]",),
     template_hints=("[TOOL_CALLS]",),
 )
 PHI4_MINI: Final = replace(

@@ -115,5 +115,9 @@ def element_schema(schema: Any, name: str) -> Any:
 
 
 MINIMAX_M3: Final = ToolFormat(
-    read_calls, markers=(MARK,), call_ends=(f"{MARK}</tool_call>",), template_hints=(MARK,)
+    read_calls,
+    markers=(MARK,),
+    call_ends=(f"{MARK}</tool_call>",),
+    begins=(f"{MARK}<tool_call>",),
+    template_hints=(MARK,),
 )

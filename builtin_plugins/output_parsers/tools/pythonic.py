@@ -119,7 +119,11 @@ def quoted_brackets(reader: OutputReader, quote: str) -> Reading:
 def call_format(read: Callable[..., Reading], *texts: str) -> ToolFormat:
     """Return the format of a read function and its tags."""
     return ToolFormat(
-        partial(read, *texts), markers=texts, call_ends=texts[1:2], template_hints=texts[:1]
+        partial(read, *texts),
+        markers=texts,
+        call_ends=texts[1:2],
+        begins=texts[:1] or ("[{name}(",),
+        template_hints=texts[:1],
     )
 
 

@@ -239,6 +239,7 @@ def tag_format(*spellings: TagSyntax, **given: Any) -> ToolFormat:
     stated = {
         "markers": tuple(dict.fromkeys(marks)),
         "call_ends": ends_of(*spellings),
+        "begins": tuple(tags.section[0] or tags.call[0] for tags in spellings),
         "template_hints": template_hints,
         **given,
     }

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
+from builtin_plugins.routes.anthropic.mending import mend_messages
 from builtin_plugins.routes.common.fields import MessageFields, OtherFields
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
@@ -137,6 +138,7 @@ class MessagesFields(CountFields, kw_only=True):
 
 
 OTHERS: Final = OtherFields(
+    mend=mend_messages,
     without_effect=(
         "anthropic_beta",
         "anthropic_version",

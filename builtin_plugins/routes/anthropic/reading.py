@@ -21,7 +21,6 @@ from builtin_plugins.routes.anthropic.fields import (
 from builtin_plugins.routes.common.conversation import (
     decode_reasoning,
     merge_consecutive_roles,
-    thinking_kwargs,
 )
 from builtin_plugins.routes.common.fields import with_client_field
 from core.api import InvalidRequest
@@ -96,14 +95,6 @@ def choice_of(fields: CountFields) -> tuple[Any, bool]:
             )
         return {"type": "function", "function": {"name": choice.name}}, parallel
     return {"auto": "auto", "any": "required", "none": "none"}[choice.type], parallel
-
-
-def template_kwargs(fields: CountFields) -> dict[str, Any]:
-    """Return the arguments of the chat template."""
-    kwargs = {} if fields.thinking is None else thinking_kwargs(fields.thinking.type != "disabled")
-    if fields.output_config is not None and fields.output_config.effort is not None:
-        kwargs["reasoning_effort"] = fields.output_config.effort
-    return kwargs | fields.chat_template_kwargs
 
 
 def response_format(fields: CountFields) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from builtin_plugins.routes.anthropic.reading import (
     continues_final,
     messages_of,
     response_format,
-    template_kwargs,
     tools_of,
     with_client_names,
 )
@@ -169,6 +168,9 @@ def prompt_of(fields: CountFields) -> Conversation:
         tool_choice=choice,
         parallel_tool_calls=parallel,
         sampling=response_format(fields),
-        template_kwargs=template_kwargs(fields),
+        template_kwargs=fields.chat_template_kwargs,
+        thinking=None if fields.thinking is None else fields.thinking.type != "disabled",
+        effort=None if fields.output_config is None else fields.output_config.effort,
+        effort_field="output_config.effort",
         continue_final_message=continues_final(messages),
     )

@@ -15,7 +15,7 @@ from builtin_plugins.routes.cohere.fields import (
     TextPart,
     ThinkingPart,
 )
-from builtin_plugins.routes.common.conversation import merge_consecutive_roles, thinking_kwargs
+from builtin_plugins.routes.common.conversation import merge_consecutive_roles
 from builtin_plugins.routes.common.fields import with_client_field
 from core.api import InvalidRequest
 
@@ -62,7 +62,7 @@ def choice_of(fields: ChatFields) -> str | None:
 
 def template_kwargs(fields: ChatFields) -> dict[str, Any]:
     """Return the arguments of the chat template."""
-    kwargs = {} if fields.thinking is None else thinking_kwargs(fields.thinking.type == "enabled")
+    kwargs: dict[str, Any] = {}
     if fields.documents:
         kwargs["documents"] = [_document(each) for each in fields.documents]
     return kwargs | fields.chat_template_kwargs

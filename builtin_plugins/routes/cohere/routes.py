@@ -79,6 +79,7 @@ class ChatProtocol:
             overrides=sampling_overrides(fields),
             thinking_token_budget=None if fields.thinking is None else fields.thinking.token_budget,
             template_kwargs=template_kwargs(fields),
+            thinking=None if fields.thinking is None else fields.thinking.type == "enabled",
             stream=fields.stream or fields.logprobs,  # deltas assign log-probabilities to texts
         )
 

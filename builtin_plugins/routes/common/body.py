@@ -12,7 +12,8 @@ import json
 import logging
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -21,6 +22,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from builtin_plugins.routes.common.json_limits import LARGE_BYTES, check_json_size, limits_for
+from builtin_plugins.routes.common.mending import LeftOut, Mend, without_lone_surrogates
 from core.api import InvalidRequest
 from core.api.concurrency import FairSemaphore
 
@@ -55,16 +57,19 @@ class ParsedBody(Generic[T]):
     others: dict[str, Any]
     """Values of the other known fields, by name, without nulls."""
     ignored: tuple[str, ...]
-    """Names of the unknown fields."""
+    """Names of the unknown fields, and paths of what was left out of the history."""
 
     @property
     def headers(self) -> dict[str, str]:
         """Response header that lists the ignored fields."""
-        if not self.ignored:
+        return self.headers_with(())
+
+    def headers_with(self, ignored: Sequence[str]) -> dict[str, str]:
+        """Return the header with further ignored fields."""
+        named = [*self.ignored, *ignored][:_MAX_NAMED]
+        if not named:
             return {}
-        names = [
-            re.sub(r"[^A-Za-z0-9_.-]", "?", name[:64]) or '""' for name in self.ignored[:_MAX_NAMED]
-        ]
+        names = [re.sub(r"[^A-Za-z0-9_.-]", "?", name[:64]) or '""' for name in named]
         return {IGNORED_HEADER: ", ".join(names)}
 
 
@@ -75,16 +80,17 @@ async def read_request(
     *,
     strict: bool = False,
     num_tokens: int = 0,
+    mend: Mend | None = None,
 ) -> ParsedBody[T]:
     """Return the JSON body, converted to `struct`. Raises `InvalidRequest`.
 
     `others` are known fields that the struct lacks. `num_tokens` is the largest number of token ids
-    the body may hold.
+    the body may hold. `mend` mends the history in the body.
     """
     body = await read_body(request)
 
     def read() -> ParsedBody[T]:
-        return parse_body(decode_json(body), struct, others, strict=strict)
+        return parse_body(decode_json(body), struct, others, strict=strict, mend=mend)
 
     if len(body) <= LARGE_BYTES:
         return read()
@@ -121,13 +127,15 @@ async def read_body(request: Request) -> bytes:
 
 
 def decode_json(body: bytes) -> Any:
-    """Return the JSON value of a body.
+    """Return the JSON value of a body, with U+FFFD for lone surrogates.
 
     Raises `InvalidRequest` for invalid JSON, and names NaN and infinite numbers.
     """
     try:
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return msgspec.json.decode(without_lone_surrogates(body))
         if len(body) <= LARGE_BYTES:
             _refuse_non_finite(body)
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
@@ -135,11 +143,23 @@ def decode_json(body: bytes) -> Any:
 
 
 def parse_body(
-    value: Any, struct: type[T], others: Collection[str] = (), *, strict: bool = False
+    value: Any,
+    struct: type[T],
+    others: Collection[str] = (),
+    *,
+    strict: bool = False,
+    mend: Mend | None = None,
 ) -> ParsedBody[T]:
     """Split a JSON object into the struct's fields, other known fields and unknown fields."""
     if not isinstance(value, dict):
         raise InvalidRequest("body", f"must be a JSON object, not {_json_type(value)}.")
+    left_out = LeftOut()
+    if mend is not None:
+        mend(value, left_out)
+        if strict and left_out.paths:
+            raise InvalidRequest(
+                left_out.paths[0], "cannot be read, and --strict-fields leaves nothing out."
+            )
     given = {name: item for name, item in value.items() if item is not None}
     own = struct.__struct_fields__
     unknown = tuple(name for name in value if name not in own and name not in others)
@@ -150,9 +170,8 @@ def parse_body(
         )
     except msgspec.ValidationError as error:
         raise _invalid_request(error) from error
-    return ParsedBody(
-        fields, {name: item for name, item in given.items() if name in others}, unknown
-    )
+    known = {name: item for name, item in given.items() if name in others}
+    return ParsedBody(fields, known, (*unknown, *left_out.paths))
 
 
 def _check_unknown(unknown: tuple[str, ...], known: Collection[str], strict: bool) -> None:

@@ -34,6 +34,12 @@ class Conversation:
     """Arguments for plugins, passed on as `SamplingParams.extra_args`."""
     thinking_token_budget: int | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    thinking: bool | None = None
+    """Whether the model may think; None: as the template does by default."""
+    effort: str | None = None
+    """Reasoning effort; `none` switches reasoning off."""
+    effort_field: str = "reasoning_effort"
+    """The protocol's name of the effort."""
     chat_template: str | None = None
     add_generation_prompt: bool | None = None
     """Default: true, unless the final message is continued."""

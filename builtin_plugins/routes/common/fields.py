@@ -10,6 +10,7 @@ import msgspec
 from starlette.requests import Request
 
 from builtin_plugins.routes.common.body import ParsedBody, read_request
+from builtin_plugins.routes.common.mending import Mend
 from builtin_plugins.routes.common.schema import bounded_schemas
 from core.api import InvalidRequest, SamplingParams
 from core.api.features import KnownNames
@@ -22,6 +23,7 @@ _NOT_IN_REQUESTS = {
     "extra_args",
     "detokenize",
     "structured_outputs",
+    "reasoning_bounds",
 }
 SAMPLING_FIELDS: Final = tuple(
     name for name in SamplingParams.__struct_fields__ if name not in _NOT_IN_REQUESTS
@@ -82,6 +84,8 @@ class OtherFields:
     """Fields that are accepted and ignored."""
     unserved: Mapping[str, str]
     """Fields that must be empty, with the reason."""
+    mend: Mend | None = None
+    """Mends the history in a body."""
 
     async def read(
         self, request: Request, struct: type[T], names: KnownNames, *, strict: bool
@@ -91,7 +95,7 @@ class OtherFields:
         `names` are the fields that features read.
         """
         others = {*SINGLE_ANSWER_FIELDS, *self.without_effect, *self.unserved, *names.read}
-        parsed = await read_request(request, struct, others, strict=strict)
+        parsed = await read_request(request, struct, others, strict=strict, mend=self.mend)
         for name, reason in self.unserved.items():
             if parsed.others.get(name):
                 raise InvalidRequest(name, f"{reason}.")

@@ -144,7 +144,7 @@ class MessageEndpoint(Generic[F]):
                 stream=protocol.streams(parsed.fields),
                 whole=self._whole,
                 events=lambda job: self._events(job, FastStream(self._engine, request)),
-                headers=parsed.headers,
+                headers=lambda job: parsed.headers_with(job.chat.ignored),
             )
         except InvalidRequest as error:
             raise protocol.refusal(error, parsed.fields) from None

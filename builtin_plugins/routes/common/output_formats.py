@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Any, Final
 
+import msgspec
+
 from builtin_plugins.output_parsers.api import (
     Broken,
     OutputParser,
@@ -21,18 +23,25 @@ from builtin_plugins.output_parsers.api import (
     suggest_parsers,
 )
 from builtin_plugins.routes.common.conversation import Conversation
+from builtin_plugins.routes.common.sampling import structured_outputs
+from builtin_plugins.routes.common.thinking import ThinkingChoice, ThinkingSettings
 from builtin_plugins.routes.common.tools import (
     check_tools,
     forced_call_constraint,
     forced_call_format,
+    form_or_calls,
+    form_or_calls_format,
 )
 from core.api import ConfigError, InvalidRequest, Registry, SamplingParams
-from core.api.serving import ServedEngine
+from core.api.sampling import ReasoningBounds
+from core.api.serving import ChatRenderer, ServedEngine
 from core.api.telemetry import CallStats
 
 _OPTIONS: Final = (
+    "default_chat_template_kwargs",
     "enable_auto_tool_choice",
     "exclude_tools_when_tool_choice_none",
+    "reasoning_effort_map",
     "reasoning_parser",
     "tool_call_parser",
 )
@@ -56,6 +65,10 @@ class OutputFormats:
     """Ids of the tokenizer's special tokens, by text."""
     count: Callable[[CallStats], None] = lambda stats: None
     """Receives the number of calls in each answer."""
+    has_budgets: bool = False
+    """Whether the engine has the logits processor of thinking budgets."""
+    thinking: ThinkingSettings = field(default_factory=ThinkingSettings)
+    """Defaults of reasoning."""
 
     @classmethod
     def shared(cls, engine: ServedEngine, options: Mapping[str, Any]) -> OutputFormats:
@@ -100,14 +113,21 @@ class OutputFormats:
                 "--enable-auto-tool-choice needs --tool-call-parser NAME, "
                 f"which says how the model writes calls{hint}."
             )
+        reasoning = load("reasoning_parsers", options.get("reasoning_parser"))
+        processors = engine.registry.entries("logits_processors") if engine.registry else ()
+        has_budgets = any(found.entry.name == "thinking_budget" for found in processors)
         return cls(
             tools=load("tool_parsers", parser),
-            reasoning=load("reasoning_parsers", options.get("reasoning_parser")),
+            reasoning=reasoning,
             auto=bool(options.get("enable_auto_tool_choice")),
+            thinking=ThinkingSettings.from_options(
+                options, can_end=has_budgets and reasoning is not None and bool(reasoning.ends)
+            ),
             hide_tools_when_none=bool(options.get("exclude_tools_when_tool_choice_none")),
             suggestion=suggestion,
             special=special,
             count=engine.sinks.record,
+            has_budgets=has_budgets,
         )
 
     def check(self, conversation: Conversation) -> None:
@@ -130,7 +150,7 @@ class OutputFormats:
         return conversation.tools or None
 
     def constraint(self, conversation: Conversation) -> dict[str, Any]:
-        """Return the sampling parameters that force a tool call; empty if none is forced."""
+        """Return the sampling parameters of a forced call, or of a form beside free calls."""
         form = forced_call_constraint(
             conversation.tools,
             conversation.tool_choice,
@@ -139,7 +159,7 @@ class OutputFormats:
             parallel=conversation.parallel_tool_calls,
         )
         if form is None:
-            return {}
+            return self._form_beside_tools(conversation)
         for name in ("response_format", "structured_outputs"):
             if conversation.sampling.get(name) not in (None, {}, {"type": "text"}):
                 raise InvalidRequest(
@@ -147,10 +167,27 @@ class OutputFormats:
                 )
         return {"structured_outputs": form}
 
+    def _form_beside_tools(self, conversation: Conversation) -> dict[str, Any]:
+        """Return the constraint of an answer that may be calls or has a form."""
+        if self.tools is None or not _may_call(conversation):
+            return {}
+        form = structured_outputs(conversation.sampling)
+        if form is None:
+            return {}
+        parallel = conversation.parallel_tool_calls
+        made = form_or_calls(form, conversation.tools, self.tools, self.special, parallel=parallel)
+        return {"structured_outputs": made}
+
     @property
     def can_limit_thinking(self) -> bool:
         """Whether the reasoning format supports a thinking budget."""
         return self.reasoning is not None and bool(self.reasoning.ends)
+
+    def choose_thinking(
+        self, conversation: Conversation, renderer: ChatRenderer | None
+    ) -> ThinkingChoice:
+        """Return the template arguments of a request. Raises `InvalidRequest`."""
+        return self.thinking.choose(conversation, self.reasoning, renderer)
 
     def thinking_args(self, conversation: Conversation) -> dict[str, Any]:
         """Return the extra arguments that enforce a thinking budget; empty without a budget."""
@@ -162,17 +199,23 @@ class OutputFormats:
                 "thinking_token_budget",
                 "needs a server started with the model's --reasoning-parser.",
             )
-        return {
-            "thinking_token_budget": conversation.thinking_token_budget,
-            "thinking_starts": [*form.starts],
-            "thinking_end": form.closes or form.ends[0],
-        }
+        return thinking_budget(form, conversation.thinking_token_budget)
 
-    def answer_formats(self, conversation: Conversation, prompt: str) -> AnswerFormats | None:
+    def answer_formats(
+        self,
+        conversation: Conversation,
+        prompt: str,
+        sampling: SamplingParams,
+        template_kwargs: Mapping[str, Any],
+    ) -> AnswerFormats | None:
         """Return the formats of a request's answer; None for plain text."""
+        form = sampling.structured_outputs
         tools = None
-        if conversation.tools and conversation.tool_choice in (None, "auto"):
+        if _may_call(conversation):
             tools = self.tools
+            own = structured_outputs(conversation.sampling)
+            if tools is not None and own is not None and own != form:
+                tools = form_or_calls_format(tools)
         elif conversation.tools and conversation.tool_choice != "none":
             tools = forced_call_format(conversation.tool_choice, self.tools)
         if tools is None and self.reasoning is None:
@@ -180,12 +223,35 @@ class OutputFormats:
         end = prompt[-PROMPT_END_CHARS:]
         request = ParseRequest(
             conversation.tools,
-            conversation.template_kwargs,
+            template_kwargs,
             end,
             whole=not conversation.stream,
+            is_constrained=form is not None,
             stream_calls=conversation.stream,
         )
-        return AnswerFormats(request, tools, self.reasoning, frozenset(self.special), self.count)
+        bounds = None
+        if self.reasoning is not None:
+            bounds = self.reasoning.bounds(request)
+            if not _may_call(conversation):
+                bounds = msgspec.structs.replace(bounds, calls=())
+        special = frozenset(self.special)
+        return AnswerFormats(
+            request, tools, self.reasoning, special, self.count, bounds, self.has_budgets
+        )
+
+
+def thinking_budget(form: ReasoningFormat, num_tokens: int) -> dict[str, Any]:
+    """Return the extra arguments that end reasoning after some tokens."""
+    return {
+        "thinking_token_budget": num_tokens,
+        "thinking_starts": [*form.starts],
+        "thinking_end": form.closes or form.ends[0],
+    }
+
+
+def _may_call(conversation: Conversation) -> bool:
+    """Return whether the model decides about calls."""
+    return bool(conversation.tools) and conversation.tool_choice in (None, "auto")
 
 
 def _with_blame(
@@ -229,10 +295,41 @@ class AnswerFormats:
     reasoning: ReasoningFormat | None
     special: frozenset[str]
     count: Callable[[CallStats], None]
+    bounds: ReasoningBounds | None = None
+    """Where the reasoning lies; None without a reasoning parser."""
+    limits_thinking: bool = False
+    """Whether the engine ends reasoning at a budget."""
 
-    def with_special_tokens(self, params: SamplingParams) -> SamplingParams:
-        """Return the parameters that include special tokens in the text, for the formats to see."""
-        return params.clone(skip_special_tokens=False)
+    def engine_params(self, params: SamplingParams, room: int) -> SamplingParams:
+        """Return the parameters for the engine: special tokens are visible to the formats.
+
+        `room`: number of tokens that the answer may have at most. Reasoning before a constrained
+        answer leaves it a part of them, unless the client sets its budget.
+        """
+        extra_args = params.extra_args
+        budget = self._reserved_budget(params, room)
+        if budget:
+            extra_args = {**(extra_args or {}), **budget}
+        return params.clone(
+            skip_special_tokens=False, reasoning_bounds=self.bounds, extra_args=extra_args
+        )
+
+    def _reserved_budget(self, params: SamplingParams, room: int) -> dict[str, Any]:
+        """Return the budget of reasoning before a constrained answer; empty if it needs none."""
+        form = self.reasoning
+        bounds = self.bounds
+        if (
+            params.structured_outputs is None
+            or form is None
+            or bounds is None
+            or not bounds.ends
+            or bounds.at_start == "outside"
+            or not self.limits_thinking
+            or "thinking_token_budget" in (params.extra_args or {})
+        ):
+            return {}
+        room = room if params.max_tokens is None else min(room, params.max_tokens)
+        return thinking_budget(form, room * 3 // 4)
 
     def output_parser(self, params: SamplingParams) -> OutputParser:
         """Return the parser of one choice; `params` are the client's own."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from builtin_plugins.routes.common.conversation import (
 from builtin_plugins.routes.common.output_formats import AnswerFormats, OutputFormats
 from builtin_plugins.routes.common.requests import raise_on_error
 from builtin_plugins.routes.common.sampling import sampling_params
+from builtin_plugins.routes.common.thinking import ThinkingChoice
 from core.api import CompletionOutput, InvalidRequest, RequestFailed, RequestOutput, SamplingParams
 from core.api.serving import ServedEngine
 
@@ -44,6 +45,8 @@ class PreparedChat:
     """Largest number of tool calls in an answer; None: no limit."""
     beams: float | None = None
     """Length penalty of a beam search; None samples."""
+    ignored: tuple[str, ...] = ()
+    """Names of fields that had no effect."""
 
     def choice_parser(self) -> ChoiceParser:
         """Return the parser of one of the answers."""
@@ -65,6 +68,7 @@ class ChatPipeline:
     async def prepare(self, conversation: Conversation) -> PreparedChat:
         """Check and render a conversation. Raises `InvalidRequest`."""
         self._formats.check(conversation)
+        thinking = self._choose_thinking(conversation)
         sampling = self._sampling(conversation)
         text, ids = await self._render(conversation, keep=sampling.truncate_prompt_tokens)
         options = {
@@ -77,13 +81,15 @@ class ChatPipeline:
             sampling,
             ids,
             options,
-            self._formats.answer_formats(conversation, text),
+            self._formats.answer_formats(conversation, text, sampling, thinking.parser_kwargs),
             None if conversation.parallel_tool_calls else 1,
             conversation.beams,
+            thinking.ignored,
         )
 
     async def count(self, conversation: Conversation) -> int:
         """Return the number of prompt tokens of a conversation."""
+        self._choose_thinking(conversation)
         _, ids = await self._render(conversation)
         return len(ids)
 
@@ -91,15 +97,34 @@ class ChatPipeline:
         """Return the outputs of engine request `run_id`; it starts with the first read."""
         sampling = chat.sampling
         if chat.formats is not None:
-            sampling = chat.formats.with_special_tokens(sampling)
+            room = self._engine.max_model_len - len(chat.ids)
+            sampling = chat.formats.engine_params(sampling, room)
         outputs: AsyncIterator[RequestOutput] = generate_or_search(self._engine, chat.beams)(
             {"prompt_token_ids": chat.ids}, sampling, run_id, **chat.options
         )
         return raise_on_error(outputs)
 
+    async def reasoning_tokens(
+        self, chat: PreparedChat, parsers: Iterable[ChoiceParser]
+    ) -> int | None:
+        """Return the number of reasoning tokens in some choices; None without a parser."""
+        if chat.formats is None or chat.formats.reasoning is None:
+            return None
+        texts = [parser.reasoning for parser in parsers]
+        counts = [len(await self._engine.tokenize(text, False)) for text in texts if text]
+        return sum(counts)
+
     def answer(self, chat: PreparedChat) -> AnswerStream:
         """Return the event stream of a single answer."""
         return AnswerStream(self._engine, chat)
+
+    def _choose_thinking(self, conversation: Conversation) -> ThinkingChoice:
+        """Resolve the reasoning fields of a conversation to template arguments and a budget."""
+        chosen = self._formats.choose_thinking(conversation, self._engine.renderer)
+        conversation.template_kwargs = chosen.template_kwargs
+        if chosen.ends_at_once and conversation.thinking_token_budget is None:
+            conversation.thinking_token_budget = 0
+        return chosen
 
     def _sampling(self, conversation: Conversation) -> SamplingParams:
         overrides = {**conversation.overrides, **self._formats.constraint(conversation)}
@@ -143,7 +168,6 @@ class AnswerStream:
         self._parser = chat.choice_parser()
         self._is_started = False
         self._cached = 0
-        self._reasoning: list[str] = []
         self._last: CompletionOutput | None = None
 
     def events_for(self, output: RequestOutput) -> list[Event]:
@@ -162,7 +186,6 @@ class AnswerStream:
     def delta(self, completion: CompletionOutput) -> Sequence[Event]:
         """Return the events of new text of the sequence."""
         pieces = self._parser.parse(completion)
-        self._reasoning += [piece.text for piece in pieces if isinstance(piece, ReasoningPiece)]
         if completion.logprobs is None:
             return pieces
         return [TokenLogprobs(completion.token_ids, completion.logprobs), *pieces]
@@ -173,7 +196,7 @@ class AnswerStream:
         last = self._last
         if last is None:
             raise RequestFailed("the engine ended the request without an output.")
-        reasoning = "".join(self._reasoning)
+        reasoning = self._parser.reasoning
         generated = last.num_tokens
         reasoning_tokens = 0
         if reasoning:
@@ -215,6 +238,7 @@ class ChoiceParser:
         self._formats = formats
         self._parser = None if formats is None else formats.output_parser(sampling)
         self._max_calls = max_calls
+        self._reasoning: list[str] = []
         self._name = ""
         """Name of the open call."""
         self._num_complete = 0
@@ -227,7 +251,13 @@ class ChoiceParser:
         pieces = self._parser.feed(completion.text, completion.special_spans).pieces
         if completion.finish_reason is not None:
             pieces = [*pieces, *self._parser.finish().pieces]
+        self._reasoning += [piece.text for piece in pieces if isinstance(piece, ReasoningPiece)]
         return [piece for piece in pieces if self._accepts(piece)]
+
+    @property
+    def reasoning(self) -> str:
+        """All reasoning text so far."""
+        return "".join(self._reasoning)
 
     def _accepts(self, piece: Piece) -> bool:
         """Count calls, and return False for pieces of a call beyond `max_calls`."""

@@ -16,7 +16,6 @@ from starlette.responses import Response
 from builtin_plugins.routes.common.body import release_body
 from builtin_plugins.routes.common.streams import (
     EventStream,
-    StartedStream,
     wait_for_first,
     while_connected,
 )
@@ -118,12 +117,12 @@ async def respond(
     stream: bool,
     whole: Callable[[J], Awaitable[Any]],
     events: Callable[[J], AsyncGenerator[bytes]],
-    headers: Mapping[str, str],
+    headers: Callable[[J], Mapping[str, str]],
 ) -> Any:
     """Return the response of a request: one object, or a stream that has its first event.
 
-    `job` prepares the request, after which its body is released. A client that disconnects
-    cancels the work.
+    `job` prepares the request, after which its body is released; `headers` are those of the
+    prepared request. A client that disconnects cancels the work.
     """
 
     async def prepared() -> J:
@@ -131,13 +130,13 @@ async def respond(
         release_body(request)
         return made
 
-    async def body() -> bytes:
-        return msgspec.json.encode(await whole(await prepared()))
+    async def body() -> Response:
+        made = await prepared()
+        encoded = msgspec.json.encode(await whole(made))
+        return Response(encoded, media_type="application/json", headers=dict(headers(made)))
 
-    async def started() -> StartedStream[bytes]:
-        return await wait_for_first(events(await prepared()))
+    async def started() -> EventStream:
+        made = await prepared()
+        return EventStream(await wait_for_first(events(made)), headers(made))
 
-    if stream:
-        return EventStream(await while_connected(request, started()), headers)
-    encoded = await while_connected(request, body())
-    return Response(encoded, media_type="application/json", headers=dict(headers))
+    return await while_connected(request, started() if stream else body())

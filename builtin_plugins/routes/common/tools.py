@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
+
+import msgspec
 
 from builtin_plugins.output_parsers.api import (
     CallKeys,
@@ -101,32 +104,113 @@ def forced_call_constraint(
     text = None if family is None else family.writes
     # No whitespace: a weak model may write it endlessly.
     if text is None and named is not None:
-        return StructuredOutputsParams(
-            json=schemas[named], skip_reasoning=True, disable_any_whitespace=True
-        )
+        return StructuredOutputsParams(json=schemas[named], disable_any_whitespace=True)
     markers = () if family is None else family.markers
     known = {marker: special[marker] for marker in markers if marker in special}
     write = partial(_tag_elements, special=known)
     text = text or _LIST
-    calls = [
-        _sequence(*write(text.before.replace("{name}", name)), _schema(schema), *write(text.after))
-        for name, schema in schemas.items()
-        if named in (None, name)
-    ]
-    one = calls[0] if len(calls) == 1 else {"type": "or", "elements": calls}
-    more = []
-    if parallel and named is None:
-        more = [{"type": "star", "content": _sequence(*write(text.between), one)}]
-    form = _sequence(*write(text.start), one, *more, *write(text.end))
+    wanted = {name: schema for name, schema in schemas.items() if named in (None, name)}
+    form = _calls(text, wanted, write, repeats=parallel and named is None)
     return StructuredOutputsParams(
-        structural_tag={"type": "structural_tag", "format": form},
-        skip_reasoning=True,
-        disable_any_whitespace=True,
+        structural_tag={"type": "structural_tag", "format": form}, disable_any_whitespace=True
     )
 
 
+_FREE_OBJECT: Final[dict[str, Any]] = {"type": "object", "additionalProperties": True}
 _ANY_OBJECT: Final[dict[str, Any]] = {"type": "object", "properties": {}}
 _LIST: Final = CallText('{"name": "{name}", "arguments": ', "}", ", ", "[", "]")
+
+
+def form_or_calls(
+    form: StructuredOutputsParams,
+    tools: Sequence[Mapping[str, Any]],
+    family: ToolFormat,
+    special: Mapping[str, int],
+    *,
+    parallel: bool,
+) -> StructuredOutputsParams:
+    """Return the constraint of an answer that has a form or is calls, as the model decides.
+
+    Returns `form` itself if it is a structural tag, or if the family states no start of its calls.
+    """
+    element = _form_element(form)
+    calls = _free_calls(tools, family, special, parallel=parallel)
+    if element is None or calls is None:
+        return form
+    either = {"type": "or", "elements": [element, calls]}
+    return StructuredOutputsParams(
+        structural_tag={"type": "structural_tag", "format": either},
+        disable_fallback=form.disable_fallback,
+        disable_any_whitespace=form.disable_any_whitespace,
+        disable_additional_properties=form.disable_additional_properties,
+        whitespace_pattern=form.whitespace_pattern,
+        skip_reasoning=form.skip_reasoning,
+    )
+
+
+def _form_element(form: StructuredOutputsParams) -> dict[str, Any] | None:
+    """Return a constraint as an element of a structural tag."""
+    match form.kind:
+        case "json":
+            schema = msgspec.json.decode(form.json) if isinstance(form.json, str) else form.json
+            return _schema(schema or {})
+        case "json_object":
+            return _schema(_FREE_OBJECT)
+        case "regex":
+            return {"type": "regex", "pattern": form.regex}
+        case "grammar":
+            return {"type": "grammar", "grammar": form.grammar}
+        case "choice":
+            texts = [{"type": "const_string", "value": text} for text in form.choice or ()]
+            return texts[0] if len(texts) == 1 else {"type": "or", "elements": texts}
+    return None
+
+
+def _free_calls(
+    tools: Sequence[Mapping[str, Any]],
+    family: ToolFormat,
+    special: Mapping[str, int],
+    *,
+    parallel: bool,
+) -> dict[str, Any] | None:
+    """Return the element of calls that the model is free to make, with any arguments."""
+    names = [tool["function"]["name"] for tool in tools]
+    known = {marker: special[marker] for marker in family.markers if marker in special}
+    write = partial(_tag_elements, special=known)
+    text = family.writes
+    if text is not None:
+        return _calls(text, dict.fromkeys(names, _FREE_OBJECT), write, repeats=parallel)
+    starts = {begin.replace("{name}", name): None for begin in family.begins for name in names}
+    if not starts:
+        return None
+    begins = [_sequence(*write(start)) for start in starts]
+    # The other special tokens of a call are allowed in its text because they are named here.
+    tokens = [{"type": "token", "token": token} for token in known.values()]
+    named = [{"type": "star", "content": _either(tokens)}] if tokens else []
+    return _sequence(_either(begins), *named, {"type": "any_text"})
+
+
+def _calls(
+    text: CallText,
+    schemas: Mapping[str, Mapping[str, Any]],
+    write: Callable[[str], list[dict[str, Any]]],
+    *,
+    repeats: bool,
+) -> dict[str, Any]:
+    """Return the element of one call, or several if `repeats`, of tools by name."""
+    calls = [
+        _sequence(*write(text.before.replace("{name}", name)), _schema(schema), *write(text.after))
+        for name, schema in schemas.items()
+    ]
+    one = _either(calls)
+    more = []
+    if repeats:
+        more = [{"type": "star", "content": _sequence(*write(text.between), one)}]
+    return _sequence(*write(text.start), one, *more, *write(text.end))
+
+
+def _either(elements: list[dict[str, Any]]) -> dict[str, Any]:
+    return elements[0] if len(elements) == 1 else {"type": "or", "elements": elements}
 
 
 def _sequence(*elements: dict[str, Any]) -> dict[str, Any]:
@@ -164,6 +248,22 @@ def forced_call_format(choice: Any, family: ToolFormat | None) -> ToolFormat:
 
     read = _read_list if named is None else read_arguments
     return ToolFormat(read) if family is None else ToolFormat(read, call_id=family.call_id)
+
+
+def form_or_calls_format(family: ToolFormat) -> ToolFormat:
+    """Return the format of answers under `form_or_calls`: what starts like no call is content."""
+    begins = family.begins
+    if family.writes is not None:
+        begins = (f"{family.writes.start}{family.writes.before}",)
+    texts = tuple(begin.partition("{name}")[0] for begin in begins)
+
+    def read(reader: OutputReader, request: ParseRequest) -> Reading:
+        begun = yield from reader.skip_optional(*texts)
+        if begun is not None:
+            reader.unread(begun)
+            yield from family.read(reader, request)
+
+    return replace(family, read=read)
 
 
 def _read_list(reader: OutputReader, request: ParseRequest) -> Reading:

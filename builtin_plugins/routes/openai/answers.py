@@ -75,6 +75,8 @@ class Usage:
     counts: dict[int, Mapping[str, float]] = field(default_factory=dict)
     """Counters of features, by prompt."""
     newest: RequestOutput | None = None
+    reasoning_tokens: int | None = None
+    """Number of generated tokens that are reasoning; None without a reasoning parser."""
 
     @property
     def completion_tokens(self) -> int:
@@ -101,14 +103,15 @@ class Usage:
         }
         if self.options.cached_details:
             usage["prompt_tokens_details"] = {"cached_tokens": sum(self.cached_tokens.values())}
+        details = {}
+        if self.reasoning_tokens is not None:
+            details["reasoning_tokens"] = self.reasoning_tokens
         drafted = self._total("spec_decode_num_draft_tokens")
         accepted = self._total("spec_decode_num_accepted_tokens")
         if drafted:
-            usage["completion_tokens_details"] = {
-                "accepted_prediction_tokens": accepted,
-                "rejected_prediction_tokens": drafted - accepted,
-            }
-        return usage
+            details["accepted_prediction_tokens"] = accepted
+            details["rejected_prediction_tokens"] = drafted - accepted
+        return usage | ({"completion_tokens_details": details} if details else {})
 
     def metrics(self) -> dict[str, Any]:
         """Return the field `metrics`, if it is enabled and there is a single sequence."""

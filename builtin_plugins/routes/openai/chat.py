@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from starlette.requests import Request
 
@@ -44,6 +44,7 @@ from builtin_plugins.routes.openai.answers import (
 )
 from builtin_plugins.routes.openai.fields import OTHER_FIELDS, ChatFields, read_others
 from builtin_plugins.routes.openai.logprobs import chat_logprobs, prompt_logprobs
+from builtin_plugins.routes.openai.mending import mend_messages
 from core.api import CompletionOutput, InvalidRequest, RequestOutput
 from core.api.serving import ServedEngine
 
@@ -80,6 +81,7 @@ class ChatCompletions:
             ChatFields,
             _OTHERS | self._engine.fields.read,
             strict=self._options.strict_fields,
+            mend=mend_messages,
         )
         fields = parsed.fields
         kind = "chat.completion.chunk" if fields.stream else "chat.completion"
@@ -93,7 +95,7 @@ class ChatCompletions:
                 stream=fields.stream,
                 whole=self._whole,
                 events=lambda job: self._events(job, FastStream(self._engine, request)),
-                headers=parsed.headers,
+                headers=lambda job: parsed.headers_with(job.chat.ignored),
             )
         except InvalidRequest as error:
             forced = fields.tool_choice not in (None, "none", "auto")
@@ -144,8 +146,6 @@ class ChatCompletions:
     ) -> Conversation:
         """Return the conversation of a request, in the form that all protocols share."""
         kwargs = dict(fields.chat_template_kwargs)
-        if fields.reasoning_effort is not None:
-            kwargs.setdefault("reasoning_effort", fields.reasoning_effort)
         if fields.documents:
             kwargs["documents"] = fields.documents
         return Conversation(
@@ -158,6 +158,7 @@ class ChatCompletions:
             plugin_args=fields.vllm_xargs,
             thinking_token_budget=fields.thinking_token_budget,
             template_kwargs=kwargs,
+            effort=fields.reasoning_effort,
             chat_template=fields.chat_template,
             add_generation_prompt=fields.add_generation_prompt,
             continue_final_message=fields.continue_final_message,
@@ -175,8 +176,8 @@ class ChatCompletions:
         usage = Usage(self._options)
         usage.count(0, output)
         choices = []
-        for completion in output.outputs:
-            parser = job.chat.choice_parser()
+        parsers = [job.chat.choice_parser() for _ in output.outputs]
+        for completion, parser in zip(output.outputs, parsers, strict=True):
             message: dict[str, Any] = {"role": job.role, "content": None, "refusal": None}
             message |= _delta(parser.parse(completion), reasoning=job.fields.include_reasoning)
             for call in message.get("tool_calls", ()):
@@ -184,6 +185,7 @@ class ChatCompletions:
             if job.echo:
                 message["content"] = job.echo + (message["content"] or "")
             choices.append(self._choice(job, completion, "message", message, parser))
+        usage.reasoning_tokens = await self._pipeline.reasoning_tokens(job.chat, parsers)
         more: dict[str, Any] = extension_fields([output]) | usage.metrics()
         if job.chat.sampling.prompt_logprobs is not None:
             more["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
@@ -198,7 +200,7 @@ class ChatCompletions:
         async with aclosing(stream.events(run_id, outputs, encoder)) as events:
             async for data in events:
                 yield data
-        yield encoder.finish()
+        yield encoder.finish(await self._pipeline.reasoning_tokens(job.chat, encoder.parsers))
 
     def _choice(
         self,
@@ -242,7 +244,7 @@ class _ChunkEncoder:
         self._is_started = False
         self._plain = not (self._always or job.fields.return_token_ids)
         """Whether chunks of mere text differ only in the text."""
-        self._parsers = [job.chat.choice_parser() for _ in range(job.chat.sampling.n)]
+        self.parsers: Final = [job.chat.choice_parser() for _ in range(job.chat.sampling.n)]
         self._encode_text: dict[int, Callable[[str], bytes]] = {}
         """Encoder of a chunk of mere text, by choice."""
 
@@ -276,7 +278,7 @@ class _ChunkEncoder:
     def _chunk(self, completion: CompletionOutput) -> bytes:
         job = self._job
         index = completion.index
-        parser = self._parsers[index]
+        parser = self.parsers[index]
         pieces = parser.parse(completion)
         is_last = completion.finish_reason is not None
         has_tokens = completion.logprobs or job.fields.return_token_ids
@@ -298,11 +300,12 @@ class _ChunkEncoder:
         choice = self._choice(job, completion, "delta", delta, parser)
         return event(job.head.with_choices([choice], **self._usage_field))
 
-    def finish(self) -> bytes:
+    def finish(self, reasoning_tokens: int | None) -> bytes:
         """Return the end of the stream."""
         if not self._final:
             return DONE
         usage = self._usage
+        usage.reasoning_tokens = reasoning_tokens
         chunk = self._job.head.with_choices([], usage=usage.as_json(), **usage.metrics())
         return event(chunk) + DONE
 

@@ -101,7 +101,7 @@ class Completions:
                 stream=parsed.fields.stream,
                 whole=self._whole,
                 events=lambda job: self._events(job, FastStream(self._engine, request)),
-                headers=parsed.headers,
+                headers=lambda job: parsed.headers,
             )
         except InvalidRequest as error:
             names = {

@@ -75,7 +75,7 @@ class ChatFields(CommonFields, kw_only=True):
     thinking_token_budget: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
     """Largest number of reasoning tokens before the answer is forced to start."""
     reasoning_effort: ShortString | None = None
-    """Argument of the chat template."""
+    """Argument of the chat template; `none` switches reasoning off."""
     documents: list[dict[str, Any]] = []
     """Documents for chat templates that show them."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from core.api import Entry, Option, hookimpl
 
 
@@ -54,6 +56,13 @@ def engine_options() -> list[Option]:
             str,
             "",
             "How the model marks its reasoning: name of a reasoning parser.",
+        ),
+        Option(
+            "reasoning_effort_map",
+            dict[str, Any],
+            {},
+            "What a reasoning effort of requests means: another effort, or an object of chat "
+            "template arguments, by effort.",
         ),
         Option(
             "exclude_tools_when_tool_choice_none",

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from builtin_plugins.routes.common.fields import EngineFields, OtherFields, ShortString
+from builtin_plugins.routes.responses.mending import mend_input
 
 
 class Part(msgspec.Struct, kw_only=True):
@@ -136,6 +137,7 @@ class ResponsesFields(InputFields, kw_only=True):
 
 
 OTHERS: Final = OtherFields(
+    mend=mend_input,
     without_effect=(
         "access_programs",
         "client_metadata",

@@ -11,7 +11,6 @@ import msgspec
 from builtin_plugins.routes.common.conversation import (
     decode_reasoning,
     merge_consecutive_roles,
-    thinking_kwargs,
 )
 from builtin_plugins.routes.common.fields import with_client_field
 from builtin_plugins.routes.responses.fields import InputFields, Item, Part
@@ -99,17 +98,6 @@ def messages_of(
     """Return the messages for instructions and items."""
     system = [{"role": "system", "content": instructions}] if instructions else []
     return merge_consecutive_roles([*system, *map(_message, items)])
-
-
-def template_kwargs(fields: InputFields) -> dict[str, Any]:
-    """Return the arguments of the chat template."""
-    effort = fields.reasoning.effort if fields.reasoning else None
-    kwargs: dict[str, Any] = {}
-    if effort == "none":
-        kwargs = thinking_kwargs(False)
-    elif effort is not None:
-        kwargs = {"reasoning_effort": effort}
-    return kwargs | fields.chat_template_kwargs
 
 
 def response_format(fields: InputFields) -> dict[str, Any]:

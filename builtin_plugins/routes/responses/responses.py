@@ -6,7 +6,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -46,7 +46,6 @@ from builtin_plugins.routes.responses.reading import (
     messages_of,
     references,
     response_format,
-    template_kwargs,
     with_client_names,
     with_placeholders,
 )
@@ -124,7 +123,7 @@ class Responses:
                     tools.ignored[0],
                     "is run by OpenAI's servers, and --strict-fields leaves none out.",
                 )
-            headers = replace(parsed, ignored=(*parsed.ignored, *tools.ignored)).headers
+            headers = parsed.headers_with(tools.ignored)
             job = partial(self._job, request, parsed, model, tools, session)
             if fields.background:
                 return await self._start_in_background(request, job, fields, headers)
@@ -134,7 +133,7 @@ class Responses:
                 stream=fields.stream,
                 whole=self._whole,
                 events=lambda job: self._events(job, FastStream(self._engine, request)),
-                headers=headers,
+                headers=lambda job: parsed.headers_with((*tools.ignored, *job.chat.ignored)),
             )
         except InvalidRequest as error:
             refused = with_client_names(error, forced=fields.tool_choice not in ("none", "auto"))
@@ -261,7 +260,9 @@ class Responses:
             sampling={**sampling_fields(others), **response_format(fields)},
             overrides={"truncate_prompt_tokens": -1} if fields.truncation == "auto" else {},
             plugin_args=fields.vllm_xargs,
-            template_kwargs=template_kwargs(fields),
+            template_kwargs=fields.chat_template_kwargs,
+            effort=fields.reasoning.effort if fields.reasoning else None,
+            effort_field="reasoning.effort",
             priority=fields.priority,
             cache_salt=fields.cache_salt,
             client=client,

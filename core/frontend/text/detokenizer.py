@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from core.contracts.text import Tokenizer
+from core.frontend.text.answer_finder import AnswerFinder
+from core.types.reasoning import ReasoningBounds
 
 CONTEXT_TOKENS: Final = 6
 """Number of prompt tokens decoded with the first output: leading spaces
@@ -167,9 +169,13 @@ class StopStrings:
     string.
     """
 
-    __slots__ = ("_fallbacks", "_include", "_matched", "_stops", "text")
+    __slots__ = ("_answer", "_fallbacks", "_include", "_matched", "_stops", "text")
 
-    def __init__(self, stops: Sequence[str], include: bool) -> None:
+    def __init__(
+        self, stops: Sequence[str], include: bool, reasoning: ReasoningBounds | None = None
+    ) -> None:
+        """`reasoning`: bounds of the text in which no stop string counts."""
+        self._answer = None if reasoning is None else AnswerFinder(reasoning)
         self._stops = tuple(stops)
         self._fallbacks = [_fallbacks(stop) for stop in self._stops]
         self._matched = [0] * len(self._stops)
@@ -183,6 +189,23 @@ class StopStrings:
 
     def append(self, text: str, may_stop: bool = True) -> str | None:
         """Add text; return the stop string that ended the output and was cut off, if any."""
+        if self._answer is None:
+            return self._append_answer(text, may_stop)
+        for piece, is_answer in self._answer.split(text):
+            if is_answer:
+                stop = self._append_answer(piece, may_stop)
+                if stop is not None:
+                    return stop
+            else:
+                self.text += piece
+                self._matched = [0] * len(self._stops)
+        return None
+
+    def flush(self, may_stop: bool = True) -> str | None:
+        """Add the undecided text at the end of the output; return as `append`."""
+        return None if self._answer is None else self._append_answer(self._answer.flush(), may_stop)
+
+    def _append_answer(self, text: str, may_stop: bool) -> str | None:
         best: tuple[int, int, str] | None = None
         for i, stop in enumerate(self._stops):
             end = self._advance(i, text, may_stop)

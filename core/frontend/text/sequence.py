@@ -85,7 +85,9 @@ class OutputSequence:
             )
         stops = None
         if sampling.stop:
-            stops = StopStrings(sampling.stop, sampling.include_stop_str_in_output)
+            stops = StopStrings(
+                sampling.stop, sampling.include_stop_str_in_output, sampling.reasoning_bounds
+            )
         sequence = cls(index, sampling, detokenizer, stops)
         if sampling.logprobs is not None:
             sequence.logprobs = []
@@ -126,7 +128,11 @@ class OutputSequence:
         if self.stops is None:
             self._text += text
             return None
-        return self.stops.append(text, may_stop=len(self.token_ids) > self.sampling.min_tokens)
+        may_stop = len(self.token_ids) > self.sampling.min_tokens
+        stop = self.stops.append(text, may_stop)
+        if stop is None and finish_reason is not None:
+            stop = self.stops.flush(may_stop)
+        return stop
 
     def append_logprobs(self, positions: Iterable[Logprobs], formatter: LogprobsFormatter) -> None:
         """Add log-probabilities, if the request has them."""

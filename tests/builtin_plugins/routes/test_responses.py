@@ -316,10 +316,6 @@ def test_allowed_tools_limit_prompt_tools(make_api):
             {"content": [{"role": "user", "content": [{"type": "input_image"}]}]},
             "input[0].content[0].type",
         ),
-        (
-            {"content": [{"type": "function_call", "name": "a", "call_id": "b", "arguments": "{"}]},
-            "input[0].arguments",
-        ),
         ({"content": [{"type": "function_call_output", "output": "a"}]}, "input[0].call_id"),
         ({"content": [{"content": "a"}]}, "input[0].role"),
         ({"include": ["everything"]}, "include"),

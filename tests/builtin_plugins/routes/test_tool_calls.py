@@ -178,7 +178,8 @@ def test_forced_calls_use_model_family_format(make_api, choice):
     assert (message["content"], message["reasoning"]) == (None, "hm")
     form = api.engine.sampling[0].structured_outputs
     assert "<tool_call>" in json.dumps(form.structural_tag)
-    assert form.skip_reasoning
+    bounds = api.engine.sampling[0].reasoning_bounds
+    assert (bounds.at_start, bounds.ends) == ("optional", ("</think>",))
 
 
 def test_forced_call_special_tokens_use_ids():

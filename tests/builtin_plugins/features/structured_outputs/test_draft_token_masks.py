@@ -23,9 +23,11 @@ from builtin_plugins.features.structured_outputs.messages import (
     PrepareMask,
     StepChanges,
 )
+from builtin_plugins.features.structured_outputs.reasoning_tracker import TokenTexts
 from builtin_plugins.features.structured_outputs.worker import MaskWorker
 from builtin_plugins.grammar_backends.api import Constraint, Vocabulary
 from builtin_plugins.grammar_backends.xgrammar.backend import XGrammar
+from builtin_plugins.output_parsers.api import ReasoningFormat
 from core.api.sampling import StructuredOutputsParams
 from core.testing.byte_tokenizer import ByteTokenizer
 
@@ -34,6 +36,7 @@ VOCABULARY = Vocabulary((*(bytes([i]) for i in range(256)), b"", b""), (END,))
 PROMPT = 3
 ROW = 2
 FREE = 0
+READ: Any = None  # parses no output here
 _encode = msgspec.msgpack.encode
 _decode = msgspec.msgpack.Decoder(list[MaskMessage]).decode
 
@@ -44,8 +47,9 @@ class OneBackend:
     tokenizer = ByteTokenizer()
     vocabulary = VOCABULARY
     masks = TokenMasks(VOCABULARY)
+    texts = TokenTexts(ByteTokenizer(), VOCABULARY)  # type: ignore[arg-type]
 
-    def __init__(self, reasoning: Any) -> None:
+    def __init__(self, reasoning: ReasoningFormat | None) -> None:
         self.reasoning = reasoning
 
     def backend(self, name: str) -> XGrammar:
@@ -72,7 +76,12 @@ class Output:
     """One constrained row, stepped by hand next to an unconstrained one."""
 
     def __init__(
-        self, constraint: Constraint, *, slack: int = 0, stops: Any = (), reasoning: Any = ((), ())
+        self,
+        constraint: Constraint,
+        *,
+        slack: int = 0,
+        stops: Any = (),
+        reasoning: ReasoningFormat | None = None,
     ) -> None:
         """`slack`: number of tokens by which the host overestimates the row's length."""
         config: Any = SimpleNamespace(options={})
@@ -185,7 +194,7 @@ def test_only_the_end_is_allowed_after_the_end(begin: Begin) -> None:
 
 
 def test_draft_tokens_cross_the_end_of_reasoning_and_roll_back(begin: Begin) -> None:
-    output = begin(Constraint("regex", "ab"), reasoning=((), ("</t>",)))
+    output = begin(Constraint("regex", "ab"), reasoning=ReasoningFormat(READ, ends=("</t>",)))
     marker = list(b"</t>")
     allowed = output.step([*marker, A])[0]
     assert [len(tokens) for tokens in allowed] == [257, 257, 257, 257, 1, 1]
@@ -223,3 +232,20 @@ def test_failure_after_draft_token_fails_its_row_only(
     assert (
         failed.fault.message == "structured_outputs.regex: xgrammar failed for this request: broken"
     )
+
+
+def test_start_marker_that_may_be_an_answer_is_decided_by_later_tokens(begin: Begin) -> None:
+    form = ReasoningFormat(READ, starts=("<t>",), ends=("</t>",))
+    constraint = Constraint("regex", "<(tool|u)>")
+    less, t, o, more = b"<to>"
+
+    output = begin(constraint, reasoning=form)
+    points, _ = output.step([less, t, o])
+    assert points == [{less}, {t, ord("u")}, {o, more}, {o}]  # an answer with its third token
+    points, _ = output.step([less, t, more, *b"x</t>", less])
+    assert points[:3] == [{less}, {t, ord("u")}, {o, more}]
+    assert len(points[3]) > 200  # in reasoning
+    assert points[-2:] == [{less}, {t, ord("u")}]  # after it, from the grammar's start
+    output.accept([*b"<t>xy"], 5)
+    points, _ = output.step([*b"</t><u>"])
+    assert points[4:] == [{less}, {t, ord("u")}, {more}, {END}]

@@ -8,15 +8,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from builtin_plugins.features.structured_outputs.grammar_row import (
     GrammarRow,
-    ReasoningTracker,
     TokenMasks,
 )
+from builtin_plugins.features.structured_outputs.reasoning_tracker import (
+    ReasoningTracker,
+    TokenTexts,
+)
 from builtin_plugins.features.structured_outputs.resources import GrammarResources
+from builtin_plugins.features.structured_outputs.worker import _StepRow, preferred_starts
 from builtin_plugins.grammar_backends.api import read_vocabulary
+from builtin_plugins.output_parsers.api import ParseRequest, ReasoningFormat
 from core.api import EngineConfig
+from core.api.sampling import ReasoningBounds
 from core.plugin import load_plan, make_plan
 from core.testing.byte_tokenizer import ByteTokenizer
 
@@ -27,7 +34,9 @@ ENDS = ("</think>",)
 
 
 def over_after(starts: Sequence[str], prompt: str, output: str) -> list[bool]:
-    reasoning = ReasoningTracker(starts, ENDS, TOKENIZER, VOCABULARY, TOKENIZER.encode(prompt))
+    form = ReasoningFormat(lambda reader, request: iter(()), starts=tuple(starts), ends=ENDS)
+    bounds = form.bounds(ParseRequest(prompt_end=prompt))
+    reasoning = ReasoningTracker(bounds, TokenTexts(TOKENIZER, VOCABULARY))
     found = [reasoning.is_over]
     for token in TOKENIZER.encode(output):
         reasoning.advance(token)
@@ -58,7 +67,10 @@ def test_output_cannot_end_within_reasoning() -> None:
     vocabulary = read_vocabulary(TOKENIZER, (256,))
     state: Any = None  # not used before reasoning is over
     row = GrammarRow(
-        state, (256,), ReasoningTracker((), ENDS, TOKENIZER, vocabulary, ()), TokenMasks(vocabulary)
+        state,
+        (256,),
+        ReasoningTracker(ReasoningBounds(ends=ENDS), TokenTexts(TOKENIZER, vocabulary)),
+        TokenMasks(vocabulary),
     )
     row.replay(TOKENIZER.encode("hm"))
     allowed = np.unpackbits(row.mask.view(np.uint8), bitorder="little")[:257]
@@ -68,8 +80,11 @@ def test_output_cannot_end_within_reasoning() -> None:
 def test_started_reasoning_marker_must_be_completed() -> None:
     vocabulary = read_vocabulary(TOKENIZER, (256,))
     markers = ("<think>", "<thoughts>")
-    reasoning = ReasoningTracker(markers, ENDS, TOKENIZER, vocabulary, TOKENIZER.encode("hi"))
-    state: Any = SimpleNamespace(fill=lambda mask: mask.fill(0))  # a grammar that allows nothing
+    bounds = ReasoningBounds(ends=ENDS, starts=markers, at_start="optional")
+    reasoning = ReasoningTracker(bounds, TokenTexts(TOKENIZER, vocabulary))
+    state: Any = SimpleNamespace(  # a grammar that allows nothing
+        fill=lambda mask: mask.fill(0), accept=lambda token: False
+    )
     row = GrammarRow(state, (256,), reasoning, TokenMasks(vocabulary))
 
     def allowed(mask: np.ndarray[Any, Any]) -> str:
@@ -78,6 +93,7 @@ def test_started_reasoning_marker_must_be_completed() -> None:
 
     row.replay(())
     assert allowed(row.mask) == "<"
+    assert row.optional == [ord("<")]
     draft_tokens = [*TOKENIZER.encode("<thoughts>"), *TOKENIZER.encode("!")]
     points = [allowed(mask) for mask in row.points(draft_tokens)]
     assert points == ["<", "t", "h", "io", "u", "g", "h", "t", "s", ">", "anything", "anything"]
@@ -95,4 +111,38 @@ def test_response_template_states_the_reasoning_markers() -> None:
     tools = GrammarResources(config, load_plan(make_plan(["none", "reasoning_parsers"])))
     stated: Any = {"fields": {"thinking": {"open": "<hm>", "close": "</hm>"}}}
     tools.tokenizer = SimpleNamespace(response_template=stated)  # type: ignore[assignment]
-    assert tools.reasoning == (("<hm>",), ("</hm>",))
+    assert tools.reasoning is not None
+    assert (tools.reasoning.starts, tools.reasoning.ends) == (("<hm>",), ("</hm>",))
+
+
+class SpecialTokenizer(ByteTokenizer):
+    """Bytes, and the special tokens 257 `<|channel|>` and 258 `<|message|>`."""
+
+    special_ids = frozenset({256, 257, 258})
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        names = {257: "<|channel|>", 258: "<|message|>"}
+        return "".join(names.get(token) or ByteTokenizer.decode(self, [token]) for token in ids)
+
+
+def test_end_marker_of_special_tokens_and_text_is_found() -> None:
+    tokenizer: Any = SpecialTokenizer()
+    texts = TokenTexts(tokenizer, VOCABULARY)
+    bounds = ReasoningBounds(ends=("<|channel|>final<|message|>",))
+    spelled = TOKENIZER.encode("hm<|channel|>final<|message|>")
+    for tokens, is_over in ((spelled, False), ([257, *TOKENIZER.encode("final"), 258], True)):
+        reasoning = ReasoningTracker(bounds, texts)
+        for token in tokens:
+            reasoning.advance(token)
+        assert reasoning.is_over == is_over
+
+
+def test_optional_reasoning_starts_only_if_the_model_prefers_it() -> None:
+    output: Any = SimpleNamespace(optional=[3, 4])
+    row = _StepRow(output, [1], [])
+    logits = torch.tensor([[9.0] * 6, [0, 1, 2, 5, 4, 3]])
+    ((point, tokens, values),) = preferred_starts(logits, [row])
+    assert (point, tokens.tolist(), values.tolist()) == (1, [3, 4], [5, 4])
+    logits[1, 0] = 6
+    ((_, _, values),) = preferred_starts(logits, [row])
+    assert values.tolist() == [-torch.inf] * 2

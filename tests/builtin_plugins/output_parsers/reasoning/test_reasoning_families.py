@@ -7,8 +7,14 @@ from typing import Any
 
 import pytest
 
-from builtin_plugins.output_parsers.api import ParseRequest, ReasoningFormat, fit_format
+from builtin_plugins.output_parsers.api import (
+    OutputParser,
+    ParseRequest,
+    ReasoningFormat,
+    fit_format,
+)
 from builtin_plugins.output_parsers.testing import NUM_CHUNKINGS, Parsed, Reader
+from core.frontend.text.answer_finder import AnswerFinder
 from core.plugin import load_plan, make_plan
 
 REGISTRY = load_plan(make_plan(["none", "reasoning_parsers", "tool_parsers"]))
@@ -388,3 +394,33 @@ def test_channel_tool_parsers_alone_split_reasoning(name: str, count: int) -> No
     start, end = tags(name)
     tools = TOOLS["openai" if name == "openai_gptoss" else name]
     assert Reader(tools=tools).check(f"{start}hm{end}Yes.", count=count) == Parsed("Yes.", (), "hm")
+
+
+FORM = '{"a": "</think> <think> [THINK] <tool_call>{}</tool_call> <answer>"}'
+
+
+@pytest.mark.parametrize("name", sorted(set(REASONING) - NONE - CHANNELS))
+@pytest.mark.parametrize("switch", [{}, {"enable_thinking": False, "thinking": False}])
+@pytest.mark.parametrize("whole", [False, True])
+def test_parser_ends_reasoning_where_its_bounds_do(
+    name: str, switch: dict[str, Any], whole: bool
+) -> None:
+    start, end = tags(name)
+    form = REASONING[name]
+    for prompt_end in ("", start, f"{start}\n\n{end}\n\n"):
+        request = ParseRequest(
+            template_kwargs={**ON.get(name, {}), **switch},
+            prompt_end=prompt_end,
+            whole=whole,
+            is_constrained=True,
+        )
+        for text in (
+            f"{start}hm <tool_call>{{}}</tool_call>{end}{FORM}",
+            f"hm{end}{FORM}",
+            FORM,
+            f"{start}hm",
+        ):
+            finder = AnswerFinder(form.bounds(request))
+            answer = "".join(piece for piece, is_answer in finder.split(text) if is_answer)
+            parsed = OutputParser(request, reasoning=form, show_special=True).whole(text)
+            assert parsed.content == (answer + finder.flush()).strip(), (prompt_end, text)

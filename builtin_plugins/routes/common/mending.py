@@ -1,0 +1,93 @@
+"""Mends what a client's history holds, so that no conversation ends in errors for ever.
+
+A client sends its whole history with every request: what was refused once would be refused always.
+So the last message is checked, and everything before it is mended. What the server cannot read is
+left out and named in a response header; the rules are on the page "Conversations".
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection
+from typing import Any, Final
+
+Object = dict[str, Any]
+TEXT_PARTS: Final = ("text", "input_text", "output_text", "summary_text", "reasoning_text")
+"""Types of parts with a `text`."""
+_LONE: Final = re.compile(
+    rb"\\u[dD][89aAbB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    rb"|\\u[dD][89a-fA-F][0-9a-fA-F]{2}|\\.",
+    re.DOTALL,
+)
+
+
+class LeftOut:
+    """Paths of what is left out of a body, such as `messages.2.content.0`."""
+
+    def __init__(self) -> None:
+        self.paths: list[str] = []
+
+    def note(self, path: str) -> None:
+        """Note one path."""
+        self.paths.append(path)
+
+
+Mend = Callable[[Object, LeftOut], None]
+"""Mends a decoded body in place, before its fields are checked."""
+
+
+def without_lone_surrogates(body: bytes) -> bytes:
+    """Return JSON text with U+FFFD in place of surrogates that are no pair.
+
+    Raises `UnicodeDecodeError` for other bytes that are no UTF-8.
+    """
+    text = body.decode("utf-8", "surrogatepass").encode("utf-16-le", "surrogatepass")
+    text = text.decode("utf-16-le", "replace").encode()
+    return _LONE.sub(lambda found: found[0] if len(found[0]) != 6 else rb"\ufffd", text)
+
+
+def without_nulls(value: Object, keep: Collection[str] = ()) -> Object:
+    """Return an object without the fields that are null."""
+    return {name: item for name, item in value.items() if item is not None or name in keep}
+
+
+def as_text(value: Any) -> str:
+    """Return a value as text: other values than texts as JSON."""
+    if isinstance(value, str):
+        return value
+    return "" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def mend_parts(
+    content: Any,
+    path: str,
+    left_out: LeftOut,
+    reads: Callable[[Object], Object | None],
+    *,
+    text_type: str = "text",
+    says_so: bool = False,
+) -> Any:
+    """Return the content of an earlier message with readable parts only.
+
+    `reads` returns a part as it can be read, or None. `says_so`: a text stands in for what is left
+    out, because the model waits for it.
+    """
+    if content is None or isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else [content]
+    found: list[Object] = []
+    for index, part in enumerate(parts):
+        if not isinstance(part, dict):
+            found.append({"type": text_type, "text": as_text(part)})
+            continue
+        read = reads(without_nulls(part))
+        if read is not None:
+            found.append(read)
+            continue
+        left_out.note(f"{path}.{index}")
+        if says_so:
+            kind = part.get("type")
+            text = f"[a part of type {as_text(kind)[:80]} is left out: this model reads text]"
+            found.append({"type": text_type, "text": text})
+    return found
