@@ -1,7 +1,8 @@
 """Recorded histories of real clients go on after every kind of damage, in all three protocols.
 
-`histories/` holds the last request of each session: recorded with `record_histories.py`, texts cut
-short. The template is as strict as those of Qwen 3.5 and Mistral.
+`histories/` holds the last request of each session of Claude Code 2.1.197, Codex 0.169.0, OpenCode
+1.18.33, LangChain (langchain-openai 1.7, langchain-anthropic 1.7) and PydanticAI 2.68 with a
+scripted model; texts are cut short. The template is as strict as those of Qwen 3.5 and Mistral.
 """
 
 from __future__ import annotations
@@ -290,3 +291,54 @@ def test_sessions_of_five_clients_cover_every_damage_in_all_protocols() -> None:
         own = [each for each in SESSIONS.values() if protocol_of(each) == protocol]
         for damage, damages in DAMAGES.items():
             assert any(continued(session, *damages) for session in own), (protocol, damage)
+
+
+HEADER = "X-Ignored-Fields"
+LEFT_OUT: dict[str, tuple[str, Items, str]] = {
+    "chat": (
+        "/v1/chat/completions",
+        [foreign("chat"), unreadable("chat"), message("user", "a")("chat")],
+        "messages.0.content.0, messages.1.content.0",
+    ),
+    "responses": (
+        "/v1/responses",
+        [foreign("responses"), unreadable("responses"), message("user", "a")("responses")],
+        "input.1.content.0, input.0",
+    ),
+    "messages": (
+        "/v1/messages",
+        [foreign("messages"), unreadable("messages"), message("user", "a")("messages")],
+        "messages.0.content.0, messages.1.content.0",
+    ),
+}
+
+
+@pytest.mark.parametrize("protocol", LEFT_OUT)
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_is_left_out_is_named(strict_api: Any, protocol: str, stream: bool) -> None:
+    path, items, names = LEFT_OUT[protocol]
+    name = "input" if protocol == "responses" else "messages"
+    limit = {"max_tokens": 9} if protocol == "messages" else {}
+    reply = send(strict_api, path, {name: items, "stream": stream, **limit})
+    assert reply.status_code == 200, reply.text
+    assert sorted(reply.headers[HEADER].split(", ")) == sorted(names.split(", "))
+
+
+@pytest.mark.parametrize("protocol", LEFT_OUT)
+def test_strict_fields_refuse_what_would_be_left_out(protocol: str) -> None:
+    path, items, names = LEFT_OUT[protocol]
+    name = "input" if protocol == "responses" else "messages"
+    limit = {"max_tokens": 9} if protocol == "messages" else {}
+    reply = send(Api(strict_fields=True), path, {name: items, **limit})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] in names
+
+
+@pytest.mark.parametrize("protocol", LEFT_OUT)
+def test_last_message_of_a_user_is_checked(strict_api: Any, protocol: str) -> None:
+    path, _, _ = LEFT_OUT[protocol]
+    name = "input" if protocol == "responses" else "messages"
+    limit = {"max_tokens": 9} if protocol == "messages" else {}
+    reply = send(strict_api, path, {name: [unreadable(protocol)], **limit})
+    assert reply.status_code == 400
+    assert f"{name}[0].content[0]" in reply.json()["error"]["param"]

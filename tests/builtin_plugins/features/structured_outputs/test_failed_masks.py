@@ -69,7 +69,7 @@ def test_restarted_output_keeps_its_spent_budget() -> None:
         def open(self, length: int, owner: str) -> ConstrainedOutput:
             return ConstrainedOutput(self, 0, length, owner)  # type: ignore[arg-type]
 
-        def begin(self, *what: Any, skips: bool) -> None:
+        def begin(self, *what: Any) -> None:
             """Make no mask."""
 
     def ignore(what: Any) -> None:
