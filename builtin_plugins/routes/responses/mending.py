@@ -84,7 +84,7 @@ def _read(item: Any, path: str, left_out: LeftOut, *, is_last: bool) -> Any:
                 arguments if _is_object(arguments) else as_text(call_arguments(arguments))
             )
         return found
-    return found if kind == "item_reference" else None
+    return found if kind in ("item_reference", "compaction") else None
 
 
 def _is_object(arguments: Any) -> bool:
